@@ -1,0 +1,1 @@
+"""The program that runs on every host of a job. Standard library only."""

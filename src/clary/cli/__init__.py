@@ -1,0 +1,1 @@
+"""The `clary` command: one file a verb."""

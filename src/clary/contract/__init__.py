@@ -1,0 +1,1 @@
+"""Foundation: what clients, service, agents and training programs agree on. Standard library only."""

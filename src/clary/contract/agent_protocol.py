@@ -1,0 +1,168 @@
+"""What agents and service tell each other: facts upwards, orders downwards, log lines with sequence numbers.
+
+Where: HTTP with JSON bodies on the service's port, below `/clary/v1/agents/{job}/{attempt}/{host}/`, opened by the
+attempt's bearer token. Agents hold no decisions: they report facts and carry out orders; the service's pure
+transitions turn facts into statuses and the next order.
+
+    GET  assignment                          -> LaunchPlan
+    POST reports   Report                    -> ReportReceipt   (also the heartbeat)
+    GET  orders?after=N&wait_s=S             -> Order           (long poll: answers when an order newer than N stands)
+    POST logs      LogBatch                  -> LogReceipt      (lines below `next_sequence` are stored, others resent)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+AGENT_PATH = "/clary/v1/agents/{job}/{attempt}/{host}"
+HEARTBEAT_INTERVAL_S = 1.0
+ORDER_WAIT_S = 10.0
+
+
+class HostPhase(StrEnum):
+    """Where a host of a job stands; the service never moves a host backwards."""
+
+    LAUNCHING = "launching"  # asked for, agent not heard of yet
+    PREPARING = "preparing"  # agent lives: fetches code, environment, channels
+    PREPARED = "prepared"  # waits for the order to run
+    RUNNING = "running"  # the program runs
+    EXITED = "exited"  # every process of the program is gone
+    UPLOADING = "uploading"  # writes its share of the results
+    DONE = "done"  # has nothing left to do but leave
+    RELEASED = "released"  # agent has left
+    LOST = "lost"  # not heard of for too long, or its agent died
+
+
+class OrderKind(StrEnum):
+    """What an agent is to do next."""
+
+    PREPARE = "prepare"  # first order: get ready to run
+    RUN = "run"  # start the program
+    STOP = "stop"  # signal every process, wait `grace_s`, kill
+    UPLOAD = "upload"  # write results: `arguments` hold role and staged parts
+    RELEASE = "release"  # leave; nothing more is owed
+
+
+class UploadRole(StrEnum):
+    """What a host does with its results."""
+
+    STAGE = "stage"  # put its own tree aside in S3 for the leader
+    LEAD = "lead"  # merge every host's tree and write the final objects
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """One order; `number` grows with every new order for the host, a repeated number is the same order."""
+
+    number: int
+    kind: OrderKind
+    reason: str = ""
+    grace_s: float = 0.0
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessExit:
+    """How one process of the program ended."""
+
+    rank: int | None  # global rank; None for a program that has no ranks
+    local_rank: int
+    pid: int
+    exit_code: int | None  # None if a signal ended it
+    signal: int | None
+    ended_at: datetime
+    killed_by_agent: bool = False  # true when the agent ended it, after a stop order or because another one failed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a host could not do its part, in words for FailureReason."""
+
+    fault: str  # value of contract.errors.Fault
+    message: str
+    exit_code: int | None = None
+    retryable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedPart:
+    """Results of one host put aside in S3 for the leader."""
+
+    host: str
+    kind: str  # model or output
+    uri: str
+    size_bytes: int
+    num_files: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostFacts:
+    """All that is known of a host; each report carries the whole, so that a lost report loses nothing."""
+
+    phase: HostPhase
+    phase_started_at: datetime
+    agent_pid: int | None = None
+    init_pid: int | None = None  # first process of the host's program
+    timings_s: Mapping[str, float] = field(default_factory=dict)  # part -> seconds: environment, code, channel:NAME...
+    not_isolated: tuple[str, ...] = ()  # what this host shares with the machine, in words
+    exits: tuple[ProcessExit, ...] = ()
+    failure: Failure | None = None
+    failure_file: str | None = None  # content of /opt/ml/output/failure, at most 1024 characters
+    staged: tuple[StagedPart, ...] = ()
+    uploaded: tuple[str, ...] = ()  # URIs of final objects written by this host
+    notes: tuple[str, ...] = ()  # warnings of this host, for describe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Facts of one host at one moment; `number` grows, the service drops what is older than what it has."""
+
+    number: int
+    facts: HostFacts
+    last_order: int = 0  # number of the newest order that the agent has taken up
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportReceipt:
+    """The service's answer to a report."""
+
+    accepted: bool  # false: the attempt is over, the agent kills its program and leaves
+    order_number: int  # newest order that stands for the host
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricValue:
+    """A value that a metric definition found in a log line."""
+
+    name: str
+    value: float
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogLine:
+    """One line of a host's log."""
+
+    at_ms: int  # milliseconds since 1970, when the agent read it
+    text: str  # without the line end; never empty
+    rank: int | None = None
+    metrics: tuple[MetricValue, ...] = ()  # what the job's metric definitions found in the line
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogBatch:
+    """Lines of a host's stream, numbered from `first_sequence` without gaps."""
+
+    first_sequence: int
+    lines: tuple[LogLine, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogReceipt:
+    """The service has stored every line below `next_sequence`."""
+
+    next_sequence: int

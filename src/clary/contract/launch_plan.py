@@ -1,0 +1,185 @@
+"""The launch plan: everything that agents need to run one attempt of one job, as plain data.
+
+Where: the service builds it (`control.reconcile.planning`), an engine starts one agent per host from it, each agent
+fetches it as its assignment; `clary plan JOB` prints it. Secrets live in `Credentials` only, so that printing can
+leave them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Isolation(StrEnum):
+    """How a host is kept apart from this machine and from other hosts."""
+
+    NAMESPACES = "namespaces"  # own mounts, network, processes, hostname; cgroup where it can be had
+    PROCESSES = "processes"  # plain processes with remapped paths: nothing is isolated
+
+
+class InputMode(StrEnum):
+    """How a channel reaches the program."""
+
+    FILE = "File"
+    FAST_FILE = "FastFile"
+    PIPE = "Pipe"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credentials:
+    """An access key pair; `repr` hides the secret."""
+
+    access_key_id: str
+    secret_access_key: str = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """An AWS-compatible endpoint and the key that opens it."""
+
+    url: str
+    region: str
+    credentials: Credentials
+
+
+@dataclass(frozen=True, kw_only=True)
+class Channel:
+    """One input channel of the job, as the request gave it, with the service's defaults filled in."""
+
+    name: str
+    s3_uri: str | None  # s3://bucket/prefix, for S3 sources
+    s3_data_type: str = "S3Prefix"  # S3Prefix, ManifestFile, AugmentedManifestFile
+    s3_data_distribution: str = "FullyReplicated"  # FullyReplicated, ShardedByS3Key
+    file_system_path: str | None = None  # a folder of this machine, for file system sources
+    file_system_access: str = "ro"  # ro, rw
+    input_mode: InputMode = InputMode.FILE
+    content_type: str | None = None
+    compression: str = "None"  # None, Gzip
+    record_wrapper: str = "None"  # None, RecordIO
+    shuffle_seed: int | None = None
+    instance_groups: tuple[str, ...] = ()  # empty: every group gets the channel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Where results go."""
+
+    s3_output_path: str  # as the request gave it
+    model_uri: str  # s3://.../<job>/output/model.tar.gz, or .../output/model/ without compression
+    output_uri: str  # s3://.../<job>/output/output.tar.gz, or .../output/data/ without compression
+    is_compressed: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """Shape of one host's network link; None means as fast as the machine allows."""
+
+    rate_mbit_s: float | None = None
+    delay_ms: float = 0.0  # one way
+    loss_percent: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What one host may use of this machine."""
+
+    num_cpus: float
+    memory_bytes: int | None  # None: not limited
+    gpu_indices: tuple[int, ...] = ()  # GPUs of this machine that belong to the host
+    link: Link = field(default_factory=Link)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostPlan:
+    """One host of the job."""
+
+    name: str  # algo-1
+    index: int  # 0 for algo-1; also the node rank
+    address: str  # its address on the job's network; 127.0.0.1 without isolation
+    instance_type: str
+    instance_group: str
+    processes_per_host: int
+    resources: Resources
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkPlan:
+    """The job's own network."""
+
+    interface: str = "eth0"
+    prefix_length: int = 24
+    anchor_pid: int | None = None  # process that holds the network namespaces; None without isolation
+    master_port: int = 7777  # 7777 where hosts have their own network, a free port where they share one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """The Python environment that stands for the job's image."""
+
+    name: str
+    python: str  # path of the interpreter
+    image: str  # as the request gave it
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricDefinition:
+    """A metric that agents look for in log lines: group 1 of `regex` is its value."""
+
+    name: str
+    regex: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchPlan:
+    """One attempt of one job, complete."""
+
+    job_name: str
+    job_arn: str
+    attempt: int
+    region: str
+    account_id: str
+    hosts: tuple[HostPlan, ...]
+    network: NetworkPlan
+    isolation: Isolation
+    environment: Environment
+    command: tuple[str, ...] | None  # ContainerEntrypoint + ContainerArguments; None: hyperparameters say what runs
+    hyperparameters: Mapping[str, str]
+    user_environment: Mapping[str, str]
+    channels: tuple[Channel, ...]
+    output: Output
+    object_store: Endpoint  # agents' direct way to S3
+    job_endpoint: Endpoint  # what the program sees as AWS: this service, with the job's own key
+    service_url: str  # where agents report
+    agent_token: str = field(repr=False)  # bearer token of this attempt's agents
+    work_folder: str = ""  # folder of this attempt on the host's machine
+    cache_folder: str = ""  # environments and requirements kept between jobs on the host's machine
+    config_documents: Mapping[str, Any] = field(default_factory=dict)  # debughookconfig, profilerconfig, ...
+    checkpoint_local_path: str | None = None  # where the program keeps checkpoints, when the request says so
+    metric_definitions: tuple[MetricDefinition, ...] = ()
+    stop_grace_s: float = 120.0  # from SIGTERM to SIGKILL
+    network_isolation: bool = False  # EnableNetworkIsolation
+    warnings: tuple[str, ...] = ()  # said in the first log lines of algo-1 and in describe
+
+    def host(self, name: str) -> HostPlan:
+        """Return the host called `name`; KeyError if the job has none of that name."""
+        for host in self.hosts:
+            if host.name == name:
+                return host
+        raise KeyError(name)
+
+
+SECRET_PLACEHOLDER = "(hidden)"  # noqa: S105 - what is printed in place of a secret
+
+
+def without_secrets(plain_plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a plan in plain form with every secret replaced by `(hidden)`."""
+    hidden = dict(plain_plan)
+    hidden["agent_token"] = SECRET_PLACEHOLDER
+    for name in ("object_store", "job_endpoint"):
+        endpoint = dict(hidden[name])
+        endpoint["credentials"] = {**endpoint["credentials"], "secret_access_key": SECRET_PLACEHOLDER}
+        hidden[name] = endpoint
+    return hidden

@@ -1,0 +1,40 @@
+"""Statuses of a training job, as the API spells them.
+
+Source: DescribeTrainingJob, TrainingJobStatus and SecondaryStatus (AWS API reference).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class TrainingJobStatus(StrEnum):
+    """Where a job stands; Completed, Failed and Stopped are terminal and absorb every later event."""
+
+    IN_PROGRESS = "InProgress"
+    STOPPING = "Stopping"
+    COMPLETED = "Completed"
+    FAILED = "Failed"
+    STOPPED = "Stopped"
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether nothing can change this status any more."""
+        return self in (TrainingJobStatus.COMPLETED, TrainingJobStatus.FAILED, TrainingJobStatus.STOPPED)
+
+
+class SecondaryStatus(StrEnum):
+    """The finer status that clients print while they wait."""
+
+    PENDING = "Pending"  # waits for hosts
+    STARTING = "Starting"  # hosts are being prepared
+    DOWNLOADING = "Downloading"  # code, environment and File channels are fetched
+    TRAINING = "Training"  # the program runs
+    INTERRUPTED = "Interrupted"  # hosts were taken away; the job waits for new ones
+    UPLOADING = "Uploading"  # model and output are written to S3
+    STOPPING = "Stopping"  # programs were told to stop
+    COMPLETED = "Completed"  # terminal
+    FAILED = "Failed"  # terminal
+    STOPPED = "Stopped"  # terminal
+    MAX_RUNTIME_EXCEEDED = "MaxRuntimeExceeded"  # terminal
+    MAX_WAIT_TIME_EXCEEDED = "MaxWaitTimeExceeded"  # terminal

@@ -1,0 +1,1 @@
+"""The service: the AWS API, job life, scheduling, storage and the engines that supply hosts."""

@@ -1,0 +1,99 @@
+"""The record of one training job.
+
+Where: services create it from a parsed request, the store keeps it as one JSON document, transitions move it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from clary.contract.agent_protocol import HostFacts, Order
+from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
+
+
+class EndCause(StrEnum):
+    """Why a job is on its way to a terminal status."""
+
+    SUCCESS = "success"  # every process of every host ended with 0
+    FAILURE = "failure"  # a program, host or transfer failed
+    STOP_REQUESTED = "stop_requested"  # StopTrainingJob
+    MAX_RUNTIME = "max_runtime"  # StoppingCondition.MaxRuntimeInSeconds is over
+    MAX_WAIT = "max_wait"  # StoppingCondition.MaxWaitTimeInSeconds is over
+    MAX_PENDING = "max_pending"  # StoppingCondition.MaxPendingTimeInSeconds is over
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusTransition:
+    """One row of SecondaryStatusTransitions."""
+
+    status: SecondaryStatus
+    started_at: datetime
+    ended_at: datetime | None = None
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostRecord:
+    """What the service knows of one host of the current attempt."""
+
+    facts: HostFacts
+    report_number: int = 0
+    last_heard_at: datetime | None = None
+    order: Order | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalMetric:
+    """The last value of a metric."""
+
+    name: str
+    value: float
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFailure:
+    """The first cause of a failed job."""
+
+    fault: str
+    message: str  # without prefix
+    host: str | None = None
+    rank: int | None = None
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingJob:
+    """One training job from its creation to its end; replaced, never changed."""
+
+    name: str
+    arn: str
+    request: Mapping[str, Any]  # CreateTrainingJob as parsed, AWS spelling, without Tags; datetimes never occur in it
+    status: TrainingJobStatus
+    secondary_status: SecondaryStatus
+    transitions: tuple[StatusTransition, ...]
+    created_at: datetime
+    modified_at: datetime
+    training_started_at: datetime | None = None  # first host began to download
+    training_ended_at: datetime | None = None
+    attempt: int = 0  # 0 until hosts are first asked for
+    hosts: Mapping[str, HostRecord] = field(default_factory=dict)  # of the current attempt
+    plan: Mapping[str, Any] | None = None  # the current attempt's LaunchPlan in plain form, with secrets
+    log_streams: tuple[str, ...] = ()  # <job>/algo-1-<epoch>, one a host
+    end_cause: EndCause | None = None
+    stop_ordered_at: datetime | None = None
+    failure: JobFailure | None = None
+    final_metrics: tuple[FinalMetric, ...] = ()
+    warnings: tuple[str, ...] = ()  # shown by describe and in the first log lines
+    pending_reason: str = ""  # what the job waits for, in words
+    model_artifacts_uri: str | None = None  # set when uploaded
+    is_released: bool = True  # false while an attempt's hosts may still exist
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether the status can not change any more."""
+        return self.status.is_terminal

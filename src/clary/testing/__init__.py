@@ -1,0 +1,1 @@
+"""Shipped fakes and fixtures for tests; imported by tests only."""
