@@ -112,6 +112,8 @@ class NetworkPlan:
     interface: str = "eth0"
     prefix_length: int = 24
     anchor_pid: int | None = None  # process that holds the network namespaces; None without isolation
+    namespace_paths: Mapping[str, str] = field(default_factory=dict)  # host name -> file to setns(CLONE_NEWNET) to
+    user_namespace_path: str | None = None  # file to setns(CLONE_NEWUSER) to before that; None where root made them
     master_port: int = 7777  # 7777 where hosts have their own network, a free port where they share one
 
 

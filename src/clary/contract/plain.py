@@ -3,12 +3,15 @@
 Where: launch plans, agent messages and stored jobs cross process borders as JSON through these two functions.
 Supported annotations: bool, int, float, str, None, Any, datetime (ISO 8601, UTC), StrEnum, Optional, tuple[X, ...],
 list[X], dict[str, X], Mapping[str, X] and dataclasses of these.
+
+Both directions run for every stored job and every agent message, so what annotations say is worked out once per type:
+`_writer` and `_builder` return a function for a type, kept for the life of the process.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum
@@ -18,6 +21,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from clary.contract.errors import ContractError
 
 T = TypeVar("T")
+Convert = Callable[[Any], Any]
 
 
 def to_plain(value: Any) -> Any:
@@ -25,21 +29,7 @@ def to_plain(value: Any) -> Any:
 
     Raises: ContractError for a type that has no plain form.
     """
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, str):
-        return value
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat()
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): to_plain(item) for key, item in value.items()}
-    if isinstance(value, Sequence | frozenset | set):
-        return [to_plain(item) for item in value]
-    raise ContractError(f"{type(value).__name__} has no plain form: pass a dataclass, mapping, sequence or scalar")
+    return _writer(type(value))(value)
 
 
 def from_plain(cls: type[T], data: Any) -> T:
@@ -49,69 +39,218 @@ def from_plain(cls: type[T], data: Any) -> T:
 
     Raises: ContractError naming the path of the first value that does not fit.
     """
-    return _build(cls, data, cls.__name__)  # type: ignore[no-any-return]
+    try:
+        return _builder(cls)(data)  # type: ignore[no-any-return]
+    except _MisfitError as misfit:
+        raise ContractError(f"{cls.__name__}{''.join(reversed(misfit.steps))}{misfit.complaint}") from misfit.__cause__
+
+
+class _MisfitError(Exception):
+    """A value that does not fit; each container on the way out adds the step that leads to it."""
+
+    def __init__(self, complaint: str) -> None:
+        super().__init__(complaint)
+        self.complaint = complaint
+        self.steps: list[str] = []
+
+
+def _make_writer(cls: type) -> Convert:
+    """Return the function that puts instances of exactly `cls` into plain form."""
+    if cls is type(None) or (issubclass(cls, bool | int | float) and not issubclass(cls, Enum)):
+        return _itself
+    if issubclass(cls, Enum):
+        return _enum_value
+    if issubclass(cls, str):
+        return _itself
+    if issubclass(cls, datetime):
+        return _time_text
+    if is_dataclass(cls):
+        return _dataclass_writer(cls)
+    if issubclass(cls, Mapping):
+        return _mapping_to_plain
+    if issubclass(cls, Sequence | frozenset | set):
+        return _sequence_to_plain
+    raise ContractError(f"{cls.__name__} has no plain form: pass a dataclass, mapping, sequence or scalar")
+
+
+_writer: Callable[[Any], Convert] = cache(_make_writer)
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _enum_value(value: Any) -> Any:
+    return value.value
+
+
+def _time_text(value: datetime) -> str:
+    return value.astimezone(UTC).isoformat()
+
+
+def _dataclass_writer(cls: Any) -> Convert:
+    names = tuple(field.name for field in fields(cls))
+
+    def write(value: Any) -> dict[str, Any]:
+        return {name: _writer(type(item))(item) for name in names for item in (getattr(value, name),)}
+
+    return write
+
+
+def _mapping_to_plain(value: Mapping[Any, Any]) -> dict[str, Any]:
+    return {str(key): _writer(type(item))(item) for key, item in value.items()}
+
+
+def _sequence_to_plain(value: Any) -> list[Any]:
+    return [_writer(type(item))(item) for item in value]
+
+
+def _make_builder(annotation: Any) -> Convert:
+    """Return the function that builds what `annotation` says from plain data; it raises _MisfitError."""
+    if annotation is Any:
+        return _itself
+    origin = get_origin(annotation)
+    if origin in (Union, types.UnionType):
+        return _union_builder(annotation)
+    if origin in (tuple, list):
+        return _list_builder(origin, get_args(annotation)[0])
+    if origin in (dict, Mapping):
+        return _mapping_builder(get_args(annotation)[1])
+    if is_dataclass(annotation) and isinstance(annotation, type):
+        return _dataclass_builder(annotation)
+    if annotation is datetime:
+        return _build_time
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return _enum_builder(annotation)
+    if annotation is float:
+        return _build_float
+    return _scalar_builder(annotation)
+
+
+_builder: Callable[[Any], Convert] = cache(_make_builder)
+
+
+def _union_builder(annotation: Any) -> Convert:
+    options = [option for option in get_args(annotation) if option is not type(None)]
+    may_be_none = len(options) < len(get_args(annotation))
+    build_option = _builder(options[0]) if len(options) == 1 else None
+
+    def build(data: Any) -> Any:
+        if data is None:
+            _expect(may_be_none, "a value", data)
+            return None
+        if build_option is None:
+            raise _MisfitError(f": expected an annotation with one type besides None, got {annotation}")
+        return build_option(data)
+
+    return build
+
+
+def _list_builder(container: Callable[[Any], Any], item_type: Any) -> Convert:
+    build_item = _builder(item_type)
+
+    def build(data: Any) -> Any:
+        _expect(isinstance(data, list), "a list", data)
+        items = []
+        try:
+            for item in data:
+                items.append(build_item(item))  # noqa: PERF401 - how many were built says which one failed
+        except _MisfitError as misfit:
+            misfit.steps.append(f"[{len(items)}]")
+            raise
+        return container(items)
+
+    return build
+
+
+def _mapping_builder(value_type: Any) -> Convert:
+    if value_type is Any:
+        return _build_object
+    build_item = _builder(value_type)
+
+    def build(data: Any) -> Any:
+        _expect(isinstance(data, dict), "an object", data)
+        items = {}
+        key = None
+        try:
+            for key, item in data.items():
+                items[key] = build_item(item)
+        except _MisfitError as misfit:
+            misfit.steps.append(f".{key}")
+            raise
+        return items
+
+    return build
+
+
+def _build_object(data: Any) -> Any:
+    _expect(isinstance(data, dict), "an object", data)
+    return dict(data)
+
+
+def _dataclass_builder(cls: type) -> Convert:
+    def build(data: Any) -> Any:
+        _expect(isinstance(data, dict), "an object", data)
+        values = {}
+        name = ""
+        try:
+            # Looked up here and not above: a class whose annotations lead back to itself is then already in the cache.
+            for name, build_value, is_required in _field_plan(cls):
+                if name in data:
+                    values[name] = build_value(data[name])
+                elif is_required:
+                    raise _MisfitError(" is missing")
+        except _MisfitError as misfit:
+            misfit.steps.append(f".{name}")
+            raise
+        return cls(**values)
+
+    return build
 
 
 @cache
-def _hints(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls)
+def _field_plan(cls: Any) -> tuple[tuple[str, Convert, bool], ...]:
+    """Return name, builder and whether a value is required, for each field of a dataclass."""
+    hints = get_type_hints(cls)
+    return tuple(
+        (field.name, _builder(hints[field.name]), field.default is MISSING and field.default_factory is MISSING)
+        for field in fields(cls)
+    )
 
 
-def _build(annotation: Any, data: Any, path: str) -> Any:
-    if annotation is Any:
-        return data
-    origin = get_origin(annotation)
-    if origin in (Union, types.UnionType):
-        return _build_union(annotation, data, path)
-    if origin in (tuple, list):
-        _expect(isinstance(data, list), path, "a list", data)
-        item_type = get_args(annotation)[0]
-        return origin(_build(item_type, item, f"{path}[{index}]") for index, item in enumerate(data))
-    if origin in (dict, Mapping):
-        _expect(isinstance(data, dict), path, "an object", data)
-        value_type = get_args(annotation)[1]
-        return {key: _build(value_type, item, f"{path}.{key}") for key, item in data.items()}
-    if is_dataclass(annotation):
-        return _build_dataclass(annotation, data, path)
-    return _build_scalar(annotation, data, path)
-
-
-def _build_union(annotation: Any, data: Any, path: str) -> Any:
-    options = [option for option in get_args(annotation) if option is not type(None)]
-    if data is None:
-        _expect(len(options) < len(get_args(annotation)), path, "a value", data)
-        return None
-    _expect(len(options) == 1, path, "an annotation with one type besides None", data)
-    return _build(options[0], data, path)
-
-
-def _build_dataclass(cls: Any, data: Any, path: str) -> Any:
-    _expect(isinstance(data, dict), path, "an object", data)
-    hints = _hints(cls)
-    values = {}
-    for field in fields(cls):
-        if field.name in data:
-            values[field.name] = _build(hints[field.name], data[field.name], f"{path}.{field.name}")
-        elif field.default is MISSING and field.default_factory is MISSING:
-            raise ContractError(f"{path}.{field.name} is missing")
-    return cls(**values)
-
-
-def _build_scalar(annotation: Any, data: Any, path: str) -> Any:
-    if annotation is datetime:
-        _expect(isinstance(data, str), path, "an ISO 8601 time", data)
+def _build_time(data: Any) -> datetime:
+    try:
         return datetime.fromisoformat(data)
-    if isinstance(annotation, type) and issubclass(annotation, Enum):
+    except (TypeError, ValueError):
+        raise _MisfitError(f": expected an ISO 8601 time, got {type(data).__name__} {str(data)[:80]!r}") from None
+
+
+def _enum_builder(cls: type[Enum]) -> Convert:
+    def build(data: Any) -> Enum:
         try:
-            return annotation(data)
+            return cls(data)
         except ValueError as error:
-            raise ContractError(f"{path}: {error}") from error
-    if annotation is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
-    _expect(isinstance(data, annotation), path, annotation.__name__, data)
-    return data
+            raise _MisfitError(f": {error}") from error
+
+    return build
 
 
-def _expect(fits: bool, path: str, wanted: str, got: Any) -> None:
+def _build_float(data: Any) -> float:
+    if isinstance(data, float):
+        return data
+    _expect(isinstance(data, int) and not isinstance(data, bool), "float", data)
+    return float(data)
+
+
+def _scalar_builder(cls: type) -> Convert:
+    def build(data: Any) -> Any:
+        if not isinstance(data, cls):
+            _expect(False, cls.__name__, data)
+        return data
+
+    return build
+
+
+def _expect(fits: bool, wanted: str, got: Any) -> None:
     if not fits:
-        raise ContractError(f"{path}: expected {wanted}, got {type(got).__name__} {str(got)[:80]!r}")
+        raise _MisfitError(f": expected {wanted}, got {type(got).__name__} {str(got)[:80]!r}")

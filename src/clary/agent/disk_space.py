@@ -1,0 +1,58 @@
+"""Full disks, said in one way: which path, how many bytes were needed, how many are left.
+
+Where: everything in the agent that writes files asks here before a large write and translates ENOSPC afterwards, so
+that a full disk ends a job with a reason and never with a truncated file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from clary.contract.errors import AgentError, Fault
+
+_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def free_bytes(path: Path) -> int:
+    """Return the bytes that an unprivileged process may still write at `path` or its nearest existing parent."""
+    place = path
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    facts = os.statvfs(place)
+    return facts.f_bavail * facts.f_frsize
+
+
+def require_space(path: Path, *, needed_bytes: int) -> None:
+    """Check that `needed_bytes` fit at `path`.
+
+    Raises: AgentError (fault USER) naming path, bytes needed and bytes free.
+    """
+    if free_bytes(path) < needed_bytes:
+        raise full_disk_error(path, needed_bytes=needed_bytes)
+
+
+def full_disk_error(path: Path, *, needed_bytes: int | None) -> AgentError:
+    """Return the error for a write to `path` that the disk had no room for; None means that the need is not known."""
+    free = free_bytes(path)
+    needed = "an unknown number of" if needed_bytes is None else str(needed_bytes)
+    return AgentError(
+        f"No space left on device while writing {path}: {needed} bytes needed, {free} bytes free. "
+        "Free space on this host or use one with a larger volume.",
+        fault=Fault.USER,
+        details={"path": str(path), "needed_bytes": needed_bytes, "free_bytes": free},
+    )
+
+
+@contextmanager
+def disk_errors_named(path: Path, *, needed_bytes: int | None) -> Iterator[None]:
+    """Turn ENOSPC, EDQUOT and EFBIG raised inside into the error of `full_disk_error`; others pass."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL_ERRNOS:
+            raise full_disk_error(path, needed_bytes=needed_bytes) from error
+        raise

@@ -1,0 +1,182 @@
+"""The user's code: from `sagemaker_submit_directory` into `/opt/ml/code`, and what of it is started.
+
+Where: the supervisor calls `prepare_code` while channels are fetched, but after the channel that `code_channel` names,
+if it names one. Code that comes as a channel of its own (SDK v3, ContainerEntrypoint) needs nothing of this.
+Source: sagemaker-training 5.1.4, `entry_point.install`, `files.download_and_extract`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from clary.agent.archives import ArchiveLimits, extract_tar
+from clary.agent.disk_space import disk_errors_named
+from clary.agent.object_store import ObjectStore, parse_s3_uri
+from clary.contract import hyperparameters as hps
+from clary.contract.entry_points import EntryKind, EntryPoint, entry_kind, name_problem
+from clary.contract.errors import AgentError, Fault
+from clary.contract.launch_plan import LaunchPlan
+from clary.contract.ml_tree import OPT_ML, MlTree
+
+_GIB = 1 << 30
+# Source folders hold code and perhaps small data; SageMaker sets no limit, the disk does.
+CODE_LIMITS = ArchiveLimits(max_members=200_000, max_bytes=16 * _GIB)
+REQUIREMENTS = "requirements.txt"
+_LISTED_NAMES = 12  # names of the archive that an error lists
+_COMMAND_MODE = 0o755
+_SCRIPT_SUFFIXES = (".py", ".sh")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeFacts:
+    """What came of the user's code."""
+
+    entry_point: EntryPoint | None  # None: hyperparameters name no program
+    folder: Path  # of the code, as the agent sees it
+    requirements_file: Path | None = None  # what the entry point's kind has installed
+    package_folder: Path | None = None  # folder with setup.py that is to be installed
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+
+
+def code_channel(plan: LaunchPlan) -> str | None:
+    """Return the channel that must be fetched before the code can be unpacked; None if none must."""
+    source = _source(plan)
+    data = PurePosixPath(MlTree(OPT_ML).data)
+    if source is None or not PurePosixPath(source).is_relative_to(data):
+        return None
+    parts = PurePosixPath(source).relative_to(data).parts
+    return parts[0] if parts else None
+
+
+def prepare_code(plan: LaunchPlan, store: ObjectStore, tree: MlTree) -> CodeFacts:
+    """Put the user's code into `tree.code` and find the entry point in it.
+
+    State after failure: what was unpacked stays in the folder; a repeated call writes over it.
+    Raises: AgentError with fault USER for a name that cannot be an entry point, for one that is not in the code (the
+        message lists what is), and for a source that is missing or hostile; ObjectStoreError from S3.
+    """
+    started_s = time.monotonic()
+    program = None if plan.command is not None else hps.platform_text(plan.hyperparameters, hps.PROGRAM)
+    source = _source(plan)
+    tree.code.mkdir(parents=True, exist_ok=True)
+    if source is not None:
+        _fetch(source, store, tree)
+    if program is None:
+        return CodeFacts(entry_point=None, folder=tree.code, seconds=time.monotonic() - started_s)
+    entry_point = _find_entry_point(program, source, tree.code)
+    requirements = tree.code / REQUIREMENTS
+    is_command = entry_point.kind is EntryKind.COMMAND
+    has_requirements = requirements.is_file()
+    notes = ()
+    if is_command and has_requirements:
+        notes = (f"{REQUIREMENTS} is not installed because {entry_point.name} is a command, as on SageMaker",)
+    return CodeFacts(
+        entry_point=entry_point,
+        folder=tree.code,
+        requirements_file=requirements if has_requirements and not is_command else None,
+        package_folder=tree.code if entry_point.kind is EntryKind.PACKAGE else None,
+        seconds=time.monotonic() - started_s,
+        notes=notes,
+    )
+
+
+def _source(plan: LaunchPlan) -> str | None:
+    if plan.command is not None:
+        return None
+    return hps.platform_text(plan.hyperparameters, hps.SUBMIT_DIRECTORY)
+
+
+def _fetch(source: str, store: ObjectStore, tree: MlTree) -> None:
+    if source.startswith("s3://"):
+        uri = parse_s3_uri(source)
+        with store.open_reader(uri.bucket, uri.key) as stream:
+            extract_tar(stream, tree.code, limits=CODE_LIMITS, label=source)
+        return
+    path = _local_path(source, tree)
+    if path.is_dir():
+        _copy_folder(path, tree.code)
+    elif path.is_file() and path.suffix in _SCRIPT_SUFFIXES:
+        with disk_errors_named(tree.code, needed_bytes=path.stat().st_size):
+            shutil.copy2(path, tree.code / path.name)
+    elif path.is_file():
+        with path.open("rb") as file:
+            extract_tar(file, tree.code, limits=CODE_LIMITS, label=source)
+    else:
+        raise AgentError(
+            f"{hps.SUBMIT_DIRECTORY} is {source!r}: expected an s3:// archive, or an archive or folder on the host, "
+            "and there is no such file or folder. Check that the channel that holds it is part of InputDataConfig.",
+            fault=Fault.USER,
+        )
+
+
+def _local_path(source: str, tree: MlTree) -> Path:
+    """Return where the agent finds a path of the program's world."""
+    pure = PurePosixPath(source)
+    if pure.is_relative_to(OPT_ML):
+        return tree.root / pure.relative_to(OPT_ML)
+    if not pure.is_absolute():
+        raise AgentError(
+            f"{hps.SUBMIT_DIRECTORY} is {source!r}: expected s3://bucket/key or an absolute path.", fault=Fault.USER
+        )
+    return Path(source)
+
+
+def _copy_folder(source: Path, target: Path) -> None:
+    if source.resolve() == target.resolve():
+        return
+    try:
+        with disk_errors_named(target, needed_bytes=None):
+            shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+    except shutil.Error as error:
+        raise AgentError(
+            f"The source folder {source} could not be copied: {str(error)[:500]}", fault=Fault.USER
+        ) from error
+
+
+def _find_entry_point(program: str, source: str | None, folder: Path) -> EntryPoint:
+    problem = name_problem(program)
+    if problem is not None:
+        raise AgentError(f"{hps.PROGRAM}: {problem}.", fault=Fault.USER)
+    kind = entry_kind(program, has_setup=(folder / "setup.py").is_file())
+    entry_point = EntryPoint(name=program, kind=kind)
+    path = folder / program
+    if kind is EntryKind.PACKAGE and not path.exists():
+        return entry_point  # a module that the package installs
+    if not path.exists():
+        raise AgentError(_missing(program, source, folder), fault=Fault.USER)
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise AgentError(
+            f"{hps.PROGRAM}: {program!r} is a link that leads out of the source folder; put the file itself into it.",
+            fault=Fault.USER,
+        )
+    if path.is_dir():
+        raise AgentError(f"{hps.PROGRAM}: {program!r} is a folder; name the file that starts it.", fault=Fault.USER)
+    if kind is EntryKind.COMMAND:
+        path.chmod(_COMMAND_MODE)
+    return entry_point
+
+
+def _missing(program: str, source: str | None, folder: Path) -> str:
+    if source is None:
+        return (
+            f"{hps.PROGRAM} names {program!r}, but {hps.SUBMIT_DIRECTORY} is not set, so there is no code. "
+            "Set source_dir or entry_point of the estimator."
+        )
+    names: list[str] = []
+    for parent, folders, files in os.walk(folder):
+        folders.sort()
+        names += sorted(str(Path(parent, name).relative_to(folder)) for name in files)
+        if len(names) > _LISTED_NAMES:
+            break
+    listed = ", ".join(name.encode("utf-8", "backslashreplace").decode() for name in names[:_LISTED_NAMES])
+    more = " and more" if len(names) > _LISTED_NAMES else ""
+    content = f"it holds {listed}{more}" if names else "it is empty"
+    return (
+        f"{hps.PROGRAM} names {program!r}, which is not in {source}: {content}. "
+        "Give entry_point relative to source_dir."
+    )

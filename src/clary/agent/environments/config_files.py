@@ -1,0 +1,142 @@
+"""Folders and JSON files of `/opt/ml`, as the program expects to find them.
+
+Where: the supervisor has them written before code and channels are fetched. `tree` is the folder where the agent
+writes, `inside` the same tree as the program sees it.
+Source: SageMaker developer guide, "How Amazon SageMaker Provides Training Information"; resourceconfig.json as it
+was seen on the service in 2025 (with `topology`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from clary.contract.launch_plan import Channel, HostPlan, Isolation, LaunchPlan
+from clary.contract.ml_tree import OPT_ML, MlTree
+
+LOOPBACK = "lo"
+
+# Where the service puts what a structure of the request leaves open.
+_LOCAL_PATHS = {
+    "debughookconfig": "output/tensors",
+    "tensorboardoutputconfig": "output/tensorboard",
+    "checkpointconfig": "checkpoints",
+    "profilerconfig": "output/profiler",
+}
+
+
+def inside_tree(plan: LaunchPlan, tree: MlTree) -> MlTree:
+    """Return the tree as the program sees it: at `/opt/ml` in a namespace, else where the agent built it."""
+    return MlTree(OPT_ML) if plan.isolation is Isolation.NAMESPACES else tree
+
+
+def run_folder(tree: MlTree) -> Path:
+    """Folder for what a launcher and its ranks leave for each other; never uploaded."""
+    return tree.root / ".clary"
+
+
+def network_interface(plan: LaunchPlan) -> str:
+    """Name of the interface on which hosts of the job meet."""
+    return plan.network.interface if plan.isolation is Isolation.NAMESPACES else LOOPBACK
+
+
+def channels_of(plan: LaunchPlan, host: HostPlan) -> tuple[Channel, ...]:
+    """Return the channels that `host` gets."""
+    return tuple(c for c in plan.channels if not c.instance_groups or host.instance_group in c.instance_groups)
+
+
+def host_names(plan: LaunchPlan) -> list[str]:
+    """Names of the job's hosts as scripts get them: sorted as text, so algo-10 stands before algo-2."""
+    return sorted(host.name for host in plan.hosts)
+
+
+def resource_config(plan: LaunchPlan, host: HostPlan) -> dict[str, Any]:
+    """Content of resourceconfig.json."""
+    groups: dict[str, dict[str, Any]] = {}
+    for member in plan.hosts:
+        group = groups.setdefault(
+            member.instance_group,
+            {"hosts": [], "instance_group_name": member.instance_group, "instance_type": member.instance_type},
+        )
+        group["hosts"] = sorted([*group["hosts"], member.name])
+    return {
+        "current_group_name": host.instance_group,
+        "current_host": host.name,
+        "current_instance_type": host.instance_type,
+        "hosts": host_names(plan),
+        "instance_groups": list(groups.values()),
+        "network_interface_name": network_interface(plan),
+        "topology": None,
+    }
+
+
+def input_data_config(plan: LaunchPlan, host: HostPlan) -> dict[str, dict[str, str]]:
+    """Content of inputdataconfig.json: one entry a channel."""
+    return {channel.name: _channel_entry(channel) for channel in channels_of(plan, host)}
+
+
+def config_documents(plan: LaunchPlan, inside: MlTree) -> dict[str, Any]:
+    """Return debughookconfig and its like with LocalPath filled in, keys being names of files."""
+    documents = {}
+    for stem, document in plan.config_documents.items():
+        if stem in _LOCAL_PATHS and isinstance(document, Mapping):
+            default = str(inside.root / _LOCAL_PATHS[stem])
+            local_path = str(document.get("LocalPath") or default)
+            documents[stem] = {**document, "LocalPath": relocated(local_path, inside)}
+        else:
+            documents[stem] = document
+    return documents
+
+
+def relocated(path: str, inside: MlTree) -> str:
+    """Return `path` with a leading `/opt/ml` replaced by the tree as the program sees it."""
+    pure = PurePosixPath(path)
+    return str(inside.root / pure.relative_to(OPT_ML)) if pure.is_relative_to(OPT_ML) else path
+
+
+def write_tree(plan: LaunchPlan, host: HostPlan, tree: MlTree) -> None:
+    """Make every folder of `tree` and write its configuration files; harmless when repeated.
+
+    State after failure: what was written stays; the next call writes the rest.
+    Raises: OSError, a full disk for one.
+    """
+    inside = inside_tree(plan, tree)
+    for folder in _folders(plan, host, tree):
+        folder.mkdir(parents=True, exist_ok=True)
+    _write(tree, "hyperparameters", dict(plan.hyperparameters))
+    _write(tree, "resourceconfig", resource_config(plan, host))
+    _write(tree, "inputdataconfig", input_data_config(plan, host))
+    for stem, document in config_documents(plan, inside).items():
+        _write(tree, stem, document)
+
+
+def _folders(plan: LaunchPlan, host: HostPlan, tree: MlTree) -> Sequence[Path]:
+    return (
+        tree.config,
+        tree.data,
+        *(tree.channel(channel.name) for channel in channels_of(plan, host)),
+        tree.model,
+        tree.output_data,
+        tree.intermediate,
+        tree.output / "metrics" / "sagemaker",
+        tree.checkpoints,
+        tree.code,
+        run_folder(tree) / "home",
+        run_folder(tree) / "errors",
+    )
+
+
+def _channel_entry(channel: Channel) -> dict[str, str]:
+    entry = {} if channel.content_type is None else {"ContentType": channel.content_type}
+    return entry | {
+        "RecordWrapperType": channel.record_wrapper,
+        "S3DistributionType": channel.s3_data_distribution,
+        "TrainingInputMode": channel.input_mode.value,
+    }
+
+
+def _write(tree: MlTree, stem: str, document: Any) -> None:
+    # ASCII escapes carry every string, half surrogate pairs included, and parse back to the very same value.
+    (tree.config / f"{stem}.json").write_text(json.dumps(document, ensure_ascii=True), encoding="ascii")

@@ -1,0 +1,302 @@
+"""Variables of the program: what the service sets in every container, and the SM_* set of AWS's launchers.
+
+Where: the supervisor merges them into a launcher's context. Everything here is computed; nothing of the agent's own
+environment passes but the names in `INHERITED`.
+Source: sagemaker-training 5.1.4 `Environment.to_env_vars` (compared with its own output in
+`tests/assets/sm_variables`); SDK 3.27 `container_drivers/scripts/environment.py` for what only SDK v3 sets.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+from clary.agent.environments.config_files import (
+    channels_of,
+    host_names,
+    input_data_config,
+    network_interface,
+    resource_config,
+    run_folder,
+)
+from clary.contract import hyperparameters as hps
+from clary.contract.distribution import INSTANCE_GROUPS, DistributionKind, read_distribution
+from clary.contract.launch_plan import HostPlan, Isolation, LaunchPlan
+from clary.contract.ml_tree import MlTree
+
+# What the user's Environment cannot change: the platform's own coordinates. Everything else of the user's wins; PATH
+# and NO_PROXY are joined.
+RESERVED = frozenset(
+    {
+        "TRAINING_JOB_NAME",
+        "TRAINING_JOB_ARN",
+        "CURRENT_HOST",
+        "SAGEMAKER_BASE_DIR",
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_ENDPOINT_URL",
+        "S3_ENDPOINT_URL",
+    }
+)
+# What passes from the agent's environment: how this machine finds libraries, certificates and packages.
+INHERITED = frozenset(
+    {
+        "TZ",
+        "LD_LIBRARY_PATH",
+        "CUDA_HOME",
+        "CUDA_PATH",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+        "REQUESTS_CA_BUNDLE",
+        "CURL_CA_BUNDLE",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "NO_PROXY",
+        "http_proxy",
+        "https_proxy",
+        "no_proxy",
+    }
+)
+_INHERITED_PREFIXES = ("PIP_", "UV_")
+_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_MASTER_NAME_OF_V3 = "algo-1"  # hard-coded in SDK v3's environment script
+
+
+def program_variables(
+    plan: LaunchPlan,
+    host: HostPlan,
+    inside: MlTree,
+    *,
+    python: str,
+    shims_folder: str,
+    machine: Mapping[str, str],
+) -> dict[str, str]:
+    """Return the whole environment of the program, less what a launcher adds for ranks.
+
+    SM_* stand in it unless the request has a ContainerEntrypoint: such programs set their own, as on SageMaker.
+
+    Args:
+        inside: the tree as the program sees it.
+        python: interpreter of the prepared environment.
+        shims_folder: folder put before the environment's own programs in PATH.
+        machine: the agent's environment, of which the names in `INHERITED` pass.
+    """
+    variables = service_variables(plan, host, inside, python=python, shims_folder=shims_folder, machine=machine)
+    if plan.command is None:
+        variables = {**sm_variables(plan, host, inside), **variables}
+    return variables
+
+
+def service_variables(
+    plan: LaunchPlan,
+    host: HostPlan,
+    inside: MlTree,
+    *,
+    python: str,
+    shims_folder: str,
+    machine: Mapping[str, str],
+) -> dict[str, str]:
+    """Return what the service sets in every container; see `program_variables` for the arguments."""
+    endpoint = plan.job_endpoint
+    interface = network_interface(plan)
+    variables = {
+        **{name: value for name, value in machine.items() if _is_inherited(name)},
+        "HOME": str(run_folder(inside) / "home"),
+        "LANG": "C.UTF-8",
+        "PYTHONUNBUFFERED": "1",
+        # A character that the log cannot take must not end a training.
+        "PYTHONIOENCODING": "utf-8:backslashreplace",
+        "AWS_REGION": plan.region,
+        "AWS_DEFAULT_REGION": plan.region,
+        "AWS_EC2_METADATA_DISABLED": "true",  # no machine of ours answers there; looking for it takes seconds
+        "SAGEMAKER_JOB_NAME": hps.platform_text(plan.hyperparameters, hps.JOB_NAME) or plan.job_name,
+        "SAGEMAKER_REGION": hps.platform_text(plan.hyperparameters, hps.REGION) or plan.region,
+        "SAGEMAKER_METRICS_DIRECTORY": str(inside.output / "metrics" / "sagemaker"),
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": interface,
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, host.resources.gpu_indices)),
+    }
+    variables |= {name: value for name, value in plan.user_environment.items() if name not in RESERVED}
+    variables |= {
+        "TRAINING_JOB_NAME": plan.job_name,
+        "TRAINING_JOB_ARN": plan.job_arn,
+        "CURRENT_HOST": host.name,
+        "AWS_ENDPOINT_URL": endpoint.url,
+        "S3_ENDPOINT_URL": endpoint.url,  # the toolkit hands it to its S3 client itself
+        "AWS_ACCESS_KEY_ID": endpoint.credentials.access_key_id,
+        "AWS_SECRET_ACCESS_KEY": endpoint.credentials.secret_access_key,
+        "PATH": ":".join(
+            (
+                shims_folder,
+                str(PurePosixPath(python).parent),
+                plan.user_environment.get("PATH") or machine.get("PATH") or _DEFAULT_PATH,
+            )
+        ),
+    }
+    if plan.isolation is Isolation.PROCESSES:
+        variables["SAGEMAKER_BASE_DIR"] = str(inside.root)  # the toolkit's own way to a tree elsewhere
+    if any(name.lower() in ("http_proxy", "https_proxy") for name in variables):
+        _keep_from_proxy(variables, endpoint.url)
+    return variables
+
+
+def sm_variables(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str, str]:
+    """Return the SM_* variables: the toolkit's, byte for byte, and what only SDK v3 sets.
+
+    Names that both have carry the toolkit's value. A hyperparameter whose name holds `=` has no SM_HP_* variable,
+    because no environment can carry it.
+    """
+    values = _toolkit_values(plan, host, inside)
+    variables = {f"SM_{name.upper()}": _text(value) for name, value in values.items()}
+    for name, value in _v3_values(plan, host, inside).items():
+        variables.setdefault(name, value if isinstance(value, str) else json.dumps(value))
+    return {name: value for name, value in variables.items() if "=" not in name and "\0" not in name + value}
+
+
+def _toolkit_values(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str, Any]:
+    """Return `to_env_vars` of the toolkit before it turns names to upper case and values to text."""
+    resources = resource_config(plan, host)
+    groups = {group["instance_group_name"]: group for group in resources["instance_groups"]}
+    channels = {channel.name: str(inside.channel(channel.name)) for channel in channels_of(plan, host)}
+    user_values = hps.user_values(plan.hyperparameters)
+    training_env = _training_env(plan, host, inside)
+    values = {
+        "hosts": resources["hosts"],
+        "network_interface_name": resources["network_interface_name"],
+        "hps": user_values,
+        "user_entry_point": training_env["user_entry_point"],
+        "framework_params": training_env["additional_framework_parameters"],
+        "resource_config": resources,
+        "input_data_config": input_data_config(plan, host),
+        "output_data_dir": str(inside.output_data),
+        "channels": sorted(channels),
+        "current_host": host.name,
+        "current_instance_type": host.instance_type,
+        "current_instance_group": host.instance_group,
+        "current_instance_group_hosts": groups[host.instance_group]["hosts"],
+        "instance_groups": list(groups),
+        "instance_groups_dict": groups,
+        "distribution_instance_groups": training_env["distribution_instance_groups"],
+        "is_hetero": len(groups) > 1,
+        "module_name": training_env["module_name"],
+        "log_level": training_env["log_level"],
+        "framework_module": training_env["framework_module"],
+        "input_dir": str(inside.input),
+        "input_config_dir": str(inside.config),
+        "output_dir": str(inside.output),
+        "num_cpus": training_env["num_cpus"],
+        "num_gpus": training_env["num_gpus"],
+        "num_neurons": 0,
+        "model_dir": str(inside.model),
+        "module_dir": training_env["module_dir"],
+        "training_env": training_env,
+        "user_args": list(hps.cli_arguments(plan.hyperparameters)),
+        "output_intermediate_dir": str(inside.intermediate),
+    }
+    values |= {f"channel_{name}": path for name, path in channels.items()}
+    values |= {f"hp_{name}": value for name, value in user_values.items()}
+    return values
+
+
+def _training_env(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str, Any]:
+    """Return SM_TRAINING_ENV: every property of the toolkit's Environment."""
+    platform = hps.platform_values(plan.hyperparameters)
+    resources = resource_config(plan, host)
+    groups = {group["instance_group_name"]: group for group in resources["instance_groups"]}
+    distribution_groups = _distribution_groups(plan, host)
+    distribution_hosts = [name for group in groups if group in distribution_groups for name in groups[group]["hosts"]]
+    master = (distribution_hosts or resources["hosts"])[0]
+    program = platform.get(hps.PROGRAM)
+    module = str(program)  # "None" without a program, as the toolkit has it
+    return {
+        "additional_framework_parameters": hps.framework_parameters(plan.hyperparameters),
+        "channel_input_dirs": {c.name: str(inside.channel(c.name)) for c in channels_of(plan, host)},
+        "current_host": host.name,
+        "current_instance_group": host.instance_group,
+        "current_instance_group_hosts": groups[host.instance_group]["hosts"],
+        "current_instance_type": host.instance_type,
+        "distribution_hosts": distribution_hosts,
+        "distribution_instance_groups": distribution_groups,
+        "framework_module": plan.user_environment.get("SAGEMAKER_TRAINING_MODULE"),
+        "hosts": resources["hosts"],
+        "hyperparameters": hps.user_values(plan.hyperparameters),
+        "input_config_dir": str(inside.config),
+        "input_data_config": input_data_config(plan, host),
+        "input_dir": str(inside.input),
+        "instance_groups": list(groups),
+        "instance_groups_dict": groups,
+        "is_hetero": len(groups) > 1,
+        "is_master": host.name == master,
+        "is_modelparallel_enabled": plan.user_environment.get("SM_HP_MP_PARAMETERS"),
+        "is_smddpmprun_installed": False,
+        "is_smddprun_installed": False,
+        "job_name": plan.job_name,
+        "log_level": platform.get(hps.LOG_LEVEL, logging.INFO),
+        "master_hostname": master,
+        "model_dir": str(inside.model),
+        "module_dir": str(platform.get(hps.SUBMIT_DIRECTORY, inside.code)),
+        "module_name": module.removesuffix(".py"),
+        "network_interface_name": resources["network_interface_name"],
+        "num_cpus": _num_cpus(host),
+        "num_gpus": len(host.resources.gpu_indices),
+        "num_neurons": 0,
+        "output_data_dir": str(inside.output_data),
+        "output_dir": str(inside.output),
+        "output_intermediate_dir": str(inside.intermediate),
+        "resource_config": resources,
+        "topology": None,
+        "user_entry_point": program,
+    }
+
+
+def _v3_values(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str, Any]:
+    names = host_names(plan)
+    is_shared_machine = plan.isolation is Isolation.PROCESSES
+    values: dict[str, Any] = {
+        "SM_INPUT_DATA_DIR": str(inside.data),
+        "SM_OUTPUT_FAILURE": str(inside.failure),
+        "SM_HOST_COUNT": len(names),
+        "SM_CURRENT_HOST_RANK": names.index(host.name),
+        "SM_MASTER_ADDR": plan.host(names[0]).address if is_shared_machine else _MASTER_NAME_OF_V3,
+        "SM_MASTER_PORT": plan.network.master_port,
+        "SM_SOURCE_DIR": str(inside.code),
+        "SM_ENTRY_SCRIPT": hps.platform_text(plan.hyperparameters, hps.PROGRAM) or "",
+    }
+    for name, value in hps.user_values(plan.hyperparameters).items():
+        values[f"SM_HP_{name.replace('-', '_').upper()}"] = value
+    return values
+
+
+def _distribution_groups(plan: LaunchPlan, host: HostPlan) -> list[Any]:
+    stated = hps.framework_parameters(plan.hyperparameters).get(INSTANCE_GROUPS)
+    if stated is not None:
+        return list(stated) if isinstance(stated, list) else [stated]
+    is_distributed = read_distribution(plan.hyperparameters).kind is not DistributionKind.PLAIN
+    return [host.instance_group] if is_distributed else []
+
+
+def _num_cpus(host: HostPlan) -> int:
+    return max(1, int(host.resources.num_cpus))
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def _is_inherited(name: str) -> bool:
+    return name in INHERITED or name.startswith(_INHERITED_PREFIXES)
+
+
+def _keep_from_proxy(variables: dict[str, str], endpoint_url: str) -> None:
+    """Make sure that calls to this service and between hosts never pass a proxy of this machine."""
+    endpoint_host = endpoint_url.partition("://")[2].partition("/")[0].rpartition(":")[0].strip("[]")
+    for name in ("NO_PROXY", "no_proxy"):
+        listed = [item for item in variables.get(name, "").split(",") if item]
+        variables[name] = ",".join(dict.fromkeys([*listed, "localhost", "127.0.0.1", endpoint_host]))

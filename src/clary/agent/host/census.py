@@ -1,0 +1,140 @@
+"""Every live process of a program: counted, signalled once each, killed.
+
+Where: the keeper of a host asks for it. In a PID namespace the kernel does it in one step: kill(-1) from the first
+process reaches each process once, and a fork that is under way as well. Plain processes are found by walking up from
+each process of the machine to the keeper, which is the parent of every orphan among its descendants.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from typing import NamedTuple, Protocol
+
+_KILL_LIMIT_S = 3.0  # after that what is left cannot be killed: it hangs in the kernel
+_KILL_PAUSE_S = 0.002
+_ZOMBIE_STATES = frozenset("ZX")
+
+
+class ProcessEntry(NamedTuple):
+    """A line of the machine's process list."""
+
+    parent: int
+    state: str  # one letter, as in proc(5)
+    started_at: int  # clock ticks since the machine started; with the pid it names a process for good
+
+
+class Census(Protocol):
+    """Reaches all processes of a program, and nothing else."""
+
+    def signal_all(self, signal_number: int) -> int:
+        """Send the signal to every live process once; returns how many there were."""
+
+    def kill_all(self) -> None:
+        """End every process for certain; their exits remain to be reaped."""
+
+
+class NamespaceCensus:
+    """All processes of the PID namespace of which the caller is the first."""
+
+    def signal_all(self, signal_number: int) -> int:
+        """Send the signal to every live process once; returns how many there were."""
+        # The link and not getpid(): where /proc is the machine's, this process has another number there.
+        num_alive = len(live_descendants(int(os.readlink("/proc/self"))))
+        _signal(-1, signal_number)
+        return num_alive
+
+    def kill_all(self) -> None:
+        """End every process for certain; their exits remain to be reaped."""
+        _signal(-1, signal.SIGKILL)
+
+
+class DescendantCensus:
+    """All descendants of the caller, which must be a subreaper."""
+
+    def signal_all(self, signal_number: int) -> int:
+        """Send the signal to every live process once; returns how many there were.
+
+        Scans until a scan finds nobody new, because processes may fork while they are being signalled. Processes that
+        started after the call are left out: those are what a handler of the signal starts for its own cleaning up.
+        """
+        newest = _ticks_now()
+        signalled: set[tuple[int, int]] = set()
+        while True:
+            new = [
+                (pid, entry.started_at)
+                for pid, entry in live_descendants(os.getpid()).items()
+                if entry.started_at <= newest and (pid, entry.started_at) not in signalled
+            ]
+            if not new:
+                return len(signalled)
+            for pid, started_at in new:
+                _signal(pid, signal_number)
+                signalled.add((pid, started_at))
+
+    def kill_all(self) -> None:
+        """End every process for certain; their exits remain to be reaped.
+
+        Stops all of them first, so that none can fork ahead of the killing.
+        """
+        deadline = time.monotonic() + _KILL_LIMIT_S
+        stopped: set[tuple[int, int]] = set()
+        while time.monotonic() < deadline:
+            alive = live_descendants(os.getpid())
+            new = {(pid, entry.started_at) for pid, entry in alive.items()} - stopped
+            if not new:
+                break
+            for pid, _ in new:
+                _signal(pid, signal.SIGSTOP)
+            stopped |= new
+        while (alive := live_descendants(os.getpid())) and time.monotonic() < deadline:
+            for pid in alive:
+                _signal(pid, signal.SIGKILL)
+            time.sleep(_KILL_PAUSE_S)
+
+
+def read_process_list() -> dict[int, ProcessEntry]:
+    """Return every process that /proc shows; one that ends meanwhile may be missing."""
+    entries = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    entries[int(name)] = parse_stat(file.read())
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    return entries
+
+
+def parse_stat(line: bytes) -> ProcessEntry:
+    """Read /proc/PID/stat; the command name in it may hold spaces and parentheses."""
+    fields = line[line.rindex(b")") + 2 :].split()
+    return ProcessEntry(parent=int(fields[1]), state=fields[0].decode(), started_at=int(fields[19]))
+
+
+def live_descendants(ancestor: int) -> dict[int, ProcessEntry]:
+    """Return the processes below `ancestor` that have not ended."""
+    entries = read_process_list()
+    children: dict[int, list[int]] = {}
+    for pid, entry in entries.items():
+        children.setdefault(entry.parent, []).append(pid)
+    found = {}
+    waiting = list(children.get(ancestor, ()))
+    while waiting:
+        pid = waiting.pop()
+        waiting.extend(children.get(pid, ()))
+        if entries[pid].state not in _ZOMBIE_STATES:
+            found[pid] = entries[pid]
+    return found
+
+
+def _ticks_now() -> int:
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+
+
+def _signal(pid: int, signal_number: int) -> None:
+    # Ended meanwhile, or runs as another user by a set-user-id program: out of reach of a plain process.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal_number)

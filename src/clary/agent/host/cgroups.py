@@ -1,0 +1,315 @@
+"""The cgroup of a host: limits of memory, processors and number of processes, and what the kernel counted.
+
+Where: `program` creates it before the first process of a host, which then enters it by itself, and removes it at the
+end. Both versions are served. The cgroup lies below the agent's own, so that limits set for the agent by an
+administrator or by an engine hold for its hosts too. Version 2 allows no cgroups with limits below one that holds
+processes; there the nearest ancestor is taken, but only past cgroups that limit nothing.
+Source: kernel Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from clary.contract.errors import AgentError
+from clary.contract.launch_plan import Resources
+
+MAX_PROCESSES = 32768  # of one host; a fork bomb ends there
+_FAMILY_FOLDER = "clary"
+_CONTROLLERS = ("memory", "cpu", "pids")
+_CPU_PERIOD_US = 100_000
+_SHARES_PER_CPU = 1024  # version 1; its default for one cgroup
+_MIN_SHARES, _MAX_SHARES = 2, 262_144
+_MAX_WEIGHT = 10_000  # version 2
+_REMOVE_LIMIT_S = 5.0
+_REMOVE_PAUSE_S = 0.005
+
+
+@dataclass(frozen=True)
+class CgroupPlace:
+    """Where one controller can be had: the agent's own cgroup in the hierarchy that has the controller."""
+
+    version: int
+    mount: str  # top of the hierarchy as far as it can be seen
+    own: str  # folder of the agent's own cgroup
+
+
+class CgroupTree:
+    """The machine's cgroup file system; tests replace it with one of plain files."""
+
+    def mountinfo(self) -> str:
+        """Return the text of /proc/self/mountinfo."""
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+
+    def membership(self) -> str:
+        """Return the text of /proc/self/cgroup."""
+        with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+
+    def make(self, folder: str) -> None:
+        """Create a cgroup; one that is there already is fine."""
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder)
+
+    def remove(self, folder: str) -> None:
+        """Remove an empty cgroup."""
+        os.rmdir(folder)
+
+    def read(self, path: str) -> str:
+        """Return the content of a control file."""
+        with open(path, encoding="ascii") as file:
+            return file.read()
+
+    def write(self, path: str, value: str) -> None:
+        """Write a control file, which must exist."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, value.encode("ascii"))
+        finally:
+            os.close(descriptor)
+
+
+class HostCgroup:
+    """The cgroups of one host, one a hierarchy. Make it with `create`; `remove` it in the end."""
+
+    def __init__(self, tree: CgroupTree) -> None:
+        self._tree = tree
+        self._folders: dict[str, str] = {}  # controller -> folder
+        self._versions: dict[str, int] = {}
+        self.not_enforced: tuple[str, ...] = ()  # sentences
+
+    @classmethod
+    def create(cls, name: str, resources: Resources, *, tree: CgroupTree | None = None) -> HostCgroup:
+        """Create the cgroup `name` and set the limits of `resources`.
+
+        What cannot be had is told in `not_enforced` and is no error.
+
+        Raises:
+            AgentError: a cgroup of that name holds processes already; nothing was changed.
+        """
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+            raise AgentError(f"cgroup name {name!r}: expected letters, digits, '.', '_' and '-', starting with one")
+        cgroup = cls(tree or CgroupTree())
+        sentences = []
+        for controller, wanted in _wanted(resources).items():
+            try:
+                cgroup._add(controller, name, resources)
+            except OSError as error:
+                if wanted:
+                    sentences.append(f"{wanted}: {_reason(error)}.")
+        cgroup.not_enforced = tuple(sentences)
+        return cgroup
+
+    @property
+    def entry_files(self) -> tuple[str, ...]:
+        """Files into which a process writes its pid, or 0 for itself, to enter."""
+        return tuple(f"{folder}/cgroup.procs" for folder in dict.fromkeys(self._folders.values()))
+
+    @property
+    def visible_folders(self) -> Mapping[str, str]:
+        """Place below /sys/fs/cgroup -> folder, for the view that programs get of their own limits."""
+        return {
+            ("" if self._versions[controller] == 2 else controller): folder
+            for controller, folder in self._folders.items()
+        }
+
+    def oom_kills(self) -> int:
+        """Return how many processes the kernel killed at the memory limit; 0 where nobody counts."""
+        folder = self._folders.get("memory")
+        if folder is None:
+            return 0
+        name = "memory.events" if self._versions["memory"] == 2 else "memory.oom_control"
+        with contextlib.suppress(OSError):
+            for line in self._tree.read(f"{folder}/{name}").splitlines():
+                key, _, value = line.partition(" ")
+                if key == "oom_kill":
+                    return int(value)
+        return 0
+
+    def peak_memory_bytes(self) -> int | None:
+        """Return the largest amount of memory in use so far; None where nobody counts (version 2 before Linux 5.19)."""
+        folder = self._folders.get("memory")
+        if folder is None:
+            return None
+        name = "memory.peak" if self._versions["memory"] == 2 else "memory.max_usage_in_bytes"
+        with contextlib.suppress(OSError, ValueError):
+            return int(self._tree.read(f"{folder}/{name}"))
+        return None
+
+    def pids(self) -> tuple[int, ...]:
+        """Return the processes in it, as the machine counts."""
+        found: set[int] = set()
+        for path in self.entry_files:
+            with contextlib.suppress(OSError):
+                found.update(int(line) for line in self._tree.read(path).split())
+        return tuple(sorted(found))
+
+    def kill_all(self) -> None:
+        """Send SIGKILL to every process in it."""
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+    def remove(self) -> str | None:
+        """Remove the cgroups; returns why not, if processes stay in one for longer than a few seconds."""
+        deadline = time.monotonic() + _REMOVE_LIMIT_S
+        refusal = None
+        for folder in dict.fromkeys(self._folders.values()):
+            while True:
+                try:
+                    self._tree.remove(folder)
+                except FileNotFoundError:
+                    break
+                except OSError as error:
+                    if time.monotonic() < deadline:
+                        time.sleep(_REMOVE_PAUSE_S)
+                        continue
+                    refusal = f"cgroup {folder} could not be removed: {error.strerror}"
+                    break
+                else:
+                    break
+            # The last host takes the family's folder with it.
+            with contextlib.suppress(OSError):
+                self._tree.remove(os.path.dirname(folder))
+        self._folders.clear()
+        return refusal
+
+    def _add(self, controller: str, name: str, resources: Resources) -> None:
+        place = find_place(controller, mountinfo=self._tree.mountinfo(), membership=self._tree.membership())
+        if place.version == 2:
+            folder = f"{self._make_family_v2(place, controller)}/{name}"
+        else:
+            self._tree.make(f"{place.own}/{_FAMILY_FOLDER}")
+            folder = f"{place.own}/{_FAMILY_FOLDER}/{name}"
+        if folder not in self._folders.values():
+            self._make_fresh(folder)
+        self._folders[controller] = folder
+        self._versions[controller] = place.version
+        for file, value, needed in _settings(controller, place.version, resources):
+            try:
+                self._tree.write(f"{folder}/{file}", value)
+            except OSError:
+                if needed:
+                    raise
+
+    def _make_fresh(self, folder: str) -> None:
+        """Create a cgroup whose counters start at zero; one that a dead agent left behind is removed first."""
+        if os.path.isdir(folder):
+            if self._tree.read(f"{folder}/cgroup.procs").strip():
+                raise AgentError(
+                    f"cgroup {folder} holds processes already: another agent runs the same host, or one that died left "
+                    "processes behind; end them first"
+                )
+            self._tree.remove(folder)
+        self._tree.make(folder)
+
+    def _make_family_v2(self, place: CgroupPlace, controller: str) -> str:
+        """Create the family's folder where `controller` can be handed down; returns it."""
+        base = place.own
+        while True:
+            try:
+                self._hand_down(base, controller)
+                break
+            except OSError:
+                if base == place.mount or self._limits_something(base):
+                    raise
+                base = os.path.dirname(base)
+        family = f"{base}/{_FAMILY_FOLDER}"
+        self._tree.make(family)
+        self._hand_down(family, controller)
+        return family
+
+    def _hand_down(self, folder: str, controller: str) -> None:
+        if controller not in self._tree.read(f"{folder}/cgroup.subtree_control").split():
+            self._tree.write(f"{folder}/cgroup.subtree_control", f"+{controller}")
+
+    def _limits_something(self, folder: str) -> bool:
+        for name in ("memory.max", "cpu.max", "pids.max"):
+            with contextlib.suppress(OSError):
+                if not self._tree.read(f"{folder}/{name}").startswith("max"):
+                    return True
+        return False
+
+
+def find_place(controller: str, *, mountinfo: str, membership: str) -> CgroupPlace:
+    """Return where `controller` is to be had; FileNotFoundError if no mounted hierarchy has it.
+
+    Version 1 wins where both are mounted, because a controller is in one hierarchy only and a hybrid machine keeps
+    these in version 1.
+    """
+    own_paths = {}
+    for line in membership.splitlines():
+        _, controllers, path = line.split(":", 2)
+        own_paths.update(dict.fromkeys(controllers.split(","), path))
+    candidates: list[CgroupPlace] = []
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.split(" ", 2)
+        top, mount = before.split(" ")[3:5]
+        if kind == "cgroup" and controller in options.split(",") and controller in own_paths:
+            candidates.insert(0, CgroupPlace(1, mount, _below(mount, top, own_paths[controller])))
+        elif kind == "cgroup2" and "" in own_paths:
+            candidates.append(CgroupPlace(2, mount, _below(mount, top, own_paths[""])))
+    if not candidates:
+        raise FileNotFoundError(f"this machine has no cgroup hierarchy with the controller {controller!r}")
+    return candidates[0]
+
+
+def _below(mount: str, top: str, path: str) -> str:
+    """Return the folder of cgroup `path` in a hierarchy whose cgroup `top` is mounted at `mount`."""
+    if top != "/" and (path == top or path.startswith(f"{top}/")):
+        path = path[len(top) :]
+    if path.startswith("/.."):  # outside of what this cgroup namespace sees
+        path = "/"
+    return f"{mount}{path}".rstrip("/")
+
+
+def _wanted(resources: Resources) -> dict[str, str]:
+    """Return controller -> how the sentence begins if it cannot be had; empty if nothing is lost that was asked for."""
+    memory = cpu = ""
+    if resources.memory_bytes is not None:
+        memory = f"Memory is not limited to {resources.memory_bytes / 2**30:.1f} GiB"
+    if _has_quota(resources):
+        cpu = f"Processor time is not limited to {resources.num_cpus:g} CPUs"
+    return dict(zip(_CONTROLLERS, (memory, cpu, ""), strict=True))
+
+
+def _has_quota(resources: Resources) -> bool:
+    return resources.num_cpus < (os.cpu_count() or 1)
+
+
+def _settings(controller: str, version: int, resources: Resources) -> list[tuple[str, str, bool]]:
+    """Return (file, value, whether doing without it means that the limit does not hold)."""
+    if controller == "pids":
+        return [("pids.max", str(MAX_PROCESSES), False)]
+    if controller == "memory":
+        if resources.memory_bytes is None:
+            return []
+        limit = str(resources.memory_bytes)
+        if version == 2:
+            return [("memory.max", limit, True), ("memory.swap.max", "0", False)]
+        # Memory and swap together; refused below the memory limit, so it comes second.
+        return [("memory.limit_in_bytes", limit, True), ("memory.memsw.limit_in_bytes", limit, False)]
+    shares = round(min(max(resources.num_cpus * _SHARES_PER_CPU, _MIN_SHARES), _MAX_SHARES))
+    quota = max(round(resources.num_cpus * _CPU_PERIOD_US), 1000)  # the kernel takes no less than a millisecond
+    if version == 2:
+        # runc's conversion, so that both versions divide a busy machine alike.
+        weight = 1 + (shares - _MIN_SHARES) * (_MAX_WEIGHT - 1) // (_MAX_SHARES - _MIN_SHARES)
+        settings = [("cpu.weight", str(weight), False)]
+        return settings + ([("cpu.max", f"{quota} {_CPU_PERIOD_US}", True)] if _has_quota(resources) else [])
+    settings = [("cpu.shares", str(shares), False)]
+    if _has_quota(resources):
+        settings += [("cpu.cfs_period_us", str(_CPU_PERIOD_US), True), ("cpu.cfs_quota_us", str(quota), True)]
+    return settings
+
+
+def _reason(error: OSError) -> str:
+    where = f" ({error.filename})" if error.filename else ""
+    return f"{error.strerror or error}{where}"

@@ -1,0 +1,188 @@
+"""The root of a host: the machine's files as a private copy, with the host's own system folders and binds on top.
+
+Where: the first process of a host builds it after it has entered its namespaces and before it starts the program.
+Order: machine, private folders, hidden folders, system files, /opt/ml and binds, then hidden folders turn read-only
+and the old root is let go. Binds come after hiding, so that an environment inside a hidden folder can still be shown.
+Every path is made canonical against the machine before the first mount: a symbolic link followed below the new root
+would lead back into the old one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from clary.agent.host import kernel, kernel_views
+from clary.agent.host.machine_view import PRIVATE_FOLDERS, MachineView
+from clary.agent.host.mount_table import is_within, submounts
+
+_ML_FOLDER = "/opt/ml"
+_VAR_TMP = "/var/tmp"  # noqa: S108 - the program's own, as /tmp is
+_LOCALHOST = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
+_STICKY = 0o1777
+_RESOLVER = "/etc/resolv.conf"
+
+
+def build_host_root(order: Mapping[str, Any], *, in_user_namespace: bool) -> list[str]:
+    """Build the root and make it this process's; returns what is not isolated, in sentences.
+
+    Args:
+        order: the host as `program_order.host_order` describes it.
+        in_user_namespace: whether this process has its rights from a user namespace.
+
+    Raises:
+        OSError: a mount was refused; the text names it. The mount namespace is then half built and of no use.
+    """
+    return _HostRoot(order, in_user_namespace=in_user_namespace).build()
+
+
+class _HostRoot:
+    def __init__(self, order: Mapping[str, Any], *, in_user_namespace: bool) -> None:
+        self._order = order
+        self._in_user_namespace = in_user_namespace
+        self._scratch = order["scratch_folder"]
+        self._new_root = f"{self._scratch}/root"
+        self._view = MachineView(
+            self._new_root, layers_folder=f"{self._scratch}/layers", in_user_namespace=in_user_namespace
+        )
+        self._not_isolated: list[str] = []
+        # Canonical places; parents before children, so that a bind inside another lands on it.
+        binds = [{"source": order["ml_folder"], "target": _ML_FOLDER, "read_only": False, "overlay": False}]
+        binds += order["binds"]
+        self._binds = sorted(
+            ({**bind, "source": os.path.realpath(bind["source"]), "target": os.path.realpath(bind["target"])} for bind in binds),
+            key=lambda bind: str(bind["target"]).count("/"),
+        )
+        hidden = {os.path.realpath(folder) for folder in (*order["hidden_folders"], order["scratch_folder"])}
+        self._hidden = sorted(folder for folder in hidden if not _is_private(folder) and os.path.isdir(folder))
+
+    def build(self) -> list[str]:
+        kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+        for folder in ("root", "layers", "tmp", "var-tmp"):
+            os.mkdir(f"{self._scratch}/{folder}")
+        resolver = _read_resolver()
+        self._show_machine()
+        self._mount_private_folders()
+        self._hide()
+        self._write_system_files(resolver)
+        for bind in self._binds:
+            self._bind(bind)
+        for folder in self._hidden:
+            _make_only_this_read_only(self._new_root + folder)
+        kernel.pivot_root_to(self._new_root)
+        return self._not_isolated
+
+    def _show_machine(self) -> None:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
+            mounts = submounts(table.read(), covered=(*PRIVATE_FOLDERS, *self._hidden))
+        targets = [str(bind["target"]) for bind in self._binds if not self._is_covered(str(bind["target"]))]
+        self._view.lay_out(mounts, targets=targets)
+        if self._view.shared_folders:
+            names = ", ".join(self._view.shared_folders)
+            self._not_isolated.append(
+                f"Files: the program can change the machine's own files below {names}, as far as the agent's user may, "
+                f"because no private layer could be laid over them ({self._view.refusal})."
+            )
+        if self._view.missing_folders:
+            self._not_isolated.append(f"Files: not visible to the program: {', '.join(self._view.missing_folders)}.")
+
+    def _is_covered(self, path: str) -> bool:
+        return _is_private(path) or any(is_within(path, folder) for folder in self._hidden)
+
+    def _mount_private_folders(self) -> None:
+        root, user = self._new_root, self._in_user_namespace
+        for folder in PRIVATE_FOLDERS:
+            os.makedirs(root + folder, exist_ok=True)
+        self._not_isolated += kernel_views.mount_proc(root, in_user_namespace=user)
+        kernel_views.mount_sys(root, cgroup_folders=self._order["cgroup_folders"])
+        kernel_views.mount_dev(
+            root,
+            with_gpus=self._order["with_gpus"],
+            shared_memory_bytes=self._order["memory_bytes"],
+            in_user_namespace=user,
+        )
+        flags = kernel.MS_NOSUID | kernel.MS_NODEV
+        kernel.mount("tmpfs", f"{root}/run", kind="tmpfs", flags=flags, options="mode=755")
+        os.mkdir(f"{root}/run/lock")
+        os.chmod(f"{root}/run/lock", _STICKY)
+        # On disk and not in memory: what training writes to /tmp would count against the host's memory limit.
+        for name, place in (("tmp", "/tmp"), ("var-tmp", _VAR_TMP)):  # noqa: S108
+            os.chmod(f"{self._scratch}/{name}", _STICKY)
+            if os.path.isdir(root + place) and not os.path.islink(root + place):
+                kernel.mount(f"{self._scratch}/{name}", root + place, flags=kernel.MS_BIND)
+
+    def _hide(self) -> None:
+        for folder in self._hidden:
+            # A folder inside one that is hidden already is gone.
+            if os.path.isdir(self._new_root + folder):
+                flags = kernel.MS_NOSUID | kernel.MS_NODEV
+                kernel.mount("tmpfs", self._new_root + folder, kind="tmpfs", flags=flags, options="size=1m,mode=755")
+
+    def _write_system_files(self, resolver: tuple[str, bytes] | None) -> None:
+        hosts = _LOCALHOST + "".join(f"{address} {name}\n" for name, address in self._order["hosts_file"].items())
+        for path, text in (("/etc/hosts", hosts), ("/etc/hostname", f"{self._order['hostname']}\n")):
+            source = f"{self._scratch}/{os.path.basename(path)}"
+            with open(source, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.chmod(source, 0o644)
+            self._bind({"source": source, "target": os.path.realpath(path), "read_only": False, "overlay": False})
+        if resolver is not None:
+            # resolv.conf is often a link into /run, which is private now.
+            path, content = resolver
+            with contextlib.suppress(OSError):
+                os.makedirs(os.path.dirname(self._new_root + path), exist_ok=True)
+                with open(self._new_root + path, "wb") as copy:
+                    copy.write(content)
+
+    def _bind(self, bind: Mapping[str, Any]) -> None:
+        source, target = bind["source"], self._new_root + bind["target"]
+        is_folder = os.path.isdir(source)
+        if not is_folder and not os.path.exists(source):
+            raise FileNotFoundError(f"bind {source} at {bind['target']}: the source does not exist")
+        try:
+            _make_mount_point(target, is_folder=is_folder)
+        except OSError as error:
+            raise OSError(error.errno, f"make the place {bind['target']} for {source}: {error.strerror}") from error
+        if bind["overlay"] and is_folder:
+            if self._view.overlay(source, target):
+                return
+            self._not_isolated.append(
+                f"Files: what the program changes in {bind['target']} it changes in the machine's {source}, because no "
+                f"private layer could be laid over it ({self._view.refusal})."
+            )
+        kernel.mount(source, target, flags=kernel.MS_BIND | kernel.MS_REC)
+        if bind["read_only"]:
+            kernel.make_read_only(target)
+
+
+def _make_mount_point(path: str, *, is_folder: bool) -> None:
+    if is_folder:
+        os.makedirs(path, exist_ok=True)
+    elif not os.path.lexists(path):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+
+
+def _make_only_this_read_only(folder: str) -> None:
+    """Make one mount read-only and leave what is bound inside it as it is."""
+    flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
+    if os.path.ismount(folder):
+        kernel.mount("none", folder, flags=flags)
+
+
+def _is_private(path: str) -> bool:
+    return any(is_within(path, folder) for folder in PRIVATE_FOLDERS)
+
+
+def _read_resolver() -> tuple[str, bytes] | None:
+    """Return place and content of the resolver's configuration, if it lies where the host sees an empty folder."""
+    path = os.path.realpath(_RESOLVER)
+    if not _is_private(path):
+        return None
+    try:
+        with open(path, "rb") as file:
+            return path, file.read()
+    except OSError:
+        return None

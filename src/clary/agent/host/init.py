@@ -1,0 +1,144 @@
+"""First process of a host: enters its namespaces, builds its root, keeps its program.
+
+Where: `program` starts it with the interpreter that runs the agent, an order on standard input (`program_order`) and a
+control socket. With namespaces there are two processes: the outer one stays on the machine and watches the agent, the
+inner one is process 1 of the host. Whichever ends takes the rest with it: the inner one dies with the outer one, and
+the kernel kills a PID namespace whose first process is gone. A parent-death signal from the agent would not do, because
+it fires when the agent's *thread* ends.
+
+no_new_privs is not set, as in a container: sudo, ping and mpirun's helpers work. Capabilities are Docker's defaults
+less MKNOD (`kernel.KEPT_CAPABILITIES`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from clary.agent.host import kernel
+from clary.agent.host.census import DescendantCensus, NamespaceCensus
+from clary.agent.host.keeper import Keeper
+
+_FAILED_EXIT_CODE = 70  # sysexits.h EX_SOFTWARE
+
+
+def main() -> None:
+    """Read the order and carry it out; never returns normally before the program is gone."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    with open(0, "rb", closefd=False) as file:
+        order = json.load(file)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.chdir("/")
+    try:
+        _run(order, control)
+    except Exception as error:  # noqa: BLE001 - boundary: the agent has to hear of anything that stops a host
+        report = {"kind": "failed", "message": f"{type(error).__name__}: {error}"}
+        control.send(json.dumps(report).encode())
+        sys.exit(_FAILED_EXIT_CODE)
+
+
+def _run(order: Mapping[str, Any], control: socket.socket) -> None:
+    control.set_inheritable(False)
+    for process in order["processes"]:
+        os.set_inheritable(process["output_fd"], False)
+    for path in order["cgroup_files"]:
+        with open(path, "w") as file:
+            file.write("0")  # this process, and from now on its descendants
+    if order["isolation"] == "processes":
+        kernel.adopt_orphans()
+        _announce(control)
+        keeper = Keeper(order["processes"], control, census=DescendantCensus(), dies_with_keeper=True)
+        keeper.run(not_isolated=order["not_isolated"])
+        return
+    in_user_namespace, network = _enter_outer_namespaces(order)
+    kernel.unshare(kernel.CLONE_NEWPID)
+    inner = os.fork()
+    if inner == 0:
+        kernel.die_with_parent(signal.SIGKILL)
+        _keep_host(order, control, network=network, in_user_namespace=in_user_namespace)
+        os._exit(0)
+    for process in order["processes"]:
+        os.close(process["output_fd"])
+    _watch(inner, control)
+
+
+def _enter_outer_namespaces(order: Mapping[str, Any]) -> tuple[bool, int | None]:
+    """Enter the user namespace; returns whether there is one and the network namespace, opened, to join later."""
+    network_path, user_path = order["network_namespace_path"], order["user_namespace_path"]
+    network = None if network_path is None else os.open(network_path, os.O_RDONLY | os.O_CLOEXEC)
+    if user_path is not None:
+        user = os.open(user_path, os.O_RDONLY | os.O_CLOEXEC)
+        kernel.join_namespace(user, kind=kernel.CLONE_NEWUSER)
+        os.close(user)
+    elif os.geteuid() != 0:
+        enter_own_user_namespace()
+    else:
+        return False, network
+    return True, network
+
+
+def enter_own_user_namespace() -> None:
+    """Become root of a new user namespace in which the present user is the only one."""
+    user, group = os.geteuid(), os.getegid()
+    kernel.unshare(kernel.CLONE_NEWUSER)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def _keep_host(
+    order: Mapping[str, Any], control: socket.socket, *, network: int | None, in_user_namespace: bool
+) -> None:
+    try:
+        # Imported here: plain processes have no use for it.
+        from clary.agent.host.host_root import build_host_root
+
+        kernel.forbid_tracing()
+        _announce(control)
+        if network is not None:
+            kernel.join_namespace(network, kind=kernel.CLONE_NEWNET)
+            os.close(network)
+        kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWUTS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWCGROUP)
+        kernel.set_hostname(order["hostname"])
+        not_isolated = build_host_root(order, in_user_namespace=in_user_namespace)
+        kernel.limit_capabilities()
+        # Once more: a change of rights may have taken the first one back.
+        kernel.die_with_parent(signal.SIGKILL)
+        keeper = Keeper(order["processes"], control, census=NamespaceCensus(), dies_with_keeper=False)
+        keeper.run(not_isolated=[*order["not_isolated"], *not_isolated])
+    except Exception as error:  # noqa: BLE001 - boundary: as in main, which this fork never returns to
+        report = {"kind": "failed", "message": f"{type(error).__name__}: {error}"}
+        control.send(json.dumps(report).encode())
+        os._exit(_FAILED_EXIT_CODE)
+
+
+def _watch(inner: int, control: socket.socket) -> None:
+    """Wait for the inner process; kill it when the agent's end of the socket is gone."""
+    watched = os.pidfd_open(inner)
+    poll = select.poll()
+    poll.register(watched, select.POLLIN)
+    poll.register(control, 0)  # POLLHUP is always reported; packets are for the inner process
+    agent_gone_at = None
+    while True:
+        events = dict(poll.poll(None if agent_gone_at is None else 1000))
+        if watched in events:
+            os.waitpid(inner, 0)
+            return
+        if agent_gone_at is None:
+            agent_gone_at = time.monotonic()
+            poll.unregister(control)
+        signal.pidfd_send_signal(watched, signal.SIGKILL)
+
+
+def _announce(control: socket.socket) -> None:
+    """Tell the agent this process's pid: the socket carries it, translated to how the machine counts."""
+    control.send(json.dumps({"kind": "init"}).encode())

@@ -1,0 +1,147 @@
+"""The loop that keeps a program: starts its processes, reaps what ends, obeys the agent.
+
+Where: the last thing that the first process of a host does. It ends when the agent closes the control socket or dies,
+which read the same, and nothing of the program outlives it. Messages are JSON objects, one a packet, with a `kind`:
+
+    to the agent: forked, started, ready, exited, signalled, note
+    from the agent: signal (number, id), kill
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clary.agent.host.census import Census
+from clary.agent.host.spawning import spawn
+
+MAX_MESSAGE_BYTES = 65536
+
+# After one of these an exit is the agent's doing; after others (SIGUSR1, SIGCONT...) it is the program's own.
+_ENDING_SIGNALS = frozenset((signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
+# A reaper that anyone could end by a stray `kill 1` or Ctrl-C would take the program with it.
+_IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE)
+
+
+class Keeper:
+    """Keeps one program.
+
+    Args:
+        processes: what to start, in order.
+        control: socket to the agent, SOCK_SEQPACKET.
+        census: reaches every process of the program.
+        dies_with_keeper: whether processes are tied to this one by the kernel's parent-death signal.
+    """
+
+    def __init__(
+        self,
+        processes: Sequence[Mapping[str, Any]],
+        control: socket.socket,
+        *,
+        census: Census,
+        dies_with_keeper: bool,
+    ) -> None:
+        self._processes = processes
+        self._control = control
+        self._census = census
+        self._dies_with_keeper = dies_with_keeper
+        self._alive: dict[int, int] = {}  # pid -> index, of the listed processes only
+        self._doomed: set[int] = set()  # pids that were alive when the agent ended the program
+
+    def run(self, *, not_isolated: Sequence[str]) -> None:
+        """Start everything and keep it until the agent lets go; then kill what is left."""
+        child_ended, wakeup = os.pipe()
+        os.set_blocking(child_ended, False)
+        os.set_blocking(wakeup, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler of any kind makes the wake-up descriptor work
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        for number in _IGNORED_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        try:
+            self._start_all()
+            self._send(kind="ready", not_isolated=list(not_isolated))
+            poll = select.poll()
+            poll.register(self._control, select.POLLIN)
+            poll.register(child_ended, select.POLLIN)
+            is_kept = True
+            while is_kept:
+                ready = [descriptor for descriptor, _ in poll.poll()]
+                if child_ended in ready:
+                    _empty(child_ended)
+                    self._reap()
+                if self._control.fileno() in ready:
+                    is_kept = self._obey()
+        finally:
+            self._census.kill_all()
+
+    def _start_all(self) -> None:
+        for index, process in enumerate(self._processes):
+            pid, failure = spawn(
+                process, index=index, control=self._control, parent_watched=self._dies_with_keeper
+            )
+            self._alive[pid] = index
+            # Kept open here it would never come to its end.
+            os.close(process["output_fd"])
+            if failure:
+                self._send(kind="note", text=f"Process {index} could not be started: {failure}.")
+            else:
+                self._send(kind="started", index=index, pid=pid)
+
+    def _obey(self) -> bool:
+        """Carry one message out; False when the agent has gone."""
+        try:
+            data = self._control.recv(MAX_MESSAGE_BYTES)
+        except ConnectionError:
+            return False
+        if not data:
+            return False
+        message = json.loads(data)
+        # Whoever has ended already has ended by itself.
+        self._reap()
+        if message["kind"] == "kill":
+            self._doomed.update(self._alive)
+            self._census.kill_all()
+            self._reap()
+        else:
+            if message["number"] in _ENDING_SIGNALS:
+                self._doomed.update(self._alive)
+            count = self._census.signal_all(message["number"])
+            self._send(kind="signalled", id=message["id"], count=count)
+        return True
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            index = self._alive.pop(pid, None)
+            if index is not None:
+                code = os.waitstatus_to_exitcode(status)
+                self._send(
+                    kind="exited",
+                    index=index,
+                    code=code if code >= 0 else None,
+                    signal=-code if code < 0 else None,
+                    at=time.time(),
+                    doomed=pid in self._doomed,
+                )
+
+    def _send(self, **message: Any) -> None:
+        with contextlib.suppress(ConnectionError):  # the agent has gone; the next read says so and ends the loop
+            self._control.send(json.dumps(message).encode())
+
+
+def _empty(descriptor: int) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while os.read(descriptor, 4096):
+            pass

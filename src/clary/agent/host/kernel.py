@@ -1,0 +1,196 @@
+"""System calls that Python 3.11 does not offer: mounts, namespaces, capabilities, process attributes.
+
+Where: called by the first process of a host (`init`). Each function raises OSError whose text names the call and its
+objects. Imports nothing heavy, because it runs before the first line of the user's program.
+Source: mount(2), mount_setattr(2), pivot_root(2), unshare(2), setns(2), prctl(2), capabilities(7).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+
+MS_RDONLY = 1
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_NOEXEC = 8
+MS_REMOUNT = 32
+MS_BIND = 4096
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
+MS_RELATIME = 1 << 21
+MNT_DETACH = 2
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_CAPBSET_READ = 23
+_PR_CAPBSET_DROP = 24
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_CAP_AMBIENT = 47
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
+
+_CAPABILITY_VERSION_3 = 0x20080522
+_HIGHEST_CAPABILITY = 63  # the bounding set has at most 64 bits; PR_CAPBSET_READ tells which exist
+
+_SYS_MOUNT_SETATTR = 442  # the same number on every architecture; kernel >= 5.12
+_AT_FDCWD = -100
+_AT_RECURSIVE = 0x8000
+_MOUNT_ATTR_RDONLY = 1
+
+# What Docker leaves to a container's root, less MKNOD: Docker can grant that because a devices cgroup stops the use of
+# the nodes, while here a node of the machine's disk would open the disk.
+# Source: moby oci/caps/defaults.go; numbers from linux/capability.h.
+KEPT_CAPABILITIES = frozenset(
+    {
+        0,  # CHOWN
+        1,  # DAC_OVERRIDE
+        3,  # FOWNER
+        4,  # FSETID
+        5,  # KILL
+        6,  # SETGID
+        7,  # SETUID
+        8,  # SETPCAP
+        10,  # NET_BIND_SERVICE
+        13,  # NET_RAW
+        18,  # SYS_CHROOT
+        29,  # AUDIT_WRITE
+        31,  # SETFCAP
+    }
+)
+
+
+class _CapabilityHeader(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
+
+
+class _CapabilityData(ctypes.Structure):
+    _fields_ = [("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32)]
+
+
+class _MountAttributes(ctypes.Structure):
+    _fields_ = [
+        ("set", ctypes.c_uint64),
+        ("clear", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("user_namespace_fd", ctypes.c_uint64),
+    ]
+
+
+def mount(source: str, target: str, *, kind: str = "", flags: int = 0, options: str = "") -> None:
+    """Mount `source` at `target`; `kind` is the file system, empty for binds and remounts."""
+    result = _libc().mount(
+        os.fsencode(source), os.fsencode(target), kind.encode() or None, ctypes.c_ulong(flags), options.encode() or None
+    )
+    _check(result, f"mount {kind or 'bind'} {source} at {target}")
+
+
+def unmount(target: str, *, flags: int = 0) -> None:
+    """Take the mount at `target` away."""
+    _check(_libc().umount2(os.fsencode(target), flags), f"unmount {target}")
+
+
+def make_read_only(target: str) -> None:
+    """Make the mount at `target`, and all mounts below it, read-only.
+
+    Before kernel 5.12 only the mount itself changes. Other flags stay: a user namespace may not clear those that it
+    inherited, so they are read back and given again.
+    """
+    attributes = _MountAttributes(_MOUNT_ATTR_RDONLY, 0, 0, 0)
+    result = _libc().syscall(
+        ctypes.c_long(_SYS_MOUNT_SETATTR),
+        ctypes.c_int(_AT_FDCWD),
+        os.fsencode(target),
+        ctypes.c_uint(_AT_RECURSIVE),
+        ctypes.byref(attributes),
+        ctypes.c_size_t(ctypes.sizeof(attributes)),
+    )
+    if result == 0:
+        return
+    present = os.statvfs(target).f_flag
+    kept = present & (MS_NOSUID | MS_NODEV | MS_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME)
+    if present & os.ST_RELATIME:
+        kept |= MS_RELATIME
+    mount("none", target, flags=MS_REMOUNT | MS_BIND | MS_RDONLY | kept)
+
+
+def pivot_root_to(folder: str) -> None:
+    """Make `folder`, a mount point, the root of this mount namespace and let go of the old root.
+
+    The old root is stacked on the new one and then detached, so no folder is needed for it (pivot_root(2), NOTES).
+    """
+    os.chdir(folder)
+    _check(_libc().pivot_root(b".", b"."), f"pivot_root to {folder}")
+    unmount(".", flags=MNT_DETACH)
+    os.chdir("/")
+
+
+def unshare(flags: int) -> None:
+    """Leave the namespaces named by `flags` for new ones."""
+    _check(_libc().unshare(flags), f"unshare {flags:#x}")
+
+
+def join_namespace(descriptor: int, *, kind: int) -> None:
+    """Enter the namespace that `descriptor` stands for; `kind` is its CLONE_NEW flag."""
+    _check(_libc().setns(descriptor, kind), f"setns {kind:#x}")
+
+
+def set_hostname(name: str) -> None:
+    """Name this UTS namespace."""
+    encoded = os.fsencode(name)
+    _check(_libc().sethostname(encoded, ctypes.c_size_t(len(encoded))), f"sethostname {name}")
+
+
+def die_with_parent(signal_number: int) -> None:
+    """Have the kernel send `signal_number` to this process when the thread that forked it ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal_number)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def forbid_tracing() -> None:
+    """Keep other processes of the same user from tracing this one or reading its /proc files; exec ends it."""
+    _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def limit_capabilities(kept: frozenset[int] = KEPT_CAPABILITIES) -> None:
+    """Let programs that this process executes have at most `kept`; the process itself keeps what it has."""
+    libc = _libc()
+    for capability in range(_HIGHEST_CAPABILITY + 1):
+        if capability not in kept and libc.prctl(_PR_CAPBSET_READ, ctypes.c_ulong(capability), 0, 0, 0) == 1:
+            _prctl(_PR_CAPBSET_DROP, capability)
+    _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+    # What is inheritable passes an exec by root whatever the bounding set says, so it has to go as well.
+    header = _CapabilityHeader(_CAPABILITY_VERSION_3, 0)
+    data = (_CapabilityData * 2)()
+    _check(libc.capget(ctypes.byref(header), data), "capget")
+    for half in data:
+        half.inheritable = 0
+    _check(libc.capset(ctypes.byref(header), data), "capset")
+
+
+def _prctl(option: int, argument: int) -> None:
+    result = _libc().prctl(option, ctypes.c_ulong(argument), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
+    _check(result, f"prctl {option} {argument}")
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)

@@ -1,0 +1,114 @@
+"""A host's own /proc, /sys and /dev.
+
+Where: `host_root` mounts them into the new root while the old one can still be reached. Inside a container that hides
+parts of its own /proc the kernel refuses a new one to a user namespace; the machine's is then shown, and the returned
+sentences say so.
+Source: mount_namespaces(7) on locked mounts; OCI runtime specification, "Default devices", and moby's masked paths.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Mapping
+
+from clary.agent.host import kernel
+
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_DEVICE_LINKS = (
+    ("fd", "/proc/self/fd"),
+    ("stdin", "/proc/self/fd/0"),
+    ("stdout", "/proc/self/fd/1"),
+    ("stderr", "/proc/self/fd/2"),
+    ("ptmx", "pts/ptmx"),
+    ("core", "/proc/kcore"),
+)
+_GPU_DEVICES = ("/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/dri/*", "/dev/kfd")
+_MASKED = ("acpi", "kcore", "keys", "latency_stats", "sched_debug", "scsi", "sysrq-trigger", "timer_list", "timer_stats")
+_READ_ONLY = ("bus", "fs", "irq", "sys")
+_TERMINAL_GROUP = 5  # "tty" on every distribution; devpts gives it the terminals
+
+
+def mount_proc(new_root: str, *, in_user_namespace: bool) -> list[str]:
+    """Mount the process list of this PID namespace; returns what of it is not the host's own, in sentences."""
+    target = f"{new_root}/proc"
+    try:
+        kernel.mount("proc", target, kind="proc", flags=kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    except PermissionError as error:
+        kernel.mount("/proc", target, flags=kernel.MS_BIND | kernel.MS_REC)
+        return [f"/proc shows the machine's processes, because a new one was refused: {error.strerror}."]
+    if in_user_namespace:
+        return []  # root of a user namespace is nobody to these files
+    for name in _MASKED:
+        path = f"{target}/{name}"
+        if os.path.isdir(path):
+            kernel.mount("tmpfs", path, kind="tmpfs", flags=kernel.MS_RDONLY, options="size=4k,mode=555")
+        elif os.path.exists(path):
+            kernel.mount("/dev/null", path, flags=kernel.MS_BIND)
+    for name in _READ_ONLY:
+        path = f"{target}/{name}"
+        if os.path.exists(path):
+            kernel.mount(path, path, flags=kernel.MS_BIND | kernel.MS_REC)
+            kernel.make_read_only(path)
+    return []
+
+
+def mount_sys(new_root: str, *, cgroup_folders: Mapping[str, str]) -> None:
+    """Mount /sys of the joined network namespace, read-only, with the host's own cgroups in it.
+
+    Args:
+        new_root: root that is being built.
+        cgroup_folders: place below /sys/fs/cgroup ("" for version 2) -> folder of the host's cgroup on the machine.
+    """
+    target = f"{new_root}/sys"
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+    try:
+        kernel.mount("sysfs", target, kind="sysfs", flags=flags)
+    except PermissionError:  # a user namespace that does not own the network namespace
+        kernel.mount("/sys", target, flags=kernel.MS_BIND | kernel.MS_REC)
+        kernel.make_read_only(target)
+        return
+    tree = f"{target}/fs/cgroup"
+    if cgroup_folders and os.path.isdir(tree):
+        if "" not in cgroup_folders:
+            kernel.mount("tmpfs", tree, kind="tmpfs", flags=flags, options="size=64k,mode=755")
+        for name, folder in cgroup_folders.items():
+            place = f"{tree}/{name}".rstrip("/")
+            os.makedirs(place, exist_ok=True)
+            kernel.mount(folder, place, flags=kernel.MS_BIND)
+            kernel.make_read_only(place)  # kernels before 5.12 do not reach it from the top
+    kernel.make_read_only(target)
+
+
+def mount_dev(new_root: str, *, with_gpus: bool, shared_memory_bytes: int | None, in_user_namespace: bool) -> None:
+    """Mount a /dev with the devices that every program expects, own terminals and own shared memory.
+
+    Args:
+        new_root: root that is being built.
+        with_gpus: whether the machine's GPU devices appear; which of them a process uses is the launcher's matter.
+        shared_memory_bytes: size limit of /dev/shm; None leaves the kernel's half of the memory.
+        in_user_namespace: whether only one user is known here.
+    """
+    target = f"{new_root}/dev"
+    kernel.mount("tmpfs", target, kind="tmpfs", flags=kernel.MS_NOSUID, options="size=64k,mode=755")
+    devices = [f"/dev/{name}" for name in _DEVICES]
+    if with_gpus:
+        devices += [path for pattern in _GPU_DEVICES for path in glob.glob(pattern) if not os.path.isdir(path)]
+    for device in devices:
+        place = new_root + device
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        os.close(os.open(place, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666))
+        kernel.mount(device, place, flags=kernel.MS_BIND)
+    for name, link in _DEVICE_LINKS:
+        os.symlink(link, f"{target}/{name}")
+    for name in ("pts", "shm", "mqueue"):
+        os.mkdir(f"{target}/{name}")
+    flags = kernel.MS_NOSUID | kernel.MS_NOEXEC
+    group = "" if in_user_namespace else f",gid={_TERMINAL_GROUP}"
+    kernel.mount("devpts", f"{target}/pts", kind="devpts", flags=flags, options=f"newinstance,ptmxmode=0666,mode=0620{group}")
+    size = "" if shared_memory_bytes is None else f",size={shared_memory_bytes}"
+    kernel.mount("tmpfs", f"{target}/shm", kind="tmpfs", flags=flags | kernel.MS_NODEV, options=f"mode=1777{size}")
+    try:
+        kernel.mount("mqueue", f"{target}/mqueue", kind="mqueue", flags=flags | kernel.MS_NODEV)
+    except OSError:  # kernels without POSIX message queues
+        os.rmdir(f"{target}/mqueue")

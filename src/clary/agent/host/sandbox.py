@@ -1,0 +1,65 @@
+"""What a host is made of and what runs in it, as plain data.
+
+Where: the supervisor fills it in from the launch plan and the launcher's processes; `program.Program.start` carries
+it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from clary.contract.agent_protocol import ProcessExit
+from clary.contract.launch_plan import Isolation, Resources
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessSpec:
+    """One process to start; the program is all of them and their descendants."""
+
+    argv: tuple[str, ...]  # argv[0] without a slash is looked up in PATH of `environment`, as a shell would
+    environment: Mapping[str, str]  # complete: nothing of the agent's own is added
+    working_folder: str  # as the program sees it
+    rank: int | None
+    local_rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bind:
+    """A folder or file of the machine that the program sees at `target`.
+
+    With `overlay` the program may change what it sees while `source` stays as it is: an environment into which it
+    may `pip install`. Where the kernel refuses the overlay, the source is bound writable and `not_isolated` says so.
+    """
+
+    source: str
+    target: str
+    read_only: bool = False
+    overlay: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sandbox:
+    """A host: the world that its program sees. With plain processes only resources and cgroup name are used."""
+
+    isolation: Isolation
+    hostname: str
+    host_folder: str  # existing private folder of this host; changes to the machine's files, /tmp and mounts live here
+    ml_folder: str  # seen at /opt/ml
+    network_namespace_path: str | None = None  # joined; None shares the machine's network
+    user_namespace_path: str | None = None  # joined first; None is real root, or an own one where that is not to be had
+    hosts_file: Mapping[str, str]  # name -> address, for /etc/hosts
+    resources: Resources
+    cgroup_name: str  # "<job>-<attempt>-<host>"; one folder name, unique among hosts that live at the same time
+    binds: tuple[Bind, ...] = ()
+    hidden_folders: tuple[str, ...] = ()  # empty for the program, except where `binds` put something
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramResult:
+    """How a program ended."""
+
+    exits: tuple[ProcessExit, ...]  # in the order in which the processes were given
+    oom_kills: int  # processes that the kernel killed because the host's memory limit was reached
+    peak_memory_bytes: int | None  # None where no cgroup counted it
+    notes: tuple[str, ...]  # what went wrong beside the exits, in sentences

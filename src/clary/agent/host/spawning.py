@@ -1,0 +1,140 @@
+"""Start one process of a program.
+
+Where: the keeper of a host forks here. Between fork and exec the child puts right whatever the keeper has set for
+itself: session, signals, descriptors. What stops it is written to its own output, as a shell would, and it ends with a
+shell's exit code: 127 for what is not there, 126 for what cannot be run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import resource
+import signal
+import socket
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from clary.agent.host import kernel
+
+NOT_FOUND_EXIT_CODE = 127
+NOT_EXECUTABLE_EXIT_CODE = 126
+
+_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_OPEN_FILES = 65536  # soft limit that containers give; a shell's 1024 is too few for data loaders
+_OOM_PREFERENCE = 300  # of 1000: a machine short of memory takes the program before what looks after it
+_UMASK = 0o022
+
+
+def spawn(process: Mapping[str, Any], *, index: int, control: socket.socket, parent_watched: bool) -> tuple[int, str]:
+    """Fork and execute; returns the pid and, when the command could not be executed, a sentence.
+
+    Args:
+        process: argv, environment, working_folder and output_fd.
+        index: place of the process in its program.
+        control: where the child announces itself, so that the agent learns its pid as the machine knows it.
+        parent_watched: whether the process dies with its parent; in a PID namespace it does anyway.
+    """
+    read_end, write_end = os.pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(read_end)
+            if parent_watched:
+                kernel.die_with_parent(signal.SIGKILL)
+                if os.getppid() != parent:
+                    os._exit(NOT_EXECUTABLE_EXIT_CODE)
+            _become(process, index=index, control=control, failure_fd=write_end)
+        except OSError as error:
+            _fail(write_end, str(error), error.errno)
+        finally:
+            os._exit(NOT_EXECUTABLE_EXIT_CODE)
+    os.close(write_end)
+    with open(read_end, "rb") as pipe:  # closed by exec, so this waits for that and no longer
+        return pid, pipe.read().decode(errors="replace")
+
+
+def _become(process: Mapping[str, Any], *, index: int, control: socket.socket, failure_fd: int) -> NoReturn:
+    output, environment, folder = process["output_fd"], process["environment"], process["working_folder"]
+    os.setsid()
+    control.send(json.dumps({"kind": "forked", "index": index}).encode())
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(null, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.umask(_UMASK)
+    _set_limits()
+    _reset_signals()
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        _fail(failure_fd, f"working folder {folder}: {os.strerror(error.errno or 0)}", error.errno)
+    argv, command = process["argv"], process["argv"][0]
+    try:
+        os.execve(find_command(command, environment), argv, environment)
+    except OSError as error:
+        _fail(failure_fd, _explain(error, argv=argv, environment=environment), error.errno)
+    except ValueError as error:  # a zero byte or an equals sign where none can be
+        _fail(failure_fd, f"{command}: {error}", None)
+
+
+def find_command(command: str, environment: Mapping[str, str]) -> str:
+    """Return the file that a shell would execute for `command`; a name that PATH does not hold is returned as it is."""
+    if "/" in command or not command:
+        return command
+    candidates = [f"{folder or '.'}/{command}" for folder in environment.get("PATH", _DEFAULT_PATH).split(":")]
+    for candidate in candidates:
+        if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
+            return candidate
+    # One that is there but not executable gives the better error.
+    return next((candidate for candidate in candidates if os.path.isfile(candidate)), f"/nonexistent/{command}")
+
+
+def _explain(error: OSError, *, argv: list[str], environment: Mapping[str, str]) -> str:
+    command = argv[0]
+    if error.errno == errno.ENOENT:
+        if "/" not in command:
+            return f"{command}: command not found in PATH={environment.get('PATH', _DEFAULT_PATH)}"
+        if os.path.exists(command):
+            return f"{command}: exists, but the interpreter in its first line does not"
+        return f"{command}: no such file"
+    if error.errno == errno.ENOEXEC:
+        return f"{command}: not a program: it has neither a binary's header nor '#!' as its first two characters"
+    if error.errno == errno.E2BIG:
+        name, value = max(environment.items(), key=lambda item: len(item[1]), default=("", ""))
+        return (
+            f"{command}: arguments and environment are larger than the kernel takes; the largest variable is {name} "
+            f"with {len(value)} characters, a single one may have 131071"
+        )
+    return f"{command}: {os.strerror(error.errno or 0)}"
+
+
+def _fail(failure_fd: int, sentence: str, error_number: int | None) -> NoReturn:
+    message = f"clary: cannot start the program: {sentence}\n".encode(errors="replace")
+    os.write(2, message)
+    os.write(failure_fd, sentence.encode(errors="replace"))
+    missing = error_number in (errno.ENOENT, errno.ENOTDIR)
+    os._exit(NOT_FOUND_EXIT_CODE if missing else NOT_EXECUTABLE_EXIT_CODE)
+
+
+def _set_limits() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    with contextlib.suppress(OSError):  # a preference only
+        with open("/proc/self/oom_score_adj") as file:
+            present = int(file.read())
+        if present < _OOM_PREFERENCE:
+            with open("/proc/self/oom_score_adj", "w") as file:
+                file.write(str(_OOM_PREFERENCE))
+
+
+def _reset_signals() -> None:
+    for number in signal.valid_signals():
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())

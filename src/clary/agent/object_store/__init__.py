@@ -1,0 +1,15 @@
+"""A thin S3 client for agents, on the standard library.
+
+uris         s3:// URIs as bucket and key
+connections  a pool of HTTP connections to one endpoint
+exchange     one signed request and its answer, retried with back-off
+reading      objects out: streams that survive broken connections, parallel ranges into a file
+writing      objects in: single and multipart uploads
+store        `ObjectStore`, which the rest of the agent talks to
+"""
+
+from clary.agent.object_store.store import ObjectInfo, ObjectStore
+from clary.agent.object_store.uris import S3Uri, parse_s3_uri
+from clary.agent.object_store.writing import ObjectWriter
+
+__all__ = ["ObjectInfo", "ObjectStore", "ObjectWriter", "S3Uri", "parse_s3_uri"]

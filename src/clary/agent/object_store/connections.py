@@ -1,0 +1,83 @@
+"""A pool of HTTP connections to one endpoint, shared by all threads of an agent."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import threading
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from clary.contract.errors import ContractError
+
+_MAX_IDLE = 32  # more are closed when they come back
+_HTTP_PORT, _HTTPS_PORT = 80, 443
+
+
+@dataclass
+class PooledConnection:
+    """A connection and whether it has carried an answer before."""
+
+    http: http.client.HTTPConnection
+    is_reused: bool = False
+
+
+class ConnectionPool:
+    """Connections to the endpoint at `url`, http or https; one thread owns a connection until it gives it back."""
+
+    def __init__(self, url: str, *, timeout_s: float) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ContractError(f"Object store endpoint {url!r}: expected http://host:port or https://host:port")
+        self.base_path = parts.path.rstrip("/")
+        self._is_tls = parts.scheme == "https"
+        self._name = parts.hostname
+        self._port = parts.port or (_HTTPS_PORT if self._is_tls else _HTTP_PORT)
+        self._timeout_s = timeout_s
+        self._tls = ssl.create_default_context() if self._is_tls else None
+        self._lock = threading.Lock()
+        self._idle: list[PooledConnection] = []
+        self._is_closed = False
+
+    @property
+    def host_header(self) -> str:
+        """The Host header as it is signed: with the port, unless the scheme implies it."""
+        name = f"[{self._name}]" if ":" in self._name else self._name
+        is_implied = self._port == (_HTTPS_PORT if self._is_tls else _HTTP_PORT)
+        return name if is_implied else f"{name}:{self._port}"
+
+    def take(self, *, fresh: bool = False) -> PooledConnection:
+        """Return a connection: the one used last if there is one idle, unless `fresh`; it connects when it is used."""
+        with self._lock:
+            if self._idle and not fresh:
+                return self._idle.pop()
+        if self._tls is not None:
+            secure = http.client.HTTPSConnection(
+                self._name, self._port, timeout=self._timeout_s, context=self._tls, blocksize=1 << 18
+            )
+            return PooledConnection(secure)
+        return PooledConnection(
+            http.client.HTTPConnection(self._name, self._port, timeout=self._timeout_s, blocksize=1 << 18)
+        )
+
+    def give_back(self, connection: PooledConnection) -> None:
+        """Keep a connection whose answer was read to the end."""
+        connection.is_reused = True
+        with self._lock:
+            if not self._is_closed and len(self._idle) < _MAX_IDLE:
+                self._idle.append(connection)
+                return
+        connection.http.close()
+
+    def drop_idle(self) -> None:
+        """Close the idle connections: one of them was found dead, so the others are suspect."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.http.close()
+
+    def close(self) -> None:
+        """Close idle connections now and others when they come back."""
+        with self._lock:
+            self._is_closed = True
+        self.drop_idle()

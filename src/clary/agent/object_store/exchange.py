@@ -1,0 +1,314 @@
+"""One signed S3 request and its answer, retried with back-off.
+
+Where: everything in this package sends through `Exchange`.
+
+What is retried: connections that cannot be made or that break, timeouts, answers 408, 429 and 5xx, and the few 4xx
+codes that mean "again". What is not: every other refusal, 403 and 404 first of all, because the same request gets
+the same answer.
+Source: Amazon S3 API reference, "Error responses".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import random
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from types import TracebackType
+from typing import Self, TypeVar
+from urllib.parse import quote
+
+from clary.agent.object_store.connections import ConnectionPool, PooledConnection
+from clary.contract.clock import Clock
+from clary.contract.errors import Fault, ObjectStoreError
+from clary.contract.launch_plan import Endpoint
+from clary.contract.sigv4 import EMPTY_HASH, PATH_SAFE, UNRESERVED, sign
+
+FIRST_PAUSE_S = 0.5  # five attempts then span 4 to 8 seconds: a store that restarts is back by then
+MAX_PAUSE_S = 10.0
+_MAX_ANSWER_BYTES = 64 << 20  # of an XML answer; a page of a listing has about 1 MB
+_MAX_ERROR_BYTES = 64 << 10
+_RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504, 507, 509})
+_RETRIED_CODES = frozenset({"RequestTimeout", "SlowDown", "InternalError", "OperationAborted", "ServiceUnavailable"})
+_CONNECTION_ERRORS = (OSError, http.client.HTTPException)
+_DEAD_CONNECTION_ERRORS = (ConnectionResetError, BrokenPipeError, http.client.RemoteDisconnected)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class S3Request:
+    """What is asked; an empty key asks the bucket."""
+
+    method: str
+    bucket: str
+    key: str = ""
+    query: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)  # lower-case names
+    body: bytes | memoryview | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.method} s3://{self.bucket}/{self.key}"
+
+
+class Trouble(Exception):
+    """Why one attempt failed; `Exchange.retrying` makes the lasting ones ObjectStoreErrors."""
+
+    def __init__(self, reason: str, *, status: int | None = None, code: str = "", is_retryable: bool = True) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.status = status
+        self.code = code
+        self.is_retryable = is_retryable
+
+
+class S3Response:
+    """An answer of the 2xx family whose body is still to be read; a context that gives its connection back."""
+
+    def __init__(self, response: http.client.HTTPResponse, connection: PooledConnection, pool: ConnectionPool) -> None:
+        self._response = response
+        self._connection = connection
+        self._pool = pool
+        self.status = response.status
+        self.headers = {name.lower(): value for name, value in response.headers.items()}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def content_length(self) -> int | None:
+        """Length of the body as the answer declares it; None if it does not."""
+        declared = self.headers.get("content-length", "")
+        return int(declared) if declared.isdigit() else None
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Fill `buffer` from the body; 0 at its end. Raises: Trouble for a broken connection or a short body."""
+        try:
+            return self._response.readinto(buffer)
+        except _CONNECTION_ERRORS as error:
+            raise Trouble(f"the connection broke within the answer: {_words(error)}") from error
+
+    def read_all(self, *, max_bytes: int = _MAX_ANSWER_BYTES) -> bytes:
+        """Return the whole body. Raises: Trouble if it breaks off or has more than `max_bytes`."""
+        try:
+            data = self._response.read(max_bytes + 1)
+        except _CONNECTION_ERRORS as error:
+            raise Trouble(f"the connection broke within the answer: {_words(error)}") from error
+        if len(data) > max_bytes:
+            raise Trouble(f"the answer has more than {max_bytes} bytes", is_retryable=False)
+        declared = self.content_length
+        if declared is not None and len(data) < declared and self._response.length != 0:
+            raise Trouble(f"the answer broke off after {len(data)} of {declared} bytes")
+        return data
+
+    def close(self) -> None:
+        """Keep the connection if the body was read to its end, close it otherwise."""
+        if self._response.isclosed() and not self._response.will_close:
+            self._pool.give_back(self._connection)
+        else:
+            self._response.close()
+            self._connection.http.close()
+
+
+class Exchange:
+    """Sends requests to one endpoint; safe for many threads at once."""
+
+    def __init__(
+        self, endpoint: Endpoint, *, timeout_s: float, attempts: int, clock: Clock, sleep: Callable[[float], None]
+    ) -> None:
+        self._endpoint = endpoint
+        self._pool = ConnectionPool(endpoint.url, timeout_s=timeout_s)
+        self._attempts = attempts
+        self._clock = clock
+        self._sleep = sleep
+
+    @property
+    def attempts(self) -> int:
+        """How often a request is tried in all."""
+        return self._attempts
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._pool.close()
+
+    def send(self, request: S3Request) -> tuple[Mapping[str, str], bytes]:
+        """Send a request and return headers and body of its answer.
+
+        Raises: ObjectStoreError if it was refused, or not answered in all attempts.
+        """
+
+        def attempt() -> tuple[Mapping[str, str], bytes]:
+            with self.once(request) as response:
+                return response.headers, response.read_all()
+
+        return self.retrying(attempt, request)
+
+    def once(self, request: S3Request) -> S3Response:
+        """Send a request once; the caller reads the answer and closes it. Raises: Trouble."""
+        target, query = self._target(request)
+        url = f"{target}?{query}" if query else target
+        connection = self._pool.take()
+        while True:
+            headers = self._signed_headers(request, target, query)
+            try:
+                response = _exchange_once(connection.http, request, url, headers)
+                break
+            except _CONNECTION_ERRORS as error:
+                connection.http.close()
+                if connection.is_reused and isinstance(error, _DEAD_CONNECTION_ERRORS):
+                    # The store closed it while it was idle, which says nothing about this request.
+                    self._pool.drop_idle()
+                    connection = self._pool.take(fresh=True)
+                    continue
+                raise Trouble(f"no answer from {self._endpoint.url}: {_words(error)}") from error
+            except BaseException:
+                connection.http.close()
+                raise
+        answer = S3Response(response, connection, self._pool)
+        if response.status // 100 == 2:
+            return answer
+        with answer:
+            raise _refusal(request, answer)
+
+    def retrying(self, action: Callable[[], T], request: S3Request) -> T:
+        """Run `action` until it ends without Trouble, at most `attempts` times.
+
+        Args:
+            request: what the action sends, for the error.
+        Raises: ObjectStoreError with bucket, key, status and attempts in its details.
+        """
+        for number in range(1, self._attempts + 1):
+            try:
+                return action()
+            except Trouble as trouble:
+                if not trouble.is_retryable or number == self._attempts:
+                    raise store_error(request, trouble, attempts=number) from trouble
+            self.pause(number)
+        raise AssertionError("attempts is at least 1")
+
+    def pause(self, number: int) -> None:
+        """Wait after the attempt with this number, counted from 1: longer each time, capped, with jitter."""
+        longest = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** (number - 1))
+        self._sleep(longest * random.uniform(0.5, 1.0))
+
+    def _target(self, request: S3Request) -> tuple[str, str]:
+        try:
+            path = f"{self._pool.base_path}/{quote(request.bucket, safe=UNRESERVED, errors='strict')}"
+            if request.key:
+                path += f"/{quote(request.key, safe=PATH_SAFE, errors='strict')}"
+        except UnicodeEncodeError as error:
+            text = ascii(f"s3://{request.bucket}/{request.key}")
+            raise ObjectStoreError(
+                f"{request.method} {text}: S3 keys are UTF-8 text and this one is not. Rename the file.",
+                fault=Fault.USER,
+                details={"bucket": request.bucket, "key": ascii(request.key)},
+            ) from error
+        pairs = [
+            f"{quote(name, safe=UNRESERVED)}={quote(value, safe=UNRESERVED)}" for name, value in request.query.items()
+        ]
+        return path, "&".join(pairs)
+
+    def _signed_headers(self, request: S3Request, target: str, query: str) -> dict[str, str]:
+        """Return headers with a signature over the body's hash, so that a body damaged on its way is refused."""
+        headers = {"host": self._pool.host_header, **request.headers}
+        payload_hash = hashlib.sha256(request.body).hexdigest() if request.body else EMPTY_HASH
+        signature = sign(
+            request.method,
+            target,
+            query,
+            headers,
+            payload_hash,
+            credentials=self._endpoint.credentials,
+            region=self._endpoint.region,
+            service="s3",
+            now=self._clock.now(),
+        )
+        return {**headers, **signature}
+
+
+def _exchange_once(
+    connection: http.client.HTTPConnection, request: S3Request, url: str, headers: Mapping[str, str]
+) -> http.client.HTTPResponse:
+    try:
+        connection.request(request.method, url, body=request.body, headers=headers)
+    except (BrokenPipeError, ConnectionResetError) as error:
+        # A store that refuses a request from its headers alone closes while the body is being sent; its answer waits.
+        try:
+            return connection.getresponse()
+        except _CONNECTION_ERRORS:
+            raise error from None
+    return connection.getresponse()
+
+
+def error_facts(body: bytes) -> tuple[str, str]:
+    """Return code and message of an S3 error document; empty strings for anything else."""
+    try:
+        root = ET.fromstring(body)  # noqa: S314 - of our own store; expat limits expansions itself
+    except ET.ParseError:
+        return "", ""
+    if _local_name(root.tag) != "Error":
+        return "", ""
+    texts = {_local_name(child.tag): child.text or "" for child in root}
+    return texts.get("Code", ""), texts.get("Message", "")
+
+
+def store_error(request: S3Request, trouble: Trouble, *, attempts: int) -> ObjectStoreError:
+    """Return the lasting error of a request."""
+    if trouble.is_retryable:
+        hint = f"Given up after {attempts} attempts; check that the object store runs and is not full."
+        fault = Fault.INFRASTRUCTURE
+    else:
+        hint = "Not retried, because the same request gets the same answer."
+        fault = Fault.USER
+        if trouble.status == HTTPStatus.FORBIDDEN:
+            hint += " Check that the job's access key may read and write there."
+        elif trouble.status == HTTPStatus.NOT_FOUND:
+            hint += " Check bucket and key."
+    return ObjectStoreError(
+        f"{request}: {trouble.reason}. {hint}",
+        fault=fault,
+        retryable=trouble.is_retryable,
+        details={
+            "bucket": request.bucket,
+            "key": request.key,
+            "status": trouble.status,
+            "code": trouble.code,
+            "attempts": attempts,
+        },
+    )
+
+
+def _refusal(request: S3Request, answer: S3Response) -> Trouble:
+    try:
+        body = b"" if request.method == "HEAD" else answer.read_all(max_bytes=_MAX_ERROR_BYTES)
+    except Trouble:
+        body = b""
+    code, message = error_facts(body)
+    said = f" {code}" if code else ""
+    said += f" ({message})" if message else ""
+    is_retryable = answer.status in _RETRIED_STATUSES or code in _RETRIED_CODES
+    reason = f"S3 answered {answer.status}{said or ' ' + _phrase(answer.status)}"
+    return Trouble(reason, status=answer.status, code=code, is_retryable=is_retryable)
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "with no reason"
+
+
+def _local_name(tag: str) -> str:
+    return tag.rpartition("}")[2]
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,211 @@
+"""Objects out of the store: streams that survive broken connections, parallel ranges into a file.
+
+A file appears under its name only when it is whole: it is written under a temporary name beside it and renamed. No
+fsync: after a crash of the machine the job starts anew from the store.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import secrets
+import threading
+from collections.abc import Iterator
+from concurrent.futures import FIRST_EXCEPTION, Executor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from clary.agent.disk_space import disk_errors_named, require_space
+from clary.agent.object_store.exchange import Exchange, S3Request, S3Response, Trouble, store_error
+
+RANGE_BYTES = 16 << 20  # of one ranged GET
+PARALLEL_ABOVE_BYTES = 32 << 20
+PART_SUFFIX = ".clary-part"
+_CHUNK_BYTES = 1 << 20
+
+
+class ObjectReader(io.RawIOBase):
+    """An object as a stream; a broken connection is opened again where it broke, on the same version of the object.
+
+    Raises (from reads): ObjectStoreError when the object cannot be read on, after the exchange's attempts without
+    progress, or when it was replaced meanwhile.
+    """
+
+    def __init__(self, exchange: Exchange, *, bucket: str, key: str) -> None:
+        super().__init__()
+        self._exchange = exchange
+        self._bucket = bucket
+        self._key = key
+        self._position = 0
+        self._response: S3Response | None = None
+        self._etag: str | None = None
+        self.size_bytes: int | None = None  # known after the first answer
+        self._num_troubles = 0
+        exchange.retrying(self._open, self._request())
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        """Fill `buffer` with what comes next; 0 at the end of the object."""
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        if not view:
+            return 0
+        while True:
+            try:
+                if self._response is None:
+                    if self._position == self.size_bytes:
+                        return 0
+                    self._open()
+                assert self._response is not None
+                count = self._response.readinto(view)
+                if count == 0 and self.size_bytes is not None and self._position < self.size_bytes:
+                    raise Trouble(f"the answer broke off after {self._position} of {self.size_bytes} bytes")
+            except Trouble as trouble:
+                self._release()
+                self._num_troubles += 1
+                if not trouble.is_retryable or self._num_troubles >= self._exchange.attempts:
+                    raise store_error(self._request(), trouble, attempts=self._num_troubles) from trouble
+                self._exchange.pause(self._num_troubles)
+                continue
+            self._position += count
+            if count:
+                self._num_troubles = 0
+            else:
+                self._release()
+            return count
+
+    def close(self) -> None:
+        """Let the connection go."""
+        self._release()
+        super().close()
+
+    def _request(self) -> S3Request:
+        headers = {}
+        if self._position:
+            headers["range"] = f"bytes={self._position}-"
+        if self._etag:
+            headers["if-match"] = self._etag
+        return S3Request(method="GET", bucket=self._bucket, key=self._key, headers=headers)
+
+    def _open(self) -> None:
+        response = self._exchange.once(self._request())
+        if self._position and response.status != 206:
+            response.close()
+            raise Trouble("the store ignored the range that was asked for", is_retryable=False)
+        if self.size_bytes is None:
+            self.size_bytes = response.content_length
+            self._etag = response.headers.get("etag")
+        self._response = response
+
+    def _release(self) -> None:
+        if self._response is not None:
+            self._response.close()
+            self._response = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Version:
+    """One version of an object, on its way into an open file."""
+
+    request: S3Request
+    size_bytes: int
+    etag: str
+    descriptor: int
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[int]:
+    """Give a descriptor of a temporary file that becomes `path` at a clean end and vanishes otherwise."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A name of fixed length: `path.name` may already be as long as a name can be.
+    temporary = path.with_name(f".{secrets.token_hex(8)}{PART_SUFFIX}")
+    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def download_whole(exchange: Exchange, request: S3Request, path: Path, *, size_bytes: int) -> None:
+    """Fetch an object with one GET at a time; each attempt starts again from the first byte.
+
+    Raises: ObjectStoreError; AgentError for a full disk.
+    """
+    require_space(path.parent, needed_bytes=size_bytes)
+    with disk_errors_named(path, needed_bytes=size_bytes), whole_file(path) as descriptor:
+
+        def attempt() -> None:
+            with exchange.once(request) as response:
+                _copy(response, descriptor, start=0, size_bytes=size_bytes)
+
+        exchange.retrying(attempt, request)
+
+
+def download_ranges(
+    exchange: Exchange, request: S3Request, path: Path, *, size_bytes: int, etag: str, executor: Executor
+) -> None:
+    """Fetch an object by ranges in parallel, all of the version that `etag` names.
+
+    Raises: ObjectStoreError; AgentError for a full disk.
+    """
+    require_space(path.parent, needed_bytes=size_bytes)
+    stop = threading.Event()
+    with disk_errors_named(path, needed_bytes=size_bytes), whole_file(path) as descriptor:
+        os.truncate(descriptor, size_bytes)
+        version = _Version(request=request, size_bytes=size_bytes, etag=etag, descriptor=descriptor)
+        jobs = [
+            executor.submit(_download_range, exchange, version, start, stop=stop)
+            for start in range(0, size_bytes, RANGE_BYTES)
+        ]
+        try:
+            done, _ = wait(jobs, return_when=FIRST_EXCEPTION)
+            for job in done:
+                job.result()
+        finally:
+            stop.set()
+            for job in jobs:
+                job.cancel()
+            wait(jobs)  # the descriptor must outlive every thread that writes to it
+
+
+def _download_range(exchange: Exchange, version: _Version, start: int, *, stop: threading.Event) -> None:
+    end = min(start + RANGE_BYTES, version.size_bytes)
+    headers = {"range": f"bytes={start}-{end - 1}", **({"if-match": version.etag} if version.etag else {})}
+    ranged = S3Request(method="GET", bucket=version.request.bucket, key=version.request.key, headers=headers)
+
+    def attempt() -> None:
+        if stop.is_set():
+            return
+        with exchange.once(ranged) as response:
+            if response.status != 206:
+                raise Trouble("the store ignored the range that was asked for", is_retryable=False)
+            _copy(response, version.descriptor, start=start, size_bytes=end - start)
+
+    exchange.retrying(attempt, ranged)
+
+
+def _copy(response: S3Response, descriptor: int, *, start: int, size_bytes: int) -> None:
+    """Write the body to a file from `start` on. Raises: Trouble unless it has exactly `size_bytes`."""
+    declared = response.content_length
+    if declared is not None and declared != size_bytes:
+        raise Trouble(
+            f"expected {size_bytes} bytes, the store sends {declared}: the object changed meanwhile", is_retryable=False
+        )
+    buffer = memoryview(bytearray(min(_CHUNK_BYTES, max(1, size_bytes))))
+    position = 0
+    while count := response.readinto(buffer):
+        view = buffer[:count]
+        while view:
+            written = os.pwrite(descriptor, view, start + position)
+            view = view[written:]
+            position += written
+    if position != size_bytes:
+        raise Trouble(f"the answer broke off after {position} of {size_bytes} bytes")

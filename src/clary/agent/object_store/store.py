@@ -1,0 +1,254 @@
+"""`ObjectStore`: what the rest of the agent knows of S3.
+
+Where: channels read through it, artifacts write through it, with the plan's own endpoint and key.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Protocol, Self, cast
+from urllib.parse import unquote_plus
+
+from clary.agent.object_store import reading, writing
+from clary.agent.object_store.exchange import Exchange, S3Request, S3Response, Trouble
+from clary.contract.clock import Clock, SystemClock
+from clary.contract.errors import Fault, ObjectStoreError
+from clary.contract.launch_plan import Endpoint
+
+_NUM_THREADS = 8  # for ranges and parts of all transfers together
+_READ_BUFFER_BYTES = 1 << 20
+_METADATA_PREFIX = "x-amz-meta-"
+
+
+class _Readable(Protocol):
+    def read(self, size: int = -1, /) -> bytes:
+        """Return up to `size` bytes; none at the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectInfo:
+    """An object of a bucket."""
+
+    key: str
+    size_bytes: int
+    etag: str  # with its quotes, as S3 gives it
+    metadata: Mapping[str, str] = field(default_factory=dict)  # of `head`; lower-case names, without x-amz-meta-
+
+
+class ObjectStore:
+    """An S3 endpoint; safe for many threads at once. Close it to end its threads and connections.
+
+    Args:
+        endpoint: URL, region and key; the URL's path, if any, is kept in front of buckets.
+        timeout_s: of connecting and of every silence within an answer, in seconds.
+        attempts: tries of each request in all.
+        clock: gives the time that requests are signed with.
+        sleep: waits between attempts; tests pass their own.
+    Raises: every method raises ObjectStoreError when the store refused (fault USER) or did not answer (fault
+        INFRASTRUCTURE, retryable); `details` hold bucket, key, status, code and attempts.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        timeout_s: float = 60.0,
+        attempts: int = 5,
+        clock: Clock | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.region = endpoint.region
+        self._exchange = Exchange(
+            endpoint, timeout_s=timeout_s, attempts=attempts, clock=clock or SystemClock(), sleep=sleep
+        )
+        self._lock = threading.Lock()
+        self._executor: ThreadPoolExecutor | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End threads and connections; transfers under way are let finish."""
+        with self._lock:
+            executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown(wait=True, cancel_futures=True)
+        self._exchange.close()
+
+    def list_objects(self, bucket: str, prefix: str) -> Iterator[ObjectInfo]:
+        """Yield every object whose key starts with `prefix`, in the store's order (UTF-8), page by page."""
+        token = ""
+        while True:
+            query = {"list-type": "2", "encoding-type": "url", "prefix": prefix}
+            if token:
+                query["continuation-token"] = token
+            request = S3Request(method="GET", bucket=bucket, query=query)
+            page = self._exchange.retrying(lambda request=request: _page(self._exchange.once(request)), request)  # type: ignore[misc]
+            yield from page.objects
+            if not page.next_token:
+                return
+            token = page.next_token
+
+    def head(self, bucket: str, key: str) -> ObjectInfo | None:
+        """Return an object's facts; None if there is no such object or bucket."""
+        try:
+            headers, _ = self._exchange.send(S3Request(method="HEAD", bucket=bucket, key=key))
+        except ObjectStoreError as error:
+            if error.details.get("status") == HTTPStatus.NOT_FOUND:
+                return None
+            raise
+        metadata = {
+            name.lower().removeprefix(_METADATA_PREFIX): value
+            for name, value in headers.items()
+            if name.lower().startswith(_METADATA_PREFIX)
+        }
+        return ObjectInfo(
+            key=key,
+            size_bytes=int(headers.get("content-length") or 0),
+            etag=headers.get("etag", ""),
+            metadata=metadata,
+        )
+
+    def get_bytes(self, bucket: str, key: str, *, max_bytes: int) -> bytes:
+        """Return an object's content; one with more than `max_bytes` is an error."""
+        request = S3Request(method="GET", bucket=bucket, key=key)
+
+        def attempt() -> bytes:
+            with self._exchange.once(request) as response:
+                return response.read_all(max_bytes=max_bytes)
+
+        return self._exchange.retrying(attempt, request)
+
+    def download(self, bucket: str, key: str, path: Path, *, size_bytes: int | None = None) -> int:
+        """Write an object to `path` and return its size; large ones come by ranges in parallel.
+
+        The file appears under its name only when it is whole. State after failure: `path` is as it was.
+
+        Args:
+            size_bytes: size that the object must have, for example from a listing; None takes what stands.
+        Raises: AgentError (fault USER) for a full disk, naming path, bytes needed and bytes free.
+        """
+        request = S3Request(method="GET", bucket=bucket, key=key)
+        if size_bytes is not None and size_bytes <= reading.PARALLEL_ABOVE_BYTES:
+            reading.download_whole(self._exchange, request, path, size_bytes=size_bytes)
+            return size_bytes
+        facts = self._facts(request)
+        if size_bytes not in (None, facts.size_bytes):
+            raise ObjectStoreError(
+                f"s3://{bucket}/{key} changed while the job fetched it: expected {size_bytes} bytes, "
+                f"got {facts.size_bytes}.",
+                fault=Fault.USER,
+                details={"bucket": bucket, "key": key, "status": None, "attempts": 1},
+            )
+        if facts.size_bytes <= reading.PARALLEL_ABOVE_BYTES:
+            reading.download_whole(self._exchange, request, path, size_bytes=facts.size_bytes)
+        else:
+            reading.download_ranges(
+                self._exchange,
+                request,
+                path,
+                size_bytes=facts.size_bytes,
+                etag=facts.etag,
+                executor=self._threads(),
+            )
+        return facts.size_bytes
+
+    def open_reader(self, bucket: str, key: str) -> BinaryIO:
+        """Open an object as a stream that goes on where a connection breaks; close it after use."""
+        reader = reading.ObjectReader(self._exchange, bucket=bucket, key=key)
+        return cast("BinaryIO", io.BufferedReader(reader, _READ_BUFFER_BYTES))
+
+    def put_bytes(self, bucket: str, key: str, body: bytes, *, metadata: Mapping[str, str] | None = None) -> None:
+        """Store `body` as an object with one request."""
+        headers = {f"{_METADATA_PREFIX}{name}": value for name, value in (metadata or {}).items()}
+        writing.put_object(self._exchange, bucket, key, body=body, headers=headers)
+
+    def upload_file(self, bucket: str, key: str, path: Path) -> int:
+        """Store a file as an object, by parallel parts above 16 MiB; returns its size.
+
+        Raises: OSError if the file cannot be read.
+        """
+        with path.open("rb") as file:
+            return self.upload_stream(bucket, key, file)
+
+    def upload_stream(
+        self, bucket: str, key: str, reader: _Readable, *, metadata: Mapping[str, str] | None = None
+    ) -> int:
+        """Store all that `reader` gives as an object and return the size; errors of `reader` abort and pass."""
+        with self.open_writer(bucket, key, metadata=metadata) as writer:
+            while data := reader.read(_READ_BUFFER_BYTES):
+                writer.write(data)
+        return writer.size_bytes
+
+    def open_writer(self, bucket: str, key: str, *, metadata: Mapping[str, str] | None = None) -> writing.ObjectWriter:
+        """Open a stream that becomes an object when it is closed; use it as a context, which aborts on an error."""
+        return writing.ObjectWriter(self._exchange, self._threads(), bucket=bucket, key=key, metadata=metadata)
+
+    def delete(self, bucket: str, key: str) -> None:
+        """Delete an object; one that is not there is as good as deleted."""
+        try:
+            self._exchange.send(S3Request(method="DELETE", bucket=bucket, key=key))
+        except ObjectStoreError as error:
+            if error.details.get("code") != "NoSuchKey":
+                raise
+
+    def _facts(self, request: S3Request) -> ObjectInfo:
+        facts = self.head(request.bucket, request.key)
+        if facts is None:
+            self._exchange.send(request)  # says what is missing, which an answer to HEAD cannot
+            raise AssertionError("an object that HEAD does not find cannot be read")
+        return facts
+
+    def _threads(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="s3")
+            return self._executor
+
+
+@dataclass(frozen=True)
+class _Page:
+    objects: tuple[ObjectInfo, ...]
+    next_token: str
+
+
+def _page(response: S3Response) -> _Page:
+    """Read one page of ListObjectsV2. Raises: Trouble for an answer that is none."""
+    with response:
+        body = response.read_all()
+    try:
+        root = ET.fromstring(body)  # noqa: S314 - of our own store; expat limits expansions itself
+    except ET.ParseError as error:
+        raise Trouble(f"the listing cannot be read: {error}") from error
+    objects = []
+    texts = {}
+    for element in root:
+        name = element.tag.rpartition("}")[2]
+        if name == "Contents":
+            facts = {child.tag.rpartition("}")[2]: child.text or "" for child in element}
+            objects.append((facts.get("Key", ""), facts.get("Size", "0"), facts.get("ETag", "")))
+        else:
+            texts[name] = element.text or ""
+    # A store that does not know encoding-type=url says so by not repeating it.
+    decode = unquote_plus if texts.get("EncodingType") == "url" else str
+    is_truncated = texts.get("IsTruncated") == "true"
+    token = texts.get("NextContinuationToken", "") if is_truncated else ""
+    if is_truncated and not token:
+        raise Trouble("the listing says that more follows, but not where", is_retryable=False)
+    return _Page(
+        tuple(ObjectInfo(key=decode(key), size_bytes=int(size), etag=etag) for key, size, etag in objects), token
+    )

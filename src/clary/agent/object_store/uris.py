@@ -1,0 +1,45 @@
+"""`s3://bucket/key` as bucket and key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clary.contract.errors import AgentError, Fault
+
+_SCHEME = "s3://"
+
+
+@dataclass(frozen=True)
+class S3Uri:
+    """An object or a prefix; `str()` gives the URI back."""
+
+    bucket: str
+    key: str  # empty for the whole bucket
+
+    def __str__(self) -> str:
+        return f"{_SCHEME}{self.bucket}/{self.key}" if self.key else f"{_SCHEME}{self.bucket}"
+
+    def child(self, name: str) -> S3Uri:
+        """Return the URI of `name` below this one, with one slash between."""
+        return S3Uri(self.bucket, f"{self.key.rstrip('/')}/{name}" if self.key else name)
+
+
+def parse_s3_uri(uri: str) -> S3Uri:
+    """Read `s3://bucket`, `s3://bucket/` or `s3://bucket/key`; the key is kept as it is, byte for byte.
+
+    Raises: AgentError (fault USER) for anything else.
+    """
+    if uri.startswith(("https://", "http://")):
+        raise _no_uri(uri, "https forms of S3 URIs are not supported, because they do not say where the bucket ends")
+    if not uri.startswith(_SCHEME):
+        raise _no_uri(uri, "it does not start with s3://")
+    bucket, _, key = uri.removeprefix(_SCHEME).partition("/")
+    if not bucket or bucket in (".", "..") or any(character in bucket for character in "?#\\ \0"):
+        raise _no_uri(uri, "it names no bucket")
+    return S3Uri(bucket, key)
+
+
+def _no_uri(uri: str, reason: str) -> AgentError:
+    return AgentError(
+        f"{uri[:200]!r} is not an S3 URI that can be used: {reason}. Write it as s3://bucket/key.", fault=Fault.USER
+    )

@@ -1,0 +1,216 @@
+"""Objects into the store: one PUT for small ones, multipart for large ones and streams.
+
+Every request's body is signed by its SHA-256, so a store refuses a part that was damaged on its way. A multipart
+upload that cannot be completed is aborted, which frees its parts; nothing appears under the key before completion.
+Source: Amazon S3 API reference, "Uploading and copying objects using multipart upload".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import xml.etree.ElementTree as ET
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Executor, Future
+from http import HTTPStatus
+from types import TracebackType
+from typing import Self
+from xml.sax.saxutils import escape
+
+from clary.agent.object_store.exchange import Exchange, S3Request, Trouble, error_facts
+from clary.contract.errors import ObjectStoreError
+
+PART_BYTES = 16 << 20  # S3 takes 5 MiB to 5 GiB
+_PARTS_A_SIZE = 1000  # after so many parts their size doubles: 10,000 parts then hold more than S3's 5 TiB
+_MAX_PENDING_PARTS = 4  # parts in flight, each in memory
+_MD5_HEX_LENGTH = 32
+
+
+class ObjectWriter:
+    """Write-only stream that becomes an object when it is closed; as a context it aborts on an error.
+
+    One thread writes; parts travel in parallel in the store's threads.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        executor: Executor,
+        *,
+        bucket: str,
+        key: str,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        self._exchange = exchange
+        self._executor = executor
+        self._bucket = bucket
+        self._key = key
+        self._headers = {f"x-amz-meta-{name}": value for name, value in (metadata or {}).items()}
+        self._buffer = bytearray()
+        self._upload_id = ""
+        self._pending: deque[Future[str]] = deque()
+        self._etags: list[str] = []
+        self._num_parts = 0
+        self._is_over = False
+        self.size_bytes = 0  # written so far
+        self.etag = ""  # of the object, after close
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        """Take `data`; returns its length. Raises: ObjectStoreError, also of a part sent before."""
+        self._buffer += data
+        self.size_bytes += len(data)
+        while len(self._buffer) >= (size := self._part_bytes()):
+            part = bytes(memoryview(self._buffer)[:size])
+            del self._buffer[:size]
+            self._send_part(part)
+        return len(data)
+
+    def close(self) -> None:
+        """Complete the object. Raises: ObjectStoreError; the upload is then aborted."""
+        if self._is_over:
+            return
+        try:
+            if not self._upload_id:
+                self.etag = put_object(
+                    self._exchange, self._bucket, self._key, body=bytes(self._buffer), headers=self._headers
+                )
+            else:
+                if self._buffer:
+                    self._send_part(bytes(self._buffer))
+                while self._pending:
+                    self._etags.append(self._pending.popleft().result())
+                self.etag = self._complete()
+            self._is_over = True
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Drop the upload and its parts; nothing after `close` went well."""
+        if self._is_over:
+            return
+        self._is_over = True
+        for part in self._pending:
+            part.cancel()
+        for part in self._pending:
+            if not part.cancelled():
+                part.exception()  # waits: a part that arrives after the abort would stay behind
+        self._pending.clear()
+        if self._upload_id:
+            request = self._request("DELETE", {"uploadId": self._upload_id})
+            try:
+                self._exchange.send(request)
+            except ObjectStoreError:
+                return  # the error that led here matters more; stores expire dropped uploads
+
+    def _part_bytes(self) -> int:
+        return PART_BYTES << (self._num_parts // _PARTS_A_SIZE)
+
+    def _send_part(self, part: bytes) -> None:
+        if not self._upload_id:
+            self._upload_id = self._start()
+        while len(self._pending) >= _MAX_PENDING_PARTS:
+            self._etags.append(self._pending.popleft().result())
+        self._num_parts += 1
+        query = {"partNumber": str(self._num_parts), "uploadId": self._upload_id}
+        request = self._request("PUT", query, body=part)
+        self._pending.append(self._executor.submit(self._put_part, request))
+
+    def _put_part(self, request: S3Request) -> str:
+        headers, _ = self._exchange.send(request)
+        return headers.get("etag", "")
+
+    def _start(self) -> str:
+        request = S3Request(
+            method="POST", bucket=self._bucket, key=self._key, query={"uploads": ""}, headers=self._headers, body=b""
+        )
+
+        def attempt() -> str:
+            with self._exchange.once(request) as response:
+                upload_id = _text_of(response.read_all(), "UploadId")
+            if not upload_id:
+                raise Trouble("the store began a multipart upload without giving its id")
+            return upload_id
+
+        return self._exchange.retrying(attempt, request)
+
+    def _complete(self) -> str:
+        parts = "".join(
+            f"<Part><PartNumber>{number}</PartNumber><ETag>{escape(etag)}</ETag></Part>"
+            for number, etag in enumerate(self._etags, start=1)
+        )
+        request = self._request(
+            "POST",
+            {"uploadId": self._upload_id},
+            body=f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode(),
+        )
+        num_attempts = 0
+
+        def attempt() -> str:
+            nonlocal num_attempts
+            num_attempts += 1
+            try:
+                with self._exchange.once(request) as response:
+                    body = response.read_all()
+            except Trouble as trouble:
+                # The answer of an attempt before may have been lost after the store had done its work.
+                if trouble.status == HTTPStatus.NOT_FOUND and num_attempts > 1 and self._stands_already():
+                    return self._expected_etag()
+                raise
+            code, message = error_facts(body)  # S3 answers 200 first and may find an error later
+            if code:
+                raise Trouble(f"S3 could not complete the upload: {code} ({message})", code=code)
+            return _text_of(body, "ETag")
+
+        return self._exchange.retrying(attempt, request)
+
+    def _stands_already(self) -> bool:
+        """Whether the key holds exactly what these parts make."""
+        with self._exchange.once(S3Request(method="HEAD", bucket=self._bucket, key=self._key)) as response:
+            etag, size = response.headers.get("etag", ""), response.content_length
+        return bool(self._expected_etag()) and etag == self._expected_etag() and size == self.size_bytes
+
+    def _expected_etag(self) -> str:
+        """Return the ETag that S3 gives to these parts; empty if the parts' own ETags are not MD5 sums."""
+        sums = [etag.strip('"') for etag in self._etags]
+        if any(len(text) != _MD5_HEX_LENGTH for text in sums):
+            return ""
+        try:
+            joined = b"".join(bytes.fromhex(text) for text in sums)
+        except ValueError:
+            return ""
+        return f'"{hashlib.md5(joined, usedforsecurity=False).hexdigest()}-{len(sums)}"'
+
+    def _request(self, method: str, query: Mapping[str, str], *, body: bytes | None = None) -> S3Request:
+        return S3Request(method=method, bucket=self._bucket, key=self._key, query=query, body=body)
+
+
+def put_object(
+    exchange: Exchange, bucket: str, key: str, *, body: bytes | memoryview, headers: Mapping[str, str] | None = None
+) -> str:
+    """Store an object with one PUT and return its ETag. Raises: ObjectStoreError."""
+    request = S3Request(method="PUT", bucket=bucket, key=key, headers=dict(headers or {}), body=body)
+    answer, _ = exchange.send(request)
+    return answer.get("etag", "")
+
+
+def _text_of(body: bytes, name: str) -> str:
+    """Return the text of the first element called `name`; empty if there is none."""
+    try:
+        root = ET.fromstring(body)  # noqa: S314 - of our own store; expat limits expansions itself
+    except ET.ParseError:
+        return ""
+    for element in root.iter():
+        if element.tag.rpartition("}")[2] == name:
+            return element.text or ""
+    return ""

@@ -1,0 +1,258 @@
+"""The agent's side of `contract.agent_protocol`: JSON over HTTP, with a connection for each kind of talk.
+
+Where: `supervisor` reports facts, waits for orders and ships log lines through one `ServiceClient`. Each kind of talk
+has its own connection and is used by one thread, so that a long poll never delays a heartbeat. Every request can be
+repeated without harm (reports and lines are numbered), therefore a connection that breaks is opened again and the
+request is sent again; how long to go on is the caller's decision, with `BackOff` for the pauses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import random
+import socket
+import ssl
+import threading
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
+
+from clary.contract.agent_protocol import AGENT_PATH, LogBatch, LogReceipt, Order, Report, ReportReceipt
+from clary.contract.errors import AgentError, ContractError
+from clary.contract.launch_plan import LaunchPlan
+from clary.contract.plain import from_plain, to_plain
+
+REQUEST_TIMEOUT_S = 5.0  # for connecting, and for each silence of the service within an answer
+EXCERPT_CHARACTERS = 200  # of a refusing answer, in the error's message
+
+T = TypeVar("T")
+
+
+class ServiceUnreachable(AgentError):
+    """No answer, or one that says to come back later: the same request can succeed later."""
+
+
+class ServiceRefused(AgentError):
+    """The service answered and does not want this request: `details["status"]` holds the HTTP status."""
+
+
+class AttemptOver(AgentError):
+    """The service has no use for this attempt any more: kill the program and leave."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentAddress:
+    """Which host of which attempt an agent stands for, and where its service is."""
+
+    service_url: str
+    job: str
+    attempt: int
+    host: str
+
+    @property
+    def path(self) -> str:
+        """Path of this host below the service's URL."""
+        below = AGENT_PATH.format(job=quote(self.job, safe=""), attempt=self.attempt, host=quote(self.host, safe=""))
+        return urlsplit(self.service_url).path.rstrip("/") + below
+
+
+class BackOff:
+    """Pauses between tries: doubled from `first_s` to `cap_s`, each with jitter from half to full length."""
+
+    def __init__(self, *, first_s: float = 0.1, cap_s: float = 3.0) -> None:
+        self._first_s = first_s
+        self._cap_s = cap_s
+        self._next_s = first_s
+
+    def next_s(self) -> float:
+        """Return the seconds to wait before the next try."""
+        pause_s = self._next_s
+        self._next_s = min(self._cap_s, pause_s * 2)
+        return pause_s * random.uniform(0.5, 1.0)
+
+    def reset(self) -> None:
+        """Start again from the shortest pause, after a success."""
+        self._next_s = self._first_s
+
+
+class ServiceClient:
+    """Talks to the service for one host.
+
+    Threads: `report`, `next_order`, `send_logs` are called from one thread each, `fetch_assignment` before the thread
+    of `next_order` starts, `wake_orders` and `break_off` from any.
+    """
+
+    def __init__(self, address: AgentAddress, *, token: str) -> None:
+        self.address = address
+        self._reports = _Connection(address, token)
+        self._orders = _Connection(address, token)
+        self._logs = _Connection(address, token)
+        self._connections = (self._reports, self._orders, self._logs)
+
+    def fetch_assignment(self) -> LaunchPlan:
+        """Return the plan of this attempt.
+
+        Raises: ServiceUnreachable, ServiceRefused, AttemptOver; ContractError for a plan that cannot be read.
+        """
+        return from_plain(LaunchPlan, self._orders.call("GET", "assignment"))
+
+    def report(self, report: Report) -> ReportReceipt:
+        """Tell the facts. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
+        return _read(ReportReceipt, self._reports.call("POST", "reports", body=to_plain(report)))
+
+    def next_order(self, after: int, *, wait_s: float) -> Order | None:
+        """Wait up to `wait_s` for an order newer than number `after`; None when none came.
+
+        Raises: ServiceUnreachable (also when `wake_orders` broke the wait off), ServiceRefused, AttemptOver.
+        """
+        answer = self._orders.call(
+            "GET", f"orders?after={after}&wait_s={wait_s:g}", timeout_s=wait_s + REQUEST_TIMEOUT_S
+        )
+        if not answer:
+            return None
+        order = _read(Order, answer)
+        return order if order.number > after else None
+
+    def send_logs(self, batch: LogBatch) -> LogReceipt:
+        """Hand over log lines. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
+        return _read(LogReceipt, self._logs.call("POST", "logs", body=to_plain(batch)))
+
+    def wake_orders(self) -> None:
+        """Break off the long poll that another thread waits in."""
+        self._orders.abort()
+
+    def break_off(self) -> None:
+        """Break off every call, so that the threads in them can be joined; later calls raise ServiceUnreachable."""
+        for connection in self._connections:
+            connection.break_off()
+
+    def close(self) -> None:
+        """Close every connection; call it when no thread is in a call any more."""
+        for connection in self._connections:
+            connection.close()
+
+
+class _Connection:
+    """One keep-alive connection, opened when needed."""
+
+    def __init__(self, address: AgentAddress, token: str) -> None:
+        self._address = address
+        self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        self._http: http.client.HTTPConnection | None = None
+        self._lock = threading.Lock()  # guards `_http` and `_is_closed` against abort and close from other threads
+        self._is_closed = False
+
+    def call(self, method: str, resource: str, *, body: Any = None, timeout_s: float = REQUEST_TIMEOUT_S) -> Any:
+        """Return the answer's JSON, None for an answer without a body."""
+        payload = None if body is None else json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        what = f"{method} {resource.partition('?')[0]}"
+        try:
+            status, answer = self._exchange(method, f"{self._address.path}/{resource}", payload, timeout_s)
+        except (OSError, http.client.HTTPException) as error:
+            raise ServiceUnreachable(
+                f"agent of {self._address.host}: {what}: the service at {self._address.service_url} did not answer:"
+                f" {type(error).__name__}: {error}; is it running?",
+                retryable=True,
+            ) from error
+        if status == HTTPStatus.NO_CONTENT:
+            return None
+        if status != HTTPStatus.OK:
+            raise self._refusal(what, status, answer)
+        try:
+            return json.loads(answer)
+        except ValueError as error:
+            raise ServiceUnreachable(
+                f"agent of {self._address.host}: {what}: expected JSON, got {answer[:EXCERPT_CHARACTERS]!r}",
+                retryable=True,
+            ) from error
+
+    def abort(self) -> None:
+        """Break off the call that another thread waits in, if any; the next call opens a new connection."""
+        with self._lock:
+            sock = self._http.sock if self._http is not None else None
+            if sock is not None:
+                # Not close: the descriptor belongs to the thread that reads from it.
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+    def break_off(self) -> None:
+        """Break off the current call and refuse later ones."""
+        self._is_closed = True
+        self.abort()
+
+    def close(self) -> None:
+        """Close the socket; no thread may be in a call."""
+        self._is_closed = True
+        self._drop()
+
+    def _exchange(self, method: str, path: str, payload: bytes | None, timeout_s: float) -> tuple[int, bytes]:
+        is_reused = self._http is not None
+        try:
+            return self._exchange_once(method, path, payload, timeout_s)
+        except (http.client.HTTPException, ConnectionError):
+            # A kept connection may have been closed by the service since; that says nothing about the service now.
+            if not is_reused or self._is_closed:
+                raise
+            return self._exchange_once(method, path, payload, timeout_s)
+
+    def _exchange_once(self, method: str, path: str, payload: bytes | None, timeout_s: float) -> tuple[int, bytes]:
+        connection = self._open()
+        try:
+            assert connection.sock is not None
+            connection.sock.settimeout(timeout_s)
+            connection.request(method, path, body=payload, headers=self._headers)
+            with connection.getresponse() as response:
+                status, answer, keeps_open = response.status, response.read(), not response.will_close
+        except BaseException:
+            self._drop()
+            raise
+        if not keeps_open or self._is_closed:
+            self._drop()
+        return status, answer
+
+    def _open(self) -> http.client.HTTPConnection:
+        if self._http is not None:
+            return self._http
+        url = urlsplit(self._address.service_url)
+        if url.scheme == "https":
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                url.netloc, timeout=REQUEST_TIMEOUT_S, context=ssl.create_default_context()
+            )
+        else:
+            connection = http.client.HTTPConnection(url.netloc, timeout=REQUEST_TIMEOUT_S)
+        connection.connect()
+        with self._lock:
+            if self._is_closed:
+                connection.close()
+                raise ConnectionAbortedError("the agent is leaving")
+            self._http = connection
+        return connection
+
+    def _drop(self) -> None:
+        with self._lock:
+            connection, self._http = self._http, None
+        if connection is not None:
+            connection.close()
+
+    def _refusal(self, what: str, status: int, answer: bytes) -> AgentError:
+        message = (
+            f"agent of {self._address.host}: {what}: the service answered HTTP {status}:"
+            f" {answer[:EXCERPT_CHARACTERS].decode('utf-8', 'backslashreplace')}"
+        )
+        details = {"status": status}
+        if status == HTTPStatus.GONE:
+            return AttemptOver(message, details=details)
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS:
+            return ServiceUnreachable(message, retryable=True, details=details)
+        return ServiceRefused(message, details=details)
+
+
+def _read(cls: type[T], answer: Any) -> T:
+    """Read a small answer; one that does not fit is a service of another make, which may be replaced: try later."""
+    try:
+        return from_plain(cls, answer)
+    except ContractError as error:
+        raise ServiceUnreachable(f"the service's answer cannot be read: {error}", retryable=True) from error

@@ -1,0 +1,1 @@
+"""The agent's main program: one host of one attempt, from assignment to release."""

@@ -1,0 +1,307 @@
+"""The life of one host, phase by phase, once its plan is known.
+
+Where: `supervisor` calls it from its one thread with orders and with what the other threads have to say:
+
+    PREPARING --(every part done)--> PREPARED --RUN--> RUNNING --(every process gone)--> EXITED
+    EXITED --UPLOAD--> UPLOADING --> DONE;   STOP, or an error, leads to EXITED from every phase before it.
+
+Before EXITED and before DONE every log line is stored by the service, because both can make the job terminal.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clary.agent.supervisor.fact_board import FactBoard
+from clary.agent.supervisor.host_log import HostLog
+from clary.agent.supervisor.preparation import Preparation
+from clary.agent.supervisor.program_watch import FAIL_FAST_GRACE_S, ProgramWatch, exit_in_words
+from clary.agent.supervisor.steps import Steps, Uploaded
+from clary.contract.agent_protocol import Failure, HostPhase, Order, OrderKind, ProcessExit, StagedPart, UploadRole
+from clary.contract.clock import Clock
+from clary.contract.errors import ClaryError, ContractError, Fault
+from clary.contract.launch_plan import LaunchPlan
+from clary.contract.plain import from_plain
+
+BEFORE_EXIT = (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING)
+_JOIN_S = 5.0
+_FAILURE_CHARACTERS = 1024  # FailureReason of DescribeTrainingJob holds no more
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a host's life needs besides its plan.
+
+    Attributes:
+        board: facts, told to the service.
+        log: takes output and the agent's own lines.
+        steps: the work itself.
+        clock: time for records.
+        post: has a function called in the supervisor's thread.
+        is_vain: whether there is no use in waiting for the service any more.
+        drain_s: longest time without progress that log lines get.
+    """
+
+    board: FactBoard
+    log: HostLog
+    steps: Steps
+    clock: Clock
+    post: Callable[[Callable[[], None]], None]
+    is_vain: Callable[[], bool]
+    drain_s: float
+
+
+class HostLife:
+    """Carries out orders and moves the host from phase to phase; every method belongs to the supervisor's thread."""
+
+    def __init__(self, plan: LaunchPlan, *, host: str, around: Surroundings) -> None:
+        self._plan = plan
+        self._host = plan.host(host)
+        self._around = around
+        self._board = around.board
+        self._log = around.log
+        self._steps = around.steps
+        self._post = around.post
+        self._preparation = Preparation(
+            around.steps,
+            on_timing=around.board.add_timing,
+            on_done=lambda error: self._post(lambda: self._on_prepared(error)),
+        )
+        self._is_run_ordered = False
+        self._began_at_s = time.monotonic()
+        self._watch: ProgramWatch | None = None
+        self._upload: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to prepare."""
+        if self._host is self._plan.hosts[0]:
+            self._log.say(*self._plan.warnings)
+        self._preparation.start()
+
+    def obey(self, order: Order) -> None:
+        """Carry out an order as far as it makes sense in this phase; PREPARE and RELEASE ask nothing here."""
+        if order.kind is OrderKind.RUN:
+            self._is_run_ordered = True
+            if self._board.phase is HostPhase.PREPARED:
+                self._run_program()
+        elif order.kind is OrderKind.STOP:
+            self.stop(order.grace_s, reason=order.reason)
+        elif order.kind is OrderKind.UPLOAD:
+            self._begin_upload(order.arguments)
+
+    def stop(self, grace_s: float, *, reason: str) -> None:
+        """Give up preparing, or have the program end within `grace_s`; nothing if it has ended already."""
+        why = f" ({reason})" if reason else ""
+        if self._board.phase in (HostPhase.PREPARING, HostPhase.PREPARED):
+            self._preparation.give_up()
+            self._log.say(f"stopped before the program was started{why}")
+            self._enter_exited()
+        elif self._watch is not None:
+            if not self._watch.is_stopping:
+                how = f"SIGTERM now, SIGKILL in {grace_s:g} s" if grace_s > 0 else "SIGKILL now"
+                self._log.say(f"stopping the program{why}: {how}")
+            self._watch.stop(grace_s)
+
+    def due_at_s(self) -> float | None:
+        """Return the monotonic time at which `act_if_due` wants to be called; None for no time."""
+        return self._watch.due_at_s if self._watch is not None else None
+
+    def act_if_due(self) -> None:
+        """Do what a deadline asks for."""
+        if self._watch is None:
+            return
+        done = self._watch.act_if_due()
+        if done is not None:
+            self._log.say(done)
+            logger.warning(done)
+        if self._watch.is_beyond_killing:
+            self._board.add_note(done or "")
+            self._end_program()
+
+    def end_after_defect(self, error: Exception) -> bool:
+        """Go to the next phase in which the service can end the host; false when there is none but to leave."""
+        if self._board.facts.failure is None:
+            self._board.note(failure=failure_of(error))
+        if self._board.phase is HostPhase.DONE:
+            return False
+        self.end_everything()
+        self._board.enter(HostPhase.EXITED if self._board.phase in BEFORE_EXIT else HostPhase.DONE)
+        return True
+
+    def end_everything(self) -> None:
+        """Kill the program and break off every step, at once; harmless when repeated."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
+        if self._board.phase in BEFORE_EXIT:
+            self._preparation.give_up()
+        if self._upload is not None and self._upload.is_alive():
+            self._steps.give_up()
+
+    def close(self) -> bool:
+        """Free everything; return whether all threads have ended."""
+        self.end_everything()
+        deadline_s = time.monotonic() + _JOIN_S
+        has_ended = self._preparation.join(_JOIN_S)
+        if self._upload is not None:
+            self._upload.join(max(0.0, deadline_s - time.monotonic()))
+            has_ended = has_ended and not self._upload.is_alive()
+        self._steps.close()
+        return has_ended
+
+    def _on_prepared(self, error: Exception | None) -> None:
+        if self._board.phase is not HostPhase.PREPARING:
+            return
+        self._add_notes(self._steps.notes)
+        if error is not None:
+            if not isinstance(error, ClaryError | OSError):
+                logger.error("unexpected error while preparing", exc_info=error)
+            failure = failure_of(error)
+            self._log.say(f"preparation failed: {failure.message}")
+            self._enter_exited(failure=failure)
+            return
+        seconds = time.monotonic() - self._began_at_s
+        parts = ", ".join(f"{part} {took:.2f} s" for part, took in self._board.facts.timings_s.items())
+        self._log.say(f"prepared in {seconds:.2f} s: {parts}")
+        self._board.enter(HostPhase.PREPARED)
+        if self._is_run_ordered:
+            self._run_program()
+
+    def _run_program(self) -> None:
+        started_s = time.monotonic()
+        try:
+            program = self._steps.start_program(self._log)
+        except (ClaryError, OSError) as error:
+            failure = failure_of(error)
+            self._log.say(f"the program could not be started: {failure.message}")
+            self._enter_exited(failure=failure)
+            return
+        self._watch = watch = ProgramWatch(
+            program,
+            clock=self._around.clock,
+            on_exits=lambda exits: self._post(lambda: self._on_exits(exits)),
+            on_broken=lambda error: self._post(lambda: self._on_broken(error)),
+        )
+        watch.start()
+        self._board.add_timing("start", time.monotonic() - started_s)
+        self._add_notes(self._steps.notes)
+        self._board.enter(HostPhase.RUNNING, init_pid=program.init_pid, not_isolated=program.not_isolated)
+
+    def _on_exits(self, exits: Sequence[ProcessExit]) -> None:
+        watch = self._watch
+        if watch is None:
+            return
+        failed = watch.take(exits)
+        if not watch.num_left:
+            self._end_program()
+        elif failed is not None and not watch.is_stopping:
+            self._log.say(
+                f"rank {failed.rank} ended with {exit_in_words(failed)}: stopping the other {watch.num_left}"
+                f" processes of {self._host.name}"
+            )
+            watch.stop(FAIL_FAST_GRACE_S)
+
+    def _on_broken(self, error: Exception) -> None:
+        raise error  # in the supervisor's thread, whose boundary ends the host
+
+    def _end_program(self) -> None:
+        """Every process is gone: gather what is to be known, and let the service know it."""
+        watch, self._watch = self._watch, None
+        assert watch is not None
+        failure = watch.failure()
+        watch.close()
+        self._log.end_output()
+        seconds = time.monotonic() - watch.started_at_s
+        self._log.say(*_summary(watch.exits, failure, seconds))
+        self._board.add_timing("program", seconds)
+        self._enter_exited(exits=tuple(watch.exits), failure=failure, failure_file=self._steps.failure_file())
+
+    def _enter_exited(self, **changes: Any) -> None:
+        self._drain()
+        self._board.enter(HostPhase.EXITED, **changes)
+
+    def _begin_upload(self, arguments: Mapping[str, Any]) -> None:
+        if self._board.phase not in (HostPhase.EXITED, HostPhase.DONE):
+            logger.warning("the order to upload does not fit in phase %s", self._board.phase)
+            return
+        try:
+            role = UploadRole(arguments.get("role", ""))
+            staged = [from_plain(StagedPart, part) for part in arguments.get("staged", ())]
+        except ValueError as error:
+            raise ContractError(f"order to upload: {error}; its arguments were {dict(arguments)!r}") from error
+        self._board.enter(HostPhase.UPLOADING)
+        self._upload = threading.Thread(target=self._run_upload, args=(role, staged), name="upload", daemon=True)
+        self._upload.start()
+
+    def _run_upload(self, role: UploadRole, staged: Sequence[StagedPart]) -> None:
+        started_s = time.monotonic()
+        try:
+            outcome: Uploaded | Exception = self._steps.upload(role, staged)
+        except Exception as error:  # noqa: BLE001 - boundary: agent supervisor; told in its thread
+            outcome = error
+        self._board.add_timing("upload", time.monotonic() - started_s)
+        self._post(lambda: self._on_uploaded(outcome))
+
+    def _on_uploaded(self, outcome: Uploaded | Exception) -> None:
+        if self._board.phase is not HostPhase.UPLOADING:
+            return
+        self._add_notes(self._steps.notes)
+        if isinstance(outcome, Uploaded):
+            changes: dict[str, Any] = {"staged": outcome.staged, "uploaded": outcome.uris}
+            if outcome.uris:
+                took_s = self._board.facts.timings_s["upload"]
+                self._log.say(f"results uploaded in {took_s:.2f} s: {', '.join(outcome.uris)}")
+        else:
+            if not isinstance(outcome, ClaryError | OSError):
+                logger.error("unexpected error while uploading", exc_info=outcome)
+            failure = failure_of(outcome)
+            sentence = f"results could not be uploaded: {failure.message}"
+            self._log.say(sentence)
+            self._board.add_note(sentence)
+            # The first cause stays the cause: results that are missing after a failed program are only noted.
+            changes = {"failure": self._board.facts.failure or failure}
+        self._drain()
+        self._board.enter(HostPhase.DONE, **changes)
+
+    def _drain(self) -> None:
+        self._log.drain(self._around.drain_s, give_up=self._around.is_vain)
+
+    def _add_notes(self, notes: Sequence[str]) -> None:
+        for note in notes:
+            if note not in self._board.facts.notes:
+                self._board.add_note(note)
+                self._log.say(note)
+
+
+def failure_of(error: Exception) -> Failure:
+    """Return how an error is told to the service; anything but a ClaryError is a defect of ours."""
+    if isinstance(error, ClaryError):
+        message, fault, retryable = error.message, error.fault, error.retryable
+    elif isinstance(error, OSError):  # what the machine refuses, a full disk for one
+        message, fault, retryable = f"{error} on this host", Fault.INFRASTRUCTURE, True
+    else:
+        message = f"{type(error).__name__}: {error} (a defect of the agent; see agent.log of this host)"
+        fault, retryable = Fault.INTERNAL, False
+    return Failure(fault=fault.value, message=message[:_FAILURE_CHARACTERS], retryable=retryable)
+
+
+def _summary(exits: Sequence[ProcessExit], failure: Failure | None, seconds: float) -> list[str]:
+    """Say how the program ended, in one line if all processes ended in the same way."""
+    words = {exit_in_words(item) for item in exits}
+    who = "the program" if len(exits) == 1 else f"all {len(exits)} processes"
+    if len(words) == 1:
+        lines = [f"{who} ended with {words.pop()} after {seconds:.1f} s"]
+    else:
+        in_order = sorted(exits, key=lambda item: item.ended_at)
+        lines = [f"rank {item.rank} ended with {exit_in_words(item)}" for item in in_order]
+        lines.append(f"the program ended after {seconds:.1f} s")
+    if failure is not None and failure.message.startswith("OutOfMemory"):
+        lines.append(failure.message)
+    return lines

@@ -1,0 +1,88 @@
+"""The log of one host, from what processes print to what the service has stored: spool, intake, metrics, shipper."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Hashable
+from pathlib import Path
+
+from clary.agent.supervisor.log_intake import LogIntake
+from clary.agent.supervisor.log_shipper import LogReceiver, LogShipper
+from clary.agent.supervisor.log_spool import LogSpool
+from clary.agent.supervisor.metrics import MetricFinder
+from clary.contract.clock import Clock
+from clary.contract.launch_plan import LaunchPlan
+
+
+class HostLog:
+    """Takes output and sentences, delivers them as numbered lines.
+
+    Args:
+        service: where lines go.
+        plan: its metric definitions are looked for.
+        folder: the spool's own folder, removed by `close`.
+        clock: for the log's progress bars.
+        on_over: told when the service wants nothing of this attempt any more.
+        on_note: told, in a sentence, what a user should know about the log; from any thread.
+    """
+
+    def __init__(
+        self,
+        service: LogReceiver,
+        *,
+        plan: LaunchPlan,
+        folder: Path,
+        clock: Clock,
+        on_over: Callable[[str], None],
+        on_note: Callable[[str], None],
+    ) -> None:
+        self._folder = folder
+        self._on_note = on_note
+        self._spool = LogSpool(folder)
+        self._intake = LogIntake(self._spool, clock=clock)
+        self._shipper = LogShipper(
+            service,
+            spool=self._spool,
+            intake=self._intake,
+            metrics=MetricFinder(plan.metric_definitions, on_note=self._warn),
+            on_over=on_over,
+            on_problem=on_note,
+        )
+        self._shipper.start()
+
+    def open(self, key: Hashable, *, rank: int | None = None, prefix: str = "") -> None:
+        """Say how lines of the stream `key` are marked, before its first bytes."""
+        self._intake.open(key, rank=rank, prefix=prefix)
+
+    def on_output(self, key: Hashable, data: bytes) -> None:
+        """Take bytes of one stream, in order; empty bytes end it."""
+        self._intake.on_output(key, data)
+
+    def say(self, *sentences: str) -> None:
+        """Add lines of the agent's own."""
+        self._intake.say(*sentences)
+
+    def end_output(self) -> None:
+        """No more bytes come: what has no line end becomes a line, and lost lines are told."""
+        self._intake.finish()
+        if self._spool.num_lost:
+            self._warn(
+                f"{self._spool.num_lost} lines of output were lost, because the disk of this host was full;"
+                " free space on it or print less"
+            )
+
+    def drain(self, timeout_s: float, *, give_up: Callable[[], bool]) -> None:
+        """Wait until every line so far is stored by the service, as `LogShipper.drain`."""
+        if not self._shipper.drain(timeout_s, give_up=give_up) and not give_up():
+            self._on_note(f"the service did not take the last log lines of this host within {timeout_s:g} s")
+
+    def close(self, timeout_s: float) -> bool:
+        """End the shipper and remove the spool; return whether the thread ended in time."""
+        has_stopped = self._shipper.stop(timeout_s)
+        self._spool.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return has_stopped
+
+    def _warn(self, sentence: str) -> None:
+        self._intake.say(sentence)
+        self._on_note(sentence)

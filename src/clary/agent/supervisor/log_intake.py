@@ -1,0 +1,89 @@
+"""Where output enters the log: bytes of processes and sentences of the agent become lines in the spool.
+
+Where: `clary.agent.host` calls `on_output` from the threads that read the program's pipes; the supervisor calls `say`.
+Neither waits for anything but a write to a local file.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from clary.agent.supervisor.log_lines import PIECE_BYTES, LineSplitter
+from clary.agent.supervisor.log_spool import LogSpool
+from clary.contract.clock import Clock
+
+OWN_PREFIX = "clary: "  # of lines that the agent adds to the program's own
+
+
+@dataclass
+class _Stream:
+    """One output of one process."""
+
+    rank: int | None
+    prefix: str
+    splitter: LineSplitter = field(default_factory=LineSplitter)
+    has_told_cut: bool = False
+
+
+class LogIntake:
+    """Turns output into numbered lines; safe for many threads.
+
+    Args:
+        spool: takes the lines.
+        clock: tells when a progress bar was last shown.
+    """
+
+    def __init__(self, spool: LogSpool, *, clock: Clock) -> None:
+        self._spool = spool
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._streams: dict[Hashable, _Stream] = {}
+
+    def open(self, key: Hashable, *, rank: int | None = None, prefix: str = "") -> None:
+        """Say how lines of the stream `key` are marked; a stream that is not opened has no rank and no prefix."""
+        with self._lock:
+            self._streams[key] = _Stream(rank=rank, prefix=prefix)
+
+    def on_output(self, key: Hashable, data: bytes) -> None:
+        """Take bytes that one process printed, in order; empty bytes end the stream."""
+        with self._lock:
+            stream = self._streams.get(key)
+            if stream is None:
+                stream = self._streams[key] = _Stream(rank=None, prefix="")
+            if data:
+                lines = stream.splitter.feed(data, self._clock.monotonic())
+            else:
+                lines = stream.splitter.finish()
+                del self._streams[key]
+            self._append(stream, lines)
+
+    def say(self, *sentences: str) -> None:
+        """Add lines of the agent's own."""
+        lines = [OWN_PREFIX + line for sentence in sentences for line in sentence.splitlines() if line.strip()]
+        with self._lock:
+            self._spool.append(lines)
+
+    def tick(self) -> None:
+        """Show progress bars that stand still; call it about once a second."""
+        with self._lock:
+            for stream in self._streams.values():
+                self._append(stream, stream.splitter.tick(self._clock.monotonic()))
+
+    def finish(self) -> None:
+        """End every stream: what has no line end yet becomes a line."""
+        with self._lock:
+            for stream in self._streams.values():
+                self._append(stream, stream.splitter.finish())
+            self._streams.clear()
+
+    def _append(self, stream: _Stream, lines: list[str]) -> None:
+        if not lines:
+            return
+        if stream.prefix:
+            lines = [stream.prefix + line for line in lines]
+        self._spool.append(lines, rank=stream.rank)
+        if stream.splitter.has_cut and not stream.has_told_cut:
+            stream.has_told_cut = True
+            self._spool.append([f"{OWN_PREFIX}lines longer than {PIECE_BYTES} bytes are shown in pieces"])

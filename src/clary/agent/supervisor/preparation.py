@@ -1,0 +1,102 @@
+"""What a host does before the program can start: tree, then code and channels at once, then the environment.
+
+Where: the supervisor starts it when it has its assignment, and gives it up when a stop comes first. Each part is timed;
+the first part that fails ends the whole.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from clary.agent.supervisor.steps import Steps
+
+_Done = Callable[[Exception | None], None]
+_JOIN_S = 5.0
+
+
+class Preparation:
+    """Runs the steps of the preparation on threads of its own.
+
+    Args:
+        steps: what to do.
+        on_timing: told the part and its seconds when one has ended well; from any thread.
+        on_done: told once, from another thread: None when the host is prepared, else the first error.
+            Not told when the preparation was given up.
+    """
+
+    def __init__(self, steps: Steps, *, on_timing: Callable[[str, float], None], on_done: _Done) -> None:
+        self._steps = steps
+        self._on_timing = on_timing
+        self._on_done = on_done
+        self._is_given_up = False
+        self._parts: list[threading.Thread] = []
+        self._thread = threading.Thread(target=self._run, name="preparation", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def give_up(self) -> None:
+        """Break off what runs and tell nobody about its outcome; does not wait."""
+        self._is_given_up = True
+        self._steps.give_up()
+
+    def join(self, timeout_s: float = _JOIN_S) -> bool:
+        """Wait for the threads to end; return whether they did."""
+        deadline_s = time.monotonic() + timeout_s
+        for thread in (self._thread, *self._parts):
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in (self._thread, *self._parts))
+
+    def _run(self) -> None:
+        error: Exception | None = None
+        try:
+            self._prepare()
+        except Exception as caught:  # noqa: BLE001 - boundary: agent supervisor; it tells what was raised
+            error = caught
+            self._steps.give_up()  # of parts that still run, which are in vain now
+        if not self._is_given_up:
+            self._on_done(error)
+
+    def _prepare(self) -> None:
+        self._timed("tree", self._steps.build_tree)
+        parts: dict[str, Callable[[], None]] = {"code": self._steps.fetch_code}
+        for name in self._steps.channel_names:
+            parts[f"channel:{name}"] = _fetch(self._steps, name)
+        self._at_once(parts)
+        if not self._is_given_up:
+            self._timed("environment", self._steps.prepare_environment)
+
+    def _at_once(self, parts: dict[str, Callable[[], None]]) -> None:
+        """Run parts at the same time; raises the first error without waiting for the parts that still run."""
+        outcomes: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+        def run(part: str, act: Callable[[], None]) -> None:
+            try:
+                self._timed(part, act)
+            except Exception as error:  # noqa: BLE001 - boundary: raised again below, in the thread that waits
+                outcomes.put(error)
+            else:
+                outcomes.put(None)
+
+        for part, act in parts.items():
+            thread = threading.Thread(target=run, args=(part, act), name=f"prepare-{part}", daemon=True)
+            self._parts.append(thread)
+            thread.start()
+        for _ in parts:
+            error = outcomes.get()  # no deadline here: each part has its own, and a stop gives all of them up
+            if error is not None:
+                raise error
+
+    def _timed(self, part: str, act: Callable[[], None]) -> None:
+        started_s = time.monotonic()
+        act()
+        self._on_timing(part, time.monotonic() - started_s)
+
+
+def _fetch(steps: Steps, name: str) -> Callable[[], None]:
+    return lambda: steps.fetch_channel(name)

@@ -1,0 +1,167 @@
+"""The program while it runs: who has ended, who is told to end, who is killed, and what that means.
+
+Where: the supervisor holds one `ProgramWatch` from the start of the program until its last process is gone. The watch
+owns the thread that waits for exits; what they mean is decided in the supervisor's own thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from clary.agent.supervisor.steps import RunningProgram
+from clary.contract.agent_protocol import Failure, ProcessExit
+from clary.contract.clock import Clock
+from clary.contract.errors import Fault
+
+FAIL_FAST_GRACE_S = 5.0  # for the other processes of a host when one has failed
+KILL_TIMEOUT_S = 60.0  # for a killed process to be gone
+_POLL_S = 1.0
+_SIGNAL_BASE = 128  # a shell's exit code of a process that a signal ended: this and the signal's number
+
+logger = logging.getLogger(__name__)
+
+
+class ProgramWatch:
+    """Watches one program.
+
+    Threads: `on_exits` and `on_broken` are called from the watch's own thread; every method belongs
+    to the supervisor's.
+
+    Args:
+        program: what runs.
+        clock: tells when processes were signalled.
+        on_exits: told the processes that ended, each once.
+        on_broken: told when the wait for exits itself failed.
+    """
+
+    def __init__(
+        self,
+        program: RunningProgram,
+        *,
+        clock: Clock,
+        on_exits: Callable[[Sequence[ProcessExit]], None],
+        on_broken: Callable[[Exception], None],
+    ) -> None:
+        self.program = program
+        self.exits: list[ProcessExit] = []
+        self.started_at_s = time.monotonic()
+        self.due_at_s: float | None = None  # monotonic time at which the grace, or the wait after a kill, is over
+        self.is_beyond_killing = False
+        self._clock = clock
+        self._on_exits = on_exits
+        self._on_broken = on_broken
+        self._signalled_at: datetime | None = None
+        self._is_killed = False
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="program-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to wait for exits."""
+        self._thread.start()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the processes were told to end."""
+        return self._signalled_at is not None
+
+    @property
+    def num_left(self) -> int:
+        """Processes that have not ended."""
+        return self.program.num_processes - len(self.exits)
+
+    def stop(self, grace_s: float) -> None:
+        """Signal SIGTERM to every process at once and set the time of the kill; a second stop can only bring it closer.
+
+        Without any grace there is no SIGTERM: every process is killed.
+        """
+        kill_at_s = time.monotonic() + grace_s
+        if not self._is_killed and (self.due_at_s is None or kill_at_s < self.due_at_s):
+            self.due_at_s = kill_at_s
+        if self._signalled_at is None:
+            self._signalled_at = self._clock.now()
+            if grace_s > 0:
+                self.program.send_signal(signal.SIGTERM)
+
+    def act_if_due(self) -> str | None:
+        """Kill every process if the grace is over; return a sentence for the log about what was done, if anything.
+
+        Processes that do not even end when killed (they wait for a disk or file system that hangs) are given up.
+        """
+        if self.due_at_s is None or time.monotonic() < self.due_at_s:
+            return None
+        if self._is_killed:
+            self.due_at_s = None
+            self.is_beyond_killing = True
+            return f"processes are still there {KILL_TIMEOUT_S:g} s after SIGKILL; they are left behind"
+        self._is_killed = True
+        self.due_at_s = time.monotonic() + KILL_TIMEOUT_S
+        self.program.send_signal(signal.SIGKILL)
+        return "the grace is over: SIGKILL was sent to every process that was left"
+
+    def take(self, exits: Sequence[ProcessExit]) -> ProcessExit | None:
+        """Take note of exits; return the first that is a failure of the process's own making, if there is one."""
+        for item in exits:
+            by_agent = self._signalled_at is not None and item.ended_at >= self._signalled_at
+            self.exits.append(replace(item, killed_by_agent=True) if by_agent else item)
+        return self.first_failure()
+
+    def first_failure(self) -> ProcessExit | None:
+        """Return the earliest exit that is a failure and not the agent's doing."""
+        own = [item for item in self.exits if item.exit_code != 0 and not item.killed_by_agent]
+        return min(own, key=lambda item: item.ended_at, default=None)
+
+    def failure(self) -> Failure | None:
+        """Say why the program failed; None if it did not, or if it was told to end."""
+        first = self.first_failure()
+        if first is None:
+            return None
+        who = "the program" if first.rank is None else f"rank {first.rank}"
+        out_of_memory = self.program.out_of_memory()
+        if out_of_memory is not None:
+            message = f"OutOfMemory: {out_of_memory}"
+        elif first.exit_code is not None:
+            message = f"{who} ended with exit code {first.exit_code}"
+        else:
+            message = f"{who} was ended by {signal_name(first.signal)}"
+        exit_code = first.exit_code if first.exit_code is not None else _SIGNAL_BASE + (first.signal or 0)
+        return Failure(fault=Fault.ALGORITHM.value, message=message, exit_code=exit_code)
+
+    def close(self) -> None:
+        """End the thread and the program with everything that it left behind."""
+        self._stopping.set()
+        self.program.close()
+        if self._thread.ident is not None:
+            self._thread.join(2 * _POLL_S)
+
+    def _run(self) -> None:
+        try:
+            num_left = self.program.num_processes
+            while num_left and not self._stopping.is_set():
+                exits = self.program.wait_for_exits(_POLL_S)
+                num_left -= len(exits)
+                if exits and not self._stopping.is_set():
+                    self._on_exits(exits)
+        except Exception as error:  # boundary: agent supervisor; the supervisor ends the host then
+            logger.exception("the wait for the program failed")
+            if not self._stopping.is_set():
+                self._on_broken(error)
+
+
+def signal_name(signum: int | None) -> str:
+    """Return `signal 9 (SIGKILL)` for 9."""
+    try:
+        return f"signal {signum} ({signal.Signals(signum or 0).name})"
+    except ValueError:
+        return f"signal {signum}"
+
+
+def exit_in_words(item: ProcessExit) -> str:
+    """Say how a process ended: `exit code 3` or `signal 9 (SIGKILL)`, and whether it was told to."""
+    how = f"exit code {item.exit_code}" if item.exit_code is not None else signal_name(item.signal)
+    return f"{how} after it was told to stop" if item.killed_by_agent else how

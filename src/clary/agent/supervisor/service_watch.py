@@ -1,0 +1,187 @@
+"""The two threads that keep in touch with the service: reports upwards, orders downwards.
+
+Where: started by the supervisor; both only pass on what they hear, as events in its queue. They live through a service
+that is away: the program goes on, and the newest facts are told when the service is back. Only when it has been away
+for `ORPHAN_TIMEOUT_S`, or says that the attempt is over, the host is given up.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from clary.agent.service_client import AttemptOver, BackOff, ServiceRefused, ServiceUnreachable
+from clary.agent.supervisor.fact_board import FactBoard
+from clary.contract.agent_protocol import HEARTBEAT_INTERVAL_S, ORDER_WAIT_S, Order, Report, ReportReceipt
+
+ORPHAN_TIMEOUT_S = 24 * 3600.0
+
+logger = logging.getLogger(__name__)
+
+
+class Talk(Protocol):
+    """The service as the two threads see it."""
+
+    def report(self, report: Report) -> ReportReceipt:
+        """Tell the facts."""
+
+    def next_order(self, after: int, *, wait_s: float) -> Order | None:
+        """Wait for an order newer than number `after`."""
+
+    def wake_orders(self) -> None:
+        """Break off the wait for an order."""
+
+
+class Heartbeat:
+    """Reports the facts at each change of phase, and each `interval_s` in between.
+
+    Args:
+        service: where reports go.
+        board: holds the facts.
+        on_over: told, with the reason, when the attempt is over or the service has been away too long.
+        on_newest_order: told the number of the newest order that stands, from each receipt.
+    """
+
+    def __init__(
+        self,
+        service: Talk,
+        *,
+        board: FactBoard,
+        on_over: Callable[[str], None],
+        on_newest_order: Callable[[int], None],
+        interval_s: float = HEARTBEAT_INTERVAL_S,
+        orphan_timeout_s: float = ORPHAN_TIMEOUT_S,
+    ) -> None:
+        self._service = service
+        self._board = board
+        self._on_over = on_over
+        self._on_newest_order = on_newest_order
+        self._interval_s = interval_s
+        self._orphan_timeout_s = orphan_timeout_s
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Begin to report; the first report is sent at once."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the thread; return whether it ended in time."""
+        self._stopping.set()
+        self._board.close()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._report_until_stopped()
+        finally:
+            self._board.close()  # nobody is told anything from here on, so that nobody needs to wait for it
+
+    def _report_until_stopped(self) -> None:
+        heard_at_s = time.monotonic()
+        is_away = False
+        back_off = BackOff(cap_s=self._interval_s)
+        while not self._stopping.is_set():
+            try:
+                self._tell()
+                if is_away:
+                    logger.warning("the service is back after %.1f s", time.monotonic() - heard_at_s)
+                heard_at_s, is_away = time.monotonic(), False
+                back_off.reset()
+                self._board.wait_until_urgent(self._interval_s)
+                continue
+            except AttemptOver as error:
+                self._on_over(error.message)
+                return
+            except (ServiceUnreachable, ServiceRefused) as error:
+                if not is_away:
+                    logger.warning("the service does not take reports: %s", error)
+                is_away = True
+            except Exception:  # boundary: heartbeat loop; without it the host would count as lost
+                logger.exception("a report could not be made")
+                is_away = True
+            away_s = time.monotonic() - heard_at_s
+            if away_s > self._orphan_timeout_s:
+                self._on_over(f"the service has been away for {away_s:.0f} s")
+                return
+            self._stopping.wait(back_off.next_s())
+
+    def _tell(self) -> None:
+        report, mark = self._board.next_report()
+        receipt = self._service.report(report)
+        if not receipt.accepted:
+            raise AttemptOver("the service does not accept reports of this attempt any more")
+        self._board.told(mark)
+        self._on_newest_order(receipt.order_number)
+
+
+class OrderWatch:
+    """Waits for orders and passes each on once, in the order of their numbers.
+
+    Args:
+        service: where orders come from.
+        on_order: takes an order; the same number never comes twice.
+        on_over: told, with the reason, when the attempt is over.
+    """
+
+    def __init__(
+        self,
+        service: Talk,
+        *,
+        on_order: Callable[[Order], None],
+        on_over: Callable[[str], None],
+        wait_s: float = ORDER_WAIT_S,
+    ) -> None:
+        self._service = service
+        self._on_order = on_order
+        self._on_over = on_over
+        self._wait_s = wait_s
+        self._last_number = 0
+        self._missed_number = 0  # newest order that a receipt spoke of and that had not come by then
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="orders", daemon=True)
+
+    def start(self) -> None:
+        """Begin to wait for orders."""
+        self._thread.start()
+
+    def expect(self, number: int) -> None:
+        """Take note that order `number` stands; asked again if it has not come by the second such word.
+
+        A long poll whose connection has died in silence would otherwise hide an order until it times out.
+        """
+        if number > self._last_number and number == self._missed_number:
+            self._service.wake_orders()
+        self._missed_number = number
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the thread once its call is broken off; return whether it ended in time."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        back_off = BackOff(cap_s=1.0)
+        while not self._stopping.is_set():
+            try:
+                order = self._service.next_order(self._last_number, wait_s=self._wait_s)
+            except AttemptOver as error:
+                self._on_over(error.message)
+                return
+            except (ServiceUnreachable, ServiceRefused):
+                self._stopping.wait(back_off.next_s())  # the heartbeat tells the story of a service that is away
+                continue
+            except Exception:  # boundary: as the heartbeat loop; an order may still come
+                logger.exception("the wait for an order failed")
+                self._stopping.wait(back_off.next_s())
+                continue
+            back_off.reset()
+            if order is not None:
+                self._last_number = order.number
+                self._on_order(order)

@@ -1,0 +1,103 @@
+"""What the supervisor has done by other floors, as protocols: `wiring` fills them, tests put fakes in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from clary.contract.agent_protocol import ProcessExit, StagedPart, UploadRole
+from clary.contract.launch_plan import LaunchPlan
+
+
+class OutputLog(Protocol):
+    """Where processes' output goes; safe from any thread, never waits for the service."""
+
+    def open(self, key: Hashable, *, rank: int | None = None, prefix: str = "") -> None:
+        """Say how lines of the stream `key` are marked, before its first bytes."""
+
+    def on_output(self, key: Hashable, data: bytes) -> None:
+        """Take bytes of one stream, in order; empty bytes end it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uploaded:
+    """What an upload has written."""
+
+    staged: tuple[StagedPart, ...] = ()
+    uris: tuple[str, ...] = ()
+
+
+class RunningProgram(Protocol):
+    """The processes of the program on this host."""
+
+    @property
+    def init_pid(self) -> int | None:
+        """First process of the program, as this machine numbers it."""
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that were started, each of which `wait_for_exits` returns once."""
+
+    @property
+    def not_isolated(self) -> tuple[str, ...]:
+        """What the program shares with the machine, in words."""
+
+    def wait_for_exits(self, timeout_s: float) -> Sequence[ProcessExit]:
+        """Return the processes that ended since the last call, as soon as there is one; none after `timeout_s`."""
+
+    def send_signal(self, signum: int) -> None:
+        """Signal every process that still runs, also those that processes of the program have started."""
+
+    def out_of_memory(self) -> str | None:
+        """Say in a sentence that the host's memory limit killed a process; None if it did not."""
+
+    def close(self) -> None:
+        """Kill what is left, pass on the last output, free what the program held; harmless when repeated."""
+
+
+class Steps(Protocol):
+    """The work on one host of one attempt, in the order in which it is done.
+
+    Each method may run for long and is called from a thread of its own; the parts of the preparation may run at the
+    same time, `build_tree` before all others and `prepare_environment` after all others.
+    Errors: ClaryError with a fault and a sentence for the user; anything else is a defect of Clary.
+    """
+
+    @property
+    def channel_names(self) -> tuple[str, ...]:
+        """Channels that this host gets."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Warnings of this host that the work so far has brought up."""
+
+    def build_tree(self) -> None:
+        """Make `/opt/ml` with its folders and configuration files."""
+
+    def fetch_code(self) -> None:
+        """Put the user's code in its place."""
+
+    def fetch_channel(self, name: str) -> None:
+        """Bring the data of one channel."""
+
+    def prepare_environment(self) -> None:
+        """Make the program's Python environment ready."""
+
+    def start_program(self, log: OutputLog) -> RunningProgram:
+        """Start every process of this host, its output going to `log`."""
+
+    def failure_file(self) -> str | None:
+        """Return what the program wrote to its failure file, None if it wrote none."""
+
+    def upload(self, role: UploadRole, staged: Sequence[StagedPart]) -> Uploaded:
+        """Write this host's share of the results."""
+
+    def give_up(self) -> None:
+        """Break off whatever step runs; it raises then, or its outcome does not matter. From any thread."""
+
+    def close(self) -> None:
+        """Free what the steps held; harmless when repeated."""
+
+
+MakeSteps = Callable[[LaunchPlan, str], Steps]  # plan, name of the host

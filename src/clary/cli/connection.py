@@ -1,0 +1,114 @@
+"""How commands reach the service: the AWS API with the owner's key, its own pages with its admin token."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from clary.contract.errors import ClaryError, Fault, WireError
+from clary.contract.sigv4 import payload_hash, sign
+from clary.control.settings import Settings, load_settings
+from clary.control.state_folder import RootSecrets, ServiceRecord, StateFolder
+
+REQUEST_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Connection:
+    """An address with keys."""
+
+    settings: Settings
+    folder: StateFolder
+    record: ServiceRecord
+    secrets: RootSecrets
+
+    def call(self, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Call an operation of the SageMaker API.
+
+        Raises: WireError with the service's code and message; `NotFound` for a job that does not exist.
+        """
+        body = json.dumps(parameters).encode()
+        headers = {
+            "host": urlsplit(self.record.url).netloc,
+            "content-type": "application/x-amz-json-1.1",
+            "x-amz-target": f"SageMaker.{operation}",
+        }
+        signed = sign(
+            "POST",
+            "/",
+            "",
+            headers,
+            payload_hash(body),
+            credentials=self.secrets.credentials,
+            region=self.record.region,
+            service="sagemaker",
+            now=datetime.now(UTC),
+        )
+        status, answer = self._request("POST", "/", {**headers, **signed}, body)
+        if status == http.client.OK:
+            return answer
+        code, message = answer.get("__type", str(status)), answer.get("message", "no message")
+        if message == "Requested resource not found.":
+            raise WireError("NotFound", f"there is no training job {parameters.get('TrainingJobName')!r}")
+        raise WireError(code, f"{code}: {message}", http_status=status)
+
+    def get(self, path: str, query: Mapping[str, str | int] | None = None) -> dict[str, Any]:
+        """Read one of the service's own pages, below /clary/v1.
+
+        Raises: WireError; `NotFound` for a job that does not exist.
+        """
+        target = "/clary/v1/" + "/".join(quote(part, safe="") for part in path.split("/"))
+        if query:
+            target += "?" + urlencode(query)
+        headers = {"authorization": f"Bearer {self.secrets.admin_token}"}
+        status, answer = self._request("GET", target, headers, None)
+        if status == http.client.NOT_FOUND:
+            raise WireError("NotFound", answer.get("message", f"nothing at {target}"), http_status=status)
+        if status != http.client.OK:
+            raise WireError(answer.get("__type", str(status)), answer.get("message", "no message"), http_status=status)
+        return answer
+
+    def is_healthy(self) -> bool:
+        """Whether the service answers."""
+        try:
+            return bool(self.get("health").get("status") == "ok")
+        except ClaryError:
+            return False
+
+    def _request(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes | None
+    ) -> tuple[int, dict[str, Any]]:
+        address = urlsplit(self.record.url)
+        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=REQUEST_TIMEOUT_S)
+        try:
+            connection.request(method, target, body=body, headers=dict(headers))
+            response = connection.getresponse()
+            text = response.read()
+            return response.status, json.loads(text or b"{}")
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise ClaryError(
+                f"the service at {self.record.url} does not answer ({error}); start it with: clary up",
+                fault=Fault.INFRASTRUCTURE,
+            ) from error
+        finally:
+            connection.close()
+
+
+def connect() -> Connection:
+    """Find the service of the state folder.
+
+    Raises: ClaryError saying how to start it when none has run here.
+    """
+    settings = load_settings()
+    folder = StateFolder(settings.home_folder)
+    record = folder.read_service_record()
+    if record is None:
+        raise ClaryError(
+            f"no service runs for {settings.home_folder}; start one with: clary up", fault=Fault.INFRASTRUCTURE
+        )
+    return Connection(settings, folder, record, folder.load_secrets())

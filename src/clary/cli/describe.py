@@ -1,0 +1,79 @@
+"""`clary describe JOB`: what happened, where the time went, what each host did."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from datetime import datetime
+from typing import Any
+
+from clary.cli.connection import connect
+from clary.cli.tables import clock_time, duration, table
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser("describe", help="say all that is known of a job")
+    parser.add_argument("job")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the job for a person, or as JSON."""
+    facts = connect().get(f"jobs/{options.job}")
+    print(json.dumps(facts, indent=2) if options.json else describe(facts))
+    return 0
+
+
+def describe(facts: dict[str, Any]) -> str:
+    """Return the text that `clary describe` prints."""
+    lines = [f"{facts['name']}  {facts['status']} ({facts['secondary_status']})"]
+    lines += [f"  {label:<10}{facts[key]}" for label, key in LABELS if facts.get(key)]
+    if facts.get("metrics"):
+        pairs = ", ".join(f"{item['name']}={item['value']:g}" for item in facts["metrics"])
+        lines.append(f"  {'metrics':<10}{pairs}")
+    lines += ["", "phases"]
+    rows = [
+        (f"  {row['status']}", clock_time(_time(row["started_at"])), _took(row), row["message"])
+        for row in facts["transitions"]
+    ]
+    lines.append(table(("  PHASE", "BEGAN", "TOOK", "MESSAGE"), rows))
+    if facts["hosts"]:
+        lines += ["", "hosts"]
+        rows = [
+            (
+                f"  {host['name']}",
+                host["phase"],
+                host["instance_type"],
+                str(host["processes_per_host"]),
+                ", ".join(f"{part} {seconds:.2f}s" for part, seconds in host["timings_s"].items()) or "-",
+                host["exits"] or "-",
+            )
+            for host in facts["hosts"]
+        ]
+        lines.append(table(("  HOST", "PHASE", "TYPE", "PROCESSES", "TOOK", "EXITS"), rows))
+    for label, key in (("warnings", "warnings"), ("not isolated", "not_isolated")):
+        if facts.get(key):
+            lines += ["", label, *[f"  - {text}" for text in facts[key]]]
+    return "\n".join(lines)
+
+
+LABELS = (
+    ("waits for", "pending_reason"),
+    ("failure", "failure_reason"),
+    ("image", "image"),
+    ("runs in", "environment"),
+    ("model", "model_artifacts_uri"),
+    ("arn", "arn"),
+)
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def _took(row: dict[str, Any]) -> str:
+    if row["ended_at"] is None:
+        return "..."
+    return duration((_time(row["ended_at"]) - _time(row["started_at"])).total_seconds())

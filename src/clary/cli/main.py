@@ -1,0 +1,50 @@
+"""Entry point of the `clary` command.
+
+Exit codes: 0 done, 1 the job or check failed, 2 wrong usage or input, 3 not found, 124 timed out, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from clary import __version__
+from clary.cli import describe, doctor, down, env, jobs, logs, plan, stop, up
+from clary.contract.errors import ClaryError, Fault, WireError
+
+COMMANDS = (up, env, jobs, describe, logs, stop, plan, doctor, down)
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_NOT_FOUND = 3
+EXIT_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="clary", description="SageMaker Training on machines you own.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"clary {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for module in COMMANDS:
+        module.add_parser(commands)
+    options = parser.parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except WireError as error:
+        print(f"clary: {error.message}", file=sys.stderr)
+        return EXIT_NOT_FOUND if error.code == "NotFound" else EXIT_FAILED
+    except ClaryError as error:
+        print(f"clary: {error.message}", file=sys.stderr)
+        return EXIT_USAGE if error.fault is Fault.USER else EXIT_FAILED
+    except BrokenPipeError:
+        sys.stderr.close()
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

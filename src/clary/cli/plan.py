@@ -1,0 +1,22 @@
+"""`clary plan JOB`: print the launch plan of a job, without its secrets."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from clary.cli.connection import connect
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser("plan", help="print what a job's agents were told, as JSON")
+    parser.add_argument("job")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the plan."""
+    print(json.dumps(connect().get(f"jobs/{options.job}/plan"), indent=2))
+    return 0

@@ -1,0 +1,33 @@
+"""Columns and durations for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+SECONDS_PER_MINUTE = 60
+SECONDS_PER_HOUR = 3600
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return rows below a header, columns aligned to the left and two spaces apart."""
+    everything = [list(header), *[list(row) for row in rows]]
+    widths = [max(len(row[index]) for row in everything) for index in range(len(header))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in everything]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def duration(seconds: float) -> str:
+    """Return `12.3 s`, `4m 05s` or `2h 03m`."""
+    if seconds < SECONDS_PER_MINUTE:
+        return f"{seconds:.1f} s"
+    if seconds < SECONDS_PER_HOUR:
+        minutes, rest = divmod(round(seconds), SECONDS_PER_MINUTE)
+        return f"{minutes}m {rest:02d}s"
+    hours, rest = divmod(round(seconds), SECONDS_PER_HOUR)
+    return f"{hours}h {rest // SECONDS_PER_MINUTE:02d}m"
+
+
+def clock_time(moment: datetime) -> str:
+    """Return a local time of day with its date."""
+    return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")

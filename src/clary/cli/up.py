@@ -1,0 +1,88 @@
+"""`clary up`: start the service in the background."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+from clary.cli.connection import Connection
+from clary.contract.errors import ClaryError
+from clary.contract.processes import ProcessId
+from clary.control.settings import load_settings
+from clary.control.state_folder import StateFolder
+
+START_TIMEOUT_S = 60.0
+POLL_S = 0.05
+LOG_TAIL_LINES = 15
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser("up", help="start the service in the background")
+    parser.add_argument("--foreground", action="store_true", help="stay in the foreground, log to the terminal")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Start the service unless it runs, wait until it answers, say where."""
+    settings = load_settings()
+    folder = StateFolder(settings.home_folder)
+    folder.create()
+    if options.foreground:
+        os.execv(sys.executable, _command())  # noqa: S606 - the same interpreter, our own module
+    running = find_running(folder)
+    if running is not None:
+        print(f"clary already runs at {running.record.url}  (state in {folder.root}, stop with: clary down)")
+        return 0
+    started_at = time.monotonic()
+    connection = _start(folder)
+    print(f"clary runs at {connection.record.url}  (ready in {time.monotonic() - started_at:.1f} s)")
+    if connection.record.tls_url:
+        print(f"  tls    {connection.record.tls_url}")
+    print(f"  state  {folder.root}")
+    print(f"  log    {folder.service_log}")
+    print('  use    eval "$(clary env)"')
+    print("  stop   clary down")
+    return 0
+
+
+def find_running(folder: StateFolder) -> Connection | None:
+    """Return the service that runs for this state folder, or None."""
+    record = folder.read_service_record()
+    if record is None or not ProcessId(record.pid, record.process_started).is_alive():
+        return None
+    return Connection(load_settings(), folder, record, folder.load_secrets())
+
+
+def _command() -> list[str]:
+    return [sys.executable, "-m", "clary.control.server"]
+
+
+def _start(folder: StateFolder) -> Connection:
+    folder.service_record_path.unlink(missing_ok=True)
+    with folder.service_log.open("ab") as log:
+        process = subprocess.Popen(  # noqa: S603 - our own module
+            _command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
+        )
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        exit_code = process.poll()
+        if exit_code is not None:
+            raise ClaryError(f"the service ended at once with exit code {exit_code}:\n{_log_tail(folder)}")
+        connection = find_running(folder)
+        if connection is not None and connection.record.pid == process.pid and connection.is_healthy():
+            # The service outlives this command on purpose.
+            process.returncode = 0
+            return connection
+        time.sleep(POLL_S)
+    process.terminate()
+    raise ClaryError(f"the service did not answer within {START_TIMEOUT_S:.0f} s:\n{_log_tail(folder)}")
+
+
+def _log_tail(folder: StateFolder) -> str:
+    lines = folder.service_log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+    return "\n".join(f"  {line}" for line in lines)

@@ -1,0 +1,138 @@
+r"""Hyperparameters: two dialects of values, the platform's keys, and the command line that scripts parse.
+
+Where: the service reads the platform's keys when it validates a request and draws a plan; agents turn the user's keys
+into SM_HP_* variables and arguments of the program. The strings themselves are passed on byte-exact: only copies are
+parsed here.
+
+Two dialects share one rule, "JSON if it parses, else the string itself": framework estimators of SDK v2 encode each
+value as JSON (`"\"abc\""`, `"true"`), generic estimators and SDK v3 send `str(value)` (`"abc"`, `"True"`).
+Source: sagemaker-training 5.1.4, `environment.read_hyperparameters`, `mapping.to_cmd_args`, `params`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+PLATFORM_PREFIX = "sagemaker_"
+
+PROGRAM = "sagemaker_program"
+SUBMIT_DIRECTORY = "sagemaker_submit_directory"
+REGION = "sagemaker_region"
+JOB_NAME = "sagemaker_job_name"
+LOG_LEVEL = "sagemaker_container_log_level"
+MP_PARAMETERS = "mp_parameters"
+
+# Keys that toolkits consume themselves. Every other `sagemaker_*` key is a framework parameter (a launcher's setting),
+# every other key at all is the user's.
+TOOLKIT_KEYS = frozenset(
+    {
+        PROGRAM,
+        SUBMIT_DIRECTORY,
+        REGION,
+        JOB_NAME,
+        LOG_LEVEL,
+        "sagemaker_enable_cloudwatch_metrics",
+        "sagemaker_s3_output",
+        "default_user_module_name",
+        "_tuning_objective_metric",
+    }
+)
+
+
+def parse_value(text: str) -> Any:
+    """Return what `text` means as JSON, or `text` itself where it is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):  # numbers of thousands of digits and very deep lists stay strings
+        return text
+
+
+def is_platform_key(name: str) -> bool:
+    """Whether `name` belongs to the platform and is hidden from the user's program."""
+    return name in TOOLKIT_KEYS or name.startswith(PLATFORM_PREFIX)
+
+
+def user_values(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
+    """Return the user's hyperparameters, parsed, in the order of the request."""
+    return {name: parse_value(text) for name, text in hyperparameters.items() if not is_platform_key(name)}
+
+
+def platform_values(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
+    """Return the platform's hyperparameters, parsed, in the order of the request."""
+    return {name: parse_value(text) for name, text in hyperparameters.items() if is_platform_key(name)}
+
+
+def framework_parameters(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
+    """Return the platform's hyperparameters that set a launcher up: `sagemaker_*` without the toolkit's own."""
+    values = platform_values(hyperparameters)
+    return {name: value for name, value in values.items() if name not in TOOLKIT_KEYS}
+
+
+def platform_text(hyperparameters: Mapping[str, str], name: str) -> str | None:
+    """Return one of the platform's values as text in either dialect; None where it is absent, null or empty."""
+    if name not in hyperparameters:
+        return None
+    value = parse_value(hyperparameters[name])
+    return None if value is None or value == "" else str(value)
+
+
+def is_enabled(hyperparameters: Mapping[str, str], name: str) -> bool:
+    """Whether a switch of the platform is on: JSON true, or the `True` that `str()` makes of it."""
+    if name not in hyperparameters:
+        return False
+    value = parse_value(hyperparameters[name])
+    if isinstance(value, str):
+        return value.strip().lower() == "true"
+    return bool(value)
+
+
+def model_parallel_parameters(hyperparameters: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return `mp_parameters` of the model parallel library; None where the job has none.
+
+    The same key also reaches the program: as `--mp_parameters k=v,k2=v2` and as JSON in SM_HP_MP_PARAMETERS.
+    """
+    if MP_PARAMETERS not in hyperparameters:
+        return None
+    value = parse_value(hyperparameters[MP_PARAMETERS])
+    return value if isinstance(value, dict) and value else None
+
+
+def cli_arguments(hyperparameters: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the user's hyperparameters as the toolkit puts them on the program's command line.
+
+    Names are sorted, one-letter names get one dash; objects become `k=v,k2=v2`, lists their Python form (`[1, 2]`),
+    true and false `True` and `False`, null the empty string.
+    """
+    values = user_values(hyperparameters)
+    arguments: list[str] = []
+    for name in sorted(values):
+        dashes = "-" if len(name) == 1 else "--"
+        arguments += [f"{dashes}{name}" if name else "", _argument(values[name])]
+    return tuple(arguments)
+
+
+def unusable(hyperparameters: Mapping[str, str]) -> tuple[str, ...]:
+    """Return one sentence for each hyperparameter that no command line or environment can carry.
+
+    Only NUL characters and lone surrogates are such; quotes, newlines, spaces and any alphabet are not.
+    """
+    problems = []
+    for name, text in hyperparameters.items():
+        for part in (name, _argument(parse_value(text))):
+            if "\0" in part:
+                problems.append(f"hyperparameter {name!r} holds a NUL character, which no command line can carry")
+                break
+            if any("\ud800" <= character <= "\udfff" for character in part):
+                problems.append(f"hyperparameter {name!r} holds half of a surrogate pair, which UTF-8 cannot carry")
+                break
+    return tuple(problems)
+
+
+def _argument(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, dict):
+        return ",".join(f"{key}={item}" for key, item in sorted(value.items()))
+    return str(value)

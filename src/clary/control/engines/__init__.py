@@ -1,0 +1,1 @@
+"""Where hosts come from: one narrow interface, one folder per engine."""

@@ -1,0 +1,1 @@
+"""Hosts on this machine: namespaces where they can be had, plain processes where not."""

@@ -1,0 +1,138 @@
+"""The few rtnetlink requests that a job's network needs: bridge, veth pair, address, up, rename, token bucket.
+
+Where: `fabric` and `network_faults` call this inside the namespace that they have joined. A `Netlink` socket belongs
+to the network namespace in which it was made, whichever namespace its thread joins later. iproute2 is not needed.
+Source: rtnetlink(7), linux/if_link.h, linux/veth.h, linux/pkt_sched.h (tc_tbf_qopt); kernels 4.15 and later.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from types import TracebackType
+
+RTM_NEWLINK, RTM_NEWADDR, RTM_NEWQDISC = 16, 20, 36
+NLM_F_REQUEST, NLM_F_ACK, NLM_F_REPLACE, NLM_F_EXCL, NLM_F_CREATE = 0x1, 0x4, 0x100, 0x200, 0x400
+NLMSG_ERROR = 2
+NLA_F_NESTED = 0x8000
+IFF_UP = 0x1
+IFLA_ADDRESS, IFLA_IFNAME, IFLA_MASTER, IFLA_LINKINFO, IFLA_NET_NS_FD = 1, 3, 10, 18, 28
+IFLA_INFO_KIND, IFLA_INFO_DATA = 1, 2
+VETH_INFO_PEER = 1
+IFA_ADDRESS, IFA_LOCAL = 1, 2
+TCA_KIND, TCA_OPTIONS = 1, 2
+TCA_TBF_PARMS, TCA_TBF_RATE64, TCA_TBF_BURST = 1, 4, 6
+TC_H_ROOT = 0xFFFFFFFF
+TC_LINKLAYER_ETHERNET = 1
+TC_TICKS_PER_US = 15.625  # "psched" tick: 64 ns
+MAX_U32 = 0xFFFFFFFF
+ANSWER_BYTES = 65536
+ANSWER_TIMEOUT_S = 10.0
+
+
+class Netlink:
+    """Requests to the network namespace in which this object was made.
+
+    Raises: OSError with the kernel's errno from every method; a refused request has changed nothing.
+    """
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+        self._socket.settimeout(ANSWER_TIMEOUT_S)
+        self._socket.bind((0, 0))
+        self._sequence = 0
+
+    def __enter__(self) -> Netlink:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._socket.close()
+
+    def index(self, name: str) -> int:
+        """Return the index of an interface."""
+        # SIOCGIFINDEX on this socket: socket.if_nametoindex would look in the thread's namespace of now.
+        import fcntl
+
+        request = struct.pack("16s16x", name.encode())
+        answer = fcntl.ioctl(self._socket, 0x8933, request)
+        return int(struct.unpack_from("i", answer, 16)[0])
+
+    def add_bridge(self, name: str) -> None:
+        """Create a bridge, down."""
+        self._create_link(name, "bridge", b"")
+
+    def add_veth(self, name: str, *, peer_name: str, peer_namespace_fd: int) -> None:
+        """Create a veth pair whose other end appears in another network namespace, both ends down."""
+        peer = _interface(0) + _text(IFLA_IFNAME, peer_name) + _u32(IFLA_NET_NS_FD, peer_namespace_fd)
+        self._create_link(name, "veth", _attribute(VETH_INFO_PEER | NLA_F_NESTED, peer))
+
+    def set_up(self, name: str, *, up: bool = True) -> None:
+        """Set an interface up or down."""
+        self._request(RTM_NEWLINK, 0, _interface(self.index(name), IFF_UP if up else 0, IFF_UP))
+
+    def set_master(self, name: str, *, bridge: str | None) -> None:
+        """Make an interface a port of `bridge`, or of none."""
+        master = _u32(IFLA_MASTER, self.index(bridge) if bridge else 0)
+        self._request(RTM_NEWLINK, 0, _interface(self.index(name)) + master)
+
+    def set_hardware_address(self, name: str, address: bytes) -> None:
+        """Set the 6-byte Ethernet address of an interface."""
+        self._request(RTM_NEWLINK, 0, _interface(self.index(name)) + _attribute(IFLA_ADDRESS, address))
+
+    def add_address(self, name: str, address: str, *, prefix_length: int) -> None:
+        """Give an interface an IPv4 address."""
+        packed = socket.inet_aton(address)
+        header = struct.pack("BBBBI", socket.AF_INET, prefix_length, 0, 0, self.index(name))
+        body = header + _attribute(IFA_LOCAL, packed) + _attribute(IFA_ADDRESS, packed)
+        self._request(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, body)
+
+    def set_rate(self, name: str, *, rate_bytes_s: int, burst_bytes: int, queue_bytes: int) -> None:
+        """Limit what an interface sends by a token bucket (tc qdisc tbf), in place of its queueing discipline."""
+        # tc_tbf_qopt: ratespec(cell_log, linklayer, overhead, cell_align, mpu, rate), peak ratespec, limit, buffer,
+        # mtu. With an Ethernet link layer the kernel needs no rate table; TCA_TBF_BURST wins over `buffer`.
+        rate = struct.pack("BBHhHI", 0, TC_LINKLAYER_ETHERNET, 0, 0, 0, min(rate_bytes_s, MAX_U32))
+        buffer_ticks = min(int(burst_bytes * 1e6 / rate_bytes_s * TC_TICKS_PER_US), MAX_U32)
+        options = _attribute(TCA_TBF_PARMS, rate + bytes(len(rate)) + struct.pack("III", queue_bytes, buffer_ticks, 0))
+        options += _u32(TCA_TBF_BURST, burst_bytes)
+        if rate_bytes_s > MAX_U32:
+            options += _attribute(TCA_TBF_RATE64, struct.pack("Q", rate_bytes_s))
+        header = struct.pack("BxHiIII", socket.AF_UNSPEC, 0, self.index(name), 0, TC_H_ROOT, 0)
+        body = header + _text(TCA_KIND, "tbf") + _attribute(TCA_OPTIONS | NLA_F_NESTED, options)
+        self._request(RTM_NEWQDISC, NLM_F_CREATE | NLM_F_REPLACE, body)
+
+    def _create_link(self, name: str, kind: str, data: bytes) -> None:
+        info = _text(IFLA_INFO_KIND, kind)
+        if data:
+            info += _attribute(IFLA_INFO_DATA | NLA_F_NESTED, data)
+        body = _interface(0) + _text(IFLA_IFNAME, name) + _attribute(IFLA_LINKINFO | NLA_F_NESTED, info)
+        self._request(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, body)
+
+    def _request(self, kind: int, flags: int, body: bytes) -> None:
+        self._sequence += 1
+        header = struct.pack("IHHII", 16 + len(body), kind, NLM_F_REQUEST | NLM_F_ACK | flags, self._sequence, 0)
+        self._socket.send(header + body)
+        while True:
+            answer = self._socket.recv(ANSWER_BYTES)
+            _, answer_kind, _, sequence, _ = struct.unpack_from("IHHII", answer)
+            if answer_kind == NLMSG_ERROR and sequence == self._sequence:
+                break
+        number = -struct.unpack_from("i", answer, 16)[0]
+        if number:
+            raise OSError(number, os.strerror(number), f"rtnetlink request {kind}")
+
+
+def _interface(index: int, flags: int = 0, change: int = 0) -> bytes:
+    return struct.pack("BxHiII", socket.AF_UNSPEC, 0, index, flags, change)
+
+
+def _attribute(kind: int, data: bytes) -> bytes:
+    return struct.pack("HH", 4 + len(data), kind) + data + bytes(-len(data) % 4)
+
+
+def _text(kind: int, text: str) -> bytes:
+    return _attribute(kind, text.encode() + b"\0")
+
+
+def _u32(kind: int, value: int) -> bytes:
+    return _attribute(kind, struct.pack("I", value))

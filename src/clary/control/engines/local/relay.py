@@ -1,0 +1,132 @@
+"""The hosts' one way out: connections to a port of a host's own 127.0.0.1 end at this service.
+
+Where: the anchor of a job's network serves this in its event loop. A listening socket stays in the network namespace
+in which it was made (a host's), while the sockets that this module opens belong to the anchor's own (the machine's).
+Programs inside therefore reach the service under the same URL as everybody else, and nothing but the service.
+Bytes are passed on as they come, with bounded buffers; the end of one direction is passed on as such, and an aborted
+connection is aborted on the other side too, so that a cut transfer never looks complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+import struct
+from typing import NamedTuple
+
+BUFFER_BYTES = 256 * 1024  # per direction of a connection
+BACKLOG = 1024
+CONNECT_DEADLINE_S = 10.0  # rides over a restart of the service
+CONNECT_RETRY_S = 0.1
+OUT_OF_RESOURCES_PAUSE_S = 0.1
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: close sends RST
+
+
+class RelayTarget(NamedTuple):
+    """Where a relay's connections end."""
+
+    address: str
+    port: int
+
+
+def make_listener(port: int) -> socket.socket:
+    """Listen on 127.0.0.1:`port` of the network namespace that the calling thread is in.
+
+    Raises: OSError if the port is taken.
+    """
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+async def serve(listener: socket.socket, target: RelayTarget) -> None:
+    """Pass every connection of `listener` on to `target` until cancelled."""
+    loop = asyncio.get_running_loop()
+    connections: set[asyncio.Task[None]] = set()
+    try:
+        while True:
+            try:
+                inner, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED):
+                    raise
+                await asyncio.sleep(OUT_OF_RESOURCES_PAUSE_S)
+                continue
+            task = asyncio.create_task(_relay(inner, target))
+            connections.add(task)
+            task.add_done_callback(connections.discard)
+    finally:
+        for task in connections:
+            task.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+
+
+async def _relay(inner: socket.socket, target: RelayTarget) -> None:
+    inner.setblocking(False)
+    outer: socket.socket | None = None
+    is_complete = False
+    try:
+        outer = await _connect(target)
+        for side in (inner, outer):
+            side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            side.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        await _pump_both(inner, outer)
+        is_complete = True
+    except (OSError, TimeoutError):
+        pass  # either side broke off; the other is told by a reset below
+    finally:
+        for side in (inner, outer):
+            if side is not None:
+                if not is_complete:
+                    with contextlib.suppress(OSError):
+                        side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+                side.close()
+
+
+async def _connect(target: RelayTarget) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + CONNECT_DEADLINE_S
+    while True:
+        outer = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        outer.setblocking(False)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await loop.sock_connect(outer, target)
+        except ConnectionRefusedError:
+            outer.close()
+            if loop.time() + CONNECT_RETRY_S > deadline:
+                raise
+            await asyncio.sleep(CONNECT_RETRY_S)
+        except BaseException:
+            outer.close()
+            raise
+        else:
+            return outer
+
+
+async def _pump_both(inner: socket.socket, outer: socket.socket) -> None:
+    """Pass bytes both ways until both directions have ended; the first error ends both."""
+    directions = [asyncio.create_task(_pump(inner, outer)), asyncio.create_task(_pump(outer, inner))]
+    try:
+        await asyncio.gather(*directions)
+    finally:
+        for direction in directions:
+            direction.cancel()
+        await asyncio.gather(*directions, return_exceptions=True)
+
+
+async def _pump(source: socket.socket, sink: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    buffer = memoryview(bytearray(BUFFER_BYTES))
+    while count := await loop.sock_recv_into(source, buffer):
+        await loop.sock_sendall(sink, buffer[:count])
+    sink.shutdown(socket.SHUT_WR)

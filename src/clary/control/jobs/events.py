@@ -1,0 +1,91 @@
+"""What can happen to a job; `transitions.apply` turns each into the next record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from clary.contract.agent_protocol import Report
+from clary.contract.errors import Fault
+from clary.control.jobs.training_job import EndCause
+
+
+@dataclass(frozen=True, kw_only=True)
+class MustWait:
+    """The job does not fit now."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostsAsked:
+    """The engine is being asked for the hosts of a new attempt."""
+
+    plan: Mapping[str, Any]  # LaunchPlan in plain form, as far as it is known
+    host_names: tuple[str, ...]
+    log_streams: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkReady:
+    """The engine has built the network; agents start next."""
+
+    plan: Mapping[str, Any]  # the complete LaunchPlan in plain form
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchFailed:
+    """The engine could not supply the hosts."""
+
+    message: str
+    fault: Fault
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostReported:
+    """An agent told facts of its host."""
+
+    host: str
+    report: Report
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostLost:
+    """A host is gone: its agent died or has been silent for too long."""
+
+    host: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopWanted:
+    """The job is to end early."""
+
+    cause: EndCause  # STOP_REQUESTED, MAX_RUNTIME, MAX_WAIT or MAX_PENDING
+    grace_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class UploadOverdue:
+    """Results did not reach the object store in time."""
+
+    limit_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Released:
+    """Nothing of the attempt exists any more on any machine."""
+
+
+Event = (
+    MustWait
+    | HostsAsked
+    | NetworkReady
+    | LaunchFailed
+    | HostReported
+    | HostLost
+    | StopWanted
+    | UploadOverdue
+    | Released
+)

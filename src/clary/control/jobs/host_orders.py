@@ -1,0 +1,132 @@
+"""Which order each host of a job gets next. Pure.
+
+Where: `transitions` calls it after every event; agents fetch the orders through the gateway. An order's number grows
+by one with every new order of a host, so that an agent which asks again gets the same order once.
+
+Results are written in two steps, because hosts share no file system: every host but the leader stages its tree in the
+object store, then the leader merges all trees into the final objects. The leader is the host with the lowest index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from clary.contract.agent_protocol import HostPhase, Order, OrderKind, UploadRole
+from clary.contract.plain import to_plain
+from clary.control.jobs.training_job import EndCause, HostRecord, TrainingJob
+
+# A gang that has lost a member cannot go on; the others get this long to end by themselves. Seconds.
+FAILURE_GRACE_S = 2.0
+
+_NOT_ENDED = (HostPhase.LAUNCHING, HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING)
+
+
+def next_orders(job: TrainingJob) -> Mapping[str, HostRecord]:
+    """Return the hosts with the orders that follow from their facts."""
+    if job.end_cause is None:
+        return _run_when_all_are_prepared(job)
+    if any(record.facts.phase in _NOT_ENDED for record in job.hosts.values()):
+        return stop(job, grace_s=FAILURE_GRACE_S) if job.end_cause is EndCause.FAILURE else job.hosts
+    if not _has_results(job):
+        return job.hosts
+    return _upload(job)
+
+
+def stop(job: TrainingJob, *, grace_s: float) -> Mapping[str, HostRecord]:
+    """Return the hosts with the order to stop wherever something may still run and was not told yet."""
+    return {
+        name: _with_order(record, OrderKind.STOP, reason=str(job.end_cause or ""), grace_s=grace_s)
+        if record.facts.phase in _NOT_ENDED
+        else record
+        for name, record in job.hosts.items()
+    }
+
+
+def release(job: TrainingJob) -> Mapping[str, HostRecord]:
+    """Return the hosts with the order to leave."""
+    return {name: _with_order(record, OrderKind.RELEASE) for name, record in job.hosts.items()}
+
+
+def is_uploading(job: TrainingJob) -> bool:
+    """Whether any host was told to write results."""
+    return any(record.order is not None and record.order.kind is OrderKind.UPLOAD for record in job.hosts.values())
+
+
+def has_nothing_owed(job: TrainingJob) -> bool:
+    """Whether the job's end is known and every result that it owes is written or known to be lost."""
+    if job.end_cause is None or any(record.facts.phase in _NOT_ENDED for record in job.hosts.values()):
+        return False
+    if not _has_results(job):
+        return True
+    leader = job.hosts[_leader(job)]
+    if leader.facts.phase is HostPhase.LOST:
+        return True
+    led = leader.order is not None and leader.order.arguments.get("role") == UploadRole.LEAD.value
+    return led and leader.facts.phase in (HostPhase.DONE, HostPhase.RELEASED)
+
+
+def model_uri(job: TrainingJob, uploaded: Sequence[str]) -> str | None:
+    """Return where the model lies, if it was written."""
+    if job.plan is None:
+        return None
+    uri: str = job.plan["output"]["model_uri"]
+    return uri if any(item.startswith(uri) for item in uploaded) else None
+
+
+def _run_when_all_are_prepared(job: TrainingJob) -> Mapping[str, HostRecord]:
+    if not all(record.facts.phase is HostPhase.PREPARED for record in job.hosts.values()):
+        return job.hosts
+    return {name: _with_order(record, OrderKind.RUN) for name, record in job.hosts.items()}
+
+
+def _has_results(job: TrainingJob) -> bool:
+    """Whether a program ran at all; what never ran left nothing to keep."""
+    return any(record.facts.exits for record in job.hosts.values())
+
+
+def _leader(job: TrainingJob) -> str:
+    """Return the host with the lowest index that is not lost; the first host if all are."""
+    names = sorted(job.hosts, key=lambda name: int(name.rpartition("-")[2]))
+    alive = [name for name in names if job.hosts[name].facts.phase is not HostPhase.LOST]
+    led = [
+        name
+        for name in names
+        if (order := job.hosts[name].order) is not None and order.arguments.get("role") == UploadRole.LEAD.value
+    ]
+    return (led or alive or names)[0]
+
+
+def _upload(job: TrainingJob) -> Mapping[str, HostRecord]:
+    leader = _leader(job)
+    hosts = {
+        name: _with_order(record, OrderKind.UPLOAD, arguments={"role": UploadRole.STAGE.value})
+        if name != leader and record.facts.phase is HostPhase.EXITED
+        else record
+        for name, record in job.hosts.items()
+    }
+    followers = [record.facts for name, record in hosts.items() if name != leader]
+    if all(facts.phase in (HostPhase.DONE, HostPhase.RELEASED, HostPhase.LOST) for facts in followers):
+        staged = [to_plain(part) for facts in followers for part in facts.staged]
+        arguments = {"role": UploadRole.LEAD.value, "staged": staged}
+        hosts[leader] = _with_order(hosts[leader], OrderKind.UPLOAD, arguments=arguments)
+    return hosts
+
+
+def _with_order(
+    record: HostRecord,
+    kind: OrderKind,
+    *,
+    reason: str = "",
+    grace_s: float = 0.0,
+    arguments: Mapping[str, Any] | None = None,
+) -> HostRecord:
+    """Give an order unless the host has one of that kind already, or cannot hear it."""
+    if record.facts.phase in (HostPhase.LOST, HostPhase.RELEASED):
+        return record
+    if record.order is not None and record.order.kind is kind:
+        return record
+    number = record.order.number + 1 if record.order is not None else 1
+    order = Order(number=number, kind=kind, reason=reason, grace_s=grace_s, arguments=arguments or {})
+    return replace(record, order=order)

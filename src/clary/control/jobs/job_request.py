@@ -1,0 +1,191 @@
+"""A typed view of a CreateTrainingJob request.
+
+Where: validation, planning and scheduling read the request through it; the request itself stays as the client sent it.
+Source: CreateTrainingJob (AWS API reference); defaults as the real service fills them in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clary.contract.launch_plan import Channel, InputMode, MetricDefinition, Output
+
+DEFAULT_GROUP = "homogeneousCluster"
+DEFAULT_CHECKPOINT_PATH = "/opt/ml/checkpoints"
+
+# Request member -> stem of the file below /opt/ml/input/config, and the LocalPath that the service fills in.
+CONFIG_DOCUMENTS = {
+    "DebugHookConfig": ("debughookconfig", "/opt/ml/output/tensors"),
+    "TensorBoardOutputConfig": ("tensorboardoutputconfig", "/opt/ml/output/tensorboard"),
+    "CheckpointConfig": ("checkpointconfig", DEFAULT_CHECKPOINT_PATH),
+    "ProfilerConfig": ("profilerconfig", "/opt/ml/output/profiler"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstanceGroup:
+    """Hosts of one type."""
+
+    name: str
+    instance_type: str
+    instance_count: int
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """Reads one parsed request; every accessor answers with the service's default where the member is absent."""
+
+    request: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """TrainingJobName."""
+        return str(self.request["TrainingJobName"])
+
+    @property
+    def role_arn(self) -> str:
+        """RoleArn."""
+        return str(self.request["RoleArn"])
+
+    @property
+    def instance_groups(self) -> tuple[InstanceGroup, ...]:
+        """Groups of hosts in the order of the request; one group of the default name for plain requests."""
+        config = self._section("ResourceConfig")
+        if config.get("InstanceGroups"):
+            return tuple(
+                InstanceGroup(
+                    name=group["InstanceGroupName"],
+                    instance_type=group["InstanceType"],
+                    instance_count=group["InstanceCount"],
+                )
+                for group in config["InstanceGroups"]
+            )
+        return (
+            InstanceGroup(
+                name=DEFAULT_GROUP,
+                instance_type=config.get("InstanceType", ""),
+                instance_count=config.get("InstanceCount", 1),
+            ),
+        )
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts of all groups."""
+        return sum(group.instance_count for group in self.instance_groups)
+
+    @property
+    def image(self) -> str:
+        """TrainingImage, or an empty string."""
+        return str(self._section("AlgorithmSpecification").get("TrainingImage", ""))
+
+    @property
+    def command(self) -> tuple[str, ...] | None:
+        """ContainerEntrypoint and ContainerArguments, or None when the image's own entry point is to run."""
+        specification = self._section("AlgorithmSpecification")
+        entrypoint: Sequence[str] = specification.get("ContainerEntrypoint") or ()
+        arguments: Sequence[str] = specification.get("ContainerArguments") or ()
+        return (*entrypoint, *arguments) if entrypoint else None
+
+    @property
+    def metric_definitions(self) -> tuple[MetricDefinition, ...]:
+        """Metrics to look for in the log."""
+        definitions = self._section("AlgorithmSpecification").get("MetricDefinitions") or ()
+        return tuple(MetricDefinition(name=item["Name"], regex=item["Regex"]) for item in definitions)
+
+    @property
+    def hyperparameters(self) -> Mapping[str, str]:
+        """HyperParameters, byte-exact."""
+        return self.request.get("HyperParameters") or {}
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Environment of the program, as the user gave it."""
+        return self.request.get("Environment") or {}
+
+    @property
+    def max_runtime_s(self) -> int:
+        """MaxRuntimeInSeconds."""
+        return int(self._section("StoppingCondition").get("MaxRuntimeInSeconds", 86400))
+
+    @property
+    def max_wait_s(self) -> int | None:
+        """MaxWaitTimeInSeconds."""
+        value = self._section("StoppingCondition").get("MaxWaitTimeInSeconds")
+        return None if value is None else int(value)
+
+    @property
+    def max_pending_s(self) -> int | None:
+        """MaxPendingTimeInSeconds."""
+        value = self._section("StoppingCondition").get("MaxPendingTimeInSeconds")
+        return None if value is None else int(value)
+
+    @property
+    def is_spot(self) -> bool:
+        """EnableManagedSpotTraining."""
+        return bool(self.request.get("EnableManagedSpotTraining", False))
+
+    @property
+    def has_network_isolation(self) -> bool:
+        """EnableNetworkIsolation."""
+        return bool(self.request.get("EnableNetworkIsolation", False))
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Input channels with defaults filled in."""
+        default_mode = self._section("AlgorithmSpecification").get("TrainingInputMode", "File")
+        return tuple(_channel(item, default_mode) for item in self.request.get("InputDataConfig") or ())
+
+    @property
+    def output(self) -> Output:
+        """Where results go."""
+        config = self._section("OutputDataConfig")
+        path = str(config.get("S3OutputPath", ""))
+        is_compressed = config.get("CompressionType", "GZIP") != "NONE"
+        base = f"{path.rstrip('/')}/{self.name}/output"
+        return Output(
+            s3_output_path=path,
+            model_uri=f"{base}/model.tar.gz" if is_compressed else f"{base}/model/",
+            output_uri=f"{base}/output.tar.gz" if is_compressed else f"{base}/data/",
+            is_compressed=is_compressed,
+        )
+
+    @property
+    def checkpoint_local_path(self) -> str | None:
+        """Folder of checkpoints when the request asks for them."""
+        config = self.request.get("CheckpointConfig")
+        return None if config is None else str(config.get("LocalPath", DEFAULT_CHECKPOINT_PATH))
+
+    @property
+    def config_documents(self) -> dict[str, Any]:
+        """Documents below /opt/ml/input/config that mirror parts of the request, by file stem."""
+        documents = {}
+        for member, (stem, local_path) in CONFIG_DOCUMENTS.items():
+            if self.request.get(member) is not None:
+                documents[stem] = {"LocalPath": local_path, **self.request[member]}
+        return documents
+
+    def _section(self, name: str) -> Mapping[str, Any]:
+        return self.request.get(name) or {}
+
+
+def _channel(item: Mapping[str, Any], default_mode: str) -> Channel:
+    source = item.get("DataSource") or {}
+    s3 = source.get("S3DataSource") or {}
+    file_system = source.get("FileSystemDataSource") or {}
+    shuffle = item.get("ShuffleConfig") or {}
+    return Channel(
+        name=item["ChannelName"],
+        s3_uri=s3.get("S3Uri"),
+        s3_data_type=s3.get("S3DataType", "S3Prefix"),
+        s3_data_distribution=s3.get("S3DataDistributionType", "FullyReplicated"),
+        file_system_path=file_system.get("DirectoryPath"),
+        file_system_access=file_system.get("FileSystemAccessMode", "ro"),
+        input_mode=InputMode(item.get("InputMode", default_mode)),
+        content_type=item.get("ContentType"),
+        compression=item.get("CompressionType", "None"),
+        record_wrapper=item.get("RecordWrapperType", "None"),
+        shuffle_seed=shuffle.get("Seed"),
+        instance_groups=tuple(s3.get("InstanceGroupNames") or ()),
+    )

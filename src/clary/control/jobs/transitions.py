@@ -1,0 +1,279 @@
+"""How a job moves: one event in, the next record and the next orders out. Pure.
+
+Where: the reconciler, the agent gateway and StopTrainingJob apply events through the store, each in one transaction.
+A job goes Starting -> [Pending ->] Downloading -> Training -> Uploading -> Completed | Failed | Stopped. Whatever
+happens, and in whatever order facts arrive: a terminal status absorbs every later event, a host's phase never goes
+back, the first cause of an end stays the cause, and a job is Completed only when its results are in the object store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from clary.contract.agent_protocol import HostFacts, HostPhase, Order, OrderKind
+from clary.contract.errors import Fault
+from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
+from clary.control.jobs import events, host_orders
+from clary.control.jobs.training_job import EndCause, HostRecord, JobFailure, StatusTransition, TrainingJob
+
+MESSAGES = {
+    SecondaryStatus.STARTING: "Starting the training job",
+    SecondaryStatus.DOWNLOADING: "Downloading input data",
+    SecondaryStatus.TRAINING: "Training image download completed. Training in progress.",
+    SecondaryStatus.UPLOADING: "Uploading generated training model",
+    SecondaryStatus.STOPPING: "Stopping the training job",
+    SecondaryStatus.COMPLETED: "Training job completed",
+    SecondaryStatus.FAILED: "Training job failed",
+    SecondaryStatus.STOPPED: "Training job stopped",
+    SecondaryStatus.MAX_RUNTIME_EXCEEDED: "Training job runtime exceeded MaxRuntimeInSeconds provided",
+    SecondaryStatus.MAX_WAIT_TIME_EXCEEDED: "Training job wait time exceeded MaxWaitTimeInSeconds provided",
+}
+PREPARING_HOSTS_MESSAGE = "Preparing the instances for training"
+
+_PHASE_ORDER = {phase: index for index, phase in enumerate(HostPhase)}
+_STOP_CAUSES = {
+    EndCause.STOP_REQUESTED: SecondaryStatus.STOPPED,
+    EndCause.MAX_RUNTIME: SecondaryStatus.MAX_RUNTIME_EXCEEDED,
+    EndCause.MAX_WAIT: SecondaryStatus.MAX_WAIT_TIME_EXCEEDED,
+    EndCause.MAX_PENDING: SecondaryStatus.STOPPED,
+}
+
+
+def apply(job: TrainingJob, event: events.Event, *, now: datetime) -> TrainingJob:
+    """Return the job after `event`; the same object if the event changes nothing.
+
+    Args:
+        job: the record as it stands.
+        event: what happened.
+        now: aware UTC time of the event; never earlier than the last transition in effect (earlier is lifted).
+    """
+    if job.transitions:
+        now = max(now, job.transitions[-1].started_at)
+    changed = _HANDLERS[type(event)](job, event, now)
+    if changed is job:
+        return job
+    return _advance(changed, now)
+
+
+def _must_wait(job: TrainingJob, event: events.MustWait, now: datetime) -> TrainingJob:
+    if job.is_terminal or job.attempt > 0 or job.pending_reason == event.reason:
+        return job
+    job = replace(job, pending_reason=event.reason)
+    return enter(job, SecondaryStatus.PENDING, event.reason, now=now)
+
+
+def _hosts_asked(job: TrainingJob, event: events.HostsAsked, now: datetime) -> TrainingJob:
+    if job.status is not TrainingJobStatus.IN_PROGRESS or job.hosts:
+        return job
+    facts = HostFacts(phase=HostPhase.LAUNCHING, phase_started_at=now)
+    prepare = Order(number=1, kind=OrderKind.PREPARE)
+    job = replace(
+        job,
+        attempt=job.attempt + 1,
+        plan=event.plan,
+        log_streams=event.log_streams,
+        hosts={name: HostRecord(facts=facts, order=prepare) for name in event.host_names},
+        pending_reason="",
+        is_released=False,
+    )
+    return enter(job, SecondaryStatus.STARTING, PREPARING_HOSTS_MESSAGE, now=now)
+
+
+def _network_ready(job: TrainingJob, event: events.NetworkReady, now: datetime) -> TrainingJob:
+    del now
+    return job if job.is_terminal else replace(job, plan=event.plan)
+
+
+def _launch_failed(job: TrainingJob, event: events.LaunchFailed, now: datetime) -> TrainingJob:
+    if job.is_terminal:
+        return job
+    hosts = {name: _with_phase(record, HostPhase.LOST, now) for name, record in job.hosts.items()}
+    failure = JobFailure(fault=event.fault.value, message=event.message)
+    if job.end_cause is None:
+        job = replace(job, end_cause=EndCause.FAILURE, failure=failure)
+    job = replace(job, hosts=hosts)
+    return job if hosts else _finish(job, now)
+
+
+def _host_reported(job: TrainingJob, event: events.HostReported, now: datetime) -> TrainingJob:
+    del now
+    record = job.hosts.get(event.host)
+    if record is None or event.report.number <= record.report_number:
+        return job
+    facts = event.report.facts
+    if record.facts.phase is HostPhase.LOST or _PHASE_ORDER[facts.phase] < _PHASE_ORDER[record.facts.phase]:
+        return job
+    updated = replace(record, facts=facts, report_number=event.report.number)
+    if facts == record.facts:
+        return job
+    return replace(job, hosts={**job.hosts, event.host: updated})
+
+
+def _host_lost(job: TrainingJob, event: events.HostLost, now: datetime) -> TrainingJob:
+    record = job.hosts.get(event.host)
+    if record is None or record.facts.phase in (HostPhase.LOST, HostPhase.RELEASED):
+        return job
+    job = replace(job, hosts={**job.hosts, event.host: _with_phase(record, HostPhase.LOST, now)})
+    if job.is_terminal or record.facts.phase is HostPhase.DONE:
+        return job
+    if job.end_cause in (None, EndCause.SUCCESS):
+        failure = JobFailure(fault=Fault.INFRASTRUCTURE.value, message=event.why, host=event.host)
+        job = replace(job, end_cause=EndCause.FAILURE, failure=failure)
+    return job
+
+
+def _stop_wanted(job: TrainingJob, event: events.StopWanted, now: datetime) -> TrainingJob:
+    if job.is_terminal or job.end_cause is not None:
+        return job
+    job = replace(job, end_cause=event.cause, stop_ordered_at=now)
+    if not job.hosts:
+        return _finish(job, now)
+    job = replace(job, status=TrainingJobStatus.STOPPING, hosts=host_orders.stop(job, grace_s=event.grace_s))
+    return enter(job, SecondaryStatus.STOPPING, MESSAGES[SecondaryStatus.STOPPING], now=now)
+
+
+def _upload_overdue(job: TrainingJob, event: events.UploadOverdue, now: datetime) -> TrainingJob:
+    if job.is_terminal or not host_orders.is_uploading(job):
+        return job
+    message = (
+        f"results did not reach the object store within {event.limit_s:.0f} s (setting upload_timeout_s); "
+        "see the job's log for what the upload was waiting for"
+    )
+    failure = JobFailure(fault=Fault.INFRASTRUCTURE.value, message=message)
+    cause, failure = (EndCause.FAILURE, failure) if job.failure is None else (job.end_cause, job.failure)
+    return _finish(replace(job, end_cause=cause, failure=failure), now)
+
+
+def _released(job: TrainingJob, event: events.Released, now: datetime) -> TrainingJob:
+    del event, now
+    return job if job.is_released or not job.is_terminal else replace(job, is_released=True)
+
+
+_HANDLERS: dict[type, Callable[[TrainingJob, Any, datetime], TrainingJob]] = {
+    events.MustWait: _must_wait,
+    events.HostsAsked: _hosts_asked,
+    events.NetworkReady: _network_ready,
+    events.LaunchFailed: _launch_failed,
+    events.HostReported: _host_reported,
+    events.HostLost: _host_lost,
+    events.StopWanted: _stop_wanted,
+    events.UploadOverdue: _upload_overdue,
+    events.Released: _released,
+}
+
+
+def enter(job: TrainingJob, secondary: SecondaryStatus, message: str, *, now: datetime) -> TrainingJob:
+    """Close the current transition and open the next; a repeated status only renews its message."""
+    rows = list(job.transitions)
+    if rows and rows[-1].status is secondary:
+        rows[-1] = replace(rows[-1], message=message)
+    else:
+        if rows:
+            rows[-1] = replace(rows[-1], ended_at=now)
+        rows.append(StatusTransition(status=secondary, started_at=now, message=message))
+    return replace(job, secondary_status=secondary, transitions=tuple(rows), modified_at=now)
+
+
+def _advance(job: TrainingJob, now: datetime) -> TrainingJob:
+    """Draw every conclusion that the hosts' facts allow: causes, statuses, orders, the end."""
+    if job.is_terminal or not job.hosts:
+        return job
+    job = _find_failure(job)
+    if job.end_cause is None and all(_has_succeeded(record.facts) for record in job.hosts.values()):
+        job = replace(job, end_cause=EndCause.SUCCESS)
+    job = _follow_phases(job, now)
+    job = replace(job, hosts=host_orders.next_orders(job))
+    if host_orders.is_uploading(job):
+        job = enter(job, SecondaryStatus.UPLOADING, MESSAGES[SecondaryStatus.UPLOADING], now=now)
+    if host_orders.has_nothing_owed(job):
+        job = _finish(job, now)
+    return job
+
+
+def _find_failure(job: TrainingJob) -> TrainingJob:
+    if job.end_cause not in (None, EndCause.SUCCESS):
+        return job
+    failures = [
+        (when, failure) for name, record in job.hosts.items() for when, failure in _failures(name, record.facts)
+    ]
+    if not failures:
+        return job
+    _, first = min(failures, key=lambda item: item[0])
+    return replace(job, end_cause=EndCause.FAILURE, failure=first)
+
+
+def _failures(name: str, facts: HostFacts) -> list[tuple[datetime, JobFailure]]:
+    bad_exits = sorted(
+        (item for item in facts.exits if item.exit_code != 0 and not item.killed_by_agent),
+        key=lambda item: item.ended_at,
+    )
+    if facts.failure is None and not bad_exits:
+        return []
+    first = bad_exits[0] if bad_exits else None
+    exit_code = None
+    if first is not None:
+        exit_code = first.exit_code if first.exit_code is not None else 128 + (first.signal or 0)
+    if facts.failure is not None:
+        fault, message = facts.failure.fault, facts.failure.message
+        exit_code = facts.failure.exit_code if facts.failure.exit_code is not None else exit_code
+    else:
+        fault, message = Fault.ALGORITHM.value, ""
+    if facts.failure_file and fault == Fault.ALGORITHM.value:
+        message = facts.failure_file
+    when = first.ended_at if first is not None else facts.phase_started_at
+    failure = JobFailure(
+        fault=fault, message=message, host=name, rank=first.rank if first is not None else None, exit_code=exit_code
+    )
+    return [(when, failure)]
+
+
+def _has_succeeded(facts: HostFacts) -> bool:
+    ended = _PHASE_ORDER[HostPhase.EXITED] <= _PHASE_ORDER[facts.phase] <= _PHASE_ORDER[HostPhase.DONE]
+    return ended and bool(facts.exits) and all(item.exit_code == 0 for item in facts.exits)
+
+
+def _follow_phases(job: TrainingJob, now: datetime) -> TrainingJob:
+    """Live through Downloading and Training as hosts reach them; a stopping job keeps saying so."""
+    if job.status is not TrainingJobStatus.IN_PROGRESS:
+        return job
+    phases = [record.facts.phase for record in job.hosts.values()]
+    furthest = max(
+        (_PHASE_ORDER[phase] for phase in phases if phase is not HostPhase.LOST), default=_PHASE_ORDER[HostPhase.LOST]
+    )
+    is_starting = job.secondary_status in (SecondaryStatus.STARTING, SecondaryStatus.PENDING)
+    if is_starting and _PHASE_ORDER[HostPhase.PREPARING] <= furthest < _PHASE_ORDER[HostPhase.LOST]:
+        job = replace(job, training_started_at=job.training_started_at or now)
+        job = enter(job, SecondaryStatus.DOWNLOADING, MESSAGES[SecondaryStatus.DOWNLOADING], now=now)
+    has_run = any(record.facts.phase is HostPhase.RUNNING or bool(record.facts.exits) for record in job.hosts.values())
+    if job.secondary_status is SecondaryStatus.DOWNLOADING and has_run:
+        job = enter(job, SecondaryStatus.TRAINING, MESSAGES[SecondaryStatus.TRAINING], now=now)
+    return job
+
+
+def _finish(job: TrainingJob, now: datetime) -> TrainingJob:
+    """Enter the terminal status that the end's cause asks for and let every host go."""
+    cause = job.end_cause
+    if cause is EndCause.SUCCESS:
+        status, secondary = TrainingJobStatus.COMPLETED, SecondaryStatus.COMPLETED
+    elif cause in _STOP_CAUSES:
+        status, secondary = TrainingJobStatus.STOPPED, _STOP_CAUSES[cause]
+    else:
+        status, secondary = TrainingJobStatus.FAILED, SecondaryStatus.FAILED
+    uploaded = [uri for record in job.hosts.values() for uri in record.facts.uploaded]
+    job = replace(
+        job,
+        status=status,
+        training_ended_at=now if job.training_started_at is not None else None,
+        model_artifacts_uri=host_orders.model_uri(job, uploaded),
+        hosts=host_orders.release(job),
+    )
+    job = enter(job, secondary, MESSAGES[secondary], now=now)
+    rows = (*job.transitions[:-1], replace(job.transitions[-1], ended_at=now))
+    return replace(job, transitions=rows)
+
+
+def _with_phase(record: HostRecord, phase: HostPhase, now: datetime) -> HostRecord:
+    return replace(record, facts=replace(record.facts, phase=phase, phase_started_at=now))

@@ -1,0 +1,178 @@
+"""Rules of CreateTrainingJob that the service model does not hold. Pure.
+
+Where: `services.sagemaker.training_jobs` calls `check` after the wire has validated shapes, before anything is stored.
+Each rule refuses with the code and, where it is known, the wording of the real service.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from clary.contract.distribution import refusals
+from clary.contract.distribution import warnings as distribution_warnings
+from clary.contract.errors import WireError
+from clary.contract.launch_plan import InputMode
+from clary.control.jobs.job_request import JobRequest
+
+# Parts of the API that need services which only Amazon runs.
+UNSUPPORTED_MEMBERS = {
+    "ServerlessJobConfig": "serverless customisation jobs run on Amazon's own models",
+    "MlflowConfig": "managed MLflow servers are an Amazon service; set MLFLOW_TRACKING_URI in Environment instead",
+    "ModelPackageConfig": "the model registry is not part of training; register model.tar.gz yourself",
+}
+
+
+def check(request: Mapping[str, Any]) -> None:
+    """Refuse a request that makes no sense as a whole.
+
+    Raises: WireError(ValidationException) with one sentence that says what to change.
+    """
+    _check_members(request)
+    _check_instances(request)
+    _check_stopping(request)
+    _check_channels(request)
+    for reason in refusals(JobRequest(request).hyperparameters):
+        raise WireError("ValidationException", reason)
+
+
+def warnings(request: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return sentences on what will not do what the user may think; shown in the first log lines and in describe."""
+    job = JobRequest(request)
+    found = [*distribution_warnings(job.hyperparameters, num_hosts=job.num_hosts, has_command=job.command is not None)]
+    uses_v3_driver = any(channel.name == "sm_drivers" for channel in job.channels)
+    quoted = [name for name, value in job.hyperparameters.items() if "'" in value]
+    if uses_v3_driver and quoted:
+        found.append(
+            f"hyperparameter {quoted[0]!r} holds a single quote: the SDK's environment script breaks on it, "
+            "so variables that follow it may be missing"
+        )
+    if job.checkpoint_local_path is not None:
+        found.append(
+            f"CheckpointConfig: {job.checkpoint_local_path} is created, but it is not yet copied to or from S3; "
+            "write checkpoints that must last to the model folder"
+        )
+    if job.is_spot:
+        found.append("EnableManagedSpotTraining: hosts of this machine are never reclaimed; the job runs as on demand")
+    if request.get("VpcConfig"):
+        found.append("VpcConfig is accepted and has no effect: hosts live on the job's own network")
+    if request.get("EnableInterContainerTrafficEncryption"):
+        found.append("EnableInterContainerTrafficEncryption has no effect: traffic stays on this machine, in the clear")
+    if request["ResourceConfig"].get("KeepAlivePeriodInSeconds"):
+        found.append("KeepAlivePeriodInSeconds: warm pools are not kept yet; hosts leave when the job ends")
+    if request.get("DebugRuleConfigurations") or request.get("ProfilerRuleConfigurations"):
+        found.append("debugger and profiler rules are accepted, but are not evaluated yet")
+    found.extend(
+        f"channel {channel.name}: FastFile is fetched whole before the start, like File"
+        for channel in job.channels
+        if channel.input_mode is InputMode.FAST_FILE
+    )
+    return tuple(found)
+
+
+def _check_members(request: Mapping[str, Any]) -> None:
+    for member, why in UNSUPPORTED_MEMBERS.items():
+        if request.get(member):
+            raise WireError("ValidationException", f"{member} is not supported: {why}.")
+    for member in ("AlgorithmSpecification", "ResourceConfig", "StoppingCondition"):
+        if not request.get(member):
+            path = member[0].lower() + member[1:]
+            raise WireError(
+                "ValidationException",
+                f"1 validation error detected: Value null at '{path}' failed to satisfy constraint: "
+                "Member must not be null",
+            )
+    specification = request["AlgorithmSpecification"]
+    if specification.get("AlgorithmName"):
+        raise WireError(
+            "ValidationException",
+            "AlgorithmName is not supported: marketplace algorithms can not be had outside Amazon. Use TrainingImage.",
+        )
+    if not specification.get("TrainingImage"):
+        raise WireError(
+            "ValidationException", "You must specify either an AlgorithmName or a TrainingImage in your request."
+        )
+    if specification.get("ContainerArguments") and not specification.get("ContainerEntrypoint"):
+        raise WireError(
+            "ValidationException",
+            "ContainerArguments without ContainerEntrypoint: name the program to run in ContainerEntrypoint.",
+        )
+
+
+def _check_instances(request: Mapping[str, Any]) -> None:
+    config = request["ResourceConfig"]
+    groups = config.get("InstanceGroups") or ()
+    if groups and (config.get("InstanceType") or config.get("InstanceCount")):
+        raise WireError(
+            "ValidationException", "ResourceConfig takes either InstanceGroups or InstanceType and InstanceCount."
+        )
+    if not groups and not (config.get("InstanceType") and config.get("InstanceCount")):
+        raise WireError(
+            "ValidationException", "ResourceConfig needs InstanceType and InstanceCount, or InstanceGroups."
+        )
+    names = Counter(group["InstanceGroupName"] for group in groups)
+    doubled = [name for name, count in names.items() if count > 1]
+    if doubled:
+        raise WireError("ValidationException", f"Instance group names must be unique; {doubled[0]!r} stands twice.")
+    known = set(names)
+    for channel in JobRequest(request).channels:
+        for name in channel.instance_groups:
+            if name not in known:
+                raise WireError(
+                    "ValidationException",
+                    f"Channel {channel.name!r} names instance group {name!r}, which ResourceConfig does not have.",
+                )
+
+
+def _check_stopping(request: Mapping[str, Any]) -> None:
+    job = JobRequest(request)
+    if job.is_spot and (job.max_wait_s is None or job.max_wait_s < job.max_runtime_s):
+        got = "absent" if job.max_wait_s is None else f"{job.max_wait_s}"
+        raise WireError(
+            "ValidationException",
+            "Invalid MaxWaitTimeInSeconds. It must be present and be greater than or equal to MaxRuntimeInSeconds "
+            f"when EnableManagedSpotTraining is true; MaxWaitTimeInSeconds is {got}, "
+            f"MaxRuntimeInSeconds is {job.max_runtime_s}.",
+        )
+    if not job.is_spot and job.max_wait_s is not None:
+        raise WireError(
+            "ValidationException",
+            "MaxWaitTimeInSeconds needs EnableManagedSpotTraining: set it to true, or leave MaxWaitTimeInSeconds out.",
+        )
+
+
+def _check_channels(request: Mapping[str, Any]) -> None:
+    items = request.get("InputDataConfig") or ()
+    counts = Counter(item["ChannelName"] for item in items)
+    doubled = [name for name, count in counts.items() if count > 1]
+    if doubled:
+        raise WireError("ValidationException", f"Channel names must be unique; {doubled[0]!r} stands twice.")
+    for item in items:
+        source = item.get("DataSource") or {}
+        given = [name for name in ("S3DataSource", "FileSystemDataSource", "DatasetSource") if source.get(name)]
+        if len(given) != 1 or given[0] == "DatasetSource":
+            raise WireError(
+                "ValidationException",
+                f"Channel {item['ChannelName']!r} needs exactly one of S3DataSource and FileSystemDataSource; "
+                f"it has {', '.join(given) or 'none'}.",
+            )
+        if item["ChannelName"] in (".", ".."):
+            raise WireError("ValidationException", f"{item['ChannelName']!r} is no name for a channel.")
+        _check_s3_source(item["ChannelName"], source.get("S3DataSource"), item)
+
+
+def _check_s3_source(channel: str, source: Mapping[str, Any] | None, item: Mapping[str, Any]) -> None:
+    if source is None:
+        return
+    if not source["S3Uri"].startswith("s3://"):
+        raise WireError(
+            "ValidationException", f"Channel {channel!r}: S3Uri must be s3://bucket/prefix, got {source['S3Uri']!r}."
+        )
+    data_type = source.get("S3DataType", "S3Prefix")
+    if data_type not in ("S3Prefix", "ManifestFile"):
+        raise WireError(
+            "ValidationException", f"Channel {channel!r}: S3DataType {data_type} is not supported; use S3Prefix."
+        )
+    if data_type == "ManifestFile" and item.get("InputMode") == InputMode.FAST_FILE.value:
+        raise WireError("ValidationException", f"Channel {channel!r}: FastFile takes S3Prefix only.")

@@ -1,0 +1,271 @@
+"""Who sent an S3 request: Signature Version 4 in headers or query, and Version 2 in the query.
+
+Where: `front` calls `authenticate` before it reads a byte of the body. Pure; the time and the keys are passed in.
+Version 2 is accepted in presigned URLs alone, because boto3 makes those unless it is told otherwise.
+Source: Amazon S3 API reference, "Authenticating requests (AWS Signature Version 4)" and "Signing and authenticating
+REST requests (AWS signature version 2)".
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from urllib.parse import unquote
+
+from clary.contract import sigv4
+from clary.contract.errors import ContractError, WireError
+
+FORBIDDEN = 403
+
+FindSecret = Callable[[str], str | None]
+
+# Parameters that Version 2 signs as part of the resource.
+_V2_SUBRESOURCES = frozenset(
+    {
+        "acl",
+        "cors",
+        "delete",
+        "encryption",
+        "lifecycle",
+        "location",
+        "logging",
+        "object-lock",
+        "partNumber",
+        "policy",
+        "requestPayment",
+        "response-cache-control",
+        "response-content-disposition",
+        "response-content-encoding",
+        "response-content-language",
+        "response-content-type",
+        "response-expires",
+        "restore",
+        "retention",
+        "tagging",
+        "torrent",
+        "uploadId",
+        "uploads",
+        "versionId",
+        "versioning",
+        "versions",
+        "website",
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkSeed:
+    """What the signatures of a body's chunks are chained to."""
+
+    key: bytes
+    amz_date: str
+    scope: str
+    signature: str  # of the headers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caller:
+    """A verified caller and how the body is covered by the signature."""
+
+    access_key_id: str
+    payload_hash: str  # SHA-256 in hexadecimal, or one of S3's words
+    seed: ChunkSeed | None = None  # None for presigned URLs
+
+
+def authenticate(request: sigv4.SigningRequest, *, find_secret: FindSecret, now: datetime, skew_s: float) -> Caller:
+    """Verify the signature of a request.
+
+    Args:
+        request: the request as it came, path and query still encoded.
+        find_secret: secret access key of an access key id, None if it is unknown.
+        now: aware time of day.
+        skew_s: how far the request's time may be off.
+    Raises: WireError AccessDenied, InvalidAccessKeyId, SignatureDoesNotMatch, RequestTimeTooSkewed,
+        MissingSecurityHeader, AuthorizationHeaderMalformed or AuthorizationQueryParametersError.
+    """
+    headers = {name.lower(): value for name, value in request.headers}
+    header = headers.get("authorization")
+    if header is not None:
+        return _authenticate_header(request, headers, find_secret=find_secret, now=now, skew_s=skew_s)
+    try:
+        presigned = sigv4.parse_presigned(request.query)
+    except ContractError as error:
+        raise WireError("AuthorizationQueryParametersError", error.message) from error
+    if presigned is not None:
+        return _authenticate_presigned(request, headers, presigned, find_secret=find_secret, now=now, skew_s=skew_s)
+    parameters = _parameters(request.query)
+    if "AWSAccessKeyId" in parameters and "Signature" in parameters:
+        return _authenticate_version_2(request, parameters, find_secret=find_secret, now=now)
+    raise WireError("AccessDenied", "Access Denied: the request is not signed.", http_status=FORBIDDEN)
+
+
+def _authenticate_header(
+    request: sigv4.SigningRequest, headers: dict[str, str], *, find_secret: FindSecret, now: datetime, skew_s: float
+) -> Caller:
+    if not headers["authorization"].lstrip().startswith(sigv4.ALGORITHM):
+        raise WireError(
+            "InvalidRequest",
+            f"The authorization mechanism you have provided is not supported. Please use {sigv4.ALGORITHM}.",
+        )
+    try:
+        authorization = sigv4.parse_authorization(headers["authorization"])
+        amz_date = headers.get("x-amz-date", "")
+        if not amz_date:
+            raise WireError(
+                "AccessDenied", "AWS authentication requires a valid x-amz-date header", http_status=FORBIDDEN
+            )
+        signed_at = sigv4.parse_date(amz_date)
+    except ContractError as error:
+        raise WireError("AuthorizationHeaderMalformed", error.message) from error
+    payload_hash = headers.get("x-amz-content-sha256", "")
+    if not payload_hash:
+        raise WireError(
+            "MissingSecurityHeader",
+            "Your request is missing a required header: x-amz-content-sha256",
+        )
+    secret = _secret(authorization.access_key_id, find_secret)
+    if abs(now - signed_at) > timedelta(seconds=skew_s):
+        raise WireError(
+            "RequestTimeTooSkewed",
+            f"The difference between the request time ({amz_date}) and the current time "
+            f"({now.strftime(sigv4.DATE_FORMAT)}) is too large: the limit is {skew_s:.0f} s.",
+            http_status=FORBIDDEN,
+        )
+    key = _verify(request, headers, authorization, amz_date=amz_date, payload_hash=payload_hash, secret=secret)
+    return Caller(
+        access_key_id=authorization.access_key_id,
+        payload_hash=payload_hash,
+        seed=ChunkSeed(key=key, amz_date=amz_date, scope=authorization.scope, signature=authorization.signature),
+    )
+
+
+def _authenticate_presigned(
+    request: sigv4.SigningRequest,
+    headers: dict[str, str],
+    presigned: sigv4.PresignedAuthorization,
+    *,
+    find_secret: FindSecret,
+    now: datetime,
+    skew_s: float,
+) -> Caller:
+    try:
+        signed_at = sigv4.parse_date(presigned.amz_date)
+    except ContractError as error:
+        raise WireError("AuthorizationQueryParametersError", error.message) from error
+    authorization = presigned.authorization
+    secret = _secret(authorization.access_key_id, find_secret)
+    if signed_at - now > timedelta(seconds=skew_s):
+        raise WireError("AccessDenied", "Request is not valid yet", http_status=FORBIDDEN)
+    if now - signed_at > timedelta(seconds=presigned.expires_s):
+        raise WireError("AccessDenied", "Request has expired", http_status=FORBIDDEN)
+    payload_hash = headers.get("x-amz-content-sha256", presigned.payload_hash)
+    unsigned = sigv4.SigningRequest(request.method, request.raw_path, presigned.unsigned_query, request.headers)
+    _verify(unsigned, headers, authorization, amz_date=presigned.amz_date, payload_hash=payload_hash, secret=secret)
+    return Caller(access_key_id=authorization.access_key_id, payload_hash=payload_hash)
+
+
+def _authenticate_version_2(
+    request: sigv4.SigningRequest, parameters: dict[str, str], *, find_secret: FindSecret, now: datetime
+) -> Caller:
+    secret = _secret(parameters["AWSAccessKeyId"], find_secret)
+    expires = parameters.get("Expires", "")
+    if not (expires.isascii() and expires.isdigit()):
+        raise WireError("AccessDenied", "Query-string authentication requires Expires", http_status=FORBIDDEN)
+    if now.timestamp() > int(expires):
+        raise WireError("AccessDenied", "Request has expired", http_status=FORBIDDEN)
+    # Signers move such headers into the query of the URL; they are signed as headers.
+    lowered = {name.lower(): value for name, value in parameters.items()}
+    signed = {name: value for name, value in lowered.items() if name.startswith(("x-amz-", "content-"))}
+    for name, value in request.headers:
+        signed[name.lower()] = value.strip()
+    amz_lines = "".join(f"{name}:{signed[name]}\n" for name in sorted(signed) if name.startswith("x-amz-"))
+    subresources = sorted((name, value) for name, value in _pairs(request.query) if name in _V2_SUBRESOURCES)
+    resource = request.raw_path
+    if subresources:
+        resource += "?" + "&".join(name if value is None else f"{name}={value}" for name, value in subresources)
+    text = (
+        f"{request.method}\n{signed.get('content-md5', '')}\n{signed.get('content-type', '')}\n{expires}\n"
+        f"{amz_lines}{resource}"
+    )
+    expected = base64.b64encode(hmac.digest(secret.encode(), text.encode("utf-8", "surrogateescape"), "sha1"))
+    if not hmac.compare_digest(expected, parameters["Signature"].encode("utf-8", "surrogateescape")):
+        raise _mismatch()
+    return Caller(access_key_id=parameters["AWSAccessKeyId"], payload_hash=sigv4.UNSIGNED_PAYLOAD)
+
+
+def _secret(access_key_id: str, find_secret: FindSecret) -> str:
+    secret = find_secret(access_key_id)
+    if secret is None:
+        raise WireError(
+            "InvalidAccessKeyId",
+            "The AWS Access Key Id you provided does not exist in our records.",
+            http_status=FORBIDDEN,
+        )
+    return secret
+
+
+def _verify(
+    request: sigv4.SigningRequest,
+    headers: dict[str, str],
+    authorization: sigv4.Authorization,
+    *,
+    amz_date: str,
+    payload_hash: str,
+    secret: str,
+) -> bytes:
+    """Check coverage and signature; return the signing key."""
+    if authorization.service != "s3":
+        raise WireError(
+            "AuthorizationHeaderMalformed",
+            f"The authorization header is malformed; incorrect service {authorization.service!r}. This endpoint "
+            "belongs to 's3'.",
+        )
+    if authorization.date != amz_date[:8]:
+        raise WireError(
+            "AuthorizationHeaderMalformed",
+            f"The authorization header is malformed; the credential's date {authorization.date} is not that of "
+            f"x-amz-date {amz_date}.",
+        )
+    uncovered = {name for name in headers if name.startswith("x-amz-") or name == "host"} - set(
+        authorization.signed_headers
+    )
+    if uncovered or "host" not in authorization.signed_headers:
+        raise WireError(
+            "AccessDenied",
+            f"There were headers present in the request which were not signed: {', '.join(sorted(uncovered))}",
+            http_status=FORBIDDEN,
+        )
+    key = sigv4.signing_key(secret, date=authorization.date, region=authorization.region, service=authorization.service)
+    for normalize in (False, True):
+        canonical = sigv4.canonical_request(
+            request, authorization.signed_headers, payload_hash=payload_hash, service="s3", normalize=normalize
+        )
+        text = sigv4.string_to_sign(canonical, amz_date=amz_date, scope=authorization.scope)
+        if hmac.compare_digest(sigv4.signature(key, text), authorization.signature):
+            return key
+    raise _mismatch()
+
+
+def _mismatch() -> WireError:
+    return WireError(
+        "SignatureDoesNotMatch",
+        "The request signature we calculated does not match the signature you provided. Check your key and signing "
+        "method.",
+        http_status=FORBIDDEN,
+    )
+
+
+def _pairs(query: str) -> Sequence[tuple[str, str | None]]:
+    pairs: list[tuple[str, str | None]] = []
+    for part in query.split("&"):
+        name, equals, value = part.partition("=")
+        if name:
+            pairs.append((unquote(name), unquote(value) if equals else None))
+    return pairs
+
+
+def _parameters(query: str) -> dict[str, str]:
+    return {name: value or "" for name, value in _pairs(query)}

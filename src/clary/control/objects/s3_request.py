@@ -1,0 +1,251 @@
+r"""What an S3 request asks for: bucket, key and parameters, checked against what the store can hold exactly.
+
+Where: first step of `front`. Pure.
+
+[Note: keys that the store would alias] SeaweedFS keeps objects as files of folders: it stores `a//b` and `/a/b` as
+`a/b`, lists `a\b` as `a/b`, hides keys below `.uploads` and `*.versions` from listings, and drops the content of an
+object called `a/`. Such keys are refused here, wherever they stand: in the path, in a copy source, in DeleteObjects, as
+a prefix. An escaping scheme would make them work through this layer only; agents read the store directly.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import unquote, unquote_to_bytes, urlsplit
+from xml.parsers import expat
+
+from clary.contract.errors import WireError
+from clary.control.objects.store_client import encode_path
+
+MAX_KEY_BYTES = 1024  # S3 API reference, "Creating object key names"
+MAX_SEGMENT_BYTES = 255  # SeaweedFS: longest file name
+MAX_DELETE_BYTES = 2 * 1024 * 1024  # S3 API reference, DeleteObjects: 1000 keys
+
+_BUCKET_NAME = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_IP_ADDRESS = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}")
+_READING_METHODS = frozenset({"GET", "HEAD"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class S3Request:
+    """An S3 request without its headers and body."""
+
+    method: str
+    bucket: str  # empty: the service (ListBuckets)
+    key: str  # empty: the bucket
+    query: tuple[tuple[str, str], ...]  # decoded, in the client's order, without authentication
+
+    @property
+    def path(self) -> str:
+        """The path, percent-encoded as S3 signs it."""
+        return encode_path(self.bucket, self.key) if self.bucket else "/"
+
+    @property
+    def resource(self) -> str:
+        """The path for people, as in the Resource of an error."""
+        return f"/{self.bucket}/{self.key}" if self.key else f"/{self.bucket}"
+
+    def has(self, name: str) -> bool:
+        """Whether the query names the parameter, with or without a value."""
+        return any(name == parameter for parameter, _ in self.query)
+
+    @property
+    def is_delete_objects(self) -> bool:
+        """Whether the body lists keys to delete."""
+        return self.method == "POST" and not self.key and self.has("delete")
+
+
+def split_target(raw_target: str) -> tuple[str, str]:
+    """Return raw path and raw query of a request target in origin or absolute form."""
+    if not raw_target.startswith("/"):
+        parts = urlsplit(raw_target)
+        return parts.path or "/", parts.query
+    path, _, query = raw_target.partition("?")
+    return path, query
+
+
+def parse_request(method: str, raw_path: str, raw_query: str) -> S3Request:
+    """Read a path-style S3 request; authentication parameters of the query are left out.
+
+    Raises: WireError InvalidBucketName, InvalidArgument, InvalidURI, KeyTooLongError or NoSuchKey.
+    """
+    bucket, _, raw_key = raw_path.removeprefix("/").partition("/")
+    bucket = unquote(bucket)
+    key = _decode_key(raw_key)
+    if bucket:
+        check_bucket(bucket)
+    elif key:
+        raise WireError("InvalidURI", "Couldn't parse the specified URI: the bucket's name is empty.")
+    query = _parse_query(raw_query)
+    request = S3Request(method=method, bucket=bucket, key=key, query=query)
+    if key:
+        check_key(key, is_read=method in _READING_METHODS)
+        if key.endswith("/") and (request.has("uploads") or request.has("uploadId")):
+            raise _refused_key(key, "keys that end in '/' can not hold content in this store")
+    else:
+        for name, value in query:
+            if name == "prefix":
+                _check_prefix(value)
+    return request
+
+
+def check_bucket(bucket: str) -> None:
+    """Check a bucket's name by S3's rules.
+
+    Raises: WireError InvalidBucketName.
+    """
+    if _BUCKET_NAME.fullmatch(bucket) is None or _IP_ADDRESS.fullmatch(bucket) is not None:
+        raise WireError(
+            "InvalidBucketName",
+            f"The specified bucket is not valid: {bucket[:80]!r} must be 3 to 63 lower-case letters, digits, dots and "
+            "hyphens, begin and end with a letter or digit, and not look like an IP address.",
+        )
+
+
+def check_key(key: str, *, is_read: bool) -> None:
+    """Check that the store holds an object of exactly this key.
+
+    Args:
+        is_read: whether the object is only read: a key that can not be stored does not exist.
+    Raises: WireError KeyTooLongError, InvalidArgument, or NoSuchKey for reads.
+    """
+    if len(key.encode("utf-8")) > MAX_KEY_BYTES:
+        raise WireError("KeyTooLongError", f"Your key is too long: {len(key.encode())} bytes, limit {MAX_KEY_BYTES}.")
+    reason = _why_not_storable(key)
+    if reason is None:
+        return
+    if is_read:
+        raise WireError("NoSuchKey", f"The specified key does not exist: {reason}.", http_status=404)
+    raise _refused_key(key, reason)
+
+
+def check_copy_source(value: str) -> None:
+    """Check the object that x-amz-copy-source names.
+
+    Raises: WireError InvalidArgument, InvalidBucketName or NoSuchKey.
+    """
+    path = value.partition("?")[0].removeprefix("/")
+    bucket, _, raw_key = path.partition("/")
+    key = _decode_key(raw_key)
+    if not key:
+        raise WireError("InvalidArgument", "Copy Source must mention the source bucket and key: sourcebucket/sourcekey")
+    check_bucket(unquote(bucket))
+    check_key(key, is_read=True)
+
+
+def check_delete_objects(body: bytes) -> None:
+    """Check every key of a DeleteObjects body; one bad key refuses the request, and nothing is deleted.
+
+    Raises: WireError MalformedXML, InvalidArgument or KeyTooLongError.
+    """
+    keys: list[str] = []
+    texts: list[str] | None = None
+
+    def start(name: str, _attributes: dict[str, str]) -> None:
+        nonlocal texts
+        texts = [] if name.rpartition(":")[2] == "Key" else texts
+
+    def text(data: str) -> None:
+        if texts is not None:
+            texts.append(data)
+
+    def end(name: str) -> None:
+        nonlocal texts
+        if texts is not None and name.rpartition(":")[2] == "Key":
+            keys.append("".join(texts))
+            texts = None
+
+    def doctype(*_: object) -> None:
+        raise WireError("MalformedXML", "The XML you provided must not have a document type.")
+
+    parser = expat.ParserCreate()
+    parser.StartElementHandler = start
+    parser.CharacterDataHandler = text
+    parser.EndElementHandler = end
+    parser.StartDoctypeDeclHandler = doctype
+    try:
+        parser.Parse(body, True)
+    except expat.ExpatError as error:
+        raise WireError(
+            "MalformedXML", f"The XML you provided was not well-formed or did not validate: {error}."
+        ) from error
+    for key in keys:
+        check_key(key, is_read=False)
+
+
+def _decode_key(raw_key: str) -> str:
+    try:
+        return unquote_to_bytes(raw_key.encode("utf-8", "surrogateescape")).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise WireError("InvalidURI", "Couldn't parse the specified URI: the key is not UTF-8.") from error
+
+
+def _parse_query(raw_query: str) -> tuple[tuple[str, str], ...]:
+    pairs = []
+    for part in raw_query.split("&"):
+        if not part:
+            continue
+        name, _, value = part.partition("=")
+        try:
+            pair = (unquote(name, errors="strict"), unquote(value, errors="strict"))
+            "".join(pair).encode("utf-8")
+        except UnicodeError as error:
+            raise WireError("InvalidURI", "Couldn't parse the specified URI: the query is not UTF-8.") from error
+        if not _is_authentication(pair[0]):
+            pairs.append(pair)
+    return tuple(pairs)
+
+
+_AUTHENTICATION_PARAMETERS = frozenset(
+    {
+        "x-amz-algorithm",
+        "x-amz-credential",
+        "x-amz-date",
+        "x-amz-expires",
+        "x-amz-signedheaders",
+        "x-amz-signature",
+        "x-amz-security-token",
+        "x-amz-content-sha256",
+        # Version 2, which boto3 uses for presigned URLs unless told otherwise.
+        "awsaccesskeyid",
+        "signature",
+        "expires",
+    }
+)
+
+
+def _is_authentication(name: str) -> bool:
+    return name.lower() in _AUTHENTICATION_PARAMETERS
+
+
+def _why_not_storable(key: str) -> str | None:
+    if "\0" in key:
+        return "keys with null bytes can not be stored"
+    if "\\" in key:
+        return "keys with a backslash can not be stored"
+    segments = key.split("/")
+    folders = segments[:-1]
+    if "" in folders:
+        return "keys with an empty part ('//', or '/' at the start) can not be stored"
+    if "." in segments or ".." in segments:
+        return "keys with a part '.' or '..' can not be stored"
+    if ".uploads" in segments or ".versions" in segments or _has_version_folder(folders):
+        return "keys with a part '.uploads' or '*.versions' are the store's own"
+    if any(len(segment) * 4 > MAX_SEGMENT_BYTES and len(segment.encode()) > MAX_SEGMENT_BYTES for segment in segments):
+        return f"keys with a part longer than {MAX_SEGMENT_BYTES} bytes between '/' can not be stored"
+    return None
+
+
+def _has_version_folder(folders: Sequence[str]) -> bool:
+    return any(folder.endswith(".versions") for folder in folders)
+
+
+def _check_prefix(prefix: str) -> None:
+    if prefix.startswith("/") or "//" in prefix or "\\" in prefix or "\0" in prefix:
+        raise _refused_key(prefix, "no key of this store has an empty part ('//', or '/' at the start) or a backslash")
+
+
+def _refused_key(key: str, reason: str) -> WireError:
+    return WireError("InvalidArgument", f"{reason[0].upper()}{reason[1:]}: {key[:200]!r}. Choose another key.")

@@ -1,0 +1,180 @@
+"""Small signed S3 requests to an object store: the readiness probe, buckets, existence of inputs.
+
+Where: `seaweed` probes the embedded store with it; services look at buckets and prefixes. Bulk data never comes this
+way: clients go through `front`, agents straight to the store. The signing of requests is shared with `front`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Self
+from urllib.parse import quote, urlsplit
+
+import aiohttp
+from multidict import CIMultiDictProxy
+from yarl import URL
+
+from clary.contract import sigv4
+from clary.contract.errors import ObjectStoreError
+from clary.contract.launch_plan import Endpoint
+
+TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S = 5.0
+MAX_ANSWER_BYTES = 8 * 1024 * 1024
+# Set by nobody but us: aiohttp would add them, and what we sign must be what is sent.
+AUTOMATIC_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreAnswer:
+    """What the store answered."""
+
+    status: int
+    headers: CIMultiDictProxy[str]
+    body: bytes
+
+
+class StoreClient:
+    """Sends signed requests with small bodies to one endpoint; use it as an async context manager.
+
+    Args:
+        endpoint: URL, region and key of the store.
+        timeout_s: seconds for one whole request.
+    """
+
+    def __init__(self, endpoint: Endpoint, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._endpoint = endpoint
+        self._timeout_s = timeout_s
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = open_session(aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_TIMEOUT_S))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def request(
+        self, method: str, bucket: str, *, key: str = "", query: Sequence[tuple[str, str]] = (), body: bytes = b""
+    ) -> StoreAnswer:
+        """Send one request and return the answer, whatever its status.
+
+        Raises: ObjectStoreError if no answer came.
+        """
+        assert self._session is not None, "use `async with StoreClient(...)`"
+        path = encode_path(bucket, key)
+        query_text = encode_query(query)
+        payload_hash = hashlib.sha256(body).hexdigest()
+        headers = sign_for_store(self._endpoint, method, path, query_text, [], payload_hash, datetime.now(UTC))
+        url = store_url(self._endpoint, path, query_text)
+        try:
+            async with self._session.request(
+                method, url, headers=headers, data=body or None, allow_redirects=False
+            ) as response:
+                content = await response.content.read(MAX_ANSWER_BYTES)
+                return StoreAnswer(status=response.status, headers=response.headers, body=content)
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise ObjectStoreError(
+                f"object store {self._endpoint.url}: {method} {path} got no answer within {self._timeout_s:.0f} s: "
+                f"{type(error).__name__} {error}; see `clary doctor`",
+                retryable=True,
+                details={"bucket": bucket, "key": key},
+            ) from error
+
+    async def ensure_bucket(self, bucket: str) -> None:
+        """Make the bucket unless it is there.
+
+        Raises: ObjectStoreError if it is not there afterwards.
+        """
+        answer = await self.request("HEAD", bucket)
+        if answer.status == 404:
+            answer = await self.request("PUT", bucket)
+        if answer.status not in (200, 409):
+            raise self._refused("PUT", bucket, "", answer)
+
+    async def probe(self, bucket: str) -> None:
+        """Put, get and delete an object; return if all three worked and the content came back.
+
+        Raises: ObjectStoreError naming the first step that failed.
+        """
+        key, content = f".clary-probe-{secrets.token_hex(8)}", secrets.token_bytes(16)
+        for method, body, expected in (("PUT", content, 200), ("GET", b"", 200), ("DELETE", b"", 204)):
+            answer = await self.request(method, bucket, key=key, body=body)
+            if answer.status != expected or (method == "GET" and answer.body != content):
+                raise self._refused(method, bucket, key, answer)
+
+    def _refused(self, method: str, bucket: str, key: str, answer: StoreAnswer) -> ObjectStoreError:
+        text = answer.body[:300].decode("utf-8", "replace")
+        return ObjectStoreError(
+            f"object store {self._endpoint.url}: {method} s3://{bucket}/{key} was answered {answer.status}: {text}",
+            details={"bucket": bucket, "key": key, "status": answer.status},
+        )
+
+
+def open_session(timeout: aiohttp.ClientTimeout) -> aiohttp.ClientSession:
+    """Return a session that changes nothing on the way: no cookies, no proxy, no decoding, no headers of its own."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15.0),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=timeout,
+        auto_decompress=False,
+        trust_env=False,
+        skip_auto_headers=AUTOMATIC_HEADERS,
+        read_bufsize=256 * 1024,
+    )
+
+
+def encode_path(bucket: str, key: str) -> str:
+    """Return the path of a bucket or object, percent-encoded as S3 signs it."""
+    return quote(f"/{bucket}/{key}" if key else f"/{bucket}", safe=sigv4.PATH_SAFE)
+
+
+def encode_query(query: Sequence[tuple[str, str]]) -> str:
+    """Return a query, percent-encoded as S3 signs it."""
+    return "&".join(
+        f"{quote(name, safe=sigv4.UNRESERVED)}={quote(value, safe=sigv4.UNRESERVED)}" for name, value in query
+    )
+
+
+def store_url(endpoint: Endpoint, path: str, query: str) -> URL:
+    """Return the URL of a request; nothing in it is encoded or normalised again."""
+    return URL(f"{endpoint.url.rstrip('/')}{path}{'?' if query else ''}{query}", encoded=True)
+
+
+def sign_for_store(
+    endpoint: Endpoint,
+    method: str,
+    path: str,
+    query: str,
+    headers: Sequence[tuple[str, str]],
+    payload_hash: str,
+    now: datetime,
+) -> list[tuple[str, str]]:
+    """Return `headers` with the host and the store's signature added; only host, x-amz-* and content-md5 are signed."""
+    parts = urlsplit(endpoint.url)
+    all_headers = [("host", parts.netloc), *headers]
+    signed_names = [
+        name for name, _ in all_headers if name.lower() in ("host", "content-md5") or name.lower().startswith("x-amz-")
+    ]
+    added = sigv4.sign(
+        method,
+        f"{parts.path.rstrip('/')}{path}",
+        query,
+        all_headers,
+        payload_hash,
+        credentials=endpoint.credentials,
+        region=endpoint.region,
+        service="s3",
+        now=now,
+        signed_header_names=signed_names,
+    )
+    return [*all_headers, *added.items()]

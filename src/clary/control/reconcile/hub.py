@@ -1,0 +1,135 @@
+"""Where every change to a job passes: apply an event, store it, wake whoever waits.
+
+Where: services create and stop jobs, the agent gateway reports facts, the reconciler launches and ends; all through
+one hub, so that orders reach agents and the loop wakes as soon as a change is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from clary.contract.clock import Clock
+from clary.control.jobs import events, transitions
+from clary.control.jobs.training_job import FinalMetric, TrainingJob
+
+
+class JobStore(Protocol):
+    """What the hub needs of the store."""
+
+    async def create_job(self, job: TrainingJob, tags: Mapping[str, str]) -> None:
+        """Add a job; raises JobExists."""
+
+    async def get_job(self, name: str) -> TrainingJob | None:
+        """Read a job."""
+
+    async def update_job(self, name: str, change: Callable[[TrainingJob], TrainingJob]) -> TrainingJob:
+        """Read, change and write a job in one transaction; raises JobNotFound."""
+
+    async def unfinished_jobs(self) -> list[TrainingJob]:
+        """Read every job that is not terminal or not released."""
+
+    async def delete_job(self, name: str) -> None:
+        """Remove a job; raises JobNotFound."""
+
+
+class JobHub:
+    """Jobs that are not over, in memory, in step with the store.
+
+    One service owns a database at a time (it holds the `service` lease), so memory and store cannot drift apart.
+    """
+
+    def __init__(self, store: JobStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._waiting: dict[str, TrainingJob] = {}  # no hosts asked for yet, oldest first
+        self._active: dict[str, TrainingJob] = {}  # hosts asked for, until they are released
+        self._watchers: dict[str, asyncio.Event] = {}
+        self._changed = asyncio.Event()
+
+    async def load(self) -> None:
+        """Read what an earlier service left unfinished."""
+        for job in sorted(await self._store.unfinished_jobs(), key=lambda job: job.created_at):
+            self._remember(job)
+        self._changed.set()
+
+    def waiting_jobs(self) -> Mapping[str, TrainingJob]:
+        """Return jobs that no hosts were asked for, by name, oldest first."""
+        return self._waiting
+
+    def active_jobs(self) -> list[TrainingJob]:
+        """Return jobs whose hosts may exist."""
+        return list(self._active.values())
+
+    def live_job(self, name: str) -> TrainingJob | None:
+        """Return a waiting or active job without reading the store."""
+        return self._active.get(name) or self._waiting.get(name)
+
+    async def create(self, job: TrainingJob, tags: Mapping[str, str]) -> None:
+        """Store a new job and let the reconciler see it."""
+        await self._store.create_job(job, tags)
+        self._remember(job)
+        self._changed.set()
+
+    async def apply(self, name: str, event: events.Event) -> TrainingJob:
+        """Apply an event durably and return the job as it stands then."""
+        now = self._clock.now()
+        return await self.update(name, lambda job: transitions.apply(job, event, now=now))
+
+    async def update(self, name: str, change: Callable[[TrainingJob], TrainingJob]) -> TrainingJob:
+        """Change a job durably; `change` is pure and may run more than once."""
+        job = await self._store.update_job(name, change)
+        self._remember(job)
+        self._notify(name)
+        return job
+
+    async def record_metrics(self, name: str, values: list[FinalMetric]) -> None:
+        """Keep the last value of each metric in the job's record."""
+
+        def merge(job: TrainingJob) -> TrainingJob:
+            latest = {metric.name: metric for metric in job.final_metrics}
+            latest.update({metric.name: metric for metric in values})
+            return replace(job, final_metrics=tuple(latest.values()))
+
+        await self.update(name, merge)
+
+    async def delete(self, name: str) -> None:
+        """Remove a job that is over."""
+        await self._store.delete_job(name)
+        self._waiting.pop(name, None)
+        self._active.pop(name, None)
+        self._notify(name)
+
+    async def wait_for_change(self, timeout_s: float) -> None:
+        """Return when any job has changed since the last call, or after `timeout_s`."""
+        try:
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+        except TimeoutError:
+            return
+        finally:
+            self._changed.clear()
+
+    async def wait_for_job(self, name: str, timeout_s: float) -> None:
+        """Return when the job called `name` changes, or after `timeout_s`."""
+        event = self._watchers.setdefault(name, asyncio.Event())
+        try:
+            await asyncio.wait_for(event.wait(), timeout_s)
+        except TimeoutError:
+            return
+
+    def _remember(self, job: TrainingJob) -> None:
+        is_active = not job.is_released
+        is_waiting = not is_active and not job.is_terminal
+        for jobs, belongs in ((self._active, is_active), (self._waiting, is_waiting)):
+            if belongs:
+                jobs[job.name] = job
+            else:
+                jobs.pop(job.name, None)
+
+    def _notify(self, name: str) -> None:
+        watcher = self._watchers.pop(name, None)
+        if watcher is not None:
+            watcher.set()
+        self._changed.set()

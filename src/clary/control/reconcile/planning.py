@@ -1,0 +1,109 @@
+"""From a job to its launch plan. Pure.
+
+Where: the reconciler plans when a job is placed; the engine completes the network before agents start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from clary.contract.launch_plan import (
+    Endpoint,
+    Environment,
+    HostPlan,
+    Isolation,
+    LaunchPlan,
+    NetworkPlan,
+    Resources,
+)
+from clary.control.jobs.job_request import JobRequest
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.scheduling.placement import HostMapping
+from clary.control.settings import Settings
+from clary.control.state_folder import RootSecrets, StateFolder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What every plan of this service has in common."""
+
+    settings: Settings
+    folder: StateFolder
+    secrets: RootSecrets
+    object_store: Endpoint
+    service_url: str
+    isolation: Isolation
+
+
+def build_plan(
+    job: TrainingJob,
+    site: Site,
+    *,
+    mapping: HostMapping,
+    resources: Mapping[str, Resources],
+    environment: Environment,
+) -> LaunchPlan:
+    """Return the plan of the job's next attempt, without addresses: those come from the engine.
+
+    Args:
+        job: the record; its attempt is one below the plan's.
+        site: of the service.
+        mapping: hosts of the job on this machine.
+        resources: host name to what it may use, GPUs included.
+        environment: Python environment that stands for the image.
+    """
+    request = JobRequest(job.request)
+    settings = site.settings
+    attempt = job.attempt + 1
+    requested = _requested_processes(request)
+    hosts = tuple(
+        HostPlan(
+            name=host.name,
+            index=host.index,
+            address="",
+            instance_type=host.instance_type,
+            instance_group=host.instance_group,
+            processes_per_host=requested or host.processes_per_host,
+            resources=resources[host.name],
+        )
+        for host in mapping.hosts
+    )
+    return LaunchPlan(
+        job_name=job.name,
+        job_arn=job.arn,
+        attempt=attempt,
+        region=settings.region,
+        account_id=settings.account_id,
+        hosts=hosts,
+        network=NetworkPlan(),
+        isolation=site.isolation,
+        environment=environment,
+        command=request.command,
+        hyperparameters=dict(request.hyperparameters),
+        user_environment=dict(request.environment),
+        channels=request.channels,
+        output=request.output,
+        object_store=site.object_store,
+        job_endpoint=Endpoint(
+            url=site.service_url,
+            region=settings.region,
+            credentials=site.secrets.job_credentials(job.name, attempt),
+        ),
+        service_url=site.service_url,
+        agent_token=site.secrets.agent_token(job.name, attempt),
+        work_folder=str(site.folder.jobs / job.name / str(attempt)),
+        cache_folder=str(site.folder.cache),
+        config_documents=request.config_documents,
+        checkpoint_local_path=request.checkpoint_local_path,
+        metric_definitions=request.metric_definitions,
+        stop_grace_s=settings.stop_grace_s,
+        network_isolation=request.has_network_isolation,
+        warnings=job.warnings,
+    )
+
+
+def _requested_processes(request: JobRequest) -> int | None:
+    """Return the processes per host that the request itself names; they are started as asked."""
+    text = request.hyperparameters.get("sagemaker_mpi_num_of_processes_per_host", "")
+    return int(text) if text.isdigit() and int(text) > 0 else None

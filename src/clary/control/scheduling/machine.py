@@ -1,0 +1,20 @@
+"""What a machine has to give; engines measure it, scheduling divides it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """CPUs, memory and GPUs that hosts may use."""
+
+    num_cpus: int
+    memory_bytes: int
+    num_gpus: int = 0
+
+    def __str__(self) -> str:
+        """Say what the machine has, for notes and reasons."""
+        cpus = "1 CPU" if self.num_cpus == 1 else f"{self.num_cpus} CPUs"
+        gpus = {0: "no GPU", 1: "1 GPU"}.get(self.num_gpus, f"{self.num_gpus} GPUs")
+        return f"{cpus} and {gpus}"

@@ -1,0 +1,325 @@
+"""How hosts map to this machine, and which waiting job may start.
+
+Where: `map_hosts` runs when a job is created (notes for `describe`, refusal of what can never fit) and when its plan is
+made; the reconcile loop asks `decide` for each waiting job, oldest first. Pure: no clock, no files, no processes.
+
+The machine's CPUs and memory are shared by limits, not reserved: every host may use as many CPUs as its type has, and
+`Capacity.max_hosts` bounds how many hosts there are. GPUs belong to one job at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from clary.contract.launch_plan import Resources
+from clary.control.scheduling.catalogue import GIB, LOCAL_GPU, InstanceShape
+from clary.control.scheduling.machine import Machine
+from clary.control.settings import Settings
+
+MIN_HOSTS = 4  # hosts that even a one-CPU machine runs at once
+HOSTS_PER_CPU = 2
+MEMORY_SHARE = 0.8  # of the machine, for all hosts together; the rest is for the service and the object store
+MAX_NAMES_IN_REASON = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstanceGroup:
+    """A group of equal hosts of a request; a homogeneous cluster is one group."""
+
+    name: str
+    instance_type: str
+    num_hosts: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capacity:
+    """What the machine gives to all jobs together."""
+
+    max_hosts: int
+    num_gpus: int
+    memory_per_host_bytes: int
+
+
+def capacity_of(machine: Machine, settings: Settings) -> Capacity:
+    """Return the capacity that the settings leave of `machine`."""
+    max_hosts = settings.max_hosts or max(MIN_HOSTS, HOSTS_PER_CPU * machine.num_cpus)
+    memory = settings.memory_per_host_bytes or int(machine.memory_bytes * MEMORY_SHARE / max_hosts)
+    return Capacity(max_hosts=max_hosts, num_gpus=machine.num_gpus, memory_per_host_bytes=memory)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostShare:
+    """What one host of a job gets."""
+
+    name: str  # algo-1
+    index: int
+    instance_group: str
+    instance_type: str
+    processes_per_host: int
+    num_gpus: int  # GPUs of this machine that it needs; which ones, `Place` says
+    resources: Resources  # without GPU indices
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostMapping:
+    """Every host of a job on this machine, and where that differs from the real types, in words."""
+
+    hosts: tuple[HostShare, ...]
+    num_gpus: int  # distinct GPUs of this machine that the job holds; fewer than its hosts want when they share
+    notes: tuple[str, ...]
+
+    def resources(self, gpus: Sequence[Sequence[int]]) -> dict[str, Resources]:
+        """Return each host's resources with the GPUs that `Place.gpus` gave it, by host name."""
+        return {
+            host.name: replace(host.resources, gpu_indices=tuple(indices))
+            for host, indices in zip(self.hosts, gpus, strict=True)
+        }
+
+
+def map_hosts(
+    groups: Sequence[InstanceGroup],
+    shapes: Mapping[str, InstanceShape],
+    *,
+    machine: Machine,
+    settings: Settings,
+) -> HostMapping:
+    """Divide `machine` among the hosts of one job.
+
+    Processes per host are the type's GPUs (or NeuronCores, or one), lowered to what the machine has when
+    `clamp_processes` is set. Every difference from the real type is said in `notes`.
+
+    Args:
+        groups: in the request's order, which numbers the hosts.
+        shapes: by instance type, from `catalogue.lookup`.
+    """
+    capacity = capacity_of(machine, settings)
+    gpus_by_group, num_gpus, notes = _divide_gpus(groups, shapes, machine)
+    hosts: list[HostShare] = []
+    for group, gpus_per_host in zip(groups, gpus_by_group, strict=True):
+        shape = shapes[group.instance_type]
+        if shape.explanation:
+            notes.append(shape.explanation)
+        processes = _processes(shape, gpus_per_host, machine, settings, notes)
+        resources = _resources(shape, machine, capacity, settings, notes)
+        hosts.extend(
+            HostShare(
+                name=f"algo-{index + 1}",
+                index=index,
+                instance_group=group.name,
+                instance_type=group.instance_type,
+                processes_per_host=processes,
+                num_gpus=gpus_per_host,
+                resources=resources,
+            )
+            for index in range(len(hosts), len(hosts) + group.num_hosts)
+        )
+    return HostMapping(hosts=tuple(hosts), num_gpus=num_gpus, notes=tuple(dict.fromkeys(notes)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """What a job needs in order to start."""
+
+    job_name: str
+    instance_type: str  # of its first group; named in refusals
+    gpus_per_host: tuple[int, ...]  # one entry a host
+    num_gpus: int  # distinct GPUs; fewer than the sum when hosts share
+
+    @classmethod
+    def of(cls, job_name: str, mapping: HostMapping) -> Need:
+        """Return the need of a job with this mapping, which has at least one host."""
+        return cls(
+            job_name=job_name,
+            instance_type=mapping.hosts[0].instance_type,
+            gpus_per_host=tuple(host.num_gpus for host in mapping.hosts),
+            num_gpus=mapping.num_gpus,
+        )
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts of the job."""
+        return len(self.gpus_per_host)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holding:
+    """What a running job holds."""
+
+    job_name: str
+    num_hosts: int
+    gpu_indices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """The job may start."""
+
+    gpus: tuple[tuple[int, ...], ...]  # GPU indices of each host, in host order
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """The job has to wait; `reason` is a sentence for `describe`."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refuse:
+    """The job can never run on this machine; `reason` is the message of ResourceLimitExceeded."""
+
+    reason: str
+
+
+Decision = Place | Wait | Refuse
+
+
+def decide(need: Need, running: Sequence[Holding], *, capacity: Capacity, queue_ahead: Sequence[Need] = ()) -> Decision:
+    """Say whether a job may start now; a job never overtakes an older one that waits.
+
+    Args:
+        running: what jobs with hosts hold, the stopping ones included.
+        queue_ahead: jobs that wait and are older, oldest first.
+    """
+    refusal = refuse_if_too_large(need, running, capacity=capacity)
+    if refusal is not None:
+        return refusal
+    if queue_ahead:
+        return Wait(reason=behind([older.job_name for older in queue_ahead]))
+    free_hosts = capacity.max_hosts - sum(holding.num_hosts for holding in running)
+    if need.num_hosts > free_hosts:
+        held = [(holding.job_name, holding.num_hosts) for holding in running if holding.num_hosts]
+        return Wait(reason=_waiting("host", need.num_hosts, max(free_hosts, 0), capacity.max_hosts, held))
+    taken = {index for holding in running for index in holding.gpu_indices}
+    free_gpus = [index for index in range(capacity.num_gpus) if index not in taken]
+    if need.num_gpus > len(free_gpus):
+        held = [(holding.job_name, len(holding.gpu_indices)) for holding in running if holding.gpu_indices]
+        return Wait(reason=_waiting("GPU", need.num_gpus, len(free_gpus), capacity.num_gpus, held))
+    return Place(gpus=_assign_gpus(need, free_gpus[: need.num_gpus]))
+
+
+def behind(names_ahead: Sequence[str]) -> str:
+    """Return the reason of a job that waits behind others, oldest first."""
+    jobs = "1 older job waits" if len(names_ahead) == 1 else f"{len(names_ahead)} older jobs wait"
+    return f"First come, first served: {jobs} for hosts ({_some_names(names_ahead)})."
+
+
+def refuse_if_too_large(need: Need, running: Sequence[Holding] = (), *, capacity: Capacity) -> Refuse | None:
+    """Return a refusal if `need` is more than the whole machine, else None.
+
+    Source: message of ResourceLimitExceeded as clients know it, contract.md 2.5; the last sentence is ours.
+    """
+    used = sum(holding.num_hosts for holding in running)
+    limit = (
+        f"The account-level service limit '{need.instance_type} for training job usage' is {capacity.max_hosts} "
+        f"Instances, with current utilization of {used} Instances and a request delta of {need.num_hosts} Instances. "
+        "Please contact AWS support to request an increase for this limit."
+    )
+    if need.num_hosts > capacity.max_hosts:
+        return Refuse(reason=f"{limit} Here the limit is this machine's: setting max_hosts raises it.")
+    if need.num_gpus > capacity.num_gpus:
+        return Refuse(
+            reason=f"{limit} Here the limit is this machine's: the job needs {need.num_gpus} GPUs "
+            f"and the machine has {capacity.num_gpus}."
+        )
+    return None
+
+
+def _divide_gpus(
+    groups: Sequence[InstanceGroup], shapes: Mapping[str, InstanceShape], machine: Machine
+) -> tuple[list[int], int, list[str]]:
+    """Return GPUs per host for each group, distinct GPUs of the job, and notes.
+
+    If the machine has what the types have, every host gets that. Otherwise the machine's GPUs are dealt out evenly
+    to the hosts that want any; if there are fewer GPUs than such hosts, hosts share them.
+    """
+    wanted = [shapes[group.instance_type].num_gpus for group in groups]
+    total = sum(gpus * group.num_hosts for gpus, group in zip(wanted, groups, strict=True))
+    if total == 0 or machine.num_gpus == 0:
+        return [0] * len(groups), 0, []
+    if total <= machine.num_gpus:
+        return wanted, total, []
+    num_takers = sum(group.num_hosts for gpus, group in zip(wanted, groups, strict=True) if gpus)
+    share = machine.num_gpus // num_takers
+    if share == 0:
+        note = f"{num_takers} hosts want GPUs and this machine has {machine}: hosts share them, one each"
+        return [min(gpus, 1) for gpus in wanted], machine.num_gpus, [note]
+    given = [min(gpus, share) for gpus in wanted]
+    note = f"the job's hosts want {total} GPUs and this machine has {machine}: at most {share} per host"
+    return given, sum(gpus * group.num_hosts for gpus, group in zip(given, groups, strict=True)), [note]
+
+
+def _processes(shape: InstanceShape, gpus_per_host: int, machine: Machine, settings: Settings, notes: list[str]) -> int:
+    wanted = shape.processes_per_host
+    limit = max(gpus_per_host if shape.num_gpus and machine.num_gpus else machine.num_cpus, 1)
+    if wanted <= limit or shape.processes is not None:
+        return wanted  # a number of processes that settings name is meant as it stands
+    units = _units(shape)
+    if not settings.clamp_processes:
+        notes.append(
+            f"{shape.name} has {units}; this machine has {machine}: "
+            f"{wanted} processes per host all the same (setting clamp_processes is off)"
+        )
+        return wanted
+    notes.append(
+        f"{shape.name} has {units}; this machine has {machine}: "
+        f"{_count(limit, 'process', 'processes')} per host instead of {wanted} (setting clamp_processes)"
+    )
+    return limit
+
+
+def _units(shape: InstanceShape) -> str:
+    if shape.num_gpus:
+        return _count(shape.num_gpus, "GPU", "GPUs")
+    return _count(shape.num_accelerators, "NeuronCore", "NeuronCores")
+
+
+def _resources(
+    shape: InstanceShape, machine: Machine, capacity: Capacity, settings: Settings, notes: list[str]
+) -> Resources:
+    num_cpus = min(shape.num_cpus, machine.num_cpus)
+    if num_cpus < shape.num_cpus:
+        notes.append(f"{shape.name} has {shape.num_cpus} CPUs; its hosts share this machine's {machine.num_cpus}")
+    memory = min(shape.memory_bytes, capacity.memory_per_host_bytes)
+    if memory < shape.memory_bytes:
+        notes.append(
+            f"{shape.name} has {_gib(shape.memory_bytes)} of memory; here a host may use {_gib(memory)} "
+            f"(setting memory_per_host_bytes{'' if settings.memory_per_host_bytes else ', or fewer max_hosts'})"
+        )
+    if shape.name == LOCAL_GPU and machine.num_gpus == 0:
+        notes.append("local_gpu was asked for and this machine has no GPU: the job runs on CPUs")
+    return Resources(num_cpus=float(num_cpus), memory_bytes=memory, link=shape.link)
+
+
+def _assign_gpus(need: Need, free_gpus: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Deal GPUs to hosts; when there are fewer than wanted (sharing), start over from the first."""
+    assigned: list[tuple[int, ...]] = []
+    position = 0
+    for num_gpus in need.gpus_per_host:
+        assigned.append(tuple(free_gpus[(position + offset) % len(free_gpus)] for offset in range(num_gpus)))
+        position += num_gpus
+    return tuple(assigned)
+
+
+def _waiting(unit: str, num_needed: int, num_free: int, num_all: int, held: Sequence[tuple[str, int]]) -> str:
+    shown = [f"{name} holds {count}" for name, count in held[:MAX_NAMES_IN_REASON]]
+    if len(held) > MAX_NAMES_IN_REASON:
+        rest = held[MAX_NAMES_IN_REASON:]
+        shown.append(f"{len(rest)} more jobs hold {sum(count for _, count in rest)}")
+    free = f"{num_free} of {_count(num_all, unit, unit + 's')} {'is' if num_free == 1 else 'are'} free"
+    return f"Needs {_count(num_needed, unit, unit + 's')}; {free}: {', '.join(shown)}."
+
+
+def _some_names(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:MAX_NAMES_IN_REASON])
+    rest = len(names) - MAX_NAMES_IN_REASON
+    return f"{shown} and {rest} more" if rest > 0 else shown
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / GIB:.3g} GiB" if size_bytes < 100 * GIB else f"{size_bytes / GIB:.0f} GiB"

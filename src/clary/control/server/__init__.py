@@ -1,0 +1,1 @@
+"""The HTTP side of the service: listener, TLS, settings of the app."""

@@ -1,0 +1,303 @@
+"""The one port: reads HTTP, gives each request to the first handler that wants it, writes the answer.
+
+Where: outermost part of the service. Below it: `clary_handler` (agents and the command line), `objects.front` (S3) and
+`aws_handler` (every other AWS service). A second port with TLS has the same handlers.
+
+    request -> /clary/...            -> health here, the rest to clary_handler
+            -> S3 by its signature, or not signed and no API request   -> S3 front, streaming
+            -> everything else       -> aws_handler, with its whole body
+
+No request ends the service: what a handler does not catch becomes a 500 with the request's id, and the traceback goes
+to the log. Broken HTTP is answered by the HTTP library with 400 before any handler sees it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Protocol
+
+from aiohttp import web
+
+from clary.contract.errors import EngineError, Fault
+from clary.control.wire.messages import HttpRequest, HttpResponse
+
+HEALTH_PATH = "/clary/v1/health"
+INTERNAL_PREFIX = "/clary/"
+REQUEST_ID = "clary.request_id"  # also read by objects.front
+BODY_TIMEOUT_S = 30.0  # for the whole body of an API request
+MAX_LINE_BYTES = 16 * 1024  # request line; presigned URLs are long
+MAX_HEADER_BYTES = 16 * 1024  # one header
+LINGER_S = 2.0  # how long the rest of a refused body is thrown away, so that the client can read the answer
+KEEPALIVE_S = 75.0
+SHUTDOWN_S = 5.0
+BACKLOG = 1024
+JSON_ERROR_TYPE = "application/x-amz-json-1.1"
+
+_log = logging.getLogger(__name__)
+
+ApiHandler = Callable[[HttpRequest], Awaitable[HttpResponse]]
+
+
+class StreamingHandler(Protocol):
+    """What answers S3 requests (objects.front.S3Front)."""
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request; `request` carries its id under REQUEST_ID."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """One line of the list of handlers."""
+
+    name: str
+    matches: Callable[[web.BaseRequest], bool]
+    handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class Listener:
+    """Serves all handlers on one port, and on a second one with TLS if a context is given.
+
+    Args:
+        host: address to listen on.
+        port: 0 takes a free one; read `port` after `start`.
+        aws_handler: answers AWS requests other than S3.
+        s3_front: answers S3 requests; started and closed by the caller.
+        clary_handler: answers requests below /clary/ other than the health check; None has none.
+        max_body_bytes: largest body of a request that is not S3.
+        tls_context: certificate of the TLS port; None has no such port.
+        tls_port: 0 takes a free one.
+        body_timeout_s: seconds for the whole body of a request that is not S3.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        aws_handler: ApiHandler,
+        s3_front: StreamingHandler,
+        clary_handler: ApiHandler | None = None,
+        max_body_bytes: int,
+        tls_context: ssl.SSLContext | None = None,
+        tls_port: int = 0,
+        body_timeout_s: float = BODY_TIMEOUT_S,
+    ) -> None:
+        self._host = host
+        self._wanted_port = port
+        self._tls_context = tls_context
+        self._wanted_tls_port = tls_port
+        self._max_body_bytes = max_body_bytes
+        self._body_timeout_s = body_timeout_s
+        self._runner: web.ServerRunner | None = None
+        self._ports: list[int] = []
+        self._health = json.dumps({"status": "ok", "version": _version()}).encode()
+        self.routes: Sequence[Route] = (
+            Route("health", _is_health, self._answer_health),
+            Route("clary", _is_internal, self._api(clary_handler or _no_such_path)),
+            Route("s3", _is_s3, s3_front.handle),
+            Route("aws", lambda _: True, self._api(aws_handler)),
+        )
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on; valid after `start`."""
+        return self._ports[0]
+
+    @property
+    def tls_port(self) -> int | None:
+        """The TLS port that is listened on, None if there is none; valid after `start`."""
+        return self._ports[1] if len(self._ports) > 1 else None
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises: EngineError if an address can not be had; then nothing listens.
+        """
+        server = web.Server(
+            self._dispatch,
+            access_log=None,
+            auto_decompress=False,  # an object is stored as it was sent
+            max_line_size=MAX_LINE_BYTES,
+            max_field_size=MAX_HEADER_BYTES,
+            keepalive_timeout=KEEPALIVE_S,
+            lingering_time=LINGER_S,
+            read_bufsize=256 * 1024,
+        )
+        self._runner = web.ServerRunner(server, shutdown_timeout=SHUTDOWN_S)
+        await self._runner.setup()
+        try:
+            await self._listen(self._wanted_port, None)
+            if self._tls_context is not None:
+                await self._listen(self._wanted_tls_port, self._tls_context)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Stop listening, give requests under way a few seconds, close all connections."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+        self._ports.clear()
+
+    async def _listen(self, port: int, tls_context: ssl.SSLContext | None) -> None:
+        assert self._runner is not None
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((self._host, port))
+        except OSError as error:
+            listening.close()
+            raise EngineError(
+                f"can not listen on {self._host}:{port}: {error.strerror}; stop what uses it, or set another port",
+                fault=Fault.USER,
+                details={"host": self._host, "port": port},
+            ) from error
+        self._ports.append(listening.getsockname()[1])
+        await web.SockSite(self._runner, listening, ssl_context=tls_context, backlog=BACKLOG).start()
+
+    async def _dispatch(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Give a request to the first route that matches; one of the named boundaries for broad except."""
+        request_id = _new_request_id()
+        request[REQUEST_ID] = request_id
+        try:
+            for route in self.routes:
+                if route.matches(request):
+                    return await route.handle(request)
+            raise AssertionError("the last route takes everything")
+        except (ConnectionError, web.RequestPayloadError):
+            raise  # the client has gone: nobody to answer
+        except Exception:
+            _log.exception("request %s: %s %s failed", request_id, request.method, request.raw_path[:200])
+            message = f"An internal error occurred; the service's log has it under request id {request_id}."
+            return _error(request, 500, "InternalFailure", message)
+
+    def _api(self, handler: ApiHandler) -> Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]:
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            body = b""
+            if request.body_exists:
+                length = request.content_length
+                if length is not None and length > self._max_body_bytes:
+                    return self._too_large(request)
+                try:
+                    async with asyncio.timeout(self._body_timeout_s):
+                        received = await self._read_body(request)
+                except TimeoutError:
+                    message = f"The request's body did not arrive within {self._body_timeout_s:.0f} s."
+                    return _error(request, 408, "RequestTimeoutException", message)
+                if received is None:
+                    return self._too_large(request)
+                body = received
+            raw_path, _, query = request.raw_path.partition("?")
+            answer = await handler(
+                HttpRequest(
+                    request.method, raw_path, query, list(request.headers.items()), body, remote=request.remote or ""
+                )
+            )
+            response = web.Response(status=answer.status, body=answer.body)
+            del response.headers["Content-Type"]  # else the library's guess stands beside the handler's
+            for name, value in answer.headers:
+                response.headers.add(name, value)
+            response.headers["X-Amzn-RequestId"] = answer.header("X-Amzn-RequestId") or request[REQUEST_ID]
+            return response
+
+        return handle
+
+    async def _read_body(self, request: web.BaseRequest) -> bytes | None:
+        """Return the body, or None as soon as it is longer than the limit."""
+        if request.headers.get("Expect", "").lower() == "100-continue":
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            # What was written is no part of the answer, whose headers must still go out first.
+            request.writer.output_size = 0
+        pieces: list[bytes] = []
+        num_bytes = 0
+        while piece := await request.content.readany():
+            num_bytes += len(piece)
+            if num_bytes > self._max_body_bytes:
+                return None
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def _too_large(self, request: web.BaseRequest) -> web.Response:
+        message = f"The request's body is longer than {self._max_body_bytes} bytes."
+        return _error(request, 413, "RequestEntityTooLarge", message)
+
+    async def _answer_health(self, request: web.BaseRequest) -> web.StreamResponse:
+        headers = {"X-Amzn-RequestId": request[REQUEST_ID]}
+        return web.Response(body=self._health, content_type="application/json", headers=headers)
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Return an event loop for the service: uvloop's if it is installed (it is not on every platform)."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def _is_health(request: web.BaseRequest) -> bool:
+    return request.raw_path == HEALTH_PATH and request.method == "GET"
+
+
+def _is_internal(request: web.BaseRequest) -> bool:
+    return request.raw_path.startswith(INTERNAL_PREFIX)
+
+
+def _is_s3(request: web.BaseRequest) -> bool:
+    """Whether S3 must answer: by the scope of the signature, or because nothing says another service."""
+    headers = request.headers
+    authorization = headers.get("Authorization")
+    if authorization is not None:
+        if authorization.startswith("AWS "):  # version 2, which only S3 and its refusal know
+            return True
+        return "/s3/aws4_request" in authorization
+    query = request.raw_path.partition("?")[2]
+    if "X-Amz-Credential=" in query:
+        return "%2Fs3%2Faws4_request" in query or "/s3/aws4_request" in query
+    if "AWSAccessKeyId=" in query and "Action=" not in query:
+        return True
+    if "X-Amz-Target" in headers or "Action=" in query:
+        return False
+    content_type = headers.get("Content-Type", "")
+    return not content_type.startswith(
+        ("application/x-amz-json", "application/json", "application/x-www-form-urlencoded", "application/cbor")
+    )
+
+
+async def _no_such_path(request: HttpRequest) -> HttpResponse:
+    body = json.dumps({"__type": "UnknownOperationException", "message": f"no such path: {request.raw_path[:200]}"})
+    return HttpResponse(404, [("Content-Type", "application/json")], body.encode())
+
+
+def _error(request: web.BaseRequest, status: int, code: str, message: str) -> web.Response:
+    response = web.Response(
+        status=status,
+        body=json.dumps({"__type": code, "message": message}).encode(),
+        content_type=JSON_ERROR_TYPE,
+        headers={"X-Amzn-RequestId": request[REQUEST_ID], "X-Amzn-ErrorType": code},
+    )
+    if request.body_exists and not request.content.at_eof():
+        response.force_close()  # the rest of the body would be taken for the next request
+    return response
+
+
+def _new_request_id() -> str:
+    digits = os.urandom(16).hex()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def _version() -> str:
+    try:
+        return version("clary")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,134 @@
+"""HTTP for the command line: what the AWS API has no words for. Opened by the admin token of the state folder."""
+
+from __future__ import annotations
+
+import hmac
+from typing import Any
+
+from aiohttp import web
+
+from clary.contract.errors import Fault, WireError
+from clary.contract.failure_reasons import failure_reason
+from clary.contract.launch_plan import without_secrets
+from clary.contract.plain import to_plain
+from clary.control.jobs.job_request import JobRequest
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.server.internal_http import bearer_token, json_answer
+from clary.control.services.call import Services
+
+PREFIX = "/clary/v1/jobs/"
+LOG_PAGE = 2000  # lines of one stream in one answer
+
+
+class PeopleRoutes:
+    """Answers requests below /clary/v1/jobs/."""
+
+    def __init__(self, services: Services, *, admin_token: str) -> None:
+        self._services = services
+        self._admin_token = admin_token
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request; raises WireError with the status to send."""
+        if not hmac.compare_digest(bearer_token(request).encode(), self._admin_token.encode()):
+            raise WireError("AccessDenied", "the token does not open this service", http_status=403)
+        name, _, page = request.path.removeprefix(PREFIX).partition("/")
+        job = self._services.hub.live_job(name) or await self._services.store.get_job(name)
+        if job is None:
+            raise WireError("NotFound", f"there is no training job {name!r}", http_status=404)
+        match page:
+            case "":
+                return json_answer(self._facts(job))
+            case "plan":
+                return json_answer(self._plan(job))
+            case "logs":
+                return json_answer(await self._log_page(job, request))
+        raise WireError("NotFound", f"a job has no page {page!r}; there are plan and logs", http_status=404)
+
+    def _facts(self, job: TrainingJob) -> dict[str, Any]:
+        plan = job.plan or {"hosts": [], "environment": {}}
+        planned = {host["name"]: host for host in plan["hosts"]}
+        hosts = [
+            {
+                "name": name,
+                "phase": record.facts.phase.value,
+                "instance_type": planned[name]["instance_type"],
+                "processes_per_host": planned[name]["processes_per_host"],
+                "address": planned[name]["address"],
+                "timings_s": dict(record.facts.timings_s),
+                "exits": _exits(record.facts.exits),
+                "notes": list(record.facts.notes),
+            }
+            for name, record in job.hosts.items()
+        ]
+        reason = ""
+        if job.failure is not None:
+            reason = failure_reason(Fault(job.failure.fault), job.failure.message, exit_code=job.failure.exit_code)
+        environment = plan["environment"]
+        return {
+            "name": job.name,
+            "arn": job.arn,
+            "status": job.status.value,
+            "secondary_status": job.secondary_status.value,
+            "failure_reason": reason,
+            "pending_reason": self._services.admission.pending_reason(job),
+            "image": JobRequest(job.request).image,
+            "environment": f"{environment['name']} ({environment['python']})" if environment else "",
+            "isolation": plan.get("isolation", ""),
+            "model_artifacts_uri": job.model_artifacts_uri,
+            "metrics": [to_plain(metric) for metric in job.final_metrics],
+            "transitions": [to_plain(row) for row in job.transitions],
+            "hosts": hosts,
+            "warnings": [*job.warnings, *_notes(hosts)],
+            "not_isolated": sorted({text for record in job.hosts.values() for text in record.facts.not_isolated}),
+        }
+
+    def _plan(self, job: TrainingJob) -> dict[str, Any]:
+        if job.plan is None:
+            reason = self._services.admission.pending_reason(job) or "no hosts were asked for"
+            raise WireError("NotFound", f"{job.name} has no launch plan yet: {reason}", http_status=404)
+        return without_secrets(job.plan)
+
+    async def _log_page(self, job: TrainingJob, request: web.BaseRequest) -> dict[str, Any]:
+        wanted_host, wanted_rank = request.query.get("host"), request.query.get("rank")
+        if wanted_host is not None and job.hosts and wanted_host not in job.hosts:
+            raise WireError("NotFound", f"{job.name} has no host {wanted_host!r}; it has {', '.join(job.hosts)}")
+        # Read before the lines, so that a job that is over then has no line that this page misses.
+        is_over = job.is_terminal
+        lines: list[dict[str, Any]] = []
+        tokens: dict[str, str] = {}
+        for stream in job.log_streams:
+            host = stream.split("/", 1)[1].rpartition("-")[0]
+            if wanted_host not in (None, host):
+                continue
+            page = await self._services.logs.get_events(
+                stream,
+                start_ms=None,
+                end_ms=None,
+                from_head=True,
+                token=request.query.get(f"after.{stream}"),
+                limit=LOG_PAGE,
+            )
+            if page is None:
+                continue
+            tokens[stream] = page.next_forward_token
+            lines.extend(
+                {"host": host, "at_ms": event.timestamp_ms, "text": event.message, "rank": event.rank}
+                for event in page.events
+                if wanted_rank is None or str(event.rank) == wanted_rank
+            )
+            if page.events and wanted_rank is not None:
+                is_over = False  # lines of other ranks were read: there may be more behind them
+        lines.sort(key=lambda line: line["at_ms"])
+        return {"lines": lines, "tokens": tokens, "is_over": is_over}
+
+
+def _exits(exits: Any) -> str:
+    return ", ".join(
+        f"{'rank ' + str(item.rank) + ': ' if item.rank is not None else ''}"
+        f"{item.exit_code if item.exit_code is not None else f'signal {item.signal}'}"
+        for item in exits
+    )
+
+
+def _notes(hosts: list[dict[str, Any]]) -> list[str]:
+    return [f"{host['name']}: {note}" for host in hosts for note in host["notes"]]

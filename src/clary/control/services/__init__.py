@@ -1,0 +1,1 @@
+"""AWS operations, one module per family: parsed parameters in, output members out."""

@@ -1,0 +1,61 @@
+"""One API call as handlers see it, and what handlers may use."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from clary.contract.clock import Clock
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.reconcile.hub import JobHub
+from clary.control.settings import Settings
+from clary.control.store import LogStore, Store
+
+
+class ObjectLookup(Protocol):
+    """Asks the object store."""
+
+    async def has_objects(self, bucket: str, prefix: str) -> bool:
+        """Return whether any key of the bucket starts with the prefix; False for a bucket that does not exist."""
+
+
+class Admission(Protocol):
+    """Says before a job is stored whether it could ever run here, and with what notes."""
+
+    def admit(self, request: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return notes for describe; raises WireError(ResourceLimitExceeded | ValidationException)."""
+
+    def pending_reason(self, job: TrainingJob) -> str:
+        """Return what a waiting job waits for, or an empty string."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Services:
+    """What handlers may use."""
+
+    settings: Settings
+    clock: Clock
+    store: Store
+    logs: LogStore
+    hub: JobHub
+    objects: ObjectLookup
+    admission: Admission
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One authenticated, parsed and validated call."""
+
+    services: Services
+    params: Mapping[str, Any]
+    region: str
+    access_key_id: str
+    request_id: str
+
+    def arn(self, resource: str) -> str:
+        """Return the SageMaker ARN of `resource` in the caller's region."""
+        return f"arn:aws:sagemaker:{self.region}:{self.services.settings.account_id}:{resource}"
+
+
+Handler = Callable[[Call], Awaitable[Mapping[str, Any]]]

@@ -1,0 +1,63 @@
+"""IAM, as far as clients check the execution role before they create a job.
+
+There is one account and one trust domain: whoever holds a key of the service may do everything, and says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
+
+from clary.contract.errors import WireError
+from clary.control.services.call import Call
+
+_TRUST_POLICY = {
+    "Version": "2012-10-17",
+    "Statement": [{"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}],
+}
+_CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+async def get_role(call: Call) -> Mapping[str, Any]:
+    """Describe a role; every role of the account exists and trusts SageMaker."""
+    name = call.params["RoleName"]
+    return {
+        "Role": {
+            "Path": "/",
+            "RoleName": name,
+            "RoleId": "AROACLARY",
+            "Arn": f"arn:aws:iam::{call.services.settings.account_id}:role/{name}",
+            "CreateDate": _CREATED_AT,
+            # IAM returns the policy document URL-encoded (RFC 3986); clients decode it.
+            "AssumeRolePolicyDocument": quote(json.dumps(_TRUST_POLICY)),
+        }
+    }
+
+
+async def simulate_principal_policy(call: Call) -> Mapping[str, Any]:
+    """Allow each action to each resource, as the service itself does."""
+    resources = call.params.get("ResourceArns") or ["*"]
+    results = [
+        {"EvalActionName": action, "EvalResourceName": resource, "EvalDecision": "allowed"}
+        for action in call.params["ActionNames"]
+        for resource in resources
+    ]
+    return {"EvaluationResults": results, "IsTruncated": False}
+
+
+async def list_attached_role_policies(call: Call) -> Mapping[str, Any]:
+    """List policies of a role: none is needed."""
+    del call
+    return {"AttachedPolicies": [], "IsTruncated": False}
+
+
+async def get_user(call: Call) -> Mapping[str, Any]:
+    """Refuse: callers are sessions of a role."""
+    raise WireError(
+        "NoSuchEntity",
+        "The caller is a session of a role, not a user; use sts:GetCallerIdentity.",
+        http_status=404,
+    ) from None

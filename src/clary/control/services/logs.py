@@ -1,0 +1,141 @@
+"""CloudWatch Logs, as far as clients read training logs.
+
+Source: DescribeLogGroups, DescribeLogStreams, GetLogEvents, FilterLogEvents (API reference), and the token rules that
+both SDKs rely on: a forward token always comes back, an unchanged one means that nothing newer stands yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from clary.contract.errors import StoreError, WireError
+from clary.control.services.call import Call
+
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+MAX_STREAMS_PER_PAGE = 50
+MAX_EVENTS_PER_PAGE = 10_000
+
+
+async def describe_log_groups(call: Call) -> Mapping[str, Any]:
+    """List the one log group there is."""
+    prefix = call.params.get("logGroupNamePrefix", "")
+    pattern = call.params.get("logGroupNamePattern", "")
+    if not LOG_GROUP.startswith(prefix) or pattern not in LOG_GROUP:
+        return {"logGroups": []}
+    return {"logGroups": [{"logGroupName": LOG_GROUP, "arn": _arn(call), "creationTime": 0, "storedBytes": 0}]}
+
+
+async def describe_log_streams(call: Call) -> Mapping[str, Any]:
+    """List streams of the log group; a token comes back only when more streams really remain."""
+    _check_group(call)
+    params = call.params
+    by_event = params.get("orderBy") == "LastEventTime"
+    prefix = params.get("logStreamNamePrefix", "")
+    if by_event and prefix:
+        raise WireError(
+            "InvalidParameterException", "Cannot order by LastEventTime with a logStreamNamePrefix.", http_status=400
+        )
+    page = await _checked(
+        call.services.logs.list_streams(
+            prefix,
+            order_by="last_event" if by_event else "name",
+            descending=bool(params.get("descending", False)),
+            limit=params.get("limit") or MAX_STREAMS_PER_PAGE,
+            token=params.get("nextToken"),
+        )
+    )
+    streams = [
+        _present(
+            {
+                "logStreamName": stream.name,
+                "creationTime": stream.created_ms,
+                "firstEventTimestamp": stream.first_event_ms,
+                "lastEventTimestamp": stream.last_event_ms,
+                "lastIngestionTime": stream.last_ingestion_ms,
+                "uploadSequenceToken": "0",
+                "arn": f"{_arn(call)}:log-stream:{stream.name}",
+                "storedBytes": stream.stored_bytes,
+            }
+        )
+        for stream in page.streams
+    ]
+    return _present({"logStreams": streams, "nextToken": page.next_token})
+
+
+async def get_log_events(call: Call) -> Mapping[str, Any]:
+    """Read one stream, forwards or backwards."""
+    _check_group(call)
+    params = call.params
+    name = params["logStreamName"]
+    page = await _checked(
+        call.services.logs.get_events(
+            name,
+            start_ms=params.get("startTime"),
+            end_ms=params.get("endTime"),
+            from_head=bool(params.get("startFromHead", False)),
+            token=params.get("nextToken"),
+            limit=params.get("limit") or MAX_EVENTS_PER_PAGE,
+        )
+    )
+    if page is None:
+        raise WireError("ResourceNotFoundException", "The specified log stream does not exist.")
+    return {
+        "events": [
+            {"timestamp": event.timestamp_ms, "message": event.message, "ingestionTime": event.ingestion_ms}
+            for event in page.events
+        ],
+        "nextForwardToken": page.next_forward_token,
+        "nextBackwardToken": page.next_backward_token,
+    }
+
+
+async def filter_log_events(call: Call) -> Mapping[str, Any]:
+    """Read several streams interleaved by time."""
+    _check_group(call)
+    params = call.params
+    if params.get("logStreamNames") and params.get("logStreamNamePrefix"):
+        raise WireError("InvalidParameterException", "Only one of logStreamNames and logStreamNamePrefix can be given.")
+    page = await _checked(
+        call.services.logs.filter_events(
+            streams=params.get("logStreamNames"),
+            prefix=params.get("logStreamNamePrefix", ""),
+            start_ms=params.get("startTime"),
+            end_ms=params.get("endTime"),
+            pattern=params.get("filterPattern", ""),
+            limit=params.get("limit") or MAX_EVENTS_PER_PAGE,
+            token=params.get("nextToken"),
+        )
+    )
+    events = [
+        {
+            "logStreamName": event.stream,
+            "timestamp": event.timestamp_ms,
+            "message": event.message,
+            "ingestionTime": event.ingestion_ms,
+            "eventId": event.event_id,
+        }
+        for event in page.events
+    ]
+    return _present({"events": events, "searchedLogStreams": [], "nextToken": page.next_token})
+
+
+def _check_group(call: Call) -> None:
+    name = call.params.get("logGroupName") or call.params.get("logGroupIdentifier", "").rpartition("log-group:")[2]
+    if name.removesuffix(":*") != LOG_GROUP:
+        raise WireError("ResourceNotFoundException", "The specified log group does not exist.")
+
+
+async def _checked(reading: Any) -> Any:
+    try:
+        return await reading
+    except StoreError as error:
+        raise WireError("InvalidParameterException", error.message) from error
+
+
+def _arn(call: Call) -> str:
+    return f"arn:aws:logs:{call.region}:{call.services.settings.account_id}:log-group:{LOG_GROUP}"
+
+
+def _present(members: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in members.items() if value is not None}

@@ -1,0 +1,113 @@
+"""Metrics of jobs: CloudWatch's statistics and SageMaker's metric operations.
+
+Source: GetMetricStatistics, ListMetrics (CloudWatch); BatchPutMetrics (sagemaker-metrics). Namespace
+`/aws/sagemaker/TrainingJobs`, dimension `TrainingJobName`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from clary.contract.errors import WireError
+from clary.control.jobs.training_job import FinalMetric
+from clary.control.services.call import Call
+
+NAMESPACE = "/aws/sagemaker/TrainingJobs"
+DIMENSION = "TrainingJobName"
+MAX_DATAPOINTS = 1440  # of one GetMetricStatistics answer
+
+
+async def get_metric_statistics(call: Call) -> Mapping[str, Any]:
+    """Aggregate a job's metric into periods."""
+    params = call.params
+    period_s = params["Period"]
+    if period_s < 1:
+        raise WireError("InvalidParameterValue", f"Period must be at least 1 second, got {period_s}.")
+    span_s = (params["EndTime"] - params["StartTime"]).total_seconds()
+    if span_s <= 0:
+        raise WireError("InvalidParameterCombination", "StartTime must be before EndTime.")
+    if span_s / period_s > MAX_DATAPOINTS:
+        raise WireError(
+            "InvalidParameterCombination",
+            f"You have requested up to {math.ceil(span_s / period_s):,} datapoints, which exceeds the limit of "
+            f"{MAX_DATAPOINTS:,}. You may reduce the datapoints requested by increasing Period, or decreasing the time "
+            "range.",
+        )
+    values = await _read(call, params["MetricName"], params["StartTime"], params["EndTime"])
+    wanted = params.get("Statistics") or ()
+    periods: dict[int, list[float]] = {}
+    for value in values:
+        periods.setdefault(int(value.at.timestamp()) // period_s * period_s, []).append(value.value)
+    points = [
+        {"Timestamp": datetime.fromtimestamp(start, UTC), "Unit": "None", **_statistics(wanted, numbers)}
+        for start, numbers in sorted(periods.items())
+    ]
+    return {"Label": params["MetricName"], "Datapoints": points}
+
+
+async def list_metrics(call: Call) -> Mapping[str, Any]:
+    """List the metrics of the job that the dimension names."""
+    job_name = _job_name(call)
+    job = None if job_name is None else await call.services.store.get_job(job_name)
+    if job is None or call.params.get("Namespace", NAMESPACE) != NAMESPACE:
+        return {"Metrics": []}
+    wanted = call.params.get("MetricName")
+    return {
+        "Metrics": [
+            {
+                "Namespace": NAMESPACE,
+                "MetricName": metric.name,
+                "Dimensions": [{"Name": DIMENSION, "Value": job.name}],
+            }
+            for metric in job.final_metrics
+            if wanted in (None, metric.name)
+        ]
+    }
+
+
+async def batch_put_metrics(call: Call) -> Mapping[str, Any]:
+    """Store values that a program reports for its own job."""
+    name = call.params["TrialComponentName"].removesuffix("-aws-training-job")
+    if await call.services.store.get_job(name) is None:
+        raise WireError("ResourceNotFound", f"There is no training job {name}.", http_status=404)
+    values = [
+        FinalMetric(name=item["MetricName"], value=float(item["Value"]), at=_as_time(item["Timestamp"]))
+        for item in call.params["MetricData"]
+    ]
+    await call.services.store.add_metrics(name, values)
+    await call.services.hub.record_metrics(name, values)
+    return {"Errors": []}
+
+
+async def _read(call: Call, metric: str, start: datetime, end: datetime) -> Sequence[FinalMetric]:
+    job_name = _job_name(call)
+    if call.params.get("Namespace") != NAMESPACE or job_name is None:
+        return []
+    return await call.services.store.query_metrics(job_name, metric, start, end)
+
+
+def _job_name(call: Call) -> str | None:
+    for dimension in call.params.get("Dimensions") or ():
+        if dimension["Name"] == DIMENSION:
+            return str(dimension["Value"])
+    return None
+
+
+def _statistics(wanted: Sequence[str], numbers: Sequence[float]) -> dict[str, float]:
+    everything = {
+        "Average": sum(numbers) / len(numbers),
+        "Sum": sum(numbers),
+        "Minimum": min(numbers),
+        "Maximum": max(numbers),
+        "SampleCount": float(len(numbers)),
+    }
+    return {name: everything[name] for name in wanted if name in everything}
+
+
+def _as_time(value: datetime | float) -> datetime:
+    if isinstance(value, datetime):
+        return value
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=float(value))

@@ -1,0 +1,1 @@
+"""Operations of SageMaker's control plane."""

@@ -1,0 +1,89 @@
+"""DescribeTrainingJob and summaries from a job's record. Pure.
+
+Source: DescribeTrainingJobResponse; members that clients read without a default are always there
+(`OutputDataConfig.KmsKeyId`, StatusMessage of every transition, times of at least one second).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from clary.contract.errors import Fault
+from clary.contract.failure_reasons import failure_reason
+from clary.contract.statuses import SecondaryStatus
+from clary.control.jobs.training_job import TrainingJob
+
+FALSE_UNLESS_SENT = ("EnableNetworkIsolation", "EnableInterContainerTrafficEncryption", "EnableManagedSpotTraining")
+
+
+def describe(job: TrainingJob, *, pending_reason: str = "") -> dict[str, Any]:
+    """Return the members of DescribeTrainingJob.
+
+    Args:
+        job: the record.
+        pending_reason: what a waiting job waits for now; replaces the stored message, which may be older.
+    """
+    description: dict[str, Any] = {
+        **_request_with_defaults(job.request),
+        "TrainingJobArn": job.arn,
+        "TrainingJobStatus": job.status.value,
+        "SecondaryStatus": job.secondary_status.value,
+        "SecondaryStatusTransitions": _transitions(job, pending_reason),
+        "CreationTime": job.created_at,
+        "LastModifiedTime": job.modified_at,
+        "TrainingStartTime": job.training_started_at,
+        "TrainingEndTime": job.training_ended_at,
+        "FinalMetricDataList": [
+            {"MetricName": metric.name, "Value": metric.value, "Timestamp": metric.at} for metric in job.final_metrics
+        ]
+        or None,
+    }
+    if job.training_started_at is not None and job.training_ended_at is not None:
+        seconds = _whole_seconds(job.training_started_at, job.training_ended_at)
+        description["TrainingTimeInSeconds"] = seconds
+        description["BillableTimeInSeconds"] = seconds
+    if job.model_artifacts_uri is not None:
+        description["ModelArtifacts"] = {"S3ModelArtifacts": job.model_artifacts_uri.rstrip("/")}
+    if job.secondary_status is SecondaryStatus.FAILED and job.failure is not None:
+        description["FailureReason"] = failure_reason(
+            Fault(job.failure.fault), job.failure.message, exit_code=job.failure.exit_code
+        )
+    if job.request.get("ProfilerConfig") is not None:
+        is_off = job.request["ProfilerConfig"].get("DisableProfiler", False)
+        description["ProfilingStatus"] = "Disabled" if is_off else "Enabled"
+    return {name: value for name, value in description.items() if value is not None}
+
+
+def _request_with_defaults(request: Mapping[str, Any]) -> dict[str, Any]:
+    echo = dict(request)
+    echo["OutputDataConfig"] = {"KmsKeyId": "", "CompressionType": "GZIP", **request["OutputDataConfig"]}
+    for name in FALSE_UNLESS_SENT:
+        echo.setdefault(name, False)
+    if request.get("InputDataConfig"):
+        echo["InputDataConfig"] = [
+            {"CompressionType": "None", "RecordWrapperType": "None", **channel}
+            for channel in request["InputDataConfig"]
+        ]
+    specification = {"EnableSageMakerMetricsTimeSeries": False, **request["AlgorithmSpecification"]}
+    specification.setdefault("TrainingInputMode", "File")
+    echo["AlgorithmSpecification"] = specification
+    return echo
+
+
+def _transitions(job: TrainingJob, pending_reason: str) -> list[dict[str, Any]]:
+    rows = []
+    for index, row in enumerate(job.transitions):
+        is_last = index == len(job.transitions) - 1
+        message = pending_reason if is_last and pending_reason and not job.is_terminal else row.message
+        item = {"Status": row.status.value, "StartTime": row.started_at, "StatusMessage": message}
+        if row.ended_at is not None:
+            item["EndTime"] = row.ended_at
+        rows.append(item)
+    return rows
+
+
+def _whole_seconds(start: datetime, end: datetime) -> int:
+    # The SDK divides by this number: never 0.
+    return max(1, round((end - start).total_seconds()))

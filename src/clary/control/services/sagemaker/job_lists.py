@@ -1,0 +1,52 @@
+"""ListTrainingJobs: filters, sorting, pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from clary.contract.errors import WireError
+from clary.control.services.call import Call
+from clary.control.store import BadToken, JobQuery
+
+DEFAULT_PAGE = 10
+SORT_KEYS = {"Name": "name", "CreationTime": "creation_time", "Status": "status"}
+
+
+async def list_training_jobs(call: Call) -> Mapping[str, Any]:
+    """List summaries of jobs; newest first unless asked otherwise."""
+    params = call.params
+    if params.get("WarmPoolStatusEquals"):
+        return {"TrainingJobSummaries": []}
+    query = JobQuery(
+        name_contains=params.get("NameContains"),
+        status_equals=params.get("StatusEquals"),
+        created_after=params.get("CreationTimeAfter"),
+        created_before=params.get("CreationTimeBefore"),
+        modified_after=params.get("LastModifiedTimeAfter"),
+        modified_before=params.get("LastModifiedTimeBefore"),
+        sort_by=SORT_KEYS[params.get("SortBy", "CreationTime")],
+        descending=params.get("SortOrder", "Descending") == "Descending",
+        max_results=params.get("MaxResults") or DEFAULT_PAGE,
+        next_token=params.get("NextToken"),
+    )
+    try:
+        page = await call.services.store.list_jobs(query)
+    except BadToken as error:
+        raise WireError("ValidationException", f"Invalid NextToken: {error.message}") from error
+    summaries = [
+        {
+            "TrainingJobName": item.name,
+            "TrainingJobArn": item.arn,
+            "CreationTime": item.created_at,
+            "TrainingEndTime": item.training_ended_at,
+            "LastModifiedTime": item.modified_at,
+            "TrainingJobStatus": str(item.status),
+            "SecondaryStatus": str(item.secondary_status),
+        }
+        for item in page.summaries
+    ]
+    answer: dict[str, Any] = {"TrainingJobSummaries": summaries}
+    if page.next_token is not None:
+        answer["NextToken"] = page.next_token
+    return answer

@@ -1,0 +1,134 @@
+"""Create, describe, stop, update and delete training jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from clary.contract.errors import WireError
+from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
+from clary.control.jobs import events, validation
+from clary.control.jobs.job_request import JobRequest
+from clary.control.jobs.training_job import EndCause, StatusTransition, TrainingJob
+from clary.control.jobs.transitions import MESSAGES
+from clary.control.services.call import Call
+from clary.control.services.sagemaker.descriptions import describe
+from clary.control.services.sagemaker.tags import check_tags
+from clary.control.store import JobExists
+
+# UpdateTrainingJob replaces these members of the stored request.
+UPDATABLE_MEMBERS = ("ProfilerConfig", "ProfilerRuleConfigurations", "RemoteDebugConfig")
+
+
+async def create_training_job(call: Call) -> Mapping[str, Any]:
+    """Check a request as a whole and store the job; nothing has started when it returns."""
+    request = {name: value for name, value in call.params.items() if name != "Tags"}
+    tags = check_tags(call.params.get("Tags") or ())
+    validation.check(request)
+    notes = call.services.admission.admit(request)
+    await _check_inputs_exist(call, request)
+    name = JobRequest(request).name
+    arn = call.arn(f"training-job/{name}")
+    now = call.services.clock.now()
+    message = MESSAGES[SecondaryStatus.STARTING]
+    job = TrainingJob(
+        name=name,
+        arn=arn,
+        request=request,
+        status=TrainingJobStatus.IN_PROGRESS,
+        secondary_status=SecondaryStatus.STARTING,
+        transitions=(StatusTransition(status=SecondaryStatus.STARTING, started_at=now, message=message),),
+        created_at=now,
+        modified_at=now,
+        warnings=(*validation.warnings(request), *notes),
+    )
+    try:
+        await call.services.hub.create(job, tags)
+    except JobExists as error:
+        raise WireError(
+            "ResourceInUse",
+            "Training job names must be unique within an AWS account and region, and a training job with this name "
+            f"already exists ({error.existing_arn})",
+        ) from error
+    return {"TrainingJobArn": arn}
+
+
+async def describe_training_job(call: Call) -> Mapping[str, Any]:
+    """Say all that is known of a job."""
+    job = await find_job(call)
+    return describe(job, pending_reason=call.services.admission.pending_reason(job))
+
+
+async def stop_training_job(call: Call) -> Mapping[str, Any]:
+    """Ask a job to end; its programs are signalled and its results are kept."""
+    job = await find_job(call)
+    if job.is_terminal:
+        raise WireError(
+            "ValidationException",
+            f"The request was rejected because the training job is in status {job.status.value}.",
+        )
+    grace_s = call.services.settings.stop_grace_s
+    await call.services.hub.apply(job.name, events.StopWanted(cause=EndCause.STOP_REQUESTED, grace_s=grace_s))
+    return {}
+
+
+async def update_training_job(call: Call) -> Mapping[str, Any]:
+    """Change what may change while a job runs."""
+    job = await find_job(call)
+    resources = call.params.get("ResourceConfig")
+    if job.is_terminal and resources is None:
+        raise WireError(
+            "ValidationException",
+            f"The request was rejected because the training job is in status {job.status.value}.",
+        )
+    if resources is not None and set(resources) - {"KeepAlivePeriodInSeconds"}:
+        raise WireError("ValidationException", "Only KeepAlivePeriodInSeconds of ResourceConfig can be updated.")
+
+    def change(current: TrainingJob) -> TrainingJob:
+        request = dict(current.request)
+        request.update({name: call.params[name] for name in UPDATABLE_MEMBERS if name in call.params})
+        if resources is not None:
+            request["ResourceConfig"] = {**request["ResourceConfig"], **resources}
+        return replace(current, request=request, modified_at=call.services.clock.now())
+
+    await call.services.hub.update(job.name, change)
+    return {"TrainingJobArn": job.arn}
+
+
+async def delete_training_job(call: Call) -> Mapping[str, Any]:
+    """Forget a job that is over, with its logs and tags; its results in S3 stay."""
+    job = await find_job(call)
+    if not job.is_terminal or not job.is_released:
+        raise WireError(
+            "ValidationException",
+            f"The request was rejected because the training job is in status {job.status.value}; "
+            "only jobs that have ended can be deleted.",
+        )
+    await call.services.hub.delete(job.name)
+    await call.services.logs.delete_streams(f"{job.name}/")
+    return {}
+
+
+async def find_job(call: Call) -> TrainingJob:
+    """Return the job that the call names; raises the real service's words for one that does not exist."""
+    name = call.params["TrainingJobName"]
+    job = call.services.hub.live_job(name) or await call.services.store.get_job(name)
+    if job is None:
+        raise WireError("ValidationException", "Requested resource not found.")
+    return job
+
+
+async def _check_inputs_exist(call: Call, request: Mapping[str, Any]) -> None:
+    job = JobRequest(request)
+    for channel in job.channels:
+        if channel.s3_uri is None:
+            continue
+        bucket, _, prefix = channel.s3_uri.removeprefix("s3://").partition("/")
+        if not await call.services.objects.has_objects(bucket, prefix):
+            raise WireError(
+                "ValidationException",
+                f'No S3 objects found under S3 URL "{channel.s3_uri}" given in input data source. Please ensure that '
+                f"the bucket exists in the selected region ({call.region}), that objects exist under that S3 prefix, "
+                f'and that the role "{job.role_arn}" has "s3:ListBucket" permissions on bucket "{bucket}".',
+            )

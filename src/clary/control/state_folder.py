@@ -1,0 +1,169 @@
+"""The state folder: where everything of one service lies, and its keys.
+
+Where: the server and every command; nothing else knows these names. Keys are files that only their owner can read.
+
+    settings.toml   clary.db   service.log
+    run/service.json     address and process of the running service
+    secrets/root.json    key pair of the person who owns the service; admin token; master key of job keys
+    client/              generated SageMaker configuration and endpoints file
+    objects/  logs/  jobs/<job>/<attempt>/  cache/  tls/
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from base64 import b32encode
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from clary.contract.errors import ContractError, Fault
+from clary.contract.launch_plan import Credentials
+
+JOB_KEY_PREFIX = "CLARYJOB"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceRecord:
+    """The running service, as `run/service.json` names it."""
+
+    pid: int
+    process_started: str  # start time of the process in clock ticks since boot, tells a reused pid
+    url: str
+    tls_url: str
+    region: str
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RootSecrets:
+    """Keys of one state folder."""
+
+    access_key_id: str
+    secret_access_key: str = field(repr=False)
+    admin_token: str = field(repr=False)
+    master_key: str = field(repr=False)
+
+    @property
+    def credentials(self) -> Credentials:
+        """The owner's key pair."""
+        return Credentials(access_key_id=self.access_key_id, secret_access_key=self.secret_access_key)
+
+    def job_credentials(self, job_name: str, attempt: int) -> Credentials:
+        """Derive the key pair of one attempt; the same attempt always gets the same pair."""
+        digest = self._derive(f"id:{job_name}:{attempt}")
+        access_key_id = JOB_KEY_PREFIX + b32encode(digest)[:16].decode()
+        return Credentials(access_key_id=access_key_id, secret_access_key=self.job_secret(access_key_id))
+
+    def job_secret(self, access_key_id: str) -> str:
+        """Derive the secret that belongs to a job's access key id."""
+        return self._derive(f"secret:{access_key_id}").hex()
+
+    def agent_token(self, job_name: str, attempt: int) -> str:
+        """Derive the bearer token of one attempt's agents."""
+        return self._derive(f"agent:{job_name}:{attempt}").hex()
+
+    def _derive(self, text: str) -> bytes:
+        return hmac.new(self.master_key.encode(), text.encode(), hashlib.sha256).digest()
+
+
+@dataclass(frozen=True)
+class StateFolder:
+    """Paths and keys below one state folder."""
+
+    root: Path
+
+    @property
+    def service_record_path(self) -> Path:
+        """run/service.json."""
+        return self.root / "run" / "service.json"
+
+    @property
+    def service_log(self) -> Path:
+        """What the service prints."""
+        return self.root / "service.log"
+
+    @property
+    def objects(self) -> Path:
+        """Data of the embedded object store."""
+        return self.root / "objects"
+
+    @property
+    def logs(self) -> Path:
+        """Log streams of jobs."""
+        return self.root / "logs"
+
+    @property
+    def jobs(self) -> Path:
+        """Work folders of attempts."""
+        return self.root / "jobs"
+
+    @property
+    def cache(self) -> Path:
+        """Environments kept between jobs."""
+        return self.root / "cache"
+
+    @property
+    def client(self) -> Path:
+        """Files that clients are pointed at."""
+        return self.root / "client"
+
+    @property
+    def tls(self) -> Path:
+        """Private CA and server certificate."""
+        return self.root / "tls"
+
+    def create(self) -> None:
+        """Create the folders; the state folder itself is closed to other users."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.root.chmod(0o711)
+        for folder in (self.objects, self.logs, self.jobs, self.cache, self.client, self.root / "run"):
+            folder.mkdir(exist_ok=True)
+        (self.root / "secrets").mkdir(mode=0o700, exist_ok=True)
+
+    def read_service_record(self) -> ServiceRecord | None:
+        """Return what the last service wrote about itself, or None."""
+        try:
+            return ServiceRecord(**json.loads(self.service_record_path.read_text()))
+        except FileNotFoundError:
+            return None
+
+    def write_service_record(self, record: ServiceRecord) -> None:
+        """Replace run/service.json in one step."""
+        _write_atomically(self.service_record_path, json.dumps(asdict(record)), mode=0o644)
+
+    def load_secrets(self) -> RootSecrets:
+        """Read the keys, creating them the first time.
+
+        Raises: ContractError if the file is there and is not ours to read or does not hold keys.
+        """
+        path = self.root / "secrets" / "root.json"
+        try:
+            return RootSecrets(**json.loads(path.read_text()))
+        except FileNotFoundError:
+            made = RootSecrets(
+                access_key_id="CLARYROOT" + secrets.token_hex(6).upper(),
+                secret_access_key=secrets.token_urlsafe(30),
+                admin_token=secrets.token_urlsafe(30),
+                master_key=secrets.token_hex(32),
+            )
+            _write_atomically(path, json.dumps(asdict(made)), mode=0o600)
+            return made
+        except (OSError, ValueError, TypeError) as error:
+            raise ContractError(
+                f"{path} does not hold the keys of this state folder: {error}; restore it or remove it",
+                fault=Fault.USER,
+            ) from error
+
+
+def _write_atomically(path: Path, text: str, *, mode: int) -> None:
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(path)

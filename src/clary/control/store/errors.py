@@ -1,0 +1,76 @@
+"""Errors of the store that callers tell apart; all are `StoreError`.
+
+StoreError
+|-- JobExists         a job of that name is there already
+|-- JobNotFound       no job of that name
+|-- BadToken          a page token that this query did not give out
+|-- StaleLease        a write under a lease that somebody else holds by now
+|-- StreamNotFound    no log stream of that name
+|-- SequenceGap       log lines whose predecessors never came
+`-- BadLogQuery       a log query that the service refuses (InvalidParameterException)
+"""
+
+from __future__ import annotations
+
+from clary.contract.errors import Fault, StoreError
+
+
+class JobExists(StoreError):
+    """A job of that name is there already; `existing_arn` is its ARN."""
+
+    default_fault = Fault.USER
+
+    def __init__(self, name: str, *, existing_arn: str) -> None:
+        super().__init__(
+            f"job {name!r} exists already as {existing_arn}: choose another name, or delete that job first"
+        )
+        self.existing_arn = existing_arn
+
+
+class JobNotFound(StoreError):
+    """No job of that name is stored."""
+
+    default_fault = Fault.USER
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no job is called {name!r}: it was never created, or it was deleted")
+        self.job_name = name
+
+
+class BadToken(StoreError):
+    """A page token that is forged, damaged, or belongs to another query."""
+
+    default_fault = Fault.USER
+
+
+class StaleLease(StoreError):
+    """The lease went to somebody else; nothing was written, and the holder must drop what it was doing."""
+
+
+class StreamNotFound(StoreError):
+    """No log stream of that name is stored."""
+
+    default_fault = Fault.USER
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(f"no log stream is called {stream!r}: it was never created, or it was deleted")
+        self.stream = stream
+
+
+class SequenceGap(StoreError):
+    """Log lines came whose predecessors never did; nothing was stored, resend from `next_sequence`."""
+
+    def __init__(self, stream: str, *, next_sequence: int, first_sequence: int) -> None:
+        super().__init__(
+            f"log stream {stream!r}: expected line {next_sequence} next, got a batch that begins at {first_sequence}; "
+            f"resend from {next_sequence}",
+            retryable=True,
+            details={"next_sequence": next_sequence, "first_sequence": first_sequence},
+        )
+        self.next_sequence = next_sequence
+
+
+class BadLogQuery(StoreError):
+    """A log query outside what the service supports; clients see it as InvalidParameterException."""
+
+    default_fault = Fault.USER

@@ -1,0 +1,266 @@
+"""One thread that writes, many operations to a commit.
+
+Where: every change of the store goes through `GroupCommitWriter.run`. While one transaction is being forced to disk
+the next operations gather in the queue; the thread then runs all of them in one transaction and commits once. So the
+cost of durability is shared, and nobody is told of success before it is on disk.
+
+What fails whom: an operation that raises is undone and fails alone; a transaction that cannot
+be committed fails every operation in it; a thread that dies fails everything from then on, naming the first cause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from clary.contract.errors import Fault, StoreError
+from clary.control.store.database import describe_failure, may_repeat
+
+T = TypeVar("T")
+
+WRITE_TIMEOUT_S = 60.0  # from the call to the commit, time in the queue included
+CLOSE_TIMEOUT_S = 60.0  # for what is queued to be written
+MAX_BATCH = 256  # operations to a transaction: bounds how long one of them waits for the others
+MAX_QUEUED = 20_000  # operations that may wait; more would time out anyway
+_MAX_REPEATS = 5  # for an operation that keeps colliding with other services
+
+
+@dataclass(slots=True, eq=False)
+class _Operation:
+    """One change on its way to the disk."""
+
+    run: Callable[[Connection], Any]
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Any]
+    num_repeats: int = 0
+    must_repeat: bool = False
+    value: Any = None
+    error: BaseException | None = None
+
+
+class GroupCommitWriter:
+    """Runs operations on one thread, in order, many to a transaction.
+
+    Args:
+        engine: whose transactions take the write lock when they begin.
+        max_batch: operations to a transaction.
+    """
+
+    def __init__(self, engine: Engine, *, max_batch: int = MAX_BATCH) -> None:
+        self._engine = engine
+        self._max_batch = max_batch
+        self._queue: queue.SimpleQueue[_Operation | None] = queue.SimpleQueue()
+        self._repeats: deque[_Operation] = deque()  # collided with another service; each gets a transaction of its own
+        self._is_closing = False
+        self._death: BaseException | None = None
+        self._thread = threading.Thread(target=self._serve, name="clary-store-writer", daemon=True)
+        self._thread.start()
+
+    async def run(self, operation: Callable[[Connection], T], *, timeout_s: float = WRITE_TIMEOUT_S) -> T:
+        """Run `operation` in a transaction on the writer thread; return its value once that is committed.
+
+        The operation may be run more than once, never after this call was cancelled while it was still queued.
+
+        Raises: what the operation raised, with nothing of it written. StoreError if the commit failed, the store is
+            closed, overloaded or broken; after a timeout the outcome is unknown.
+        """
+        self._refuse_if_unusable()
+        loop = asyncio.get_running_loop()
+        pending = _Operation(operation, loop, loop.create_future())
+        self._queue.put(pending)
+        if self._death is not None:  # it died after the first look, and may have emptied the queue already
+            self._refuse_if_unusable()
+        limit = asyncio.timeout(timeout_s)
+        try:
+            async with limit:
+                return await pending.future  # type: ignore[no-any-return]  # the operation's own value
+        except TimeoutError as error:
+            if not limit.expired():  # the operation's own
+                raise
+            raise StoreError(
+                f"a write was not on disk after {timeout_s:g} s, with {self._queue.qsize()} more waiting: it may or "
+                f"may not happen; read before trying again, and look for a slow disk or a long lock on the database",
+                fault=Fault.INFRASTRUCTURE,
+                retryable=True,
+            ) from error
+
+    async def close(self) -> None:
+        """Write what is queued, then end the thread; later calls are refused.
+
+        Raises: StoreError if the thread is still busy after CLOSE_TIMEOUT_S.
+        """
+        if not self._is_closing:
+            self._is_closing = True
+            self._queue.put(None)
+        await asyncio.to_thread(self._thread.join, CLOSE_TIMEOUT_S)
+        if self._thread.is_alive():
+            raise StoreError(
+                f"the store's writer was still busy {CLOSE_TIMEOUT_S:g} s after close, with {self._queue.qsize()} "
+                f"operations queued: what was not acknowledged may be lost",
+                fault=Fault.INFRASTRUCTURE,
+            )
+
+    def _refuse_if_unusable(self) -> None:
+        if self._death is not None:
+            raise StoreError(
+                f"the store's writer has died, nothing can be written until the service restarts; first cause: "
+                f"{type(self._death).__name__}: {self._death}",
+                fault=Fault.INTERNAL,
+            ) from self._death
+        if self._is_closing:
+            raise StoreError("the store is closed: nothing can be written any more", fault=Fault.INTERNAL)
+        if self._queue.qsize() >= MAX_QUEUED:
+            raise StoreError(
+                f"{MAX_QUEUED} writes wait already: try again later, and look for a slow disk",
+                fault=Fault.INFRASTRUCTURE,
+                retryable=True,
+            )
+
+    def _serve(self) -> None:
+        batch: Sequence[_Operation] = ()
+        try:
+            while batch := self._next_batch():
+                self._commit(batch)
+                _deliver([operation for operation in batch if not operation.must_repeat])
+                self._repeats.extend(_as_new(operation) for operation in batch if operation.must_repeat)
+                batch = ()
+            self._refuse([*self._drain()], "the store was closed before this write was committed")
+        except BaseException as error:  # noqa: BLE001 - boundary: the thread's death must reach those who wait for it
+            self._death = error
+            words = f"the store's writer died before this write was committed: {type(error).__name__}: {error}"
+            self._refuse([*batch, *self._drain()], words)
+
+    def _refuse(self, operations: Sequence[_Operation], words: str) -> None:
+        for operation in operations:
+            operation.error = StoreError(words, fault=Fault.INTERNAL)
+        _deliver(operations)
+
+    def _next_batch(self) -> list[_Operation]:
+        """Wait for work; an empty list means that the store closes."""
+        if self._repeats:
+            return [self._repeats.popleft()]
+        batch: list[_Operation] = []
+        while len(batch) < self._max_batch:
+            try:
+                operation = self._queue.get(block=not batch)
+            except queue.Empty:
+                break
+            if operation is None:
+                self._queue.put(None)  # seen again when this batch is done
+                break
+            # Nobody waits for it any more, and it has not begun: the one moment when dropping it is certain.
+            if not operation.future.cancelled():
+                batch.append(operation)
+        return batch
+
+    def _drain(self) -> list[_Operation]:
+        left = list(self._repeats)
+        while True:
+            try:
+                operation = self._queue.get_nowait()
+            except queue.Empty:
+                return left
+            if operation is not None:
+                left.append(operation)
+
+    def _commit(self, batch: Sequence[_Operation]) -> None:
+        """Run the batch in one transaction; afterwards every operation has its value or error, or waits to repeat."""
+        # Savepoints cost two round trips an operation, and failures are rare: first without, and if one fails, undo
+        # everything and do it again with a savepoint each.
+        running: _Operation | None = None
+        try:
+            with self._engine.begin() as connection:
+                for running in batch:
+                    running.value = running.run(connection)
+                running = None
+        except Exception as error:  # noqa: BLE001 - boundary: whatever one operation raises is its own caller's
+            if running is None:
+                _fail_all(batch, error)
+            elif len(batch) == 1:
+                _fail_one(running, error)
+            else:
+                self._commit_apart(batch)
+
+    def _commit_apart(self, batch: Sequence[_Operation]) -> None:
+        """Run the batch in one transaction with a savepoint around each operation."""
+        try:
+            with self._engine.begin() as connection:
+                for operation in batch:
+                    _run_under_savepoint(connection, operation)
+        except SQLAlchemyError as error:
+            _fail_all(batch, error)
+
+
+def _run_under_savepoint(connection: Connection, operation: _Operation) -> None:
+    """Run one operation; if it raises, undo it alone and keep its error.
+
+    Raises: SQLAlchemyError if the savepoint itself is lost, and with it the transaction.
+    """
+    connection.exec_driver_sql("SAVEPOINT operation")
+    try:
+        operation.value = operation.run(connection)
+    except Exception as error:  # noqa: BLE001 - boundary: whatever one operation raises is its own caller's
+        _fail_one(operation, error)
+        try:
+            connection.exec_driver_sql("ROLLBACK TO SAVEPOINT operation")
+        except SQLAlchemyError as lost:
+            # Some failures (a full disk) end the whole transaction; the first complaint says why, not this one.
+            raise (error if isinstance(error, SQLAlchemyError) else lost) from lost
+    connection.exec_driver_sql("RELEASE SAVEPOINT operation")
+
+
+def _fail_one(operation: _Operation, error: Exception) -> None:
+    operation.error = error
+    if isinstance(error, SQLAlchemyError):
+        operation.error = describe_failure("a write was refused", error)
+        operation.error.__cause__ = error
+        operation.must_repeat = may_repeat(error) and operation.num_repeats < _MAX_REPEATS
+
+
+def _fail_all(batch: Sequence[_Operation], error: Exception) -> None:
+    if not isinstance(error, SQLAlchemyError):
+        raise error  # a defect of ours: the thread ends and says so
+    for operation in batch:
+        operation.must_repeat = False
+        operation.error = describe_failure(
+            f"a write was not confirmed, because the transaction that it shared with {len(batch) - 1} others failed; "
+            f"read before trying again",
+            error,
+        )
+        operation.error.__cause__ = error
+
+
+def _as_new(operation: _Operation) -> _Operation:
+    operation.num_repeats += 1
+    operation.must_repeat = False
+    operation.error = None
+    return operation
+
+
+def _deliver(batch: Sequence[_Operation]) -> None:
+    """Hand results to the event loops that wait for them, with one wake-up a loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Operation]] = {}
+    for operation in batch:
+        by_loop.setdefault(operation.loop, []).append(operation)
+    for loop, operations in by_loop.items():
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and those who waited are gone with it
+            loop.call_soon_threadsafe(_resolve, operations)
+
+
+def _resolve(operations: Sequence[_Operation]) -> None:
+    for operation in operations:
+        if operation.future.done():  # its caller gave up
+            continue
+        if operation.error is None:
+            operation.future.set_result(operation.value)
+        else:
+            operation.future.set_exception(operation.error)

@@ -1,0 +1,104 @@
+"""Leases with fencing tokens, for services that share one database.
+
+Where: `Store` runs these inside its write transactions. A lease is a row with an owner, an end and a token that grows
+with every grant. Work done under a lease carries the token; a write whose token is not the newest is refused, so a
+service that slept through its lease cannot undo what its successor did. Time is the database's clock: services need
+not agree on the time of day.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Connection, select, text, update
+
+from clary.control.store.errors import StaleLease
+from clary.control.store.tables import from_microseconds, leases
+
+_CLOCKS = {
+    # julianday has a resolution of about a millisecond, which is finer than any lease; 2440587.5 is the day of 1970.
+    "sqlite": text("SELECT CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000"),
+    "postgresql": text("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT)"),
+}
+_RELEASED_AT = 0  # an end so long ago that anybody may take the lease
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lease:
+    """The right to act on something until `expires_at`, by the database's clock."""
+
+    name: str
+    owner: str
+    token: int  # larger than that of every earlier holder
+    expires_at: datetime
+
+
+def acquire(connection: Connection, name: str, *, owner: str, ttl_s: float) -> Lease | None:
+    """Take the lease if it is free, over, or the owner's own already; None if somebody else holds it.
+
+    An owner that asks again gets a new token: what it began under the old one is fenced off.
+    """
+    now = _database_now(connection)
+    expires_at = now + _microseconds(ttl_s)
+    row = connection.execute(select(leases).where(leases.c.name == name).with_for_update()).one_or_none()
+    if row is None:
+        return _grant_first(connection, name, owner=owner, expires_at=expires_at)
+    if row.owner != owner and row.expires_at > now:
+        return None
+    token = row.token + 1
+    values = {"owner": owner, "token": token, "expires_at": expires_at}
+    connection.execute(update(leases).where(leases.c.name == name).values(values))
+    return Lease(name=name, owner=owner, token=token, expires_at=from_microseconds(expires_at))
+
+
+def renew(connection: Connection, lease: Lease, *, ttl_s: float) -> Lease:
+    """Move the end of a lease to `ttl_s` from now, even if it is over but nobody took it since.
+
+    Raises: StaleLease if somebody else took it.
+    """
+    require_current(connection, lease)
+    expires_at = _database_now(connection) + _microseconds(ttl_s)
+    connection.execute(update(leases).where(leases.c.name == lease.name).values(expires_at=expires_at))
+    return Lease(name=lease.name, owner=lease.owner, token=lease.token, expires_at=from_microseconds(expires_at))
+
+
+def release(connection: Connection, lease: Lease) -> None:
+    """Give a lease back; does nothing if somebody else has taken it. The row stays, so that tokens keep growing."""
+    connection.execute(
+        update(leases).where(leases.c.name == lease.name, leases.c.token == lease.token).values(expires_at=_RELEASED_AT)
+    )
+
+
+def require_current(connection: Connection, lease: Lease) -> None:
+    """Hold the lease's row until the transaction ends, so that nobody takes the lease before the write is in.
+
+    Raises: StaleLease if the lease's token is not the newest.
+    """
+    row = connection.execute(select(leases).where(leases.c.name == lease.name).with_for_update(read=True)).one_or_none()
+    if row is None or row.token != lease.token:
+        holder = "nobody" if row is None else f"{row.owner!r} with token {row.token}"
+        raise StaleLease(
+            f"lease {lease.name!r} of {lease.owner!r} with token {lease.token} was taken by {holder}: "
+            f"nothing was written; drop this work and acquire the lease again"
+        )
+
+
+def _grant_first(connection: Connection, name: str, *, owner: str, expires_at: int) -> Lease | None:
+    first_token = 1
+    row = {"name": name, "owner": owner, "token": first_token, "expires_at": expires_at}
+    statement = text(
+        "INSERT INTO leases (name, owner, token, expires_at) VALUES (:name, :owner, :token, :expires_at) "
+        "ON CONFLICT (name) DO NOTHING"
+    )
+    if connection.execute(statement, row).rowcount == 0:  # another service was granted it in this very moment
+        return None
+    return Lease(name=name, owner=owner, token=first_token, expires_at=from_microseconds(expires_at))
+
+
+def _database_now(connection: Connection) -> int:
+    return int(connection.execute(_CLOCKS[connection.dialect.name]).scalar_one())
+
+
+def _microseconds(seconds: float) -> int:
+    return int(seconds * 1_000_000)

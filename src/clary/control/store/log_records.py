@@ -1,0 +1,149 @@
+"""How log lines lie in a file: a header line, then records with a length and a checksum.
+
+Where: `StreamFile` writes and reads these; nothing else knows the layout.
+
+    CLARYLOG1 {"stream": ..., "created_at_ms": ..., "stream_id": ...}\n
+    record: length of the message, checksum of all that follows, time, ingestion time, rank, message in UTF-8
+
+A write that a crash cut short leaves an incomplete last record, and a power cut may leave zeros where data was not on
+disk yet; `scan` calls both torn. A record that is wrong in any other way is damage and is reported, never skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from clary.contract.errors import Fault, StoreError
+
+MAX_MESSAGE_BYTES = 256 * 1024  # CloudWatch's limit on an event
+# CloudWatch counts this much besides the message of each event towards the size of a page (PutLogEvents, quotas).
+EVENT_OVERHEAD_BYTES = 26
+NO_RANK = -1
+
+_MAGIC = b"CLARYLOG1 "
+_RECORD = struct.Struct("<IIqqi")
+_CHECKED = struct.Struct("<qqi")
+_CHECKSUM_END = 8  # length and checksum come first and are not part of what is checked
+# Records are at most this long; a longer length can only be damage.
+_MAX_RECORD_BYTES = _RECORD.size + MAX_MESSAGE_BYTES
+# JSON from agents may hold halves of surrogate pairs; they are kept as they came.
+_LENIENT = "surrogatepass"
+
+
+class LogRecord(NamedTuple):
+    """One stored line."""
+
+    sequence: int  # its place in the stream, from 0
+    at_ms: int
+    ingestion_ms: int
+    rank: int  # NO_RANK if the line has none
+    message: str
+    size_bytes: int  # of the message in UTF-8
+
+
+class ScannedRecord(NamedTuple):
+    """What an opening scan needs of a record."""
+
+    offset: int
+    end: int
+    at_ms: int
+    ingestion_ms: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamHeader:
+    """First line of a stream's file."""
+
+    stream: str
+    created_at_ms: int
+    stream_id: int  # random: tells a stream from an earlier one of the same name
+
+
+def pack_header(header: StreamHeader) -> bytes:
+    """Return the header line."""
+    return _MAGIC + json.dumps(header.__dict__).encode("ascii") + b"\n"
+
+
+def unpack_header(data: bytes, *, path: str) -> tuple[StreamHeader, int]:
+    """Return the header at the start of `data` and where the first record begins.
+
+    Raises: StoreError if there is none: files get their name only once their header is in.
+    """
+    end = data.find(b"\n")
+    try:
+        if not data.startswith(_MAGIC) or end < 0:
+            raise ValueError("no header line")
+        return StreamHeader(**json.loads(data[len(_MAGIC) : end])), end + 1
+    except (ValueError, TypeError) as error:
+        raise StoreError(
+            f"{path} does not begin with the header of a log stream ({error}): move the file aside and start again",
+            fault=Fault.INFRASTRUCTURE,
+        ) from error
+
+
+def pack_record(message: str, *, at_ms: int, ingestion_ms: int, rank: int | None) -> bytes:
+    """Return one line as it lies in the file; a message over MAX_MESSAGE_BYTES is cut, and ends by saying so."""
+    payload = message.encode("utf-8", _LENIENT)
+    if len(payload) > MAX_MESSAGE_BYTES:
+        payload = _cut(payload)
+    checked = _CHECKED.pack(at_ms, ingestion_ms, NO_RANK if rank is None else rank) + (payload or b" ")
+    return _RECORD.pack(len(checked) - _CHECKED.size, zlib.crc32(checked), 0, 0, 0)[:_CHECKSUM_END] + checked
+
+
+def unpack_block(data: bytes, *, first_sequence: int, first_offset: int, path: str) -> list[LogRecord]:
+    """Return the records of whole-record `data`, which begins at `first_offset` of the file at `path`.
+
+    Raises: StoreError naming the first damaged record.
+    """
+    records = []
+    position = 0
+    while position < len(data):
+        if len(data) - position < _RECORD.size:
+            raise _damage(path, first_offset + position, "ends within a record")
+        length, checksum, at_ms, ingestion_ms, rank = _RECORD.unpack_from(data, position)
+        start, end = position + _RECORD.size, position + _RECORD.size + length
+        if end > len(data) or zlib.crc32(data[position + _CHECKSUM_END : end]) != checksum:
+            raise _damage(path, first_offset + position, "fails its checksum")
+        message = data[start:end].decode("utf-8", _LENIENT)
+        records.append(LogRecord(first_sequence + len(records), at_ms, ingestion_ms, rank, message, length))
+        position = end
+    return records
+
+
+def scan(read: "Reader", *, start: int, size: int, path: str) -> Iterator[ScannedRecord]:
+    """Yield the records from offset `start` to the end of the file, or to a torn one, where it stops.
+
+    Args:
+        read: returns up to `count` bytes at an offset.
+        start: offset of a record.
+        size: of the file.
+
+    Raises: StoreError at a record that is damaged and not torn.
+    """
+    offset = start
+    buffer, buffer_start = b"", start
+    while offset < size:
+        if offset + _MAX_RECORD_BYTES > buffer_start + len(buffer) and buffer_start + len(buffer) < size:
+            buffer, buffer_start = read(offset, 2 * _MAX_RECORD_BYTES), offset
+        position = offset - buffer_start
+        if len(buffer) - position < _RECORD.size:
+            return
+        length, checksum, at_ms, ingestion_ms, _rank = _RECORD.unpack_from(buffer, position)
+        end = offset + _RECORD.size + length
+        if length <= MAX_MESSAGE_BYTES and end > size:
+            return
+        is_intact = (
+            0 < length <= MAX_MESSAGE_BYTES
+            and zlib.crc32(buffer[position + _CHECKSUM_END : end - buffer_start]) == checksum
+        )
+        if not is_intact:
+            if _is_zero_to_end(read, offset=offset, size=size):
+                return
+            raise _damage(path, offset, "fails its checksum")
+        yield ScannedRecord(offset, end, at_ms, ingestion_ms)
+        offset = end

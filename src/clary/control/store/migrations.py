@@ -1,0 +1,132 @@
+"""Numbered migrations of the database, applied in order and in one transaction when a store opens.
+
+Where: `Store.open` calls `migrate` before anything else touches the database. A migration, once released, is never
+edited: a change to the tables is a new migration at the end of `MIGRATIONS`, with `tables` brought in line.
+
+Why no migration tool: the list is short, runs the same on SQLite and PostgreSQL, must run unattended inside the
+service, and needs no second way of describing tables (docs/adr on the store).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from sqlalchemy import Connection, func, insert, inspect, select
+
+from clary.contract.errors import StoreError
+from clary.control.store import tables
+
+# Names the advisory lock that keeps two services from migrating one PostgreSQL database at once: "clary" in ASCII.
+_MIGRATION_LOCK = 0x636C617279
+
+# Where the two databases spell a column differently. Names sort by code point in both: pages continue where they
+# stopped only if the database orders names as the page token compares them.
+_WORDS = {
+    "sqlite": {"text": "TEXT", "double": "DOUBLE", "identity": "INTEGER PRIMARY KEY AUTOINCREMENT"},
+    "postgresql": {
+        "text": 'TEXT COLLATE "C"',
+        "double": "DOUBLE PRECISION",
+        "identity": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Migration:
+    """One step of the schema from version `number` - 1 to `number`."""
+
+    number: int
+    name: str
+    apply: Callable[[Connection], None]
+
+
+def migrate(connection: Connection, migrations: Sequence[Migration] | None = None) -> int:
+    """Bring the database up to the newest version inside the caller's open transaction and return that version.
+
+    Args:
+        connection: inside a transaction that can write; the caller commits, or rolls back on any error.
+        migrations: in order, numbered from 1 without gaps; None for those of this release.
+
+    Raises: StoreError if the database is newer than this release. Whatever a migration raises passes through; the
+        caller's rollback leaves the database at the version it had.
+    """
+    steps = MIGRATIONS if migrations is None else migrations
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+    found = read_version(connection)
+    newest = len(steps)
+    if found > newest:
+        raise StoreError(
+            f"the database is at schema version {found}, this release of Clary knows versions up to {newest}: "
+            f"install the release that wrote it, or name another database"
+        )
+    for step in steps[found:]:
+        step.apply(connection)
+        applied_at = tables.to_microseconds(datetime.now(UTC))
+        connection.execute(
+            insert(tables.schema_version).values(version=step.number, name=step.name, applied_at=applied_at)
+        )
+    return newest
+
+
+def read_version(connection: Connection) -> int:
+    """Return the schema version of the database; 0 if it holds nothing of ours yet."""
+    if not inspect(connection).has_table("schema_version"):
+        return 0
+    return connection.execute(select(func.max(tables.schema_version.c.version))).scalar() or 0
+
+
+def _create_first_tables(connection: Connection) -> None:
+    words = _WORDS[connection.dialect.name]
+    for statement in _FIRST_TABLES:
+        connection.exec_driver_sql(statement.format(**words))
+    connection.execute(insert(tables.properties).values(name="token_key", value=secrets.token_hex(32)))
+
+
+_FIRST_TABLES = (
+    "CREATE TABLE schema_version (version INTEGER PRIMARY KEY, name {text} NOT NULL, applied_at BIGINT NOT NULL)",
+    "CREATE TABLE properties (name {text} PRIMARY KEY, value {text} NOT NULL)",
+    """CREATE TABLE jobs (
+        name {text} PRIMARY KEY,
+        arn {text} NOT NULL,
+        status {text} NOT NULL,
+        secondary_status {text} NOT NULL,
+        created_at BIGINT NOT NULL,
+        modified_at BIGINT NOT NULL,
+        training_ended_at BIGINT,
+        is_terminal INTEGER NOT NULL,
+        is_released INTEGER NOT NULL,
+        version BIGINT NOT NULL,
+        document {text} NOT NULL
+    )""",
+    "CREATE INDEX jobs_by_creation ON jobs (created_at, name)",
+    "CREATE INDEX jobs_by_status ON jobs (status, name)",
+    "CREATE INDEX jobs_unfinished ON jobs (created_at, name) WHERE is_terminal = 0 OR is_released = 0",
+    """CREATE TABLE tags (
+        arn {text} NOT NULL,
+        tag_key {text} NOT NULL,
+        tag_value {text} NOT NULL,
+        PRIMARY KEY (arn, tag_key)
+    )""",
+    """CREATE TABLE metrics (
+        id {identity},
+        job_name {text} NOT NULL REFERENCES jobs (name) ON DELETE CASCADE,
+        metric_name {text} NOT NULL,
+        at BIGINT NOT NULL,
+        value {double}
+    )""",
+    "CREATE INDEX metrics_by_time ON metrics (job_name, metric_name, at, id)",
+    """CREATE TABLE leases (
+        name {text} PRIMARY KEY,
+        owner {text} NOT NULL,
+        token BIGINT NOT NULL,
+        expires_at BIGINT NOT NULL
+    )""",
+)
+
+MIGRATIONS: tuple[Migration, ...] = (
+    Migration(number=1, name="jobs, tags, metrics, leases", apply=_create_first_tables),
+)

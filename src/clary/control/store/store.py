@@ -1,0 +1,346 @@
+"""The store: jobs, tags, metrics and leases in one database, durable when a call returns.
+
+Where: services create and list jobs, the reconciler moves them. Writes go through one thread that commits many at
+once (`group_commit`); reads run on a few threads with connections of their own and see every write that was awaited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, delete, insert, select, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from clary.contract.errors import Fault, StoreError
+from clary.contract.plain import from_plain, to_plain
+from clary.control.jobs.training_job import FinalMetric, TrainingJob
+from clary.control.store import job_queries, leases, tokens
+from clary.control.store.database import describe_failure, open_engines, parse_url
+from clary.control.store.errors import JobExists, JobNotFound
+from clary.control.store.group_commit import GroupCommitWriter
+from clary.control.store.job_queries import JobPage, JobQuery
+from clary.control.store.leases import Lease
+from clary.control.store.migrations import migrate
+from clary.control.store.tables import from_microseconds, jobs, metrics, properties, tags, to_microseconds
+
+T = TypeVar("T")
+
+NUM_READERS = 4
+READ_TIMEOUT_S = 30.0
+
+_INSERT_JOB = text(
+    "INSERT INTO jobs (name, arn, status, secondary_status, created_at, modified_at, training_ended_at,"
+    " is_terminal, is_released, version, document)"
+    " VALUES (:name, :arn, :status, :secondary_status, :created_at, :modified_at, :training_ended_at,"
+    " :is_terminal, :is_released, 1, :document) ON CONFLICT (name) DO NOTHING"
+)
+_UPDATE_JOB = text(
+    "UPDATE jobs SET status = :status, secondary_status = :secondary_status, created_at = :created_at,"
+    " modified_at = :modified_at, training_ended_at = :training_ended_at, is_terminal = :is_terminal,"
+    " is_released = :is_released, version = version + 1, document = :document WHERE name = :name"
+)
+_SET_TAG = text(
+    "INSERT INTO tags (arn, tag_key, tag_value) VALUES (:arn, :tag_key, :tag_value)"
+    " ON CONFLICT (arn, tag_key) DO UPDATE SET tag_value = excluded.tag_value"
+)
+_SELECT_DOCUMENT = text("SELECT document FROM jobs WHERE name = :name")
+# Spelled as the partial index spells it, or SQLite would not use that index.
+_SELECT_UNFINISHED = text(
+    "SELECT document FROM jobs WHERE is_terminal = 0 OR is_released = 0 ORDER BY created_at, name"
+)
+
+
+class Store:
+    """Everything that must survive a restart, but logs and objects.
+
+    Use `await Store.open(url)`; one store serves one event loop, and any number of tasks on it. A call that returns
+    has its effect on disk. Every call raises StoreError when the database fails; nothing was written then, unless the
+    error says that the outcome is unknown.
+    """
+
+    def __init__(self, *, engines: tuple[Engine, Engine], token_key: bytes, place: str) -> None:
+        self._write_engine, self._read_engine = engines
+        self._token_key = token_key
+        self._place = place  # the URL without its password, for error texts
+        self._writer = GroupCommitWriter(self._write_engine)
+        self._readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="clary-store-reader")
+        self._is_closed = False
+
+    @classmethod
+    async def open(cls, database_url: str) -> Store:
+        """Open a database, create or migrate its tables, and start the threads.
+
+        Args:
+            database_url: `sqlite:///PATH`, `postgresql://...` or `postgresql+psycopg://...`.
+
+        Raises: StoreError for a URL that is not understood, a database that cannot be reached or is newer than this
+            release; nothing is left running then.
+        """
+        return await asyncio.to_thread(cls._open, database_url)
+
+    @classmethod
+    def _open(cls, database_url: str) -> Store:
+        url = parse_url(database_url)
+        place = url.render_as_string(hide_password=True)
+        engines = open_engines(url, num_readers=NUM_READERS)
+        try:
+            with engines[0].begin() as connection:
+                migrate(connection)
+                key = connection.execute(
+                    select(properties.c.value).where(properties.c.name == "token_key")
+                ).scalar_one()
+            return cls(engines=engines, token_key=bytes.fromhex(key), place=place)
+        except SQLAlchemyError as error:
+            _dispose(engines)
+            raise describe_failure(f"cannot open the database {place}", error) from error
+        except StoreError:
+            _dispose(engines)
+            raise
+
+    async def close(self) -> None:
+        """Finish what was begun, end the threads and close the connections; closing twice does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            await self._writer.close()
+        finally:
+            await asyncio.to_thread(self._readers.shutdown)
+            await asyncio.to_thread(_dispose, (self._write_engine, self._read_engine))
+
+    async def create_job(self, job: TrainingJob, tags: Mapping[str, str]) -> None:
+        """Store a new job and its tags.
+
+        Raises: JobExists with the ARN of the job that has the name; nothing is written then.
+        """
+        row = _row_of(job)
+        tag_rows = _tag_rows(job.arn, tags)
+
+        def create(connection: Connection) -> None:
+            if connection.execute(_INSERT_JOB, row).rowcount == 0:
+                existing = connection.execute(select(jobs.c.arn).where(jobs.c.name == job.name)).scalar_one()
+                raise JobExists(job.name, existing_arn=existing)
+            if tag_rows:
+                connection.execute(_SET_TAG, tag_rows)
+
+        await self._writer.run(create)
+
+    async def get_job(self, name: str) -> TrainingJob | None:
+        """Return a job as it was last written; None if there is none of that name."""
+
+        def get(connection: Connection) -> TrainingJob | None:
+            document = connection.execute(_SELECT_DOCUMENT, {"name": name}).scalar()
+            return None if document is None else _job_of(document)
+
+        return await self._read(get)
+
+    async def update_job(
+        self, name: str, change: Callable[[TrainingJob], TrainingJob], *, lease: Lease | None = None
+    ) -> TrainingJob:
+        """Read a job, change it and write it back in one transaction; return what is stored then.
+
+        Args:
+            name: of the job.
+            change: a pure function, run on the writer's thread; it may be run again on a newer state. Returning the
+                very object that it got writes nothing. What it raises is raised here, and nothing is written.
+            lease: under which the caller acts.
+
+        Raises: JobNotFound; StaleLease if somebody else holds the lease by now.
+        """
+
+        def read_modify_write(connection: Connection) -> TrainingJob:
+            if lease is not None:
+                leases.require_current(connection, lease)
+            document = connection.execute(select(jobs.c.document).where(jobs.c.name == name).with_for_update()).scalar()
+            if document is None:
+                raise JobNotFound(name)
+            job = _job_of(document)
+            changed = change(job)
+            if changed is job:
+                return job
+            if (changed.name, changed.arn) != (job.name, job.arn):
+                raise StoreError(
+                    f"a change of job {name!r} returned {changed.name!r} ({changed.arn}): name and ARN of a job are "
+                    f"for ever, create another job instead"
+                )
+            connection.execute(_UPDATE_JOB, _row_of(changed))
+            return changed
+
+        return await self._writer.run(read_modify_write)
+
+    async def list_jobs(self, query: JobQuery) -> JobPage:
+        """Return one page of summaries.
+
+        Raises: BadToken for a token that is forged or belongs to another query; StoreError for a bad `max_results`.
+        """
+        identity = query.identity()
+        after = None
+        if query.next_token is not None:
+            after = tokens.read_token(self._token_key, query.next_token, query=identity)
+        statement = job_queries.page_statement(query, after=after, dialect=self._read_engine.dialect.name)
+        rows = await self._read(lambda connection: connection.execute(statement).all())
+        next_token = None
+        if len(rows) > query.max_results:
+            rows = rows[: query.max_results]
+            position = job_queries.key_of(rows[-1], query)
+            next_token = tokens.make_token(self._token_key, query=identity, position=position)
+        return JobPage(summaries=tuple(job_queries.summary_of(row) for row in rows), next_token=next_token)
+
+    async def unfinished_jobs(self) -> list[TrainingJob]:
+        """Return the jobs that still need work, oldest first: not terminal, or with hosts that may still exist."""
+
+        def find(connection: Connection) -> list[TrainingJob]:
+            return [_job_of(document) for document in connection.execute(_SELECT_UNFINISHED).scalars()]
+
+        return await self._read(find)
+
+    async def delete_job(self, name: str) -> None:
+        """Delete a job with its tags and metrics, whatever its status.
+
+        Raises: JobNotFound.
+        """
+
+        def remove(connection: Connection) -> None:
+            arn = connection.execute(delete(jobs).where(jobs.c.name == name).returning(jobs.c.arn)).scalar()
+            if arn is None:
+                raise JobNotFound(name)
+            connection.execute(delete(tags).where(tags.c.arn == arn))  # metrics go with the job's row
+
+        await self._writer.run(remove)
+
+    async def set_tags(self, arn: str, new_tags: Mapping[str, str]) -> None:
+        """Add tags to a resource; a key that it has gets the new value."""
+        rows = _tag_rows(arn, new_tags)
+        if rows:
+            await self._writer.run(lambda connection: _execute(connection, _SET_TAG, rows))
+
+    async def get_tags(self, arn: str) -> dict[str, str]:
+        """Return the tags of a resource, sorted by key; empty for one that has none or does not exist."""
+        statement = select(tags.c.tag_key, tags.c.tag_value).where(tags.c.arn == arn).order_by(tags.c.tag_key)
+        rows = await self._read(lambda connection: connection.execute(statement).all())
+        return {row.tag_key: row.tag_value for row in rows}
+
+    async def remove_tags(self, arn: str, keys: Iterable[str]) -> None:
+        """Take tags away by key; keys that the resource does not have are passed over."""
+        statement = delete(tags).where(tags.c.arn == arn, tags.c.tag_key.in_(list(keys)))
+        await self._writer.run(lambda connection: _execute(connection, statement))
+
+    async def add_metrics(self, job_name: str, values: Sequence[FinalMetric]) -> None:
+        """Append values to the time series of a job's metrics; a value may be NaN or infinite.
+
+        Raises: JobNotFound.
+        """
+        rows = [
+            {
+                "job_name": job_name,
+                "metric_name": metric.name,
+                "at": to_microseconds(metric.at),
+                "value": None if math.isnan(metric.value) else metric.value,
+            }
+            for metric in values
+        ]
+        if not rows:
+            return
+
+        def add(connection: Connection) -> None:
+            # Held against deletion until the values are in; SQLite's writer is alone anyway.
+            holds = select(jobs.c.name).where(jobs.c.name == job_name).with_for_update(read=True, key_share=True)
+            if connection.execute(holds).scalar() is None:
+                raise JobNotFound(job_name)
+            connection.execute(insert(metrics), rows)
+
+        await self._writer.run(add)
+
+    async def query_metrics(self, job_name: str, metric_name: str, start: datetime, end: datetime) -> list[FinalMetric]:
+        """Return the values of one metric from `start` (inclusive) to `end` (exclusive), oldest first."""
+        statement = (
+            select(metrics.c.at, metrics.c.value)
+            .where(
+                metrics.c.job_name == job_name,
+                metrics.c.metric_name == metric_name,
+                metrics.c.at >= to_microseconds(start),
+                metrics.c.at < to_microseconds(end),
+            )
+            .order_by(metrics.c.at, metrics.c.id)
+        )
+        rows = await self._read(lambda connection: connection.execute(statement).all())
+        return [
+            FinalMetric(name=metric_name, value=math.nan if value is None else value, at=from_microseconds(at))
+            for at, value in rows
+        ]
+
+    async def acquire_lease(self, name: str, owner: str, ttl_s: float) -> Lease | None:
+        """Take a lease for `ttl_s`; None while another owner holds it. `owner` must be unique to the process."""
+        return await self._writer.run(lambda connection: leases.acquire(connection, name, owner=owner, ttl_s=ttl_s))
+
+    async def renew_lease(self, lease: Lease, ttl_s: float) -> Lease:
+        """Hold a lease for `ttl_s` from now, under the same token.
+
+        Raises: StaleLease if somebody else took it.
+        """
+        return await self._writer.run(lambda connection: leases.renew(connection, lease, ttl_s=ttl_s))
+
+    async def release_lease(self, lease: Lease) -> None:
+        """Give a lease back; does nothing if somebody else has taken it."""
+        await self._writer.run(lambda connection: leases.release(connection, lease))
+
+    async def _read(self, question: Callable[[Connection], T]) -> T:
+        if self._is_closed:
+            raise StoreError(f"the store {self._place} is closed: nothing can be read any more")
+
+        def ask() -> T:
+            with self._read_engine.connect() as connection:
+                return question(connection)
+
+        limit = asyncio.timeout(READ_TIMEOUT_S)
+        try:
+            async with limit:
+                return await asyncio.get_running_loop().run_in_executor(self._readers, ask)
+        except SQLAlchemyError as error:
+            raise describe_failure(f"cannot read from {self._place}", error) from error
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise StoreError(
+                f"{self._place} gave no answer within {READ_TIMEOUT_S:g} s: try again, and look for a slow disk",
+                fault=Fault.INFRASTRUCTURE,
+                retryable=True,
+            ) from error
+
+
+def _row_of(job: TrainingJob) -> dict[str, Any]:
+    return {
+        "name": job.name,
+        "arn": job.arn,
+        "status": job.status.value,
+        "secondary_status": job.secondary_status.value,
+        "created_at": to_microseconds(job.created_at),
+        "modified_at": to_microseconds(job.modified_at),
+        "training_ended_at": None if job.training_ended_at is None else to_microseconds(job.training_ended_at),
+        "is_terminal": int(job.is_terminal),
+        "is_released": int(job.is_released),
+        "document": json.dumps(to_plain(job), separators=(",", ":")),
+    }
+
+
+def _job_of(document: str) -> TrainingJob:
+    return from_plain(TrainingJob, json.loads(document))
+
+
+def _tag_rows(arn: str, new_tags: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"arn": arn, "tag_key": key, "tag_value": value} for key, value in new_tags.items()]
+
+
+def _execute(connection: Connection, statement: Any, rows: Any = None) -> None:
+    connection.execute(statement, rows)
+
+
+def _dispose(engines: tuple[Engine, Engine]) -> None:
+    for engine in engines:
+        engine.dispose()

@@ -1,0 +1,84 @@
+"""Tables of the database, as the queries see them; `migrations` creates them.
+
+Times are whole microseconds since 1970 (UTC) in a BIGINT: exact, sortable and the same in SQLite and PostgreSQL.
+Truth values are 0 and 1 in an INTEGER, so that the partial index over unfinished jobs reads alike in both.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import BigInteger, Column, Double, Integer, MetaData, Table, Text
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+metadata = MetaData()
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("arn", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("secondary_status", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("modified_at", BigInteger, nullable=False),
+    Column("training_ended_at", BigInteger),
+    Column("is_terminal", Integer, nullable=False),
+    Column("is_released", Integer, nullable=False),
+    Column("version", BigInteger, nullable=False),  # grows by one with every change
+    Column("document", Text, nullable=False),  # the whole TrainingJob as JSON; the columns above repeat parts of it
+)
+
+tags = Table(
+    "tags",
+    metadata,
+    Column("arn", Text, primary_key=True),
+    Column("tag_key", Text, primary_key=True),
+    Column("tag_value", Text, nullable=False),
+)
+
+metrics = Table(
+    "metrics",
+    metadata,
+    Column("id", BigInteger, primary_key=True),  # order of arrival, for values of the same moment
+    Column("job_name", Text, nullable=False),
+    Column("metric_name", Text, nullable=False),
+    Column("at", BigInteger, nullable=False),
+    Column("value", Double),  # NULL is not-a-number: SQLite keeps no NaN
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("token", BigInteger, nullable=False),  # grows with every grant and never goes back, released or not
+    Column("expires_at", BigInteger, nullable=False),  # by the database's clock, which all services share
+)
+
+properties = Table(
+    "properties",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", Text, nullable=False),
+)
+
+schema_version = Table(
+    "schema_version",
+    metadata,
+    Column("version", Integer, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("applied_at", BigInteger, nullable=False),
+)
+
+
+def to_microseconds(moment: datetime) -> int:
+    """Return an aware time as whole microseconds since 1970."""
+    return (moment - EPOCH) // _MICROSECOND
+
+
+def from_microseconds(microseconds: int) -> datetime:
+    """Return the time, aware, in UTC, that lies `microseconds` after 1970 began."""
+    return EPOCH + timedelta(microseconds=microseconds)

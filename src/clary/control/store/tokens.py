@@ -1,0 +1,53 @@
+"""Page tokens: opaque text that only the query which gave it out accepts.
+
+Where: `Store.list_jobs`, `LogStore.list_streams` and `LogStore.filter_events` put the position of the next page into
+one. A token carries the position in plain sight and a keyed digest over position and query, so that a forged or
+damaged token, or one from another query, is refused and never silently skips items.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+from typing import Any
+
+from clary.control.store.errors import BadToken
+
+_DIGEST_BYTES = 16  # enough that a guess is hopeless, short enough for a URL
+
+
+def make_token(key: bytes, *, query: Any, position: list[Any]) -> str:
+    """Return the token that continues `query` after `position`; both must be JSON-serialisable."""
+    payload = json.dumps(position, separators=(",", ":")).encode()
+    return base64.urlsafe_b64encode(_digest(key, query, payload) + payload).decode("ascii")
+
+
+def read_token(key: bytes, token: str, *, query: Any) -> list[Any]:
+    """Return the position that `make_token` put into `token` for the same query.
+
+    Raises: BadToken if the token is forged, damaged, or belongs to another query.
+    """
+    try:
+        sealed = base64.b64decode(token.encode("ascii"), altchars=b"-_", validate=True)
+    except (UnicodeEncodeError, binascii.Error) as error:
+        raise _refusal(token) from error
+    payload = sealed[_DIGEST_BYTES:]
+    if not hmac.compare_digest(sealed[:_DIGEST_BYTES], _digest(key, query, payload)):
+        raise _refusal(token)
+    position: list[Any] = json.loads(payload)
+    return position
+
+
+def _digest(key: bytes, query: Any, payload: bytes) -> bytes:
+    about = json.dumps(query, sort_keys=True, separators=(",", ":")).encode()
+    return hmac.new(key, len(about).to_bytes(8, "big") + about + payload, hashlib.sha256).digest()[:_DIGEST_BYTES]
+
+
+def _refusal(token: str) -> BadToken:
+    return BadToken(
+        f"the page token {token[:60]!r} was not given out for this query: expected the token of this query's last "
+        f"page, unchanged; ask again without a token"
+    )

@@ -1,0 +1,93 @@
+"""Requests to parameters, spelled as in AWS's model, with Python's types.
+
+Where: after routing and the signature, before validation. Strings, ints, floats, bools, bytes for blobs, aware
+datetimes for timestamps, lists and dicts; nothing else comes out.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from clary.contract.errors import WireError
+from clary.control.wire.json_parsing import json_reader, load_document
+from clary.control.wire.messages import HttpRequest
+from clary.control.wire.models import Operation, Protocol
+from clary.control.wire.query_parsing import form_reader, load_form
+from clary.control.wire.rest_parsing import rest_reader
+from clary.control.wire.scalars import MisfitError
+
+MAX_DECOMPRESSED_BYTES = 32 * 1024 * 1024  # of a gzip body; clients compress only metric data, in requests up to 1 MiB
+
+
+def parse(request: HttpRequest, operation: Operation) -> dict[str, Any]:
+    """Return the parameters of a request.
+
+    Unknown members are ignored, as on AWS. What comes out has the model's types; its constraints are not checked yet.
+
+    Raises: WireError with SerializationException (MalformedInput for query services) that names the member.
+    """
+    try:
+        return _reader(operation)(request, _plain_body(request))
+    except MisfitError as error:
+        where = f" (at '{error.location}')" if error.path else ""
+        raise WireError(operation.malformed_code, f"{error.text}{where}") from error
+    except RecursionError as error:
+        raise WireError(operation.malformed_code, "the request is nested too deeply") from error
+
+
+Reader = Callable[[HttpRequest, bytes], dict[str, Any]]
+
+
+@cache
+def _reader(operation: Operation) -> Reader:
+    if operation.protocol is Protocol.REST_JSON:
+        return rest_reader(operation.model)
+    shape = operation.model.input_shape
+    if operation.protocol is Protocol.QUERY:
+        return _query_reader(shape)
+    return _json_body_reader(shape)
+
+
+def _json_body_reader(shape: Any) -> Reader:
+    read_document = json_reader(shape) if shape is not None else lambda document: {}
+
+    def read(request: HttpRequest, body: bytes) -> dict[str, Any]:
+        document = load_document(body) if body else {}
+        if type(document) is not dict:
+            raise MisfitError("the body must be a JSON object")
+        found: dict[str, Any] = read_document(document)
+        return found
+
+    return read
+
+
+def _query_reader(shape: Any) -> Reader:
+    read_tree = form_reader(shape) if shape is not None else lambda tree: {}
+
+    def read(request: HttpRequest, body: bytes) -> dict[str, Any]:
+        form = body if request.method == "POST" else request.query.encode("utf-8", "surrogateescape")
+        found: dict[str, Any] = read_tree(load_form(form))
+        return found
+
+    return read
+
+
+def _plain_body(request: HttpRequest) -> bytes:
+    encoding = request.header("content-encoding")
+    if encoding is None or encoding.strip().lower() in ("", "identity"):
+        return request.body
+    if encoding.strip().lower() != "gzip":
+        raise MisfitError(f"content encoding {encoding[:40]!r} is not understood: send gzip or none")
+    inflater = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    try:
+        body = inflater.decompress(request.body, MAX_DECOMPRESSED_BYTES + 1)
+    except zlib.error as error:
+        raise MisfitError(f"the body is not gzip: {error}") from error
+    if len(body) > MAX_DECOMPRESSED_BYTES:
+        raise MisfitError(f"the body is larger than {MAX_DECOMPRESSED_BYTES} bytes when decompressed")
+    if not inflater.eof:
+        raise MisfitError("the gzip body ends too early")
+    return body

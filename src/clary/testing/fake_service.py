@@ -1,0 +1,331 @@
+"""A stand-in for the service as agents see it: a small HTTP server with `contract.agent_protocol`'s paths.
+
+Where: tests of the agent run against it. It keeps what it was told (reports, log lines) and hands out the orders that a
+test scripts, at once or when the host reaches a phase. Switches break it in the ways a service breaks: `kill` and
+`restart` (state is kept, as a database would), `partition` and `heal` (packets vanish), `lose_answers` (the request was
+carried out, the answer did not arrive), `fail` (HTTP errors), `end_attempt`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+from urllib.parse import parse_qs, urlsplit
+
+from clary.contract.agent_protocol import (
+    AGENT_PATH,
+    HostFacts,
+    HostPhase,
+    LogBatch,
+    LogLine,
+    LogReceipt,
+    Order,
+    OrderKind,
+    Report,
+    ReportReceipt,
+)
+from clary.contract.launch_plan import LaunchPlan
+from clary.contract.plain import from_plain, to_plain
+
+WAIT_S = 10.0  # default patience of the `wait_for_...` methods
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """A log line with the time at which it was stored, seconds of `time.time`."""
+
+    line: LogLine
+    stored_at: float
+
+
+class FakeService:
+    """Serves one host of one attempt on a loopback port; a context manager.
+
+    Args:
+        plan: what `assignment` answers; `service_url` and `agent_token` are filled in.
+        host: the host that agents may speak for.
+        token: bearer token that opens it.
+    """
+
+    def __init__(self, plan: LaunchPlan, *, host: str = "algo-1", token: str = "fake-token") -> None:  # noqa: S107
+        self.host = host
+        self.token = token
+        self.reports: list[Report] = []
+        self.lines: list[Delivered] = []
+        self.unauthorized: list[str] = []  # paths asked for without the right token
+        self._changed = threading.Condition()
+        self._orders: list[Order] = []
+        self._answers: dict[HostPhase, tuple[OrderKind, dict[str, Any]]] = {}
+        self._is_over = False
+        self._is_gone = False
+        self._is_partitioned = False
+        self._num_lost_answers: dict[str, int] = {}
+        self._failures: list[tuple[str, int]] = []
+        self._server: _Server | None = None
+        self._serving: threading.Thread | None = None
+        self._port = 0
+        self.restart()
+        self.plan = replace(plan, service_url=self.url, agent_token=token)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    @property
+    def url(self) -> str:
+        """Where agents find it; the same after a restart."""
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def facts(self) -> HostFacts | None:
+        """The newest facts of the host."""
+        newest = max(self.reports, key=lambda report: report.number, default=None)
+        return newest.facts if newest is not None else None
+
+    @property
+    def phases(self) -> list[HostPhase]:
+        """Every phase that was reported, in order, without repetitions."""
+        phases: list[HostPhase] = []
+        for report in sorted(self.reports, key=lambda report: report.number):
+            if not phases or phases[-1] is not report.facts.phase:
+                phases.append(report.facts.phase)
+        return phases
+
+    @property
+    def texts(self) -> list[str]:
+        """Every log line's text, in order."""
+        return [item.line.text for item in self.lines]
+
+    def order(self, kind: OrderKind, *, reason: str = "", grace_s: float = 0.0, **arguments: Any) -> int:
+        """Give an order now; returns its number."""
+        with self._changed:
+            return self._give(kind, reason=reason, grace_s=grace_s, arguments=arguments)
+
+    def order_at(self, phase: HostPhase, kind: OrderKind, *, grace_s: float = 0.0, **arguments: Any) -> None:
+        """Give an order as soon as the host reports `phase`, once."""
+        with self._changed:
+            self._answers[phase] = (kind, {"grace_s": grace_s, "arguments": arguments})
+
+    def lead_through_life(self) -> None:
+        """Script the orders of a job that runs undisturbed: run, upload, release."""
+        self.order_at(HostPhase.PREPARED, OrderKind.RUN)
+        self.order_at(HostPhase.EXITED, OrderKind.UPLOAD, role="lead", staged=[])
+        self.order_at(HostPhase.DONE, OrderKind.RELEASE)
+
+    def wait_for(self, what: str, condition: Callable[[FakeService], object], timeout_s: float = WAIT_S) -> None:
+        """Wait until `condition` holds; AssertionError naming `what` and the last facts if it does not in time."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: bool(condition(self)), timeout_s):
+                raise AssertionError(f"{what}: not within {timeout_s} s; facts {self.facts}; log {self.texts[-20:]}")
+
+    def wait_for_phase(self, phase: HostPhase, timeout_s: float = WAIT_S) -> HostFacts:
+        """Wait until the host reports `phase` and return its facts then."""
+        self.wait_for(f"phase {phase}", lambda service: phase in service.phases, timeout_s)
+        return next(report.facts for report in self.reports if report.facts.phase is phase)
+
+    def wait_for_text(self, text: str, timeout_s: float = WAIT_S) -> Delivered:
+        """Wait for a log line that contains `text` and return it."""
+        self.wait_for(f"log line {text!r}", lambda service: any(text in line for line in service.texts), timeout_s)
+        return next(item for item in self.lines if text in item.line.text)
+
+    def kill(self) -> None:
+        """Vanish as a killed process does: every connection breaks, new ones are refused."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        with self._changed:
+            server.is_killed = True
+            self._changed.notify_all()
+        server.shutdown()
+        server.server_close()
+        server.break_connections()
+        if self._serving is not None:
+            self._serving.join(WAIT_S)
+
+    def restart(self) -> None:
+        """Come back on the same port with everything that was stored."""
+        self._server = _Server(("127.0.0.1", self._port), self)
+        self._port = self._server.server_address[1]
+        self._serving = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, name="fake-service", daemon=True
+        )
+        self._serving.start()
+
+    def partition(self) -> None:
+        """Neither answer nor refuse anything from now on."""
+        with self._changed:
+            self._is_partitioned = True
+
+    def heal(self) -> None:
+        """End a partition; what waited in it is lost."""
+        with self._changed:
+            self._is_partitioned = False
+            self._changed.notify_all()
+        if self._server is not None:
+            self._server.break_connections()
+
+    def lose_answers(self, resource: str, count: int = 1) -> None:
+        """Carry out the next `count` requests for `resource` (reports, logs, orders) but break the connection then."""
+        with self._changed:
+            self._num_lost_answers[resource] = count
+
+    def fail(self, resource: str, *, status: int = 500, count: int = 1) -> None:
+        """Answer the next `count` requests for `resource` with an HTTP error and do nothing."""
+        with self._changed:
+            self._failures += [(resource, status)] * count
+
+    def end_attempt(self, *, is_gone: bool = False) -> None:
+        """Accept no report any more; with `is_gone`, answer everything with HTTP 410."""
+        with self._changed:
+            self._is_over = True
+            self._is_gone = is_gone
+            self._changed.notify_all()
+
+    def answer(self, resource: str, *, query: Mapping[str, str], body: Any, server: _Server) -> tuple[int, Any] | None:
+        """Carry out one request; None means that no answer is to be sent. Called by the HTTP handler."""
+        with self._changed:
+            if self._is_partitioned:
+                self._changed.wait_for(lambda: not self._is_partitioned or server.is_killed)
+                return None
+            if self._is_gone:
+                return HTTPStatus.GONE, {"message": "the attempt is over"}
+            for failure in self._failures:
+                if failure[0] == resource:
+                    self._failures.remove(failure)
+                    return failure[1], {"message": "told to fail"}
+            reply = self._carry_out(resource, query, body, server)
+            self._changed.notify_all()
+            if self._num_lost_answers.get(resource, 0) > 0:
+                self._num_lost_answers[resource] -= 1
+                return None
+            return None if server.is_killed else reply
+
+    def _carry_out(self, resource: str, query: Mapping[str, str], body: Any, server: _Server) -> tuple[int, Any]:
+        if resource == "assignment":
+            return HTTPStatus.OK, to_plain(self.plan)
+        if resource == "reports":
+            return HTTPStatus.OK, to_plain(self._take_report(from_plain(Report, body)))
+        if resource == "logs":
+            return HTTPStatus.OK, to_plain(self._take_lines(from_plain(LogBatch, body)))
+        if resource == "orders":
+            order = self._wait_for_order(int(query["after"]), float(query["wait_s"]), server)
+            return (HTTPStatus.NO_CONTENT, None) if order is None else (HTTPStatus.OK, to_plain(order))
+        return HTTPStatus.NOT_FOUND, {"message": f"no such resource: {resource}"}
+
+    def _take_report(self, report: Report) -> ReportReceipt:
+        self.reports.append(report)
+        scripted = self._answers.pop(report.facts.phase, None)
+        if scripted is not None:
+            kind, details = scripted
+            self._give(kind, reason="", grace_s=details["grace_s"], arguments=details["arguments"])
+        return ReportReceipt(accepted=not self._is_over, order_number=len(self._orders))
+
+    def _take_lines(self, batch: LogBatch) -> LogReceipt:
+        if batch.first_sequence <= len(self.lines):
+            new = batch.lines[len(self.lines) - batch.first_sequence :]
+            self.lines += [Delivered(line, time.time()) for line in new]
+        return LogReceipt(next_sequence=len(self.lines))
+
+    def _wait_for_order(self, after: int, wait_s: float, server: _Server) -> Order | None:
+        self._changed.wait_for(lambda: len(self._orders) > after or server.is_killed or self._is_partitioned, wait_s)
+        # One after the other, so that a test sees each taken up; the real service may skip to the newest.
+        return self._orders[after] if len(self._orders) > after else None
+
+    def _give(self, kind: OrderKind, *, reason: str, grace_s: float, arguments: Mapping[str, Any]) -> int:
+        number = len(self._orders) + 1
+        self._orders.append(Order(number=number, kind=kind, reason=reason, grace_s=grace_s, arguments=arguments))
+        self._changed.notify_all()
+        return number
+
+
+class _Server(ThreadingHTTPServer):
+    """The HTTP server of one life of the service."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(self, address: tuple[str, int], service: FakeService) -> None:
+        self.service = service
+        self.is_killed = False
+        self._sockets: set[socket.socket] = set()
+        self._sockets_lock = threading.Lock()
+        super().__init__(address, _Handler)
+
+    @contextlib.contextmanager
+    def tracking(self, sock: socket.socket) -> Iterator[None]:
+        """Know a connection while it is served."""
+        with self._sockets_lock:
+            self._sockets.add(sock)
+        try:
+            yield
+        finally:
+            with self._sockets_lock:
+                self._sockets.discard(sock)
+
+    def break_connections(self) -> None:
+        """Break every connection; the threads that serve them end."""
+        with self._sockets_lock:
+            for sock in self._sockets:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Stay silent about clients that went away."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: _Server
+
+    def handle(self) -> None:
+        """Serve the connection until it ends."""
+        with self.server.tracking(self.connection):
+            super().handle()
+
+    def do_GET(self) -> None:
+        """Answer assignment and orders."""
+        self._serve(None)
+
+    def do_POST(self) -> None:
+        """Answer reports and logs."""
+        self._serve(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it
+        """Stay silent."""
+
+    def _serve(self, body: Any) -> None:
+        service = self.server.service
+        url = urlsplit(self.path)
+        base = AGENT_PATH.format(job=service.plan.job_name, attempt=service.plan.attempt, host=service.host)
+        if self.headers.get("Authorization") != f"Bearer {service.token}":
+            service.unauthorized.append(self.path)
+            reply: tuple[int, Any] | None = (HTTPStatus.FORBIDDEN, {"message": "wrong token"})
+        elif not url.path.startswith(base + "/"):
+            reply = (HTTPStatus.NOT_FOUND, {"message": f"expected {base}/..., got {url.path}"})
+        else:
+            query = {key: values[0] for key, values in parse_qs(url.query).items()}
+            reply = service.answer(url.path[len(base) + 1 :], query=query, body=body, server=self.server)
+        if reply is None:
+            self.close_connection = True
+            return
+        status, answer = reply
+        payload = b"" if answer is None else json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(payload)))
+        self.end_headers()
+        self.wfile.write(payload)

@@ -1,0 +1,148 @@
+"""SM_* against what AWS's own launchers set, and the service's own variables."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clary.agent.environments.variables import program_variables, service_variables, sm_variables
+from clary.contract.launch_plan import Channel, HostPlan, Isolation, LaunchPlan, NetworkPlan, Resources
+from clary.contract.ml_tree import OPT_ML, MlTree
+from clary.testing.launch_plans import make_hosts, make_plan
+
+GOLDENS = Path(__file__).parents[3] / "assets" / "sm_variables"
+TOOLKIT_GOLDENS = sorted(path.stem for path in GOLDENS.glob("*.json") if not path.stem.startswith("v3-"))
+V3_GOLDENS = sorted(path.stem for path in GOLDENS.glob("v3-*.json"))
+INSIDE = MlTree(OPT_ML)
+
+
+def golden(name: str) -> tuple[LaunchPlan, HostPlan, dict[str, str]]:
+    document = json.loads((GOLDENS / f"{name}.json").read_text())
+    job = document["job"]
+    hosts = tuple(
+        HostPlan(
+            name=host,
+            index=index,
+            address=f"10.0.0.{index + 1}",
+            instance_type=instance_type,
+            instance_group=group,
+            processes_per_host=1,
+            resources=Resources(
+                num_cpus=job["num_cpus"], memory_bytes=None, gpu_indices=tuple(range(job["num_gpus"]))
+            ),
+        )
+        for index, (host, group, instance_type) in enumerate(job["hosts"])
+    )
+    channels = [Channel(name=c["name"], s3_uri="s3://b/p", content_type=c["content_type"]) for c in job["channels"]]
+    plan = make_plan(
+        hosts=hosts, hyperparameters=job["hyperparameters"], channels=channels, user_environment=job["environment"]
+    )
+    return plan, plan.host(job["current_host"]), document["variables"]
+
+
+@pytest.mark.parametrize("name", TOOLKIT_GOLDENS)
+def test_sm_variables_equal_those_of_the_toolkit(name: str) -> None:
+    plan, host, expected = golden(name)
+    ours = sm_variables(plan, host, INSIDE)
+    assert {key: ours.get(key) for key in expected} == expected
+    extra = set(ours) - set(expected)
+    only_v3 = {"SM_INPUT_DATA_DIR", "SM_OUTPUT_FAILURE", "SM_HOST_COUNT", "SM_CURRENT_HOST_RANK", "SM_MASTER_ADDR"}
+    only_v3 |= {"SM_MASTER_PORT", "SM_SOURCE_DIR", "SM_ENTRY_SCRIPT"}
+    assert {key for key in extra if not key.startswith("SM_HP_")} == only_v3
+
+
+@pytest.mark.parametrize("name", V3_GOLDENS)
+def test_variables_that_only_sdk_v3_sets_have_its_values(name: str) -> None:
+    plan, host, expected = golden(name)
+    ours = sm_variables(plan, host, INSIDE)
+    assert set(expected) <= set(ours)
+    only_v3 = ("SM_HOST_COUNT", "SM_CURRENT_HOST_RANK", "SM_MASTER_ADDR", "SM_MASTER_PORT", "SM_HP_MY_PARAM")
+    only_v3 += ("SM_INPUT_DATA_DIR", "SM_OUTPUT_FAILURE")
+    assert {key: ours[key] for key in only_v3} == {key: expected[key] for key in only_v3}
+
+
+def test_goldens_are_there() -> None:
+    assert len(TOOLKIT_GOLDENS) >= 16
+    assert len(V3_GOLDENS) >= 4
+
+
+def service(plan: LaunchPlan, machine: dict[str, str] | None = None, inside: MlTree = INSIDE) -> dict[str, str]:
+    return service_variables(
+        plan, plan.hosts[0], inside, python="/env/bin/python", shims_folder="/shims/bin", machine=machine or {}
+    )
+
+
+def test_user_environment_wins_except_for_reserved_names() -> None:
+    plan = make_plan(
+        user_environment={
+            "NCCL_SOCKET_IFNAME": "eth7",
+            "HOME": "/elsewhere",
+            "TRAINING_JOB_NAME": "other",
+            "AWS_ENDPOINT_URL": "https://aws.example",
+            "MINE": "1",
+        }
+    )
+    variables = service(plan)
+    assert variables["NCCL_SOCKET_IFNAME"] == "eth7"
+    assert variables["HOME"] == "/elsewhere"
+    assert variables["MINE"] == "1"
+    assert variables["TRAINING_JOB_NAME"] == "job-1"
+    assert variables["AWS_ENDPOINT_URL"] == "http://10.0.0.254:4570"
+
+
+def test_path_has_the_shims_then_the_environment_then_the_users() -> None:
+    plan = make_plan(user_environment={"PATH": "/mine/bin"})
+    assert service(plan, {"PATH": "/usr/bin"})["PATH"] == "/shims/bin:/env/bin:/mine/bin"
+    assert service(make_plan(), {"PATH": "/usr/bin"})["PATH"] == "/shims/bin:/env/bin:/usr/bin"
+
+
+def test_secrets_of_the_machine_do_not_reach_the_program() -> None:
+    machine = {"AWS_SECRET_ACCESS_KEY": "real", "AWS_PROFILE": "real", "CLARY_TOKEN": "real", "PIP_INDEX_URL": "u"}
+    variables = service(make_plan(), machine)
+    assert "real" not in variables.values()
+    assert variables["PIP_INDEX_URL"] == "u"
+    assert variables["AWS_SECRET_ACCESS_KEY"] == "job-secret"
+    assert "token-of-the-attempt" not in variables.values()
+
+
+def test_calls_to_the_service_pass_no_proxy_of_the_machine() -> None:
+    variables = service(make_plan(), {"https_proxy": "http://proxy:3128", "NO_PROXY": "intern"})
+    assert variables["NO_PROXY"] == "intern,localhost,127.0.0.1,10.0.0.254"
+    assert variables["no_proxy"] == "localhost,127.0.0.1,10.0.0.254"
+
+
+def test_isolated_hosts_use_eth0_and_plain_ones_loopback_and_their_own_tree(tmp_path: Path) -> None:
+    variables = service(make_plan())
+    assert variables["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert "SAGEMAKER_BASE_DIR" not in variables
+    plan = make_plan(isolation=Isolation.PROCESSES, network=NetworkPlan(master_port=40001))
+    variables = service(plan, inside=MlTree(tmp_path))
+    assert variables["GLOO_SOCKET_IFNAME"] == "lo"
+    assert variables["SAGEMAKER_BASE_DIR"] == str(tmp_path)
+    ours = sm_variables(plan, plan.hosts[0], MlTree(tmp_path))
+    assert ours["SM_MODEL_DIR"] == str(tmp_path / "model")
+    assert (ours["SM_MASTER_ADDR"], ours["SM_MASTER_PORT"]) == ("127.0.0.1", "40001")
+
+
+def test_gpus_of_the_host_are_the_only_ones_visible() -> None:
+    plan = make_plan(hosts=make_hosts(gpu_indices=(2, 3)))
+    assert service(plan)["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert sm_variables(plan, plan.hosts[0], INSIDE)["SM_NUM_GPUS"] == "2"
+    assert service(make_plan())["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_programs_with_a_container_entrypoint_set_sm_variables_themselves() -> None:
+    arguments = {"python": "/env/bin/python", "shims_folder": "/s", "machine": {}}
+    plan = make_plan(hyperparameters={"epochs": "3"})
+    assert program_variables(plan, plan.hosts[0], INSIDE, **arguments)["SM_HP_EPOCHS"] == "3"
+    plan = make_plan(hyperparameters={"epochs": "3"}, command=("/bin/bash", "run.sh"))
+    variables = program_variables(plan, plan.hosts[0], INSIDE, **arguments)
+    assert not [name for name in variables if name.startswith("SM_")]
+    assert variables["TRAINING_JOB_NAME"] == "job-1"
+
+
+def test_hyperparameter_that_no_variable_can_carry_is_left_out_of_sm_hp_only() -> None:
+    plan = make_plan(hyperparameters={"a=b": "1", "c": "2"})
+    variables = sm_variables(plan, plan.hosts[0], INSIDE)
+    assert "SM_HP_A=B" not in variables
+    assert json.loads(variables["SM_HPS"]) == {"a=b": 1, "c": 2}

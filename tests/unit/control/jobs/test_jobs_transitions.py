@@ -1,0 +1,270 @@
+"""The life of a job as a state machine: examples for each path, properties for every interleaving."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clary.contract.agent_protocol import Failure, HostFacts, HostPhase, OrderKind, ProcessExit, Report, StagedPart
+from clary.contract.errors import Fault
+from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
+from clary.control.jobs import events, transitions
+from clary.control.jobs.training_job import EndCause, StatusTransition, TrainingJob
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+MODEL_URI = "s3://bucket/job/output/model.tar.gz"
+PLAN = {"output": {"model_uri": MODEL_URI}, "agent_token": "t"}
+
+
+def at(seconds):
+    return START + timedelta(seconds=seconds)
+
+
+def new_job():
+    return TrainingJob(
+        name="job",
+        arn="arn",
+        request={},
+        status=TrainingJobStatus.IN_PROGRESS,
+        secondary_status=SecondaryStatus.STARTING,
+        transitions=(StatusTransition(status=SecondaryStatus.STARTING, started_at=START, message="m"),),
+        created_at=START,
+        modified_at=START,
+    )
+
+
+def exit_of(code, *, seconds=50, signal=None, killed=False, rank=0):
+    return ProcessExit(
+        rank=rank, local_rank=0, pid=1, exit_code=code, signal=signal, ended_at=at(seconds), killed_by_agent=killed
+    )
+
+
+class Script:
+    """Drives one job; each call is one second later."""
+
+    def __init__(self, hosts=("algo-1", "algo-2")):
+        self.job = new_job()
+        self.hosts = hosts
+        self.seconds = 0
+        self.numbers = dict.fromkeys(hosts, 0)
+
+    def send(self, event):
+        self.seconds += 1
+        self.job = transitions.apply(self.job, event, now=at(self.seconds))
+        return self
+
+    def ask(self):
+        streams = tuple(f"job/{host}-1" for host in self.hosts)
+        return self.send(events.HostsAsked(plan=PLAN, host_names=tuple(self.hosts), log_streams=streams))
+
+    def report(self, host, phase, **facts):
+        self.numbers[host] += 1
+        told = HostFacts(phase=phase, phase_started_at=at(self.seconds), **facts)
+        return self.send(events.HostReported(host=host, report=Report(number=self.numbers[host], facts=told)))
+
+    def all(self, phase, **facts):
+        for host in self.hosts:
+            self.report(host, phase, **facts)
+        return self
+
+    def order(self, host):
+        return self.job.hosts[host].order.kind
+
+    def run(self):
+        return self.ask().all(HostPhase.PREPARING).all(HostPhase.PREPARED).all(HostPhase.RUNNING)
+
+    def secondaries(self):
+        return [row.status.value for row in self.job.transitions]
+
+
+def test_a_successful_job_lives_through_every_status_in_order():
+    script = Script().run().all(HostPhase.EXITED, exits=(exit_of(0),))
+    assert script.order("algo-2") is OrderKind.UPLOAD
+    assert script.order("algo-1") is OrderKind.RUN, "the leader waits until the others have staged"
+    part = StagedPart(host="algo-2", kind="model", uri="s3://b/x", size_bytes=1, num_files=1)
+    script.report("algo-2", HostPhase.DONE, exits=(exit_of(0),), staged=(part,))
+    lead = script.job.hosts["algo-1"].order
+    assert (lead.kind, lead.arguments["role"]) == (OrderKind.UPLOAD, "lead")
+    assert [item["host"] for item in lead.arguments["staged"]] == ["algo-2"]
+    assert not script.job.is_terminal
+    script.report("algo-1", HostPhase.DONE, exits=(exit_of(0),), uploaded=(MODEL_URI,))
+    assert script.job.status is TrainingJobStatus.COMPLETED
+    assert script.secondaries() == ["Starting", "Downloading", "Training", "Uploading", "Completed"]
+    assert script.job.model_artifacts_uri == MODEL_URI
+    assert all(record.order.kind is OrderKind.RELEASE for record in script.job.hosts.values())
+
+
+def test_hosts_run_only_when_all_are_prepared():
+    script = Script().ask().all(HostPhase.PREPARING).report("algo-1", HostPhase.PREPARED)
+    assert script.order("algo-1") is OrderKind.PREPARE
+    script.report("algo-2", HostPhase.PREPARED)
+    assert {script.order(host) for host in script.hosts} == {OrderKind.RUN}
+
+
+def test_one_failing_host_stops_the_others_and_names_the_first_cause():
+    script = Script().run().report("algo-2", HostPhase.EXITED, exits=(exit_of(3, seconds=40, rank=2),))
+    assert script.order("algo-1") is OrderKind.STOP
+    script.report("algo-1", HostPhase.EXITED, exits=(exit_of(None, signal=15, killed=True),))
+    assert (script.job.failure.host, script.job.failure.rank, script.job.failure.exit_code) == ("algo-2", 2, 3)
+    script.report("algo-2", HostPhase.DONE, exits=(exit_of(3),))
+    script.report("algo-1", HostPhase.DONE, exits=(exit_of(None, signal=15, killed=True),), uploaded=(MODEL_URI,))
+    assert script.job.status is TrainingJobStatus.FAILED
+    assert "Uploading" in script.secondaries(), "results of failed jobs are kept"
+
+
+def test_the_failure_file_wins_over_the_exit_code_in_words():
+    script = (
+        Script(("algo-1",)).run().report("algo-1", HostPhase.EXITED, exits=(exit_of(1),), failure_file="my own words")
+    )
+    assert script.job.failure.message == "my own words"
+    assert script.job.failure.exit_code == 1
+
+
+def test_a_job_whose_leader_cannot_upload_is_failed_not_completed():
+    script = Script(("algo-1",)).run().all(HostPhase.EXITED, exits=(exit_of(0),))
+    failure = Failure(fault=Fault.INFRASTRUCTURE.value, message="disk full")
+    script.report("algo-1", HostPhase.DONE, exits=(exit_of(0),), failure=failure)
+    assert script.job.status is TrainingJobStatus.FAILED
+    assert script.job.failure.message == "disk full"
+
+
+def test_a_leader_lost_while_uploading_fails_the_job():
+    script = (
+        Script(("algo-1",))
+        .run()
+        .all(HostPhase.EXITED, exits=(exit_of(0),))
+        .all(HostPhase.UPLOADING, exits=(exit_of(0),))
+    )
+    script.send(events.HostLost(host="algo-1", why="silent"))
+    assert script.job.status is TrainingJobStatus.FAILED
+
+
+def test_a_failed_download_ends_without_upload():
+    script = Script().ask().all(HostPhase.PREPARING)
+    failure = Failure(fault=Fault.USER.value, message="Data download failed: x")
+    script.report("algo-1", HostPhase.EXITED, failure=failure)
+    assert script.order("algo-2") is OrderKind.STOP
+    script.report("algo-2", HostPhase.EXITED)
+    assert script.job.status is TrainingJobStatus.FAILED
+    assert script.secondaries() == ["Starting", "Downloading", "Failed"]
+
+
+def test_stopping_a_running_job_uploads_and_ends_stopped():
+    script = Script().run().send(events.StopWanted(cause=EndCause.STOP_REQUESTED, grace_s=120))
+    assert script.job.status is TrainingJobStatus.STOPPING
+    assert {script.job.hosts[host].order.grace_s for host in script.hosts} == {120}
+    script.all(HostPhase.EXITED, exits=(exit_of(None, signal=15, killed=True),))
+    assert script.job.secondary_status is SecondaryStatus.UPLOADING
+    script.report("algo-2", HostPhase.DONE, exits=(exit_of(None, signal=15, killed=True),))
+    script.report("algo-1", HostPhase.DONE, exits=(exit_of(1, killed=True),), uploaded=(MODEL_URI,))
+    assert script.job.status is TrainingJobStatus.STOPPED
+    assert script.job.model_artifacts_uri == MODEL_URI
+
+
+def test_stopping_a_waiting_job_ends_at_once():
+    script = Script().send(events.MustWait(reason="2 of 2 hosts are taken by job x"))
+    assert script.job.secondary_status is SecondaryStatus.PENDING
+    script.send(events.StopWanted(cause=EndCause.STOP_REQUESTED, grace_s=1))
+    assert script.job.status is TrainingJobStatus.STOPPED
+    assert script.job.training_ended_at is None
+
+
+def test_max_runtime_ends_stopped_with_its_own_secondary_status():
+    script = Script(("algo-1",)).run().send(events.StopWanted(cause=EndCause.MAX_RUNTIME, grace_s=1))
+    script.report("algo-1", HostPhase.EXITED, exits=(exit_of(0),))
+    script.report("algo-1", HostPhase.DONE, exits=(exit_of(0),), uploaded=(MODEL_URI,))
+    assert script.job.secondary_status is SecondaryStatus.MAX_RUNTIME_EXCEEDED
+    assert script.job.status is TrainingJobStatus.STOPPED
+
+
+def test_a_failed_launch_is_a_failed_job():
+    script = Script().ask().send(events.LaunchFailed(message="no namespaces", fault=Fault.INFRASTRUCTURE))
+    assert script.job.status is TrainingJobStatus.FAILED
+    assert script.job.failure.message == "no namespaces"
+
+
+def test_a_lost_host_comes_back_in_vain():
+    script = Script().run().send(events.HostLost(host="algo-2", why="silent for 5 s"))
+    before = script.job
+    script.report("algo-2", HostPhase.RUNNING)
+    assert script.job is before
+
+
+@pytest.mark.parametrize("phase", [HostPhase.PREPARING, HostPhase.PREPARED])
+def test_a_phase_never_goes_back(phase):
+    script = Script().run()
+    before = script.job
+    script.report("algo-1", phase)
+    assert script.job is before
+
+
+def _events():
+    hosts = st.sampled_from(["algo-1", "algo-2", "algo-3"])
+    exits = st.lists(
+        st.builds(
+            exit_of,
+            st.sampled_from([0, 0, 1, 137]),
+            seconds=st.integers(0, 90),
+            killed=st.booleans(),
+        ),
+        max_size=2,
+    ).map(tuple)
+    failure = st.none() | st.builds(
+        Failure, fault=st.sampled_from([f.value for f in Fault]), message=st.text(max_size=5)
+    )
+    facts = st.builds(
+        HostFacts,
+        phase=st.sampled_from(list(HostPhase)),
+        phase_started_at=st.just(START),
+        exits=exits,
+        failure=failure,
+        uploaded=st.sampled_from([(), (MODEL_URI,)]),
+    )
+    return st.one_of(
+        st.builds(events.MustWait, reason=st.sampled_from(["a", "b"])),
+        st.just(events.HostsAsked(plan=PLAN, host_names=("algo-1", "algo-2"), log_streams=())),
+        st.just(events.NetworkReady(plan=PLAN)),
+        st.builds(events.LaunchFailed, message=st.text(max_size=5), fault=st.sampled_from(list(Fault))),
+        st.builds(events.HostReported, host=hosts, report=st.builds(Report, number=st.integers(1, 40), facts=facts)),
+        st.builds(events.HostLost, host=hosts, why=st.just("silent")),
+        st.builds(
+            events.StopWanted,
+            cause=st.sampled_from([EndCause.STOP_REQUESTED, EndCause.MAX_RUNTIME]),
+            grace_s=st.just(1.0),
+        ),
+        st.just(events.UploadOverdue(limit_s=1.0)),
+        st.just(events.Released()),
+    )
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.tuples(_events(), st.integers(-5, 30)), max_size=30))
+def test_whatever_happens_the_record_stays_truthful(history):
+    job, seconds, cause = new_job(), 0, None
+    for event, step in history:
+        seconds += step
+        before = job
+        job = transitions.apply(job, event, now=at(seconds))
+        if before.is_terminal:
+            assert job.status is before.status, "a terminal status absorbs everything"
+            assert job.transitions == before.transitions
+            assert job.failure == before.failure
+        rows = job.transitions
+        assert all(row.ended_at is not None for row in rows[:-1]), "one transition is open at most"
+        starts = [row.started_at for row in rows]
+        assert starts == sorted(starts), "time never goes back"
+        assert all(a.ended_at == b.started_at for a, b in zip(rows, rows[1:], strict=False))
+        assert rows[-1].status is job.secondary_status
+        assert all(row.message for row in rows)
+        if cause not in (None, EndCause.SUCCESS):
+            assert job.end_cause is cause, "the first cause stays"
+        cause = job.end_cause
+        if job.status is TrainingJobStatus.COMPLETED:
+            assert all(exit_.exit_code == 0 for record in job.hosts.values() for exit_ in record.facts.exits)
+            assert job.failure is None
+        if job.status is TrainingJobStatus.FAILED:
+            assert job.failure is not None
+        for name, record in job.hosts.items():
+            if name in before.hosts and record.order is not None and before.hosts[name].order is not None:
+                assert record.order.number >= before.hosts[name].order.number
