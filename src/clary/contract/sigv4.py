@@ -162,6 +162,11 @@ def parse_date(amz_date: str) -> datetime:
     raise _malformed(f"expected a time like 20260131T235959Z, got {amz_date[:40]!r}")
 
 
+def payload_hash(body: bytes) -> str:
+    """Return the hexadecimal SHA-256 of a body."""
+    return hashlib.sha256(body).hexdigest()
+
+
 def canonical_request(
     request: SigningRequest,
     signed_headers: Sequence[str],

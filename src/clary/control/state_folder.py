@@ -52,6 +52,11 @@ class RootSecrets:
         """The owner's key pair."""
         return Credentials(access_key_id=self.access_key_id, secret_access_key=self.secret_access_key)
 
+    @property
+    def store_credentials(self) -> Credentials:
+        """The embedded object store's own key pair; clients never see it."""
+        return Credentials(access_key_id="CLARYSTORE", secret_access_key=self._derive("store").hex())
+
     def job_credentials(self, job_name: str, attempt: int) -> Credentials:
         """Derive the key pair of one attempt; the same attempt always gets the same pair."""
         digest = self._derive(f"id:{job_name}:{attempt}")
@@ -119,7 +124,7 @@ class StateFolder:
     def create(self) -> None:
         """Create the folders; the state folder itself is closed to other users."""
         self.root.mkdir(parents=True, exist_ok=True)
-        self.root.chmod(0o711)
+        self.root.chmod(0o700)
         for folder in (self.objects, self.logs, self.jobs, self.cache, self.client, self.root / "run"):
             folder.mkdir(exist_ok=True)
         (self.root / "secrets").mkdir(mode=0o700, exist_ok=True)

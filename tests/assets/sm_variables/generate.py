@@ -92,9 +92,7 @@ def cases():
 def documents(facts):
     groups = {}
     for name, group, instance_type in facts["hosts"]:
-        entry = groups.setdefault(
-            group, {"hosts": [], "instance_group_name": group, "instance_type": instance_type}
-        )
+        entry = groups.setdefault(group, {"hosts": [], "instance_group_name": group, "instance_type": instance_type})
         entry["hosts"] = sorted([*entry["hosts"], name])
     current = next(host for host in facts["hosts"] if host[0] == facts["current_host"])
     resources = {

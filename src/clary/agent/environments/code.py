@@ -72,7 +72,7 @@ def prepare_code(plan: LaunchPlan, store: ObjectStore, tree: MlTree) -> CodeFact
     requirements = tree.code / REQUIREMENTS
     is_command = entry_point.kind is EntryKind.COMMAND
     has_requirements = requirements.is_file()
-    notes = ()
+    notes: tuple[str, ...] = ()
     if is_command and has_requirements:
         notes = (f"{REQUIREMENTS} is not installed because {entry_point.name} is a command, as on SageMaker",)
     return CodeFacts(

@@ -27,6 +27,7 @@ _CPU_PERIOD_US = 100_000
 _SHARES_PER_CPU = 1024  # version 1; its default for one cgroup
 _MIN_SHARES, _MAX_SHARES = 2, 262_144
 _MAX_WEIGHT = 10_000  # version 2
+_MAKE_ATTEMPTS = 5
 _REMOVE_LIMIT_S = 5.0
 _REMOVE_PAUSE_S = 0.005
 
@@ -72,6 +73,9 @@ class CgroupTree:
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(descriptor, value.encode("ascii"))
+        except OSError as error:
+            error.filename = path
+            raise
         finally:
             os.close(descriptor)
 
@@ -183,13 +187,7 @@ class HostCgroup:
 
     def _add(self, controller: str, name: str, resources: Resources) -> None:
         place = find_place(controller, mountinfo=self._tree.mountinfo(), membership=self._tree.membership())
-        if place.version == 2:
-            folder = f"{self._make_family_v2(place, controller)}/{name}"
-        else:
-            self._tree.make(f"{place.own}/{_FAMILY_FOLDER}")
-            folder = f"{place.own}/{_FAMILY_FOLDER}/{name}"
-        if folder not in self._folders.values():
-            self._make_fresh(folder)
+        folder = self._make_folder(place, controller, name)
         self._folders[controller] = folder
         self._versions[controller] = place.version
         for file, value, needed in _settings(controller, place.version, resources):
@@ -198,6 +196,25 @@ class HostCgroup:
             except OSError:
                 if needed:
                     raise
+
+    def _make_folder(self, place: CgroupPlace, controller: str, name: str) -> str:
+        for attempt in range(_MAKE_ATTEMPTS):
+            try:
+                if place.version == 2:
+                    family = self._make_family_v2(place, controller)
+                else:
+                    family = f"{place.own}/{_FAMILY_FOLDER}"
+                    self._tree.make(family)
+                folder = f"{family}/{name}"
+                if folder not in self._folders.values():
+                    self._make_fresh(folder)
+            except FileNotFoundError:
+                # Another host that ends at this moment may take the family's folder away.
+                if attempt == _MAKE_ATTEMPTS - 1:
+                    raise
+            else:
+                return folder
+        raise AssertionError("the last attempt returns or raises")
 
     def _make_fresh(self, folder: str) -> None:
         """Create a cgroup whose counters start at zero; one that a dead agent left behind is removed first."""
@@ -231,7 +248,8 @@ class HostCgroup:
             self._tree.write(f"{folder}/cgroup.subtree_control", f"+{controller}")
 
     def _limits_something(self, folder: str) -> bool:
-        for name in ("memory.max", "cpu.max", "pids.max"):
+        # Not pids.max: systemd sets that everywhere, and a host gets one of its own.
+        for name in ("memory.max", "cpu.max"):
             with contextlib.suppress(OSError):
                 if not self._tree.read(f"{folder}/{name}").startswith("max"):
                     return True

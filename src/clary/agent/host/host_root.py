@@ -52,7 +52,10 @@ class _HostRoot:
         binds = [{"source": order["ml_folder"], "target": _ML_FOLDER, "read_only": False, "overlay": False}]
         binds += order["binds"]
         self._binds = sorted(
-            ({**bind, "source": os.path.realpath(bind["source"]), "target": os.path.realpath(bind["target"])} for bind in binds),
+            (
+                {**bind, "source": os.path.realpath(bind["source"]), "target": os.path.realpath(bind["target"])}
+                for bind in binds
+            ),
             key=lambda bind: str(bind["target"]).count("/"),
         )
         hidden = {os.path.realpath(folder) for folder in (*order["hidden_folders"], order["scratch_folder"])}

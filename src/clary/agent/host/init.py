@@ -12,6 +12,7 @@ less MKNOD (`kernel.KEPT_CAPABILITIES`).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -79,6 +80,7 @@ def _enter_outer_namespaces(order: Mapping[str, Any]) -> tuple[bool, int | None]
         user = os.open(user_path, os.O_RDONLY | os.O_CLOEXEC)
         kernel.join_namespace(user, kind=kernel.CLONE_NEWUSER)
         os.close(user)
+        _become_root_of_namespace()
     elif os.geteuid() != 0:
         enter_own_user_namespace()
     else:
@@ -93,6 +95,16 @@ def enter_own_user_namespace() -> None:
     for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
+
+
+def _become_root_of_namespace() -> None:
+    """Take the user namespace's own root, if it has one; a user it does not know could not own a single file."""
+    if os.geteuid() != 0:
+        with contextlib.suppress(OSError):
+            os.setgroups(())
+        with contextlib.suppress(OSError):
+            os.setresgid(0, 0, 0)
+            os.setresuid(0, 0, 0)
 
 
 def _keep_host(

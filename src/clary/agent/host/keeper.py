@@ -83,9 +83,7 @@ class Keeper:
 
     def _start_all(self) -> None:
         for index, process in enumerate(self._processes):
-            pid, failure = spawn(
-                process, index=index, control=self._control, parent_watched=self._dies_with_keeper
-            )
+            pid, failure = spawn(process, index=index, control=self._control, parent_watched=self._dies_with_keeper)
             self._alive[pid] = index
             # Kept open here it would never come to its end.
             os.close(process["output_fd"])

@@ -24,7 +24,17 @@ _DEVICE_LINKS = (
     ("core", "/proc/kcore"),
 )
 _GPU_DEVICES = ("/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/dri/*", "/dev/kfd")
-_MASKED = ("acpi", "kcore", "keys", "latency_stats", "sched_debug", "scsi", "sysrq-trigger", "timer_list", "timer_stats")
+_MASKED = (
+    "acpi",
+    "kcore",
+    "keys",
+    "latency_stats",
+    "sched_debug",
+    "scsi",
+    "sysrq-trigger",
+    "timer_list",
+    "timer_stats",
+)
 _READ_ONLY = ("bus", "fs", "irq", "sys")
 _TERMINAL_GROUP = 5  # "tty" on every distribution; devpts gives it the terminals
 
@@ -105,7 +115,9 @@ def mount_dev(new_root: str, *, with_gpus: bool, shared_memory_bytes: int | None
         os.mkdir(f"{target}/{name}")
     flags = kernel.MS_NOSUID | kernel.MS_NOEXEC
     group = "" if in_user_namespace else f",gid={_TERMINAL_GROUP}"
-    kernel.mount("devpts", f"{target}/pts", kind="devpts", flags=flags, options=f"newinstance,ptmxmode=0666,mode=0620{group}")
+    kernel.mount(
+        "devpts", f"{target}/pts", kind="devpts", flags=flags, options=f"newinstance,ptmxmode=0666,mode=0620{group}"
+    )
     size = "" if shared_memory_bytes is None else f",size={shared_memory_bytes}"
     kernel.mount("tmpfs", f"{target}/shm", kind="tmpfs", flags=flags | kernel.MS_NODEV, options=f"mode=1777{size}")
     try:

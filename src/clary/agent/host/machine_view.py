@@ -157,5 +157,3 @@ def _parents(path: str) -> list[str]:
         path = os.path.dirname(path)
         found.append(path)
     return found
-
-

@@ -11,10 +11,29 @@ from collections.abc import Iterable
 
 # Views of the kernel, or mounts that act when touched; a host gets its own or none.
 _KERNEL_FILE_SYSTEMS = frozenset(
-    (
-        "autofs binfmt_misc bpf cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs fusectl hugetlbfs mqueue nsfs "
-        "proc pstore rpc_pipefs securityfs selinuxfs sysfs tracefs"
-    ).split()
+    [
+        "autofs",
+        "binfmt_misc",
+        "bpf",
+        "cgroup",
+        "cgroup2",
+        "configfs",
+        "debugfs",
+        "devpts",
+        "devtmpfs",
+        "efivarfs",
+        "fusectl",
+        "hugetlbfs",
+        "mqueue",
+        "nsfs",
+        "proc",
+        "pstore",
+        "rpc_pipefs",
+        "securityfs",
+        "selinuxfs",
+        "sysfs",
+        "tracefs",
+    ]
 )
 
 

@@ -74,7 +74,7 @@ def _become(process: Mapping[str, Any], *, index: int, control: socket.socket, f
         _fail(failure_fd, f"working folder {folder}: {os.strerror(error.errno or 0)}", error.errno)
     argv, command = process["argv"], process["argv"][0]
     try:
-        os.execve(find_command(command, environment), argv, environment)
+        os.execve(find_command(command, environment), argv, environment)  # noqa: S606 - a shell would split argv again
     except OSError as error:
         _fail(failure_fd, _explain(error, argv=argv, environment=environment), error.errno)
     except ValueError as error:  # a zero byte or an equals sign where none can be

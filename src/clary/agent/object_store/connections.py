@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import socket
 import ssl
 import threading
 from dataclasses import dataclass
@@ -11,15 +13,23 @@ from urllib.parse import urlsplit
 from clary.contract.errors import ContractError
 
 _MAX_IDLE = 32  # more are closed when they come back
+_SEND_BLOCK_BYTES = 1 << 18
 _HTTP_PORT, _HTTPS_PORT = 80, 443
 
 
-@dataclass
+@dataclass(eq=False)
 class PooledConnection:
     """A connection and whether it has carried an answer before."""
 
     http: http.client.HTTPConnection
     is_reused: bool = False
+    socket: socket.socket | None = None  # of the request under way; `http` forgets it while an answer is still read
+
+    def break_off(self) -> None:
+        """Make what another thread does on this connection fail now."""
+        if self.socket is not None:
+            with contextlib.suppress(OSError):
+                self.socket.shutdown(socket.SHUT_RDWR)
 
 
 class ConnectionPool:
@@ -37,6 +47,7 @@ class ConnectionPool:
         self._tls = ssl.create_default_context() if self._is_tls else None
         self._lock = threading.Lock()
         self._idle: list[PooledConnection] = []
+        self._taken: set[PooledConnection] = set()
         self._is_closed = False
 
     @property
@@ -49,24 +60,24 @@ class ConnectionPool:
     def take(self, *, fresh: bool = False) -> PooledConnection:
         """Return a connection: the one used last if there is one idle, unless `fresh`; it connects when it is used."""
         with self._lock:
-            if self._idle and not fresh:
-                return self._idle.pop()
-        if self._tls is not None:
-            secure = http.client.HTTPSConnection(
-                self._name, self._port, timeout=self._timeout_s, context=self._tls, blocksize=1 << 18
-            )
-            return PooledConnection(secure)
-        return PooledConnection(
-            http.client.HTTPConnection(self._name, self._port, timeout=self._timeout_s, blocksize=1 << 18)
-        )
+            connection = self._idle.pop() if self._idle and not fresh else self._new()
+            self._taken.add(connection)
+            return connection
 
     def give_back(self, connection: PooledConnection) -> None:
         """Keep a connection whose answer was read to the end."""
         connection.is_reused = True
         with self._lock:
+            self._taken.discard(connection)
             if not self._is_closed and len(self._idle) < _MAX_IDLE:
                 self._idle.append(connection)
                 return
+        connection.http.close()
+
+    def discard(self, connection: PooledConnection) -> None:
+        """Close a connection that can not be used again."""
+        with self._lock:
+            self._taken.discard(connection)
         connection.http.close()
 
     def drop_idle(self) -> None:
@@ -77,7 +88,21 @@ class ConnectionPool:
             connection.http.close()
 
     def close(self) -> None:
-        """Close idle connections now and others when they come back."""
+        """Close idle connections and break off what is under way on others."""
         with self._lock:
             self._is_closed = True
+            taken = tuple(self._taken)
         self.drop_idle()
+        for connection in taken:
+            connection.break_off()
+
+    def _new(self) -> PooledConnection:
+        if self._tls is None:
+            plain = http.client.HTTPConnection(
+                self._name, self._port, timeout=self._timeout_s, blocksize=_SEND_BLOCK_BYTES
+            )
+            return PooledConnection(plain)
+        secure = http.client.HTTPSConnection(
+            self._name, self._port, timeout=self._timeout_s, context=self._tls, blocksize=_SEND_BLOCK_BYTES
+        )
+        return PooledConnection(secure)

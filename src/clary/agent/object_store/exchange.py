@@ -13,8 +13,10 @@ from __future__ import annotations
 import hashlib
 import http.client
 import random
+import threading
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from types import TracebackType
@@ -29,10 +31,21 @@ from clary.contract.sigv4 import EMPTY_HASH, PATH_SAFE, UNRESERVED, sign
 
 FIRST_PAUSE_S = 0.5  # five attempts then span 4 to 8 seconds: a store that restarts is back by then
 MAX_PAUSE_S = 10.0
+_NUM_THREADS = 8  # for ranges and parts of all transfers together
 _MAX_ANSWER_BYTES = 64 << 20  # of an XML answer; a page of a listing has about 1 MB
 _MAX_ERROR_BYTES = 64 << 10
 _RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504, 507, 509})
-_RETRIED_CODES = frozenset({"RequestTimeout", "SlowDown", "InternalError", "OperationAborted", "ServiceUnavailable"})
+_RETRIED_CODES = frozenset(
+    {
+        "RequestTimeout",
+        "SlowDown",
+        "InternalError",
+        "OperationAborted",
+        "ServiceUnavailable",
+        "BadDigest",  # damaged on its way
+        "XAmzContentSHA256Mismatch",
+    }
+)
 _CONNECTION_ERRORS = (OSError, http.client.HTTPException)
 _DEAD_CONNECTION_ERRORS = (ConnectionResetError, BrokenPipeError, http.client.RemoteDisconnected)
 
@@ -63,6 +76,13 @@ class Trouble(Exception):
         self.status = status
         self.code = code
         self.is_retryable = is_retryable
+
+
+class BrokenOff(Trouble):
+    """The client of the store was closed while it was at work."""
+
+    def __init__(self) -> None:
+        super().__init__("broken off, because this client of the object store was closed", is_retryable=False)
 
 
 class S3Response:
@@ -115,29 +135,60 @@ class S3Response:
             self._pool.give_back(self._connection)
         else:
             self._response.close()
-            self._connection.http.close()
+            self._pool.discard(self._connection)
 
 
 class Exchange:
     """Sends requests to one endpoint; safe for many threads at once."""
 
     def __init__(
-        self, endpoint: Endpoint, *, timeout_s: float, attempts: int, clock: Clock, sleep: Callable[[float], None]
+        self,
+        endpoint: Endpoint,
+        *,
+        timeout_s: float,
+        attempts: int,
+        clock: Clock,
+        sleep: Callable[[float], object] | None,
     ) -> None:
         self._endpoint = endpoint
         self._pool = ConnectionPool(endpoint.url, timeout_s=timeout_s)
         self._attempts = attempts
         self._clock = clock
-        self._sleep = sleep
+        self._is_closed = threading.Event()
+        self._sleep = sleep or self._is_closed.wait
+        self._lock = threading.Lock()
+        self._executor: ThreadPoolExecutor | None = None
 
     @property
     def attempts(self) -> int:
         """How often a request is tried in all."""
         return self._attempts
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed.is_set()
+
     def close(self) -> None:
-        """Close all connections."""
+        """Break off all requests, close all connections and end all threads."""
+        with self._lock:
+            self._is_closed.set()
+            executor, self._executor = self._executor, None
         self._pool.close()
+        if executor is not None:
+            executor.shutdown(wait=True)  # what was submitted fails at its next request
+
+    def submit(self, action: Callable[[], T], request: S3Request) -> Future[T]:
+        """Run `action`, which sends `request`, in one of the threads that all transfers share.
+
+        Raises: ObjectStoreError after `close`.
+        """
+        with self._lock:
+            if self._is_closed.is_set():
+                raise store_error(request, BrokenOff(), attempts=0)
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="s3")
+            return self._executor.submit(action)
 
     def send(self, request: S3Request) -> tuple[Mapping[str, str], bytes]:
         """Send a request and return headers and body of its answer.
@@ -155,14 +206,16 @@ class Exchange:
         """Send a request once; the caller reads the answer and closes it. Raises: Trouble."""
         target, query = self._target(request)
         url = f"{target}?{query}" if query else target
+        if self._is_closed.is_set():
+            raise BrokenOff
         connection = self._pool.take()
         while True:
             headers = self._signed_headers(request, target, query)
             try:
-                response = _exchange_once(connection.http, request, url, headers)
+                response = _exchange_once(connection, request, url, headers)
                 break
             except _CONNECTION_ERRORS as error:
-                connection.http.close()
+                self._pool.discard(connection)
                 if connection.is_reused and isinstance(error, _DEAD_CONNECTION_ERRORS):
                     # The store closed it while it was idle, which says nothing about this request.
                     self._pool.drop_idle()
@@ -170,7 +223,7 @@ class Exchange:
                     continue
                 raise Trouble(f"no answer from {self._endpoint.url}: {_words(error)}") from error
             except BaseException:
-                connection.http.close()
+                self._pool.discard(connection)
                 raise
         answer = S3Response(response, connection, self._pool)
         if response.status // 100 == 2:
@@ -189,6 +242,8 @@ class Exchange:
             try:
                 return action()
             except Trouble as trouble:
+                if self._is_closed.is_set():
+                    raise store_error(request, BrokenOff(), attempts=number) from trouble
                 if not trouble.is_retryable or number == self._attempts:
                     raise store_error(request, trouble, attempts=number) from trouble
             self.pause(number)
@@ -217,7 +272,7 @@ class Exchange:
         return path, "&".join(pairs)
 
     def _signed_headers(self, request: S3Request, target: str, query: str) -> dict[str, str]:
-        """Return headers with a signature over the body's hash, so that a body damaged on its way is refused."""
+        """Return headers with a signature over everything, the body's hash included."""
         headers = {"host": self._pool.host_header, **request.headers}
         payload_hash = hashlib.sha256(request.body).hexdigest() if request.body else EMPTY_HASH
         signature = sign(
@@ -235,17 +290,20 @@ class Exchange:
 
 
 def _exchange_once(
-    connection: http.client.HTTPConnection, request: S3Request, url: str, headers: Mapping[str, str]
+    connection: PooledConnection, request: S3Request, url: str, headers: Mapping[str, str]
 ) -> http.client.HTTPResponse:
+    if connection.http.sock is None:
+        connection.http.connect()
+    connection.socket = connection.http.sock
     try:
-        connection.request(request.method, url, body=request.body, headers=headers)
+        connection.http.request(request.method, url, body=request.body, headers=headers)
     except (BrokenPipeError, ConnectionResetError) as error:
         # A store that refuses a request from its headers alone closes while the body is being sent; its answer waits.
         try:
-            return connection.getresponse()
+            return connection.http.getresponse()
         except _CONNECTION_ERRORS:
             raise error from None
-    return connection.getresponse()
+    return connection.http.getresponse()
 
 
 def error_facts(body: bytes) -> tuple[str, str]:
@@ -262,7 +320,10 @@ def error_facts(body: bytes) -> tuple[str, str]:
 
 def store_error(request: S3Request, trouble: Trouble, *, attempts: int) -> ObjectStoreError:
     """Return the lasting error of a request."""
-    if trouble.is_retryable:
+    if isinstance(trouble, BrokenOff):
+        hint = "Nothing more is done."
+        fault = Fault.INFRASTRUCTURE
+    elif trouble.is_retryable:
         hint = f"Given up after {attempts} attempts; check that the object store runs and is not full."
         fault = Fault.INFRASTRUCTURE
     else:

@@ -6,23 +6,27 @@ fsync: after a crash of the machine the job starts anew from the store.
 
 from __future__ import annotations
 
+import base64
 import io
 import os
 import secrets
 import threading
-from collections.abc import Iterator
-from concurrent.futures import FIRST_EXCEPTION, Executor, wait
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from http import HTTPStatus
 from pathlib import Path
 
 from clary.agent.disk_space import disk_errors_named, require_space
-from clary.agent.object_store.exchange import Exchange, S3Request, S3Response, Trouble, store_error
+from clary.agent.object_store.exchange import BrokenOff, Exchange, S3Request, S3Response, Trouble, store_error
 
 RANGE_BYTES = 16 << 20  # of one ranged GET
 PARALLEL_ABOVE_BYTES = 32 << 20
 PART_SUFFIX = ".clary-part"
 _CHUNK_BYTES = 1 << 20
+_RANGE_IGNORED = "the store ignored the range that was asked for"
 
 
 class ObjectReader(io.RawIOBase):
@@ -66,6 +70,8 @@ class ObjectReader(io.RawIOBase):
             except Trouble as trouble:
                 self._release()
                 self._num_troubles += 1
+                if self._exchange.is_closed:
+                    raise store_error(self._request(), BrokenOff(), attempts=self._num_troubles) from trouble
                 if not trouble.is_retryable or self._num_troubles >= self._exchange.attempts:
                     raise store_error(self._request(), trouble, attempts=self._num_troubles) from trouble
                 self._exchange.pause(self._num_troubles)
@@ -140,18 +146,21 @@ def download_whole(exchange: Exchange, request: S3Request, path: Path, *, size_b
     Raises: ObjectStoreError; AgentError for a full disk.
     """
     require_space(path.parent, needed_bytes=size_bytes)
+    request = replace(request, headers={**request.headers, "x-amz-checksum-mode": "ENABLED"})
     with disk_errors_named(path, needed_bytes=size_bytes), whole_file(path) as descriptor:
 
         def attempt() -> None:
             with exchange.once(request) as response:
-                _copy(response, descriptor, start=0, size_bytes=size_bytes)
+                crc32 = _copy(response, descriptor, start=0, size_bytes=size_bytes)
+                expected = response.headers.get("x-amz-checksum-crc32", "")
+            # A sum with a dash is one over the sums of parts, which a plain GET cannot check.
+            if expected and "-" not in expected and base64.b64decode(expected) != crc32.to_bytes(4, "big"):
+                raise Trouble("the content does not match its CRC32: it was damaged on its way")
 
         exchange.retrying(attempt, request)
 
 
-def download_ranges(
-    exchange: Exchange, request: S3Request, path: Path, *, size_bytes: int, etag: str, executor: Executor
-) -> None:
+def download_ranges(exchange: Exchange, request: S3Request, path: Path, *, size_bytes: int, etag: str) -> None:
     """Fetch an object by ranges in parallel, all of the version that `etag` names.
 
     Raises: ObjectStoreError; AgentError for a full disk.
@@ -161,11 +170,10 @@ def download_ranges(
     with disk_errors_named(path, needed_bytes=size_bytes), whole_file(path) as descriptor:
         os.truncate(descriptor, size_bytes)
         version = _Version(request=request, size_bytes=size_bytes, etag=etag, descriptor=descriptor)
-        jobs = [
-            executor.submit(_download_range, exchange, version, start, stop=stop)
-            for start in range(0, size_bytes, RANGE_BYTES)
-        ]
+        jobs: list[Future[None]] = []
         try:
+            for start in range(0, size_bytes, RANGE_BYTES):
+                jobs.append(exchange.submit(_range_download(exchange, version, start, stop=stop), request))
             done, _ = wait(jobs, return_when=FIRST_EXCEPTION)
             for job in done:
                 job.result()
@@ -176,7 +184,8 @@ def download_ranges(
             wait(jobs)  # the descriptor must outlive every thread that writes to it
 
 
-def _download_range(exchange: Exchange, version: _Version, start: int, *, stop: threading.Event) -> None:
+def _range_download(exchange: Exchange, version: _Version, start: int, *, stop: threading.Event) -> Callable[[], None]:
+    """Return the act of fetching one range; it does nothing once `stop` is set."""
     end = min(start + RANGE_BYTES, version.size_bytes)
     headers = {"range": f"bytes={start}-{end - 1}", **({"if-match": version.etag} if version.etag else {})}
     ranged = S3Request(method="GET", bucket=version.request.bucket, key=version.request.key, headers=headers)
@@ -185,15 +194,15 @@ def _download_range(exchange: Exchange, version: _Version, start: int, *, stop: 
         if stop.is_set():
             return
         with exchange.once(ranged) as response:
-            if response.status != 206:
-                raise Trouble("the store ignored the range that was asked for", is_retryable=False)
+            if response.status != HTTPStatus.PARTIAL_CONTENT:
+                raise Trouble(_RANGE_IGNORED, is_retryable=False)
             _copy(response, version.descriptor, start=start, size_bytes=end - start)
 
-    exchange.retrying(attempt, ranged)
+    return lambda: exchange.retrying(attempt, ranged)
 
 
-def _copy(response: S3Response, descriptor: int, *, start: int, size_bytes: int) -> None:
-    """Write the body to a file from `start` on. Raises: Trouble unless it has exactly `size_bytes`."""
+def _copy(response: S3Response, descriptor: int, *, start: int, size_bytes: int) -> int:
+    """Write the body to a file from `start` on, return its CRC32. Raises: Trouble unless it has `size_bytes`."""
     declared = response.content_length
     if declared is not None and declared != size_bytes:
         raise Trouble(
@@ -201,11 +210,14 @@ def _copy(response: S3Response, descriptor: int, *, start: int, size_bytes: int)
         )
     buffer = memoryview(bytearray(min(_CHUNK_BYTES, max(1, size_bytes))))
     position = 0
+    crc32 = 0
     while count := response.readinto(buffer):
         view = buffer[:count]
+        crc32 = zlib.crc32(view, crc32)
         while view:
             written = os.pwrite(descriptor, view, start + position)
             view = view[written:]
             position += written
     if position != size_bytes:
         raise Trouble(f"the answer broke off after {position} of {size_bytes} bytes")
+    return crc32

@@ -6,25 +6,21 @@ Where: channels read through it, artifacts write through it, with the plan's own
 from __future__ import annotations
 
 import io
-import threading
-import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Protocol, Self, cast
-from urllib.parse import unquote_plus
+from urllib.parse import quote, unquote_plus
 
 from clary.agent.object_store import reading, writing
-from clary.agent.object_store.exchange import Exchange, S3Request, S3Response, Trouble
+from clary.agent.object_store.exchange import Exchange, S3Request, S3Response, Trouble, error_facts
 from clary.contract.clock import Clock, SystemClock
 from clary.contract.errors import Fault, ObjectStoreError
 from clary.contract.launch_plan import Endpoint
 
-_NUM_THREADS = 8  # for ranges and parts of all transfers together
 _READ_BUFFER_BYTES = 1 << 20
 _METADATA_PREFIX = "x-amz-meta-"
 
@@ -52,7 +48,7 @@ class ObjectStore:
         timeout_s: of connecting and of every silence within an answer, in seconds.
         attempts: tries of each request in all.
         clock: gives the time that requests are signed with.
-        sleep: waits between attempts; tests pass their own.
+        sleep: waits between attempts, by default until `close` at most; tests pass their own.
     Raises: every method raises ObjectStoreError when the store refused (fault USER) or did not answer (fault
         INFRASTRUCTURE, retryable); `details` hold bucket, key, status, code and attempts.
     """
@@ -64,14 +60,12 @@ class ObjectStore:
         timeout_s: float = 60.0,
         attempts: int = 5,
         clock: Clock | None = None,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], object] | None = None,
     ) -> None:
         self.region = endpoint.region
         self._exchange = Exchange(
             endpoint, timeout_s=timeout_s, attempts=attempts, clock=clock or SystemClock(), sleep=sleep
         )
-        self._lock = threading.Lock()
-        self._executor: ThreadPoolExecutor | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -82,11 +76,7 @@ class ObjectStore:
         self.close()
 
     def close(self) -> None:
-        """End threads and connections; transfers under way are let finish."""
-        with self._lock:
-            executor, self._executor = self._executor, None
-        if executor is not None:
-            executor.shutdown(wait=True, cancel_futures=True)
+        """Break off transfers under way, which then raise, and end threads and connections; from any thread."""
         self._exchange.close()
 
     def list_objects(self, bucket: str, prefix: str) -> Iterator[ObjectInfo]:
@@ -163,7 +153,6 @@ class ObjectStore:
                 path,
                 size_bytes=facts.size_bytes,
                 etag=facts.etag,
-                executor=self._threads(),
             )
         return facts.size_bytes
 
@@ -174,8 +163,7 @@ class ObjectStore:
 
     def put_bytes(self, bucket: str, key: str, body: bytes, *, metadata: Mapping[str, str] | None = None) -> None:
         """Store `body` as an object with one request."""
-        headers = {f"{_METADATA_PREFIX}{name}": value for name, value in (metadata or {}).items()}
-        writing.put_object(self._exchange, bucket, key, body=body, headers=headers)
+        writing.put_object(self._exchange, bucket, key, body=body, headers=_metadata_headers(metadata or {}))
 
     def upload_file(self, bucket: str, key: str, path: Path) -> int:
         """Store a file as an object, by parallel parts above 16 MiB; returns its size.
@@ -196,7 +184,25 @@ class ObjectStore:
 
     def open_writer(self, bucket: str, key: str, *, metadata: Mapping[str, str] | None = None) -> writing.ObjectWriter:
         """Open a stream that becomes an object when it is closed; use it as a context, which aborts on an error."""
-        return writing.ObjectWriter(self._exchange, self._threads(), bucket=bucket, key=key, metadata=metadata)
+        headers = _metadata_headers(metadata or {})
+        return writing.ObjectWriter(self._exchange, bucket=bucket, key=key, headers=headers)
+
+    def replace_metadata(self, bucket: str, key: str, metadata: Mapping[str, str]) -> None:
+        """Give an object other metadata, by a copy onto itself; on AWS for objects up to 5 GB."""
+        headers = {
+            "x-amz-copy-source": f"/{bucket}/{quote(key)}",
+            "x-amz-metadata-directive": "REPLACE",
+            **_metadata_headers(metadata),
+        }
+        request = S3Request(method="PUT", bucket=bucket, key=key, headers=headers, body=b"")
+
+        def attempt() -> None:
+            with self._exchange.once(request) as response:
+                code, message = error_facts(response.read_all())  # S3 answers 200 first and may find an error later
+            if code:
+                raise Trouble(f"S3 could not copy the object: {code} ({message})", code=code)
+
+        self._exchange.retrying(attempt, request)
 
     def delete(self, bucket: str, key: str) -> None:
         """Delete an object; one that is not there is as good as deleted."""
@@ -213,11 +219,9 @@ class ObjectStore:
             raise AssertionError("an object that HEAD does not find cannot be read")
         return facts
 
-    def _threads(self) -> ThreadPoolExecutor:
-        with self._lock:
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="s3")
-            return self._executor
+
+def _metadata_headers(metadata: Mapping[str, str]) -> dict[str, str]:
+    return {f"{_METADATA_PREFIX}{name}": value for name, value in metadata.items()}
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,21 @@
 """Objects into the store: one PUT for small ones, multipart for large ones and streams.
 
-Every request's body is signed by its SHA-256, so a store refuses a part that was damaged on its way. A multipart
-upload that cannot be completed is aborted, which frees its parts; nothing appears under the key before completion.
+Every body carries its CRC32, so a store refuses one that was damaged on its way (the signed SHA-256 alone does not do
+it: SeaweedFS 4.48 checks the signature over it, but not the body against it). A multipart upload that cannot be
+completed is aborted, which frees its parts; nothing appears under the key before completion.
 Source: Amazon S3 API reference, "Uploading and copying objects using multipart upload".
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import xml.etree.ElementTree as ET
+import zlib
 from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
+from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
 from typing import Self
@@ -24,6 +28,13 @@ PART_BYTES = 16 << 20  # S3 takes 5 MiB to 5 GiB
 _PARTS_A_SIZE = 1000  # after so many parts their size doubles: 10,000 parts then hold more than S3's 5 TiB
 _MAX_PENDING_PARTS = 4  # parts in flight, each in memory
 _MD5_HEX_LENGTH = 32
+_CRC32_HEADER = "x-amz-checksum-crc32"
+
+
+@dataclass(frozen=True)
+class _Part:
+    etag: str
+    crc32: str  # base64, as S3 writes it
 
 
 class ObjectWriter:
@@ -35,21 +46,19 @@ class ObjectWriter:
     def __init__(
         self,
         exchange: Exchange,
-        executor: Executor,
         *,
         bucket: str,
         key: str,
-        metadata: Mapping[str, str] | None = None,
+        headers: Mapping[str, str],
     ) -> None:
         self._exchange = exchange
-        self._executor = executor
         self._bucket = bucket
         self._key = key
-        self._headers = {f"x-amz-meta-{name}": value for name, value in (metadata or {}).items()}
+        self._headers = headers  # of the object: its metadata
         self._buffer = bytearray()
         self._upload_id = ""
-        self._pending: deque[Future[str]] = deque()
-        self._etags: list[str] = []
+        self._pending: deque[Future[_Part]] = deque()
+        self._parts: list[_Part] = []
         self._num_parts = 0
         self._is_over = False
         self.size_bytes = 0  # written so far
@@ -89,7 +98,7 @@ class ObjectWriter:
                 if self._buffer:
                     self._send_part(bytes(self._buffer))
                 while self._pending:
-                    self._etags.append(self._pending.popleft().result())
+                    self._parts.append(self._pending.popleft().result())
                 self.etag = self._complete()
             self._is_over = True
         finally:
@@ -120,20 +129,19 @@ class ObjectWriter:
         if not self._upload_id:
             self._upload_id = self._start()
         while len(self._pending) >= _MAX_PENDING_PARTS:
-            self._etags.append(self._pending.popleft().result())
+            self._parts.append(self._pending.popleft().result())
         self._num_parts += 1
         query = {"partNumber": str(self._num_parts), "uploadId": self._upload_id}
-        request = self._request("PUT", query, body=part)
-        self._pending.append(self._executor.submit(self._put_part, request))
+        request = self._request("PUT", query, body=part, headers=checksum_headers(part))
+        self._pending.append(self._exchange.submit(lambda: self._put_part(request), request))
 
-    def _put_part(self, request: S3Request) -> str:
+    def _put_part(self, request: S3Request) -> _Part:
         headers, _ = self._exchange.send(request)
-        return headers.get("etag", "")
+        return _Part(headers.get("etag", ""), request.headers[_CRC32_HEADER])
 
     def _start(self) -> str:
-        request = S3Request(
-            method="POST", bucket=self._bucket, key=self._key, query={"uploads": ""}, headers=self._headers, body=b""
-        )
+        headers = {**self._headers, "x-amz-checksum-algorithm": "CRC32"}
+        request = self._request("POST", {"uploads": ""}, body=b"", headers=headers)
 
         def attempt() -> str:
             with self._exchange.once(request) as response:
@@ -146,8 +154,9 @@ class ObjectWriter:
 
     def _complete(self) -> str:
         parts = "".join(
-            f"<Part><PartNumber>{number}</PartNumber><ETag>{escape(etag)}</ETag></Part>"
-            for number, etag in enumerate(self._etags, start=1)
+            f"<Part><PartNumber>{number}</PartNumber><ETag>{escape(part.etag)}</ETag>"
+            f"<ChecksumCRC32>{part.crc32}</ChecksumCRC32></Part>"
+            for number, part in enumerate(self._parts, start=1)
         )
         request = self._request(
             "POST",
@@ -182,7 +191,7 @@ class ObjectWriter:
 
     def _expected_etag(self) -> str:
         """Return the ETag that S3 gives to these parts; empty if the parts' own ETags are not MD5 sums."""
-        sums = [etag.strip('"') for etag in self._etags]
+        sums = [part.etag.strip('"') for part in self._parts]
         if any(len(text) != _MD5_HEX_LENGTH for text in sums):
             return ""
         try:
@@ -191,17 +200,33 @@ class ObjectWriter:
             return ""
         return f'"{hashlib.md5(joined, usedforsecurity=False).hexdigest()}-{len(sums)}"'
 
-    def _request(self, method: str, query: Mapping[str, str], *, body: bytes | None = None) -> S3Request:
-        return S3Request(method=method, bucket=self._bucket, key=self._key, query=query, body=body)
+    def _request(
+        self,
+        method: str,
+        query: Mapping[str, str],
+        *,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> S3Request:
+        return S3Request(
+            method=method, bucket=self._bucket, key=self._key, query=query, headers=headers or {}, body=body
+        )
 
 
 def put_object(
     exchange: Exchange, bucket: str, key: str, *, body: bytes | memoryview, headers: Mapping[str, str] | None = None
 ) -> str:
     """Store an object with one PUT and return its ETag. Raises: ObjectStoreError."""
-    request = S3Request(method="PUT", bucket=bucket, key=key, headers=dict(headers or {}), body=body)
+    all_headers = {**(headers or {}), **checksum_headers(body)}
+    request = S3Request(method="PUT", bucket=bucket, key=key, headers=all_headers, body=body)
     answer, _ = exchange.send(request)
     return answer.get("etag", "")
+
+
+def checksum_headers(body: bytes | memoryview) -> dict[str, str]:
+    """Return the headers by which a store checks that it got this body."""
+    crc32 = base64.b64encode(zlib.crc32(body).to_bytes(4, "big")).decode()
+    return {_CRC32_HEADER: crc32, "x-amz-sdk-checksum-algorithm": "CRC32"}
 
 
 def _text_of(body: bytes, name: str) -> str:

@@ -23,7 +23,6 @@ from clary.agent.supervisor.preparation import Preparation
 from clary.agent.supervisor.program_watch import FAIL_FAST_GRACE_S, ProgramWatch, exit_in_words
 from clary.agent.supervisor.steps import Steps, Uploaded
 from clary.contract.agent_protocol import Failure, HostPhase, Order, OrderKind, ProcessExit, StagedPart, UploadRole
-from clary.contract.clock import Clock
 from clary.contract.errors import ClaryError, ContractError, Fault
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.plain import from_plain
@@ -43,7 +42,6 @@ class Surroundings:
         board: facts, told to the service.
         log: takes output and the agent's own lines.
         steps: the work itself.
-        clock: time for records.
         post: has a function called in the supervisor's thread.
         is_vain: whether there is no use in waiting for the service any more.
         drain_s: longest time without progress that log lines get.
@@ -52,7 +50,6 @@ class Surroundings:
     board: FactBoard
     log: HostLog
     steps: Steps
-    clock: Clock
     post: Callable[[Callable[[], None]], None]
     is_vain: Callable[[], bool]
     drain_s: float
@@ -185,8 +182,8 @@ class HostLife:
             return
         self._watch = watch = ProgramWatch(
             program,
-            clock=self._around.clock,
-            on_exits=lambda exits: self._post(lambda: self._on_exits(exits)),
+            on_exits=lambda exits: self._post(lambda: self._on_exits(watch, exits)),
+            on_gone=lambda: self._post(lambda: self._on_gone(watch)),
             on_broken=lambda error: self._post(lambda: self._on_broken(error)),
         )
         watch.start()
@@ -194,19 +191,20 @@ class HostLife:
         self._add_notes(self._steps.notes)
         self._board.enter(HostPhase.RUNNING, init_pid=program.init_pid, not_isolated=program.not_isolated)
 
-    def _on_exits(self, exits: Sequence[ProcessExit]) -> None:
-        watch = self._watch
-        if watch is None:
+    def _on_exits(self, watch: ProgramWatch, exits: Sequence[ProcessExit]) -> None:
+        if watch is not self._watch:
             return
         failed = watch.take(exits)
-        if not watch.num_left:
-            self._end_program()
-        elif failed is not None and not watch.is_stopping:
+        if failed is not None and watch.num_left and not watch.is_stopping:
             self._log.say(
                 f"rank {failed.rank} ended with {exit_in_words(failed)}: stopping the other {watch.num_left}"
                 f" processes of {self._host.name}"
             )
             watch.stop(FAIL_FAST_GRACE_S)
+
+    def _on_gone(self, watch: ProgramWatch) -> None:
+        if watch is self._watch:
+            self._end_program()
 
     def _on_broken(self, error: Exception) -> None:
         raise error  # in the supervisor's thread, whose boundary ends the host

@@ -67,7 +67,8 @@ class LogShipper:
         self._back_off = BackOff()
         self._stored = 0  # every line below this number is stored by the service
         self._stored_changed = threading.Condition()
-        self._progress_at_s = time.monotonic()  # last time that lines were stored or the service was away
+        self._progress_at_s = time.monotonic()  # last time that lines were stored
+        self._is_away = False  # whether the last try found no service
         self._has_ended = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="log-shipper", daemon=True)
@@ -88,6 +89,8 @@ class LogShipper:
         self._progress_at_s = time.monotonic()
         with self._stored_changed:
             while self._stored < end and not self._has_ended:
+                if self._is_away:
+                    self._progress_at_s = time.monotonic()
                 if give_up() or time.monotonic() - self._progress_at_s > timeout_s:
                     break
                 self._stored_changed.wait(0.2)
@@ -141,10 +144,10 @@ class LogShipper:
                 if not has_logged:
                     logger.warning("log lines wait: %s", error)
                     has_logged = True
-                if isinstance(error, ServiceUnreachable) and "status" not in error.details:
-                    self._progress_at_s = time.monotonic()
+                self._is_away = "status" not in error.details
                 self._stopping.wait(self._back_off.next_s())
                 continue
+            self._is_away = False
             if receipt.next_sequence > batch.first_sequence:
                 self._back_off.reset()
             else:  # the service has fewer lines than it said: it gets them again, but not in a hurry

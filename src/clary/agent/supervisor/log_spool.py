@@ -66,6 +66,7 @@ class LogSpool:
         self._last_at_ms = 0
         self._num_lost = 0
         self._cursor = _Cursor()
+        self._is_woken = False
         self._is_closed = False
 
     @property
@@ -101,13 +102,16 @@ class LogSpool:
             self._changed.notify_all()
 
     def wait(self, after: int, timeout_s: float) -> bool:
-        """Wait until a line with a number of `after` or more is there, or `timeout_s` have passed, or it is closed."""
+        """Wait until a line with a number of `after` or more is there, `wake` is called, or `timeout_s` have passed."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._end_sequence > after or self._is_closed, timeout_s)
+            has_come = self._changed.wait_for(lambda: self._end_sequence > after or self._is_woken, timeout_s)
+            self._is_woken = False
+            return has_come
 
     def wake(self) -> None:
-        """End a `wait` early by nothing but the knowledge that it may."""
+        """End the current or the next `wait` at once."""
         with self._changed:
+            self._is_woken = True
             self._changed.notify_all()
 
     def read(self, first_sequence: int, *, max_lines: int, max_bytes: int) -> list[LogLine]:

@@ -1,4 +1,4 @@
-"""What a host does before the program can start: tree, then code and channels at once, then the environment.
+"""What a host does before the program can start: tree, then channels at the same time as code and environment.
 
 Where: the supervisor starts it when it has its assignment, and gives it up when a stop comes first. Each part is timed;
 the first part that fails ends the whole.
@@ -10,11 +10,18 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from clary.agent.supervisor.steps import Steps
 
 _Done = Callable[[Exception | None], None]
 _JOIN_S = 5.0
+
+
+@dataclass(frozen=True)
+class _Part:
+    name: str  # as timings name it
+    act: Callable[[], None]
 
 
 class Preparation:
@@ -32,7 +39,7 @@ class Preparation:
         self._on_timing = on_timing
         self._on_done = on_done
         self._is_given_up = False
-        self._parts: list[threading.Thread] = []
+        self._threads: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._run, name="preparation", daemon=True)
 
     def start(self) -> None:
@@ -47,10 +54,10 @@ class Preparation:
     def join(self, timeout_s: float = _JOIN_S) -> bool:
         """Wait for the threads to end; return whether they did."""
         deadline_s = time.monotonic() + timeout_s
-        for thread in (self._thread, *self._parts):
+        for thread in (self._thread, *self._threads):
             if thread.ident is not None:
                 thread.join(max(0.0, deadline_s - time.monotonic()))
-        return not any(thread.is_alive() for thread in (self._thread, *self._parts))
+        return not any(thread.is_alive() for thread in (self._thread, *self._threads))
 
     def _run(self) -> None:
         error: Exception | None = None
@@ -58,36 +65,40 @@ class Preparation:
             self._prepare()
         except Exception as caught:  # noqa: BLE001 - boundary: agent supervisor; it tells what was raised
             error = caught
-            self._steps.give_up()  # of parts that still run, which are in vain now
-        if not self._is_given_up:
-            self._on_done(error)
+        if self._is_given_up:
+            return
+        if error is not None:
+            self.give_up()  # parts that still run are in vain now
+        self._on_done(error)
 
     def _prepare(self) -> None:
         self._timed("tree", self._steps.build_tree)
-        parts: dict[str, Callable[[], None]] = {"code": self._steps.fetch_code}
-        for name in self._steps.channel_names:
-            parts[f"channel:{name}"] = _fetch(self._steps, name)
-        self._at_once(parts)
-        if not self._is_given_up:
-            self._timed("environment", self._steps.prepare_environment)
+        channels = {name: _Part(f"channel:{name}", _fetch(self._steps, name)) for name in self._steps.channel_names}
+        program = [_Part("code", self._steps.fetch_code), _Part("environment", self._steps.prepare_environment)]
+        code_channel = channels.pop(self._steps.code_channel or "", None)
+        if code_channel is not None:
+            program.insert(0, code_channel)
+        self._at_once([program, *([channel] for channel in channels.values())])
 
-    def _at_once(self, parts: dict[str, Callable[[], None]]) -> None:
-        """Run parts at the same time; raises the first error without waiting for the parts that still run."""
+    def _at_once(self, chains: list[list[_Part]]) -> None:
+        """Run chains of parts at the same time; raises the first error without waiting for what still runs."""
         outcomes: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
-        def run(part: str, act: Callable[[], None]) -> None:
+        def run(chain: list[_Part]) -> None:
             try:
-                self._timed(part, act)
+                for part in chain:
+                    if not self._is_given_up:
+                        self._timed(part.name, part.act)
             except Exception as error:  # noqa: BLE001 - boundary: raised again below, in the thread that waits
                 outcomes.put(error)
             else:
                 outcomes.put(None)
 
-        for part, act in parts.items():
-            thread = threading.Thread(target=run, args=(part, act), name=f"prepare-{part}", daemon=True)
-            self._parts.append(thread)
+        for chain in chains:
+            thread = threading.Thread(target=run, args=(chain,), name=f"prepare-{chain[0].name}", daemon=True)
+            self._threads.append(thread)
             thread.start()
-        for _ in parts:
+        for _ in chains:
             error = outcomes.get()  # no deadline here: each part has its own, and a stop gives all of them up
             if error is not None:
                 raise error

@@ -11,17 +11,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from datetime import datetime
 
 from clary.agent.supervisor.steps import RunningProgram
 from clary.contract.agent_protocol import Failure, ProcessExit
-from clary.contract.clock import Clock
 from clary.contract.errors import Fault
 
 FAIL_FAST_GRACE_S = 5.0  # for the other processes of a host when one has failed
 KILL_TIMEOUT_S = 60.0  # for a killed process to be gone
 _POLL_S = 1.0
+_LIVE_POLL_S = 0.1
 _SIGNAL_BASE = 128  # a shell's exit code of a process that a signal ended: this and the signal's number
 
 logger = logging.getLogger(__name__)
@@ -30,13 +28,13 @@ logger = logging.getLogger(__name__)
 class ProgramWatch:
     """Watches one program.
 
-    Threads: `on_exits` and `on_broken` are called from the watch's own thread; every method belongs
+    Threads: `on_exits`, `on_gone` and `on_broken` are called from the watch's own thread; every method belongs
     to the supervisor's.
 
     Args:
         program: what runs.
-        clock: tells when processes were signalled.
         on_exits: told the processes that ended, each once.
+        on_gone: told when all of them have ended; after `stop`, also what they had started has, or was killed.
         on_broken: told when the wait for exits itself failed.
     """
 
@@ -44,8 +42,8 @@ class ProgramWatch:
         self,
         program: RunningProgram,
         *,
-        clock: Clock,
         on_exits: Callable[[Sequence[ProcessExit]], None],
+        on_gone: Callable[[], None],
         on_broken: Callable[[Exception], None],
     ) -> None:
         self.program = program
@@ -53,10 +51,10 @@ class ProgramWatch:
         self.started_at_s = time.monotonic()
         self.due_at_s: float | None = None  # monotonic time at which the grace, or the wait after a kill, is over
         self.is_beyond_killing = False
-        self._clock = clock
         self._on_exits = on_exits
+        self._on_gone = on_gone
         self._on_broken = on_broken
-        self._signalled_at: datetime | None = None
+        self.is_stopping = False  # whether the processes were told to end
         self._is_killed = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="program-watch", daemon=True)
@@ -64,11 +62,6 @@ class ProgramWatch:
     def start(self) -> None:
         """Begin to wait for exits."""
         self._thread.start()
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether the processes were told to end."""
-        return self._signalled_at is not None
 
     @property
     def num_left(self) -> int:
@@ -83,8 +76,8 @@ class ProgramWatch:
         kill_at_s = time.monotonic() + grace_s
         if not self._is_killed and (self.due_at_s is None or kill_at_s < self.due_at_s):
             self.due_at_s = kill_at_s
-        if self._signalled_at is None:
-            self._signalled_at = self._clock.now()
+        if not self.is_stopping:
+            self.is_stopping = True
             if grace_s > 0:
                 self.program.send_signal(signal.SIGTERM)
 
@@ -106,9 +99,7 @@ class ProgramWatch:
 
     def take(self, exits: Sequence[ProcessExit]) -> ProcessExit | None:
         """Take note of exits; return the first that is a failure of the process's own making, if there is one."""
-        for item in exits:
-            by_agent = self._signalled_at is not None and item.ended_at >= self._signalled_at
-            self.exits.append(replace(item, killed_by_agent=True) if by_agent else item)
+        self.exits += exits
         return self.first_failure()
 
     def first_failure(self) -> ProcessExit | None:
@@ -145,12 +136,16 @@ class ProgramWatch:
             while num_left and not self._stopping.is_set():
                 exits = self.program.wait_for_exits(_POLL_S)
                 num_left -= len(exits)
-                if exits and not self._stopping.is_set():
+                if exits:
                     self._on_exits(exits)
+            # A shell dies of SIGTERM at once, and the script that it runs may still be saving what it has.
+            while self.is_stopping and not self._is_killed and self.program.num_live():
+                if self._stopping.wait(_LIVE_POLL_S):
+                    break
+            self._on_gone()
         except Exception as error:  # boundary: agent supervisor; the supervisor ends the host then
             logger.exception("the wait for the program failed")
-            if not self._stopping.is_set():
-                self._on_broken(error)
+            self._on_broken(error)
 
 
 def signal_name(signum: int | None) -> str:

@@ -44,10 +44,20 @@ class RunningProgram(Protocol):
         """What the program shares with the machine, in words."""
 
     def wait_for_exits(self, timeout_s: float) -> Sequence[ProcessExit]:
-        """Return the processes that ended since the last call, as soon as there is one; none after `timeout_s`."""
+        """Return the processes that ended since the last call, as soon as there is one; none after `timeout_s`.
+
+        All output of a returned process has been passed on. `killed_by_agent` is true for those that ran when
+        `send_signal` told them to end.
+        """
 
     def send_signal(self, signum: int) -> None:
-        """Signal every process that still runs, also those that processes of the program have started."""
+        """Signal every process that still runs, also those that processes of the program have started.
+
+        SIGKILL ends them for certain, unless they hang in the kernel.
+        """
+
+    def num_live(self) -> int:
+        """Return how many processes run, those that processes of the program have started included."""
 
     def out_of_memory(self) -> str | None:
         """Say in a sentence that the host's memory limit killed a process; None if it did not."""
@@ -59,14 +69,18 @@ class RunningProgram(Protocol):
 class Steps(Protocol):
     """The work on one host of one attempt, in the order in which it is done.
 
-    Each method may run for long and is called from a thread of its own; the parts of the preparation may run at the
-    same time, `build_tree` before all others and `prepare_environment` after all others.
+    Each method may run for long and is called from a thread of its own. `build_tree` comes first; then channels are
+    fetched at the same time as code (after `code_channel`, if there is one) and, after the code, the environment.
     Errors: ClaryError with a fault and a sentence for the user; anything else is a defect of Clary.
     """
 
     @property
     def channel_names(self) -> tuple[str, ...]:
         """Channels that this host gets."""
+
+    @property
+    def code_channel(self) -> str | None:
+        """Channel that holds the code; None when code comes from elsewhere."""
 
     @property
     def notes(self) -> tuple[str, ...]:

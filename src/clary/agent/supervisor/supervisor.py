@@ -183,7 +183,6 @@ class Supervisor:
             board=self._board,
             log=self._log,
             steps=self._make_steps(plan, self._host),
-            clock=self._clock,
             post=self._mailbox.put,
             is_vain=self._is_vain,
             drain_s=self._limits.drain_s,

@@ -106,8 +106,8 @@ def choose_ports() -> dict[str, int]:
             if len(ports) == len(PORT_NAMES):
                 return ports
     raise ObjectStoreError(
-        f"embedded object store: {PORT_TRIES} random ports of {FIRST_PORT}-{LAST_PORT} on {HOST} gave {len(ports)} free "
-        f"ones, needed are {len(PORT_NAMES)}; free some, or name an S3 endpoint with the setting s3_endpoint_url"
+        f"embedded object store: {PORT_TRIES} random ports of {FIRST_PORT}-{LAST_PORT} on {HOST} gave {len(ports)} "
+        f"free ones, needed are {len(PORT_NAMES)}; free some, or name an S3 endpoint with the setting s3_endpoint_url"
     )
 
 

@@ -71,6 +71,7 @@ class Reconciler:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._launched: set[tuple[str, int]] = set()  # attempts that this service has launched
         self._ended_at: dict[str, float] = {}
+        self.is_draining = False  # set when the service leaves: nothing new starts
 
     async def run(self) -> None:
         """Make passes until cancelled."""
@@ -87,7 +88,8 @@ class Reconciler:
 
     async def make_pass(self) -> None:
         """Look at every job once."""
-        await self._start_waiting_jobs()
+        if not self.is_draining:
+            await self._start_waiting_jobs()
         for job in self._hub.active_jobs():
             if job.name in self._tasks:
                 continue

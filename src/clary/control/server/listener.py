@@ -3,9 +3,12 @@
 Where: outermost part of the service. Below it: `clary_handler` (agents and the command line), `objects.front` (S3) and
 `aws_handler` (every other AWS service). A second port with TLS has the same handlers.
 
-    request -> /clary/...            -> health here, the rest to clary_handler
-            -> S3 by its signature, or not signed and no API request   -> S3 front, streaming
-            -> everything else       -> aws_handler, with its whole body
+    request -> signed for S3                       -> S3 front, streaming
+            -> /clary/v1/...                       -> health here, the rest to clary_handler
+            -> not signed and no API request       -> S3 front, which refuses it in S3's shape
+            -> everything else                     -> aws_handler, with its whole body
+
+S3 comes first because a bucket may be called `clary`.
 
 No request ends the service: what a handler does not catch becomes a 500 with the request's id, and the traceback goes
 to the log. Broken HTTP is answered by the HTTP library with 400 before any handler sees it.
@@ -30,7 +33,7 @@ from clary.contract.errors import EngineError, Fault
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
 HEALTH_PATH = "/clary/v1/health"
-INTERNAL_PREFIX = "/clary/"
+INTERNAL_PREFIX = "/clary/v1/"
 REQUEST_ID = "clary.request_id"  # also read by objects.front
 BODY_TIMEOUT_S = 30.0  # for the whole body of an API request
 MAX_LINE_BYTES = 16 * 1024  # request line; presigned URLs are long
@@ -39,6 +42,12 @@ LINGER_S = 2.0  # how long the rest of a refused body is thrown away, so that th
 KEEPALIVE_S = 75.0
 SHUTDOWN_S = 5.0
 BACKLOG = 1024
+API_CONTENT_TYPES = (
+    "application/x-amz-json",
+    "application/json",
+    "application/x-www-form-urlencoded",
+    "application/cbor",
+)
 JSON_ERROR_TYPE = "application/x-amz-json-1.1"
 
 _log = logging.getLogger(__name__)
@@ -70,7 +79,7 @@ class Listener:
         port: 0 takes a free one; read `port` after `start`.
         aws_handler: answers AWS requests other than S3.
         s3_front: answers S3 requests; started and closed by the caller.
-        clary_handler: answers requests below /clary/ other than the health check; None has none.
+        clary_handler: answers requests below /clary/v1/ other than the health check; None has none.
         max_body_bytes: largest body of a request that is not S3.
         tls_context: certificate of the TLS port; None has no such port.
         tls_port: 0 takes a free one.
@@ -100,9 +109,10 @@ class Listener:
         self._ports: list[int] = []
         self._health = json.dumps({"status": "ok", "version": _version()}).encode()
         self.routes: Sequence[Route] = (
+            Route("s3", _is_signed_for_s3, s3_front.handle),
             Route("health", _is_health, self._answer_health),
             Route("clary", _is_internal, self._api(clary_handler or _no_such_path)),
-            Route("s3", _is_s3, s3_front.handle),
+            Route("s3-unsigned", _looks_like_s3, s3_front.handle),
             Route("aws", lambda _: True, self._api(aws_handler)),
         )
 
@@ -176,7 +186,7 @@ class Listener:
             raise AssertionError("the last route takes everything")
         except (ConnectionError, web.RequestPayloadError):
             raise  # the client has gone: nobody to answer
-        except Exception:
+        except Exception:  # noqa: BLE001 - the HTTP edge, a named boundary
             _log.exception("request %s: %s %s failed", request_id, request.method, request.raw_path[:200])
             message = f"An internal error occurred; the service's log has it under request id {request_id}."
             return _error(request, 500, "InternalFailure", message)
@@ -253,25 +263,25 @@ def _is_internal(request: web.BaseRequest) -> bool:
     return request.raw_path.startswith(INTERNAL_PREFIX)
 
 
-def _is_s3(request: web.BaseRequest) -> bool:
-    """Whether S3 must answer: by the scope of the signature, or because nothing says another service."""
-    headers = request.headers
-    authorization = headers.get("Authorization")
+def _is_signed_for_s3(request: web.BaseRequest) -> bool:
+    """Whether the scope of the signature, in headers or query, is S3's."""
+    authorization = request.headers.get("Authorization")
     if authorization is not None:
-        if authorization.startswith("AWS "):  # version 2, which only S3 and its refusal know
-            return True
-        return "/s3/aws4_request" in authorization
+        # Version 2, which starts so, belongs to S3 alone (and is refused there).
+        return "/s3/aws4_request" in authorization or authorization.startswith("AWS ")
     query = request.raw_path.partition("?")[2]
     if "X-Amz-Credential=" in query:
         return "%2Fs3%2Faws4_request" in query or "/s3/aws4_request" in query
-    if "AWSAccessKeyId=" in query and "Action=" not in query:
-        return True
-    if "X-Amz-Target" in headers or "Action=" in query:
+    return "AWSAccessKeyId=" in query and "Action=" not in query
+
+
+def _looks_like_s3(request: web.BaseRequest) -> bool:
+    """Whether a request that is not signed for S3 is no request of another AWS service either."""
+    headers = request.headers
+    query = request.raw_path.partition("?")[2]
+    if "Authorization" in headers or "X-Amz-Target" in headers or "Action=" in query or "X-Amz-Credential=" in query:
         return False
-    content_type = headers.get("Content-Type", "")
-    return not content_type.startswith(
-        ("application/x-amz-json", "application/json", "application/x-www-form-urlencoded", "application/cbor")
-    )
+    return not headers.get("Content-Type", "").startswith(API_CONTENT_TYPES)
 
 
 async def _no_such_path(request: HttpRequest) -> HttpResponse:

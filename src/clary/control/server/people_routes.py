@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hmac
 from typing import Any
-
-from aiohttp import web
+from urllib.parse import unquote
 
 from clary.contract.errors import Fault, WireError
 from clary.contract.failure_reasons import failure_reason
@@ -13,8 +12,9 @@ from clary.contract.launch_plan import without_secrets
 from clary.contract.plain import to_plain
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
-from clary.control.server.internal_http import bearer_token, json_answer
+from clary.control.server.internal_http import bearer_token, json_answer, query_of
 from clary.control.services.call import Services
+from clary.control.wire.messages import HttpRequest, HttpResponse
 
 PREFIX = "/clary/v1/jobs/"
 LOG_PAGE = 2000  # lines of one stream in one answer
@@ -27,11 +27,11 @@ class PeopleRoutes:
         self._services = services
         self._admin_token = admin_token
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, request: HttpRequest) -> HttpResponse:
         """Answer one request; raises WireError with the status to send."""
         if not hmac.compare_digest(bearer_token(request).encode(), self._admin_token.encode()):
             raise WireError("AccessDenied", "the token does not open this service", http_status=403)
-        name, _, page = request.path.removeprefix(PREFIX).partition("/")
+        name, _, page = unquote(request.raw_path.removeprefix(PREFIX)).partition("/")
         job = self._services.hub.live_job(name) or await self._services.store.get_job(name)
         if job is None:
             raise WireError("NotFound", f"there is no training job {name!r}", http_status=404)
@@ -88,8 +88,9 @@ class PeopleRoutes:
             raise WireError("NotFound", f"{job.name} has no launch plan yet: {reason}", http_status=404)
         return without_secrets(job.plan)
 
-    async def _log_page(self, job: TrainingJob, request: web.BaseRequest) -> dict[str, Any]:
-        wanted_host, wanted_rank = request.query.get("host"), request.query.get("rank")
+    async def _log_page(self, job: TrainingJob, request: HttpRequest) -> dict[str, Any]:
+        query = query_of(request)
+        wanted_host, wanted_rank = query.get("host"), query.get("rank")
         if wanted_host is not None and job.hosts and wanted_host not in job.hosts:
             raise WireError("NotFound", f"{job.name} has no host {wanted_host!r}; it has {', '.join(job.hosts)}")
         # Read before the lines, so that a job that is over then has no line that this page misses.
@@ -105,7 +106,7 @@ class PeopleRoutes:
                 start_ms=None,
                 end_ms=None,
                 from_head=True,
-                token=request.query.get(f"after.{stream}"),
+                token=query.get(f"after.{stream}"),
                 limit=LOG_PAGE,
             )
             if page is None:

@@ -5,8 +5,9 @@ Where: `StreamFile` writes and reads these; nothing else knows the layout.
     CLARYLOG1 {"stream": ..., "created_at_ms": ..., "stream_id": ...}\n
     record: length of the message, checksum of all that follows, time, ingestion time, rank, message in UTF-8
 
-A write that a crash cut short leaves an incomplete last record, and a power cut may leave zeros where data was not on
-disk yet; `scan` calls both torn. A record that is wrong in any other way is damage and is reported, never skipped.
+A write that a crash cut short leaves an incomplete last record, and a power cut may leave zeros from some point on where
+data was not on disk yet; `scan` calls both torn and stops there. Any other record that is wrong is damage and is
+reported, never skipped.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,11 +25,15 @@ MAX_MESSAGE_BYTES = 256 * 1024  # CloudWatch's limit on an event
 # CloudWatch counts this much besides the message of each event towards the size of a page (PutLogEvents, quotas).
 EVENT_OVERHEAD_BYTES = 26
 NO_RANK = -1
+MAX_TIME_MS = 253_402_300_799_999  # end of the year 9999, the last that clients can print
+
+Reader = Callable[[int, int], bytes]  # (offset, count) -> up to `count` bytes, fewer only at the end of the file
 
 _MAGIC = b"CLARYLOG1 "
 _RECORD = struct.Struct("<IIqqi")
 _CHECKED = struct.Struct("<qqi")
 _CHECKSUM_END = 8  # length and checksum come first and are not part of what is checked
+_MAX_RANK = 2**31 - 1
 # Records are at most this long; a longer length can only be damage.
 _MAX_RECORD_BYTES = _RECORD.size + MAX_MESSAGE_BYTES
 # JSON from agents may hold halves of surrogate pairs; they are kept as they came.
@@ -91,7 +96,8 @@ def pack_record(message: str, *, at_ms: int, ingestion_ms: int, rank: int | None
     payload = message.encode("utf-8", _LENIENT)
     if len(payload) > MAX_MESSAGE_BYTES:
         payload = _cut(payload)
-    checked = _CHECKED.pack(at_ms, ingestion_ms, NO_RANK if rank is None else rank) + (payload or b" ")
+    stored_rank = rank if rank is not None and 0 <= rank <= _MAX_RANK else NO_RANK
+    checked = _CHECKED.pack(at_ms, ingestion_ms, stored_rank) + (payload or b" ")  # clients want at least one character
     return _RECORD.pack(len(checked) - _CHECKED.size, zlib.crc32(checked), 0, 0, 0)[:_CHECKSUM_END] + checked
 
 
@@ -115,7 +121,7 @@ def unpack_block(data: bytes, *, first_sequence: int, first_offset: int, path: s
     return records
 
 
-def scan(read: "Reader", *, start: int, size: int, path: str) -> Iterator[ScannedRecord]:
+def scan(read: Reader, *, start: int, size: int, path: str) -> Iterator[ScannedRecord]:
     """Yield the records from offset `start` to the end of the file, or to a torn one, where it stops.
 
     Args:
@@ -135,15 +141,39 @@ def scan(read: "Reader", *, start: int, size: int, path: str) -> Iterator[Scanne
             return
         length, checksum, at_ms, ingestion_ms, _rank = _RECORD.unpack_from(buffer, position)
         end = offset + _RECORD.size + length
-        if length <= MAX_MESSAGE_BYTES and end > size:
+        is_plausible = 0 < length <= MAX_MESSAGE_BYTES
+        if is_plausible and end > size:
             return
-        is_intact = (
-            0 < length <= MAX_MESSAGE_BYTES
-            and zlib.crc32(buffer[position + _CHECKSUM_END : end - buffer_start]) == checksum
-        )
-        if not is_intact:
-            if _is_zero_to_end(read, offset=offset, size=size):
+        checked = buffer[position + _CHECKSUM_END : end - buffer_start]
+        if not is_plausible or zlib.crc32(checked) != checksum:
+            if _is_zero_to_end(read, offset=end if is_plausible else offset, size=size):
                 return
             raise _damage(path, offset, "fails its checksum")
         yield ScannedRecord(offset, end, at_ms, ingestion_ms)
         offset = end
+
+
+def _cut(payload: bytes) -> bytes:
+    note_bytes = 64  # room for the note below
+    end = MAX_MESSAGE_BYTES - note_bytes
+    while payload[end] & 0b1100_0000 == 0b1000_0000:  # within a character
+        end -= 1
+    return payload[:end] + f" ... [line cut by the log store: {len(payload) - end} bytes more]".encode("ascii")
+
+
+def _is_zero_to_end(read: Reader, *, offset: int, size: int) -> bool:
+    while offset < size:
+        data = read(offset, _MAX_RECORD_BYTES)
+        if data.strip(b"\0"):
+            return False
+        offset += len(data)
+    return True
+
+
+def _damage(path: str, offset: int, words: str) -> StoreError:
+    return StoreError(
+        f"log file {path} is damaged: the record at offset {offset} {words}; what stands before it is intact: "
+        f"restore the file from a backup, or cut it at that offset",
+        fault=Fault.INFRASTRUCTURE,
+        details={"path": path, "offset": offset},
+    )

@@ -1,7 +1,7 @@
-"""Patterns of service models as compiled expressions that are safe to run on hostile values.
+r"""Patterns of service models as compiled expressions that are safe to run on hostile values.
 
 Where: validation compiles the pattern of each string shape here. AWS writes patterns for Java; what Python's `re` can
-not say is translated (`\\p{L}`, surrogate pairs) or left out, and recorded in `skipped_patterns`.
+not say is translated (`\p{L}`, surrogate pairs) or left out, and recorded in `skipped_patterns`.
 
 [Note: runaway patterns] `re` backtracks and holds the interpreter meanwhile: `(a+/?){3,}` takes exponential time on
 "aaaa...!". A repetition of a group that itself repeats is run only if its rounds can not be cut in several ways: each
@@ -37,6 +37,11 @@ _SMALL_COUNT = 8  # (x{1,4}:){1,7}: bounded twice over, no runaway
 _BYTES = frozenset(range(256))
 _BEYOND = 256  # stands for every character above Latin-1
 _EVERYTHING = _BYTES | {_BEYOND}
+_CATEGORIES = {
+    "CATEGORY_DIGIT": frozenset(b"0123456789"),
+    "CATEGORY_SPACE": frozenset(b" \t\n\r\f\v"),
+    "CATEGORY_WORD": frozenset(b"0123456789_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"),
+}
 
 skipped_patterns: dict[str, str] = {}
 """Patterns that are not enforced, with the reason; filled as shapes are compiled."""
@@ -74,7 +79,7 @@ def _one_character(match: re.Match[str]) -> str:
 
 
 def _expand_properties(pattern: str) -> list[str]:
-    """Replace `\\p{L}` by ranges, bare inside a set, as a set of its own outside."""
+    r"""Replace `\p{L}` by ranges, bare inside a set, as a set of its own outside."""
     pieces: list[str] = []
     position, in_set = 0, False
     while position < len(pattern):
@@ -122,9 +127,7 @@ def _category_ranges() -> dict[str, str]:
                 else:
                     ranges.append((start, code - 1))
             start, previous = code, category
-    return {
-        name: "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in ranges) for name, ranges in found.items()
-    }
+    return {name: "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in ranges) for name, ranges in found.items()}
 
 
 def _can_run_away(pattern: str) -> bool:
@@ -214,6 +217,9 @@ def _set_characters(argument: Any) -> frozenset[int]:
             first, last = value
             found.update(range(min(first, _BEYOND), min(last, _BEYOND) + 1))
         else:
-            # NEGATE and categories: taking them for everything errs towards leaving a pattern out.
-            return _EVERYTHING
+            # NEGATE and other categories: taking them for everything errs towards leaving a pattern out.
+            category = _CATEGORIES.get(str(value))
+            if category is None:
+                return _EVERYTHING
+            found |= category
     return frozenset(found)

@@ -150,7 +150,9 @@ def _numbered(tree: Tree, name: str | None, kind: str) -> list[tuple[int, Tree]]
         if tree.keys() <= {""}:
             return []
         if name not in tree:
-            raise MisfitError(f"elements of a {kind} must be named '{name}.N', got {next(iter(tree.keys() - {''}))[:40]!r}")
+            raise MisfitError(
+                f"elements of a {kind} must be named '{name}.N', got {next(iter(tree.keys() - {''}))[:40]!r}"
+            )
         tree = tree[name]
     found = []
     for key, subtree in tree.items():

@@ -87,9 +87,9 @@ def _binding(shape: Any, name: str) -> Binding:
         return _query_binding(shape, name)
     if location == "headers":
         prefix = name.lower()
-        return lambda parts: {
-            key[len(prefix) :]: value for key, value in parts.headers.items() if key.startswith(prefix)
-        } or None
+        return lambda parts: (
+            {key[len(prefix) :]: value for key, value in parts.headers.items() if key.startswith(prefix)} or None
+        )
     return _header_binding(shape, name.lower())
 
 

@@ -114,7 +114,7 @@ def encode_blob(value: Any) -> str:
 
 def float_text(value: float) -> float | str:
     """Return a number as it is, or the word for one that JSON and XML have no digits for."""
-    if value != value:  # noqa: PLR0124 - the one number that differs from itself
+    if value != value:
         return "NaN"
     if value in (math.inf, -math.inf):
         return "Infinity" if value > 0 else "-Infinity"

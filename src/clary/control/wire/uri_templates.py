@@ -39,7 +39,9 @@ class UriTemplate:
                 labels.append(piece.rstrip("+"))
         constants = tuple(parse_qsl(query, keep_blank_values=True))
         literal = sum(len(piece) for piece in pieces[::2])
-        return cls(str(http.get("method", "POST")), re.compile(pattern), tuple(labels), constants, (literal, len(constants)))
+        return cls(
+            str(http.get("method", "POST")), re.compile(pattern), tuple(labels), constants, (literal, len(constants))
+        )
 
     def match(self, method: str, raw_path: str, query: str) -> dict[str, str] | None:
         """Return the labels' decoded values, or None if the request does not fit."""

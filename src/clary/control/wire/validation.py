@@ -18,7 +18,7 @@ from clary.contract.errors import WireError
 from clary.control.wire.models import Operation
 from clary.control.wire.patterns import compile_pattern
 
-# Shapes whose values outgrow the model: any ml.*, local and future instance types are explained later, by the catalogue.
+# Shapes whose values outgrow the model: any ml.*, local or future instance type is judged later, by the catalogue.
 LENIENT_ENUMS = frozenset({"TrainingInstanceType"})
 LENIENT_MAX_LENGTH = 128  # of a value whose enumeration is not enforced
 PATTERN_MAX_LENGTH = 4096  # longer values, where the model allows them, are not matched: see patterns
@@ -51,9 +51,7 @@ class Violation:
 Checker = Callable[[Any], "list[Violation] | None"]
 
 
-def validate(
-    operation: Operation, params: dict[str, Any], *, lenient_enums: frozenset[str] = LENIENT_ENUMS
-) -> None:
+def validate(operation: Operation, params: dict[str, Any], *, lenient_enums: frozenset[str] = LENIENT_ENUMS) -> None:
     """Check parameters against the model's constraints.
 
     Args:
@@ -66,7 +64,9 @@ def validate(
     try:
         violations = checker(params)
     except RecursionError as error:
-        raise WireError(operation.validation_code, "1 validation error detected: the request is nested too deeply") from error
+        raise WireError(
+            operation.validation_code, "1 validation error detected: the request is nested too deeply"
+        ) from error
     if violations:
         raise WireError(operation.validation_code, _message(violations))
 

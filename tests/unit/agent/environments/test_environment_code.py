@@ -89,7 +89,9 @@ def test_folder_with_setup_py_is_a_package(tmp_path: Path) -> None:
 
 def test_missing_entry_point_names_it_and_what_the_archive_holds(tmp_path: Path) -> None:
     store = FakeStore({"b/k": archive({"main.py": "", "lib/util.py": ""})})
-    with pytest.raises(AgentError, match="'train.py', which is not in s3://b/k: it holds main.py, lib/util.py") as info:
+    with pytest.raises(
+        AgentError, match=r"'train.py', which is not in s3://b/k: it holds main.py, lib/util.py"
+    ) as info:
         prepare_code(plan_of("train.py", "s3://b/k"), store, MlTree(tmp_path))
     assert info.value.fault is Fault.USER
 

@@ -27,9 +27,7 @@ def golden(name: str) -> tuple[LaunchPlan, HostPlan, dict[str, str]]:
             instance_type=instance_type,
             instance_group=group,
             processes_per_host=1,
-            resources=Resources(
-                num_cpus=job["num_cpus"], memory_bytes=None, gpu_indices=tuple(range(job["num_gpus"]))
-            ),
+            resources=Resources(num_cpus=job["num_cpus"], memory_bytes=None, gpu_indices=tuple(range(job["num_gpus"]))),
         )
         for index, (host, group, instance_type) in enumerate(job["hosts"])
     )

@@ -26,7 +26,8 @@ import threading
 import time
 from typing import Any, NamedTuple
 
-from clary.control.engines.local import namespaces, process_identity
+from clary.contract.processes import ProcessId
+from clary.control.engines.local import namespaces
 from clary.control.engines.local.netlink import Netlink
 
 SPEC_FILE = "network.json"
@@ -184,28 +185,26 @@ def main(arguments: list[str]) -> int:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # belongs to this process alone, not to its children
     except BlockingIOError:
         return EXIT_HELD
+    own = ProcessId.of(os.getpid())
+    assert own is not None, "a running process has an entry in /proc"
+    identity = {"pid": own.pid, "started": own.started}
     ready_path = os.path.join(spec.folder, READY_FILE)
     try:
         network = build(spec)
-        stop_switch = _start_switch(spec, network)
+        switch = _SwitchChild(spec, network) if network.ports else None
     except FabricError as error:
-        write_json(ready_path, {"error": str(error)})
+        write_json(ready_path, identity | {"error": str(error)})
         return EXIT_FAILED
-    identity = process_identity.identity_of(os.getpid())
-    assert identity is not None
-    write_json(
-        ready_path,
-        identity.to_plain()
-        | {
-            "error": None,
-            "namespaces": network.host_descriptors,
-            "switch": network.switch_descriptor,
-            "has_user_namespace": network.has_user_namespace,
-            "is_switched_by_us": spec.is_switched_by_us,
-        },
-    )
+    ready = {
+        "error": None,
+        "namespaces": network.host_descriptors,
+        "switch": network.switch_descriptor,
+        "has_user_namespace": network.has_user_namespace,
+        "is_switched_by_us": spec.is_switched_by_us,
+    }
+    write_json(ready_path, identity | ready)
     os.chdir("/")
-    _hold(spec, network, stop_switch)
+    _hold(spec, network, switch)
     return 0
 
 
@@ -395,10 +394,6 @@ def _open_descriptors() -> set[int]:
             continue
         found.add(int(name))
     return found
-
-
-def _start_switch(spec: NetworkSpec, network: Network) -> _SwitchChild | None:
-    return _SwitchChild(spec, network) if network.ports else None
 
 
 def _hold(spec: NetworkSpec, network: Network, switch: _SwitchChild | None) -> None:

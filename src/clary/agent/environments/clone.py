@@ -1,0 +1,114 @@
+"""A copy of a Python environment that shares its files with the original.
+
+Where: `requirements` installs into such copies, so that the original stays as it is and nothing of it is fetched
+again. Files are hard links where the file system allows it: a gigabyte of torch takes a second and no space. Who
+writes into the copy must replace files and never write into them; uv and pip do so.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from clary.agent.environments.interpreter import InterpreterFacts
+from clary.contract.errors import AgentError
+
+_VENV_TIMEOUT_S = 120.0
+_MAX_SHEBANG_BYTES = 4096  # how far into a script the interpreter's path is looked for
+# What `venv` writes for the copy itself.
+_OWN_PROGRAMS = ("python", "activate", "Activate.ps1", "deactivate")
+_OWN_ENTRIES = frozenset({"pyvenv.cfg", "lib64", "bin"})
+
+
+def clone_environment(facts: InterpreterFacts, folder: Path) -> Path:
+    """Build a copy of an environment in `folder` and return its interpreter.
+
+    `folder` must be where the copy stays: its programs name their interpreter by path.
+    State after failure: `folder` holds a part of the copy and is to be deleted.
+    Raises: AgentError if venv fails; OSError, a full disk for one.
+    """
+    _make_venv(facts, folder)
+    library = folder / facts.library_folder
+    if facts.is_virtual:
+        _link_tree(Path(facts.prefix), folder, skip=_OWN_ENTRIES)
+    for site_folder in facts.site_folders:  # a base interpreter's, and those behind --system-site-packages
+        if not (facts.is_virtual and Path(site_folder).is_relative_to(facts.prefix)):
+            _link_tree(Path(site_folder), library, skip=frozenset())
+    _copy_programs(facts, folder / "bin")
+    return folder / "bin" / "python"
+
+
+def _make_venv(facts: InterpreterFacts, folder: Path) -> None:
+    command = [facts.base_python, "-I", "-m", "venv", "--without-pip", str(folder)]
+    try:
+        subprocess.run(
+            command, capture_output=True, text=True, timeout=_VENV_TIMEOUT_S, check=True, stdin=subprocess.DEVNULL
+        )
+    except subprocess.CalledProcessError as error:
+        reason = (error.stderr or error.stdout)[-500:].strip()
+        raise AgentError(f"{' '.join(command)} failed with {error.returncode}: {reason}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise AgentError(f"{' '.join(command)} failed: {error}") from error
+
+
+def _link_tree(source: Path, target: Path, *, skip: frozenset[str]) -> None:
+    """Link every file below `source` into `target`; names that `target` has already are kept."""
+    target.mkdir(parents=True, exist_ok=True)
+    with os.scandir(source) as entries:
+        for entry in entries:
+            place = target / entry.name
+            if entry.name in skip:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                _link_tree(Path(entry.path), place, skip=frozenset())
+            elif not os.path.lexists(place):
+                _link_entry(Path(entry.path), place)
+
+
+def _link_entry(source: Path, place: Path) -> None:
+    if source.is_symlink():
+        place.symlink_to(os.readlink(source))
+        return
+    try:
+        os.link(source, place)
+    except OSError:  # another file system, a foreign owner under protected_hardlinks, too many links
+        if source.is_file():
+            shutil.copy2(source, place)
+
+
+def _copy_programs(facts: InterpreterFacts, target: Path) -> None:
+    """Copy the programs that packages brought, with the copy's interpreter in their first line."""
+    source = Path(facts.scripts_folder)
+    names = source.iterdir() if facts.is_virtual else map(Path, facts.script_files)
+    for path in names:
+        place = target / path.name
+        is_own: Callable[[str], bool] = path.name.startswith
+        if any(map(is_own, _OWN_PROGRAMS)) or os.path.lexists(place) or not path.is_file():
+            continue
+        rewritten = _with_interpreter(path, source, target)
+        if rewritten is None:
+            _link_entry(path, place)
+        else:
+            place.write_bytes(rewritten)
+            shutil.copymode(path, place)
+
+
+def _with_interpreter(script: Path, old_folder: Path, new_folder: Path) -> bytes | None:
+    """Return the script with the new interpreter's path in its head; None if it names no interpreter of the old one.
+
+    Two forms exist: `#!/path/bin/python`, and for long paths `#!/bin/sh` with the path in the second line.
+    """
+    with script.open("rb") as file:
+        head = file.read(_MAX_SHEBANG_BYTES)
+        if not head.startswith(b"#!"):
+            return None
+        rest = file.read()
+    lines = head.split(b"\n", 2)
+    old, new = os.fsencode(f"{old_folder}/"), os.fsencode(f"{new_folder}/")
+    if not any(old in line for line in lines[:2]):
+        return None
+    lines[:2] = [line.replace(old, new, 1) for line in lines[:2]]
+    return b"\n".join(lines) + rest

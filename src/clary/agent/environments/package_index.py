@@ -1,0 +1,87 @@
+"""Where packages come from: pip's configuration of this machine, in uv's words.
+
+Where: `requirements` gives the result to uv, which does not read pip's configuration itself. Settings for uv that the
+machine already has win.
+Source: pip documentation, "Configuration"; uv documentation, "Compatibility with pip".
+"""
+
+from __future__ import annotations
+
+import configparser
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+_INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
+_SECTIONS = ("global", "install")
+_OPTIONS = ("index-url", "extra-index-url", "find-links", "trusted-host", "no-index", "cert")
+
+
+def uv_index_variables(machine: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """Return UV_* variables that make uv look where pip would look.
+
+    Args:
+        machine: environment of the agent: HOME, PIP_*, UV_*.
+        prefix: root of the Python environment, which may have a pip.conf of its own.
+    """
+    if any(name in machine for name in _INDEX_VARIABLES):
+        return {}
+    options = _pip_options(machine, prefix)
+    variables = {}
+    extra = _existing(options.get("extra-index-url", "").split())
+    links = _existing(options.get("find-links", "").split())
+    if options.get("index-url"):
+        variables["UV_DEFAULT_INDEX"] = options["index-url"]
+    if extra:
+        variables["UV_INDEX"] = " ".join(extra)
+        variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"  # as pip: the newest version of all indexes
+    if links:
+        variables["UV_FIND_LINKS"] = ",".join(links)
+    if options.get("trusted-host"):
+        variables["UV_INSECURE_HOST"] = " ".join(options["trusted-host"].split())
+    if options.get("no-index", "").lower() in ("1", "true", "yes", "on"):
+        variables["UV_NO_INDEX"] = "1"
+    if options.get("cert") and "SSL_CERT_FILE" not in machine:
+        variables["SSL_CERT_FILE"] = options["cert"]
+    return variables
+
+
+def _pip_options(machine: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """Read pip's options from its files, later files over earlier ones, then from its variables."""
+    home = Path(machine.get("HOME", "/"))
+    config_home = Path(machine.get("XDG_CONFIG_HOME", home / ".config"))
+    files = [
+        Path("/etc/xdg/pip/pip.conf"),
+        Path("/etc/pip.conf"),
+        home / ".pip/pip.conf",
+        config_home / "pip/pip.conf",
+        Path(prefix, "pip.conf"),
+    ]
+    if "PIP_CONFIG_FILE" in machine:
+        files.append(Path(machine["PIP_CONFIG_FILE"]))
+    options: dict[str, str] = {}
+    for file in files:
+        parser = configparser.RawConfigParser()
+        try:
+            parser.read_string(file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, configparser.Error):
+            continue  # absent or not pip's format: pip itself then says so
+        for section in _SECTIONS:
+            if parser.has_section(section):
+                options |= {name: parser.get(section, name) for name in _OPTIONS if parser.has_option(section, name)}
+    for name in _OPTIONS:
+        variable = f"PIP_{name.replace('-', '_').upper()}"
+        if machine.get(variable):
+            options[name] = machine[variable]
+    return options
+
+
+def _existing(places: Sequence[str]) -> list[str]:
+    """Drop folders that do not exist: pip warns of them, uv fails."""
+    return [place for place in places if not _is_missing_folder(place)]
+
+
+def _is_missing_folder(place: str) -> bool:
+    if place.startswith("file:"):
+        return not Path(unquote(urlsplit(place).path)).exists()
+    return "://" not in place and not Path(place).expanduser().exists()

@@ -1,0 +1,73 @@
+"""The order that a host's first process receives: a sandbox and its processes in plain form.
+
+Where: `program` writes it, `init` reads it. Pure.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from clary.agent.host.cgroups import HostCgroup
+from clary.agent.host.sandbox import ProcessSpec, Sandbox
+from clary.contract.launch_plan import Isolation
+
+
+def host_order(
+    processes: Sequence[ProcessSpec],
+    sandbox: Sandbox,
+    *,
+    scratch_folder: str,
+    cgroup: HostCgroup,
+    output_fds: Sequence[int],
+) -> dict[str, Any]:
+    """Return the order as JSON-serialisable data.
+
+    Args:
+        processes: what to start.
+        sandbox: the host.
+        scratch_folder: new, empty folder for what lives as long as the program does.
+        cgroup: the host's cgroup.
+        output_fds: write end of each process's output pipe, as the first process inherits it.
+    """
+    return {
+        "isolation": sandbox.isolation.value,
+        "hostname": sandbox.hostname,
+        "scratch_folder": os.path.realpath(scratch_folder),
+        "ml_folder": sandbox.ml_folder,
+        "network_namespace_path": sandbox.network_namespace_path,
+        "user_namespace_path": sandbox.user_namespace_path,
+        "hosts_file": dict(sandbox.hosts_file),
+        "memory_bytes": sandbox.resources.memory_bytes,
+        "with_gpus": bool(sandbox.resources.gpu_indices),
+        "cgroup_files": list(cgroup.entry_files),
+        "cgroup_folders": dict(cgroup.visible_folders),
+        "binds": [
+            {"source": bind.source, "target": bind.target, "read_only": bind.read_only, "overlay": bind.overlay}
+            for bind in sandbox.binds
+        ],
+        "hidden_folders": list(sandbox.hidden_folders),
+        "not_isolated": [*_shared_by_plan(sandbox), *cgroup.not_enforced],
+        "processes": [
+            {
+                "argv": list(process.argv),
+                "environment": dict(process.environment),
+                "working_folder": process.working_folder,
+                "output_fd": output_fd,
+            }
+            for process, output_fd in zip(processes, output_fds, strict=True)
+        ],
+    }
+
+
+def _shared_by_plan(sandbox: Sandbox) -> list[str]:
+    """Return what the sandbox itself leaves shared with the machine, in sentences."""
+    if sandbox.isolation is Isolation.PROCESSES:
+        return [
+            "Nothing is kept apart: the program runs as plain processes of the agent's user and shares files, network, "
+            "process list, hostname and shared memory with this machine."
+        ]
+    if sandbox.network_namespace_path is None:
+        return ["Network: the program shares this machine's network and its ports."]
+    return []

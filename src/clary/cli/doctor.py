@@ -1,0 +1,105 @@
+"""`clary doctor`: check this machine and the service, and say what is emulated or not isolated."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from clary.cli.up import find_running
+from clary.contract.errors import ClaryError
+from clary.control.engines.images import EnvironmentProbe, default_environment
+from clary.control.engines.local import LocalEngine
+from clary.control.objects.weed_process import find_program
+from clary.control.scheduling.placement import capacity_of
+from clary.control.settings import Settings, load_settings
+from clary.control.state_folder import StateFolder
+
+GIB = 1024**3
+MIN_FREE_BYTES = 5 * GIB
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report; `is_problem` makes the command fail."""
+
+    name: str
+    text: str
+    is_problem: bool = False
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser("doctor", help="check this machine and the service")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print every finding; 1 if any is a problem."""
+    del options
+    settings = load_settings()
+    folder = StateFolder(settings.home_folder)
+    engine = LocalEngine(settings, service_url_for_agents="")
+    findings = [
+        _checked("service", lambda: _service(folder)),
+        _checked("object store", lambda: Finding("object store", settings.s3_endpoint_url or find_program())),
+        _checked("environment", lambda: _environment(settings)),
+        _checked("machine", lambda: _machine(engine, settings)),
+        *_isolation(engine),
+        _disk(folder),
+        *[Finding("left behind", text, is_problem=True) for text in asyncio.run(engine.leftovers())],
+        Finding("emulated", "instance types are names here: hosts share this machine's CPUs, memory and GPUs"),
+        Finding("not here", "Pipe and FastFile streaming at full speed, checkpoint sync, spot, warm pools, debugger"),
+    ]
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        print(f"{'!!' if finding.is_problem else 'ok'}  {finding.name.ljust(width)}  {finding.text}")
+    return 1 if any(finding.is_problem for finding in findings) else 0
+
+
+def _checked(name: str, look: Callable[[], Finding]) -> Finding:
+    try:
+        return look()
+    except ClaryError as error:
+        return Finding(name, error.message, is_problem=True)
+
+
+def _service(folder: StateFolder) -> Finding:
+    running = find_running(folder)
+    if running is None:
+        return Finding("service", f"does not run for {folder.root}; start it with: clary up")
+    if not running.is_healthy():
+        return Finding("service", f"process {running.record.pid} runs but does not answer", is_problem=True)
+    return Finding("service", f"{running.record.url}, process {running.record.pid}, version {running.record.version}")
+
+
+def _environment(settings: Settings) -> Finding:
+    environment = default_environment(settings, EnvironmentProbe())
+    return Finding("environment", f"images run in {environment.python}")
+
+
+def _machine(engine: LocalEngine, settings: Settings) -> Finding:
+    machine = engine.machine()
+    capacity = capacity_of(machine, settings)
+    return Finding(
+        "machine",
+        f"{machine}, {machine.memory_bytes / GIB:.0f} GiB: up to {capacity.max_hosts} hosts at once, "
+        f"{capacity.memory_per_host_bytes / GIB:.1f} GiB each",
+    )
+
+
+def _isolation(engine: LocalEngine) -> list[Finding]:
+    isolation, sentences = engine.isolation()
+    return [
+        Finding("isolation", isolation.value),
+        *[Finding("not isolated", sentence) for sentence in sentences],
+    ]
+
+
+def _disk(folder: StateFolder) -> Finding:
+    existing = next(path for path in (folder.root, *folder.root.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    return Finding("disk", f"{free / GIB:.0f} GiB free at {existing}", is_problem=free < MIN_FREE_BYTES)

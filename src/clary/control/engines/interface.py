@@ -1,0 +1,59 @@
+"""What every engine does: give hosts to an attempt of a job, start agents on them, take them back.
+
+Where: the reconciler drives it with launch plans; nothing above knows which engine it is. Engines decide nothing about
+jobs. Every method may be called again with the same arguments, after a crash of the service too, and then leaves what
+is done already as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from clary.contract.launch_plan import Isolation, LaunchPlan
+from clary.control.scheduling.machine import Machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Released:
+    """What a release found to do; empty if the attempt had left by itself."""
+
+    killed: tuple[str, ...] = ()  # processes, in words
+    removed: tuple[str, ...] = ()  # mounts, cgroups and folders
+
+
+class Engine(Protocol):
+    """A source of hosts.
+
+    Raises: EngineError from every method; its message says what could not be had and what to do. `retryable` tells
+    whether the same call can succeed later.
+    """
+
+    def machine(self) -> Machine:
+        """Return what there is to divide among hosts."""
+
+    def isolation(self) -> tuple[Isolation, tuple[str, ...]]:
+        """Return how hosts are kept apart, and sentences about what is not."""
+
+    async def launch(self, plan: LaunchPlan) -> LaunchPlan:
+        """Build the job's network and return the plan with network, addresses and work folder filled in.
+
+        Nothing that runs code of a user is started. State after failure: what was made stays until `release`.
+        """
+
+    async def start_agents(self, plan: LaunchPlan) -> None:
+        """Start one agent per host of a plan that `launch` returned; fails if an agent has ended already."""
+
+    async def agents_alive(self, plan: LaunchPlan) -> Mapping[str, bool]:
+        """Return host name -> whether its agent runs; false for one that was never started."""
+
+    async def release(self, job_name: str, attempt: int) -> Released:
+        """End whatever is left of the attempt and take its network, mounts, cgroups and host folders away.
+
+        Only processes that were recorded, or that can be told for certain to be the attempt's, are signalled. Logs
+        of the attempt stay. After this the attempt can not be launched again.
+        """
+
+    async def leftovers(self) -> list[str]:
+        """Return sentences about what released or vanished attempts have left behind on the machine."""

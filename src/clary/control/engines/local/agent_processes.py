@@ -1,0 +1,84 @@
+"""How the local engine starts processes that outlive the service: agents and anchors.
+
+Each gets a session of its own, so that neither the service's end nor Ctrl-C in its terminal reaches it, and a variable
+in its environment by which it is found if the service ends between starting and recording it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import clary
+from clary.contract.errors import EngineError
+from clary.contract.launch_plan import LaunchPlan
+
+AGENT_LOG = "agent.log"
+TOKEN_VARIABLE = "CLARY_AGENT_TOKEN"  # noqa: S105 - a variable's name
+MARK_VARIABLE = "CLARY_ATTEMPT_MARK"
+TAIL_BYTES = 2000  # of a log, quoted in an error
+
+# Settings and keys of the service are nothing to agents; what they need is in their plan.
+_WITHHELD_PREFIXES = ("CLARY_", "AWS_")
+
+
+def clary_folder() -> str:
+    """Return the folder on sys.path that this clary was imported from."""
+    return str(Path(clary.__file__).parent.parent)
+
+
+def process_environment(environ: Mapping[str, str], mark: str, *, token: str | None = None) -> dict[str, str]:
+    """Return the environment of a process that belongs to the attempt with this mark."""
+    environment = {name: value for name, value in environ.items() if not name.startswith(_WITHHELD_PREFIXES)}
+    inherited = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = os.pathsep.join([clary_folder(), *([inherited] if inherited else [])])
+    environment[MARK_VARIABLE] = mark
+    if token is not None:
+        environment[TOKEN_VARIABLE] = token
+    return environment
+
+
+def agent_command(plan: LaunchPlan, host: str) -> list[str]:
+    """Return the command line of the agent of one host."""
+    return [
+        sys.executable,
+        "-m",
+        "clary.agent",
+        *("--service", plan.service_url),
+        *("--job", plan.job_name),
+        *("--attempt", str(plan.attempt)),
+        *("--host", host),
+    ]
+
+
+def start(command: Sequence[str], *, log_path: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own; its output is appended to `log_path`.
+
+    Raises: EngineError naming command and file.
+    """
+    try:
+        with open(log_path, "ab") as log:
+            return subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=dict(environment),
+                cwd=log_path.parent,
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise EngineError(f"{command[0]} could not be started with log {log_path}: {error}", retryable=True) from error
+
+
+def tail(path: Path) -> str:
+    """Return the end of a log for an error message; empty if there is nothing."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            return file.read().decode(errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,163 @@
+"""Start and find the anchor of a job's network.
+
+Where: `LocalEngine.launch`, in a thread. The anchor itself is `fabric`; it holds a lock on its folder, so two services,
+or one that was killed and started again, never make two networks for one attempt.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from clary.contract.errors import EngineError
+from clary.contract.launch_plan import HostPlan, LaunchPlan, NetworkPlan
+from clary.control.engines.local import agent_processes
+from clary.control.engines.local.attempt_record import anchor_of, read_ready
+from clary.control.engines.local.fabric import (
+    EXIT_FAILED,
+    EXIT_HELD,
+    HostSpec,
+    NetworkSpec,
+    RelaySpec,
+    write_spec,
+)
+
+ANCHOR_LOG = "anchor.log"
+ANCHOR_TIMEOUT_S = 30.0  # to make a network; measured: 0.15 s for 3 hosts
+POLL_S = 0.005
+NETWORK_BASE = ipaddress.IPv4Address("10.77.0.0")
+SMALL_PREFIX, SMALL_HOSTS, LARGE_PREFIX = 24, 250, 16
+ANCHOR_COMMAND = (sys.executable, "-S", "-m", "clary.control.engines.local.fabric")
+
+# Starts a command with its log and returns the child, which the engine reaps.
+Start = Callable[[Sequence[str], Path], "subprocess.Popen[bytes]"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anchor:
+    """A living anchor and what it holds."""
+
+    pid: int
+    descriptors: Mapping[str, int]  # host name -> the anchor's descriptor of its network namespace
+    has_user_namespace: bool
+
+
+def relays_to(urls: Sequence[str]) -> tuple[RelaySpec, ...]:
+    """Return the relays that make these URLs of the service work inside hosts, too.
+
+    A service that listens on every address is reached on 127.0.0.1.
+    Raises: EngineError for a URL without host or port.
+    """
+    relays = {}
+    for url in urls:
+        parts = urlsplit(url)
+        if not parts.hostname or not parts.port:
+            raise EngineError(f"service URL {url!r}: expected scheme://host:port")
+        try:
+            found = socket.getaddrinfo(parts.hostname, parts.port, socket.AF_INET, socket.SOCK_STREAM)
+        except OSError as error:
+            raise EngineError(f"service URL {url!r}: {parts.hostname} can not be resolved: {error}") from error
+        address = str(found[0][4][0])
+        relays[parts.port] = RelaySpec(
+            port=parts.port,
+            target_address="127.0.0.1" if address == "0.0.0.0" else address,  # noqa: S104 - compared, not bound
+            target_port=parts.port,
+        )
+    return tuple(relays.values())
+
+
+def address_of(index: int, num_hosts: int) -> tuple[str, int]:
+    """Return address and prefix length of host number `index` (0 for algo-1) on a network of `num_hosts`."""
+    if num_hosts <= SMALL_HOSTS:
+        return str(NETWORK_BASE + index + 1), SMALL_PREFIX
+    return str(NETWORK_BASE + index // SMALL_HOSTS * 256 + index % SMALL_HOSTS + 1), LARGE_PREFIX
+
+
+def network_spec(plan: LaunchPlan, folder: Path, relays: Sequence[RelaySpec]) -> NetworkSpec:
+    """Return what the plan asks of the fabric."""
+
+    def host_spec(host: HostPlan) -> HostSpec:
+        link = host.resources.link
+        return HostSpec(
+            name=host.name,
+            address=address_of(host.index, len(plan.hosts))[0],
+            rate_mbit_s=link.rate_mbit_s,
+            delay_ms=link.delay_ms,
+            loss_percent=link.loss_percent,
+        )
+
+    return NetworkSpec(
+        folder=str(folder),
+        prefix_length=address_of(0, len(plan.hosts))[1],
+        hosts=tuple(host_spec(host) for host in plan.hosts),
+        relays=tuple(relays),
+    )
+
+
+def ensure_anchor(spec: NetworkSpec, *, start: Start) -> Anchor:
+    """Return the anchor of the attempt, started if there is none; blocks.
+
+    Raises: EngineError with what the anchor said.
+    """
+    folder = Path(spec.folder)
+    log_path = folder / ANCHOR_LOG
+    deadline = time.monotonic() + ANCHOR_TIMEOUT_S
+    child: subprocess.Popen[bytes] | None = None
+    while time.monotonic() < deadline:
+        ready = read_ready(folder)
+        anchor = anchor_of(ready)
+        if ready is not None and anchor is not None and ready["error"] is None and anchor.is_alive():
+            return Anchor(
+                pid=anchor.pid,
+                descriptors=dict(ready["namespaces"]),  # type: ignore[call-overload] - written by the fabric
+                has_user_namespace=bool(ready["has_user_namespace"]),
+            )
+        if child is None:
+            child = start((*ANCHOR_COMMAND, write_spec(spec)), log_path)
+        code = child.poll()
+        if code == EXIT_HELD:
+            child = None  # another one holds the folder: it is ready soon, or it has just ended
+            time.sleep(10 * POLL_S)
+        elif code is not None:
+            ready = read_ready(folder)
+            if code == EXIT_FAILED and ready is not None and ready.get("pid") == child.pid:
+                raise EngineError(f"the network of the job could not be made: {ready['error']}", retryable=True)
+            said = agent_processes.tail(log_path)
+            raise EngineError(
+                f"the anchor of the job's network ended with exit code {code}: {said or 'it said nothing'}",
+                retryable=True,
+            )
+        time.sleep(POLL_S)
+    raise EngineError(
+        f"the anchor of the job's network was not ready after {ANCHOR_TIMEOUT_S:g} s; see {log_path}", retryable=True
+    )
+
+
+def with_network(plan: LaunchPlan, anchor: Anchor) -> LaunchPlan:
+    """Return the plan with the network that the anchor holds."""
+    num_hosts = len(plan.hosts)
+    network = NetworkPlan(
+        interface="eth0",
+        prefix_length=address_of(0, num_hosts)[1],
+        anchor_pid=anchor.pid,
+        namespace_paths={
+            name: f"/proc/{anchor.pid}/fd/{descriptor}" for name, descriptor in anchor.descriptors.items()
+        },
+        user_namespace_path=f"/proc/{anchor.pid}/ns/user" if anchor.has_user_namespace else None,
+        master_port=NetworkPlan().master_port,
+    )
+    hosts = tuple(replace(host, address=address_of(host.index, num_hosts)[0]) for host in plan.hosts)
+    return replace(plan, network=network, hosts=hosts)
+
+
+def without_network(plan: LaunchPlan, *, master_port: int) -> LaunchPlan:
+    """Return the plan for hosts that share the machine's network."""
+    network = NetworkPlan(interface="lo", prefix_length=8, anchor_pid=None, master_port=master_port)
+    return replace(plan, network=network, hosts=tuple(replace(host, address="127.0.0.1") for host in plan.hosts))

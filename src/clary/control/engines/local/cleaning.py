@@ -1,0 +1,114 @@
+"""Take away what an attempt leaves on the machine besides processes: mounts, cgroups, host folders.
+
+Where: `LocalEngine.release` and `leftovers`, in a thread. Every function may find its work done already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+MNT_DETACH = 2
+CGROUP_FAMILY = "clary"  # folder of all hosts' cgroups, below the agent's own cgroup
+
+
+def mounts_below(folder: Path) -> list[str]:
+    """Return the mount points at or below `folder` in this mount namespace, deepest first."""
+    prefix = str(folder)
+    found = []
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            point = _unescape(line.split()[4])
+            if point == prefix or point.startswith(prefix + "/"):
+                found.append(point)
+    return sorted(found, key=len, reverse=True)
+
+
+def unmount_below(folder: Path) -> list[str]:
+    """Detach every mount at or below `folder`; returns what is gone."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    return [point for point in mounts_below(folder) if libc.umount2(os.fsencode(point), MNT_DETACH) == 0]
+
+
+def own_cgroup_places() -> tuple[str, ...]:
+    """Return the folders of this process's cgroups, of every mounted hierarchy of version 1 and 2."""
+    mounts: list[tuple[str, str, set[str]]] = []  # version, mount point, controllers
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            before, _, after = line.partition(" - ")
+            kind, _, options = after.split()[:3]
+            if kind in ("cgroup", "cgroup2"):
+                mounts.append((kind, _unescape(before.split()[4]), set(options.split(","))))
+    places = []
+    for line in Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        _, controllers, path = line.split(":", 2)
+        for kind, point, options in mounts:
+            is_theirs = kind == "cgroup2" if not controllers else set(controllers.split(",")) <= options
+            if is_theirs and os.path.isdir(point + path):
+                places.append((point + path).rstrip("/"))
+    return tuple(dict.fromkeys(places))
+
+
+def host_cgroups(places: Iterable[str], names: Sequence[str]) -> list[str]:
+    """Return the cgroups of these hosts that exist below `places` or their ancestors."""
+    found = []
+    for place in places:
+        for base in (place, *(str(parent) for parent in Path(place).parents)):
+            for name in names:
+                folder = f"{base}/{CGROUP_FAMILY}/{name}"
+                if base.startswith("/sys/fs/cgroup") and os.path.isdir(folder):
+                    found.append(folder)
+    return list(dict.fromkeys(found))
+
+
+def remove_empty_cgroups(folders: Iterable[str]) -> list[str]:
+    """Remove cgroups, and their family's folder with the last of them; one that holds processes stays."""
+    removed = []
+    for folder in folders:
+        # The kernel refuses to remove a cgroup with processes or children, so nothing needs to be looked at before.
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
+            removed.append(folder)
+            os.rmdir(os.path.dirname(folder))
+    return removed
+
+
+def remove_trees(folder: Path) -> list[str]:
+    """Remove the folders inside `folder`, never its files: logs stay. Nothing is removed below a mount.
+
+    Symbolic links are removed, not followed.
+    """
+    if not folder.is_dir() or mounts_below(folder):
+        return []
+    removed = []
+    for path in folder.iterdir():
+        if path.is_symlink() or not path.is_dir():
+            continue
+        shutil.rmtree(path, ignore_errors=True)
+        if path.exists():
+            _make_accessible(path)  # an overlay's work folder has no permissions at all
+            shutil.rmtree(path, ignore_errors=True)
+        if not path.exists():
+            removed.append(str(path))
+    return removed
+
+
+def _make_accessible(folder: Path) -> None:
+    os.chmod(folder, 0o700)
+    for base, names, _ in os.walk(folder):
+        for name in names:
+            path = os.path.join(base, name)
+            if not os.path.islink(path):
+                with contextlib.suppress(OSError):
+                    os.chmod(path, 0o700)
+
+
+def _unescape(text: str) -> str:
+    """Undo the octal escapes of mountinfo, proc(5)."""
+    for escaped, plain in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(escaped, plain)
+    return text

@@ -1,0 +1,128 @@
+"""End exactly the processes of an attempt, and know that they are gone.
+
+Where: `LocalEngine.release`. A process counts only with the start time that was recorded with its pid
+(`contract.processes`); a pid that was handed on to somebody else is never signalled. All of this blocks: call it in a
+thread.
+Source: pidfd_open(2), which closes the gap between check and signal; proc(5).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable
+
+from clary.contract.processes import ProcessId
+
+KILL_TIMEOUT_S = 10.0  # SIGKILL to exit; longer means a process stuck in the kernel
+
+
+def kill(process: ProcessId, *, timeout_s: float = KILL_TIMEOUT_S) -> bool:
+    """End the process with SIGKILL and wait until it is gone; returns whether there was anything to kill.
+
+    Raises: OSError if the signal is refused; TimeoutError if the process outlives `timeout_s`.
+    """
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if not process.is_alive():
+            return False
+        try:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        except ProcessLookupError:
+            return False
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        if not poller.poll(timeout_s * 1000):
+            raise TimeoutError(f"process {process.pid} is still there {timeout_s:g} s after SIGKILL")
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def wait_until_gone(processes: Iterable[ProcessId], *, timeout_s: float) -> list[ProcessId]:
+    """Wait for processes that end by themselves; returns those that are still there after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    alive = [process for process in processes if process.is_alive()]
+    while alive and time.monotonic() < deadline:
+        time.sleep(0.02)
+        alive = [process for process in alive if process.is_alive()]
+    return alive
+
+
+def descendants(ancestor: ProcessId) -> list[ProcessId]:
+    """Return the processes below `ancestor`, if that is alive; some may have ended meanwhile."""
+    if not ancestor.is_alive():
+        return []
+    children: dict[int, list[int]] = {}
+    for pid in _pids():
+        parent = _parent_of(pid)
+        if parent is not None:
+            children.setdefault(parent, []).append(pid)
+    found, waiting = [], list(children.get(ancestor.pid, ()))
+    while waiting:
+        pid = waiting.pop()
+        waiting.extend(children.get(pid, ()))
+        process = ProcessId.of(pid)
+        if process is not None:
+            found.append(process)
+    return found
+
+
+def in_network_namespaces(inodes: Iterable[int]) -> list[ProcessId]:
+    """Return the processes whose network namespace is one of these; the caller must know that they still exist.
+
+    An inode number names a namespace only while something holds it, here: while the job's anchor lives.
+    """
+    wanted = set(inodes)
+    found = []
+    for pid in _pids():
+        process = ProcessId.of(pid)
+        try:
+            if process is not None and os.stat(f"/proc/{pid}/ns/net").st_ino in wanted and process.is_alive():
+                found.append(process)
+        except OSError:
+            continue  # ended meanwhile, or not ours to look at and so not ours at all
+    return found
+
+
+def with_variable(name: str, value: str) -> list[ProcessId]:
+    """Return the processes that were started with this environment variable; only those of the own user can be seen."""
+    wanted = f"{name}={value}".encode()
+    found = []
+    for pid in _pids():
+        process = ProcessId.of(pid)
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                variables = file.read().split(b"\0")
+        except OSError:
+            continue
+        if process is not None and wanted in variables and process.is_alive():
+            found.append(process)
+    return found
+
+
+def command_line(process: ProcessId) -> list[str]:
+    """Return the arguments of a process; empty if it is gone."""
+    try:
+        with open(f"/proc/{process.pid}/cmdline", "rb") as file:
+            return [part.decode(errors="replace") for part in file.read().split(b"\0")[:-1]]
+    except OSError:
+        return []
+
+
+def _pids() -> list[int]:
+    own = os.getpid()
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != own]
+
+
+def _parent_of(pid: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except OSError:
+        return None

@@ -1,0 +1,257 @@
+"""TLS for clients that insist on it: a private authority, the service's certificate, and the endpoints file.
+
+Where: `clary up` with a TLS port calls these before the listener starts; `clary env --tls` points AWS_CA_BUNDLE and
+AWS_DATA_PATH at what they wrote. Both SageMaker SDKs ask STS at the host that botocore's endpoints.json names, over
+https, whatever AWS_ENDPOINT_URL says; an edited copy of that file names this service.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import json
+import os
+import re
+import ssl
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from clary.contract.errors import EngineError, Fault
+
+AUTHORITY_DAYS = 3650
+CERTIFICATE_DAYS = 825  # longer ones are refused by some clients
+RENEW_BEFORE_DAYS = 30
+BACKDATE = timedelta(days=1)  # for clients whose clock is behind
+SERVICE_HOSTS = ("sts", "s3", "sagemaker", "metrics.sagemaker", "logs", "monitoring", "iam")
+
+_Key = ec.EllipticCurvePrivateKey
+
+
+@dataclass(frozen=True, kw_only=True)
+class TlsFiles:
+    """Where certificates and keys lie; the keys are readable by their owner only."""
+
+    authority: Path  # what clients trust: AWS_CA_BUNDLE
+    authority_key: Path
+    certificate: Path
+    key: Path
+
+
+def ensure_certificates(folder: Path, *, region: str, host: str, now: datetime) -> TlsFiles:
+    """Return the service's certificate and its authority, made where they are absent, expiring or for other names.
+
+    The authority stays the same as long as it is valid, so that clients which trust it go on.
+
+    Args:
+        folder: `<home>/tls`; made if absent.
+        region: names like sts.<region>.amazonaws.com are covered.
+        host: address that the service listens on, covered too.
+        now: aware time of day.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    files = TlsFiles(
+        authority=folder / "ca.pem",
+        authority_key=folder / "ca.key",
+        certificate=folder / "server.pem",
+        key=folder / "server.key",
+    )
+    names = _names(region, host)
+    authority = _load(files.authority, files.authority_key, now)
+    if authority is None:
+        authority = _make_authority(now)
+        _save(files.authority, files.authority_key, authority)
+    server = _load(files.certificate, files.key, now)
+    if server is None or not _fits(server[0], names=names, authority=authority[0]):
+        _save(files.certificate, files.key, _make_certificate(authority, names=names, now=now))
+    return files
+
+
+def server_context(files: TlsFiles) -> ssl.SSLContext:
+    """Return the context of the listener's TLS port."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(files.certificate, files.key)
+    return context
+
+
+def endpoints_file(folder: Path, *, region: str, tls_port: int) -> Path:
+    """Write botocore's endpoints.json with STS of `region` at `localhost:<tls_port>`; return its path.
+
+    The file lies in a folder of its own, which clients name as AWS_DATA_PATH (or link as ~/.aws/models).
+
+    Raises: EngineError if botocore's own file can not be found or read.
+    """
+    document = _botocore_endpoints()
+    partition = _partition_of(document, region)
+    sts = partition["services"].setdefault("sts", {})
+    sts.setdefault("endpoints", {})[region] = {
+        "hostname": f"localhost:{tls_port}",
+        "protocols": ["https"],
+        "credentialScope": {"region": region},
+    }
+    partition.setdefault("regions", {}).setdefault(region, {"description": "Clary"})
+    path = folder / "models" / "endpoints.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".new")
+    draft.write_text(json.dumps(document), encoding="utf-8")
+    draft.replace(path)
+    return path
+
+
+def _names(region: str, host: str) -> list[x509.GeneralName]:
+    addresses = ["127.0.0.1", "::1"]
+    hosts = ["localhost"]
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        hosts.append(host)
+    else:
+        if not address.is_unspecified:
+            addresses.append(str(address))
+    for service in SERVICE_HOSTS:
+        hosts += [f"{service}.{region}.amazonaws.com", f"{service}.amazonaws.com"]
+    return [
+        *(x509.DNSName(name) for name in dict.fromkeys(hosts)),
+        *(x509.IPAddress(ipaddress.ip_address(name)) for name in dict.fromkeys(addresses)),
+    ]
+
+
+def _make_authority(now: datetime) -> tuple[x509.Certificate, _Key]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = _name(f"Clary private authority {x509.random_serial_number() % 10**6:06d}")
+    certificate = (
+        _builder(subject, subject, key, now=now, days=AUTHORITY_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(is_authority=True), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    return certificate, key
+
+
+def _make_certificate(
+    authority: tuple[x509.Certificate, _Key], *, names: list[x509.GeneralName], now: datetime
+) -> tuple[x509.Certificate, _Key]:
+    authority_certificate, authority_key = authority
+    key = ec.generate_private_key(ec.SECP256R1())
+    issuer_id = authority_certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    certificate = (
+        _builder(_name("Clary"), authority_certificate.subject, key, now=now, days=CERTIFICATE_DAYS)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(is_authority=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer_id),
+            critical=False,
+        )
+        .sign(authority_key, hashes.SHA256())
+    )
+    return certificate, key
+
+
+def _builder(subject: x509.Name, issuer: x509.Name, key: _Key, *, now: datetime, days: int) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - BACKDATE)
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _key_usage(*, is_authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not is_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _load(certificate_path: Path, key_path: Path, now: datetime) -> tuple[x509.Certificate, _Key] | None:
+    """Return a pair that belongs together and is valid for a while, else None: then a new one is made."""
+    try:
+        certificate = x509.load_pem_x509_certificate(certificate_path.read_bytes())
+        key = serialization.load_pem_private_key(key_path.read_bytes(), password=None)
+    except (OSError, ValueError):
+        return None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+        return None
+    ends = certificate.not_valid_after_utc - timedelta(days=RENEW_BEFORE_DAYS)
+    return (certificate, key) if certificate.not_valid_before_utc <= now < ends else None
+
+
+def _fits(certificate: x509.Certificate, *, names: list[x509.GeneralName], authority: x509.Certificate) -> bool:
+    covered = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    if set(covered) != set(names):
+        return False
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except Exception:  # noqa: BLE001 - any reason that it does not verify calls for a new certificate
+        return False
+    return True
+
+
+def _save(certificate_path: Path, key_path: Path, pair: tuple[x509.Certificate, _Key]) -> None:
+    certificate, key = pair
+    key_text = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    # Key first: a certificate without its key is found to be incomplete and made again.
+    for path, content, mode in (
+        (key_path, key_text, 0o600),
+        (certificate_path, certificate.public_bytes(serialization.Encoding.PEM), 0o644),
+    ):
+        draft = path.with_name(f"{path.name}.new")
+        draft.unlink(missing_ok=True)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content)
+        draft.replace(path)
+
+
+def _botocore_endpoints() -> dict[str, Any]:
+    # Found, not imported: only the wire imports botocore, and only its data is wanted.
+    spec = importlib.util.find_spec("botocore")
+    if spec is None or spec.origin is None:
+        raise EngineError(
+            "the endpoints file for TLS clients is a copy of botocore's, but botocore is not installed: "
+            "pip install 'clary[server]'",
+            fault=Fault.USER,
+        )
+    path = Path(spec.origin).parent / "data" / "endpoints.json"
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EngineError(f"{path} can not be read: {error}; reinstall botocore", fault=Fault.USER) from error
+    return document
+
+
+def _partition_of(document: dict[str, Any], region: str) -> dict[str, Any]:
+    """Return the partition that has the region by name, else by pattern, else the first (aws)."""
+    partitions: list[dict[str, Any]] = document["partitions"]
+    for partition in partitions:
+        if region in partition.get("regions", {}):
+            return partition
+    for partition in partitions:
+        if re.search(partition.get("regionRegex", "$^"), region):
+            return partition
+    return partitions[0]

@@ -1,0 +1,74 @@
+"""CloudWatch filter patterns over plain text: which messages a FilterLogEvents call wants.
+
+    ERROR timeout         both terms occur
+    "disk full"           the phrase occurs; quotes are needed for anything but letters, digits and _
+    ERROR -retry          the first occurs and the second does not
+    ?ERROR ?WARN          one of them occurs; ignored beside terms of the other kinds
+
+Case counts; a term is found anywhere in the message. Patterns over JSON `{ }`, space-delimited fields `[ ]` and regular
+expressions `% %` are refused by name.
+Source: Amazon CloudWatch Logs user guide, "Filter pattern syntax", unstructured log events.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from clary.control.store.errors import BadLogQuery
+
+MAX_PATTERN_LENGTH = 1024  # FilterLogEvents, filterPattern
+
+_TERM = re.compile(r'\s*(?P<sign>[-?]?)(?:"(?P<phrase>(?:[^"\\]|\\.)*)"|(?P<word>[^\s"]+))(?=\s|$)', re.DOTALL)
+_PLAIN_WORD = re.compile(r"\w+")
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+_UNSUPPORTED = {"{": "JSON patterns", "[": "space-delimited patterns", "%": "regular expressions"}
+
+
+def compile_pattern(pattern: str | None) -> Callable[[str], bool]:
+    """Return the function that tells whether a message matches; an empty pattern matches all.
+
+    Raises: BadLogQuery for a pattern that is not understood or not supported.
+    """
+    text = (pattern or "").strip()
+    if not text:
+        return _matches_all
+    if len(text) > MAX_PATTERN_LENGTH:
+        raise BadLogQuery(f"filter pattern: at most {MAX_PATTERN_LENGTH} characters, got {len(text)}: shorten it")
+    if text[0] in _UNSUPPORTED:
+        raise BadLogQuery(
+            f"filter pattern {text[:80]!r}: {_UNSUPPORTED[text[0]]} are not supported: use terms, quoted phrases, "
+            f"-term to exclude and ?term for alternatives"
+        )
+    required, excluded, optional = _parse(text)
+
+    def matches(message: str) -> bool:
+        if required or excluded:
+            return all(term in message for term in required) and not any(term in message for term in excluded)
+        return any(term in message for term in optional)
+
+    return matches
+
+
+def _matches_all(_message: str) -> bool:
+    return True
+
+
+def _parse(text: str) -> tuple[list[str], list[str], list[str]]:
+    """Return the terms that must occur, must not occur, and of which one must occur."""
+    terms: dict[str, list[str]] = {"": [], "-": [], "?": []}
+    position = 0
+    while position < len(text):
+        found = _TERM.match(text, position)
+        if found is None:
+            raise BadLogQuery(
+                f"Invalid filter pattern: {text[position:].strip()[:80]!r} is not a term: close every quote and put "
+                f"spaces between terms"
+            )
+        word = found["word"]
+        if word is not None and not _PLAIN_WORD.fullmatch(word):
+            raise BadLogQuery(f"Invalid character(s) in term '{word[:80]}': put it in double quotes")
+        term = word if word is not None else _ESCAPED.sub(r"\1", found["phrase"])
+        terms[found["sign"]].append(term)
+        position = found.end()
+    return terms[""], terms["-"], terms["?"]

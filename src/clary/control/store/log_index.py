@@ -1,0 +1,100 @@
+"""Where blocks of records begin in a log file: enough to find a line by number or time without reading the file.
+
+Where: `StreamFile` keeps one in memory for each open stream (24 bytes for every block of up to 256 lines) and leaves it
+beside the file when it closes, so that opening again does not read the whole file. The file beside is a cache: one that
+is missing, damaged or ahead of its log file is not used, one that is behind is brought up from there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from array import array
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+from pathlib import Path
+
+BLOCK_RECORDS = 256
+BLOCK_BYTES = 256 * 1024  # a block ends after this much even with fewer records, which bounds what one read decodes
+_MAGIC = "CLARYINDEX1"
+
+
+def _numbers() -> array[int]:
+    return array("q")
+
+
+@dataclass(kw_only=True)
+class LogIndex:
+    """Blocks of a stream and what is known of it as a whole; grows with every record."""
+
+    end: int  # offset behind the last record
+    next_sequence: int = 0
+    first_at_ms: int | None = None
+    last_at_ms: int | None = None
+    last_ingestion_ms: int | None = None
+    block_sequences: array[int] = field(default_factory=_numbers)  # of each block's first record
+    block_offsets: array[int] = field(default_factory=_numbers)
+    block_times_ms: array[int] = field(default_factory=_numbers)
+
+    def add(self, *, offset: int, end: int, at_ms: int, ingestion_ms: int) -> None:
+        """Take in the next record, which lies from `offset` to `end`."""
+        if not self.block_offsets or (
+            self.next_sequence - self.block_sequences[-1] >= BLOCK_RECORDS
+            or offset - self.block_offsets[-1] >= BLOCK_BYTES
+        ):
+            self.block_sequences.append(self.next_sequence)
+            self.block_times_ms.append(at_ms)
+            # Last: a reader on another thread takes this list's length for the number of blocks.
+            self.block_offsets.append(offset)
+        if self.first_at_ms is None:
+            self.first_at_ms = at_ms
+        self.last_at_ms = at_ms
+        self.last_ingestion_ms = ingestion_ms
+        self.end = end
+        self.next_sequence += 1
+
+    def block_of(self, sequence: int, *, num_blocks: int) -> int:
+        """Return the number of the block that holds a record."""
+        return bisect_right(self.block_sequences, sequence, hi=num_blocks) - 1
+
+    def block_before_time(self, at_ms: int, *, num_blocks: int) -> int:
+        """Return the last block that begins before `at_ms`, or the first: what is at or after it begins there."""
+        return max(0, bisect_left(self.block_times_ms, at_ms, hi=num_blocks) - 1)
+
+    def save(self, path: Path) -> None:
+        """Write the index beside its log file, whole or not at all."""
+        body = b"".join(numbers.tobytes() for numbers in self._blocks())
+        summary = {
+            "magic": _MAGIC,
+            "checksum": zlib.crc32(body),
+            "num_blocks": len(self.block_offsets),
+            "end": self.end,
+            "next_sequence": self.next_sequence,
+            "first_at_ms": self.first_at_ms,
+            "last_at_ms": self.last_at_ms,
+            "last_ingestion_ms": self.last_ingestion_ms,
+        }
+        temporary = path.with_suffix(".tmp")
+        temporary.write_bytes(json.dumps(summary).encode("ascii") + b"\n" + body)
+        os.replace(temporary, path)
+
+    def _blocks(self) -> tuple[array[int], array[int], array[int]]:
+        return self.block_sequences, self.block_offsets, self.block_times_ms
+
+
+def load_index(path: Path, *, file_size: int) -> LogIndex | None:
+    """Read the index beside a log file of `file_size` bytes; None if there is none that can be used."""
+    try:
+        head, _, body = path.read_bytes().partition(b"\n")
+        summary = json.loads(head)
+        if summary.pop("magic") != _MAGIC or summary.pop("checksum") != zlib.crc32(body):
+            return None
+        num_blocks = summary.pop("num_blocks")
+        index = LogIndex(**summary)
+        part = num_blocks * index.block_offsets.itemsize
+        for number, numbers in enumerate(index._blocks()):
+            numbers.frombytes(body[number * part : (number + 1) * part])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return index if index.end <= file_size else None

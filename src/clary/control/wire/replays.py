@@ -1,0 +1,58 @@
+"""Signatures seen lately, so that a recorded request can not be sent again.
+
+Where: `signatures` asks for every request that changes something. A signature is good for the clock skew before and
+after its time; nothing needs to be remembered longer.
+
+[Note: floor] Memory is bounded. When it is full the oldest signing times are forgotten, and from then on requests
+signed at those times are refused as if they had been seen: what is forgotten can not be replayed.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from threading import Lock
+
+BUCKET_S = 5
+MAX_SIGNATURES = 500_000  # about 60 MB; five minutes at 1,600 changes per second
+KEPT_BYTES = 16  # of a signature's 32: enough that two never collide by chance
+
+
+class ReplayGuard:
+    """Remembers signatures by the time that they were made."""
+
+    def __init__(self, *, skew_s: float, max_signatures: int = MAX_SIGNATURES) -> None:
+        self._skew_s = skew_s
+        self._max_signatures = max_signatures
+        self._buckets: dict[int, set[bytes]] = {}
+        self._count = 0
+        self._floor = 0  # no bucket below this one is trusted any more
+        self._lock = Lock()
+
+    def is_new(self, signature: str, *, signed_at: datetime, now: datetime) -> bool:
+        """Remember a signature; False if it was there before, or if its time has been forgotten."""
+        kept = bytes.fromhex(signature)[:KEPT_BYTES]
+        bucket = _bucket_of(signed_at)
+        with self._lock:
+            self._forget_below(_bucket_of(now) - int(self._skew_s // BUCKET_S) - 1)
+            if bucket < self._floor:
+                return False
+            seen = self._buckets.setdefault(bucket, set())
+            if kept in seen:
+                return False
+            seen.add(kept)
+            self._count += 1
+            while self._count > self._max_signatures:
+                self._floor = min(self._buckets) + 1
+                self._forget_below(self._floor)
+            return True
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _forget_below(self, first_kept: int) -> None:
+        for bucket in [bucket for bucket in self._buckets if bucket < first_kept]:
+            self._count -= len(self._buckets.pop(bucket))
+
+
+def _bucket_of(at: datetime) -> int:
+    return int(at.timestamp()) // BUCKET_S

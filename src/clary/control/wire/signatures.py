@@ -1,0 +1,245 @@
+"""Who sent a request: verification of SigV4 signatures.
+
+Where: after routing, before the body is parsed. A request passes only if its signature was made with a key that is
+known here, over exactly this method, path, query, body and the headers that give it its meaning, not long ago, and,
+if it changes something, for the first time.
+Source: AWS General Reference, "Signature Version 4 signing process"; texts as the real services write them.
+
+[Note: replays] Two equal requests signed in the same second have the same signature, unless the client signs a unique
+`amz-sdk-invocation-id`, as the SDKs do. The second one is refused with ThrottlingException, which every retry mode of
+the SDKs answers by signing again: a later second makes another signature, and the request passes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from enum import StrEnum
+
+from clary.contract import sigv4
+from clary.contract.clock import Clock
+from clary.contract.errors import ContractError, WireError
+from clary.control.wire.messages import HttpRequest
+from clary.control.wire.models import Operation, Protocol
+from clary.control.wire.replays import ReplayGuard
+
+# Operations that only look; everything else counts as a change.
+_READING = re.compile(r"(?:Batch)?(?:Describe|List|Get|Filter|Search|Simulate|Query)[A-Z]")
+# Headers that give a request its meaning: unsigned, they could be changed on the way.
+_MEANINGFUL_HEADERS = ("host", "content-type", "x-amz-target", "x-amz-date", "x-amz-content-sha256")
+_FORBIDDEN_STATUS = 403
+
+
+class Refusal(StrEnum):
+    """Why a request is refused; values are the codes of the JSON protocols."""
+
+    MISSING = "MissingAuthenticationTokenException"
+    MALFORMED = "IncompleteSignatureException"
+    UNKNOWN_KEY = "UnrecognizedClientException"
+    WRONG = "InvalidSignatureException"
+    REPLAYED = "ThrottlingException"
+
+
+_QUERY_CODES = {
+    Refusal.MISSING: "MissingAuthenticationToken",
+    Refusal.MALFORMED: "IncompleteSignature",
+    Refusal.UNKNOWN_KEY: "InvalidClientTokenId",
+    Refusal.WRONG: "SignatureDoesNotMatch",
+    Refusal.REPLAYED: "Throttling",
+}
+_STATUS = {Refusal.MALFORMED: 400, Refusal.REPLAYED: 400}
+
+
+class SignatureVerifier:
+    """Verifies signatures of any region, made with the keys that `find_secret` knows.
+
+    Args:
+        find_secret: access key id -> secret access key, None for a key that is not known.
+        skew_s: how far a signature's time may lie before or after ours.
+    """
+
+    def __init__(self, find_secret: Callable[[str], str | None], clock: Clock, *, skew_s: float) -> None:
+        self._find_secret = find_secret
+        self._clock = clock
+        self._skew_s = skew_s
+        self._replays = ReplayGuard(skew_s=skew_s)
+
+    def verify(
+        self, request: HttpRequest, payload: bytes | str | None = None, *, operation: Operation | None = None
+    ) -> sigv4.Authorization:
+        """Return what the request's Authorization says, once it is proved.
+
+        Args:
+            payload: body, or its hexadecimal SHA-256 where that was computed already; None takes the request's body.
+            operation: what was routed; names the expected service, the spelling of error codes and whether something
+                changes. None accepts any service and does not look for replays.
+        Raises: WireError with the code of the operation's protocol and AWS's text.
+        """
+        check = _Check(operation.protocol if operation is not None else Protocol.JSON_1_1)
+        body = request.body if payload is None else payload
+        body_hash = body if isinstance(body, str) else hashlib.sha256(body).hexdigest()
+        presigned = None
+        try:
+            header = request.header("authorization")
+            if header is not None:
+                authorization = sigv4.parse_authorization(header)
+                query = request.query
+            else:
+                presigned = sigv4.parse_presigned(request.query)
+                if presigned is None:
+                    raise check.refused(Refusal.MISSING, "Missing Authentication Token: sign the request with SigV4.")
+                authorization, query = presigned.authorization, presigned.unsigned_query
+            amz_date = presigned.amz_date if presigned is not None else _date_of(request)
+            signed_at = sigv4.parse_date(amz_date)
+        except ContractError as error:
+            raise check.refused(Refusal.MALFORMED, error.message) from error
+        check.scope(authorization, amz_date, operation)
+        check.signed_headers(authorization, request, is_presigned=presigned is not None)
+        now = self._clock.now()
+        expires_s = presigned.expires_s if presigned is not None else self._skew_s
+        check.time(signed_at, now, skew_s=self._skew_s, expires_s=expires_s)
+        secret = self._find_secret(authorization.access_key_id)
+        if secret is None:
+            raise check.refused(Refusal.UNKNOWN_KEY, "The security token included in the request is invalid.")
+        check.payload(request, body_hash)
+        if not _is_signed_by(secret, authorization, request, query=query, amz_date=amz_date, body_hash=body_hash):
+            raise check.refused(
+                Refusal.WRONG,
+                "The request signature we calculated does not match the signature you provided. Check your AWS Secret "
+                "Access Key and signing method. Consult the service documentation for details.",
+            )
+        # Only proved signatures are remembered, so that strangers can not fill the memory.
+        is_guarded = operation is not None and is_changing(operation.name)
+        if is_guarded and not self._replays.is_new(authorization.signature, signed_at=signed_at, now=now):
+            raise check.refused(
+                Refusal.REPLAYED,
+                "Rate exceeded: this signature was used before. Sign the request again with the present time; "
+                "AWS clients do so when they retry.",
+            )
+        return authorization
+
+
+def is_changing(operation_name: str) -> bool:
+    """Return whether an operation changes something, judged by its verb."""
+    return _READING.match(operation_name) is None
+
+
+class _Check:
+    """The single checks, in the error codes of one protocol."""
+
+    def __init__(self, protocol: Protocol) -> None:
+        self._is_query = protocol is Protocol.QUERY
+
+    def refused(self, refusal: Refusal, message: str) -> WireError:
+        """Return the error for a refusal."""
+        code = _QUERY_CODES[refusal] if self._is_query else refusal.value
+        return WireError(code, message, http_status=_STATUS.get(refusal, _FORBIDDEN_STATUS))
+
+    def scope(self, authorization: sigv4.Authorization, amz_date: str, operation: Operation | None) -> None:
+        """Refuse a credential scope for another day or service."""
+        if authorization.date != amz_date[:8]:
+            raise self.refused(
+                Refusal.WRONG,
+                "Date in Credential scope does not match YYYYMMDD from ISO-8601 version of date from HTTP: "
+                f"'{authorization.date}' != '{amz_date[:8]}', from '{amz_date}'.",
+            )
+        if operation is not None and authorization.service != operation.service.signing_name:
+            raise self.refused(
+                Refusal.WRONG,
+                f"Credential should be scoped to correct service: '{operation.service.signing_name}'.",
+            )
+
+    def signed_headers(self, authorization: sigv4.Authorization, request: HttpRequest, *, is_presigned: bool) -> None:
+        """Refuse a signature that leaves out a header that gives the request its meaning."""
+        present = request.lowered_headers
+        for name in _MEANINGFUL_HEADERS:
+            if name in authorization.signed_headers:
+                continue
+            if name == "host" or (name in present and not is_presigned):
+                raise self.refused(
+                    Refusal.WRONG, f"'{name}' must be a 'SignedHeader' in the AWS Authorization: sign it too."
+                )
+
+    def time(self, signed_at: datetime, now: datetime, *, skew_s: float, expires_s: float) -> None:
+        """Refuse a signature from too long ago or from the future."""
+        signed, present = _stamp(signed_at), _stamp(now)
+        if signed_at < now - timedelta(seconds=expires_s):
+            limit = _stamp(now - timedelta(seconds=expires_s))
+            raise self.refused(
+                Refusal.WRONG,
+                f"Signature expired: {signed} is now earlier than {limit} ({present} - {_duration(expires_s)})",
+            )
+        if signed_at > now + timedelta(seconds=skew_s):
+            limit = _stamp(now + timedelta(seconds=skew_s))
+            raise self.refused(
+                Refusal.WRONG,
+                f"Signature not yet current: {signed} is still later than {limit} ({present} + {_duration(skew_s)})",
+            )
+
+    def payload(self, request: HttpRequest, body_hash: str) -> None:
+        """Refuse a body that is not the one that x-amz-content-sha256 announces."""
+        claimed = request.header("x-amz-content-sha256")
+        if claimed is not None and not hmac.compare_digest(claimed.encode("utf-8", "replace"), body_hash.encode()):
+            raise self.refused(
+                Refusal.WRONG,
+                "The provided 'x-amz-content-sha256' header does not match what was computed: "
+                f"the body's SHA-256 is {body_hash}.",
+            )
+
+
+def _is_signed_by(
+    secret: str,
+    authorization: sigv4.Authorization,
+    request: HttpRequest,
+    *,
+    query: str,
+    amz_date: str,
+    body_hash: str,
+) -> bool:
+    signing_request = sigv4.SigningRequest(request.method, request.raw_path, query, request.headers)
+    key = sigv4.signing_key(secret, date=authorization.date, region=authorization.region, service=authorization.service)
+    canonical = ""
+    # Clients sign what they send, or the canonical form of it; for nearly all requests the two are one.
+    for normalize in (False, True):
+        previous, canonical = (
+            canonical,
+            sigv4.canonical_request(
+                signing_request,
+                authorization.signed_headers,
+                payload_hash=body_hash,
+                service=authorization.service,
+                normalize=normalize,
+            ),
+        )
+        if canonical == previous:
+            return False
+        text = sigv4.string_to_sign(canonical, amz_date=amz_date, scope=authorization.scope)
+        if hmac.compare_digest(sigv4.signature(key, text), authorization.signature):
+            return True
+    return False
+
+
+def _date_of(request: HttpRequest) -> str:
+    amz_date = request.header("x-amz-date")
+    if amz_date is not None:
+        return amz_date
+    date = request.header("date")
+    if date is None:
+        raise ContractError("Authorization header requires existence of either a 'X-Amz-Date' or a 'Date' header.")
+    try:
+        return parsedate_to_datetime(date).astimezone(UTC).strftime(sigv4.DATE_FORMAT)
+    except (ValueError, OverflowError) as error:
+        raise ContractError(f"The 'Date' header can not be read: {date[:80]!r}") from error
+
+
+def _stamp(at: datetime) -> str:
+    return at.astimezone(UTC).strftime(sigv4.DATE_FORMAT)
+
+
+def _duration(seconds: float) -> str:
+    minutes = seconds / 60
+    return f"{minutes:g} min." if minutes >= 1 else f"{seconds:g} s."
