@@ -41,7 +41,7 @@ def describe(facts: dict[str, Any]) -> str:
     lines.append(table(("  PHASE", "BEGAN", "TOOK", "MESSAGE"), rows))
     if facts["hosts"]:
         lines += ["", "hosts"]
-        rows = [
+        host_rows = [
             (
                 f"  {host['name']}",
                 host["phase"],
@@ -52,7 +52,7 @@ def describe(facts: dict[str, Any]) -> str:
             )
             for host in facts["hosts"]
         ]
-        lines.append(table(("  HOST", "PHASE", "TYPE", "PROCESSES", "TOOK", "EXITS"), rows))
+        lines.append(table(("  HOST", "PHASE", "TYPE", "PROCESSES", "TOOK", "EXITS"), host_rows))
     for label, key in (("warnings", "warnings"), ("not isolated", "not_isolated")):
         if facts.get(key):
             lines += ["", label, *[f"  - {text}" for text in facts[key]]]

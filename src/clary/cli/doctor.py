@@ -11,8 +11,9 @@ from typing import Any
 
 from clary.cli.up import find_running
 from clary.contract.errors import ClaryError
-from clary.control.engines.images import EnvironmentProbe, default_environment
-from clary.control.engines.local import LocalEngine
+from clary.control.engines.images import default_python
+from clary.control.engines.interpreters import InterpreterProbe
+from clary.control.engines.local.engine import LocalEngine
 from clary.control.objects.weed_process import find_program
 from clary.control.scheduling.placement import capacity_of
 from clary.control.settings import Settings, load_settings
@@ -42,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     del options
     settings = load_settings()
     folder = StateFolder(settings.home_folder)
-    engine = LocalEngine(settings, service_url_for_agents="")
+    engine = LocalEngine(settings, "http://127.0.0.1:0")
     findings = [
         _checked("service", lambda: _service(folder)),
         _checked("object store", lambda: Finding("object store", settings.s3_endpoint_url or find_program())),
@@ -77,8 +78,11 @@ def _service(folder: StateFolder) -> Finding:
 
 
 def _environment(settings: Settings) -> Finding:
-    environment = default_environment(settings, EnvironmentProbe())
-    return Finding("environment", f"images run in {environment.python}")
+    python = default_python(settings, InterpreterProbe())
+    if python is None:
+        text = "no Python with torch was found for AWS's framework images; set default_python in settings.toml"
+        return Finding("environment", text, is_problem=True)
+    return Finding("environment", f"AWS's framework images run in {python}")
 
 
 def _machine(engine: LocalEngine, settings: Settings) -> Finding:

@@ -65,7 +65,7 @@ def _command() -> list[str]:
 def _start(folder: StateFolder) -> Connection:
     folder.service_record_path.unlink(missing_ok=True)
     with folder.service_log.open("ab") as log:
-        process = subprocess.Popen(  # noqa: S603 - our own module
+        process = subprocess.Popen(
             _command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
         )
     deadline = time.monotonic() + START_TIMEOUT_S

@@ -92,7 +92,13 @@ def test_a_restart_between_two_requests_is_not_noticed(service: FakeService, cli
 
 @pytest.mark.parametrize(
     ("status", "error"),
-    [(410, AttemptOver), (403, ServiceRefused), (404, ServiceRefused), (429, ServiceUnreachable), (503, ServiceUnreachable)],
+    [
+        (410, AttemptOver),
+        (403, ServiceRefused),
+        (404, ServiceRefused),
+        (429, ServiceUnreachable),
+        (503, ServiceUnreachable),
+    ],
 )
 def test_http_statuses_have_their_meaning(service: FakeService, client_of, status: int, error: type) -> None:
     service.fail("reports", status=status)

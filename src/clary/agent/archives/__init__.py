@@ -11,7 +11,7 @@ from clary.agent.archives.extraction import ArchiveFacts, extract_tar
 from clary.agent.archives.gzip_writer import GzipWriter
 from clary.agent.archives.members import ArchiveLimits, Member, MemberKind, Readable, read_members
 from clary.agent.archives.tar_writer import TarWriter
-from clary.agent.archives.trees import TreeFacts, TreeSource, has_content, walk_tree, write_tree
+from clary.agent.archives.trees import TreeFacts, TreeSource, has_members, walk_tree, write_tree
 
 __all__ = [
     "ArchiveFacts",
@@ -24,7 +24,7 @@ __all__ = [
     "TreeFacts",
     "TreeSource",
     "extract_tar",
-    "has_content",
+    "has_members",
     "read_members",
     "walk_tree",
     "write_tree",

@@ -21,7 +21,7 @@ import io
 import os
 import posixpath
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ from clary.agent.archives.members import Member, MemberKind
 from clary.agent.archives.tar_writer import TarWriter
 from clary.agent.notes import NoteBook
 from clary.contract.errors import AgentError, Fault
+from clary.contract.ml_tree import OPT_ML
 
 _MAX_DEPTH = 200  # folders in one another
 _MAX_DETOURS = 4  # folders reached by a link from a folder reached by a link
@@ -86,7 +87,9 @@ def write_tree(
     )
 
 
-def walk_tree(sources: Sequence[TreeSource], *, notes: NoteBook, follow_links: bool = False) -> Iterator[Member]:
+def walk_tree(
+    sources: Sequence[TreeSource], *, notes: NoteBook, follow_links: bool = False
+) -> Generator[Member, None, None]:
     """Yield the members that `sources` give, by the module's rules; each file's content is open until the next one.
 
     Raises: AgentError naming the path that could not be read.
@@ -95,15 +98,13 @@ def walk_tree(sources: Sequence[TreeSource], *, notes: NoteBook, follow_links: b
         yield from _Walk(source, notes, follow_links=follow_links).members()
 
 
-def has_content(root: Path) -> bool:
-    """Whether a folder holds anything, or a file any byte; false for what does not exist."""
+def has_members(sources: Sequence[TreeSource]) -> bool:
+    """Whether `sources` give any member at all. Raises: as `walk_tree`."""
+    members = walk_tree(sources, notes=NoteBook())
     try:
-        with os.scandir(root) as entries:
-            return any(True for _ in entries)
-    except NotADirectoryError:
-        return stat.S_ISREG(root.lstat().st_mode) and root.lstat().st_size > 0
-    except FileNotFoundError:
-        return False
+        return next(members, None) is not None
+    finally:
+        members.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,27 +131,38 @@ class _Walk:
 
     def members(self) -> Iterator[Member]:
         """Yield the source's members."""
-        below_home = self._root.relative_to(self._home).parts
-        if self._root.is_symlink() or not self._root.exists():
-            if self._root.is_symlink():
-                self._notes.add("left out, a symbolic link stands where a folder or file is expected", str(self._root))
+        root = self._root_on_disk()
+        if root is None:
             return
-        if self._root.is_dir():
-            top = _Place(
-                on_disk=below_home,
-                in_archive=self._prefix,
-                top=below_home,
-                top_in_archive=self._prefix,
-                above=(),
-                depth=0,
-            )
+        if self._home.joinpath(*root).is_dir():
+            prefix = self._prefix
+            top = _Place(on_disk=root, in_archive=prefix, top=root, top_in_archive=prefix, above=(), depth=0)
             yield from self._folder(top)
             return
-        folder = self._open_folder(below_home[:-1])
+        folder = self._open_folder(root[:-1])
         try:
-            yield from self._file(folder, below_home[-1], (*self._prefix, below_home[-1]))
+            yield from self._file(folder, root[-1], (*self._prefix, self._root.name))
         finally:
             os.close(folder)
+
+    def _root_on_disk(self) -> Parts | None:
+        """Return the source's place below home; None if there is nothing.
+
+        Raises: AgentError if the program has put a link in its place that leads outside.
+        """
+        below_home = self._root.relative_to(self._home).parts
+        if not self._root.is_symlink():
+            return below_home if self._root.exists() else None
+        target = os.readlink(self._root)
+        resolved = resolve_link(self._home, below_home[:-1], target) if below_home else None
+        if resolved is None:
+            shown = ascii(OPT_ML.joinpath(*below_home).as_posix())
+            raise AgentError(
+                f"{shown} was replaced by a symbolic link to {target!a}, outside /opt/ml or missing: what lies "
+                f"there cannot be uploaded. Write results to {shown} itself.",
+                fault=Fault.USER,
+            )
+        return resolved
 
     def _folder(self, place: _Place) -> Iterator[Member]:
         """Yield what a folder holds, not the folder itself."""

@@ -39,11 +39,14 @@ def uv_index_variables(machine: Mapping[str, str], prefix: str) -> dict[str, str
         variables["UV_FIND_LINKS"] = ",".join(links)
     if options.get("trusted-host"):
         variables["UV_INSECURE_HOST"] = " ".join(options["trusted-host"].split())
-    if options.get("no-index", "").lower() in ("1", "true", "yes", "on"):
-        variables["UV_NO_INDEX"] = "1"
     if options.get("cert") and "SSL_CERT_FILE" not in machine:
         variables["SSL_CERT_FILE"] = options["cert"]
     return variables
+
+
+def is_without_index(machine: Mapping[str, str], prefix: str) -> bool:
+    """Whether pip would ask no index at all (`no-index`), for which uv has an option but no variable."""
+    return _pip_options(machine, prefix).get("no-index", "").lower() in ("1", "true", "yes", "on")
 
 
 def _pip_options(machine: Mapping[str, str], prefix: str) -> dict[str, str]:

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from clary.agent.environments.clone import clone_environment
 from clary.agent.environments.interpreter import InterpreterFacts, inspect_interpreter, require_interpreter
-from clary.agent.environments.package_index import uv_index_variables
+from clary.agent.environments.package_index import is_without_index, uv_index_variables
 from clary.agent.environments.requirement_files import installation_key
 from clary.contract.errors import AgentError, Fault
 from clary.contract.launch_plan import Environment
@@ -153,6 +153,8 @@ def _build(task: _Installation, folder: Path, *, uv_cache: Path, lock: int) -> t
 
 def _install(task: _Installation, python: Path, *, uv_cache: Path, lock: int) -> str:
     command = [_find_uv(task.machine), "pip", "install", "--python", str(python), "--color", "never", "--no-progress"]
+    if is_without_index(task.machine, task.facts.prefix):
+        command.append("--no-index")
     if task.requirements_file is not None:
         command += ["-r", str(task.requirements_file)]
     if task.package_folder is not None:
@@ -164,6 +166,7 @@ def _install(task: _Installation, python: Path, *, uv_cache: Path, lock: int) ->
         # Links replace what is in their way, so files shared with the original are never written into.
         "UV_LINK_MODE": "hardlink",
         "UV_PYTHON_DOWNLOADS": "never",
+        "UV_SYSTEM_CERTS": "1",  # as pip: this machine's certificates, with those of its company
     }
     working_folder = (task.requirements_file or python).parent if task.package_folder is None else task.package_folder
     with tempfile.TemporaryFile() as output:

@@ -87,6 +87,7 @@ class HostCgroup:
         self._tree = tree
         self._folders: dict[str, str] = {}  # controller -> folder
         self._versions: dict[str, int] = {}
+        self._homes: dict[str, str] = {}  # folder -> the agent's own cgroup in the same hierarchy
         self.not_enforced: tuple[str, ...] = ()  # sentences
 
     @classmethod
@@ -114,7 +115,17 @@ class HostCgroup:
     @property
     def entry_files(self) -> tuple[str, ...]:
         """Files into which a process writes its pid, or 0 for itself, to enter."""
-        return tuple(f"{folder}/cgroup.procs" for folder in dict.fromkeys(self._folders.values()))
+        return tuple(f"{folder}/cgroup.procs" for folder in self.folders)
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Its folders, one a hierarchy."""
+        return tuple(dict.fromkeys(self._folders.values()))
+
+    @property
+    def home_files(self) -> tuple[str, ...]:
+        """Files into which a process writes 0 to leave for where the agent is."""
+        return tuple(f"{self._homes[folder]}/cgroup.procs" for folder in self.folders)
 
     @property
     def visible_folders(self) -> Mapping[str, str]:
@@ -165,7 +176,7 @@ class HostCgroup:
         """Remove the cgroups; returns why not, if processes stay in one for longer than a few seconds."""
         deadline = time.monotonic() + _REMOVE_LIMIT_S
         refusal = None
-        for folder in dict.fromkeys(self._folders.values()):
+        for folder in self.folders:
             while True:
                 try:
                     self._tree.remove(folder)
@@ -190,6 +201,7 @@ class HostCgroup:
         folder = self._make_folder(place, controller, name)
         self._folders[controller] = folder
         self._versions[controller] = place.version
+        self._homes[folder] = place.own
         for file, value, needed in _settings(controller, place.version, resources):
             try:
                 self._tree.write(f"{folder}/{file}", value)

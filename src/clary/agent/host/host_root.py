@@ -99,7 +99,7 @@ class _HostRoot:
         for folder in PRIVATE_FOLDERS:
             os.makedirs(root + folder, exist_ok=True)
         self._not_isolated += kernel_views.mount_proc(root, in_user_namespace=user)
-        kernel_views.mount_sys(root, cgroup_folders=self._order["cgroup_folders"])
+        kernel_views.mount_sys(root, cgroup_views=self._order["cgroup_views"])
         kernel_views.mount_dev(
             root,
             with_gpus=self._order["with_gpus"],

@@ -13,6 +13,7 @@ less MKNOD (`kernel.KEPT_CAPABILITIES`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -20,12 +21,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from clary.agent.host import kernel
 from clary.agent.host.census import DescendantCensus, NamespaceCensus
 from clary.agent.host.keeper import Keeper
+from clary.agent.host.leftovers import remove_cgroups, remove_tree
 
 _FAILED_EXIT_CODE = 70  # sysexits.h EX_SOFTWARE
 
@@ -59,17 +61,28 @@ def _run(order: Mapping[str, Any], control: socket.socket) -> None:
         _announce(control)
         keeper = Keeper(order["processes"], control, census=DescendantCensus(), dies_with_keeper=True)
         keeper.run(not_isolated=order["not_isolated"])
+        _clean_up_if_alone(order, control)
         return
+    # Imported late, because plain processes have no use for it, but before this process becomes somebody who may not
+    # read the interpreter's folders any more.
+    from clary.agent.host.host_root import build_host_root
+
     in_user_namespace, network = _enter_outer_namespaces(order)
     kernel.unshare(kernel.CLONE_NEWPID)
     inner = os.fork()
     if inner == 0:
         kernel.die_with_parent(signal.SIGKILL)
-        _keep_host(order, control, network=network, in_user_namespace=in_user_namespace)
+        _keep_host(
+            order,
+            control,
+            network=network,
+            build_root=functools.partial(build_host_root, order, in_user_namespace=in_user_namespace),
+        )
         os._exit(0)
     for process in order["processes"]:
         os.close(process["output_fd"])
     _watch(inner, control)
+    _clean_up_if_alone(order, control)
 
 
 def _enter_outer_namespaces(order: Mapping[str, Any]) -> tuple[bool, int | None]:
@@ -108,12 +121,9 @@ def _become_root_of_namespace() -> None:
 
 
 def _keep_host(
-    order: Mapping[str, Any], control: socket.socket, *, network: int | None, in_user_namespace: bool
+    order: Mapping[str, Any], control: socket.socket, *, network: int | None, build_root: Callable[[], list[str]]
 ) -> None:
     try:
-        # Imported here: plain processes have no use for it.
-        from clary.agent.host.host_root import build_host_root
-
         kernel.forbid_tracing()
         _announce(control)
         if network is not None:
@@ -121,7 +131,7 @@ def _keep_host(
             os.close(network)
         kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWUTS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWCGROUP)
         kernel.set_hostname(order["hostname"])
-        not_isolated = build_host_root(order, in_user_namespace=in_user_namespace)
+        not_isolated = build_root()
         kernel.limit_capabilities()
         # Once more: a change of rights may have taken the first one back.
         kernel.die_with_parent(signal.SIGKILL)
@@ -149,6 +159,15 @@ def _watch(inner: int, control: socket.socket) -> None:
             agent_gone_at = time.monotonic()
             poll.unregister(control)
         signal.pidfd_send_signal(watched, signal.SIGKILL)
+
+
+def _clean_up_if_alone(order: Mapping[str, Any], control: socket.socket) -> None:
+    """Take away what is left if the agent has died; an agent that lives reads the counters first and does it itself."""
+    poll = select.poll()
+    poll.register(control, 0)
+    if any(event & select.POLLHUP for _, event in poll.poll(0)):
+        remove_tree(order["scratch_folder"])
+        remove_cgroups(order["cgroup_folders"], home_files=order["cgroup_home_files"])
 
 
 def _announce(control: socket.socket) -> None:

@@ -63,12 +63,12 @@ def mount_proc(new_root: str, *, in_user_namespace: bool) -> list[str]:
     return []
 
 
-def mount_sys(new_root: str, *, cgroup_folders: Mapping[str, str]) -> None:
+def mount_sys(new_root: str, *, cgroup_views: Mapping[str, str]) -> None:
     """Mount /sys of the joined network namespace, read-only, with the host's own cgroups in it.
 
     Args:
         new_root: root that is being built.
-        cgroup_folders: place below /sys/fs/cgroup ("" for version 2) -> folder of the host's cgroup on the machine.
+        cgroup_views: place below /sys/fs/cgroup ("" for version 2) -> folder of the host's cgroup on the machine.
     """
     target = f"{new_root}/sys"
     flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
@@ -79,10 +79,10 @@ def mount_sys(new_root: str, *, cgroup_folders: Mapping[str, str]) -> None:
         kernel.make_read_only(target)
         return
     tree = f"{target}/fs/cgroup"
-    if cgroup_folders and os.path.isdir(tree):
-        if "" not in cgroup_folders:
+    if cgroup_views and os.path.isdir(tree):
+        if "" not in cgroup_views:
             kernel.mount("tmpfs", tree, kind="tmpfs", flags=flags, options="size=64k,mode=755")
-        for name, folder in cgroup_folders.items():
+        for name, folder in cgroup_views.items():
             place = f"{tree}/{name}".rstrip("/")
             os.makedirs(place, exist_ok=True)
             kernel.mount(folder, place, flags=kernel.MS_BIND)

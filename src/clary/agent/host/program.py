@@ -12,7 +12,6 @@ import itertools
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import struct
@@ -29,6 +28,7 @@ from typing import Any, Self
 import clary
 from clary.agent.host.cgroups import HostCgroup
 from clary.agent.host.keeper import MAX_MESSAGE_BYTES
+from clary.agent.host.leftovers import remove_tree
 from clary.agent.host.program_order import host_order
 from clary.agent.host.sandbox import ProcessSpec, ProgramResult, Sandbox
 from clary.contract.agent_protocol import ProcessExit
@@ -209,7 +209,7 @@ class Program:
         if self._cgroup is not None and (refusal := self._cgroup.remove()):
             self._note(refusal)
         if self._scratch_folder:
-            _remove_tree(self._scratch_folder)
+            remove_tree(self._scratch_folder)
 
     def __enter__(self) -> Self:
         return self
@@ -226,8 +226,12 @@ class Program:
             if not os.path.isdir(folder):
                 raise AgentError(f"host {self._sandbox.hostname}: folder {folder} does not exist")
         self._scratch_folder = tempfile.mkdtemp(prefix="program-", dir=self._sandbox.host_folder)
-        # Root of the host is this folder's child: whoever may enter the host's root must pass.
+        # It holds the root of the host, which programs pass under other users too.
         os.chmod(self._scratch_folder, 0o755)  # noqa: S103
+        if os.geteuid() == 0:
+            # An agent that is root can start hosts in another user's namespace; that user owns the host's folder.
+            owner = os.stat(self._sandbox.host_folder)
+            os.chown(self._scratch_folder, owner.st_uid, owner.st_gid)
         self._cgroup = HostCgroup.create(self._sandbox.cgroup_name, self._sandbox.resources)
         errors = os.memfd_create("clary-init-errors")
         write_ends: list[int] = []
@@ -480,20 +484,3 @@ def _read_all(descriptor: int) -> str:
     os.lseek(descriptor, 0, os.SEEK_SET)
     with open(descriptor, "rb", closefd=False) as file:
         return file.read().decode(errors="replace")
-
-
-def _remove_tree(folder: str) -> None:
-    """Remove what the program changed; overlays leave folders without any permission behind."""
-
-    def open_up(_function: object, path: str, _error: object) -> None:
-        with contextlib.suppress(OSError):
-            os.chmod(os.path.dirname(path), 0o700)
-            os.chmod(path, 0o700)
-            if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                os.unlink(path)
-
-    shutil.rmtree(folder, onerror=open_up)
-    # A folder that was opened up too late for its parent to go.
-    shutil.rmtree(folder, ignore_errors=True)

@@ -42,7 +42,9 @@ def host_order(
         "memory_bytes": sandbox.resources.memory_bytes,
         "with_gpus": bool(sandbox.resources.gpu_indices),
         "cgroup_files": list(cgroup.entry_files),
-        "cgroup_folders": dict(cgroup.visible_folders),
+        "cgroup_views": dict(cgroup.visible_folders),
+        "cgroup_folders": list(cgroup.folders),
+        "cgroup_home_files": list(cgroup.home_files),
         "binds": [
             {"source": bind.source, "target": bind.target, "read_only": bind.read_only, "overlay": bind.overlay}
             for bind in sandbox.binds

@@ -8,8 +8,9 @@ writing      objects in: single and multipart uploads
 store        `ObjectStore`, which the rest of the agent talks to
 """
 
+from clary.agent.object_store.reading import whole_file
 from clary.agent.object_store.store import ObjectInfo, ObjectStore
 from clary.agent.object_store.uris import S3Uri, parse_s3_uri
 from clary.agent.object_store.writing import ObjectWriter
 
-__all__ = ["ObjectInfo", "ObjectStore", "ObjectWriter", "S3Uri", "parse_s3_uri"]
+__all__ = ["ObjectInfo", "ObjectStore", "ObjectWriter", "S3Uri", "parse_s3_uri", "whole_file"]

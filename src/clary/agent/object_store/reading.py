@@ -173,7 +173,8 @@ def download_ranges(exchange: Exchange, request: S3Request, path: Path, *, size_
         jobs: list[Future[None]] = []
         try:
             for start in range(0, size_bytes, RANGE_BYTES):
-                jobs.append(exchange.submit(_range_download(exchange, version, start, stop=stop), request))
+                action = _range_download(exchange, version, start, stop=stop)
+                jobs.append(exchange.submit(action, request))
             done, _ = wait(jobs, return_when=FIRST_EXCEPTION)
             for job in done:
                 job.result()

@@ -18,18 +18,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from clary.agent.supervisor.fact_board import FactBoard
+from clary.agent.supervisor.failures import failure_of, is_expected
 from clary.agent.supervisor.host_log import HostLog
 from clary.agent.supervisor.preparation import Preparation
 from clary.agent.supervisor.program_watch import FAIL_FAST_GRACE_S, ProgramWatch, exit_in_words
 from clary.agent.supervisor.steps import Steps, Uploaded
 from clary.contract.agent_protocol import Failure, HostPhase, Order, OrderKind, ProcessExit, StagedPart, UploadRole
-from clary.contract.errors import ClaryError, ContractError, Fault
+from clary.contract.errors import ClaryError, ContractError
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.plain import from_plain
 
 BEFORE_EXIT = (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING)
 _JOIN_S = 5.0
-_FAILURE_CHARACTERS = 1024  # FailureReason of DescribeTrainingJob holds no more
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ class HostLife:
             return
         self._add_notes(self._steps.notes)
         if error is not None:
-            if not isinstance(error, ClaryError | OSError):
+            if not is_expected(error):
                 logger.error("unexpected error while preparing", exc_info=error)
             failure = failure_of(error)
             self._log.say(f"preparation failed: {failure.message}")
@@ -184,7 +184,7 @@ class HostLife:
             program,
             on_exits=lambda exits: self._post(lambda: self._on_exits(watch, exits)),
             on_gone=lambda: self._post(lambda: self._on_gone(watch)),
-            on_broken=lambda error: self._post(lambda: self._on_broken(error)),
+            on_broken=lambda error: self._post(lambda: self._on_broken(watch, error)),
         )
         watch.start()
         self._board.add_timing("start", time.monotonic() - started_s)
@@ -206,15 +206,16 @@ class HostLife:
         if watch is self._watch:
             self._end_program()
 
-    def _on_broken(self, error: Exception) -> None:
-        raise error  # in the supervisor's thread, whose boundary ends the host
+    def _on_broken(self, watch: ProgramWatch, error: Exception) -> None:
+        if watch is self._watch:
+            raise error  # in the supervisor's thread, whose boundary ends the host
 
     def _end_program(self) -> None:
         """Every process is gone: gather what is to be known, and let the service know it."""
         watch, self._watch = self._watch, None
         assert watch is not None
-        failure = watch.failure()
         watch.close()
+        failure = watch.failure()
         self._log.end_output()
         seconds = time.monotonic() - watch.started_at_s
         self._log.say(*_summary(watch.exits, failure, seconds))
@@ -257,7 +258,7 @@ class HostLife:
                 took_s = self._board.facts.timings_s["upload"]
                 self._log.say(f"results uploaded in {took_s:.2f} s: {', '.join(outcome.uris)}")
         else:
-            if not isinstance(outcome, ClaryError | OSError):
+            if not is_expected(outcome):
                 logger.error("unexpected error while uploading", exc_info=outcome)
             failure = failure_of(outcome)
             sentence = f"results could not be uploaded: {failure.message}"
@@ -276,18 +277,6 @@ class HostLife:
             if note not in self._board.facts.notes:
                 self._board.add_note(note)
                 self._log.say(note)
-
-
-def failure_of(error: Exception) -> Failure:
-    """Return how an error is told to the service; anything but a ClaryError is a defect of ours."""
-    if isinstance(error, ClaryError):
-        message, fault, retryable = error.message, error.fault, error.retryable
-    elif isinstance(error, OSError):  # what the machine refuses, a full disk for one
-        message, fault, retryable = f"{error} on this host", Fault.INFRASTRUCTURE, True
-    else:
-        message = f"{type(error).__name__}: {error} (a defect of the agent; see agent.log of this host)"
-        fault, retryable = Fault.INTERNAL, False
-    return Failure(fault=fault.value, message=message[:_FAILURE_CHARACTERS], retryable=retryable)
 
 
 def _summary(exits: Sequence[ProcessExit], failure: Failure | None, seconds: float) -> list[str]:

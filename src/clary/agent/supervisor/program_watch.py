@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from clary.agent.supervisor.failures import failure_of
 from clary.agent.supervisor.steps import RunningProgram
 from clary.contract.agent_protocol import Failure, ProcessExit
-from clary.contract.errors import Fault
+from clary.contract.errors import ClaryError, Fault
 
 FAIL_FAST_GRACE_S = 5.0  # for the other processes of a host when one has failed
 KILL_TIMEOUT_S = 60.0  # for a killed process to be gone
@@ -56,6 +57,8 @@ class ProgramWatch:
         self._on_broken = on_broken
         self.is_stopping = False  # whether the processes were told to end
         self._is_killed = False
+        self._out_of_memory: str | None = None
+        self._trouble: ClaryError | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="program-watch", daemon=True)
 
@@ -108,14 +111,15 @@ class ProgramWatch:
         return min(own, key=lambda item: item.ended_at, default=None)
 
     def failure(self) -> Failure | None:
-        """Say why the program failed; None if it did not, or if it was told to end."""
+        """Say why the program failed, after `close`; None if it did not, or if it was told to end."""
+        if self._trouble is not None:
+            return failure_of(self._trouble)
         first = self.first_failure()
         if first is None:
             return None
         who = "the program" if first.rank is None else f"rank {first.rank}"
-        out_of_memory = self.program.out_of_memory()
-        if out_of_memory is not None:
-            message = f"OutOfMemory: {out_of_memory}"
+        if self._out_of_memory is not None:
+            message = f"OutOfMemory: {self._out_of_memory}"
         elif first.exit_code is not None:
             message = f"{who} ended with exit code {first.exit_code}"
         else:
@@ -124,11 +128,14 @@ class ProgramWatch:
         return Failure(fault=Fault.ALGORITHM.value, message=message, exit_code=exit_code)
 
     def close(self) -> None:
-        """End the thread and the program with everything that it left behind."""
+        """End the thread and the program with everything that it left behind; exits that nobody saw are taken in."""
         self._stopping.set()
+        self._out_of_memory = self.program.out_of_memory()
+        self._trouble = self.program.trouble()
         self.program.close()
         if self._thread.ident is not None:
             self._thread.join(2 * _POLL_S)
+        self.take(self.program.wait_for_exits(0.0))
 
     def _run(self) -> None:
         try:

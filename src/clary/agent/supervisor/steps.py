@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from clary.contract.agent_protocol import ProcessExit, StagedPart, UploadRole
+from clary.contract.errors import ClaryError
 from clary.contract.launch_plan import LaunchPlan
 
 
@@ -61,6 +62,9 @@ class RunningProgram(Protocol):
 
     def out_of_memory(self) -> str | None:
         """Say in a sentence that the host's memory limit killed a process; None if it did not."""
+
+    def trouble(self) -> ClaryError | None:
+        """Return what broke beside the processes and made the agent end them; None if nothing did."""
 
     def close(self) -> None:
         """Kill what is left, pass on the last output, free what the program held; harmless when repeated."""

@@ -18,7 +18,8 @@ from typing import Protocol
 from clary.agent.service_client import AttemptOver, BackOff, ServiceRefused, ServiceUnreachable
 from clary.agent.supervisor.agent_log import close_agent_log, open_agent_log
 from clary.agent.supervisor.fact_board import FactBoard
-from clary.agent.supervisor.host_life import BEFORE_EXIT, HostLife, Surroundings, failure_of
+from clary.agent.supervisor.failures import failure_of
+from clary.agent.supervisor.host_life import BEFORE_EXIT, HostLife, Surroundings
 from clary.agent.supervisor.host_log import HostLog
 from clary.agent.supervisor.service_watch import ORPHAN_TIMEOUT_S, Heartbeat, OrderWatch
 from clary.agent.supervisor.steps import MakeSteps

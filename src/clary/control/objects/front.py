@@ -17,6 +17,7 @@ from xml.sax.saxutils import escape
 
 import aiohttp
 from aiohttp import web
+from multidict import CIMultiDict
 
 from clary.contract import sigv4
 from clary.contract.clock import Clock
@@ -33,7 +34,7 @@ from clary.control.objects.store_client import (
     store_url,
 )
 
-REQUEST_ID = "clary.request_id"  # where the listener leaves the id of a request
+REQUEST_ID = "clary_request_id"  # attribute in which the listener leaves the id of a request
 STORE_TIMEOUT_S = 300.0  # without a byte from the store; completing a large multipart upload is slow
 SMALL_BODY_BYTES = 64 * 1024  # up to this a body is verified first and sent in one piece
 RETRY_AFTER_S = 1
@@ -329,7 +330,8 @@ def _unframed(headers: list[tuple[str, str]], caller: Caller, body: _IncomingBod
 
 
 def _without_framing(name: str, value: str) -> str:
-    if name != "content-encoding":
+    """Take aws-chunked, which says how a body travelled, out of Content-Encoding; SeaweedFS keeps and returns it."""
+    if name.lower() != "content-encoding":
         return value
     return ",".join(part for part in re.split(r"\s*,\s*", value) if part.lower() != "aws-chunked")
 
@@ -356,8 +358,9 @@ async def _look_at_deleted_keys(outgoing: _Outgoing) -> _Outgoing:
 
 async def _relay(request: web.BaseRequest, answer: aiohttp.ClientResponse) -> web.StreamResponse:
     """Send the store's answer on; if the store breaks off, so does the client's connection, never an early end."""
-    headers = [(name, value) for name, value in answer.headers.items() if name.lower() not in _NOT_RETURNED]
-    response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=headers)
+    headers = [(name, _without_framing(name, value)) for name, value in answer.headers.items()]
+    headers = [(name, value) for name, value in headers if value and name.lower() not in _NOT_RETURNED]
+    response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=CIMultiDict(headers))
     response.headers["X-Amzn-RequestId"] = _request_id(request)
     if request.body_exists and not request.content.at_eof():
         response.force_close()
@@ -391,8 +394,7 @@ def _is_sendable(value: str) -> bool:
 
 
 def _request_id(request: web.BaseRequest) -> str:
-    request_id = request.get(REQUEST_ID)
-    return request_id if isinstance(request_id, str) else secrets.token_hex(8)
+    return getattr(request, REQUEST_ID, "") or secrets.token_hex(8)
 
 
 def _error_response(request: web.BaseRequest, error: WireError, resource: str) -> web.Response:

@@ -11,6 +11,7 @@ recorded pid and starts another on the same ports. A lock on `<home>/run/seaweed
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import os
@@ -29,6 +30,7 @@ START_TIMEOUT_S = 30.0
 ADOPT_TIMEOUT_S = 5.0
 STOP_GRACE_S = 10.0  # SIGTERM to exit takes 3.6 s when all is well
 PROBE_INTERVAL_S = 0.1
+PORT_WAIT_S = 3.0
 WATCH_INTERVAL_S = 0.2
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
@@ -103,7 +105,7 @@ class EmbeddedStore:
         self._take_lock()
         try:
             if not await self._adopt():
-                self._record = StoreRecord(ports=self._choose_ports())
+                self._record = StoreRecord(ports=await self._choose_ports())
                 await self._launch()
         except BaseException:
             self._release_lock()
@@ -136,23 +138,26 @@ class EmbeddedStore:
         await self._end_process()
         return False
 
-    def _choose_ports(self) -> dict[str, int]:
+    async def _choose_ports(self) -> dict[str, int]:
+        """Return the recorded ports, in place of those that stay taken new ones."""
         fresh = weed_process.choose_ports()
         record = StoreRecord.read(self._record_path)
         if record is None:
             return fresh
-        ports = dict(record.ports)
-        for name, port in record.ports.items():
-            if not (weed_process.is_free(port) and weed_process.is_free(port + weed_process.GRPC_OFFSET)):
-                ports[name] = fresh[name]
-                _log.warning(
-                    "object store: port %d (%s) is taken by another program; using %d. %s",
-                    port,
-                    name,
-                    fresh[name],
-                    "Agents that still use the old endpoint will fail." if name == "s3" else "",
-                )
-        return ports
+        # A process that was killed a moment ago is gone before its sockets are.
+        deadline = time.monotonic() + PORT_WAIT_S
+        taken: set[str] = set()
+        while time.monotonic() < deadline and (taken := weed_process.taken_ports(record.ports)):  # noqa: ASYNC110
+            await asyncio.sleep(PROBE_INTERVAL_S)
+        for name in taken:
+            _log.warning(
+                "object store: port %d (%s) is taken by another program; using %d. %s",
+                record.ports[name],
+                name,
+                fresh[name],
+                "Agents that still use the old endpoint will fail." if name == "s3" else "",
+            )
+        return {name: fresh[name] if name in taken else port for name, port in record.ports.items()}
 
     async def _launch(self) -> None:
         """Start a process on the record's ports and wait until it is ready; on failure none is left."""
@@ -279,9 +284,12 @@ class EmbeddedStore:
         if process is not None and not await asyncio.to_thread(weed_process.terminate, process, grace_s=STOP_GRACE_S):
             _log.error("object store: process %d does not end; it may still use %s", process.pid, self._data_folder)
         if self._child is not None:
-            await asyncio.to_thread(self._child.wait, 1.0)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(self._child.wait, 1.0)
             self._child = None
         if self._record is not None:
+            if not self._process_is_alive():
+                weed_process.remove_sockets(self._record.ports)
             self._record = StoreRecord(ports=self._record.ports)
             self._record.write(self._record_path)
 

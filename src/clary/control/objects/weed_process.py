@@ -34,6 +34,7 @@ VOLUME_SIZE_MIB = 1024
 MAX_VOLUMES = 10_000
 MEMORY_LIMIT = "256MiB"  # soft limit of Go's heap: 217 MiB resident after 512 MiB up and down, 647 MiB without
 POLL_INTERVAL_S = 0.05
+SOCKET_PREFIX = "/tmp/seaweedfs-"  # noqa: S108 - fixed in weed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +102,7 @@ def choose_ports() -> dict[str, int]:
     ports: dict[str, int] = {}
     for _ in range(PORT_TRIES):
         port = random.randrange(FIRST_PORT, LAST_PORT)
-        if port not in ports.values() and is_free(port) and is_free(port + GRPC_OFFSET):
+        if port not in ports.values() and _is_free(port) and _is_free(port + GRPC_OFFSET):
             ports[PORT_NAMES[len(ports)]] = port
             if len(ports) == len(PORT_NAMES):
                 return ports
@@ -111,15 +112,16 @@ def choose_ports() -> dict[str, int]:
     )
 
 
-def is_free(port: int) -> bool:
-    """Whether a server could listen on `port` now."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-    return True
+def taken_ports(ports: dict[str, int]) -> set[str]:
+    """Return the names of those ports that, or whose gRPC ports, can not be listened on now."""
+    return {name for name, port in ports.items() if not (_is_free(port) and _is_free(port + GRPC_OFFSET))}
+
+
+def remove_sockets(ports: dict[str, int]) -> None:
+    """Remove the Unix sockets that weed makes in /tmp for every port and does not remove itself."""
+    for name, port in ports.items():
+        for path in (f"{SOCKET_PREFIX}{name}-{port}.sock", f"{SOCKET_PREFIX}{name}-grpc-{port + GRPC_OFFSET}.sock"):
+            Path(path).unlink(missing_ok=True)
 
 
 def command(program: str, *, data_folder: Path, ports: dict[str, int], bucket: str) -> list[str]:
@@ -171,3 +173,14 @@ def _start_ticks(pid: int) -> int | None:
     after_name = stat.rpartition(")")[2].split()
     state, ticks = after_name[0], after_name[19]
     return None if state in ("Z", "X") else int(ticks)
+
+
+def _is_free(port: int) -> bool:
+    """Whether a server could listen on `port` now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True

@@ -17,6 +17,7 @@ from clary.contract.plain import from_plain
 from clary.control.jobs import events
 from clary.control.jobs.training_job import FinalMetric, TrainingJob
 from clary.control.reconcile.hub import JobHub
+from clary.control.store.errors import SequenceGap
 
 
 class LogSink(Protocol):
@@ -102,7 +103,10 @@ class AgentGateway:
     async def append_logs(self, job: TrainingJob, host: str, batch: LogBatch) -> LogReceipt:
         """Store lines exactly once and the metrics that agents found in them."""
         stream = next(name for name in job.log_streams if name.split("/", 1)[1].rpartition("-")[0] == host)
-        next_sequence = await self._logs.append(stream, batch.first_sequence, batch.lines)
+        try:
+            next_sequence = await self._logs.append(stream, batch.first_sequence, batch.lines)
+        except SequenceGap as gap:
+            return LogReceipt(next_sequence=gap.next_sequence)
         values = [
             FinalMetric(name=metric.name, value=metric.value, at=metric.at)
             for line in batch.lines

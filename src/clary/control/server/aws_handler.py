@@ -12,8 +12,9 @@ from clary.contract.errors import WireError
 from clary.control.services.call import Call, Services
 from clary.control.services.dispatch import dispatch
 from clary.control.wire.messages import HttpRequest, HttpResponse
+from clary.control.wire.models import Operation
 from clary.control.wire.parsing import parse
-from clary.control.wire.routing import Operation, protocol_of, route
+from clary.control.wire.routing import protocol_of, route
 from clary.control.wire.serializing import serialize, serialize_error
 from clary.control.wire.signatures import SignatureVerifier
 from clary.control.wire.validation import validate

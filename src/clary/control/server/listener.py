@@ -27,14 +27,16 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
 
-from aiohttp import web
+from aiohttp import StreamReader, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http import RawRequestMessage
+from multidict import CIMultiDict
 
 from clary.contract.errors import EngineError, Fault
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
 HEALTH_PATH = "/clary/v1/health"
 INTERNAL_PREFIX = "/clary/v1/"
-REQUEST_ID = "clary.request_id"  # also read by objects.front
 BODY_TIMEOUT_S = 30.0  # for the whole body of an API request
 MAX_LINE_BYTES = 16 * 1024  # request line; presigned URLs are long
 MAX_HEADER_BYTES = 16 * 1024  # one header
@@ -53,13 +55,21 @@ JSON_ERROR_TYPE = "application/x-amz-json-1.1"
 _log = logging.getLogger(__name__)
 
 ApiHandler = Callable[[HttpRequest], Awaitable[HttpResponse]]
+RequestHandler = Callable[["ListenerRequest"], Awaitable[web.StreamResponse]]
+
+
+class ListenerRequest(web.BaseRequest):
+    """A request with an id of its own; `objects.front` puts the id into its answers too."""
+
+    ATTRS = web.BaseRequest.ATTRS | frozenset({"clary_request_id"})
+    clary_request_id = ""
 
 
 class StreamingHandler(Protocol):
     """What answers S3 requests (objects.front.S3Front)."""
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer one request; `request` carries its id under REQUEST_ID."""
+        """Answer one request."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,7 @@ class Route:
 
     name: str
     matches: Callable[[web.BaseRequest], bool]
-    handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+    handle: RequestHandler
 
 
 class Listener:
@@ -132,7 +142,8 @@ class Listener:
         Raises: EngineError if an address can not be had; then nothing listens.
         """
         server = web.Server(
-            self._dispatch,
+            self._dispatch,  # type: ignore[arg-type]  # the factory makes what it takes
+            request_factory=_make_request,
             access_log=None,
             auto_decompress=False,  # an object is stored as it was sent
             max_line_size=MAX_LINE_BYTES,
@@ -175,10 +186,9 @@ class Listener:
         self._ports.append(listening.getsockname()[1])
         await web.SockSite(self._runner, listening, ssl_context=tls_context, backlog=BACKLOG).start()
 
-    async def _dispatch(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _dispatch(self, request: ListenerRequest) -> web.StreamResponse:
         """Give a request to the first route that matches; one of the named boundaries for broad except."""
-        request_id = _new_request_id()
-        request[REQUEST_ID] = request_id
+        request_id = request.clary_request_id = _new_request_id()
         try:
             for route in self.routes:
                 if route.matches(request):
@@ -191,8 +201,8 @@ class Listener:
             message = f"An internal error occurred; the service's log has it under request id {request_id}."
             return _error(request, 500, "InternalFailure", message)
 
-    def _api(self, handler: ApiHandler) -> Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]:
-        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+    def _api(self, handler: ApiHandler) -> RequestHandler:
+        async def handle(request: ListenerRequest) -> web.StreamResponse:
             body = b""
             if request.body_exists:
                 length = request.content_length
@@ -213,12 +223,9 @@ class Listener:
                     request.method, raw_path, query, list(request.headers.items()), body, remote=request.remote or ""
                 )
             )
-            response = web.Response(status=answer.status, body=answer.body)
-            del response.headers["Content-Type"]  # else the library's guess stands beside the handler's
-            for name, value in answer.headers:
-                response.headers.add(name, value)
-            response.headers["X-Amzn-RequestId"] = answer.header("X-Amzn-RequestId") or request[REQUEST_ID]
-            return response
+            headers = CIMultiDict(answer.headers)
+            headers.setdefault("X-Amzn-RequestId", request.clary_request_id)
+            return web.Response(status=answer.status, body=answer.body, headers=headers)
 
         return handle
 
@@ -237,12 +244,12 @@ class Listener:
             pieces.append(piece)
         return b"".join(pieces)
 
-    def _too_large(self, request: web.BaseRequest) -> web.Response:
+    def _too_large(self, request: ListenerRequest) -> web.Response:
         message = f"The request's body is longer than {self._max_body_bytes} bytes."
         return _error(request, 413, "RequestEntityTooLarge", message)
 
-    async def _answer_health(self, request: web.BaseRequest) -> web.StreamResponse:
-        headers = {"X-Amzn-RequestId": request[REQUEST_ID]}
+    async def _answer_health(self, request: ListenerRequest) -> web.StreamResponse:
+        headers = {"X-Amzn-RequestId": request.clary_request_id}
         return web.Response(body=self._health, content_type="application/json", headers=headers)
 
 
@@ -253,6 +260,16 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     except ImportError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
+
+
+def _make_request(
+    message: RawRequestMessage,
+    payload: StreamReader,
+    protocol: web.RequestHandler,
+    writer: AbstractStreamWriter,
+    task: asyncio.Task[None],
+) -> ListenerRequest:
+    return ListenerRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())
 
 
 def _is_health(request: web.BaseRequest) -> bool:
@@ -289,12 +306,12 @@ async def _no_such_path(request: HttpRequest) -> HttpResponse:
     return HttpResponse(404, [("Content-Type", "application/json")], body.encode())
 
 
-def _error(request: web.BaseRequest, status: int, code: str, message: str) -> web.Response:
+def _error(request: ListenerRequest, status: int, code: str, message: str) -> web.Response:
     response = web.Response(
         status=status,
         body=json.dumps({"__type": code, "message": message}).encode(),
         content_type=JSON_ERROR_TYPE,
-        headers={"X-Amzn-RequestId": request[REQUEST_ID], "X-Amzn-ErrorType": code},
+        headers={"X-Amzn-RequestId": request.clary_request_id, "X-Amzn-ErrorType": code},
     )
     if request.body_exists and not request.content.at_eof():
         response.force_close()  # the rest of the body would be taken for the next request

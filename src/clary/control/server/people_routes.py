@@ -109,8 +109,6 @@ class PeopleRoutes:
                 token=query.get(f"after.{stream}"),
                 limit=LOG_PAGE,
             )
-            if page is None:
-                continue
             tokens[stream] = page.next_forward_token
             lines.extend(
                 {"host": host, "at_ms": event.timestamp_ms, "text": event.message, "rank": event.rank}

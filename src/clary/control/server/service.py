@@ -23,8 +23,9 @@ from clary.contract.errors import ContractError, EngineError, Fault, StoreError
 from clary.contract.launch_plan import Credentials, Endpoint
 from clary.contract.processes import ProcessId
 from clary.control.client_files import SAGEMAKER_CONFIG, sagemaker_config
-from clary.control.engines.images import EnvironmentProbe, resolve
-from clary.control.engines.local import LocalEngine
+from clary.control.engines.images import resolve
+from clary.control.engines.interpreters import InterpreterProbe
+from clary.control.engines.local.engine import LocalEngine
 from clary.control.jobs import deadlines, events
 from clary.control.jobs.training_job import EndCause
 from clary.control.objects.front import S3Front
@@ -45,7 +46,9 @@ from clary.control.server.tls import endpoints_file, ensure_certificates, server
 from clary.control.services.call import Services
 from clary.control.settings import Settings
 from clary.control.state_folder import JOB_KEY_PREFIX, RootSecrets, ServiceRecord, StateFolder
-from clary.control.store import Lease, LogStore, Store
+from clary.control.store.leases import Lease
+from clary.control.store.logs import LogStore
+from clary.control.store.store import Store
 from clary.control.wire.signatures import SignatureVerifier
 
 log = logging.getLogger(__name__)
@@ -82,8 +85,8 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
         gateway = AgentGateway(hub, logs, store, clock)
         listening, port = _bound_port(settings)
         url = f"http://{settings.host}:{port}"
-        engine = LocalEngine(settings, service_url_for_agents=url)
-        resolve_image = partial(resolve, settings=settings, probe=EnvironmentProbe())
+        engine = LocalEngine(settings, url)
+        resolve_image = partial(resolve, settings=settings, probe=InterpreterProbe())
         admission = Admission(settings, engine.machine(), hub, resolve_image)
         services = Services(
             settings=settings,
@@ -277,8 +280,8 @@ async def _end_jobs(hub: JobHub, reconciler: Reconciler) -> None:
     for job in jobs:
         await hub.apply(job.name, events.StopWanted(cause=EndCause.STOP_REQUESTED, grace_s=DOWN_GRACE_S))
     deadline = asyncio.get_running_loop().time() + DOWN_DEADLINE_S
-    while hub.active_jobs() and asyncio.get_running_loop().time() < deadline:
-        await asyncio.sleep(0.1)
+    while hub.active_jobs() and (left_s := deadline - asyncio.get_running_loop().time()) > 0:
+        await hub.wait_for_job(hub.active_jobs()[0].name, left_s)
     for job in hub.active_jobs():
         log.warning("job %s has not ended within %.0f s; the next service takes it up", job.name, DOWN_DEADLINE_S)
 

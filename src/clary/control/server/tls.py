@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -206,7 +207,7 @@ def _fits(certificate: x509.Certificate, *, names: list[x509.GeneralName], autho
         return False
     try:
         certificate.verify_directly_issued_by(authority)
-    except Exception:  # noqa: BLE001 - any reason that it does not verify calls for a new certificate
+    except (ValueError, TypeError, InvalidSignature):
         return False
     return True
 

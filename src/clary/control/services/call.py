@@ -10,7 +10,8 @@ from clary.contract.clock import Clock
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.hub import JobHub
 from clary.control.settings import Settings
-from clary.control.store import LogStore, Store
+from clary.control.store.logs import LogStore
+from clary.control.store.store import Store
 
 
 class ObjectLookup(Protocol):

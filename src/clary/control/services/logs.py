@@ -6,11 +6,15 @@ both SDKs rely on: a forward token always comes back, an unchanged one means tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Mapping
+from typing import Any, TypeVar
 
-from clary.contract.errors import StoreError, WireError
+from clary.contract.errors import WireError
 from clary.control.services.call import Call
+from clary.control.store.errors import BadLogQuery, BadToken, StreamNotFound
+from clary.control.store.logs import StreamOrder
+
+T = TypeVar("T")
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 MAX_STREAMS_PER_PAGE = 50
@@ -39,7 +43,7 @@ async def describe_log_streams(call: Call) -> Mapping[str, Any]:
     page = await _checked(
         call.services.logs.list_streams(
             prefix,
-            order_by="last_event" if by_event else "name",
+            order_by=StreamOrder.LAST_EVENT if by_event else StreamOrder.NAME,
             descending=bool(params.get("descending", False)),
             limit=params.get("limit") or MAX_STREAMS_PER_PAGE,
             token=params.get("nextToken"),
@@ -49,7 +53,7 @@ async def describe_log_streams(call: Call) -> Mapping[str, Any]:
         _present(
             {
                 "logStreamName": stream.name,
-                "creationTime": stream.created_ms,
+                "creationTime": stream.created_at_ms,
                 "firstEventTimestamp": stream.first_event_ms,
                 "lastEventTimestamp": stream.last_event_ms,
                 "lastIngestionTime": stream.last_ingestion_ms,
@@ -78,8 +82,6 @@ async def get_log_events(call: Call) -> Mapping[str, Any]:
             limit=params.get("limit") or MAX_EVENTS_PER_PAGE,
         )
     )
-    if page is None:
-        raise WireError("ResourceNotFoundException", "The specified log stream does not exist.")
     return {
         "events": [
             {"timestamp": event.timestamp_ms, "message": event.message, "ingestionTime": event.ingestion_ms}
@@ -99,10 +101,10 @@ async def filter_log_events(call: Call) -> Mapping[str, Any]:
     page = await _checked(
         call.services.logs.filter_events(
             streams=params.get("logStreamNames"),
-            prefix=params.get("logStreamNamePrefix", ""),
+            prefix=params.get("logStreamNamePrefix"),
             start_ms=params.get("startTime"),
             end_ms=params.get("endTime"),
-            pattern=params.get("filterPattern", ""),
+            pattern=params.get("filterPattern"),
             limit=params.get("limit") or MAX_EVENTS_PER_PAGE,
             token=params.get("nextToken"),
         )
@@ -126,10 +128,12 @@ def _check_group(call: Call) -> None:
         raise WireError("ResourceNotFoundException", "The specified log group does not exist.")
 
 
-async def _checked(reading: Any) -> Any:
+async def _checked(reading: Awaitable[T]) -> T:
     try:
         return await reading
-    except StoreError as error:
+    except StreamNotFound as error:
+        raise WireError("ResourceNotFoundException", "The specified log stream does not exist.") from error
+    except (BadToken, BadLogQuery) as error:
         raise WireError("InvalidParameterException", error.message) from error
 
 

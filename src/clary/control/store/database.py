@@ -8,6 +8,9 @@ with the server's synchronous_commit.
 from __future__ import annotations
 
 import os
+import random
+import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from clary.contract.errors import Fault, StoreError
 BUSY_TIMEOUT_S = 10.0  # how long a statement waits for a lock that another process holds
 CONNECT_TIMEOUT_S = 10.0
 STATEMENT_TIMEOUT_S = 30.0  # PostgreSQL ends a statement that runs longer
+_MAX_WAL_PAUSE_S = 0.02  # between two tries to switch the journal
 _FILE_MODE = 0o600  # documents hold the secrets of running jobs
 _FOLDER_MODE = 0o700
 
@@ -105,8 +109,24 @@ def _prepare_file(path: Path) -> None:
 
 def _set_up_sqlite(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # transactions begin where the engine says so, never by the driver's guess
-    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+    _switch_to_wal(connection)
+    for pragma in ("synchronous = FULL", "foreign_keys = ON"):
         connection.execute(f"PRAGMA {pragma}").close()
+
+
+def _switch_to_wal(connection: Any) -> None:
+    """Turn on write-ahead logging, which the file remembers; two services that do it at once must take turns."""
+    # SQLite does not wait for locks here, whatever its busy timeout: it reports a collision at once.
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL").close()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                raise
+            time.sleep(random.uniform(0.001, _MAX_WAL_PAUSE_S))
+        else:
+            return
 
 
 def _begin_immediately(connection: Connection) -> None:

@@ -57,6 +57,12 @@ class StreamNotFound(StoreError):
         self.stream = stream
 
 
+class StreamDamaged(StoreError):
+    """A log file that cannot be read as far as it should be; other streams are not affected."""
+
+    default_fault = Fault.INFRASTRUCTURE
+
+
 class SequenceGap(StoreError):
     """Log lines came whose predecessors never did; nothing was stored, resend from `next_sequence`."""
 

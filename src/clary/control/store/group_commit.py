@@ -136,7 +136,7 @@ class GroupCommitWriter:
             self._refuse([*self._drain()], "the store was closed before this write was committed")
         except BaseException as error:  # noqa: BLE001 - boundary: the thread's death must reach those who wait for it
             self._death = error
-            words = f"the store's writer died before this write was committed: {type(error).__name__}: {error}"
+            words = f"the store's writer died and this write was not confirmed: {type(error).__name__}: {error}"
             self._refuse([*batch, *self._drain()], words)
 
     def _refuse(self, operations: Sequence[_Operation], words: str) -> None:
@@ -146,8 +146,10 @@ class GroupCommitWriter:
 
     def _next_batch(self) -> list[_Operation]:
         """Wait for work; an empty list means that the store closes."""
-        if self._repeats:
-            return [self._repeats.popleft()]
+        while self._repeats:
+            repeated = self._repeats.popleft()
+            if not repeated.future.cancelled():
+                return [repeated]
         batch: list[_Operation] = []
         while len(batch) < self._max_batch:
             try:
@@ -187,6 +189,10 @@ class GroupCommitWriter:
                 _fail_all(batch, error)
             elif len(batch) == 1:
                 _fail_one(running, error)
+            elif isinstance(error, SQLAlchemyError) and may_repeat(error):
+                # Two services lock the same rows in another order. One row at a time, they cannot collide again.
+                for operation in batch:
+                    operation.must_repeat = True
             else:
                 self._commit_apart(batch)
 

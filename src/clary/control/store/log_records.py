@@ -1,13 +1,13 @@
-"""How log lines lie in a file: a header line, then records with a length and a checksum.
+r"""How log lines lie in a file: a header line, then records with a length and a checksum.
 
 Where: `StreamFile` writes and reads these; nothing else knows the layout.
 
     CLARYLOG1 {"stream": ..., "created_at_ms": ..., "stream_id": ...}\n
     record: length of the message, checksum of all that follows, time, ingestion time, rank, message in UTF-8
 
-A write that a crash cut short leaves an incomplete last record, and a power cut may leave zeros from some point on where
-data was not on disk yet; `scan` calls both torn and stops there. Any other record that is wrong is damage and is
-reported, never skipped.
+A write that a crash cut short leaves an incomplete last record, and a power cut may leave zeros from some point on
+where data was not on disk yet; `scan` calls both torn and stops there. Any other record that is wrong is damage and
+is reported, never skipped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from clary.contract.errors import Fault, StoreError
+from clary.control.store.errors import StreamDamaged
 
 MAX_MESSAGE_BYTES = 256 * 1024  # CloudWatch's limit on an event
 # CloudWatch counts this much besides the message of each event towards the size of a page (PutLogEvents, quotas).
@@ -77,7 +77,7 @@ def pack_header(header: StreamHeader) -> bytes:
 def unpack_header(data: bytes, *, path: str) -> tuple[StreamHeader, int]:
     """Return the header at the start of `data` and where the first record begins.
 
-    Raises: StoreError if there is none: files get their name only once their header is in.
+    Raises: StreamDamaged if there is none: files get their name only once their header is in.
     """
     end = data.find(b"\n")
     try:
@@ -85,9 +85,8 @@ def unpack_header(data: bytes, *, path: str) -> tuple[StreamHeader, int]:
             raise ValueError("no header line")
         return StreamHeader(**json.loads(data[len(_MAGIC) : end])), end + 1
     except (ValueError, TypeError) as error:
-        raise StoreError(
-            f"{path} does not begin with the header of a log stream ({error}): move the file aside and start again",
-            fault=Fault.INFRASTRUCTURE,
+        raise StreamDamaged(
+            f"{path} does not begin with the header of a log stream ({error}): move the file aside and start again"
         ) from error
 
 
@@ -104,9 +103,9 @@ def pack_record(message: str, *, at_ms: int, ingestion_ms: int, rank: int | None
 def unpack_block(data: bytes, *, first_sequence: int, first_offset: int, path: str) -> list[LogRecord]:
     """Return the records of whole-record `data`, which begins at `first_offset` of the file at `path`.
 
-    Raises: StoreError naming the first damaged record.
+    Raises: StreamDamaged naming the first damaged record.
     """
-    records = []
+    records: list[LogRecord] = []
     position = 0
     while position < len(data):
         if len(data) - position < _RECORD.size:
@@ -129,7 +128,7 @@ def scan(read: Reader, *, start: int, size: int, path: str) -> Iterator[ScannedR
         start: offset of a record.
         size: of the file.
 
-    Raises: StoreError at a record that is damaged and not torn.
+    Raises: StreamDamaged at a record that is damaged and not torn.
     """
     offset = start
     buffer, buffer_start = b"", start
@@ -170,10 +169,9 @@ def _is_zero_to_end(read: Reader, *, offset: int, size: int) -> bool:
     return True
 
 
-def _damage(path: str, offset: int, words: str) -> StoreError:
-    return StoreError(
+def _damage(path: str, offset: int, words: str) -> StreamDamaged:
+    return StreamDamaged(
         f"log file {path} is damaged: the record at offset {offset} {words}; what stands before it is intact: "
         f"restore the file from a backup, or cut it at that offset",
-        fault=Fault.INFRASTRUCTURE,
         details={"path": path, "offset": offset},
     )

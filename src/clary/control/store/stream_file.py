@@ -1,13 +1,14 @@
 """One log stream in one append-only file.
 
 Where: `LogStore` keeps a few of these open; appends come from agents through the service, reads from log queries.
-Threads: every method of `StreamFile` needs the caller's lock; a `StreamView` needs none, and keeps no file open, so that
-a search may hold views of thousands of streams.
+Threads: every method of `StreamFile` needs the caller's lock; a `StreamView` needs none, and keeps no file open, so
+that a search may hold views of thousands of streams.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from clary.control.store.log_records import LogRecord, StreamHeader
 
 _HEADER_BYTES = 16 * 1024  # more than a header with the longest stream name takes
 _FILE_MODE = 0o600
+
+_log = logging.getLogger(__name__)
 
 
 def create_stream_file(path: Path, header: StreamHeader) -> None:
@@ -113,10 +116,8 @@ class StreamFile:
 
     def close(self) -> None:
         """Leave the index beside the file and close it."""
-        try:
-            self._save_index()
-        finally:
-            os.close(self._file)
+        self._save_index()
+        os.close(self._file)
 
     def view(self) -> StreamView:
         """Return the stream as it is now, for reading from any thread while others append."""
@@ -160,9 +161,10 @@ class StreamFile:
             return
         try:
             self.index.save(self._index_path)
-        except OSError as error:
-            raise _failure("save the index of", self._path, error) from error
-        self._num_saved = self.index.next_sequence
+        except OSError as error:  # it only spares reading the file at the next opening
+            _log.warning("%s", _failure("save the index of", self._path, error))
+        else:
+            self._num_saved = self.index.next_sequence
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,18 +35,13 @@ def rest_reader(operation_model: Any) -> Reader:
         for name, member in shape.members.items()
         if "location" in member.serialization
     ]
-    named_parameters = {
-        member.serialization.get("name", name)
-        for name, member in shape.members.items()
-        if member.serialization.get("location") == "querystring" and member.type_name != "map"
-    } | {name for name, _ in template.constants}
     read_body = _body_reader(shape, {name for name, _ in bound})
 
     def read(request: HttpRequest, body: bytes) -> dict[str, Any]:
         labels = template.match(request.method, request.raw_path, request.query)
         if labels is None:
             raise MisfitError(f"{request.method} {request.raw_path[:80]} does not fit the operation's URI")
-        parts = _Parts(request, labels, _query_parameters(request.query), named_parameters)
+        parts = _Parts(request, labels, _query_parameters(request.query))
         result = read_body(body)
         for name, binding in bound:
             try:
@@ -63,13 +58,10 @@ def rest_reader(operation_model: Any) -> Reader:
 class _Parts:
     """A request taken apart once for every binding to look into."""
 
-    def __init__(
-        self, request: HttpRequest, labels: dict[str, str], parameters: list[tuple[str, str]], named: set[str]
-    ) -> None:
+    def __init__(self, request: HttpRequest, labels: dict[str, str], parameters: list[tuple[str, str]]) -> None:
         self.headers = request.lowered_headers
         self.labels = labels
         self.parameters = parameters
-        self.unnamed = [(name, value) for name, value in parameters if name not in named]
 
     def values(self, name: str) -> list[str]:
         return [value for key, value in self.parameters if key == name]
@@ -95,9 +87,10 @@ def _binding(shape: Any, name: str) -> Binding:
 
 def _query_binding(shape: Any, name: str) -> Binding:
     if shape.type_name == "map":
+        # Servers put every parameter into the map, also those that other members are bound to.
         if shape.value.type_name == "list":
-            return lambda parts: _grouped(parts.unnamed) or None
-        return lambda parts: dict(parts.unnamed) or None
+            return lambda parts: _grouped(parts.parameters) or None
+        return lambda parts: dict(parts.parameters) or None
     if shape.type_name == "list":
         read_item = reader_of(shape.member, time_format=QUERY_TIME_FORMAT)
         return lambda parts: [read_item(value) for value in parts.values(name)] or None
@@ -170,6 +163,8 @@ def _header_items(text: str, *, is_date: bool) -> list[str]:
         return [", ".join(pieces[index : index + 2]) for index in range(0, len(pieces), 2)]
     items: list[str] = []
     position = 0
+    if not text.strip():
+        return items
     while position <= len(text):
         while position < len(text) and text[position] in " \t":
             position += 1

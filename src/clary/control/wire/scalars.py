@@ -73,9 +73,9 @@ def parse_time(text: str, wanted: str) -> datetime:
         return from_epoch(float(text))
     try:
         found = datetime.fromisoformat(text)
-    except ValueError as error:
+        return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError) as error:
         raise MisfitError(f"{text[:40]!r} can not be converted to a timestamp") from error
-    return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).astimezone(UTC)
 
 
 def format_time(value: Any, wanted: str) -> str | float:

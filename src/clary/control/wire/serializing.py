@@ -22,6 +22,8 @@ from clary.control.wire.xml_serializing import xml_members_writer, xml_text
 REQUEST_ID_HEADER = "x-amzn-RequestId"
 ERROR_TYPE_HEADER = "x-amzn-ErrorType"
 QUERY_ERROR_HEADER = "x-amzn-query-error"
+RETRY_AFTER_HEADER = "x-amz-retry-after"  # milliseconds that a client should wait before it tries again
+RETRY_AFTER_MS = "retry_after_ms"  # name of the same in the details of a WireError
 SERVER_ERROR_STATUS = 500
 DEFAULT_ERROR_STATUS = 400
 
@@ -49,6 +51,7 @@ def serialize_error(
     """Return the answer that carries an error.
 
     Args:
+        error: `details["retry_after_ms"]`, where it has that, tells clients how long to wait before they try again.
         protocol: of the operation, or what `routing.protocol_of` says when there is none.
         service: whose model names status code and spelling of the error, when it is known.
     """
@@ -57,6 +60,9 @@ def serialize_error(
     if status == DEFAULT_ERROR_STATUS and model is not None and model.http_status is not None:
         status = model.http_status
     is_sender_fault = status < SERVER_ERROR_STATUS
+    headers = [("Content-Type", protocol.content_type), (REQUEST_ID_HEADER, request_id)]
+    if RETRY_AFTER_MS in error.details:
+        headers.append((RETRY_AFTER_HEADER, str(error.details[RETRY_AFTER_MS])))
     if protocol is Protocol.QUERY:
         namespace = f' xmlns="{xml_text(service.xml_namespace)}"' if service is not None else ""
         code = model.code if model is not None else error.code
@@ -65,17 +71,13 @@ def serialize_error(
             f"<Code>{xml_text(code)}</Code><Message>{xml_text(error.message)}</Message></Error>"
             f"<RequestId>{xml_text(request_id)}</RequestId></ErrorResponse>"
         ).encode()
-        return HttpResponse(status, [("Content-Type", protocol.content_type), (REQUEST_ID_HEADER, request_id)], body)
+        return HttpResponse(status, headers, body)
     code = model.shape_name if model is not None else error.code
     document = {"__type": code, "message": error.message}
     if model is not None and model.message_member != "message":
         # Generated clients read the member that the model names, everybody else reads `message`.
         document[model.message_member] = error.message
-    headers = [
-        ("Content-Type", protocol.content_type),
-        (REQUEST_ID_HEADER, request_id),
-        (ERROR_TYPE_HEADER, code),
-    ]
+    headers.append((ERROR_TYPE_HEADER, code))
     if service is not None and service.is_query_compatible:
         headers.append((QUERY_ERROR_HEADER, _query_error(error, model, is_sender_fault=is_sender_fault)))
     return HttpResponse(status, headers, dump_json(document))

@@ -5,9 +5,10 @@ known here, over exactly this method, path, query, body and the headers that giv
 if it changes something, for the first time.
 Source: AWS General Reference, "Signature Version 4 signing process"; texts as the real services write them.
 
-[Note: replays] Two equal requests signed in the same second have the same signature, unless the client signs a unique
-`amz-sdk-invocation-id`, as the SDKs do. The second one is refused with ThrottlingException, which every retry mode of
-the SDKs answers by signing again: a later second makes another signature, and the request passes.
+[Note: replays] Two equal requests signed in the same second have the same signature: the SDKs send a unique
+`amz-sdk-invocation-id`, but do not sign it, so that it proves nothing. The second one is refused with
+ThrottlingException, which every retry mode of the SDKs answers by signing again, and with `x-amz-retry-after`, which
+makes standard mode wait until the second is over: a later second makes another signature, and the request passes.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from clary.contract.errors import ContractError, WireError
 from clary.control.wire.messages import HttpRequest
 from clary.control.wire.models import Operation, Protocol
 from clary.control.wire.replays import ReplayGuard
+from clary.control.wire.serializing import RETRY_AFTER_MS
 
 # Operations that only look; everything else counts as a change.
 _READING = re.compile(r"(?:Batch)?(?:Describe|List|Get|Filter|Search|Simulate|Query)[A-Z]")
 # Headers that give a request its meaning: unsigned, they could be changed on the way.
 _MEANINGFUL_HEADERS = ("host", "content-type", "x-amz-target", "x-amz-date", "x-amz-content-sha256")
 _FORBIDDEN_STATUS = 403
+REPLAY_RETRY_AFTER_MS = 1000  # signatures are made of whole seconds
 
 
 class Refusal(StrEnum):
@@ -115,11 +118,13 @@ class SignatureVerifier:
         # Only proved signatures are remembered, so that strangers can not fill the memory.
         is_guarded = operation is not None and is_changing(operation.name)
         if is_guarded and not self._replays.is_new(authorization.signature, signed_at=signed_at, now=now):
-            raise check.refused(
+            error = check.refused(
                 Refusal.REPLAYED,
                 "Rate exceeded: this signature was used before. Sign the request again with the present time; "
                 "AWS clients do so when they retry.",
             )
+            error.details[RETRY_AFTER_MS] = REPLAY_RETRY_AFTER_MS
+            raise error
         return authorization
 
 

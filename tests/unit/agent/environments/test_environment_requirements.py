@@ -79,7 +79,7 @@ def prepare(environment: Environment, folder: Path, text: str, wheels: Path, **o
     code = folder / "code"
     code.mkdir(exist_ok=True)
     (code / "requirements.txt").write_text(text)
-    machine = {"PATH": os.environ["PATH"], "HOME": str(folder), "UV_FIND_LINKS": str(wheels), "UV_NO_INDEX": "1"}
+    machine = {"PATH": os.environ["PATH"], "HOME": str(folder), "PIP_FIND_LINKS": str(wheels), "PIP_NO_INDEX": "1"}
     return prepare_environment(environment, code / "requirements.txt", folder / "cache", machine=machine, **options)
 
 

@@ -1,5 +1,6 @@
 """The life of a job as a state machine: examples for each path, properties for every interleaving."""
 
+import itertools
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -254,7 +255,7 @@ def test_whatever_happens_the_record_stays_truthful(history):
         assert all(row.ended_at is not None for row in rows[:-1]), "one transition is open at most"
         starts = [row.started_at for row in rows]
         assert starts == sorted(starts), "time never goes back"
-        assert all(a.ended_at == b.started_at for a, b in zip(rows, rows[1:], strict=False))
+        assert all(a.ended_at == b.started_at for a, b in itertools.pairwise(rows))
         assert rows[-1].status is job.secondary_status
         assert all(row.message for row in rows)
         if cause not in (None, EndCause.SUCCESS):

@@ -27,7 +27,7 @@ _WITHHELD_PREFIXES = ("CLARY_", "AWS_")
 
 def clary_folder() -> str:
     """Return the folder on sys.path that this clary was imported from."""
-    return str(Path(clary.__file__).parent.parent)
+    return str(Path(clary.__file__).absolute().parent.parent)
 
 
 def process_environment(environ: Mapping[str, str], mark: str, *, token: str | None = None) -> dict[str, str]:
@@ -54,14 +54,21 @@ def agent_command(plan: LaunchPlan, host: str) -> list[str]:
     ]
 
 
-def start(command: Sequence[str], *, log_path: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+class LastingProcess(subprocess.Popen[bytes]):
+    """A child that is meant to outlive this process: no warning when it is let go."""
+
+    def __del__(self) -> None:
+        """Leave the child alone; Popen would complain that it still runs."""
+
+
+def start(command: Sequence[str], *, log_path: Path, environment: Mapping[str, str]) -> LastingProcess:
     """Start a process in a session of its own; its output is appended to `log_path`.
 
     Raises: EngineError naming command and file.
     """
     try:
         with open(log_path, "ab") as log:
-            return subprocess.Popen(
+            return LastingProcess(
                 list(command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from clary.contract.errors import EngineError
 from clary.contract.launch_plan import HostPlan, LaunchPlan, NetworkPlan
 from clary.control.engines.local import agent_processes
-from clary.control.engines.local.attempt_record import anchor_of, read_ready
+from clary.control.engines.local.agent_processes import LastingProcess
+from clary.control.engines.local.attempt_record import NetworkReady, read_ready
 from clary.control.engines.local.fabric import (
     EXIT_FAILED,
     EXIT_HELD,
@@ -37,16 +37,7 @@ SMALL_PREFIX, SMALL_HOSTS, LARGE_PREFIX = 24, 250, 16
 ANCHOR_COMMAND = (sys.executable, "-S", "-m", "clary.control.engines.local.fabric")
 
 # Starts a command with its log and returns the child, which the engine reaps.
-Start = Callable[[Sequence[str], Path], "subprocess.Popen[bytes]"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Anchor:
-    """A living anchor and what it holds."""
-
-    pid: int
-    descriptors: Mapping[str, int]  # host name -> the anchor's descriptor of its network namespace
-    has_user_namespace: bool
+Start = Callable[[Sequence[str], Path], LastingProcess]
 
 
 def relays_to(urls: Sequence[str]) -> tuple[RelaySpec, ...]:
@@ -101,24 +92,19 @@ def network_spec(plan: LaunchPlan, folder: Path, relays: Sequence[RelaySpec]) ->
     )
 
 
-def ensure_anchor(spec: NetworkSpec, *, start: Start) -> Anchor:
-    """Return the anchor of the attempt, started if there is none; blocks.
+def ensure_anchor(spec: NetworkSpec, *, start: Start) -> NetworkReady:
+    """Return what the attempt's living anchor said, started if there is none; blocks.
 
     Raises: EngineError with what the anchor said.
     """
     folder = Path(spec.folder)
     log_path = folder / ANCHOR_LOG
     deadline = time.monotonic() + ANCHOR_TIMEOUT_S
-    child: subprocess.Popen[bytes] | None = None
+    child: LastingProcess | None = None
     while time.monotonic() < deadline:
         ready = read_ready(folder)
-        anchor = anchor_of(ready)
-        if ready is not None and anchor is not None and ready["error"] is None and anchor.is_alive():
-            return Anchor(
-                pid=anchor.pid,
-                descriptors=dict(ready["namespaces"]),  # type: ignore[call-overload] - written by the fabric
-                has_user_namespace=bool(ready["has_user_namespace"]),
-            )
+        if ready is not None and ready.error is None and ready.anchor.is_alive():
+            return ready
         if child is None:
             child = start((*ANCHOR_COMMAND, write_spec(spec)), log_path)
         code = child.poll()
@@ -127,8 +113,8 @@ def ensure_anchor(spec: NetworkSpec, *, start: Start) -> Anchor:
             time.sleep(10 * POLL_S)
         elif code is not None:
             ready = read_ready(folder)
-            if code == EXIT_FAILED and ready is not None and ready.get("pid") == child.pid:
-                raise EngineError(f"the network of the job could not be made: {ready['error']}", retryable=True)
+            if code == EXIT_FAILED and ready is not None and ready.pid == child.pid:
+                raise EngineError(f"the network of the job could not be made: {ready.error}", retryable=True)
             said = agent_processes.tail(log_path)
             raise EngineError(
                 f"the anchor of the job's network ended with exit code {code}: {said or 'it said nothing'}",
@@ -140,17 +126,15 @@ def ensure_anchor(spec: NetworkSpec, *, start: Start) -> Anchor:
     )
 
 
-def with_network(plan: LaunchPlan, anchor: Anchor) -> LaunchPlan:
+def with_network(plan: LaunchPlan, ready: NetworkReady) -> LaunchPlan:
     """Return the plan with the network that the anchor holds."""
     num_hosts = len(plan.hosts)
     network = NetworkPlan(
         interface="eth0",
         prefix_length=address_of(0, num_hosts)[1],
-        anchor_pid=anchor.pid,
-        namespace_paths={
-            name: f"/proc/{anchor.pid}/fd/{descriptor}" for name, descriptor in anchor.descriptors.items()
-        },
-        user_namespace_path=f"/proc/{anchor.pid}/ns/user" if anchor.has_user_namespace else None,
+        anchor_pid=ready.pid,
+        namespace_paths={name: f"/proc/{ready.pid}/fd/{descriptor}" for name, descriptor in ready.namespaces.items()},
+        user_namespace_path=f"/proc/{ready.pid}/ns/user" if ready.has_user_namespace else None,
         master_port=NetworkPlan().master_port,
     )
     hosts = tuple(replace(host, address=address_of(host.index, num_hosts)[0]) for host in plan.hosts)

@@ -7,11 +7,14 @@ machine name no living process.
 from __future__ import annotations
 
 import json
+import os
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
-from clary.contract.errors import EngineError
+from clary.contract.errors import ContractError, EngineError
 from clary.contract.plain import from_plain, to_plain
 from clary.contract.processes import ProcessId
 from clary.control.engines.local.fabric import READY_FILE, RELEASED_FILE, write_json
@@ -31,6 +34,25 @@ class AttemptRecord:
     cgroup_places: tuple[str, ...] = ()  # folders of the service's cgroups when agents were started
 
 
+@dataclass(frozen=True, kw_only=True)
+class NetworkReady:
+    """What the anchor of the attempt's network wrote when it was ready, or had failed."""
+
+    pid: int
+    started: str
+    error: str | None
+    namespaces: Mapping[str, int] = field(default_factory=dict)  # host name -> the anchor's descriptor
+    switch: int = -1  # the anchor's descriptor of the switch's network namespace
+    has_user_namespace: bool = False
+    is_switched_by_us: bool = False
+
+    @property
+    def anchor(self) -> ProcessId:
+        """The process that wrote it, dead or alive."""
+        return ProcessId(self.pid, self.started)
+
+
+@cache
 def boot_id() -> str:
     """Return the id of this boot of the machine; empty where the kernel does not tell."""
     try:
@@ -49,8 +71,35 @@ def read_record(folder: Path) -> AttemptRecord | None:
         return from_plain(AttemptRecord, json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ContractError) as error:
         raise EngineError(f"{path}: the engine's record can not be read: {error}") from error
+
+
+def create_record(folder: Path) -> AttemptRecord:
+    """Return the attempt's record of this boot, a new one if there is none; two callers get the same one.
+
+    Raises: EngineError naming the file.
+    """
+    record = read_record(folder)
+    if record is not None and record.boot_id == boot_id():
+        return record
+    if record is not None:  # of an earlier boot: everything that it names is gone
+        (folder / RECORD_FILE).unlink(missing_ok=True)
+    fresh = AttemptRecord(boot_id=boot_id(), mark=secrets.token_hex(16))
+    partial = folder / f"{RECORD_FILE}.{fresh.mark}"
+    try:
+        write_json(str(partial), to_plain(fresh))
+        try:
+            os.link(partial, folder / RECORD_FILE)  # unlike a rename, never replaces somebody else's
+        except FileExistsError:
+            pass
+        finally:
+            partial.unlink()
+    except OSError as error:
+        raise EngineError(f"{folder / RECORD_FILE}: can not be written: {error.strerror}", retryable=True) from error
+    found = read_record(folder)
+    assert found is not None, "records are removed with their folder only"
+    return found
 
 
 def write_record(folder: Path, record: AttemptRecord) -> None:
@@ -65,21 +114,12 @@ def write_record(folder: Path, record: AttemptRecord) -> None:
         raise EngineError(f"{path}: can not be written: {error.strerror}", retryable=True) from error
 
 
-def read_ready(folder: Path) -> dict[str, object] | None:
+def read_ready(folder: Path) -> NetworkReady | None:
     """Return what the anchor of the attempt's network last said; None before it has."""
     try:
-        document = json.loads((folder / READY_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return from_plain(NetworkReady, json.loads((folder / READY_FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, ContractError):
         return None
-    return document if isinstance(document, dict) else None
-
-
-def anchor_of(ready: Mapping[str, object] | None) -> ProcessId | None:
-    """Return the anchor that wrote a ready file, dead or alive; None for no file."""
-    if ready is None:
-        return None
-    pid, started = ready.get("pid"), ready.get("started")
-    return ProcessId(pid, started) if isinstance(pid, int) and isinstance(started, str) else None
 
 
 def is_released(folder: Path) -> bool:

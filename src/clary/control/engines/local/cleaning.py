@@ -46,8 +46,8 @@ def own_cgroup_places() -> tuple[str, ...]:
     places = []
     for line in Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         _, controllers, path = line.split(":", 2)
-        for kind, point, options in mounts:
-            is_theirs = kind == "cgroup2" if not controllers else set(controllers.split(",")) <= options
+        for version, point, mounted in mounts:
+            is_theirs = version == "cgroup2" if not controllers else set(controllers.split(",")) <= mounted
             if is_theirs and os.path.isdir(point + path):
                 places.append((point + path).rstrip("/"))
     return tuple(dict.fromkeys(places))

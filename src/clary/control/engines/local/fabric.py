@@ -127,7 +127,7 @@ def write_spec(spec: NetworkSpec) -> str:
 
 def write_json(path: str, document: Any) -> None:
     """Replace a file by a JSON document: a reader sees the old or the new one, also after a crash."""
-    partial = f"{path}.{os.getpid()}.partial"
+    partial = f"{path}.{os.getpid()}-{threading.get_native_id()}.partial"
     with open(partial, "w", encoding="utf-8") as file:
         json.dump(document, file)
         file.flush()
@@ -297,9 +297,7 @@ def _configure_host(spec: NetworkSpec, host: HostSpec) -> None:
     with Netlink() as here:
         _step(f"lo of {host.name}", here.set_up, "lo")
         _step(f"hardware address of {host.name}", here.set_hardware_address, "eth0", hardware_address(host.address))
-        _step(
-            f"address of {host.name}", here.add_address, "eth0", host.address, prefix_length=spec.prefix_length
-        )
+        _step(f"address of {host.name}", here.add_address, "eth0", host.address, prefix_length=spec.prefix_length)
         _limit(here, "eth0", host)
         _step(f"eth0 of {host.name}", here.set_up, "eth0")
 
@@ -413,9 +411,8 @@ async def _serve(spec: NetworkSpec, network: Network, switch: _SwitchChild | Non
         asyncio.create_task(relays.serve(listener, relays.RelayTarget(relay.target_address, relay.target_port)))
         for listener, relay in network.listeners
     ]
-    released = os.path.join(spec.folder, RELEASED_FILE)
     try:
-        while os.path.isdir(spec.folder) and not os.path.exists(released):
+        while not _is_over(spec.folder):
             if switch is not None:
                 switch.restart_if_dead()
             await asyncio.sleep(RELEASE_POLL_S)
@@ -426,6 +423,10 @@ async def _serve(spec: NetworkSpec, network: Network, switch: _SwitchChild | Non
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _is_over(folder: str) -> bool:
+    return not os.path.isdir(folder) or os.path.exists(os.path.join(folder, RELEASED_FILE))
 
 
 def _raise_descriptor_limit() -> None:

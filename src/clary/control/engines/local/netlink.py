@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 from types import TracebackType
+from typing import Self
 
 RTM_NEWLINK, RTM_NEWADDR, RTM_NEWQDISC = 16, 20, 36
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_REPLACE, NLM_F_EXCL, NLM_F_CREATE = 0x1, 0x4, 0x100, 0x200, 0x400
@@ -43,7 +44,7 @@ class Netlink:
         self._socket.bind((0, 0))
         self._sequence = 0
 
-    def __enter__(self) -> Netlink:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

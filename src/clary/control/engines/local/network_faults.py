@@ -11,13 +11,13 @@ import asyncio
 import json
 import os
 import sys
-from typing import Any
+from pathlib import Path
 
 from clary.contract.errors import EngineError
 from clary.contract.launch_plan import Isolation, LaunchPlan
-from clary.contract.processes import ProcessId
 from clary.control.engines.local import fabric, namespaces
 from clary.control.engines.local.agent_processes import clary_folder
+from clary.control.engines.local.attempt_record import read_ready
 from clary.control.engines.local.netlink import Netlink
 
 TIMEOUT_S = 10.0
@@ -57,28 +57,26 @@ def main(arguments: list[str]) -> int:
     """Carry out what `partition` asked for."""
     folder, host, direction = arguments
     try:
-        with open(os.path.join(folder, fabric.READY_FILE), encoding="utf-8") as file:
-            ready = json.load(file)
-        _set_connection(folder, host, ready, up=direction == "up")
+        _set_connection(Path(folder), host, up=direction == "up")
     except (OSError, EngineError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
 
 
-def _set_connection(folder: str, host: str, ready: dict[str, Any], *, up: bool) -> None:
-    anchor = ProcessId(ready["pid"], ready["started"])
-    if not anchor.is_alive():
-        raise EngineError(f"the network's anchor, process {anchor.pid}, is gone")
-    names = list(ready["namespaces"])
+def _set_connection(folder: Path, host: str, *, up: bool) -> None:
+    ready = read_ready(folder)
+    if ready is None or not ready.anchor.is_alive():
+        raise EngineError(f"{folder}: the job has no network, or its anchor is gone")
+    names = list(ready.namespaces)
     if host not in names:
         raise EngineError(f"the job has no host {host!r}; it has {', '.join(names)}")
-    if ready["is_switched_by_us"]:
-        _change_partitions(os.path.join(folder, fabric.PARTITIONS_FILE), host, up=up)
+    if ready.is_switched_by_us:
+        _change_partitions(str(folder / fabric.PARTITIONS_FILE), host, up=up)
         return
-    if ready["has_user_namespace"]:
-        _join(f"/proc/{anchor.pid}/ns/user", namespaces.CLONE_NEWUSER)
-    _join(f"/proc/{anchor.pid}/fd/{ready['switch']}", namespaces.CLONE_NEWNET)
+    if ready.has_user_namespace:
+        _join(f"/proc/{ready.pid}/ns/user", namespaces.CLONE_NEWUSER)
+    _join(f"/proc/{ready.pid}/fd/{ready.switch}", namespaces.CLONE_NEWNET)
     with Netlink() as switch:
         switch.set_master(fabric.port_name(names.index(host)), bridge=fabric.BRIDGE if up else None)
 

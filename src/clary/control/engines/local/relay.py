@@ -76,9 +76,9 @@ async def _relay(inner: socket.socket, target: RelayTarget) -> None:
     is_complete = False
     try:
         outer = await _connect(target)
-        for side in (inner, outer):
-            side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            side.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for connected in (inner, outer):
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         await _pump_both(inner, outer)
         is_complete = True
     except (OSError, TimeoutError):

@@ -6,21 +6,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from clary.contract.errors import WireError
+from clary.contract.statuses import TrainingJobStatus
 from clary.control.services.call import Call
-from clary.control.store import BadToken, JobQuery
+from clary.control.store.errors import BadToken
+from clary.control.store.job_queries import JobQuery, SortBy
 
 DEFAULT_PAGE = 10
-SORT_KEYS = {"Name": "name", "CreationTime": "creation_time", "Status": "status"}
+SORT_KEYS = {"Name": SortBy.NAME, "CreationTime": SortBy.CREATION_TIME, "Status": SortBy.STATUS}
 
 
 async def list_training_jobs(call: Call) -> Mapping[str, Any]:
     """List summaries of jobs; newest first unless asked otherwise."""
     params = call.params
-    if params.get("WarmPoolStatusEquals"):
+    if params.get("WarmPoolStatusEquals") or params.get("StatusEquals") not in (None, *TrainingJobStatus):
         return {"TrainingJobSummaries": []}
     query = JobQuery(
         name_contains=params.get("NameContains"),
-        status_equals=params.get("StatusEquals"),
+        status_equals=_status(params.get("StatusEquals")),
         created_after=params.get("CreationTimeAfter"),
         created_before=params.get("CreationTimeBefore"),
         modified_after=params.get("LastModifiedTimeAfter"),
@@ -50,3 +52,7 @@ async def list_training_jobs(call: Call) -> Mapping[str, Any]:
     if page.next_token is not None:
         answer["NextToken"] = page.next_token
     return answer
+
+
+def _status(name: str | None) -> TrainingJobStatus | None:
+    return None if name is None else TrainingJobStatus(name)

@@ -15,7 +15,7 @@ from clary.control.jobs.transitions import MESSAGES
 from clary.control.services.call import Call
 from clary.control.services.sagemaker.descriptions import describe
 from clary.control.services.sagemaker.tags import check_tags
-from clary.control.store import JobExists
+from clary.control.store.errors import JobExists
 
 # UpdateTrainingJob replaces these members of the stored request.
 UPDATABLE_MEMBERS = ("ProfilerConfig", "ProfilerRuleConfigurations", "RemoteDebugConfig")

@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m benchmarks NAME [--quick] [--record]`; JSON lines on stdout, progress on stderr."""

@@ -1,0 +1,158 @@
+"""From CreateTrainingJob to the first line of user code, in parts, against `torchrun --standalone` of the same script.
+
+The script prints the time in its first statement, before it imports anything large. `first` is the first job of a
+service that has just started; `second` is every later one. Two hosts with two ranks each here; torchrun starts two
+ranks on one host, without a service, a queue, an upload or logs: it is the least that any launcher needs.
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+
+from benchmarks.lines import Line, median_and_spread
+from benchmarks.service import TRAIN_PYTHON, BenchmarkService, running_service
+
+SCRIPT = """import time
+print(f"FIRST {time.time():.6f}", flush=True)
+"""
+IMAGE = "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch-training:2.8.0-gpu-py312"
+NUM_SAMPLES = 7
+TIMEOUT_S = 120
+
+
+def run(quick: bool) -> Iterator[Line]:
+    """Measure the first job and later ones, alternating with torchrun."""
+    num_samples = 2 if quick else NUM_SAMPLES
+    with running_service() as service:
+        _upload(service)
+        samples = []
+        theirs = []
+        for index in range(num_samples + 1):
+            print(f"job {index} of {num_samples}", file=sys.stderr)
+            samples.append(_submit(service, f"start-{index}"))
+            theirs.append(_torchrun())
+    peer, _ = median_and_spread(theirs)
+    for case, chosen in (("first", samples[:1]), ("second", samples[1:])):
+        ours, spread = median_and_spread([sample["submit_to_first_line_s"] for sample in chosen])
+        yield Line(
+            case=f"{case},hosts=2,ranks=4",
+            metric="submit_to_first_line_s",
+            unit="s",
+            better="lower",
+            ours=ours,
+            peers={"torchrun --standalone": peer},
+            goal="< 10 s first, < 2 s second",
+            met=ours < (10 if case == "first" else 2),
+            samples=len(chosen),
+            spread=spread,
+            verified=all(sample["is_right"] for sample in chosen),
+        )
+        for part in chosen[0]["parts"]:
+            middle, part_spread = median_and_spread([sample["parts"][part] for sample in chosen])
+            yield Line(
+                case=f"{case},part:{part}",
+                metric="seconds",
+                unit="s",
+                better="lower",
+                ours=middle,
+                peer_note="a part of submit_to_first_line_s",
+                samples=len(chosen),
+                spread=part_spread,
+                verified=True,
+            )
+
+
+def _upload(service: BenchmarkService) -> None:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        member = tarfile.TarInfo("first.py")
+        member.size = len(SCRIPT)
+        tar.addfile(member, io.BytesIO(SCRIPT.encode()))
+    _client(service, "s3").put_object(Bucket="clary", Key="bench/sourcedir.tar.gz", Body=archive.getvalue())
+
+
+def _submit(service: BenchmarkService, name: str) -> dict[str, Any]:
+    sagemaker = _client(service, "sagemaker")
+    submitted_at = time.time()
+    sagemaker.create_training_job(
+        TrainingJobName=name,
+        RoleArn="arn:aws:iam::000000000000:role/ClaryExecutionRole",
+        AlgorithmSpecification={"TrainingImage": IMAGE, "TrainingInputMode": "File"},
+        HyperParameters={
+            "sagemaker_program": '"first.py"',
+            "sagemaker_submit_directory": '"s3://clary/bench/sourcedir.tar.gz"',
+            "sagemaker_torch_distributed_enabled": "true",
+        },
+        OutputDataConfig={"S3OutputPath": "s3://clary/bench"},
+        ResourceConfig={"InstanceCount": 2, "InstanceType": "ml.g5.12xlarge", "VolumeSizeInGB": 30},
+        StoppingCondition={"MaxRuntimeInSeconds": 600},
+    )
+    accepted_at = time.time()
+    deadline = time.monotonic() + TIMEOUT_S
+    facts: dict[str, Any] = {"TrainingJobStatus": "InProgress"}
+    while facts["TrainingJobStatus"] == "InProgress" and time.monotonic() < deadline:
+        time.sleep(0.2)
+        facts = sagemaker.describe_training_job(TrainingJobName=name)
+    if facts["TrainingJobStatus"] != "Completed":
+        raise SystemExit(f"{name} ended {facts['TrainingJobStatus']}: {facts.get('FailureReason')}")
+    firsts = [float(line.split()[1]) for line in _log(service, name) if line.startswith("FIRST ")]
+    began = {row["Status"]: row["StartTime"].timestamp() for row in facts["SecondaryStatusTransitions"]}
+    return {
+        "submit_to_first_line_s": max(firsts) - submitted_at,
+        "is_right": len(firsts) == 4,
+        "parts": {
+            "accept": accepted_at - submitted_at,
+            "hosts": began["Downloading"] - accepted_at,
+            "prepare": began["Training"] - began["Downloading"],
+            "program": max(firsts) - began["Training"],
+            "after_first_line": facts["TrainingEndTime"].timestamp() - max(firsts),
+        },
+    }
+
+
+def _log(service: BenchmarkService, name: str) -> list[str]:
+    logs = _client(service, "logs")
+    group = "/aws/sagemaker/TrainingJobs"
+    streams = logs.describe_log_streams(logGroupName=group, logStreamNamePrefix=f"{name}/")["logStreams"]
+    return [
+        event["message"]
+        for stream in streams
+        for event in logs.get_log_events(logGroupName=group, logStreamName=stream["logStreamName"], startFromHead=True)[
+            "events"
+        ]
+    ]
+
+
+def _torchrun() -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "first.py"
+        script.write_text(SCRIPT)
+        started_at = time.time()
+        completed = subprocess.run(
+            [str(TRAIN_PYTHON), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=TIMEOUT_S,
+        )
+    return max(float(line.split()[1]) for line in completed.stdout.splitlines()) - started_at
+
+
+def _client(service: BenchmarkService, name: str) -> Any:
+    return boto3.client(
+        name,
+        endpoint_url=service.environment["AWS_ENDPOINT_URL"],
+        region_name=service.environment["AWS_REGION"],
+        aws_access_key_id=service.environment["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=service.environment["AWS_SECRET_ACCESS_KEY"],
+    )

@@ -1,0 +1,201 @@
+"""`upload_results`: what a host does with its results, in its role.
+
+Where: the supervisor carries out an upload order with this, after the program has ended in whatever way; a job is
+Completed only after the leader's call has returned.
+
+STAGE puts the host's trees aside (see `staging`); a host without results puts nothing aside.
+LEAD merges the trees of all hosts (see `merging`) into the final objects:
+- `model.tar.gz`, always, even if no host has a model, as SageMaker does;
+- `output.tar.gz`, if any host has something in `output/data` or a failure file;
+- with CompressionType NONE loose objects below `model/` and `data/` in place of them.
+An archive streams through gzip into a multipart upload without a copy on disk and is verified by the size that the
+store reports. Last of all, what was put aside is removed.
+
+[Note: repeated LEAD] An agent may be told to lead again because its report was lost. While the staged parts stand,
+doing all again gives the same objects. Once they are gone the merge must have been complete, because they are removed
+after everything was verified; that this was our removal and no accident is proved by a mark in the metadata of a
+final object, which names attempt and parts: of model.tar.gz, written after output.tar.gz; of a loose object, marked
+after all are verified. Without the mark a missing part is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Generator
+from dataclasses import dataclass
+from itertools import islice
+
+from clary.agent.archives import Member, has_members, walk_tree
+from clary.agent.artifacts.merging import Merge
+from clary.agent.artifacts.sinks import ArchiveSink, LooseSink
+from clary.agent.artifacts.staging import (
+    ResultKind,
+    missing_parts,
+    remove_staging,
+    result_sources,
+    stage_results,
+    staged_members,
+)
+from clary.agent.notes import NoteBook
+from clary.agent.object_store import ObjectStore, parse_s3_uri
+from clary.contract.agent_protocol import StagedPart, UploadRole
+from clary.contract.errors import AgentError
+from clary.contract.launch_plan import LaunchPlan
+from clary.contract.ml_tree import MlTree
+
+_MARK = "clary-upload"
+_MAX_MARK_LOOKUPS = 100  # loose objects asked for the mark; it is on the first one of this attempt
+
+
+@dataclass(frozen=True, kw_only=True)
+class UploadFacts:
+    """What a host has written."""
+
+    staged: tuple[StagedPart, ...] = ()
+    uploaded: tuple[str, ...] = ()  # URIs of final objects, or of their common prefix where they are loose
+    notes: tuple[str, ...] = ()
+
+
+def upload_results(
+    role: UploadRole,
+    *,
+    plan: LaunchPlan,
+    host: str,
+    tree: MlTree,
+    store: ObjectStore,
+    staged: tuple[StagedPart, ...] = (),
+) -> UploadFacts:
+    """Write this host's share of the job's results; repeating it gives the same objects.
+
+    Args:
+        host: name of this host in the plan.
+        tree: this host's `/opt/ml` as this process sees it; the program has ended.
+        staged: with LEAD, what the other hosts have put aside.
+    Raises: AgentError, ObjectStoreError naming what could not be read or written. Whatever was not verified counts
+        as not written; parts that were put aside then still stand.
+    """
+    if role is UploadRole.STAGE:
+        return _stage(plan, host=host, tree=tree, store=store)
+    return _Lead(plan, host=host, tree=tree, store=store, staged=staged).upload()
+
+
+def _stage(plan: LaunchPlan, *, host: str, tree: MlTree, store: ObjectStore) -> UploadFacts:
+    notes = NoteBook()
+    parts = [stage_results(kind, plan=plan, host=host, tree=tree, store=store, notes=notes) for kind in ResultKind]
+    return UploadFacts(staged=tuple(part for part in parts if part is not None), notes=notes.lines())
+
+
+class _Lead:
+    """The leader's upload."""
+
+    def __init__(
+        self, plan: LaunchPlan, *, host: str, tree: MlTree, store: ObjectStore, staged: tuple[StagedPart, ...]
+    ) -> None:
+        self._plan = plan
+        self._host = host
+        self._tree = tree
+        self._store = store
+        self._staged = tuple(part for part in staged if part.host != host)
+        self._notes = NoteBook()
+        self._metadata = {_MARK: self._mark()}
+        self._loose_sinks: list[LooseSink] = []
+
+    def upload(self) -> UploadFacts:
+        """Write, verify, clean up."""
+        self._require_known_hosts()
+        missing = missing_parts(self._staged, store=self._store)
+        if missing:
+            return self._after_removal(missing)
+        # The model comes last: its mark says that everything is there, see [Note: repeated LEAD].
+        uploaded = [
+            uri for kind in (ResultKind.OUTPUT, ResultKind.MODEL) if (uri := self._upload_kind(kind)) is not None
+        ]
+        for sink in self._loose_sinks:
+            sink.mark(self._metadata)
+        remove_staging(self._plan, store=self._store)
+        return UploadFacts(uploaded=tuple(reversed(uploaded)), notes=self._notes.lines())
+
+    def _upload_kind(self, kind: ResultKind) -> str | None:
+        """Write the final objects of one kind and return their URI; None if there are none to write."""
+        sources = result_sources(kind, self._tree)
+        has_own = has_members(sources)
+        parts = {part.host: part for part in self._staged if part.kind == kind.value}
+        uri = self._final_uri(kind)
+        is_compressed = self._plan.output.is_compressed
+        if not has_own and not parts and (kind is ResultKind.OUTPUT or not is_compressed):
+            return None
+        sink: ArchiveSink | LooseSink
+        if is_compressed:
+            sink = ArchiveSink(self._store, parse_s3_uri(uri), metadata=self._metadata)
+        else:
+            sink = LooseSink(self._store, parse_s3_uri(uri), notes=self._notes)
+        try:
+            compares = len(parts) + has_own > 1 or len(sources) > 1
+            merge = Merge(sink, notes=self._notes, label=kind.value, compares=compares)
+            for host in self._plan.hosts:
+                for members in self._trees_of(host.name, kind, parts):
+                    with contextlib.closing(members):
+                        merge.add_host(host.name, members)
+            sink.finish()
+        finally:
+            sink.abort()
+        if isinstance(sink, LooseSink):
+            if not sink.num_objects:
+                return None
+            self._loose_sinks.append(sink)
+        return uri
+
+    def _trees_of(
+        self, host: str, kind: ResultKind, parts: dict[str, StagedPart]
+    ) -> Generator[Generator[Member, None, None], None, None]:
+        """Yield the members that a host brings: its own tree if it is this one, else what it has put aside."""
+        if host == self._host:
+            follow_links = not self._plan.output.is_compressed
+            own_notes = NoteBook()
+            yield walk_tree(result_sources(kind, self._tree), notes=own_notes, follow_links=follow_links)
+            for note in own_notes.lines():
+                self._notes.add(f"{host}: {kind.value}: {note}")
+        elif host in parts:
+            yield staged_members(parts[host], store=self._store)
+
+    def _after_removal(self, missing: tuple[StagedPart, ...]) -> UploadFacts:
+        """Answer a repeated LEAD whose parts are gone; see [Note: repeated LEAD]."""
+        uploaded = tuple(uri for kind in ResultKind if self._is_marked(uri := self._final_uri(kind)))
+        if not uploaded or (self._plan.output.is_compressed and self._plan.output.model_uri not in uploaded):
+            hosts = ", ".join(sorted({part.host for part in missing}))
+            raise AgentError(
+                f"Results that {hosts} had put aside are gone: expected {missing[0].uri} with "
+                f"{missing[0].size_bytes} bytes. Was {self._plan.output.s3_output_path} cleared while the job ran?",
+                details={"missing": [part.uri for part in missing]},
+            )
+        remove_staging(self._plan, store=self._store)
+        return UploadFacts(uploaded=uploaded)
+
+    def _is_marked(self, uri: str) -> bool:
+        """Whether the final objects at `uri` were completed by this attempt from these parts."""
+        place = parse_s3_uri(uri)
+        keys = [place.key]
+        if not self._plan.output.is_compressed:
+            objects = self._store.list_objects(place.bucket, place.key)
+            keys = [info.key for info in islice(objects, _MAX_MARK_LOOKUPS)]
+        for key in keys:
+            facts = self._store.head(place.bucket, key)
+            if facts is not None and facts.metadata.get(_MARK) == self._metadata[_MARK]:
+                return True
+        return False
+
+    def _mark(self) -> str:
+        parts = sorted(f"{part.uri} {part.size_bytes}" for part in self._staged)
+        digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        return f"{self._plan.job_name}/{self._plan.attempt}/{digest}"
+
+    def _require_known_hosts(self) -> None:
+        known = {host.name for host in self._plan.hosts}
+        unknown = sorted({part.host for part in self._staged} - known | ({self._host} - known))
+        if unknown:
+            raise AgentError(f"Job {self._plan.job_name} has no host {', '.join(unknown)}: results cannot be placed.")
+
+    def _final_uri(self, kind: ResultKind) -> str:
+        output = self._plan.output
+        return output.model_uri if kind is ResultKind.MODEL else output.output_uri

@@ -1,0 +1,139 @@
+"""One host's results put aside in the store, and taken from there by the leader.
+
+Where: hosts other than the leader write `<output>/.clary-staging/<attempt>/<host>-<kind>.tar` beside the final
+objects, in the user's own bucket, which is the one place that both hosts can reach. The archives are plain tar:
+packing twice would cost more than the bytes on the cluster's own network.
+
+Two kinds of results:
+- `model`: what `/opt/ml/model` holds.
+- `output`: what `/opt/ml/output/data` holds, and the program's failure file as `failure` beside it, because
+  FailureReason keeps only the first 1024 characters of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator
+from enum import StrEnum
+
+from clary.agent.archives import (
+    ArchiveLimits,
+    Member,
+    MemberKind,
+    TreeSource,
+    has_members,
+    read_members,
+    write_tree,
+)
+from clary.agent.notes import NoteBook
+from clary.agent.object_store import ObjectStore, S3Uri, parse_s3_uri
+from clary.contract.agent_protocol import StagedPart
+from clary.contract.errors import AgentError
+from clary.contract.launch_plan import LaunchPlan
+from clary.contract.ml_tree import MlTree
+
+STAGING_FOLDER = ".clary-staging"
+_UNLIMITED = 1 << 62
+# These archives are our own: what they may hold was bounded by the disk of the host that wrote them.
+_STAGED_LIMITS = ArchiveLimits(max_members=_UNLIMITED, max_bytes=_UNLIMITED)
+
+
+class ResultKind(StrEnum):
+    """What results are; the values are those of `StagedPart.kind`."""
+
+    MODEL = "model"
+    OUTPUT = "output"
+
+
+def result_sources(kind: ResultKind, tree: MlTree) -> tuple[TreeSource, ...]:
+    """Return what of a host's tree belongs to results of this kind."""
+    if kind is ResultKind.MODEL:
+        return (TreeSource(root=tree.model, home=tree.root),)
+    data = TreeSource(root=tree.output_data, home=tree.root)
+    if tree.failure.is_symlink() or not tree.failure.is_file() or tree.failure.stat().st_size == 0:
+        return (data,)
+    return (data, TreeSource(root=tree.failure, home=tree.root))
+
+
+def staging_prefix(plan: LaunchPlan) -> S3Uri:
+    """Return the prefix below which all attempts of the job put results aside; ends in a slash."""
+    model = parse_s3_uri(plan.output.model_uri)
+    parent = model.key.rstrip("/").rpartition("/")[0]
+    return S3Uri(model.bucket, f"{parent}/{STAGING_FOLDER}/" if parent else f"{STAGING_FOLDER}/")
+
+
+def stage_results(
+    kind: ResultKind, *, plan: LaunchPlan, host: str, tree: MlTree, store: ObjectStore, notes: NoteBook
+) -> StagedPart | None:
+    """Put a host's results of one kind aside; None if it has none. Overwrites what an earlier call wrote.
+
+    Raises: AgentError, ObjectStoreError; nothing was written then.
+    """
+    sources = result_sources(kind, tree)
+    if not has_members(sources):
+        return None
+    prefix = staging_prefix(plan)
+    uri = S3Uri(prefix.bucket, f"{prefix.key}{plan.attempt}/{host}-{kind.value}.tar")
+    with store.open_writer(uri.bucket, uri.key) as writer:
+        # Loose objects know no links, and an archive read as a stream cannot look up what a link leads to.
+        facts = write_tree(writer, sources, compress=False, follow_links=not plan.output.is_compressed)
+    for note in facts.notes:
+        notes.add(f"{host}: {kind.value}: {note}")
+    require_stored(store, uri, size_bytes=writer.size_bytes)
+    return StagedPart(host=host, kind=kind.value, uri=str(uri), size_bytes=writer.size_bytes, num_files=facts.num_files)
+
+
+def staged_members(part: StagedPart, *, store: ObjectStore) -> Generator[Member, None, None]:
+    """Yield the members of results that were put aside.
+
+    Raises: AgentError if the archive is damaged or holds another number of files than its host wrote.
+    """
+    uri = parse_s3_uri(part.uri)
+    num_files = 0
+    with contextlib.closing(store.open_reader(uri.bucket, uri.key)) as reader:
+        members: Iterator[Member] = read_members(reader, limits=_STAGED_LIMITS, label=part.uri)
+        for member in members:
+            num_files += member.kind is MemberKind.FILE
+            yield member
+    if num_files != part.num_files:
+        raise AgentError(
+            f"Results of {part.host} at {part.uri} are incomplete: expected {part.num_files} files, got {num_files}.",
+            retryable=True,
+            details={"host": part.host, "uri": part.uri},
+        )
+
+
+def missing_parts(parts: tuple[StagedPart, ...], *, store: ObjectStore) -> tuple[StagedPart, ...]:
+    """Return the parts that are not in the store. Raises: AgentError for one of another size."""
+    missing = []
+    for part in parts:
+        uri = parse_s3_uri(part.uri)
+        facts = store.head(uri.bucket, uri.key)
+        if facts is None:
+            missing.append(part)
+        elif facts.size_bytes != part.size_bytes:
+            raise _wrong_size(part.uri, part.size_bytes, facts.size_bytes)
+    return tuple(missing)
+
+
+def remove_staging(plan: LaunchPlan, *, store: ObjectStore) -> None:
+    """Delete everything that any attempt of the job has put aside."""
+    prefix = staging_prefix(plan)
+    for info in list(store.list_objects(prefix.bucket, prefix.key)):
+        store.delete(prefix.bucket, info.key)
+
+
+def require_stored(store: ObjectStore, uri: S3Uri, *, size_bytes: int) -> None:
+    """Ask the store for an object that was just written. Raises: AgentError if it is not there in full."""
+    facts = store.head(uri.bucket, uri.key)
+    if facts is None or facts.size_bytes != size_bytes:
+        raise _wrong_size(str(uri), size_bytes, None if facts is None else facts.size_bytes)
+
+
+def _wrong_size(uri: str, expected_bytes: int, got_bytes: int | None) -> AgentError:
+    got = "no object" if got_bytes is None else f"{got_bytes} bytes"
+    return AgentError(
+        f"Results at {uri} are not whole: expected {expected_bytes} bytes, the object store has {got}.",
+        retryable=True,
+        details={"uri": uri, "expected_bytes": expected_bytes, "got_bytes": got_bytes},
+    )

@@ -1,0 +1,14 @@
+"""Input channels: what a job's data is, how it is laid out, how it reaches the program.
+
+selection  which objects a host gets: prefix, single object, manifest, shards
+layout     where each object lies below the channel's folder; hostile keys are refused
+fetching   File channels (and FastFile ones, fetched in full)
+pipe       Pipe channels: one named pipe an epoch
+recordio   framing of records in pipes
+"""
+
+from clary.agent.channels.fetching import ChannelFacts, fetch_channel
+from clary.agent.channels.pipe import PipeFeeder
+from clary.agent.channels.selection import ChannelObject, Selection, select_objects
+
+__all__ = ["ChannelFacts", "ChannelObject", "PipeFeeder", "Selection", "fetch_channel", "select_objects"]

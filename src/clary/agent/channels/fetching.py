@@ -1,0 +1,211 @@
+"""File channels: objects into the channel's folder, whole files only.
+
+Where: an agent fetches each channel through this while it prepares its host (secondary status Downloading).
+
+`CompressionType: Gzip`: every object is unpacked on its way and a final `.gz` leaves its name (`.tgz` becomes `.tar`),
+so that names go on telling what files hold. SageMaker documents the setting for Pipe mode only.
+`InputMode: FastFile` is fetched like File, with a note.
+`InputMode: Pipe` fetches nothing here: the objects are found and counted, `PipeFeeder` feeds them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import os
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+from clary.agent.channels.layout import require_distinct
+from clary.agent.channels.selection import ChannelObject, Selection, select_objects
+from clary.agent.disk_space import disk_errors_named, require_space
+from clary.agent.object_store import ObjectStore, whole_file
+from clary.contract.errors import AgentError, Fault
+from clary.contract.launch_plan import Channel, InputMode
+from clary.contract.ml_tree import MlTree
+
+NUM_PARALLEL = 8  # files at once; more do not help on one link and cost the store
+_COPY_BYTES = 1 << 20
+_GZIP = "Gzip"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelFacts:
+    """What a channel brought to this host."""
+
+    name: str
+    num_objects: int
+    size_bytes: int  # as they lie on this host; 0 for pipes and file systems
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+
+def fetch_channel(
+    channel: Channel, *, store: ObjectStore, tree: MlTree, host_index: int, num_hosts: int
+) -> ChannelFacts:
+    """Bring a channel's data to `<tree>/input/data/<name>`; for a pipe or a file system, check that it can be had.
+
+    Can be repeated: files are replaced one by one, each of them whole at any moment.
+
+    Args:
+        host_index: place of this host among the hosts that get the channel, from 0.
+        num_hosts: number of those hosts.
+    Raises: AgentError: fault USER for data that is missing or cannot be files and for a full disk, naming key or
+        path; ObjectStoreError. Files fetched until then stay; nothing outside the channel's folder is written.
+    """
+    started = time.monotonic()
+    folder = channel_folder(channel, tree)
+    if channel.file_system_path is not None:
+        _require_folder(channel, Path(channel.file_system_path))
+        return ChannelFacts(name=channel.name, num_objects=0, size_bytes=0, seconds=time.monotonic() - started)
+    selection = select_objects(channel, store=store)
+    objects = selection.shard(channel, host_index=host_index, num_hosts=num_hosts)
+    notes = list(selection.notes)
+    if not objects:
+        notes.append(
+            f"channel {channel.name}: this host gets no object, because {num_hosts} hosts share "
+            f"{len(selection.objects)}"
+        )
+    if channel.input_mode is InputMode.PIPE:
+        return ChannelFacts(
+            name=channel.name,
+            num_objects=len(objects),
+            size_bytes=0,
+            seconds=time.monotonic() - started,
+            notes=tuple(notes),
+        )
+    if channel.input_mode is InputMode.FAST_FILE:
+        notes.append(f"channel {channel.name}: FastFile is fetched in full before the program starts, like File")
+    try:
+        size_bytes = _fetch_all(objects, selection, channel=channel, store=store, folder=folder)
+    except OSError as error:
+        raise AgentError(f"Channel {channel.name} cannot be written below {folder}: {error}") from error
+    return ChannelFacts(
+        name=channel.name,
+        num_objects=len(objects),
+        size_bytes=size_bytes,
+        seconds=time.monotonic() - started,
+        notes=tuple(notes),
+    )
+
+
+def channel_folder(channel: Channel, tree: MlTree) -> Path:
+    """Return the folder of a channel. Raises: AgentError for a name that is no folder's name."""
+    if channel.name in ("", ".", "..") or "/" in channel.name or "\0" in channel.name:
+        raise AgentError(f"Channel name {channel.name!a} cannot be a folder: rename it.", fault=Fault.USER)
+    return tree.channel(channel.name)
+
+
+def _require_folder(channel: Channel, path: Path) -> None:
+    if not path.is_dir():
+        raise AgentError(
+            f"Channel {channel.name}: {path} is {'no folder' if path.exists() else 'not there'} on this host; "
+            "mount the file system at that path or correct the request.",
+            fault=Fault.USER,
+            details={"channel": channel.name, "path": str(path)},
+        )
+
+
+def _fetch_all(
+    objects: tuple[ChannelObject, ...], selection: Selection, *, channel: Channel, store: ObjectStore, folder: Path
+) -> int:
+    """Fetch objects in parallel; the first error stops all and is raised. Returns the bytes written."""
+    is_packed = channel.compression == _GZIP
+    if is_packed:
+        objects = tuple(replace(item, path=(*item.path[:-1], _unpacked_name(item.path[-1]))) for item in objects)
+        require_distinct(((item.path, item.key) for item in objects), selection.folders, channel=channel.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    require_space(folder, needed_bytes=sum(item.size_bytes or 0 for item in objects))
+    with disk_errors_named(folder, needed_bytes=None):
+        for path in selection.folders:
+            folder.joinpath(*path).mkdir(parents=True, exist_ok=True)
+    fetch = _fetch_unpacked if is_packed else _fetch_plain
+    queue = _Queue(iter(objects))
+    sizes: list[int] = []
+
+    def work() -> None:
+        try:
+            sizes.extend(fetch(item, folder.joinpath(*item.path), store=store, channel=channel) for item in queue)
+        except BaseException:
+            queue.stop()
+            raise
+
+    with ThreadPoolExecutor(NUM_PARALLEL, thread_name_prefix=f"channel-{channel.name}") as pool:
+        workers = [pool.submit(work) for _ in range(min(NUM_PARALLEL, len(objects)))]
+    for worker in workers:
+        worker.result()
+    return sum(sizes)
+
+
+def _fetch_plain(item: ChannelObject, path: Path, *, store: ObjectStore, channel: Channel) -> int:
+    with disk_errors_named(path, needed_bytes=item.size_bytes):
+        return store.download(item.bucket, item.key, path, size_bytes=item.size_bytes)
+
+
+def _fetch_unpacked(item: ChannelObject, path: Path, *, store: ObjectStore, channel: Channel) -> int:
+    size_bytes = 0
+    with (
+        disk_errors_named(path, needed_bytes=None),
+        store.open_reader(item.bucket, item.key) as packed,
+        whole_file(path) as descriptor,
+    ):
+        for data in unpacked(packed, item, channel=channel):
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            size_bytes += len(data)
+    return size_bytes
+
+
+def unpacked(packed: BinaryIO, item: ChannelObject, *, channel: Channel) -> Iterator[bytes]:
+    """Yield the content of a gzip stream piece by piece.
+
+    Raises: AgentError (fault USER) naming the key of an object that is no gzip data or is damaged.
+    """
+    with gzip.GzipFile(fileobj=packed, mode="rb") as plain:
+        while True:
+            try:
+                data = plain.read(_COPY_BYTES)
+            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                raise AgentError(
+                    f"Channel {channel.name}: S3 key {item.key!a} is not whole gzip data ({error}), "
+                    "which CompressionType Gzip expects of every object.",
+                    fault=Fault.USER,
+                    details={"channel": channel.name, "key": ascii(item.key)},
+                ) from error
+            if not data:
+                return
+            yield data
+
+
+def _unpacked_name(name: str) -> str:
+    if name.endswith(".tgz") and name != ".tgz":
+        return name.removesuffix(".tgz") + ".tar"
+    return name.removesuffix(".gz") or name
+
+
+class _Queue:
+    """Objects for several workers, until one of them stops it."""
+
+    def __init__(self, objects: Iterator[ChannelObject]) -> None:
+        self._objects = objects
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[ChannelObject]:
+        while True:
+            with self._lock:
+                item = next(self._objects, None)
+            if item is None:
+                return
+            yield item
+
+    def stop(self) -> None:
+        """Give out nothing more."""
+        with self._lock:
+            self._objects = itertools.chain()

@@ -1,0 +1,201 @@
+"""Pipe channels: objects of the channel as one stream an epoch, through named pipes.
+
+Where: the supervisor starts one `PipeFeeder` a Pipe channel before the program and stops it after the program.
+
+Protocol of SageMaker: epoch 0 is read from `<data>/<channel>_0`; when the program has closed it, at its end or
+earlier, `<data>/<channel>_1` appears, and so on without end. The pipe of a finished epoch is removed, so that a
+program that opens it again gets an error and not an endless wait.
+Objects follow each other without a separator, or wrapped as RecordIO; `CompressionType: Gzip` is unpacked on the way;
+a shuffle seed orders the objects anew in every epoch.
+
+An object that cannot be read must not look like the end of the data: the pipe then stays open without another byte,
+and `failure` (and the callback) tell the supervisor, which ends the program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import select
+import tempfile
+import threading
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+from clary.agent.channels.fetching import channel_folder, unpacked
+from clary.agent.channels.recordio import MAX_PAYLOAD_BYTES, record_header, record_padding
+from clary.agent.channels.selection import ChannelObject, Selection, select_objects
+from clary.agent.object_store import ObjectStore
+from clary.contract.errors import AgentError, ClaryError, Fault
+from clary.contract.launch_plan import Channel
+from clary.contract.ml_tree import MlTree
+
+_POLL_S = 0.02  # until a stop is noticed, and until a reader that opened a pipe gets its first byte
+_PIPE_BYTES = 1 << 20  # Linux lets any user have this much
+_READ_BYTES = 1 << 18
+_SPOOL_MEMORY_BYTES = 64 << 20  # of an unpacked object whose size must be known before it is sent
+_STOP_TIMEOUT_S = 90.0  # a read from the store may last this long before it notices
+
+
+class PipeFeeder:
+    """Feeds one channel's pipes from a thread of its own, from `start` to `stop`.
+
+    Args:
+        host_index: place of this host among the hosts that get the channel, from 0.
+        num_hosts: number of those hosts.
+        on_failure: called once, from the feeding thread, with the error that ended the feeding.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        *,
+        store: ObjectStore,
+        tree: MlTree,
+        host_index: int,
+        num_hosts: int,
+        on_failure: Callable[[ClaryError], None] | None = None,
+    ) -> None:
+        self._channel = channel
+        self._store = store
+        self._data = channel_folder(channel, tree).parent
+        self._host_index = host_index
+        self._num_hosts = num_hosts
+        self._on_failure = on_failure
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"pipe-{channel.name}", daemon=True)
+        self._selection: Selection | None = None
+        self.failure: ClaryError | None = None
+        self.num_epochs = 0  # finished ones, closed early or read to the end
+
+    def start(self) -> None:
+        """Find the objects, make the first pipe and begin to feed.
+
+        Raises: AgentError, ObjectStoreError as `select_objects`; nothing was started then.
+        """
+        self._selection = select_objects(self._channel, store=self._store)
+        self._data.mkdir(parents=True, exist_ok=True)
+        self._make_pipe(0)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the feeding and take the pipes away; harmless when repeated."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(_STOP_TIMEOUT_S)
+        self._path(self.num_epochs).unlink(missing_ok=True)
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self._feed_epoch(self.num_epochs)
+                if self._stop.is_set():
+                    return
+                self._path(self.num_epochs).unlink(missing_ok=True)
+                self._make_pipe(self.num_epochs + 1)
+                self.num_epochs += 1
+        except ClaryError as error:
+            self._fail(error)
+        except OSError as error:
+            self._fail(AgentError(f"Channel {self._channel.name}: its pipe cannot be fed: {error}"))
+
+    def _fail(self, error: ClaryError) -> None:
+        if self._stop.is_set():
+            return
+        self.failure = error
+        if self._on_failure is not None:
+            self._on_failure(error)
+
+    def _feed_epoch(self, epoch: int) -> None:
+        pipe = self._open(epoch)
+        if pipe is None:
+            return
+        try:
+            with contextlib.closing(self._epoch_data(epoch)) as pieces:
+                for data in pieces:
+                    if not self._write(pipe, data):
+                        break
+        except (ClaryError, OSError) as error:
+            # Closing now would tell the program that its data ends here.
+            self._fail(error if isinstance(error, ClaryError) else AgentError(f"Channel {self._channel.name}: {error}"))
+            self._stop.wait()
+        finally:
+            os.close(pipe)
+
+    def _epoch_data(self, epoch: int) -> Generator[bytes, None, None]:
+        assert self._selection is not None
+        objects = self._selection.shard(
+            self._channel, host_index=self._host_index, num_hosts=self._num_hosts, epoch=epoch
+        )
+        for item in objects:
+            yield from self._record(item) if self._channel.record_wrapper == "RecordIO" else self._content(item)
+
+    def _content(self, item: ChannelObject) -> Iterator[bytes]:
+        with self._store.open_reader(item.bucket, item.key) as reader:
+            if self._channel.compression == "Gzip":
+                yield from unpacked(reader, item, channel=self._channel)
+                return
+            while data := reader.read(_READ_BYTES):
+                yield data
+
+    def _record(self, item: ChannelObject) -> Iterator[bytes]:
+        """Yield an object as one record; its size comes first, so it is held back until it is known."""
+        with tempfile.SpooledTemporaryFile(max_size=_SPOOL_MEMORY_BYTES) as spool:
+            size_bytes = 0
+            for data in self._content(item):
+                size_bytes += len(data)
+                if size_bytes > MAX_PAYLOAD_BYTES:
+                    raise AgentError(
+                        f"Channel {self._channel.name}: S3 key {item.key!a} has more than {MAX_PAYLOAD_BYTES} "
+                        "bytes, which no RecordIO record can hold: use RecordWrapperType None or smaller objects.",
+                        fault=Fault.USER,
+                        details={"channel": self._channel.name, "key": ascii(item.key)},
+                    )
+                spool.write(data)
+            spool.seek(0)
+            yield record_header(size_bytes)
+            while data := spool.read(_READ_BYTES):
+                yield data
+            yield record_padding(size_bytes)
+
+    def _path(self, epoch: int) -> Path:
+        return self._data / f"{self._channel.name}_{epoch}"
+
+    def _make_pipe(self, epoch: int) -> None:
+        path = self._path(epoch)
+        path.unlink(missing_ok=True)  # of an agent before this one
+        os.mkfifo(path)
+        path.chmod(0o644)  # the program may run as another user
+
+    def _open(self, epoch: int) -> int | None:
+        """Wait until the program opens the pipe; None if the feeding is stopped before."""
+        while not self._stop.is_set():
+            try:
+                pipe = os.open(self._path(epoch), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            except OSError as error:
+                if error.errno != errno.ENXIO:  # no reader yet
+                    raise
+                self._stop.wait(_POLL_S)
+                continue
+            with contextlib.suppress(OSError):  # only speed
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            return pipe
+        return None
+
+    def _write(self, pipe: int, data: bytes) -> bool:
+        """Write all of `data`; false if the program closed the pipe or the feeding is stopped."""
+        view = memoryview(data)
+        poller = select.poll()
+        poller.register(pipe, select.POLLOUT)
+        while view:
+            if self._stop.is_set():
+                return False
+            try:
+                view = view[os.write(pipe, view) :]
+            except BlockingIOError:
+                poller.poll(_POLL_S * 1000)
+            except BrokenPipeError:
+                return False
+        return True

@@ -1,0 +1,164 @@
+"""Which objects of a channel a host gets, and under which names.
+
+Rules for `S3Prefix`, as the SageMaker SDK's local mode has them (contract 3.1):
+- If the URI is the key of an object, the channel is that object alone, under its base name.
+- Else it is every object whose key starts with the URI's key, under what follows it. `s3://b/input/code` and
+  `s3://b/input/code/` give the same names for what lies in that folder; the form without the slash also takes
+  `input/code-old/x` (as `-old/x`), as SageMaker does, and a note says so.
+- Keys that end in a slash are folders: made, not counted, not sharded.
+`ManifestFile`: a JSON array `[{"prefix": "s3://bucket/some/"}, "relative/key", ...]`; each entry is appended to the
+prefix as it stands and is also the name of its file.
+`ShardedByS3Key`: of the keys in sorted order, host i of n gets the i-th, (i+n)-th, ...: no overlap, all covered.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from clary.agent.channels.layout import checked_parts, require_distinct
+from clary.agent.notes import NoteBook
+from clary.agent.object_store import ObjectStore, S3Uri, parse_s3_uri
+from clary.contract.errors import AgentError, Fault
+from clary.contract.launch_plan import Channel, InputMode
+
+_MAX_MANIFEST_BYTES = 256 << 20
+_SHARDED = "ShardedByS3Key"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelObject:
+    """An object that becomes a file of the channel."""
+
+    bucket: str
+    key: str
+    path: tuple[str, ...]  # below the channel's folder; empty for pipes
+    size_bytes: int | None  # None where only the object itself knows (manifests)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What a channel is, for all hosts together."""
+
+    objects: tuple[ChannelObject, ...]  # sorted by key
+    folders: tuple[tuple[str, ...], ...] = ()  # of keys that end in a slash
+    notes: tuple[str, ...] = ()
+
+    def shard(self, channel: Channel, *, host_index: int, num_hosts: int, epoch: int = 0) -> tuple[ChannelObject, ...]:
+        """Return what one host gets in one epoch.
+
+        With a shuffle seed the objects of all hosts are shuffled before they are shared out, so that a host gets
+        others in another epoch; every host computes the same order.
+
+        Args:
+            host_index: 0 for the first of the `num_hosts` hosts that get the channel.
+        """
+        objects: Sequence[ChannelObject] = self.objects
+        if channel.shuffle_seed is not None:
+            objects = list(objects)
+            Random(f"{channel.shuffle_seed}/{epoch}").shuffle(objects)
+        if channel.s3_data_distribution == _SHARDED:
+            objects = objects[host_index::num_hosts]
+        return tuple(objects)
+
+
+def select_objects(channel: Channel, *, store: ObjectStore) -> Selection:
+    """Find the objects of a channel with an S3 source.
+
+    Raises: AgentError (fault USER) if there are none, if a key cannot be a file or if a manifest cannot be read;
+        ObjectStoreError.
+    """
+    assert channel.s3_uri is not None, "file system channels have no objects"
+    uri = parse_s3_uri(channel.s3_uri)
+    if channel.s3_data_type == "S3Prefix":
+        selection = _of_prefix(uri, channel, store)
+    elif channel.s3_data_type == "ManifestFile":
+        selection = _of_manifest(uri, channel, store)
+    else:
+        raise AgentError(
+            f"Channel {channel.name}: S3DataType {channel.s3_data_type!r} cannot be fetched; expected S3Prefix or "
+            "ManifestFile.",
+            fault=Fault.USER,
+        )
+    if not selection.objects:
+        raise AgentError(
+            f'No S3 objects found under S3 URL "{channel.s3_uri}" given in input data source. Please ensure that the '
+            f"bucket exists in the selected region ({store.region}), that objects exist under that S3 prefix, and "
+            f'that the job\'s key may list bucket "{uri.bucket}".',
+            fault=Fault.USER,
+            details={"channel": channel.name, "uri": channel.s3_uri},
+        )
+    if channel.input_mode is not InputMode.PIPE:
+        files = ((item.path, item.key) for item in selection.objects)
+        require_distinct(files, selection.folders, channel=channel.name)
+    return selection
+
+
+def _of_prefix(uri: S3Uri, channel: Channel, store: ObjectStore) -> Selection:
+    if uri.key and not uri.key.endswith("/"):
+        single = store.head(uri.bucket, uri.key)
+        if single is not None:
+            name = uri.key.rpartition("/")[2]
+            path = _file_path(name, key=uri.key, channel=channel)
+            item = ChannelObject(bucket=uri.bucket, key=uri.key, path=path, size_bytes=single.size_bytes)
+            return Selection(objects=(item,))
+    notes = NoteBook()
+    objects, folders = [], []
+    for info in store.list_objects(uri.bucket, uri.key):
+        relative = info.key[len(uri.key) :]
+        path = _file_path(relative or info.key.rpartition("/")[2], key=info.key, channel=channel)
+        if info.key.endswith("/"):
+            folders.append(path)
+            continue
+        if uri.key and not uri.key.endswith("/") and not relative.startswith("/"):
+            notes.add(f"channel {channel.name}: objects beside the folder {uri} match its prefix too", info.key)
+        objects.append(ChannelObject(bucket=uri.bucket, key=info.key, path=path, size_bytes=info.size_bytes))
+    objects.sort(key=lambda item: item.key)
+    return Selection(objects=tuple(objects), folders=tuple(path for path in folders if path), notes=notes.lines())
+
+
+def _of_manifest(uri: S3Uri, channel: Channel, store: ObjectStore) -> Selection:
+    body = store.get_bytes(uri.bucket, uri.key, max_bytes=_MAX_MANIFEST_BYTES)
+    try:
+        entries = json.loads(body)
+    except ValueError as error:
+        raise _bad_manifest(uri, channel, f"it is no JSON ({error})") from error
+    if not isinstance(entries, list) or not entries or not isinstance(entries[0], dict):
+        raise _bad_manifest(uri, channel, 'expected an array whose first element is {"prefix": "s3://..."}')
+    prefix = entries[0].get("prefix")
+    if not isinstance(prefix, str):
+        raise _bad_manifest(uri, channel, 'its first element has no "prefix"')
+    base = parse_s3_uri(prefix)
+    objects = {}
+    for number, entry in enumerate(entries[1:], start=1):
+        item = _manifest_object(base, entry, channel=channel, where=f"element {number} of {uri}")
+        objects[item.key] = item
+    num_repeated = len(entries) - 1 - len(objects)
+    notes = (f"channel {channel.name}: {num_repeated} repeated entries of {uri} count once",) if num_repeated else ()
+    return Selection(objects=tuple(objects[key] for key in sorted(objects)), notes=notes)
+
+
+def _manifest_object(base: S3Uri, entry: Any, *, channel: Channel, where: str) -> ChannelObject:
+    if not isinstance(entry, str) or not entry or entry.endswith("/"):
+        shown = json.dumps(entry)[:100]
+        raise AgentError(
+            f"Channel {channel.name}: {where} is {shown}, expected the rest of an object's key as a string.",
+            fault=Fault.USER,
+        )
+    key = base.key + entry
+    path = _file_path(entry, key=key, channel=channel)
+    return ChannelObject(bucket=base.bucket, key=key, path=path, size_bytes=None)
+
+
+def _file_path(relative_key: str, *, key: str, channel: Channel) -> tuple[str, ...]:
+    """Return where an object lies below the channel's folder; objects of pipes lie nowhere, so any key will do."""
+    if channel.input_mode is InputMode.PIPE:
+        return ()
+    return checked_parts(relative_key, key=key, channel=channel.name)
+
+
+def _bad_manifest(uri: S3Uri, channel: Channel, reason: str) -> AgentError:
+    return AgentError(f"Channel {channel.name}: manifest {uri} cannot be used: {reason}.", fault=Fault.USER)

@@ -1,0 +1,18 @@
+"""Launchers: what processes a host starts for a job, as plain data.
+
+Where: the supervisor makes a `LaunchContext` when code and environment are ready, `select` names the launcher, its
+`build` says what is started; `agent.host` starts it. Launchers start nothing themselves.
+
+context      what launchers know, and what their processes share
+selection    which launcher a job gets
+command, toolkit, plain, torch_distributed, smddp, mpi, modelparallel, parameter_server, multi_worker_mirrored
+ranks        processes with ranks, for the launchers that start ranks themselves
+open_mpi     a real mpirun, where the environment or the machine has one
+shims/       files that run inside the program's environment; they import nothing of clary
+"""
+
+from clary.agent.launchers.context import LaunchContext, make_context
+from clary.agent.launchers.selection import Launcher, select
+from clary.agent.launchers.shim_files import SHIMS_BIN_FOLDER, SHIMS_FOLDER
+
+__all__ = ["SHIMS_BIN_FOLDER", "SHIMS_FOLDER", "LaunchContext", "Launcher", "make_context", "select"]

@@ -1,0 +1,151 @@
+"""What launchers know of a job and a host, and what their processes share.
+
+Where: the supervisor makes one with `make_context`; every launcher is a pure function of it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from clary.agent.host.sandbox import ProcessSpec
+from clary.agent.launchers.open_mpi import OpenMpi, find_open_mpi
+from clary.agent.launchers.shim_files import RANK_SHIM, SHIMS_FOLDER
+from clary.contract.distribution import Distribution, DistributionKind, read_distribution
+from clary.contract.entry_points import EntryKind, EntryPoint
+from clary.contract.errors import AgentError, Fault
+from clary.contract.hyperparameters import cli_arguments
+from clary.contract.launch_plan import HostPlan, Isolation, LaunchPlan
+from clary.contract.ml_tree import MlTree
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchContext:
+    """Everything that a launcher may ask for."""
+
+    plan: LaunchPlan
+    host: HostPlan
+    inside: MlTree  # the tree as the program sees it
+    python: str  # interpreter of the prepared environment
+    variables: Mapping[str, str]  # the program's environment, less what launchers add
+    entry_point: EntryPoint | None  # None: hyperparameters name no program
+    arguments: tuple[str, ...]  # of the program
+    distribution: Distribution
+    open_mpi: OpenMpi | None = None
+    train_program: str | None = None  # `train` of the environment, as containers have it
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether hosts have their own network, names and `/opt/ml`."""
+        return self.plan.isolation is Isolation.NAMESPACES
+
+    @property
+    def peers(self) -> tuple[HostPlan, ...]:
+        """Hosts that share ranks with this one, in the order of their ranks.
+
+        As AWS's launchers: group by group, sorted by name inside a group, so algo-10 stands before algo-2.
+        """
+        groups = self.distribution.instance_groups or (self.host.instance_group,)
+        members = [host for host in self.plan.hosts if host.instance_group in groups]
+        order = list(dict.fromkeys(host.instance_group for host in members))
+        return tuple(sorted(members, key=lambda host: (order.index(host.instance_group), host.name)))
+
+    @property
+    def node_rank(self) -> int:
+        """Place of this host among its peers."""
+        return self.peers.index(self.host)
+
+    @property
+    def master(self) -> HostPlan:
+        """The peer with rank 0."""
+        return self.peers[0] if self.peers else self.plan.hosts[0]
+
+    @property
+    def master_address(self) -> str:
+        """How the others reach the master: by name, or by address where hosts share this machine's names."""
+        return self.address_of(self.master)
+
+    def address_of(self, host: HostPlan) -> str:
+        """Return the name by which the program reaches `host`."""
+        return host.name if self.is_isolated else host.address
+
+    def program(self) -> tuple[str, ...]:
+        """Return the command line of the user's program.
+
+        Raises: AgentError if the job names no program.
+        """
+        entry_point = self.entry_point
+        if entry_point is None:
+            raise no_program_error()
+        if entry_point.kind is EntryKind.SCRIPT:
+            return (self.python, RANK_SHIM, entry_point.name, *self.arguments)
+        if entry_point.kind is EntryKind.PACKAGE:
+            return (self.python, RANK_SHIM, "-m", entry_point.module, *self.arguments)
+        # `exec` inside bash runs a file by its first line, or as a bash script where it has none.
+        return ("/bin/bash", "-c", 'exec "$0" "$@"', f"./{entry_point.name}", *self.arguments)
+
+    def environment(self, additions: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Return the environment of a process: code first on PYTHONPATH, shims last, the master's address."""
+        user_path = self.variables.get("PYTHONPATH", "")
+        paths = [str(self.inside.code), *(path for path in user_path.split(":") if path), SHIMS_FOLDER]
+        return {
+            **self.variables,
+            "PYTHONPATH": ":".join(paths),
+            "MASTER_ADDR": self.master_address,
+            "MASTER_PORT": str(self.plan.network.master_port),
+            **(additions or {}),
+        }
+
+    def process(
+        self,
+        argv: tuple[str, ...],
+        *,
+        additions: Mapping[str, str] | None = None,
+        rank: int | None = None,
+        local_rank: int = 0,
+    ) -> ProcessSpec:
+        """Return a process that starts in the code folder."""
+        return ProcessSpec(
+            argv=argv,
+            environment=self.environment(additions),
+            working_folder=str(self.inside.code),
+            rank=rank,
+            local_rank=local_rank,
+        )
+
+
+def make_context(
+    plan: LaunchPlan,
+    host: HostPlan,
+    *,
+    inside: MlTree,
+    python: str,
+    variables: Mapping[str, str],
+    entry_point: EntryPoint | None,
+) -> LaunchContext:
+    """Gather what launchers need; looks for programs in the PATH of `variables`."""
+    distribution = read_distribution(plan.hyperparameters)
+    uses_mpi = distribution.kind in (DistributionKind.MPI, DistributionKind.MODELPARALLEL)
+    return LaunchContext(
+        plan=plan,
+        host=host,
+        inside=inside,
+        python=python,
+        variables=variables,
+        entry_point=entry_point,
+        arguments=cli_arguments(plan.hyperparameters),
+        distribution=distribution,
+        open_mpi=find_open_mpi(variables) if uses_mpi and plan.command is None else None,
+        train_program=shutil.which("train", path=variables.get("PATH")),
+    )
+
+
+def no_program_error() -> AgentError:
+    """Return the error for a job that says in no way what runs."""
+    return AgentError(
+        "The job says nowhere what to run: it has no ContainerEntrypoint, no hyperparameter sagemaker_program, and the "
+        "image's environment has no program called 'train'. Set entry_point and source_dir of the estimator, or "
+        "ContainerEntrypoint.",
+        fault=Fault.USER,
+    )

@@ -1,0 +1,31 @@
+"""TensorFlow's MultiWorkerMirroredStrategy: the program once on every host, with TF_CONFIG.
+
+Source: sagemaker-tensorflow-training: every host a worker on port 8890, in the order of their names.
+"""
+
+from __future__ import annotations
+
+import json
+
+from clary.agent.host.sandbox import ProcessSpec
+from clary.agent.launchers.context import LaunchContext
+from clary.contract.launch_plan import HostPlan
+
+_PORT = 8890
+
+
+def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
+    """Return the one process of this host; its rank is its worker's index."""
+    config = {
+        "cluster": {"worker": [_address(context, index, peer) for index, peer in enumerate(context.peers)]},
+        "environment": "cloud",
+        "task": {"index": context.node_rank, "type": "worker"},
+    }
+    additions = {"TF_CONFIG": json.dumps(config)}
+    return (context.process(context.program(), additions=additions, rank=context.node_rank),)
+
+
+def _address(context: LaunchContext, index: int, peer: HostPlan) -> str:
+    # Hosts that share an address share its ports: each gets one after the master's.
+    port = _PORT if context.is_isolated else context.plan.network.master_port + 1 + index
+    return f"{context.address_of(peer)}:{port}"

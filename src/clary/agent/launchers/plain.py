@@ -1,0 +1,14 @@
+"""The program once on every host; no ranks.
+
+Source: sagemaker-training 5.1.4 `process.ProcessRunner`: `python train.py --arguments` in the code folder.
+"""
+
+from __future__ import annotations
+
+from clary.agent.host.sandbox import ProcessSpec
+from clary.agent.launchers.context import LaunchContext
+
+
+def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
+    """Return the one process of this host."""
+    return (context.process(context.program()),)

@@ -1,0 +1,70 @@
+"""Processes with ranks, for the launchers that start ranks themselves: one a local rank, on every host at once.
+
+Where: torch_distributed, smddp and mpi build their processes from these.
+Source: torch 2.13 `torch.distributed.run` (variables of a worker) and `elastic.multiprocessing`; Open MPI 4.1 FAQ,
+"What environment variables does Open MPI set for each process".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from clary.agent.launchers.context import LaunchContext
+
+
+def first_rank(context: LaunchContext) -> int:
+    """Return the global rank of this host's first process."""
+    return sum(peer.processes_per_host for peer in context.peers[: context.node_rank])
+
+
+def world_size(context: LaunchContext) -> int:
+    """Return the number of ranks of all peers."""
+    return sum(peer.processes_per_host for peer in context.peers)
+
+
+def torch_variables(context: LaunchContext, local_rank: int) -> dict[str, str]:
+    """Return what torchrun sets for one worker.
+
+    OMP_NUM_THREADS is 1 where several ranks share a host and the user did not set it, as torchrun has it.
+    """
+    rank = first_rank(context) + local_rank
+    num_local, num_ranks = context.host.processes_per_host, world_size(context)
+    variables = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_local),
+        "GROUP_RANK": str(context.node_rank),
+        "GROUP_WORLD_SIZE": str(len(context.peers)),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(num_ranks),
+        "TORCHELASTIC_RUN_ID": f"{context.plan.job_name}-{context.plan.attempt}",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        # Rank 0 serves the store itself: no torchrun runs beside it that would.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_ERROR_FILE": str(context.inside.root / ".clary" / "errors" / f"rank-{rank}.json"),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }
+    if num_local > 1 and "OMP_NUM_THREADS" not in context.variables:
+        variables["OMP_NUM_THREADS"] = "1"
+    return variables
+
+
+def mpi_variables(context: LaunchContext, local_rank: int) -> dict[str, str]:
+    """Return what mpirun sets for one rank, as far as programs that do not link MPI read it."""
+    return {
+        "OMPI_COMM_WORLD_RANK": str(first_rank(context) + local_rank),
+        "OMPI_COMM_WORLD_SIZE": str(world_size(context)),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(local_rank),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(context.host.processes_per_host),
+        "OMPI_COMM_WORLD_NODE_RANK": str(local_rank),
+        "OMPI_UNIVERSE_SIZE": str(world_size(context)),
+    }
+
+
+def option_variables(context: LaunchContext) -> dict[str, str]:
+    """Return what `-x NAME=VALUE` of custom_mpi_options sets; `-x NAME` passes what is there anyway."""
+    options: Mapping[str, str | None] = context.distribution.mpi_options.variables
+    return {name: value for name, value in options.items() if value is not None}

@@ -1,0 +1,77 @@
+"""Which launcher a job gets.
+
+Where: the supervisor asks once, when code and environment are ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from clary.agent.host.sandbox import ProcessSpec
+from clary.agent.launchers import (
+    command,
+    modelparallel,
+    mpi,
+    multi_worker_mirrored,
+    parameter_server,
+    plain,
+    smddp,
+    toolkit,
+    torch_distributed,
+)
+from clary.agent.launchers.context import LaunchContext
+from clary.contract.distribution import XLA_REFUSAL, DistributionKind
+from clary.contract.errors import AgentError, Fault
+
+
+def _no_notes(_: LaunchContext) -> tuple[str, ...]:
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launcher:
+    """One way to start a job's processes.
+
+    Args:
+        name: for logs and `describe`.
+        build: returns the processes of the context's host. Raises: AgentError for what cannot be launched.
+        notes: returns sentences on what differs from what the user may think.
+    """
+
+    name: str
+    build: Callable[[LaunchContext], tuple[ProcessSpec, ...]]
+    notes: Callable[[LaunchContext], tuple[str, ...]] = _no_notes
+
+
+_COMMAND = Launcher(name="command", build=command.build, notes=command.notes)
+_TOOLKIT = Launcher(name="toolkit", build=toolkit.build, notes=toolkit.notes)
+_PLAIN = Launcher(name="plain", build=plain.build)
+_BY_KIND: Mapping[DistributionKind, Launcher] = {
+    DistributionKind.PLAIN: _PLAIN,
+    DistributionKind.TORCH_DISTRIBUTED: Launcher(name="torch_distributed", build=torch_distributed.build),
+    DistributionKind.PYTORCHDDP_OR_SMDDP: Launcher(name="smddp", build=smddp.build, notes=smddp.notes),
+    DistributionKind.MPI: Launcher(name="mpi", build=mpi.build, notes=mpi.notes),
+    DistributionKind.MODELPARALLEL: Launcher(
+        name="modelparallel", build=modelparallel.build, notes=modelparallel.notes
+    ),
+    DistributionKind.PARAMETER_SERVER: Launcher(name="parameter_server", build=parameter_server.build),
+    DistributionKind.MULTI_WORKER_MIRRORED: Launcher(name="multi_worker_mirrored", build=multi_worker_mirrored.build),
+}
+
+
+def select(context: LaunchContext) -> Launcher:
+    """Return the launcher of a job on a host: the request's command, the image's `train`, or by distribution.
+
+    Hosts whose instance group takes no part in the distribution run the program plainly.
+    Raises: AgentError with fault USER for a distribution that cannot be launched.
+    """
+    if context.plan.command is not None:
+        return _COMMAND
+    if context.entry_point is None or toolkit.is_asked_for(context):
+        return _TOOLKIT
+    if not context.distribution.includes(context.host.instance_group):
+        return _PLAIN
+    if context.distribution.kind is DistributionKind.XLA:
+        raise AgentError(f"{XLA_REFUSAL}.", fault=Fault.USER)
+    return _BY_KIND[context.distribution.kind]

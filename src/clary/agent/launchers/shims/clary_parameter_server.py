@@ -1,0 +1,72 @@
+"""A TensorFlow parameter server beside the worker of a host.
+
+    clary_parameter_server.py WORKER COMMAND...
+
+Where: the parameter_server launcher starts it with TF_CONFIG, CLARY_PS_TASK (the server's index) and CLARY_PS_MASTER
+(host:port of the master; empty on the master's own host). A server never ends by itself: it is ended when the worker
+has ended on the master's host, and elsewhere when the worker has ended and the master's port is closed.
+It runs in the user's environment: Python 3.8 or later, the standard library and TensorFlow, nothing of clary.
+Source: sagemaker-tensorflow-training `training._run_ps`, `_wait_until_master_is_down`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+MASTER_POLL_S = 2.0
+_POLL_S = 0.1  # between looks at the two processes
+_CONNECT_S = 5.0
+_KILL_WAIT_S = 10.0
+
+# No GPU: the worker of this host has them.
+_SERVER = """
+import json, os
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+import tensorflow as tf
+server_class = getattr(getattr(tf, "distribute", None), "Server", None) or tf.train.Server
+cluster_spec = tf.train.ClusterSpec(json.loads(os.environ["TF_CONFIG"])["cluster"])
+server_class(cluster_spec, job_name="ps", task_index=int(os.environ["CLARY_PS_TASK"])).join()
+"""
+
+
+def main() -> int:
+    """Run server and worker; returns the worker's exit code, or the server's if that fails first."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)  # worker and server get it themselves
+    server = subprocess.Popen([sys.executable, "-c", _SERVER])
+    try:
+        worker = subprocess.Popen(sys.argv[1:])
+        while worker.poll() is None:
+            if server.poll() not in (None, 0, -signal.SIGTERM):
+                print(f"parameter server ended with {server.returncode}; the worker is ended", file=sys.stderr)
+                worker.kill()
+                worker.wait(_KILL_WAIT_S)
+                return 1
+            time.sleep(_POLL_S)
+        code = worker.returncode
+        if code == 0 and os.environ.get("CLARY_PS_MASTER"):
+            _wait_for_end_of(os.environ["CLARY_PS_MASTER"])
+        return code if code >= 0 else 128 - code
+    finally:
+        server.kill()
+        server.wait(_KILL_WAIT_S)
+
+
+def _wait_for_end_of(master: str) -> None:
+    """Wait until nobody listens at `master`; the job's own time limit ends it otherwise."""
+    host, _, port = master.rpartition(":")
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+        except OSError:
+            return
+        time.sleep(MASTER_POLL_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""Run one rank of a training program as `__main__`, and leave without the interpreter's own teardown.
+
+    python clary_rank.py train.py ARGUMENTS...
+    python clary_rank.py -m package.module ARGUMENTS...
+
+Where: launchers start every Python program through this file, the torchrun shim every rank. It runs in the user's
+environment: Python 3.8 or later, the standard library only, nothing of clary.
+
+[Note: why the teardown is skipped]
+A thread of torch's gloo takes the interpreter's lock while `Py_FinalizeEx` runs, is ended by a forced unwind through
+C++ code that may not throw, and so turns a finished training into an abort (exit -6, "terminate called without an
+active exception"; torch 2.13 on Python 3.11, some per cent of runs with several process groups). So where torch is
+loaded, everything that a program can expect of its end is done here in Python's own order - traceback, non-daemon
+threads, atexit, process group, MPI, buffers - and the process leaves by `os._exit`. Programs without torch end as ever.
+An abort before that point is the program's own and is not touched. Can go when torch joins those threads.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import os
+import runpy
+import signal
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
+
+DESTROY_TIMEOUT_S = 10.0  # for the process group; peers may be gone and never answer
+_CANNOT_OPEN_CODE = 2  # of `python missing.py`
+_INTERRUPTED_CODE = 128 + signal.SIGINT
+_FLUSH_FAILED_CODE = 120  # of a Python that cannot write the rest of its output
+_OWN_FILES = (__file__, runpy.__file__, "<frozen runpy>")
+
+
+def main() -> None:
+    """Run the program that the command line names; never returns where torch is loaded."""
+    arguments = sys.argv[1:]
+    is_module = arguments[:1] == ["-m"]
+    if len(arguments) < 1 + is_module:
+        sys.exit("usage: clary_rank.py SCRIPT ARGUMENTS... or clary_rank.py -m MODULE ARGUMENTS...")
+    code, is_interrupted = 0, False
+    try:
+        if is_module:
+            _run_module(arguments[1], arguments[2:])
+        else:
+            _run_script(arguments[0], arguments[1:])
+    except SystemExit as error:
+        code = _exit_code(error)
+    except KeyboardInterrupt as error:
+        code, is_interrupted = _INTERRUPTED_CODE, True
+        _show(error)
+    except BaseException as error:  # noqa: BLE001 - the program's own, shown as Python shows it
+        code = _show(error)
+    _leave(code, is_interrupted)
+
+
+def _new_main() -> types.ModuleType:
+    """Put an empty `__main__` in this file's place; it stays, so that threads and atexit find their globals."""
+    program = types.ModuleType("__main__")
+    program.__builtins__ = builtins  # type: ignore[attr-defined]
+    sys.modules["__main__"] = program
+    return program
+
+
+def _run_script(script: str, arguments: list[str]) -> None:
+    path = os.path.abspath(script)
+    sys.argv = [script, *arguments]
+    if not getattr(sys.flags, "safe_path", False):  # with it, python puts no folder of a script in front
+        sys.path[0] = os.path.dirname(os.path.realpath(script))
+    if os.path.isdir(path):
+        runpy.run_path(script, run_name="__main__")
+        return
+    try:
+        with open(path, "rb") as file:
+            source = file.read()
+    except OSError as error:
+        print(
+            f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}",
+            file=sys.stderr,
+        )
+        raise SystemExit(_CANNOT_OPEN_CODE) from None
+    program = _new_main()
+    program.__file__ = path
+    program.__cached__ = None  # type: ignore[attr-defined]
+    program.__loader__ = SourceFileLoader("__main__", path)
+    exec(compile(source, path, "exec", dont_inherit=True), program.__dict__)  # noqa: S102 - this is what it is for
+
+
+def _run_module(name: str, arguments: list[str]) -> None:
+    sys.argv = ["-m", *arguments]
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.getcwd()
+    _new_main()
+    run = getattr(runpy, "_run_module_as_main", None)  # what `python -m` itself calls
+    if run is None:
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    else:
+        run(name)
+
+
+def _exit_code(error: SystemExit) -> int:
+    """Return the exit code that Python gives a SystemExit, printing what is not a number as Python does."""
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF if -(2**63) <= error.code < 2**63 else 0xFF
+    _flush(sys.stdout)
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def _show(error: BaseException) -> int:
+    """Show an uncaught exception through sys.excepthook, without the frames of this file; return the exit code."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in _OWN_FILES:
+        trace = trace.tb_next
+    error = error.with_traceback(trace)
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+    _flush(sys.stdout)
+    try:
+        sys.excepthook(type(error), error, trace)
+    except SystemExit as leaving:
+        return _exit_code(leaving)
+    except BaseException:  # noqa: BLE001 - a hook that fails must not hide what it was called for
+        print("Error in sys.excepthook:", file=sys.stderr)
+        traceback.print_exc()
+        print("\nOriginal exception was:", file=sys.stderr)
+        traceback.print_exception(type(error), error, trace)
+    return 1
+
+
+def _leave(code: int, is_interrupted: bool) -> None:
+    """End the process with `code`, or with SIGINT as Python does after an uncaught KeyboardInterrupt."""
+    has_torch = "torch" in sys.modules
+    if code != 0:
+        _abort_mpi(code)
+    if not has_torch and not is_interrupted:
+        sys.exit(code)
+    _finish(threading._shutdown)  # type: ignore[attr-defined]  # joins non-daemon threads; no public name
+    _finish(atexit._run_exitfuncs)
+    if has_torch and code == 0:
+        _destroy_process_group()
+        _finalize_mpi()
+    if not (_flush(sys.stdout) and _flush(sys.stderr)) and code == 0:
+        code = _FLUSH_FAILED_CODE
+    _flush_c()
+    if is_interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(code)
+
+
+def _finish(act: Callable[[], object]) -> None:
+    try:
+        act()
+    except BaseException:  # noqa: BLE001 - as Python: shown, and the end goes on
+        traceback.print_exc()
+
+
+def _destroy_process_group() -> None:
+    """Let torch tell its peers that this rank leaves; given up after `DESTROY_TIMEOUT_S`."""
+    distributed = sys.modules.get("torch.distributed")
+
+    def destroy() -> None:
+        try:
+            if distributed is not None and distributed.is_available() and distributed.is_initialized():
+                distributed.destroy_process_group()
+        except Exception:  # noqa: BLE001, S110 - best effort: the training is over, peers notice by themselves
+            pass
+
+    thread = threading.Thread(target=destroy, name="clary-destroy", daemon=True)
+    thread.start()
+    thread.join(DESTROY_TIMEOUT_S)
+
+
+def _mpi() -> types.ModuleType | None:
+    """Return mpi4py's MPI module if it is loaded, initialised and not yet finalised."""
+    module = sys.modules.get("mpi4py.MPI")
+    try:
+        is_running = module is not None and module.Is_initialized() and not module.Is_finalized()
+    except Exception:  # noqa: BLE001 - a module that only looks like it
+        return None
+    return module if is_running else None
+
+
+def _abort_mpi(code: int) -> None:
+    """End every rank of the world, which would wait for this one for ever (what `python -m mpi4py` does)."""
+    module = _mpi()
+    if module is not None and module.COMM_WORLD.Get_size() > 1:
+        _flush(sys.stdout)
+        _flush(sys.stderr)
+        module.COMM_WORLD.Abort(code)
+
+
+def _finalize_mpi() -> None:
+    """Do what mpi4py leaves to the teardown that is skipped; mpirun takes a rank without it for a failed one."""
+    module = _mpi()
+    if module is not None:
+        _finish(module.Finalize)
+
+
+def _flush(stream: object) -> bool:
+    """Flush; whether nothing was lost."""
+    if stream is None or getattr(stream, "closed", False):
+        return True
+    try:
+        stream.flush()  # type: ignore[attr-defined]
+    except Exception:  # noqa: BLE001 - whatever stands in sys.stdout's place
+        return False
+    return True
+
+
+def _flush_c() -> None:
+    """Write out what extensions left in the C library's buffers."""
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).fflush(None)
+    except (ImportError, OSError, AttributeError):
+        pass
+
+
+if __name__ == "__main__":
+    main()

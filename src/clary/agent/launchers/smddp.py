@@ -1,0 +1,48 @@
+"""pytorchddp and smdistributed.dataparallel: ranks as `mpirun smddprun` makes them.
+
+The two are one on the wire. Ranks get torchrun's variables and mpirun's, because scripts of either kind occur, and
+what SMDDP's launcher sets; FI_* are left alone: they speak of Amazon's network cards.
+Source: sagemaker-training 5.1.4 `smdataparallel.SMDataParallelRunner`.
+"""
+
+from __future__ import annotations
+
+from clary.agent.host.sandbox import ProcessSpec
+from clary.agent.launchers.context import LaunchContext
+from clary.agent.launchers.ranks import first_rank, mpi_variables, option_variables, torch_variables
+from clary.contract.hyperparameters import platform_text
+
+_SERVER_PORT = "7592"
+
+
+def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
+    """Return one process a local rank."""
+    program = context.program()
+    shared = {"RDMAV_FORK_SAFE": "1", **_smddp_variables(context), **option_variables(context)}
+    return tuple(
+        context.process(
+            program,
+            additions={**shared, **torch_variables(context, local_rank), **mpi_variables(context, local_rank)},
+            rank=first_rank(context) + local_rank,
+            local_rank=local_rank,
+        )
+        for local_rank in range(context.host.processes_per_host)
+    )
+
+
+def notes(context: LaunchContext) -> tuple[str, ...]:
+    """Return what of the custom options has no effect."""
+    ignored = context.distribution.mpi_options.only_mpirun
+    return (f"custom_mpi_options without effect, as no mpirun runs: {', '.join(ignored)}",) if ignored else ()
+
+
+def _smddp_variables(context: LaunchContext) -> dict[str, str]:
+    if len(context.peers) == 1:
+        return {"SMDATAPARALLEL_USE_SINGLENODE": "1"}
+    instance_type = platform_text(context.plan.hyperparameters, "sagemaker_instance_type")
+    return {
+        "SMDATAPARALLEL_USE_HOMOGENEOUS": "1",
+        "SMDATAPARALLEL_SERVER_ADDR": context.master_address,
+        "SMDATAPARALLEL_SERVER_PORT": _SERVER_PORT,
+        "SAGEMAKER_INSTANCE_TYPE": instance_type or context.host.instance_type,
+    }

@@ -1,0 +1,45 @@
+"""The image's own `train`: containers whose ENTRYPOINT takes that argument, and AWS's sagemaker-training toolkit.
+
+Where: used when the hyperparameters name no program (a container of the user's own), or when the job's Environment
+holds CLARY_LAUNCHER=toolkit and the environment has a `train`.
+Source: SageMaker developer guide: `docker run IMAGE train`.
+"""
+
+from __future__ import annotations
+
+from clary.agent.host.sandbox import ProcessSpec
+from clary.agent.launchers.context import LaunchContext, no_program_error
+
+LAUNCHER_VARIABLE = "CLARY_LAUNCHER"
+LAUNCHER_VALUE = "toolkit"
+
+
+def is_asked_for(context: LaunchContext) -> bool:
+    """Whether the user asks for the image's `train` although Clary could launch the program itself."""
+    return context.plan.user_environment.get(LAUNCHER_VARIABLE) == LAUNCHER_VALUE
+
+
+def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
+    """Return the one process of this host; SM_* are left to the program, which derives its own.
+
+    Raises: AgentError if the environment has no `train`.
+    """
+    if context.train_program is None:
+        raise no_program_error()
+    process = context.process((context.train_program,))
+    kept = {name: value for name, value in process.environment.items() if not name.startswith("SM_")}
+    kept |= {name: value for name, value in context.plan.user_environment.items() if name.startswith("SM_")}
+    return (
+        ProcessSpec(
+            argv=process.argv,
+            environment=kept,
+            working_folder=process.working_folder,
+            rank=None,
+            local_rank=0,
+        ),
+    )
+
+
+def notes(context: LaunchContext) -> tuple[str, ...]:
+    """Return what is started, because it is not what Clary starts elsewhere."""
+    return (f"the image's own {context.train_program} runs the job; Clary's launchers are not used",)

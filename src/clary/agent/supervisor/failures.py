@@ -1,0 +1,25 @@
+"""Errors as the service hears of them."""
+
+from __future__ import annotations
+
+from clary.contract.agent_protocol import Failure
+from clary.contract.errors import ClaryError, Fault
+
+_FAILURE_CHARACTERS = 1024  # FailureReason of DescribeTrainingJob holds no more
+
+
+def is_expected(error: Exception) -> bool:
+    """Whether an error is something that happens to hosts; anything else is a defect of ours, worth a traceback."""
+    return isinstance(error, ClaryError | OSError)
+
+
+def failure_of(error: Exception) -> Failure:
+    """Return how an error is told to the service; anything but a ClaryError is a defect of ours."""
+    if isinstance(error, ClaryError):
+        message, fault, retryable = error.message, error.fault, error.retryable
+    elif isinstance(error, OSError):  # what the machine refuses, a full disk for one
+        message, fault, retryable = f"{error} on this host", Fault.INFRASTRUCTURE, True
+    else:
+        message = f"{type(error).__name__}: {error} (a defect of the agent; see agent.log of this host)"
+        fault, retryable = Fault.INTERNAL, False
+    return Failure(fault=fault.value, message=message[:_FAILURE_CHARACTERS], retryable=retryable)

@@ -1,0 +1,102 @@
+"""`clary.agent.host.Program` as the supervisor sees it, with the pipes that feed the program."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Sequence
+
+from clary.agent.channels import PipeFeeder
+from clary.agent.host.program import Program
+from clary.contract.agent_protocol import ProcessExit
+from clary.contract.errors import AgentError, ClaryError
+
+_POLL_S = 0.1  # longest time until the exit of one process among several is noticed
+_MIB = 1024 * 1024
+
+logger = logging.getLogger(__name__)
+
+
+class HostProgram:
+    """The program of one host, as `steps.RunningProgram` describes it.
+
+    Args:
+        program: what runs.
+        num_processes: how many processes it was started with.
+        memory_bytes: the host's memory limit, for the sentence about its effect; None if it has none.
+        feeders: feed the program's pipes; when one fails, the program is ended.
+    """
+
+    def __init__(
+        self, program: Program, *, num_processes: int, memory_bytes: int | None, feeders: Sequence[PipeFeeder]
+    ) -> None:
+        self.num_processes = num_processes
+        self._program = program
+        self._memory_bytes = memory_bytes
+        self._feeders = feeders
+        self._seen: set[ProcessExit] = set()
+        self._trouble: ClaryError | None = None
+
+    @property
+    def init_pid(self) -> int | None:
+        """First process of the program, as this machine numbers it."""
+        return self._program.init_pid or None
+
+    @property
+    def not_isolated(self) -> tuple[str, ...]:
+        """What the program shares with the machine, in words."""
+        return self._program.not_isolated
+
+    def wait_for_exits(self, timeout_s: float) -> Sequence[ProcessExit]:
+        """Return the processes that ended since the last call, as soon as there is one; none after `timeout_s`."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            exits = [item for item in self._program.exits() if item not in self._seen]
+            left_s = deadline_s - time.monotonic()
+            if exits or left_s <= 0:
+                self._seen.update(exits)
+                return exits
+            self._end_if_starved()
+            self._program.wait(min(left_s, _POLL_S))
+
+    def send_signal(self, signum: int) -> None:
+        """Signal every live process of the program; SIGKILL ends them for certain."""
+        if signum != signal.SIGKILL:
+            self._program.signal_all(signum)
+            return
+        try:
+            self._program.kill()
+        except AgentError as error:
+            logger.error("%s", error)
+
+    def num_live(self) -> int:
+        """Return how many processes run, those that processes of the program have started included."""
+        return self._program.signal_all(0)
+
+    def out_of_memory(self) -> str | None:
+        """Say in a sentence that the host's memory limit killed a process; None if it did not."""
+        result = self._program.wait(0.0)
+        if result is None or not result.oom_kills or self._memory_bytes is None:
+            return None
+        return (
+            f"the host's memory limit of {self._memory_bytes // _MIB} MiB was reached and {result.oom_kills} of its"
+            " processes were killed; use an instance type with more memory, or less of it"
+        )
+
+    def trouble(self) -> ClaryError | None:
+        """Return what broke beside the processes and made the agent end them; None if nothing did."""
+        return self._trouble
+
+    def close(self) -> None:
+        """Kill what is left, pass on the last output, free what the program held; harmless when repeated."""
+        self._program.close()
+        for feeder in self._feeders:
+            feeder.stop()
+
+    def _end_if_starved(self) -> None:
+        """End the program when its data does not come any more: it would wait for ever."""
+        failures = [feeder.failure for feeder in self._feeders if feeder.failure is not None]
+        if failures and self._trouble is None:
+            self._trouble = failures[0]
+            self.send_signal(signal.SIGKILL)

@@ -1,0 +1,279 @@
+"""The steps of a host as they are in life: which module does what, and with what of the plan.
+
+Where: `python -m clary.agent` gives `HostSteps` to the supervisor; `steps.Steps` says what each method promises. This
+is the one place in which the floors of the agent meet.
+
+Folders: work_folder/HOST/ml is the host's `/opt/ml`, work_folder/HOST its own place beside that. The service's home is
+the parent of `jobs` in work_folder; programs do not see it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from clary.agent.artifacts import upload_results
+from clary.agent.channels import PipeFeeder, fetch_channel
+from clary.agent.disk_space import disk_errors_named
+from clary.agent.environments.code import CodeFacts, code_channel, prepare_code
+from clary.agent.environments.config_files import channels_of, inside_tree, write_tree
+from clary.agent.environments.requirements import PreparedEnvironment, prepare_environment
+from clary.agent.environments.variables import program_variables
+from clary.agent.host.program import Program
+from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
+from clary.agent.launchers import SHIMS_BIN_FOLDER, LaunchContext, make_context, select
+from clary.agent.object_store import ObjectStore
+from clary.agent.supervisor.host_program import HostProgram
+from clary.agent.supervisor.small_files import read_start
+from clary.agent.supervisor.steps import OutputLog, Uploaded
+from clary.contract.agent_protocol import StagedPart, UploadRole
+from clary.contract.distribution import DistributionKind
+from clary.contract.errors import AgentError
+from clary.contract.launch_plan import Channel, InputMode, Isolation, LaunchPlan
+from clary.contract.ml_tree import OPT_ML, MlTree
+
+JOBS_FOLDER = "jobs"  # below the service's home
+_FAILURE_CHARACTERS = 1024
+_LONGEST_CHARACTER_BYTES = 4
+_CLOSE_S = 5.0
+# Launchers whose originals run the ranks under mpirun --tag-output.
+_TAGGED_KINDS = (DistributionKind.PYTORCHDDP_OR_SMDDP, DistributionKind.MPI, DistributionKind.MODELPARALLEL)
+
+
+class HostSteps:
+    """The work on one host; see `steps.Steps` for its methods.
+
+    Args:
+        plan: the attempt.
+        host: name of the host.
+    Raises: KeyError if the plan has no such host.
+    """
+
+    def __init__(self, plan: LaunchPlan, host: str) -> None:
+        self._plan = plan
+        self._host = plan.host(host)
+        self._folder = Path(plan.work_folder) / host
+        self._tree = MlTree(self._folder / "ml")
+        self._channels = {channel.name: channel for channel in channels_of(plan, self._host)}
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()  # guards what several steps use at the same time
+        self._store: ObjectStore | None = None
+        self._closers: list[threading.Thread] = []
+        self._notes: list[str] = []
+        self._code: CodeFacts | None = None
+        self._environment: PreparedEnvironment | None = None
+
+    @property
+    def channel_names(self) -> tuple[str, ...]:
+        """Channels that this host gets."""
+        return tuple(self._channels)
+
+    @property
+    def code_channel(self) -> str | None:
+        """Channel that holds the code."""
+        return code_channel(self._plan)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Warnings of this host so far."""
+        with self._lock:
+            return tuple(self._notes)
+
+    def build_tree(self) -> None:
+        """Make `/opt/ml` with its folders and configuration files."""
+        with disk_errors_named(self._tree.root, needed_bytes=None):
+            write_tree(self._plan, self._host, self._tree)
+
+    def fetch_code(self) -> None:
+        """Put the user's code in its place."""
+        self._code = prepare_code(self._plan, self._open_store(), self._tree)
+        self._note(self._code.notes)
+
+    def fetch_channel(self, name: str) -> None:
+        """Bring the data of one channel."""
+        channel = self._channels[name]
+        index, number = self._share(channel)
+        facts = fetch_channel(channel, store=self._open_store(), tree=self._tree, host_index=index, num_hosts=number)
+        self._note(facts.notes)
+        if channel.file_system_path is not None and self._plan.isolation is Isolation.PROCESSES:
+            self._link(channel, channel.file_system_path)
+
+    def prepare_environment(self) -> None:
+        """Make the program's Python environment ready."""
+        assert self._code is not None
+        self._environment = prepare_environment(
+            self._plan.environment,
+            self._code.requirements_file,
+            Path(self._plan.cache_folder),
+            package_folder=self._code.package_folder,
+            stop=self._stopping,
+        )
+        self._note(self._environment.notes)
+
+    def start_program(self, log: OutputLog) -> HostProgram:
+        """Start every process of this host, its output going to `log`."""
+        assert self._code is not None
+        assert self._environment is not None
+        inside = inside_tree(self._plan, self._tree)
+        python = self._environment.python
+        variables = program_variables(
+            self._plan,
+            self._host,
+            inside,
+            python=python,
+            shims_folder=SHIMS_BIN_FOLDER,
+            machine=os.environ,
+        )
+        context = make_context(
+            self._plan,
+            self._host,
+            inside=inside,
+            python=python,
+            variables=variables,
+            entry_point=self._code.entry_point,
+        )
+        launcher = select(context)
+        processes = launcher.build(context)
+        self._note(launcher.notes(context))
+        for index, process in enumerate(processes):
+            log.open(index, rank=process.rank, prefix=_prefix(context, process))
+        sandbox = self._sandbox(self._environment.folder)
+        feeders = self._start_feeders()
+        try:
+            program = Program.start(processes, sandbox, on_output=log.on_output)
+        except BaseException:
+            for feeder in feeders:
+                feeder.stop()
+            raise
+        return HostProgram(
+            program,
+            num_processes=len(processes),
+            memory_bytes=sandbox.resources.memory_bytes,
+            feeders=feeders,
+        )
+
+    def failure_file(self) -> str | None:
+        """Return what the program wrote to its failure file, None if it wrote none."""
+        place = self._tree.failure.relative_to(self._tree.root)
+        data = read_start(self._tree.root, place.parts, max_bytes=_FAILURE_CHARACTERS * _LONGEST_CHARACTER_BYTES)
+        return None if data is None else data.decode("utf-8", "backslashreplace")[:_FAILURE_CHARACTERS]
+
+    def upload(self, role: UploadRole, staged: Sequence[StagedPart]) -> Uploaded:
+        """Write this host's share of the results."""
+        self._stopping.clear()  # a preparation that was given up says nothing about results
+        facts = upload_results(
+            role,
+            plan=self._plan,
+            host=self._host.name,
+            tree=self._tree,
+            store=self._open_store(),
+            staged=tuple(staged),
+        )
+        self._note(facts.notes)
+        return Uploaded(staged=facts.staged, uris=facts.uploaded)
+
+    def give_up(self) -> None:
+        """Break off whatever step runs: installations end, requests to the object store fail."""
+        self._stopping.set()
+        with self._lock:
+            store, self._store = self._store, None
+        if store is not None:
+            # Closing waits for a connection that is being made, and whoever gives up has no time for that.
+            closer = threading.Thread(target=store.close, name="object-store-closing", daemon=True)
+            closer.start()
+            self._closers.append(closer)
+
+    def close(self) -> None:
+        """Free what the steps held; harmless when repeated."""
+        self.give_up()
+        for closer in self._closers:
+            closer.join(_CLOSE_S)
+
+    def _open_store(self) -> ObjectStore:
+        with self._lock:
+            if self._stopping.is_set():
+                raise AgentError(f"{self._host.name} has given up what it was doing")
+            if self._store is None:
+                self._store = ObjectStore(self._plan.object_store)
+            return self._store
+
+    def _note(self, sentences: Sequence[str]) -> None:
+        with self._lock:
+            self._notes += [sentence for sentence in sentences if sentence not in self._notes]
+
+    def _share(self, channel: Channel) -> tuple[int, int]:
+        """Return this host's place among the hosts that get a channel, and how many those are."""
+        names = [host.name for host in self._plan.hosts if channel in channels_of(self._plan, host)]
+        return names.index(self._host.name), len(names)
+
+    def _link(self, channel: Channel, source: str) -> None:
+        """Show a folder of the machine as a channel where no mount can."""
+        place = self._tree.channel(channel.name)
+        if place.is_dir() and not place.is_symlink():
+            place.rmdir()
+        if not place.is_symlink():
+            place.symlink_to(source, target_is_directory=True)
+        if channel.file_system_access == "ro":
+            self._note([f"channel {channel.name}: {source} is not protected from writing on this host"])
+
+    def _start_feeders(self) -> list[PipeFeeder]:
+        feeders: list[PipeFeeder] = []
+        try:
+            for channel in self._channels.values():
+                if channel.input_mode is InputMode.PIPE and channel.s3_uri is not None:
+                    index, number = self._share(channel)
+                    feeder = PipeFeeder(
+                        channel, store=self._open_store(), tree=self._tree, host_index=index, num_hosts=number
+                    )
+                    feeder.start()
+                    feeders.append(feeder)
+        except BaseException:
+            for feeder in feeders:
+                feeder.stop()
+            raise
+        return feeders
+
+    def _sandbox(self, environment_folder: Path) -> Sandbox:
+        plan, host = self._plan, self._host
+        home = service_home(plan)
+        return Sandbox(
+            isolation=plan.isolation,
+            hostname=host.name,
+            host_folder=str(self._folder),
+            ml_folder=str(self._tree.root),
+            network_namespace_path=plan.network.namespace_paths.get(host.name),
+            user_namespace_path=plan.network.user_namespace_path,
+            hosts_file={other.name: other.address for other in plan.hosts},
+            resources=host.resources,
+            cgroup_name=f"{plan.job_name}-{plan.attempt}-{host.name}",
+            binds=self._binds(environment_folder) if plan.isolation is Isolation.NAMESPACES else (),
+            hidden_folders=(str(home),) if home is not None else (),
+        )
+
+    def _binds(self, environment_folder: Path) -> tuple[Bind, ...]:
+        # An overlay: pip inside the job changes what the job sees, and no other job.
+        binds = [Bind(source=str(environment_folder), target=str(environment_folder), overlay=True)]
+        for channel in self._channels.values():
+            if channel.file_system_path is not None:
+                target = MlTree(OPT_ML).channel(channel.name)
+                is_read_only = channel.file_system_access == "ro"
+                binds.append(Bind(source=channel.file_system_path, target=str(target), read_only=is_read_only))
+        return tuple(binds)
+
+
+def service_home(plan: LaunchPlan) -> Path | None:
+    """Return the service's folder, which holds `jobs`; None if work_folder does not lie in one."""
+    for parent in Path(plan.work_folder).parents:
+        if parent.name == JOBS_FOLDER:
+            return parent.parent
+    return None
+
+
+def _prefix(context: LaunchContext, process: ProcessSpec) -> str:
+    """Return what stands before each line of a rank: what mpirun of SageMaker's containers writes, else nothing."""
+    is_tagged = context.plan.command is None and context.distribution.kind in _TAGGED_KINDS
+    if process.rank is None or not is_tagged:
+        return ""
+    return f"[1,mpirank:{process.rank},{context.host.name}]<stdout>:"

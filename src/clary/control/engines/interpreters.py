@@ -1,0 +1,115 @@
+"""Find out what Python interpreters of this machine can import, without importing it.
+
+Where: the `Probe` of `images`. An interpreter is asked once; the answer holds until the file or its packages change.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from clary.contract.errors import EngineError, Fault
+
+PROBE_TIMEOUT_S = 30.0
+
+# Module -> distribution that knows its version, of the frameworks that images stand for.
+DISTRIBUTIONS = {
+    "torch": "torch",
+    "tensorflow": "tensorflow",
+    "mxnet": "mxnet",
+    "transformers": "transformers",
+    "xgboost": "xgboost",
+    "sklearn": "scikit-learn",
+    "autogluon": "autogluon",
+}
+# A distribution may come under another name: tensorflow-cpu, tensorflow-macos...
+_PROBE_CODE = """
+import importlib.metadata, importlib.util, json, sys
+
+def version(module, distribution):
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    try:  # slow: reads every installed package
+        return importlib.metadata.version(importlib.metadata.packages_distributions()[module][0])
+    except (AttributeError, LookupError, importlib.metadata.PackageNotFoundError):
+        return ""
+
+asked = json.loads(sys.argv[1])
+found = {name: version(name, asked[name]) for name in asked if importlib.util.find_spec(name) is not None}
+print(json.dumps({"modules": found, "folders": [path for path in sys.path if path]}))
+"""
+
+
+class InterpreterProbe:
+    """Asks interpreters, and remembers.
+
+    Args:
+        environ: what the interpreters are started with; PYTHONPATH and PYTHONHOME are left out, for the programs of
+            jobs do not get them from the service either.
+    """
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        kept = os.environ if environ is None else environ
+        self._environ = {name: value for name, value in kept.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+        self._answers: dict[str, tuple[tuple[tuple[str, int], ...], dict[str, str]]] = {}
+
+    def candidates(self) -> Sequence[str]:
+        """Return the interpreter that runs Clary, and `python3` of PATH."""
+        found = shutil.which("python3", path=self._environ.get("PATH"))
+        return tuple(dict.fromkeys([sys.executable, *([found] if found else [])]))
+
+    def modules(self, python: str) -> Mapping[str, str]:
+        """Return module -> version of the frameworks of `DISTRIBUTIONS` that `python` can import; blocks.
+
+        Raises: EngineError naming the interpreter and what it said.
+        """
+        known = self._answers.get(python)
+        if known is not None and known[0] == _stamps(path for path, _ in known[0]):
+            return known[1]
+        answer = self._ask(python)
+        self._answers[python] = (_stamps([python, *answer["folders"]]), answer["modules"])
+        return self._answers[python][1]
+
+    def _ask(self, python: str) -> dict[str, dict[str, str]]:
+        try:
+            done = subprocess.run(
+                [python, "-c", _PROBE_CODE, json.dumps(DISTRIBUTIONS)],
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=PROBE_TIMEOUT_S,
+                cwd="/",
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise EngineError(f"{python} did not answer within {PROBE_TIMEOUT_S:g} s", retryable=True) from error
+        except OSError as error:
+            raise EngineError(
+                f"{python} can not be run: {error.strerror}; correct the path in settings.toml", fault=Fault.USER
+            ) from error
+        try:
+            return json.loads(done.stdout)  # type: ignore[no-any-return]
+        except ValueError as error:
+            said = done.stderr.strip()[-500:]
+            raise EngineError(
+                f"{python} is no Python that works, it ended with exit code {done.returncode}: {said}", fault=Fault.USER
+            ) from error
+
+
+def _stamps(paths: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    """Return the modification times of an interpreter and its package folders: installing something changes one."""
+    stamps = []
+    for path in paths:
+        try:
+            stamps.append((path, Path(path).stat().st_mtime_ns))
+        except OSError:
+            stamps.append((path, 0))
+    return tuple(stamps)

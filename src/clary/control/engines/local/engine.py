@@ -1,0 +1,332 @@
+"""Hosts on this machine: one network per attempt, one agent process per host.
+
+Where: the reconciler calls it through `engines.interface.Engine`. Everything that it starts outlives the service and
+is written down in the attempt's folder first, so that the next service finds and, in the end, ends it:
+
+    <home>/jobs/<job>/<attempt>/   engine.json  network.json  network-ready.json  anchor.log  released
+    <home>/jobs/<job>/<attempt>/<host>/   agent.log, and whatever the agent keeps
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from clary.contract.errors import EngineError
+from clary.contract.launch_plan import Isolation, LaunchPlan
+from clary.contract.processes import ProcessId
+from clary.control.engines.interface import Released
+from clary.control.engines.local import agent_processes, anchors, attempt_record, cleaning, killing
+from clary.control.engines.local.agent_processes import MARK_VARIABLE, LastingProcess
+from clary.control.engines.local.attempt_record import AttemptRecord, NetworkReady
+from clary.control.engines.local.fabric import RELEASED_FILE
+from clary.control.engines.local.isolation import choose_isolation
+from clary.control.engines.local.machine_facts import measure_machine
+from clary.control.scheduling.machine import Machine
+from clary.control.settings import Settings
+
+JOBS_FOLDER = "jobs"
+LEAVE_TIMEOUT_S = 3.0  # for programs whose agent was killed; each host's own first process sees to it
+MAX_KILL_ROUNDS = 20  # a round catches what was forked during the one before
+
+T = TypeVar("T")
+
+
+class LocalEngine:
+    """Hosts as namespaces of this machine, or as plain processes.
+
+    Args:
+        settings: of the service.
+        service_url: where agents report, and programs find AWS: http://ADDRESS:PORT.
+        relayed_urls: other URLs of the service that programs inside hosts must reach; none by default.
+        environ: what agents inherit, less the service's own variables; None is this process's environment.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        service_url: str,
+        *,
+        relayed_urls: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self._settings = settings
+        self._relayed_urls = (service_url, *relayed_urls)
+        self._environ = dict(os.environ if environ is None else environ)
+        self._isolation: tuple[Isolation, tuple[str, ...]] | None = None
+        self._locks: dict[Path, asyncio.Lock] = {}
+        self._children: dict[int, LastingProcess] = {}
+        self._records: dict[Path, AttemptRecord] = {}  # as written, of attempts whose agents this service looks after
+
+    def machine(self) -> Machine:
+        """Return what this process may use of the machine."""
+        return measure_machine()
+
+    def isolation(self) -> tuple[Isolation, tuple[str, ...]]:
+        """Return how hosts are kept apart here, and what is not; the first call makes a network to find out."""
+        if self._isolation is None:
+            environment = agent_processes.process_environment(self._environ, "probe")
+            self._isolation = choose_isolation(self._settings.isolation, environment)
+        return self._isolation
+
+    async def launch(self, plan: LaunchPlan) -> LaunchPlan:
+        """Make the attempt's folder and network, or find them made."""
+        folder = self._folder(plan.job_name, plan.attempt)
+        return await self._locked(folder, lambda: self._launch(plan, folder))
+
+    async def start_agents(self, plan: LaunchPlan) -> None:
+        """Start the agents that have not been started yet."""
+        folder = self._folder(plan.job_name, plan.attempt)
+        await self._locked(folder, lambda: self._start_agents(plan, folder))
+
+    async def agents_alive(self, plan: LaunchPlan) -> Mapping[str, bool]:
+        """Return host name -> whether its agent runs."""
+        self._reap()
+        folder = self._folder(plan.job_name, plan.attempt)
+        record = self._records.get(folder)
+        if record is None:
+            record = await asyncio.to_thread(attempt_record.read_record, folder)
+            if record is not None:
+                self._records[folder] = record
+        agents = record.agents if record is not None and record.boot_id == attempt_record.boot_id() else {}
+        return {host.name: host.name in agents and agents[host.name].is_alive() for host in plan.hosts}
+
+    async def release(self, job_name: str, attempt: int) -> Released:
+        """End and remove what is left of the attempt."""
+        folder = self._folder(job_name, attempt)
+        if not folder.is_dir():
+            return Released()
+        try:
+            released = await self._locked(folder, lambda: self._release(folder, f"{job_name}-{attempt}"))
+        finally:
+            self._reap()
+        self._records.pop(folder, None)
+        self._locks.pop(folder, None)
+        return released
+
+    async def leftovers(self) -> list[str]:
+        """Say what released attempts, and attempts without a folder, have left behind."""
+        return await asyncio.to_thread(self._leftovers)
+
+    def _folder(self, job_name: str, attempt: int) -> Path:
+        return self._settings.home_folder / JOBS_FOLDER / job_name / str(attempt)
+
+    async def _locked(self, folder: Path, work: Callable[[], T]) -> T:
+        """Do blocking work on one attempt in a thread, one at a time.
+
+        Shielded, because a thread can not be cancelled: the lock is held until it has really ended.
+        """
+
+        async def run() -> T:
+            async with self._locks.setdefault(folder, asyncio.Lock()):
+                return await asyncio.to_thread(work)
+
+        return await asyncio.shield(asyncio.create_task(run()))
+
+    def _launch(self, plan: LaunchPlan, folder: Path) -> LaunchPlan:
+        if attempt_record.is_released(folder):
+            raise EngineError(f"attempt {plan.attempt} of job {plan.job_name} has been released; launch the next one")
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise EngineError(f"{folder}: can not be made: {error.strerror}", retryable=True) from error
+        record = attempt_record.create_record(folder)
+        plan = replace(plan, work_folder=str(folder))
+        if plan.isolation is Isolation.PROCESSES:
+            port = record.master_port or _free_port()
+            attempt_record.write_record(folder, replace(record, master_port=port))
+            return anchors.without_network(plan, master_port=port)
+        spec = anchors.network_spec(plan, folder, anchors.relays_to(self._relayed_urls))
+
+        def start(command: Sequence[str], log_path: Path) -> LastingProcess:
+            environment = agent_processes.process_environment(self._environ, record.mark)
+            return self._start(command, log_path, environment)
+
+        return anchors.with_network(plan, anchors.ensure_anchor(spec, start=start))
+
+    def _start_agents(self, plan: LaunchPlan, folder: Path) -> None:
+        if attempt_record.is_released(folder):
+            raise EngineError(f"attempt {plan.attempt} of job {plan.job_name} has been released")
+        record = attempt_record.create_record(folder)
+        agents = dict(record.agents)
+        if record.may_have_unknown_agents:
+            agents = _adopted_agents(record.mark) | agents
+        for name, agent in agents.items():
+            if not agent.is_alive():
+                raise EngineError(self._ended_early(folder / name, name, agent))
+        record = replace(record, may_have_unknown_agents=True, cgroup_places=cleaning.own_cgroup_places())
+        attempt_record.write_record(folder, record)
+        for host in plan.hosts:
+            if host.name in agents:
+                continue
+            host_folder = folder / host.name
+            host_folder.mkdir(exist_ok=True)
+            environment = agent_processes.process_environment(self._environ, record.mark, token=plan.agent_token)
+            command = agent_processes.agent_command(plan, host.name)
+            child = self._start(command, host_folder / agent_processes.AGENT_LOG, environment)
+            agent_or_none = ProcessId.of(child.pid)
+            if agent_or_none is None:
+                raise EngineError(self._ended_early(host_folder, host.name, ProcessId(child.pid, "")))
+            agents[host.name] = agent_or_none
+        record = replace(record, agents=agents, may_have_unknown_agents=False)
+        attempt_record.write_record(folder, record)
+        self._records[folder] = record
+
+    def _release(self, folder: Path, prefix: str) -> Released:
+        record = attempt_record.read_record(folder)
+        killed: list[str] = []
+        removed: list[str] = []
+        problems: list[str] = []
+        if record is not None and record.boot_id == attempt_record.boot_id():
+            killed += _end_processes(folder, record)
+        # The anchor ends by itself when it sees this; and nobody launches the attempt again.
+        (folder / RELEASED_FILE).touch()
+        ready = attempt_record.read_ready(folder)
+        if ready is not None and record is not None and record.boot_id == attempt_record.boot_id():
+            killing.kill(ready.anchor)  # expected to be there, so not told
+        removed += cleaning.unmount_below(folder)
+        hosts = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+        places = (*(record.cgroup_places if record is not None else ()), *cleaning.own_cgroup_places())
+        cgroups = cleaning.host_cgroups(places, [f"{prefix}-{host}" for host in hosts])
+        gone = cleaning.remove_empty_cgroups(cgroups)
+        problems += [f"cgroup {path} still holds processes" for path in cgroups if path not in gone]
+        removed += gone
+        for host in hosts:
+            removed += cleaning.remove_trees(folder / host)
+        problems += [f"{point} is still mounted" for point in cleaning.mounts_below(folder)]
+        if problems:
+            raise EngineError(f"attempt in {folder} is not released yet: {'; '.join(problems)}", retryable=True)
+        return Released(killed=tuple(killed), removed=tuple(removed))
+
+    def _leftovers(self) -> list[str]:
+        sentences = []
+        jobs = self._settings.home_folder / JOBS_FOLDER
+        for folder in sorted(jobs.glob("*/*")):
+            if not attempt_record.is_released(folder):
+                continue
+            name = f"{folder.parent.name}, attempt {folder.name}"
+            record = attempt_record.read_record(folder)
+            if record is not None and record.boot_id == attempt_record.boot_id():
+                sentences += [
+                    f"Job {name} is released and its process {process.pid} still runs."
+                    for process in killing.with_variable(MARK_VARIABLE, record.mark)
+                ]
+            sentences += [
+                f"Job {name} is released and {point} is still mounted." for point in cleaning.mounts_below(folder)
+            ]
+            names = [f"{folder.parent.name}-{folder.name}-{path.name}" for path in folder.iterdir() if path.is_dir()]
+            places = (*(record.cgroup_places if record is not None else ()), *cleaning.own_cgroup_places())
+            sentences += [
+                f"Job {name} is released and its cgroup {path} is still there."
+                for path in cleaning.host_cgroups(places, names)
+            ]
+        return sentences + [
+            f"Process {process.pid} holds the network of a job whose folder {folder} is gone; it ends by itself soon."
+            for process, folder in _anchors_below(jobs)
+            if not folder.is_dir()
+        ]
+
+    def _start(self, command: Sequence[str], log_path: Path, environment: Mapping[str, str]) -> LastingProcess:
+        child = agent_processes.start(command, log_path=log_path, environment=environment)
+        self._children[child.pid] = child
+        return child
+
+    def _ended_early(self, host_folder: Path, host: str, agent: ProcessId) -> str:
+        child = self._children.get(agent.pid)
+        code = child.poll() if child is not None else None
+        how = "ended" if code is None else f"ended with exit code {code}"
+        said = agent_processes.tail(host_folder / agent_processes.AGENT_LOG)
+        return f"the agent of {host} {how} before it reported: {said or 'it said nothing'}"
+
+    def _reap(self) -> None:
+        """Collect children that have ended; they would stay as zombies."""
+        for pid, child in list(self._children.items()):
+            if child.poll() is not None:
+                self._children.pop(pid, None)
+
+
+def _end_processes(folder: Path, record: AttemptRecord) -> list[str]:
+    """Kill agents, then whatever does not follow them by itself; returns what was killed, in words.
+
+    Raises: EngineError if something can not be killed.
+    """
+    agents = dict(record.agents)
+    if record.may_have_unknown_agents:
+        agents = _adopted_agents(record.mark) | agents
+    ready = attempt_record.read_ready(folder)
+    below = [process for agent in agents.values() for process in killing.descendants(agent)]
+    killed = []
+    try:
+        for host, agent in agents.items():
+            if killing.kill(agent):
+                killed.append(f"agent of {host}, process {agent.pid}")
+        left = killing.wait_until_gone(
+            {*below, *_marked(record, ready), *_in_networks(ready)}, timeout_s=LEAVE_TIMEOUT_S
+        )
+        for _ in range(MAX_KILL_ROUNDS):
+            for process in left:
+                command = " ".join(killing.command_line(process))[:100]
+                if killing.kill(process):
+                    killed.append(f"process {process.pid} ({command})")
+            left = [*_marked(record, ready), *_in_networks(ready)]
+            if not left:
+                return killed
+    except (OSError, TimeoutError) as error:
+        raise EngineError(f"attempt in {folder}: a process could not be ended: {error}", retryable=True) from error
+    raise EngineError(
+        f"attempt in {folder}: {len(left)} processes come back faster than they are killed", retryable=True
+    )
+
+
+def _marked(record: AttemptRecord, ready: NetworkReady | None) -> list[ProcessId]:
+    """Return the processes that carry the attempt's mark, except those that hold its network."""
+    holders = {ready.anchor, *killing.descendants(ready.anchor)} if ready is not None else set()
+    return [process for process in killing.with_variable(MARK_VARIABLE, record.mark) if process not in holders]
+
+
+def _in_networks(ready: NetworkReady | None) -> list[ProcessId]:
+    """Return the processes inside the attempt's network namespaces, which are known only while the anchor lives."""
+    if ready is None or not ready.anchor.is_alive():
+        return []
+    inodes = []
+    for descriptor in ready.namespaces.values():
+        try:
+            inodes.append(os.stat(f"/proc/{ready.pid}/fd/{descriptor}").st_ino)
+        except OSError:
+            return []
+    return killing.in_network_namespaces(inodes) if ready.anchor.is_alive() else []
+
+
+def _adopted_agents(mark: str) -> dict[str, ProcessId]:
+    """Return agents that a service started and did not live to record, by host name."""
+    found = {}
+    for process in killing.with_variable(MARK_VARIABLE, mark):
+        command = killing.command_line(process)
+        if "clary.agent" in command and "--host" in command[:-1]:
+            found[command[command.index("--host") + 1]] = process
+    return found
+
+
+def _anchors_below(jobs: Path) -> list[tuple[ProcessId, Path]]:
+    """Return the anchors whose networks were made for attempts below `jobs`, with the attempts' folders."""
+    found = []
+    for name in os.listdir("/proc"):
+        process = ProcessId.of(int(name)) if name.isdigit() else None
+        command = killing.command_line(process) if process is not None else []
+        if process is not None and len(command) > 1 and command[-2] == anchors.ANCHOR_COMMAND[-1]:
+            folder = Path(command[-1]).parent
+            if folder.is_relative_to(jobs):
+                found.append((process, folder))
+    return found
+
+
+def _free_port() -> int:
+    """Return a port that is free now on 127.0.0.1, for programs that share the machine's network."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,86 @@
+"""Which isolation this machine allows, and what it leaves shared, in sentences.
+
+Where: `LocalEngine.isolation` asks once; the answer is in every plan, in `describe` and in `clary doctor`. What a
+host's agent finds out later (memory limits, mounts) comes with its facts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from clary.contract.errors import EngineError, Fault
+from clary.contract.launch_plan import Isolation
+from clary.control.engines.local.anchors import ANCHOR_COMMAND
+
+PROBE_TIMEOUT_S = 20.0
+TUN_DEVICE = "/dev/net/tun"
+AUTO = "auto"
+
+_SHARED_NETWORK = (
+    "Hosts share this machine's network: all of them have the address 127.0.0.1, each job takes a free master port in "
+    "place of 7777, and links can not be shaped.",
+    "Hosts share this machine's processes, hostname and files: a program sees those of other jobs.",
+)
+
+
+def choose_isolation(setting: str, environ: Mapping[str, str]) -> tuple[Isolation, tuple[str, ...]]:
+    """Return the isolation that `setting` (auto, namespaces or processes) comes to here, and what is not isolated.
+
+    Raises: EngineError if the setting is not one of these, or asks for namespaces that can not be had.
+    """
+    allowed = (AUTO, Isolation.NAMESPACES.value, Isolation.PROCESSES.value)
+    if setting not in allowed:
+        raise EngineError(f"setting isolation: expected one of {', '.join(allowed)}, got {setting!r}", fault=Fault.USER)
+    if setting == Isolation.PROCESSES.value:
+        return Isolation.PROCESSES, ("Hosts are plain processes: setting isolation says so.", *_SHARED_NETWORK)
+    reason, has_user_namespace = _probe(environ)
+    if reason is None:
+        return Isolation.NAMESPACES, _not_isolated(has_user_namespace=has_user_namespace)
+    if setting == Isolation.NAMESPACES.value:
+        raise EngineError(
+            f"setting isolation asks for namespaces and this machine refuses them: {reason}. Run the service as root, "
+            "allow user namespaces, or set isolation to auto",
+            fault=Fault.USER,
+        )
+    return Isolation.PROCESSES, (
+        f"Hosts are plain processes, because this machine refuses namespaces: {reason}.",
+        *_SHARED_NETWORK,
+    )
+
+
+def _probe(environ: Mapping[str, str]) -> tuple[str | None, bool]:
+    """Make a network and throw it away; returns why that failed, and whether it took a user namespace."""
+    if not sys.platform.startswith("linux"):
+        return f"namespaces are Linux's, this is {sys.platform}", False
+    try:
+        done = subprocess.run(
+            [*ANCHOR_COMMAND, "--probe"],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PROBE_TIMEOUT_S,
+            check=False,
+        )
+        answer = json.loads(done.stdout)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"the probe did not run: {error}", False
+    except ValueError:
+        return f"the probe ended with exit code {done.returncode}: {done.stderr.strip()[-500:]}", False
+    return answer["error"], answer["has_user_namespace"]
+
+
+def _not_isolated(*, has_user_namespace: bool) -> tuple[str, ...]:
+    sentences = []
+    if has_user_namespace:
+        sentences.append("Hosts run in a user namespace: inside they are root, on this machine the service's own user.")
+    if not os.access(TUN_DEVICE, os.R_OK | os.W_OK):
+        sentences.append(
+            f"Links can not be given delay or loss: {TUN_DEVICE} is "
+            + ("not open to this user." if os.path.exists(TUN_DEVICE) else "missing.")
+        )
+    return tuple(sentences)

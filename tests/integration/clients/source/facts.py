@@ -1,0 +1,25 @@
+"""Training script without torch: print what the program sees, write it as the model."""
+
+import json
+import os
+import socket
+import sys
+
+facts = {
+    "arguments": sys.argv[1:],
+    "hostname": socket.gethostname(),
+    "host": os.environ.get("SM_CURRENT_HOST"),
+    "hosts": json.loads(os.environ.get("SM_HOSTS", "[]")),
+    "tf_config": json.loads(os.environ.get("TF_CONFIG", "null")),
+    "hyperparameters": json.load(open("/opt/ml/input/config/hyperparameters.json")),
+    "channels": {
+        channel: sorted(os.listdir(f"/opt/ml/input/data/{channel}"))
+        for channel in sorted(os.listdir("/opt/ml/input/data"))
+        if channel not in ("code", "sm_drivers")
+    },
+    "marker": os.environ.get("MARKER"),
+}
+print("facts: " + json.dumps(facts, sort_keys=True), flush=True)
+os.makedirs("/opt/ml/model", exist_ok=True)
+with open("/opt/ml/model/facts.json", "w") as file:
+    json.dump(facts, file)

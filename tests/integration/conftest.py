@@ -1,0 +1,146 @@
+"""A real service in a state folder of its own, and client scripts in their own environments."""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CLIENTS = Path(__file__).parent / "clients"
+TRAIN_PYTHON = ROOT / ".venvs/train/bin/python"
+SDK2_PYTHON = ROOT / ".venvs/sdk2/bin/python"
+SDK3_PYTHON = ROOT / ".venvs/sdk3/bin/python"
+CLIENT_TIMEOUT_S = 400
+SETTINGS = f"""
+max_hosts = 8
+stop_grace_s = 10.0
+[images]
+"bring-your-own:*" = "train"
+"remote:*" = "sdk2"
+"tensorflow-training:*" = "train"
+[environments]
+train = "{TRAIN_PYTHON}"
+sdk2 = "{SDK2_PYTHON}"
+"""
+
+
+@dataclass
+class RunningService:
+    """A service that was started by `clary up`."""
+
+    home: Path
+    environment: dict  # of clients: what `eval "$(clary env)"` leaves
+
+    def clary(self, *arguments, check=True, timeout=90):
+        """Run a command of `clary` and return it, completed."""
+        return subprocess.run(
+            [sys.executable, "-m", "clary.cli.main", *arguments],
+            env={**os.environ, "CLARY_HOME": str(self.home)},
+            capture_output=True,
+            text=True,
+            check=check,
+            timeout=timeout,
+        )
+
+    def run_client(self, python, script, *arguments, timeout=CLIENT_TIMEOUT_S):
+        """Run a client script; return its output and the facts on its RESULT line."""
+        completed = subprocess.run(
+            [str(python), str(CLIENTS / script), *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            cwd=self.home,
+        )
+        output = completed.stdout + completed.stderr
+        assert completed.returncode == 0, f"{script} {arguments} ended with {completed.returncode}:\n{output[-6000:]}"
+        lines = [line for line in completed.stdout.splitlines() if line.startswith("RESULT ")]
+        assert lines, f"{script} reported nothing:\n{output[-6000:]}"
+        return output, json.loads(lines[-1].removeprefix("RESULT "))
+
+
+def start_service(home, settings=SETTINGS, **variables):
+    """Start a service for `home` on a free port and return it."""
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "settings.toml").write_text(settings)
+    service = RunningService(home, {})
+    environment = {"CLARY_PORT": "0", "CLARY_TLS_PORT": str(_free_port()), "CLARY_DEFAULT_PYTHON": str(TRAIN_PYTHON)}
+    saved = {name: os.environ.get(name) for name in environment | variables}
+    os.environ.update(environment | variables)
+    try:
+        service.clary("up")
+    finally:
+        for name, value in saved.items():
+            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+    service.environment = client_environment(service)
+    return service
+
+
+def client_environment(service, *arguments):
+    """Return an environment with nothing of AWS in it but what `clary env` prints."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "SAGEMAKER_", "CLARY_"))}
+    clean["HOME"] = str(service.home / "client-home")
+    Path(clean["HOME"]).mkdir(exist_ok=True)
+    for line in service.clary("env", *arguments).stdout.splitlines():
+        if line.startswith("export "):
+            name, _, value = line.removeprefix("export ").partition("=")
+            clean[name] = shlex.split(value)[0]
+    return clean
+
+
+def _free_port():
+    import socket
+
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory):
+    """One service for all tests of a session; at its end nothing of it is left."""
+    home = tmp_path_factory.mktemp("clary")
+    running = start_service(home)
+    yield running
+    running.clary("down")
+    leftovers = running.clary("doctor", check=False).stdout
+    assert "left behind" not in leftovers, leftovers
+    shutil.rmtree(home, ignore_errors=True)
+
+
+class ClientRuns:
+    """Runs client scripts beside each other: they mostly sleep between polls."""
+
+    def __init__(self, service):
+        self._service = service
+        self._pool = ThreadPoolExecutor(max_workers=4)
+        self._futures: dict[tuple, Future] = {}
+
+    def start(self, python, script, *arguments):
+        """Begin a run unless it was begun."""
+        key = (script, *arguments)
+        if key not in self._futures:
+            self._futures[key] = self._pool.submit(self._service.run_client, python, script, *arguments)
+
+    def result(self, script, *arguments):
+        """Return output and facts of a run."""
+        return self._futures[script, *arguments].result(timeout=CLIENT_TIMEOUT_S)
+
+    def close(self):
+        """Wait for what runs."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+@pytest.fixture(scope="session")
+def client_runs(service):
+    """Client scripts of the session."""
+    runs = ClientRuns(service)
+    yield runs
+    runs.close()

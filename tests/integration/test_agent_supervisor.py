@@ -1,0 +1,249 @@
+"""The real agent, started as engines start it, with real programs, against a FakeService."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import clary
+from clary.contract.agent_protocol import HostPhase, OrderKind
+from clary.contract.launch_plan import Isolation, LaunchPlan, MetricDefinition
+from clary.testing.fake_service import FakeService
+from clary.testing.launch_plans import make_plan
+
+MARK = "CLARY_TEST_MARK"  # in the environment of everything that an agent starts, to find what it left behind
+
+
+class AgentUnderTest:
+    """An agent process and the service that it reports to."""
+
+    def __init__(self, service: FakeService, mark: str) -> None:
+        self.service = service
+        self.mark = mark
+        plan = service.plan
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                *("-m", "clary.agent", "--service", service.url, "--job", plan.job_name),
+                *("--attempt", str(plan.attempt), "--host", service.host),
+            ],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(Path(clary.__file__).parents[1]),
+                "CLARY_AGENT_TOKEN": service.token,
+                MARK: mark,
+            },
+            start_new_session=True,
+        )
+
+    def wait(self, timeout_s: float = 20.0) -> int:
+        return self.process.wait(timeout_s)
+
+    def left_behind(self) -> list[str]:
+        """Command lines of live processes that this agent, or what it started, has started."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            if not folder.name.isdigit() or folder.name == str(self.process.pid):
+                continue
+            try:
+                if f"{MARK}={self.mark}".encode() in (folder / "environ").read_bytes():
+                    found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            except OSError:
+                continue
+        return found
+
+
+@pytest.fixture
+def run_agent(tmp_path: Path) -> Iterator[object]:
+    """Start an agent for a command; everything is checked to be gone afterwards."""
+    services: list[FakeService] = []
+    agents: list[AgentUnderTest] = []
+
+    def run(*command: str, **changes: object) -> AgentUnderTest:
+        service = FakeService(agent_plan(tmp_path, command=command, **changes))
+        services.append(service)
+        service.order_at(HostPhase.PREPARED, OrderKind.RUN)
+        service.order_at(HostPhase.EXITED, OrderKind.RELEASE)
+        agents.append(AgentUnderTest(service, mark=str(tmp_path)))
+        return agents[-1]
+
+    yield run
+    for agent in agents:
+        if agent.process.poll() is None:
+            agent.process.kill()
+            agent.process.wait(10)
+    for service in services:
+        service.kill()
+    for agent in agents:
+        assert agent.left_behind() == []
+
+
+def agent_plan(folder: Path, **changes: object) -> LaunchPlan:
+    plan = make_plan(
+        **{
+            "isolation": Isolation.PROCESSES,
+            "work_folder": str(folder / "home" / "jobs" / "job-1" / "1"),
+            "cache_folder": str(folder / "home" / "cache"),
+            **changes,
+        }
+    )
+    return replace(plan, environment=replace(plan.environment, python=sys.executable))
+
+
+def test_a_command_is_run_and_its_exit_code_told(run_agent) -> None:
+    agent = run_agent("/bin/bash", "-c", "echo hi; exit 3")
+    assert agent.wait() == 0
+    facts = agent.service.facts
+    assert facts.phase is HostPhase.RELEASED
+    assert [(item.exit_code, item.signal, item.killed_by_agent) for item in facts.exits] == [(3, None, False)]
+    assert (facts.failure.fault, facts.failure.exit_code) == ("algorithm", 3)
+    assert facts.not_isolated
+    assert "hi" in agent.service.texts
+    host_folder = Path(agent.service.plan.work_folder) / "algo-1"
+    assert sorted(path.name for path in host_folder.iterdir()) == ["agent.log", "ml"]
+    assert (host_folder / "agent.log").read_text().count("Traceback") == 0
+
+
+def test_what_the_program_sees_holds_no_token_and_its_words_arrive(run_agent) -> None:
+    agent = run_agent(
+        sys.executable,
+        "-c",
+        "import os, sys, pathlib\n"
+        "print('token', [name for name in os.environ if name.startswith('CLARY')])\n"
+        "print('loss=0.25')\n"
+        "pathlib.Path(os.environ['SAGEMAKER_BASE_DIR'], 'output/failure').write_text('the reason')\n"
+        "print('no line end', end='')\n"
+        "sys.exit(1)",
+        metric_definitions=(MetricDefinition(name="loss", regex=r"loss=(\S+)"),),
+    )
+    assert agent.wait() == 0
+    service = agent.service
+    assert "token []" in service.texts
+    assert "no line end" in service.texts
+    assert service.facts.failure_file == "the reason"
+    values = [(metric.name, metric.value) for item in service.lines for metric in item.line.metrics]
+    assert values == [("loss", 0.25)]
+
+
+def test_a_stop_reaches_children_of_a_shell_and_waits_for_their_last_work(run_agent) -> None:
+    # As SageMaker's own toolkit and SDK v3's script: the shell dies of SIGTERM, the trainer below it saves its state.
+    trainer = (
+        "import signal, sys, time\n"
+        "def save(*_):\n"
+        "    time.sleep(0.5); print('state saved', flush=True); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "print('training', flush=True)\n"
+        "while True: time.sleep(0.1)"
+    )
+    agent = run_agent("/bin/bash", "-c", '"$0" -c "$1"; echo never', sys.executable, trainer)
+    agent.service.wait_for_text("training")
+    started_s = time.monotonic()
+    agent.service.order(OrderKind.STOP, grace_s=30.0, reason="StopTrainingJob")
+    facts = agent.service.wait_for_phase(HostPhase.EXITED, 20)
+    assert 0.4 < time.monotonic() - started_s < 10.0
+    assert "state saved" in agent.service.texts
+    assert facts.failure is None
+    assert all(item.killed_by_agent for item in facts.exits)
+    assert agent.wait() == 0
+
+
+def test_a_program_that_ignores_sigterm_is_killed_when_the_grace_is_over(run_agent) -> None:
+    agent = run_agent("/bin/bash", "-c", "trap '' TERM; echo ready; while true; do sleep 0.1; done")
+    agent.service.wait_for_text("ready")
+    agent.service.order(OrderKind.STOP, grace_s=0.5)
+    facts = agent.service.wait_for_phase(HostPhase.EXITED, 20)
+    assert [(item.signal, item.killed_by_agent) for item in facts.exits] == [(signal.SIGKILL, True)]
+    assert agent.wait() == 0
+
+
+def test_a_service_killed_and_restarted_costs_no_line(run_agent) -> None:
+    agent = run_agent("/bin/bash", "-c", "for i in $(seq 200); do echo line $i; sleep 0.01; done")
+    agent.service.wait_for_text("line 50")
+    agent.service.kill()
+    time.sleep(1.0)
+    agent.service.restart()
+    agent.service.wait_for_phase(HostPhase.EXITED, 20)
+    lines = [text for text in agent.service.texts if text.startswith("line ")]
+    assert lines == [f"line {number}" for number in range(1, 201)]
+    assert agent.wait() == 0
+
+
+def test_sigterm_to_the_agent_ends_the_program(run_agent) -> None:
+    agent = run_agent("/bin/bash", "-c", "echo ready; sleep 1000")
+    agent.service.wait_for_text("ready")
+    agent.process.terminate()
+    assert agent.wait() == 143
+    assert agent.left_behind() == []
+    assert agent.service.facts.phase is HostPhase.EXITED
+
+
+def test_a_killed_agent_leaves_no_program(run_agent) -> None:
+    agent = run_agent("/bin/bash", "-c", "trap '' TERM; sleep 1000 & echo ready; wait")
+    agent.service.wait_for_text("ready")
+    agent.process.kill()
+    agent.wait()
+    deadline_s = time.monotonic() + 10
+    while agent.left_behind() and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert agent.left_behind() == []
+
+
+def test_the_end_of_the_attempt_ends_the_program(run_agent) -> None:
+    agent = run_agent("/bin/bash", "-c", "trap '' TERM; echo ready; while true; do sleep 0.1; done")
+    agent.service.wait_for_text("ready")
+    agent.service.end_attempt()
+    assert agent.wait() == 0
+    assert agent.left_behind() == []
+
+
+def test_an_interpreter_that_is_not_there_is_told_by_name(run_agent, tmp_path: Path) -> None:
+    plan = agent_plan(tmp_path)
+    environment = replace(plan.environment, python="/no/such/python")
+    service_plan_change = {"environment": environment}
+    service = FakeService(replace(agent_plan(tmp_path, command=("/bin/true",)), **service_plan_change))
+    with service:
+        service.order_at(HostPhase.EXITED, OrderKind.RELEASE)
+        agent = AgentUnderTest(service, mark=str(tmp_path / "other"))
+        facts = service.wait_for_phase(HostPhase.EXITED)
+        assert "/no/such/python" in facts.failure.message
+        assert facts.exits == ()
+        assert agent.wait() == 0
+
+
+def test_a_command_line_without_token_is_refused(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(clary.__file__).parents[1])}
+    environment.pop("CLARY_AGENT_TOKEN", None)
+    command = [
+        sys.executable,
+        "-m",
+        "clary.agent",
+        *"--service http://127.0.0.1:1 --job j --attempt 1 --host a".split(),
+    ]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 2
+    assert "CLARY_AGENT_TOKEN" in done.stderr
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the host is made of namespaces")
+def test_a_host_of_namespaces_shows_its_own_world(run_agent) -> None:
+    agent = run_agent(
+        "/bin/bash",
+        "-c",
+        "hostname; ls /opt/ml/input/config; ls -d $HOME; echo pid $$; exit 0",
+        isolation=Isolation.NAMESPACES,
+    )
+    assert agent.wait(40) == 0
+    texts = agent.service.texts
+    assert agent.service.facts.failure is None, texts
+    assert "algo-1" in texts
+    assert "hyperparameters.json" in texts
+    assert agent.service.facts.exits[0].exit_code == 0

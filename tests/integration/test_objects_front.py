@@ -1,0 +1,329 @@
+"""The S3 front with a real SeaweedFS behind it: everything that real clients send, over http and https."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from boto3.s3.transfer import TransferConfig
+from botocore.exceptions import ClientError
+from objects_service import (
+    ACCOUNT,
+    BUCKET,
+    MIB,
+    Service,
+    ServiceThread,
+    crc32,
+    crc64nvme,
+    keys_under,
+    put_signed_chunks,
+    read,
+    refusal,
+    send,
+    trailer_headers,
+    unsigned_chunks,
+)
+
+from clary.contract import sigv4
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    thread = ServiceThread(tmp_path_factory.mktemp("home"))
+    yield thread.service
+    thread.close()
+
+
+@pytest.fixture(params=["http", "https"])
+def s3(request: pytest.FixtureRequest, service: Service) -> Iterator[Any]:
+    client = service.client(secure=request.param == "https")
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def plain(service: Service) -> Iterator[Any]:
+    client = service.client()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> str:
+    return f"{hashlib.sha1(request.node.name.encode()).hexdigest()[:12]}/object"
+
+
+def test_object_comes_back_with_metadata_and_type(s3: Any, key: str) -> None:
+    s3.put_object(Bucket=BUCKET, Key=key, Body=b"hello", Metadata={"step": "7"}, ContentType="text/plain")
+    answer = s3.head_object(Bucket=BUCKET, Key=key)
+    assert (answer["ContentLength"], answer["ContentType"], answer["Metadata"]) == (5, "text/plain", {"step": "7"})
+    assert "ContentEncoding" not in answer
+    assert read(s3, key) == b"hello"
+
+
+def test_empty_object_comes_back(s3: Any, key: str) -> None:
+    s3.put_object(Bucket=BUCKET, Key=key, Body=b"")
+    assert read(s3, key) == b""
+
+
+def test_gzip_object_is_stored_as_it_was_sent(s3: Any, key: str) -> None:
+    content = zlib.compress(b"x" * 1000)
+    s3.put_object(Bucket=BUCKET, Key=key, Body=content, ContentEncoding="gzip")
+    assert read(s3, key) == content
+
+
+@pytest.mark.parametrize("size", [1, 64 * 1024, 64 * 1024 + 1, 3 * MIB + 17])
+def test_streamed_body_of_any_size_comes_back(s3: Any, key: str, size: int) -> None:
+    content = os.urandom(size)
+    s3.upload_fileobj(io.BytesIO(content), BUCKET, key)
+    assert read(s3, key) == content
+
+
+def test_multipart_upload_with_parallel_parts_comes_back(s3: Any, key: str) -> None:
+    content = os.urandom(20 * MIB + 5)
+    config = TransferConfig(multipart_threshold=8 * MIB, multipart_chunksize=8 * MIB, max_concurrency=4)
+    s3.upload_fileobj(io.BytesIO(content), BUCKET, key, Config=config)
+    assert s3.head_object(Bucket=BUCKET, Key=key)["ETag"].endswith('-3"')
+    received = io.BytesIO()
+    s3.download_fileobj(BUCKET, key, received, Config=config)
+    assert received.getvalue() == content
+
+
+def test_parts_can_be_listed_and_an_upload_aborted(plain: Any, key: str) -> None:
+    upload = plain.create_multipart_upload(Bucket=BUCKET, Key=key)["UploadId"]
+    plain.upload_part(Bucket=BUCKET, Key=key, UploadId=upload, PartNumber=2, Body=b"part")
+    parts = plain.list_parts(Bucket=BUCKET, Key=key, UploadId=upload)["Parts"]
+    assert [part["PartNumber"] for part in parts] == [2]
+    plain.abort_multipart_upload(Bucket=BUCKET, Key=key, UploadId=upload)
+    assert keys_under(plain, key) == []
+
+
+def test_kms_header_without_key_is_accepted_and_no_answer_claims_encryption(s3: Any, key: str) -> None:
+    answer = s3.put_object(Bucket=BUCKET, Key=key, Body=b"code", ServerSideEncryption="aws:kms")
+    assert "ServerSideEncryption" not in answer
+    upload = s3.create_multipart_upload(Bucket=BUCKET, Key=f"{key}2", ServerSideEncryption="aws:kms", SSEKMSKeyId="k")
+    s3.abort_multipart_upload(Bucket=BUCKET, Key=f"{key}2", UploadId=upload["UploadId"])
+    assert read(s3, key) == b"code"
+
+
+def test_aes256_header_is_accepted(plain: Any, key: str) -> None:
+    plain.put_object(Bucket=BUCKET, Key=key, Body=b"code", ServerSideEncryption="AES256")
+    assert read(plain, key) == b"code"
+
+
+def test_customer_key_encryption_is_refused(service: Service, key: str) -> None:
+    headers = {"x-amz-server-side-encryption-customer-algorithm": "AES256"}
+    answer = send(service, "PUT", f"/{BUCKET}/{key}", body=b"x", headers=headers)
+    assert (answer.status, answer.code) == (501, "NotImplemented")
+
+
+def test_expected_bucket_owner_must_be_the_account(plain: Any, key: str) -> None:
+    plain.put_object(Bucket=BUCKET, Key=key, Body=b"x", ExpectedBucketOwner=ACCOUNT)
+    plain.head_bucket(Bucket=BUCKET, ExpectedBucketOwner=ACCOUNT)
+    with pytest.raises(ClientError) as error:
+        plain.put_object(Bucket=BUCKET, Key=key, Body=b"y", ExpectedBucketOwner="999999999999")
+    assert refusal(error) == ("AccessDenied", 403)
+    assert read(plain, key) == b"x"
+
+
+@pytest.mark.parametrize("algorithm", ["CRC32", "SHA1", "SHA256"])
+def test_checksum_is_kept_and_verified_on_read(s3: Any, key: str, algorithm: str) -> None:
+    s3.put_object(Bucket=BUCKET, Key=key, Body=b"checked" * 50, ChecksumAlgorithm=algorithm)
+    answer = s3.get_object(Bucket=BUCKET, Key=key, ChecksumMode="ENABLED")
+    assert answer[f"Checksum{algorithm}"]
+    with answer["Body"] as body:
+        assert body.read() == b"checked" * 50
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_crc64nvme_trailer_is_accepted_and_a_corrupted_one_refused(service: Service, key: str, *, secure: bool) -> None:
+    data = os.urandom(20_000)
+    name = "x-amz-checksum-crc64nvme"
+    arguments: dict[str, Any] = {
+        "payload_hash": sigv4.STREAMING_UNSIGNED_TRAILER,
+        "headers": trailer_headers(data, name=name),
+        "secure": secure,
+        "chunked": secure,
+    }
+    path = f"/{BUCKET}/{key}"
+    good = unsigned_chunks(data, name=name, value=crc64nvme(data))
+    assert send(service, "PUT", path, body=good, **arguments).status == 200
+    answer = send(service, "GET", path, headers={"x-amz-checksum-mode": "ENABLED"}, secure=secure)
+    assert answer.body == data
+    assert answer.headers["x-amz-checksum-crc64nvme"] == crc64nvme(data)
+    bad = unsigned_chunks(data[:-1] + b"!", name=name, value=crc64nvme(data))
+    assert send(service, "PUT", path, body=bad, **arguments).status == 400
+    assert send(service, "GET", path).body == data
+
+
+def test_corrupted_crc32_trailer_stores_nothing(service: Service, key: str) -> None:
+    name = "x-amz-checksum-crc32"
+    body = unsigned_chunks(b"other content", name=name, value=crc32(b"content"))
+    answer = send(
+        service,
+        "PUT",
+        f"/{BUCKET}/{key}",
+        body=body,
+        payload_hash=sigv4.STREAMING_UNSIGNED_TRAILER,
+        headers=trailer_headers(b"other content", name=name),
+    )
+    assert answer.status == 400
+    assert send(service, "HEAD", f"/{BUCKET}/{key}").status == 404
+
+
+def test_corrupted_checksum_header_stores_nothing(plain: Any, key: str) -> None:
+    with pytest.raises(ClientError) as error:
+        plain.put_object(Bucket=BUCKET, Key=key, Body=b"content", ChecksumCRC32="AAAAAA==")
+    assert refusal(error)[1] == 400
+    assert keys_under(plain, key) == []
+
+
+@pytest.mark.parametrize("size", [0, 10, 65536, 200_000])
+def test_signed_chunks_are_taken_apart(service: Service, plain: Any, key: str, size: int) -> None:
+    data = os.urandom(size)
+    assert put_signed_chunks(service, f"/{BUCKET}/{key}", data).status == 200
+    assert read(plain, key) == data
+    assert "ContentEncoding" not in plain.head_object(Bucket=BUCKET, Key=key)
+
+
+def test_signed_chunks_with_a_trailer_keep_their_checksum(service: Service, plain: Any, key: str) -> None:
+    data = os.urandom(150_000)
+    assert put_signed_chunks(service, f"/{BUCKET}/{key}", data, trailer=crc32(data)).status == 200
+    answer = plain.get_object(Bucket=BUCKET, Key=key, ChecksumMode="ENABLED")
+    with answer["Body"] as body:
+        assert body.read() == data
+    assert answer["ChecksumCRC32"] == crc32(data)
+    assert put_signed_chunks(service, f"/{BUCKET}/{key}", data, trailer=crc32(b"else")).status == 400
+    assert read(plain, key) == data
+
+
+@pytest.mark.parametrize(
+    ("name", "tamper"),
+    [
+        ("content of the first chunk", lambda body: body.replace(b"\r\naaaa", b"\r\nbaaa", 1)),
+        ("signature of the last chunk", lambda body: body[:-8] + b"0000" + body[-4:]),
+        ("last chunk missing", lambda body: body[: body.rindex(b"0;chunk-signature")]),
+        ("framing broken", lambda body: b"zz" + body),
+    ],
+)
+def test_tampered_signed_chunks_store_nothing(service: Service, plain: Any, key: str, name: str, tamper: Any) -> None:
+    plain.put_object(Bucket=BUCKET, Key=key, Body=b"before")
+    answer = put_signed_chunks(service, f"/{BUCKET}/{key}", b"a" * 100_000, tamper=tamper)
+    assert answer.status in (400, 403), name
+    assert answer.code in ("SignatureDoesNotMatch", "IncompleteBody", "InvalidRequest")
+    assert read(plain, key) == b"before"
+
+
+def test_signed_chunks_of_another_length_are_refused(service: Service, key: str) -> None:
+    answer = put_signed_chunks(service, f"/{BUCKET}/{key}", b"a" * 1000, announced_length=999)
+    assert (answer.status, answer.code) == (400, "IncompleteBody")
+    assert send(service, "HEAD", f"/{BUCKET}/{key}").status == 404
+
+
+def test_listing_v1_and_v2_with_pages_delimiter_and_encoding(s3: Any) -> None:
+    prefix = "listing/"
+    names = [f"{prefix}{name}" for name in ("a b", "a+b", "d/x", "d/y", "e%2Ff", "ü/ñ", "z")]
+    for name in names:
+        s3.put_object(Bucket=BUCKET, Key=name, Body=b"1")
+    expected = sorted(names, key=str.encode)
+    pages = s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix, PaginationConfig={"PageSize": 2})
+    assert [item["Key"] for page in pages for item in page["Contents"]] == expected
+    pages = s3.get_paginator("list_objects").paginate(Bucket=BUCKET, Prefix=prefix, PaginationConfig={"PageSize": 3})
+    assert [item["Key"] for page in pages for item in page["Contents"]] == expected
+    answer = s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix, Delimiter="/", EncodingType="url")
+    assert [item["Prefix"] for item in answer["CommonPrefixes"]] == [f"{prefix}d/", f"{prefix}%C3%BC/"]
+    after = s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix, StartAfter=f"{prefix}e%2Ff")
+    assert [item["Key"] for item in after["Contents"]] == [f"{prefix}z", f"{prefix}ü/ñ"]
+
+
+def test_conditional_writes_and_reads_are_honoured(plain: Any, key: str) -> None:
+    etag = plain.put_object(Bucket=BUCKET, Key=key, Body=b"1", IfNoneMatch="*")["ETag"]
+    for condition in ({"IfNoneMatch": "*"}, {"IfMatch": '"00000000000000000000000000000000"'}):
+        with pytest.raises(ClientError) as error:
+            plain.put_object(Bucket=BUCKET, Key=key, Body=b"2", **condition)
+        assert refusal(error) == ("PreconditionFailed", 412)
+    assert read(plain, key, IfMatch=etag) == b"1"
+    with pytest.raises(ClientError) as error:
+        plain.get_object(Bucket=BUCKET, Key=key, IfNoneMatch=etag)
+    assert refusal(error)[1] == 304
+
+
+def test_ranges_of_small_and_large_objects(s3: Any, key: str) -> None:
+    content = os.urandom(9 * MIB)
+    s3.put_object(Bucket=BUCKET, Key=key, Body=content)
+    answer = s3.get_object(Bucket=BUCKET, Key=key, Range="bytes=4194300-8388700")
+    with answer["Body"] as body:
+        assert body.read() == content[4194300:8388701]
+    assert answer["ResponseMetadata"]["HTTPStatusCode"] == 206
+    assert answer["ContentRange"] == f"bytes 4194300-8388700/{len(content)}"
+    assert read(s3, key, Range="bytes=-5") == content[-5:]
+    with pytest.raises(ClientError) as error:
+        s3.get_object(Bucket=BUCKET, Key=key, Range=f"bytes={len(content)}-")
+    assert refusal(error) == ("InvalidRange", 416)
+
+
+def test_copy_keeps_the_content_of_a_key_with_percent_and_unicode(plain: Any, key: str) -> None:
+    source = f"{key}/%2F ü+"
+    plain.put_object(Bucket=BUCKET, Key=source, Body=b"source")
+    plain.copy_object(Bucket=BUCKET, Key=f"{key}/copy", CopySource={"Bucket": BUCKET, "Key": source})
+    assert read(plain, f"{key}/copy") == b"source"
+
+
+def test_delete_objects_deletes_what_it_names(s3: Any, key: str) -> None:
+    for name in ("a", "b & <c>", "ü"):
+        s3.put_object(Bucket=BUCKET, Key=f"{key}/{name}", Body=b"1")
+    answer = s3.delete_objects(
+        Bucket=BUCKET, Delete={"Objects": [{"Key": f"{key}/{name}"} for name in ("b & <c>", "ü")]}
+    )
+    assert len(answer["Deleted"]) == 2
+    assert keys_under(s3, key) == [f"{key}/a"]
+
+
+def test_many_deletions_in_one_request(plain: Any, key: str) -> None:
+    names = [f"{key}/{'n' * 100}{index}" for index in range(1000)]
+    answer = plain.delete_objects(Bucket=BUCKET, Delete={"Objects": [{"Key": name} for name in names]})
+    assert len(answer["Deleted"]) == 1000
+
+
+def test_tags_of_objects(plain: Any, key: str) -> None:
+    plain.put_object(Bucket=BUCKET, Key=key, Body=b"1", Tagging="team=vision")
+    plain.put_object_tagging(Bucket=BUCKET, Key=key, Tagging={"TagSet": [{"Key": "a", "Value": "b"}]})
+    assert plain.get_object_tagging(Bucket=BUCKET, Key=key)["TagSet"] == [{"Key": "a", "Value": "b"}]
+
+
+def test_buckets_are_made_found_listed_and_removed(s3: Any) -> None:
+    name = "made-here"
+    with pytest.raises(ClientError) as error:
+        s3.head_bucket(Bucket=name)
+    assert refusal(error) == ("404", 404)
+    s3.create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
+    s3.head_bucket(Bucket=name)
+    assert name in [bucket["Name"] for bucket in s3.list_buckets()["Buckets"]]
+    with pytest.raises(ClientError) as error:
+        s3.create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
+    assert refusal(error) == ("BucketAlreadyOwnedByYou", 409)
+    s3.put_object(Bucket=name, Key="k", Body=b"1")
+    with pytest.raises(ClientError) as error:
+        s3.delete_bucket(Bucket=name)
+    assert refusal(error) == ("BucketNotEmpty", 409)
+    s3.delete_object(Bucket=name, Key="k")
+    s3.delete_bucket(Bucket=name)
+
+
+def test_upload_to_a_missing_bucket_is_refused_and_makes_none(s3: Any) -> None:
+    with pytest.raises(ClientError) as error:
+        s3.put_object(Bucket="not-there", Key="k", Body=b"x" * 200_000)
+    assert refusal(error) == ("NoSuchBucket", 404)
+    assert "not-there" not in [bucket["Name"] for bucket in s3.list_buckets()["Buckets"]]
+
+
+def test_bucket_called_like_the_internal_path_is_s3(plain: Any) -> None:
+    plain.create_bucket(Bucket="clary")
+    plain.put_object(Bucket="clary", Key="v1/health", Body=b"an object")
+    with plain.get_object(Bucket="clary", Key="v1/health")["Body"] as body:
+        assert body.read() == b"an object"

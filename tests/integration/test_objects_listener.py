@@ -1,0 +1,249 @@
+"""The listener over real sockets: routing, limits, deadlines, broken HTTP; S3 behind it is a fake."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from clary.contract.errors import EngineError
+from clary.control.server import tls
+from clary.control.server.listener import Listener, new_event_loop
+from clary.control.wire.messages import HttpRequest, HttpResponse
+
+LIMIT = 10_000
+V4 = "Authorization: AWS4-HMAC-SHA256 Credential=A/20260101/us-west-2/{}/aws4_request, SignedHeaders=host, Signature=0"
+
+
+class FakeFront:
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(text=f"s3 {request.raw_path}")
+
+
+async def answer_aws(request: HttpRequest) -> HttpResponse:
+    if request.raw_path == "/crash":
+        raise ValueError("a defect with secret details")
+    said = {"who": "aws", "method": request.method, "path": request.raw_path, "query": request.query}
+    said["body"] = request.body.decode()
+    return HttpResponse(200, [("Content-Type", "application/x-amz-json-1.1")], json.dumps(said).encode())
+
+
+async def answer_clary(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(200, [("X-Amzn-RequestId", "own-id")], f"clary {request.raw_path}".encode())
+
+
+@pytest.fixture
+async def listener() -> AsyncIterator[Listener]:
+    listener = Listener(
+        "127.0.0.1",
+        0,
+        aws_handler=answer_aws,
+        s3_front=FakeFront(),
+        clary_handler=answer_clary,
+        max_body_bytes=LIMIT,
+        body_timeout_s=0.5,
+    )
+    await listener.start()
+    yield listener
+    await listener.close()
+
+
+async def exchange(listener: Listener, text: bytes, *, context: ssl.SSLContext | None = None) -> tuple[str, bytes]:
+    """Send bytes and return head and rest of what comes until the connection is idle or closed."""
+    port = listener.tls_port if context else listener.port
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", port, ssl=context, server_hostname="localhost" if context else None
+    )
+    try:
+        writer.write(text)
+        async with asyncio.timeout(10):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            length = next((int(v) for k, _, v in fields(head) if k.lower() == "content-length"), 0)
+            return head, await reader.readexactly(length)
+    finally:
+        writer.close()
+
+
+def fields(head: str) -> list[tuple[str, str, str]]:
+    return [line.partition(": ") for line in head.splitlines()[1:] if line]
+
+
+def request(method: str, path: str, *headers: str, body: bytes = b"") -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", "Host: x", *headers]
+    if body:
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "expected"),
+    [
+        ("POST", "/", [V4.format("sagemaker"), "X-Amz-Target: SageMaker.CreateTrainingJob"], "aws"),
+        ("PUT", "/BatchPutMetrics", [V4.format("sagemaker")], "aws"),
+        ("POST", "/", [V4.format("sts"), "Content-Type: application/x-www-form-urlencoded"], "aws"),
+        ("POST", "/", ["X-Amz-Target: SageMaker.CreateTrainingJob"], "aws"),
+        ("POST", "/", ["Content-Type: application/x-www-form-urlencoded; charset=utf-8"], "aws"),
+        ("GET", "/?Action=GetCallerIdentity&Version=2011-06-15", [], "aws"),
+        ("GET", "/?X-Amz-Credential=A%2F20260101%2Fus-west-2%2Fsts%2Faws4_request&X-Amz-Signature=0", [], "aws"),
+        ("GET", "/b/k", [V4.format("s3")], "s3"),
+        ("GET", "/clary/v1/health", [V4.format("s3")], "s3"),
+        ("GET", "/clary/key", [V4.format("s3")], "s3"),
+        ("GET", "/b/k?X-Amz-Credential=A%2F20260101%2Fus-west-2%2Fs3%2Faws4_request&X-Amz-Signature=0", [], "s3"),
+        ("GET", "/b/k?AWSAccessKeyId=A&Signature=B&Expires=1", [], "s3"),
+        ("GET", "/b/k", ["Authorization: AWS A:B"], "s3"),
+        ("GET", "/b/k", [], "s3"),
+        ("GET", "/", [], "s3"),
+        ("GET", "/clary/v1/agents/j/1/algo-1/assignment", ["Authorization: Bearer t"], "clary"),
+    ],
+)
+async def test_request_goes_to_the_service_it_is_for(
+    listener: Listener, method: str, path: str, headers: list[str], expected: str
+) -> None:
+    head, body = await exchange(listener, request(method, path, *headers))
+    assert head.startswith("HTTP/1.1 200")
+    answered_by = json.loads(body)["who"] if body.startswith(b"{") else body.decode().split()[0]
+    assert answered_by == expected
+    assert "X-Amzn-RequestId: " in head or expected == "s3"
+
+
+async def test_request_reaches_the_handler_as_it_was_sent(listener: Listener) -> None:
+    text = request("POST", "/a%20b/%2F?q=%20&r", "X-Amz-Target: T", body=b'{"a": 1}')
+    head, body = await exchange(listener, text)
+    said = json.loads(body)
+    assert (said["method"], said["path"], said["query"]) == ("POST", "/a%20b/%2F", "q=%20&r")
+    assert said["body"] == '{"a": 1}'
+    assert head.count("Content-Type: ") == 1
+    assert "Content-Type: application/x-amz-json-1.1" in head
+
+
+async def test_handler_chooses_its_own_request_id(listener: Listener) -> None:
+    head, _ = await exchange(listener, request("GET", "/clary/v1/x", "Authorization: Bearer t"))
+    assert "X-Amzn-RequestId: own-id" in head
+    assert head.count("RequestId") == 1
+
+
+async def test_health_is_answered_without_authentication(listener: Listener) -> None:
+    head, body = await exchange(listener, request("GET", "/clary/v1/health"))
+    assert head.startswith("HTTP/1.1 200")
+    assert json.loads(body)["status"] == "ok"
+    assert set(json.loads(body)) == {"status", "version"}
+
+
+async def test_announced_oversized_body_is_refused_before_it_comes(listener: Listener) -> None:
+    text = request("POST", "/", "X-Amz-Target: T", f"Content-Length: {LIMIT + 1}")
+    head, body = await exchange(listener, text)
+    assert head.startswith("HTTP/1.1 413")
+    assert json.loads(body)["__type"] == "RequestEntityTooLarge"
+    assert str(LIMIT) in json.loads(body)["message"]
+
+
+async def test_unannounced_oversized_body_is_refused_when_it_passes_the_limit(listener: Listener) -> None:
+    chunk = b"400\r\n" + b"x" * 1024 + b"\r\n"
+    text = request("POST", "/", "X-Amz-Target: T", "Transfer-Encoding: chunked") + chunk * 12
+    head, body = await exchange(listener, text)
+    assert head.startswith("HTTP/1.1 413")
+    assert json.loads(body)["__type"] == "RequestEntityTooLarge"
+
+
+async def test_body_at_the_limit_is_taken(listener: Listener) -> None:
+    head, body = await exchange(listener, request("POST", "/", "X-Amz-Target: T", body=b"x" * LIMIT))
+    assert head.startswith("HTTP/1.1 200")
+    assert len(json.loads(body)["body"]) == LIMIT
+
+
+async def test_body_that_never_comes_ends_at_the_deadline(listener: Listener) -> None:
+    head, body = await exchange(listener, request("POST", "/", "X-Amz-Target: T", "Content-Length: 10") + b"abc")
+    assert head.startswith("HTTP/1.1 408")
+    assert json.loads(body)["__type"] == "RequestTimeoutException"
+
+
+async def test_waiting_client_is_told_to_send_its_body(listener: Listener) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+    writer.write(request("POST", "/", "X-Amz-Target: T", "Expect: 100-continue", "Content-Length: 2"))
+    async with asyncio.timeout(5):
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"{}")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"garbage\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /\x00 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
+        b"GET /" + b"y" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    ],
+)
+async def test_broken_http_is_refused_and_the_service_lives(listener: Listener, text: bytes) -> None:
+    head, _ = await exchange(listener, text)
+    assert head.startswith(("HTTP/1.1 400", "HTTP/1.0 400"))
+    head, _ = await exchange(listener, request("GET", "/clary/v1/health"))
+    assert head.startswith("HTTP/1.1 200")
+
+
+async def test_defect_in_a_handler_becomes_an_error_with_its_request_id_and_no_details(
+    listener: Listener, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        head, body = await exchange(listener, request("POST", "/crash", "X-Amz-Target: T"))
+    assert head.startswith("HTTP/1.1 500")
+    assert json.loads(body)["__type"] == "InternalFailure"
+    assert b"secret" not in body
+    request_id = {k: v for k, _, v in fields(head)}["X-Amzn-RequestId"]
+    assert request_id in json.loads(body)["message"]
+    assert request_id in caplog.text
+
+
+async def test_taken_port_is_named(listener: Listener) -> None:
+    second = Listener("127.0.0.1", listener.port, aws_handler=answer_aws, s3_front=FakeFront(), max_body_bytes=1)
+    with pytest.raises(EngineError, match=f"can not listen on 127.0.0.1:{listener.port}"):
+        await second.start()
+
+
+async def test_tls_port_serves_the_same_handlers_under_the_private_authority(tmp_path: Path) -> None:
+    files = tls.ensure_certificates(tmp_path, region="us-west-2", host="127.0.0.1", now=datetime.now(UTC))
+    listener = Listener(
+        "127.0.0.1",
+        0,
+        aws_handler=answer_aws,
+        s3_front=FakeFront(),
+        max_body_bytes=LIMIT,
+        tls_context=tls.server_context(files),
+    )
+    await listener.start()
+    try:
+        context = ssl.create_default_context(cafile=str(files.authority))
+        head, body = await exchange(listener, request("GET", "/b/k", V4.format("s3")), context=context)
+        assert (head.startswith("HTTP/1.1 200"), body) == (True, b"s3 /b/k")
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await exchange(listener, b"", context=ssl.create_default_context())
+    finally:
+        await listener.close()
+
+
+async def test_close_ends_a_request_that_hangs(listener: Listener) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+    writer.write(request("POST", "/", "X-Amz-Target: T", "Content-Length: 10"))
+    await writer.drain()
+    async with asyncio.timeout(8):
+        await listener.close()
+        assert await reader.read(1000) is not None
+    writer.close()
+
+
+def test_service_loop_is_uvloop_where_it_is_installed() -> None:
+    loop = new_event_loop()
+    assert type(loop).__module__.startswith("uvloop")
+    loop.close()

@@ -1,0 +1,323 @@
+"""The S3 front with a real SeaweedFS behind it: what it must not let through, and what it must not alias."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import pytest
+from botocore.exceptions import ClientError
+from objects_service import (
+    BUCKET,
+    JOB,
+    MIB,
+    REGION,
+    STORE,
+    USER,
+    Service,
+    ServiceThread,
+    keys_under,
+    read,
+    refusal,
+    send,
+    send_raw,
+)
+
+from clary.contract import sigv4
+from clary.contract.launch_plan import Credentials
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    thread = ServiceThread(tmp_path_factory.mktemp("home"))
+    yield thread.service
+    thread.close()
+
+
+@pytest.fixture(params=["http", "https"])
+def s3(request: pytest.FixtureRequest, service: Service) -> Iterator[Any]:
+    client = service.client(secure=request.param == "https")
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def plain(service: Service) -> Iterator[Any]:
+    client = service.client()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> str:
+    return f"{hashlib.sha1(request.node.name.encode()).hexdigest()[:12]}/object"
+
+
+# Who may ask
+
+
+@pytest.mark.parametrize(
+    ("credentials", "code"),
+    [
+        (Credentials(access_key_id="NOBODY", secret_access_key="x"), "InvalidAccessKeyId"),
+        (Credentials(access_key_id=USER.access_key_id, secret_access_key="wrong"), "SignatureDoesNotMatch"),
+        (STORE, "InvalidAccessKeyId"),
+    ],
+)
+def test_wrong_keys_are_refused(service: Service, key: str, credentials: Credentials, code: str) -> None:
+    for method in ("PUT", "GET"):
+        answer = send(service, method, f"/{BUCKET}/{key}", credentials=credentials)
+        assert (answer.status, answer.code) == (403, code)
+    answer = send(service, "HEAD", f"/{BUCKET}/{key}", credentials=credentials)
+    assert (answer.status, answer.body) == (403, b"")
+
+
+def test_every_job_has_a_key_of_its_own(service: Service, key: str) -> None:
+    client = service.client(credentials=JOB)
+    client.put_object(Bucket=BUCKET, Key=key, Body=b"by the job")
+    assert read(client, key) == b"by the job"
+    client.close()
+
+
+def test_requests_of_another_time_are_refused(service: Service, key: str) -> None:
+    for offset in (timedelta(minutes=-6), timedelta(minutes=6)):
+        answer = send(service, "GET", f"/{BUCKET}/{key}", now=datetime.now(UTC) + offset)
+        assert (answer.status, answer.code) == (403, "RequestTimeTooSkewed")
+
+
+def test_anonymous_requests_are_refused(service: Service, key: str) -> None:
+    host = {"host": urlsplit(service.http_url).netloc}
+    for method in ("GET", "PUT", "DELETE"):
+        answer = send_raw(service, method, f"/{BUCKET}/{key}", host, b"")
+        assert (answer.status, answer.code) == (403, "AccessDenied")
+
+
+def test_request_without_a_payload_hash_is_refused(service: Service, key: str) -> None:
+    url = urlsplit(service.http_url)
+    headers = {"host": url.netloc}
+    added = sigv4.sign(
+        "GET", "/", "", headers, sigv4.EMPTY_HASH, credentials=USER, region=REGION, service="s3", now=datetime.now(UTC)
+    )
+    del added["x-amz-content-sha256"]
+    answer = send_raw(service, "GET", "/", {**headers, **added}, b"")
+    assert (answer.status, answer.code) == (400, "MissingSecurityHeader")
+
+
+@pytest.mark.parametrize("size", [10, 3 * MIB])
+def test_tampered_body_is_refused_and_nothing_stored(service: Service, plain: Any, key: str, size: int) -> None:
+    plain.put_object(Bucket=BUCKET, Key=key, Body=b"before")
+    genuine = b"a" * size
+    payload_hash = hashlib.sha256(genuine).hexdigest()
+    for tampered in (b"b" + genuine[1:], genuine[:-1] + b"b"):
+        answer = send(service, "PUT", f"/{BUCKET}/{key}", body=tampered, payload_hash=payload_hash)
+        assert (answer.status, answer.code) == (400, "XAmzContentSHA256Mismatch")
+    assert read(plain, key) == b"before"
+    answer = send(service, "PUT", f"/{BUCKET}/{key}-new", body=b"b" + genuine[1:], payload_hash=payload_hash)
+    assert answer.status == 400
+    assert keys_under(plain, f"{key}-new") == []
+
+
+def test_dropped_body_is_refused(service: Service, key: str) -> None:
+    answer = send(service, "PUT", f"/{BUCKET}/{key}", body=b"", payload_hash=hashlib.sha256(b"x").hexdigest())
+    assert (answer.status, answer.code) == (400, "XAmzContentSHA256Mismatch")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"x-amz-copy-source": f"/{BUCKET}/other"}, {"x-amz-meta-added": "1"}, {"x-amz-acl": "public-read"}],
+)
+def test_headers_added_after_signing_are_refused(service: Service, key: str, headers: dict[str, str]) -> None:
+    answer = send(service, "PUT", f"/{BUCKET}/{key}", body=b"x", wire_headers=headers)
+    assert (answer.status, answer.code) == (403, "AccessDenied")
+
+
+def test_changed_path_or_query_is_refused(service: Service, key: str) -> None:
+    url = urlsplit(service.http_url)
+    headers = {"host": url.netloc}
+    added = sigv4.sign(
+        "GET",
+        f"/{BUCKET}/{key}",
+        "",
+        headers,
+        sigv4.EMPTY_HASH,
+        credentials=USER,
+        region=REGION,
+        service="s3",
+        now=datetime.now(UTC),
+    )
+    for path in (f"/{BUCKET}/{key}x", f"/{BUCKET}/{key}?tagging"):
+        answer = send_raw(service, "GET", path, {**headers, **added}, b"")
+        assert (answer.status, answer.code) == (403, "SignatureDoesNotMatch")
+
+
+def fetch(url: str, *, method: str = "GET", body: bytes | None = None, cafile: str | None = None) -> tuple[int, bytes]:
+    context = ssl.create_default_context(cafile=cafile) if cafile else None
+    request = urllib.request.Request(url, method=method, data=body)
+    if body is not None:
+        request.add_header("Content-Type", "")
+    try:
+        with urllib.request.urlopen(request, timeout=10, context=context) as response:
+            return response.status, response.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+@pytest.mark.parametrize("version", ["s3v4", None])
+@pytest.mark.parametrize("secure", [False, True])
+def test_presigned_urls_read_and_write_until_they_expire(
+    service: Service, key: str, version: str | None, *, secure: bool
+) -> None:
+    config = {"signature_version": version} if version else {}  # boto3 makes version 2 unless it is told otherwise
+    client = service.client(secure=secure, **config)
+    cafile = service.authority if secure else None
+    name = {"Bucket": BUCKET, "Key": f"{key} ü+"}
+    put = client.generate_presigned_url("put_object", Params=name)
+    assert ("AWSAccessKeyId=" in put) == (version is None)
+    assert fetch(put, method="PUT", body=b"presigned", cafile=cafile)[0] == 200
+    get = client.generate_presigned_url("get_object", Params=name, ExpiresIn=60)
+    assert fetch(get, cafile=cafile) == (200, b"presigned")
+    assert fetch(get.replace("object", "objecu", 1), cafile=cafile)[0] == 403
+    assert fetch(get, method="DELETE", cafile=cafile)[0] == 403
+    typed = client.generate_presigned_url("get_object", Params={**name, "ResponseContentType": "text/x"})
+    assert fetch(typed, cafile=cafile)[0] == 200
+    expired = client.generate_presigned_url("get_object", Params=name, ExpiresIn=1)
+    deadline = time.monotonic() + 5
+    while fetch(expired, cafile=cafile)[0] == 200 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    status, body = fetch(expired, cafile=cafile)
+    assert status == 403
+    assert b"Request has expired" in body
+    client.close()
+
+
+# Keys and buckets that make no sense
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["%2F", "x%2Fy", "ü/ñ", "sp ace", "plus+", "q?", "h#", "*", '"', "'", "<&>", "a=b&c", "\n", "\x01", "e\u0301"],
+)
+def test_odd_keys_work_exactly(plain: Any, key: str, name: str) -> None:
+    full = f"{key}/{name}"
+    plain.put_object(Bucket=BUCKET, Key=full, Body=name.encode())
+    assert keys_under(plain, key) == [full]
+    assert read(plain, full) == name.encode()
+    plain.delete_object(Bucket=BUCKET, Key=full)
+    assert keys_under(plain, key) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["a//b", "/a", "a/./b", "a/../b", "..", "a\\b", "a\0b", ".uploads/a", "x.versions/a", "s" * 256]
+)
+def test_keys_that_would_be_aliased_are_refused_everywhere(service: Service, plain: Any, name: str) -> None:
+    plain.put_object(Bucket=BUCKET, Key="a/b", Body=b"other")
+    path = f"/{BUCKET}/{quote(name, safe='/')}"
+    answer = send(service, "PUT", path, body=b"x")
+    assert (answer.status, answer.code) == (400, "InvalidArgument")
+    assert send(service, "DELETE", path).status == 400
+    assert (send(service, "GET", path).code, send(service, "HEAD", path).status) == ("NoSuchKey", 404)
+    copied = send(service, "PUT", f"/{BUCKET}/copied", headers={"x-amz-copy-source": path})
+    assert copied.code == "NoSuchKey"
+    escaped = name.replace("\0", "").encode("ascii", "xmlcharrefreplace").decode()
+    if escaped == name:
+        document = f"<Delete><Object><Key>a/c</Key></Object><Object><Key>{name}</Key></Object></Delete>".encode()
+        deleted = send(service, "POST", f"/{BUCKET}?delete=", body=document)
+        assert (deleted.status, deleted.code) == (400, "InvalidArgument")
+    assert read(plain, "a/b") == b"other"
+
+
+def test_prefix_that_the_store_would_alias_is_refused(plain: Any) -> None:
+    for prefix in ("a//", "/a"):
+        with pytest.raises(ClientError) as error:
+            plain.list_objects_v2(Bucket=BUCKET, Prefix=prefix)
+        assert refusal(error) == ("InvalidArgument", 400)
+
+
+def test_too_long_key_is_refused(plain: Any) -> None:
+    plain.put_object(Bucket=BUCKET, Key="k/" * 511 + "kk", Body=b"1024 bytes")
+    with pytest.raises(ClientError) as error:
+        plain.put_object(Bucket=BUCKET, Key="k/" * 511 + "kkk", Body=b"1025 bytes")
+    assert refusal(error) == ("KeyTooLongError", 400)
+
+
+def test_key_that_is_not_utf8_is_refused(service: Service) -> None:
+    answer = send(service, "PUT", f"/{BUCKET}/%FF%FE", body=b"x")
+    assert (answer.status, answer.code) == (400, "InvalidURI")
+
+
+def test_folder_marker_works_when_empty_and_is_refused_with_content(plain: Any, key: str) -> None:
+    plain.put_object(Bucket=BUCKET, Key=f"{key}/d/", Body=b"")
+    assert keys_under(plain, key) == [f"{key}/d/"]
+    assert read(plain, f"{key}/d/") == b""
+    with pytest.raises(ClientError) as error:
+        plain.put_object(Bucket=BUCKET, Key=f"{key}/e/", Body=b"lost")
+    assert refusal(error) == ("InvalidArgument", 400)
+    with pytest.raises(ClientError) as error:
+        plain.create_multipart_upload(Bucket=BUCKET, Key=f"{key}/e/")
+    assert refusal(error) == ("InvalidArgument", 400)
+
+
+def test_folder_that_nobody_stored_does_not_exist(plain: Any, key: str) -> None:
+    plain.put_object(Bucket=BUCKET, Key=f"{key}/d/x", Body=b"1")
+    with pytest.raises(ClientError) as error:
+        plain.head_object(Bucket=BUCKET, Key=f"{key}/d/")
+    assert refusal(error) == ("404", 404)
+
+
+@pytest.mark.parametrize("bucket", ["ab", "UPPER", "a_b", "a..b", "-ab", "192.168.1.1", "b" * 64, "%2e%2e"])
+def test_bad_bucket_names_are_refused(service: Service, bucket: str) -> None:
+    for path in (f"/{bucket}", f"/{bucket}/key"):
+        answer = send(service, "PUT", path)
+        assert (answer.status, answer.code) == (400, "InvalidBucketName")
+
+
+def test_delete_document_with_entities_is_refused(service: Service) -> None:
+    document = b'<!DOCTYPE d [<!ENTITY a "a//b">]><Delete><Object><Key>&a;</Key></Object></Delete>'
+    answer = send(service, "POST", f"/{BUCKET}?delete=", body=document)
+    assert (answer.status, answer.code) == (400, "MalformedXML")
+
+
+def test_body_without_a_length_is_refused(service: Service, key: str) -> None:
+    answer = send(
+        service, "PUT", f"/{BUCKET}/{key}", body=b"x" * 3000, payload_hash=sigv4.UNSIGNED_PAYLOAD, chunked=True
+    )
+    assert (answer.status, answer.code) == (411, "MissingContentLength")
+
+
+def test_every_answer_has_a_request_id(service: Service, key: str) -> None:
+    for answer in (send(service, "GET", "/"), send(service, "GET", f"/{BUCKET}/{key}")):
+        assert answer.headers["x-amzn-requestid"]
+        assert answer.headers["x-amz-request-id"]
+
+
+def test_refusal_comes_before_a_body_that_waits_for_leave(service: Service, key: str) -> None:
+    headers = {"host": urlsplit(service.http_url).netloc, "expect": "100-continue", "content-length": str(MIB)}
+    with contextlib.closing(http.client.HTTPConnection(headers["host"], timeout=10)) as connection:
+        connection.putrequest("PUT", f"/{BUCKET}/{key}", skip_host=True, skip_accept_encoding=True)
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.endheaders()  # nothing of the body is sent
+        with connection.getresponse() as response:
+            assert response.status == 403
+            assert b"AccessDenied" in response.read()
+
+
+def test_two_requests_on_one_connection_after_a_refusal_with_body(service: Service, key: str) -> None:
+    url = urlsplit(service.http_url)
+    connection = http.client.HTTPConnection(url.netloc, timeout=10)
+    for _ in range(2):
+        connection.request("PUT", f"/{BUCKET}/{key}", body=b"GET / HTTP/1.1\r\n\r\n" * 10)
+        response = connection.getresponse()
+        assert response.status == 403
+        response.read()
+    connection.close()

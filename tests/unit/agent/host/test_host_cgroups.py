@@ -1,0 +1,266 @@
+"""Cgroups of both versions, on a tree of plain files that behaves as the kernel's does where it matters."""
+
+import errno
+import os
+import shutil
+
+import pytest
+
+from clary.agent.host import cgroups
+from clary.agent.host.cgroups import CgroupTree, HostCgroup, find_place
+from clary.contract.errors import AgentError
+from clary.contract.launch_plan import Resources
+
+GIB = 1024**3
+FILES = {
+    2: {
+        "memory": ("memory.max", "memory.swap.max", "memory.events", "memory.peak"),
+        "cpu": ("cpu.max", "cpu.weight"),
+        "pids": ("pids.max",),
+    },
+    1: {
+        "memory": (
+            *("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
+            *("memory.oom_control", "memory.max_usage_in_bytes"),
+        ),
+        "cpu": ("cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us"),
+        "pids": ("pids.max",),
+    },
+}
+
+
+class FakeCgroupTree(CgroupTree):
+    """Plain files; new groups get the files of the controllers handed down to them, as in the kernel."""
+
+    def __init__(self, root, *, version, own="/system.slice/clary.service", busy=(), forbidden=()):
+        self.root, self.version, self.own = root, version, own
+        self.busy = set(busy)  # groups that hold processes: version 2 hands nothing down from them
+        self.forbidden = set(forbidden)  # control files that cannot be written
+        if version == 2:
+            self._populate(root, ("memory", "cpu", "pids"), is_top=True)
+            folder = root
+            for name in own.strip("/").split("/") if own != "/" else ():
+                (folder / "cgroup.subtree_control").write_text("memory cpu pids")
+                folder = folder / name
+                self.make(str(folder))
+        else:
+            for controller in FILES[1]:
+                (root / controller).mkdir()
+                folder = root / controller / own.strip("/")
+                folder.mkdir(parents=True, exist_ok=True)
+
+    def mountinfo(self):
+        if self.version == 2:
+            return f"30 23 0:26 / {self.root} rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
+        return "".join(
+            f"3{number} 23 0:2{number} / {self.root}/{name} rw - cgroup cgroup rw,{name}\n"
+            for number, name in enumerate(FILES[1])
+        )
+
+    def membership(self):
+        if self.version == 2:
+            return f"0::{self.own}\n"
+        return "".join(f"{number}:{name}:{self.own}\n" for number, name in enumerate(FILES[1]))
+
+    def make(self, folder):
+        if os.path.isdir(folder):
+            return
+        os.mkdir(folder)
+        if self.version == 2:
+            with open(f"{os.path.dirname(folder)}/cgroup.subtree_control") as file:
+                self._populate(folder, file.read().replace("+", "").split())
+        else:
+            controller = os.path.relpath(folder, self.root).split("/")[0]
+            self._populate(folder, (controller,))
+
+    def remove(self, folder):
+        if any(os.path.isdir(f"{folder}/{name}") for name in os.listdir(folder)) or self.read(f"{folder}/cgroup.procs"):
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        shutil.rmtree(folder)
+
+    def write(self, path, value):
+        name = os.path.basename(path)
+        if name in self.forbidden:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        if name == "cgroup.subtree_control":
+            folder = os.path.dirname(path)
+            if os.path.relpath(folder, self.root) in self.busy:
+                raise OSError(errno.EBUSY, "Device or resource busy", path)
+            value = f"{self.read(path)} {value.removeprefix('+')}".strip()
+            with open(path, "w") as file:
+                file.write(value)
+            # Control files appear in groups that are there already.
+            for name in os.listdir(folder):
+                if os.path.isdir(f"{folder}/{name}"):
+                    self._populate(f"{folder}/{name}", value.split()[-1:])
+            return
+        super().write(path, value)
+
+    def _populate(self, folder, controllers, *, is_top=False):
+        names = ["cgroup.procs", *(["cgroup.subtree_control"] if self.version == 2 else [])]
+        if not is_top:
+            names += [name for controller in controllers for name in FILES[self.version][controller]]
+        for name in names:
+            if os.path.exists(f"{folder}/{name}"):
+                continue
+            with open(f"{folder}/{name}", "w") as file:
+                file.write("max" if name in ("memory.max", "cpu.max", "pids.max") else "")
+
+
+@pytest.fixture(autouse=True)
+def _eight_processors(monkeypatch):
+    monkeypatch.setattr(cgroups.os, "cpu_count", lambda: 8)
+
+
+def test_version_2_limits_memory_processors_and_processes(tmp_path):
+    tree = FakeCgroupTree(tmp_path, version=2)
+    cgroup = HostCgroup.create("job-1-algo-1", Resources(num_cpus=2, memory_bytes=4 * GIB), tree=tree)
+    folder = tmp_path / "system.slice" / "clary.service" / "clary" / "job-1-algo-1"
+    assert cgroup.not_enforced == ()
+    assert cgroup.entry_files == (f"{folder}/cgroup.procs",)
+    assert cgroup.visible_folders == {"": str(folder)}
+    written = {name: (folder / name).read_text() for name in FILES[2]["memory"][:2] + FILES[2]["cpu"] + ("pids.max",)}
+    assert written == {
+        "memory.max": str(4 * GIB),
+        "memory.swap.max": "0",
+        "cpu.max": "200000 100000",
+        "cpu.weight": "79",
+        "pids.max": "32768",
+    }
+
+
+def test_version_1_limits_memory_processors_and_processes(tmp_path):
+    tree = FakeCgroupTree(tmp_path, version=1, own="/box")
+    cgroup = HostCgroup.create("job-1-algo-1", Resources(num_cpus=0.5, memory_bytes=GIB), tree=tree)
+    assert cgroup.not_enforced == ()
+    assert len(cgroup.entry_files) == 3
+    memory, cpu = (tmp_path / name / "box" / "clary" / "job-1-algo-1" for name in ("memory", "cpu"))
+    assert (memory / "memory.limit_in_bytes").read_text() == str(GIB)
+    assert (memory / "memory.memsw.limit_in_bytes").read_text() == str(GIB)
+    assert (cpu / "cpu.cfs_quota_us").read_text() == "50000"
+    assert (cpu / "cpu.shares").read_text() == "512"
+
+
+def test_quota_is_left_out_where_the_host_may_use_the_whole_machine(tmp_path):
+    tree = FakeCgroupTree(tmp_path, version=2)
+    cgroup = HostCgroup.create("h", Resources(num_cpus=8, memory_bytes=None), tree=tree)
+    folder = os.path.dirname(cgroup.entry_files[0])
+    assert tree.read(f"{folder}/cpu.max") == "max"
+    assert tree.read(f"{folder}/memory.max") == "max"
+
+
+def test_version_2_goes_up_past_a_group_that_holds_processes(tmp_path):
+    tree = FakeCgroupTree(tmp_path, version=2, busy=["system.slice/clary.service"])
+    cgroup = HostCgroup.create("h", Resources(num_cpus=1, memory_bytes=GIB), tree=tree)
+    assert cgroup.not_enforced == ()
+    assert cgroup.entry_files == (f"{tmp_path}/system.slice/clary/h/cgroup.procs",)
+    assert cgroup.home_files == (f"{tmp_path}/system.slice/clary.service/cgroup.procs",)
+
+
+def test_version_2_never_leaves_a_limit_that_somebody_set_for_the_agent(tmp_path):
+    tree = FakeCgroupTree(tmp_path, version=2, busy=["system.slice/clary.service"])
+    (tmp_path / "system.slice" / "clary.service" / "memory.max").write_text(str(GIB))
+    cgroup = HostCgroup.create("h", Resources(num_cpus=1, memory_bytes=4 * GIB), tree=tree)
+    assert cgroup.entry_files == ()
+    assert [sentence.split(":")[0] for sentence in cgroup.not_enforced] == [
+        "Memory is not limited to 4.0 GiB",
+        "Processor time is not limited to 1 CPUs",
+    ]
+    assert "Device or resource busy" in cgroup.not_enforced[0]
+
+
+@pytest.mark.parametrize(("version", "file"), [(1, "memory.limit_in_bytes"), (2, "memory.max")])
+def test_limit_that_cannot_be_written_is_told(tmp_path, version, file):
+    tree = FakeCgroupTree(tmp_path, version=version, forbidden=[file])
+    cgroup = HostCgroup.create("h", Resources(num_cpus=8, memory_bytes=GIB), tree=tree)
+    (sentence,) = cgroup.not_enforced
+    assert sentence.startswith("Memory is not limited to 1.0 GiB: Permission denied")
+    assert file in sentence
+
+
+@pytest.mark.parametrize(("version", "file"), [(1, "memory.memsw.limit_in_bytes"), (2, "memory.swap.max")])
+def test_kernels_that_do_not_count_swap_limit_memory_all_the_same(tmp_path, version, file):
+    tree = FakeCgroupTree(tmp_path, version=version, forbidden=[file])
+    assert HostCgroup.create("h", Resources(num_cpus=8, memory_bytes=GIB), tree=tree).not_enforced == ()
+
+
+def test_nothing_is_told_of_limits_that_nobody_asked_for(tmp_path):
+    tree = FakeCgroupTree(tmp_path, version=2)
+    shutil.rmtree(tmp_path)
+    assert HostCgroup.create("h", Resources(num_cpus=8, memory_bytes=None), tree=tree).not_enforced == ()
+
+
+@pytest.mark.parametrize(
+    ("version", "events", "text", "peak"),
+    [
+        (2, "memory.events", "low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\n", "memory.peak"),
+        (1, "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", "memory.max_usage_in_bytes"),
+    ],
+)
+def test_kills_and_peak_are_read(tmp_path, version, events, text, peak):
+    tree = FakeCgroupTree(tmp_path, version=version)
+    cgroup = HostCgroup.create("h", Resources(num_cpus=8, memory_bytes=GIB), tree=tree)
+    folder = next(folder for folder in cgroup.folders if os.path.exists(f"{folder}/{events}"))
+    assert (cgroup.oom_kills(), cgroup.peak_memory_bytes()) == (0, None)
+    tree.write(f"{folder}/{events}", text)
+    tree.write(f"{folder}/{peak}", "123456\n")
+    assert (cgroup.oom_kills(), cgroup.peak_memory_bytes()) == (2, 123456)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_remove_takes_everything_with_the_last_host(tmp_path, version):
+    tree = FakeCgroupTree(tmp_path, version=version)
+    first = HostCgroup.create("one", Resources(num_cpus=1, memory_bytes=GIB), tree=tree)
+    second = HostCgroup.create("two", Resources(num_cpus=1, memory_bytes=GIB), tree=tree)
+    assert first.remove() is None
+    assert all(os.path.isdir(folder) for folder in second.folders)
+    assert second.remove() is None
+    assert [path for path in tmp_path.rglob("*") if path.name in ("clary", "one", "two")] == []
+
+
+def test_remove_gives_up_on_a_group_that_stays_busy(tmp_path, monkeypatch):
+    monkeypatch.setattr(cgroups, "_REMOVE_LIMIT_S", 0.02)
+    tree = FakeCgroupTree(tmp_path, version=2)
+    cgroup = HostCgroup.create("h", Resources(num_cpus=1, memory_bytes=GIB), tree=tree)
+    tree.write(cgroup.entry_files[0], "77\n")
+    assert cgroup.pids() == (77,)
+    assert "could not be removed: Device or resource busy" in cgroup.remove()
+
+
+def test_group_that_holds_processes_is_refused(tmp_path):
+    tree = FakeCgroupTree(tmp_path, version=2)
+    cgroup = HostCgroup.create("h", Resources(num_cpus=1, memory_bytes=GIB), tree=tree)
+    tree.write(cgroup.entry_files[0], "77\n")
+    with pytest.raises(AgentError, match="holds processes already"):
+        HostCgroup.create("h", Resources(num_cpus=1, memory_bytes=GIB), tree=tree)
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "-x", "a b", "a\n"])
+def test_names_that_are_no_folder_names_are_refused(name, tmp_path):
+    with pytest.raises(AgentError, match="cgroup name"):
+        HostCgroup.create(name, Resources(num_cpus=1, memory_bytes=None), tree=FakeCgroupTree(tmp_path, version=2))
+
+
+@pytest.mark.parametrize(
+    ("mountinfo", "membership", "own"),
+    [
+        ("1 0 0:1 / /cg/memory rw - cgroup cgroup rw,memory\n", "4:memory:/a/b\n", "/cg/memory/a/b"),
+        ("1 0 0:1 / /cg/memory rw - cgroup cgroup rw,memory\n", "4:memory:/\n", "/cg/memory"),
+        ("1 0 0:1 /docker/x /cg/memory rw - cgroup cgroup rw,memory\n", "4:memory:/docker/x/y\n", "/cg/memory/y"),
+        ("1 0 0:1 /docker/x /cg/memory rw - cgroup cgroup rw,memory\n", "4:memory:/docker/x\n", "/cg/memory"),
+        ("1 0 0:1 / /cg rw shared:4 - cgroup2 cgroup2 rw\n", "0::/../../up\n", "/cg"),
+        ("1 0 0:1 / /cg/both rw - cgroup cgroup rw,cpu,memory\n", "4:cpu,memory:/a:b\n", "/cg/both/a:b"),
+        (
+            "1 0 0:1 / /cg/unified rw - cgroup2 cgroup2 rw\n2 0 0:2 / /cg/memory rw - cgroup cgroup rw,memory\n",
+            "4:memory:/v1\n0::/v2\n",
+            "/cg/memory/v1",
+        ),
+    ],
+)
+def test_own_group_is_found(mountinfo, membership, own):
+    assert find_place("memory", mountinfo=mountinfo, membership=membership).own == own
+
+
+def test_machine_without_cgroups_is_told_by_controller():
+    with pytest.raises(FileNotFoundError, match="'memory'"):
+        find_place("memory", mountinfo="1 0 0:1 / / rw - ext4 /dev/vda rw\n", membership="")

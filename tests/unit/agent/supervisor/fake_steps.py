@@ -1,0 +1,171 @@
+"""Fakes of what the supervisor drives: a program whose processes do as the test says, and steps that can be held."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+from clary.agent.supervisor.steps import OutputLog, Uploaded
+from clary.contract.agent_protocol import ProcessExit, StagedPart, UploadRole
+from clary.contract.errors import ClaryError
+
+
+class FakeProgram:
+    """Processes that end when the test, or a signal, says so.
+
+    Args:
+        num_processes: ranks 0 to this less one.
+        ends_on_sigterm: whether SIGTERM ends a process, as it does unless a handler is set.
+    """
+
+    init_pid = 4242
+    not_isolated = ("a fake is not isolated at all",)
+
+    def __init__(self, log: OutputLog, *, num_processes: int = 1, ends_on_sigterm: bool = True) -> None:
+        self.num_processes = num_processes
+        self.signals: list[int] = []
+        self.is_closed = False
+        self.memory_note: str | None = None
+        self.broken: ClaryError | None = None
+        self.num_orphans = 0  # processes started by processes, which outlive SIGTERM
+        self._log = log
+        self._ends_on_sigterm = ends_on_sigterm
+        self._changed = threading.Condition()
+        self._live = set(range(num_processes))
+        self._ended: list[ProcessExit] = []
+        self._doomed: set[int] = set()
+
+    def print(self, text: str, *, rank: int = 0) -> None:
+        self._log.on_output(rank, text.encode())
+
+    def end(self, code: int, *, rank: int = 0) -> None:
+        """End one process; a negative code is a signal."""
+        with self._changed:
+            self._live.discard(rank)
+            self._ended.append(
+                ProcessExit(
+                    rank=rank,
+                    local_rank=rank,
+                    pid=1000 + rank,
+                    exit_code=code if code >= 0 else None,
+                    signal=-code if code < 0 else None,
+                    ended_at=datetime.now(UTC),
+                    killed_by_agent=rank in self._doomed,
+                )
+            )
+            self._changed.notify_all()
+
+    def wait_for_exits(self, timeout_s: float) -> Sequence[ProcessExit]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self.is_closed, timeout_s)
+            ended, self._ended = self._ended, []
+            return ended
+
+    def send_signal(self, signum: int) -> None:
+        self.signals.append(signum)
+        self._doomed |= self._live
+        if signum == signal.SIGKILL:
+            self.num_orphans = 0
+        if signum == signal.SIGKILL or self._ends_on_sigterm:
+            for rank in sorted(self._live):
+                self.end(-signum, rank=rank)
+
+    def num_live(self) -> int:
+        return len(self._live) + self.num_orphans
+
+    def trouble(self) -> ClaryError | None:
+        return self.broken
+
+    def out_of_memory(self) -> str | None:
+        return self.memory_note
+
+    def close(self) -> None:
+        with self._changed:
+            self.is_closed = True
+            self._changed.notify_all()
+
+
+class FakeSteps:
+    """Steps that do nothing, fail, or wait until they are let go or given up.
+
+    Args:
+        num_processes, ends_on_sigterm: of the program that they start.
+        hold: names of steps that wait: tree, code, channel:NAME, environment, start, upload.
+        errors: what a step raises.
+    """
+
+    def __init__(
+        self,
+        *,
+        channels: Sequence[str] = (),
+        code_channel: str | None = None,
+        num_processes: int = 1,
+        ends_on_sigterm: bool = True,
+        hold: Sequence[str] = (),
+        errors: dict[str, Exception] | None = None,
+    ) -> None:
+        self.channel_names = tuple(channels)
+        self.code_channel = code_channel
+        self.notes: tuple[str, ...] = ()
+        self.done: list[str] = []
+        self.uploads: list[tuple[UploadRole, list[StagedPart]]] = []
+        self.uploaded = Uploaded(uris=("s3://bucket/model.tar.gz",))
+        self.program: FakeProgram | None = None
+        self.failure_text: str | None = None
+        self.is_closed = False
+        self.given_up = threading.Event()
+        self.on_step: Callable[[str], None] = lambda name: None
+        self._num_processes = num_processes
+        self._ends_on_sigterm = ends_on_sigterm
+        self._holds = {name: threading.Event() for name in hold}
+        self._errors = errors or {}
+
+    def let_go(self, name: str) -> None:
+        self._holds[name].set()
+
+    def build_tree(self) -> None:
+        self._step("tree")
+
+    def fetch_code(self) -> None:
+        self._step("code")
+
+    def fetch_channel(self, name: str) -> None:
+        self._step(f"channel:{name}")
+
+    def prepare_environment(self) -> None:
+        self._step("environment")
+
+    def start_program(self, log: OutputLog) -> FakeProgram:
+        self._step("start")
+        self.program = FakeProgram(log, num_processes=self._num_processes, ends_on_sigterm=self._ends_on_sigterm)
+        for rank in range(self._num_processes):
+            log.open(rank, rank=rank)
+        return self.program
+
+    def failure_file(self) -> str | None:
+        return self.failure_text
+
+    def upload(self, role: UploadRole, staged: Sequence[StagedPart]) -> Uploaded:
+        self.uploads.append((role, list(staged)))
+        self._step("upload")
+        return self.uploaded
+
+    def give_up(self) -> None:
+        self.given_up.set()
+        for hold in self._holds.values():
+            hold.set()
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def _step(self, name: str) -> None:
+        self.on_step(name)
+        if name in self._holds:
+            self._holds[name].wait(30)
+            if self.given_up.is_set():
+                raise InterruptedError("given up")
+        if name in self._errors:
+            raise self._errors[name]
+        self.done.append(name)

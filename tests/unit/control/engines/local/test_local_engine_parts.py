@@ -1,0 +1,144 @@
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clary.contract.errors import EngineError
+from clary.contract.launch_plan import Isolation
+from clary.contract.processes import ProcessId
+from clary.control.engines.local import anchors, cleaning, isolation, killing
+from clary.control.engines.local.fabric import RelaySpec, hardware_address
+from clary.control.engines.local.machine_facts import measure_machine
+
+GIB = 1024**3
+
+
+def test_hosts_of_a_network_have_distinct_addresses_of_one_prefix():
+    for num_hosts in (1, 3, 250, 251, 700):
+        found = [anchors.address_of(index, num_hosts) for index in range(num_hosts)]
+        assert len(set(found)) == num_hosts
+        assert {prefix for _, prefix in found} == {24 if num_hosts <= 250 else 16}
+        assert not any(address.endswith((".0", ".255")) for address, _ in found)
+    assert anchors.address_of(0, 2) == ("10.77.0.1", 24)
+
+
+def test_relays_have_the_ports_of_the_urls():
+    assert anchors.relays_to(["http://127.0.0.1:4570", "https://0.0.0.0:4571", "http://127.0.0.1:4570/x"]) == (
+        RelaySpec(4570, "127.0.0.1", 4570),
+        RelaySpec(4571, "127.0.0.1", 4571),
+    )
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1", "127.0.0.1:4570", ""])
+def test_url_without_port_is_refused(url):
+    with pytest.raises(EngineError, match="expected scheme"):
+        anchors.relays_to([url])
+
+
+def test_hardware_address_is_locally_administered_and_unicast():
+    assert hardware_address("10.77.0.3") == bytes([2, 0, 10, 77, 0, 3])
+
+
+def test_trees_go_and_logs_stay_and_links_are_not_followed(tmp_path):
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "data").write_text("x")
+    host = tmp_path / "algo-1"
+    (host / "ml" / "input").mkdir(parents=True)
+    (host / "ml" / "input" / "train").symlink_to(precious)
+    (host / "linked").symlink_to(precious)
+    (host / "agent.log").write_text("log")
+    work = host / "overlay" / "work"
+    work.mkdir(parents=True)
+    work.chmod(0)
+    assert sorted(cleaning.remove_trees(host)) == [str(host / "ml"), str(host / "overlay")]
+    assert (host / "agent.log").exists()
+    assert (precious / "data").read_text() == "x"
+    assert cleaning.remove_trees(host) == []
+
+
+def test_cgroups_are_looked_for_below_the_places_and_their_ancestors_only(tmp_path):
+    assert cleaning.host_cgroups([str(tmp_path)], ["job-1-algo-1"]) == []
+    assert all(place.startswith("/") and Path(place).is_dir() for place in cleaning.own_cgroup_places())
+
+
+def write_files(root, files):
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_machine_counts_gpus_and_obeys_cgroup_limits(tmp_path):
+    meminfo = {"proc/meminfo": "MemTotal:       16777216 kB\nMemFree: 1 kB\n"}
+    write_files(tmp_path / "plain", meminfo)
+    machine = measure_machine(tmp_path / "plain")
+    assert (machine.memory_bytes, machine.num_gpus) == (16 * GIB, 0)
+    assert machine.num_cpus == len(os.sched_getaffinity(0))
+    files = {"sys/fs/cgroup/cpu.max": "100000 100000\n", "sys/fs/cgroup/memory.max": str(2 * GIB)}
+    devices = dict.fromkeys(["dev/nvidia0", "dev/nvidia1", "dev/nvidiactl", "dev/nvidia-uvm"], "")
+    write_files(tmp_path / "limited", meminfo | files | devices)
+    machine = measure_machine(tmp_path / "limited")
+    assert (machine.num_cpus, machine.memory_bytes, machine.num_gpus) == (1, 2 * GIB, 2)
+    version_1 = {
+        "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+        "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+    }
+    write_files(tmp_path / "unlimited", meminfo | version_1)
+    assert measure_machine(tmp_path / "unlimited").memory_bytes == 16 * GIB
+    assert measure_machine(tmp_path / "unlimited").num_cpus == len(os.sched_getaffinity(0))
+
+
+def test_setting_processes_is_obeyed_and_says_what_is_shared():
+    chosen, sentences = isolation.choose_isolation("processes", {})
+    assert chosen is Isolation.PROCESSES
+    assert any("share this machine's network" in sentence for sentence in sentences)
+
+
+def test_unknown_isolation_is_refused_by_name():
+    with pytest.raises(EngineError, match="expected one of auto, namespaces, processes, got 'docker'"):
+        isolation.choose_isolation("docker", {})
+
+
+def test_refused_namespaces_mean_processes_with_the_reason_or_an_error_if_they_were_asked_for(monkeypatch):
+    command = (sys.executable, "-S", "-c", 'print(\'{"error": "no luck", "has_user_namespace": true}\')')
+    monkeypatch.setattr(isolation, "ANCHOR_COMMAND", command)
+    chosen, sentences = isolation.choose_isolation("auto", {})
+    assert chosen is Isolation.PROCESSES
+    assert "no luck" in sentences[0]
+    with pytest.raises(EngineError, match="no luck"):
+        isolation.choose_isolation("namespaces", {})
+
+
+def test_probe_that_breaks_means_processes_with_its_last_words(monkeypatch):
+    monkeypatch.setattr(isolation, "ANCHOR_COMMAND", (sys.executable, "-S", "-c", "raise SystemExit('broken')"))
+    chosen, sentences = isolation.choose_isolation("auto", {})
+    assert chosen is Isolation.PROCESSES
+    assert "broken" in sentences[0]
+
+
+def test_kill_waits_until_the_process_is_gone_and_knows_a_dead_one():
+    with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(300)"]) as child:
+        process = ProcessId.of(child.pid)
+        assert killing.kill(ProcessId(child.pid, "1")) is False
+        assert child.poll() is None
+        assert killing.kill(process) is True
+        assert child.wait() == -signal.SIGKILL
+        assert killing.kill(process) is False
+
+
+def test_descendants_are_found_through_generations():
+    grandchild = "import time; time.sleep(300)"
+    code = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-S', '-c', {grandchild!r}], "
+    code += "start_new_session=True); print(p.pid, flush=True); p.wait()"
+    with subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, text=True) as child:
+        pid = int(child.stdout.readline())
+        own = ProcessId.of(os.getpid())
+        below = killing.descendants(own)
+        assert {child.pid, pid} <= {process.pid for process in below}
+        killing.kill(ProcessId.of(pid))
+    assert killing.descendants(ProcessId(os.getpid(), "1")) == []

@@ -1,0 +1,268 @@
+"""The local engine with plain processes, and agents that do nothing: what it starts, finds again and ends."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clary.contract.errors import EngineError
+from clary.contract.launch_plan import Isolation
+from clary.contract.processes import ProcessId
+from clary.control.engines.local import agent_processes, attempt_record, killing
+from clary.control.engines.local import engine as engine_module
+from clary.control.engines.local.engine import LocalEngine
+from clary.control.settings import Settings
+from clary.testing.launch_plans import make_hosts, make_plan
+
+IDLE = "import time; time.sleep(300)"
+
+
+@pytest.fixture
+def use_agents(monkeypatch):
+    """Replace the agent by a program; the arguments by which agents are recognised stay."""
+
+    def use(code):
+        def command(plan, host):
+            return [sys.executable, "-S", "-c", code, "-m", "clary.agent", "--host", host]
+
+        monkeypatch.setattr(agent_processes, "agent_command", command)
+
+    use(IDLE)
+    monkeypatch.setattr(engine_module, "LEAVE_TIMEOUT_S", 0.2)  # these agents' programs do not leave by themselves
+    return use
+
+
+@pytest.fixture
+async def engine(tmp_path, use_agents):
+    engine = make_engine(tmp_path)
+    yield engine
+    for folder in (tmp_path / "jobs").glob("*/*"):
+        await engine.release(folder.parent.name, int(folder.name))
+    assert engine._children == {}
+
+
+def make_engine(home):
+    return LocalEngine(Settings(home=str(home), isolation="processes"), "http://127.0.0.1:4570")
+
+
+def plan_of(num_hosts=2, **changes):
+    hosts = make_hosts(num_hosts, isolation=Isolation.PROCESSES)
+    return make_plan(hosts=hosts, isolation=Isolation.PROCESSES, **changes)
+
+
+async def test_hosts_share_the_machine_and_the_job_has_a_port_of_its_own(engine, tmp_path):
+    one = await engine.launch(plan_of(job_name="one"))
+    two = await engine.launch(plan_of(job_name="two"))
+    assert [host.address for host in one.hosts] == ["127.0.0.1", "127.0.0.1"]
+    assert one.network.anchor_pid is None
+    assert one.network.interface == "lo"
+    assert one.network.master_port != two.network.master_port
+    assert Path(one.work_folder) == tmp_path / "jobs" / "one" / "1"
+
+
+async def test_launch_twice_gives_the_same_plan(engine):
+    first = await engine.launch(plan_of())
+    assert await engine.launch(plan_of()) == first
+
+
+async def test_each_host_gets_one_agent_however_often_it_is_asked_for(engine):
+    plan = await engine.launch(plan_of())
+    assert await engine.agents_alive(plan) == {"algo-1": False, "algo-2": False}
+    await engine.start_agents(plan)
+    before = attempt_record.read_record(Path(plan.work_folder)).agents
+    await engine.start_agents(plan)
+    assert attempt_record.read_record(Path(plan.work_folder)).agents == before
+    assert await engine.agents_alive(plan) == {"algo-1": True, "algo-2": True}
+
+
+async def test_release_ends_agents_and_what_they_started_and_a_second_one_finds_nothing(engine, use_agents, tmp_path):
+    ready = tmp_path / "child-pid"
+    use_agents(
+        "import subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-S', '-c', {IDLE!r}], start_new_session=True, env={{}})\n"
+        f"open({str(ready)!r} + '.part', 'w').write(str(child.pid))\n"
+        f"import os; os.rename({str(ready)!r} + '.part', {str(ready)!r})\n"
+        "time.sleep(300)"
+    )
+    plan = await engine.launch(plan_of(1))
+    await engine.start_agents(plan)
+    async with asyncio.timeout(10):
+        while not ready.exists():
+            await asyncio.sleep(0.01)
+    child = ProcessId.of(int(ready.read_text()))
+    (Path(plan.work_folder) / "algo-1" / "ml").mkdir()
+    released = await engine.release(plan.job_name, plan.attempt)
+    assert len(released.killed) == 2
+    assert not child.is_alive()
+    assert not (Path(plan.work_folder) / "algo-1" / "ml").exists()
+    assert (Path(plan.work_folder) / "algo-1" / "agent.log").exists()
+    assert await engine.agents_alive(plan) == {"algo-1": False}
+    assert (await engine.release(plan.job_name, plan.attempt)).killed == ()
+    assert await engine.leftovers() == []
+
+
+async def test_released_attempt_can_not_be_launched_again(engine):
+    plan = await engine.launch(plan_of(1))
+    await engine.release(plan.job_name, plan.attempt)
+    with pytest.raises(EngineError, match="has been released"):
+        await engine.launch(plan)
+    with pytest.raises(EngineError, match="has been released"):
+        await engine.start_agents(plan)
+
+
+async def test_release_of_an_attempt_that_never_was_is_nothing(engine):
+    released = await engine.release("never", 3)
+    assert (released.killed, released.removed) == ((), ())
+
+
+async def test_pid_that_was_handed_on_is_never_signalled(engine):
+    plan = await engine.launch(plan_of(1))
+    with subprocess.Popen([sys.executable, "-S", "-c", IDLE]) as stranger:
+        folder = Path(plan.work_folder)
+        record = attempt_record.read_record(folder)
+        forged = ProcessId(stranger.pid, "1")
+        attempt_record.write_record(folder, replace(record, agents={"algo-1": forged}))
+        assert await engine.agents_alive(plan) == {"algo-1": False}
+        released = await engine.release(plan.job_name, plan.attempt)
+        assert released.killed == ()
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+async def test_records_of_an_earlier_boot_name_nobody(engine):
+    plan = await engine.launch(plan_of(1))
+    with subprocess.Popen([sys.executable, "-S", "-c", IDLE]) as stranger:
+        record = attempt_record.AttemptRecord(
+            boot_id="an earlier one", mark="0" * 32, agents={"algo-1": ProcessId.of(stranger.pid)}
+        )
+        attempt_record.write_record(Path(plan.work_folder), record)
+        assert await engine.agents_alive(plan) == {"algo-1": False}
+        assert (await engine.release(plan.job_name, plan.attempt)).killed == ()
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+async def test_agent_that_ends_at_once_is_an_error_with_its_last_words(engine, use_agents):
+    use_agents("raise SystemExit('no such module')")
+    plan = await engine.launch(plan_of(1))
+
+    async def start_until_it_fails():
+        while True:
+            await engine.start_agents(plan)
+            await asyncio.sleep(0.02)
+
+    with pytest.raises(EngineError, match=r"agent of algo-1 ended.*no such module"):
+        await asyncio.wait_for(start_until_it_fails(), timeout=10)
+
+
+async def test_agents_get_their_token_and_no_keys_of_the_service(tmp_path, use_agents):
+    use_agents("import os, sys; sys.stdout.write(repr(dict(os.environ))); sys.stdout.flush(); " + IDLE)
+    environ = {"PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "s", "CLARY_S3_SECRET_ACCESS_KEY": "s", "OMP_NUM_THREADS": "3"}
+    engine = LocalEngine(Settings(home=str(tmp_path), isolation="processes"), "http://127.0.0.1:4570", environ=environ)
+    plan = await engine.launch(plan_of(1))
+    try:
+        await engine.start_agents(plan)
+        log = Path(plan.work_folder) / "algo-1" / "agent.log"
+        async with asyncio.timeout(10):
+            while not log.read_text().endswith("}"):
+                await asyncio.sleep(0.01)
+        seen = eval(log.read_text())
+    finally:
+        await engine.release(plan.job_name, plan.attempt)
+    assert seen["CLARY_AGENT_TOKEN"] == plan.agent_token
+    assert seen["OMP_NUM_THREADS"] == "3"
+    assert {name for name in seen if name.startswith(("AWS_", "CLARY_"))} == {"CLARY_AGENT_TOKEN", "CLARY_ATTEMPT_MARK"}
+    assert Path(seen["PYTHONPATH"].split(":")[0], "clary", "agent").is_dir()
+
+
+SERVICE = """
+import asyncio, sys, time
+from clary.control.engines.local import agent_processes, attempt_record
+from clary.control.engines.local.engine import LocalEngine
+from clary.control.settings import Settings
+from clary.contract.launch_plan import Isolation
+from clary.testing.launch_plans import make_hosts, make_plan
+
+agent_processes.agent_command = lambda plan, host: [
+    sys.executable, "-S", "-c", "import time; time.sleep(300)", "-m", "clary.agent", "--host", host]
+plan = make_plan(hosts=make_hosts(2, isolation=Isolation.PROCESSES), isolation=Isolation.PROCESSES)
+engine = LocalEngine(Settings(home=sys.argv[1], isolation="processes"), "http://127.0.0.1:4570")
+
+async def serve():
+    launched = await engine.launch(plan)
+    if sys.argv[2] == "before recording":
+        write, count = attempt_record.write_record, [0]
+        def die_before_second_write(folder, record):
+            count[0] += 1
+            if count[0] == 2:
+                print("started", flush=True)
+                time.sleep(300)
+            write(folder, record)
+        attempt_record.write_record = die_before_second_write
+    await engine.start_agents(launched)
+    print("started", flush=True)
+    time.sleep(300)
+
+asyncio.run(serve())
+"""
+
+
+@pytest.mark.parametrize("moment", ["after recording", "before recording"])
+async def test_agents_outlive_a_killed_service_and_the_next_one_finds_them(tmp_path, use_agents, moment):
+    environment = {**os.environ, "PYTHONPATH": agent_processes.clary_folder()}
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVICE, str(tmp_path), moment], stdout=subprocess.PIPE, env=environment, text=True
+    ) as service:
+        assert service.stdout.readline() == "started\n"
+        service.send_signal(signal.SIGKILL)
+    engine = make_engine(tmp_path)
+    plan = await engine.launch(plan_of())
+    mark = attempt_record.read_record(Path(plan.work_folder)).mark
+    agents = killing.with_variable(agent_processes.MARK_VARIABLE, mark)
+    assert len(agents) == 2
+    await engine.start_agents(plan)  # what a new service does; it must not start a second pair
+    assert await engine.agents_alive(plan) == {"algo-1": True, "algo-2": True}
+    assert len(killing.with_variable(agent_processes.MARK_VARIABLE, mark)) == 2
+    released = await engine.release(plan.job_name, plan.attempt)
+    assert len(released.killed) == 2
+    assert not any(agent.is_alive() for agent in agents)
+
+
+async def test_release_ends_agents_that_were_never_recorded(tmp_path, use_agents):
+    environment = {**os.environ, "PYTHONPATH": agent_processes.clary_folder()}
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVICE, str(tmp_path), "before recording"],
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
+    ) as service:
+        assert service.stdout.readline() == "started\n"
+        service.send_signal(signal.SIGKILL)
+    released = await make_engine(tmp_path).release("job-1", 1)
+    assert sorted(words.split(",")[0] for words in released.killed) == ["agent of algo-1", "agent of algo-2"]
+
+
+async def test_leftover_process_of_a_released_attempt_is_told(engine):
+    plan = await engine.launch(plan_of(1))
+    mark = attempt_record.read_record(Path(plan.work_folder)).mark
+    await engine.release(plan.job_name, plan.attempt)
+    environment = {**os.environ, agent_processes.MARK_VARIABLE: mark}
+    with subprocess.Popen([sys.executable, "-S", "-c", IDLE], env=environment) as stray:
+        assert await engine.leftovers() == [
+            f"Job {plan.job_name}, attempt 1 is released and its process {stray.pid} still runs."
+        ]
+        assert len((await engine.release(plan.job_name, plan.attempt)).killed) == 1
+
+
+async def test_unreadable_record_is_an_error_and_no_guess(engine):
+    plan = await engine.launch(plan_of(1))
+    path = Path(plan.work_folder) / attempt_record.RECORD_FILE
+    path.write_text("{")
+    with pytest.raises(EngineError, match=r"engine\.json: the engine's record can not be read"):
+        await engine.release(plan.job_name, plan.attempt)
+    path.unlink()

@@ -1,0 +1,157 @@
+import tomllib
+
+import pytest
+
+from clary.contract.errors import EngineError, WireError
+from clary.control.engines.images import parse_image, resolve
+from clary.control.settings import Settings
+
+ECR = "763104351884.dkr.ecr.us-west-2.amazonaws.com/"
+TORCH = {"/py/torch": {"torch": "2.8.0+cpu"}}
+
+
+class FakeProbe:
+    def __init__(self, modules_by_python):
+        self._modules = modules_by_python
+
+    def candidates(self):
+        return list(self._modules)
+
+    def modules(self, python):
+        if python not in self._modules:
+            raise EngineError(f"{python} can not be run")
+        return self._modules[python]
+
+
+@pytest.mark.parametrize(
+    ("image", "repository", "tag"),
+    [
+        (ECR + "pytorch-training:2.8.0-gpu-py312", "pytorch-training", "2.8.0-gpu-py312"),
+        ("pytorch-training", "pytorch-training", "latest"),
+        ("myteam/pytorch:1", "myteam/pytorch", "1"),
+        ("localhost/a:b", "a", "b"),
+        ("host:5000/a/b:c", "a/b", "c"),
+        ("host:5000/a@sha256:0123", "a", "latest"),
+        ("a:b@sha256:0123", "a", "b"),
+    ],
+)
+def test_registry_is_ignored_and_tag_defaults_to_latest(image, repository, tag):
+    name = parse_image(image)
+    assert (name.repository, name.tag) == (repository, tag)
+
+
+def test_aws_image_takes_the_first_python_with_torch():
+    probe = FakeProbe({"/py/plain": {}, **TORCH})
+    environment, notes = resolve(ECR + "pytorch-training:2.8.0-cpu-py312", Settings(), probe)
+    assert (environment.name, environment.python) == ("default", "/py/torch")
+    assert environment.image == ECR + "pytorch-training:2.8.0-cpu-py312"
+    assert notes == ()
+
+
+def test_other_framework_version_is_noted():
+    _, notes = resolve(ECR + "pytorch-training:2.2.0-gpu-py310", Settings(), FakeProbe(TORCH))
+    assert notes == (
+        "image pytorch-training:2.2.0-gpu-py310 has torch 2.2.0; "
+        "the environment 'default' that stands for it has torch 2.8.0+cpu",
+    )
+
+
+def test_hugging_face_image_without_transformers_is_noted():
+    image = ECR + "huggingface-pytorch-training:2.8.0-transformers4.56.2-gpu-py312-cu129-ubuntu22.04"
+    environment, notes = resolve(image, Settings(), FakeProbe(TORCH))
+    assert environment.python == "/py/torch"
+    assert len(notes) == 1
+    assert "has transformers" in notes[0]
+
+
+def test_aws_image_of_a_framework_that_is_not_there_is_refused_with_lines_to_add():
+    image = ECR + "tensorflow-training:2.19.0-cpu-py312"
+    with pytest.raises(WireError) as caught:
+        resolve(image, Settings(), FakeProbe(TORCH))
+    assert caught.value.code == "ValidationException"
+    assert "no module tensorflow" in caught.value.message
+    assert image in caught.value.message
+
+
+def lines_of(message):
+    return tomllib.loads(message[message.index("\n") :])
+
+
+@pytest.mark.parametrize(
+    "image",
+    ["my-own:1", ECR + "we/ird:tag-1", 'quote"back\\slash:x', "nötig:ü"],
+)
+def test_lines_of_a_refusal_are_settings_that_make_the_image_known(image):
+    with pytest.raises(WireError) as caught:
+        resolve(image, Settings(), FakeProbe(TORCH))
+    lines = lines_of(caught.value.message)
+    lines["environments"] = dict.fromkeys(lines["environments"], "/py/torch")
+    environment, _ = resolve(image, Settings(**lines), FakeProbe(TORCH))
+    assert environment.python == "/py/torch"
+
+
+def test_no_python_with_torch_is_refused_with_the_line_for_the_default_environment():
+    with pytest.raises(WireError, match="no Python with torch") as caught:
+        resolve("pytorch-training:2.8.0", Settings(), FakeProbe({"/py/plain": {}}))
+    assert "default" in lines_of(caught.value.message)["environments"]
+
+
+def test_most_specific_pattern_wins():
+    settings = Settings(
+        images={"*": "all", "team/*": "team", "team/a:*": "a", "team/a:1": "one"},
+        environments={"all": "/py/torch", "team": "/py/team", "a": "/py/a", "one": "/py/one"},
+    )
+    probe = FakeProbe({path: {} for path in ("/py/torch", "/py/team", "/py/a", "/py/one")})
+    names = [resolve(image, settings, probe)[0].name for image in ("x:1", "team/b:1", "team/a:2", "host.io/team/a:1")]
+    assert names == ["all", "team", "a", "one"]
+
+
+def test_patterns_win_over_the_rules_for_aws_images():
+    settings = Settings(images={"pytorch-training:2.2*": "old"}, environments={"old": "/py/old"})
+    probe = FakeProbe({"/py/old": {"torch": "2.2.2"}, **TORCH})
+    assert resolve(ECR + "pytorch-training:2.2.0-gpu", settings, probe)[0].name == "old"
+    assert resolve(ECR + "pytorch-training:2.8.0-gpu", settings, probe)[0].name == "default"
+
+
+def test_pattern_without_its_environment_is_refused():
+    with pytest.raises(WireError, match="no environment of that name is set"):
+        resolve("a:b", Settings(images={"a:*": "gone"}), FakeProbe(TORCH))
+
+
+def test_interpreter_that_does_not_run_is_refused_as_a_mistake_of_the_settings():
+    settings = Settings(images={"a:*": "e"}, environments={"e": "/nowhere"})
+    with pytest.raises(WireError, match="/nowhere can not be run"):
+        resolve("a:b", settings, FakeProbe(TORCH))
+
+
+def test_default_python_of_the_settings_wins():
+    probe = FakeProbe({"/py/torch": {"torch": "2.8.0"}, "/py/set": {"torch": "2.8.1"}})
+    image = "pytorch-training:2.8"
+    assert resolve(image, Settings(default_python="/py/set"), probe)[0].python == "/py/set"
+    assert resolve(image, Settings(environments={"default": "/py/set"}), probe)[0].python == "/py/set"
+
+
+@pytest.mark.parametrize(
+    "repository",
+    [
+        "pytorch-training",
+        "huggingface-pytorch-training",
+        "huggingface-pytorch-trcomp-training",
+        "pytorch-trcomp-training",
+        "smdistributed-modelparallel",
+        "pytorch-training-neuronx",
+    ],
+)
+def test_every_torch_image_of_aws_is_known(repository):
+    assert resolve(f"{ECR}{repository}:2.8.0-gpu", Settings(), FakeProbe(TORCH))[0].name == "default"
+
+
+@pytest.mark.parametrize(
+    ("repository", "module"),
+    [("mxnet-training", "mxnet"), ("sagemaker-xgboost", "xgboost"), ("sagemaker-scikit-learn", "sklearn")],
+)
+def test_other_frameworks_need_their_module(repository, module):
+    with pytest.raises(WireError, match=f"no module {module}"):
+        resolve(f"{ECR}{repository}:1.7-1", Settings(), FakeProbe(TORCH))
+    probe = FakeProbe({"/py/torch": {"torch": "2.8.0", module: "1.7.6"}})
+    assert resolve(f"{ECR}{repository}:1.7-1", Settings(), probe) is not None

@@ -1,0 +1,60 @@
+import sys
+
+import pytest
+
+from clary.contract.errors import EngineError
+from clary.control.engines.interpreters import InterpreterProbe
+
+
+def write_interpreter(path, package_folder):
+    """A `python` that sees one more folder of packages, as an environment would."""
+    path.write_text(f'#!/bin/sh\nPYTHONPATH="{package_folder}" exec "{sys.executable}" -S "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_module_is_found_without_being_imported(tmp_path):
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (packages / "torch.py").write_text("raise SystemExit('imported')")
+    metadata = packages / "torch-9.8.7.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 9.8.7\n")
+    python = write_interpreter(tmp_path / "python", packages)
+    assert InterpreterProbe().modules(python) == {"torch": "9.8.7"}
+
+
+def test_module_without_metadata_has_no_version(tmp_path):
+    (tmp_path / "xgboost.py").write_text("")
+    assert InterpreterProbe().modules(write_interpreter(tmp_path / "python", tmp_path)) == {"xgboost": ""}
+
+
+def test_answer_is_kept_until_something_is_installed(tmp_path):
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    python = write_interpreter(tmp_path / "python", packages)
+    probe = InterpreterProbe()
+    first = probe.modules(python)
+    assert first == {}
+    assert probe.modules(python) is first
+    (packages / "torch.py").write_text("")
+    assert probe.modules(python) == {"torch": ""}
+
+
+@pytest.mark.parametrize("content", ["#!/bin/sh\necho no python\n", "#!/bin/sh\nexit 3\n"])
+def test_program_that_is_no_python_is_an_error_that_names_it(tmp_path, content):
+    path = tmp_path / "python"
+    path.write_text(content)
+    path.chmod(0o755)
+    with pytest.raises(EngineError, match=str(path)):
+        InterpreterProbe().modules(str(path))
+
+
+def test_missing_interpreter_is_an_error_that_names_it(tmp_path):
+    with pytest.raises(EngineError, match="missing"):
+        InterpreterProbe().modules(str(tmp_path / "missing"))
+
+
+def test_candidates_begin_with_the_interpreter_that_runs_clary():
+    assert InterpreterProbe().candidates()[0] == sys.executable
+    assert InterpreterProbe({"PATH": "/nowhere"}).candidates() == (sys.executable,)

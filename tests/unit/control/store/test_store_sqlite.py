@@ -1,0 +1,246 @@
+"""The store on SQLite: the contract, and what only SQLite can do wrong."""
+
+import asyncio
+import contextlib
+import sqlite3
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from store_contract import StoreContract, count_up, make_job
+
+from clary.contract.errors import StoreError
+from clary.control.store import database, group_commit
+from clary.control.store.store import Store
+
+
+@pytest.fixture
+def database_path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "clary.db"
+
+
+@pytest.fixture
+def database_url(database_path: Path) -> str:
+    return f"sqlite:///{database_path}"
+
+
+class TestStoreOnSqlite(StoreContract):
+    """The contract against a file."""
+
+
+async def test_commits_are_forced_to_disk_and_the_file_is_its_owners_alone(
+    database_url: str, database_path: Path
+) -> None:
+    store = await Store.open(database_url)
+    try:
+        pragmas = await store._writer.run(
+            lambda connection: [
+                connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+                for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+            ]
+        )
+        assert pragmas == ["wal", 2, 1, int(database.BUSY_TIMEOUT_S * 1000)]
+        for path in database_path.parent.iterdir():
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    finally:
+        await store.close()
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Another process that holds the write lock."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        connection.close()
+
+
+async def test_a_lock_that_is_not_let_go_is_an_error_and_the_store_lives_on(
+    database_url: str, database_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.05)
+    store = await Store.open(database_url)
+    try:
+        with _locked(database_path):
+            results = await asyncio.gather(
+                *(store.create_job(make_job(f"j{number}"), {}) for number in range(3)), return_exceptions=True
+            )
+            assert await store.get_job("j0") is None  # readers are not held up
+        for result in results:
+            assert isinstance(result, StoreError)
+            assert result.retryable
+            assert "database is locked" in str(result)
+        await store.create_job(make_job("j0"), {})
+    finally:
+        await store.close()
+
+
+async def test_a_full_disk_is_said_and_survived(database_url: str) -> None:
+    store = await Store.open(database_url)
+
+    def limit_pages(connection: Any, *, extra: int) -> None:
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + extra}")
+
+    try:
+        await store.create_job(make_job("before"), {})
+        await store._writer.run(lambda connection: limit_pages(connection, extra=4))
+        large = make_job("large", pending_reason="x" * 100_000)
+        results = await asyncio.gather(
+            store.create_job(make_job("small"), {}), store.create_job(large, {}), return_exceptions=True
+        )
+        assert isinstance(results[1], StoreError)
+        assert "disk is full" in str(results[1])
+        # Whatever was acknowledged is there, and nothing else.
+        assert (results[0] is None) == (await store.get_job("small") is not None)
+        assert await store.get_job("large") is None
+        await store._writer.run(lambda connection: limit_pages(connection, extra=1000))
+        await store.create_job(large, {})
+        assert await store.get_job("before") is not None
+    finally:
+        await store.close()
+
+
+async def test_a_commit_that_fails_fails_its_whole_batch(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = await Store.open(database_url)
+    dialect = type(store._write_engine.dialect)
+    commit = dialect.do_commit
+    try:
+
+        def fail(self: Any, connection: Any) -> None:
+            raise sqlite3.OperationalError("disk I/O error")
+
+        monkeypatch.setattr(dialect, "do_commit", fail)
+        results = await asyncio.gather(
+            *(store.create_job(make_job(f"j{number}"), {}) for number in range(5)), return_exceptions=True
+        )
+        monkeypatch.setattr(dialect, "do_commit", commit)
+        assert all(isinstance(result, StoreError) and "disk I/O error" in str(result) for result in results)
+        assert [await store.get_job(f"j{number}") for number in range(5)] == [None] * 5
+        await store.create_job(make_job("j0"), {})
+    finally:
+        await store.close()
+
+
+async def test_a_dead_writer_fails_every_write_at_once_and_names_the_first_cause(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await Store.open(database_url)
+    try:
+        await store.create_job(make_job("before"), {})
+
+        def explode(*_arguments: Any) -> None:
+            monkeypatch.undo()
+            raise ZeroDivisionError("cosmic ray")
+
+        monkeypatch.setattr(group_commit, "_deliver", explode)
+        with pytest.raises(StoreError, match="died and this write was not confirmed"):
+            await store.create_job(make_job("during"), {})
+        for _ in range(2):
+            with pytest.raises(StoreError, match=r"writer has died.*first cause: ZeroDivisionError: cosmic ray"):
+                await store.create_job(make_job("after"), {})
+        assert await store.get_job("before") is not None
+    finally:
+        await store.close()
+
+
+async def test_those_who_wait_when_the_writer_dies_are_told(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = await Store.open(database_url)
+    try:
+
+        def explode(*_arguments: Any) -> None:
+            raise ZeroDivisionError("cosmic ray")
+
+        monkeypatch.setattr(store._writer, "_commit", explode)
+        results = await asyncio.gather(
+            *(store.create_job(make_job(f"j{number}"), {}) for number in range(5)), return_exceptions=True
+        )
+        assert all(isinstance(result, StoreError) and "cosmic ray" in str(result) for result in results)
+    finally:
+        await store.close()
+
+
+async def test_a_write_has_a_deadline_and_a_write_that_nobody_awaits_is_dropped(database_url: str) -> None:
+    store = await Store.open(database_url)
+    go_on = threading.Event()
+    try:
+        await store.create_job(make_job("j"), {})
+        slow = asyncio.create_task(store._writer.run(lambda _connection: go_on.wait(10)))
+        await asyncio.sleep(0.01)  # the writer is now busy
+        with pytest.raises(StoreError, match=r"not on disk after 0\.01 s.*may or may not happen"):
+            await store._writer.run(lambda _connection: None, timeout_s=0.01)
+        given_up = asyncio.create_task(store.update_job("j", count_up))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.gather(given_up, return_exceptions=True)
+        go_on.set()
+        assert await slow
+        job = await store.get_job("j")
+        assert job is not None
+        assert job.attempt == 0
+    finally:
+        go_on.set()
+        await store.close()
+
+
+async def test_a_flood_is_refused_and_not_queued_for_ever(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_commit, "MAX_QUEUED", 3)
+    store = await Store.open(database_url)
+    go_on = threading.Event()
+    try:
+        slow = asyncio.create_task(store._writer.run(lambda _connection: go_on.wait(10)))
+        await asyncio.sleep(0.01)
+        writes = [asyncio.create_task(store.create_job(make_job(f"j{number}"), {})) for number in range(5)]
+        await asyncio.sleep(0)
+        go_on.set()
+        results = await asyncio.gather(slow, *writes, return_exceptions=True)
+        refused = [result for result in results if isinstance(result, StoreError)]
+        assert len(refused) == 2
+        assert "3 writes wait already" in str(refused[0])
+    finally:
+        go_on.set()
+        await store.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("sqlite://", "in-memory"),
+        ("sqlite:///:memory:", "in-memory"),
+        ("mysql://localhost/x", "'mysql' is not supported"),
+        ("nonsense", "is no database URL"),
+        ("sqlite:////proc/nothing/here.db", "cannot open the database file"),
+    ],
+)
+async def test_a_url_that_cannot_work_is_refused_in_words(url: str, words: str) -> None:
+    with pytest.raises(StoreError, match=words):
+        await Store.open(url)
+
+
+async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "clary.db"
+    path.write_bytes(b"not a database at all" * 100)
+    with pytest.raises(StoreError, match="file is not a database"):
+        await Store.open(f"sqlite:///{path}")
+
+
+async def test_the_password_of_a_database_stays_out_of_errors() -> None:
+    with pytest.raises(StoreError) as refusal:
+        await Store.open("postgresql://somebody:very-secret@127.0.0.1:1/nothing")
+    assert "very-secret" not in str(refusal.value)
+    assert "somebody:***@" in str(refusal.value)
+
+
+async def test_closing_leaves_no_thread_behind(database_url: str) -> None:
+    before = set(threading.enumerate())
+    store = await Store.open(database_url)
+    await store.create_job(make_job("j"), {})
+    await store.get_job("j")
+    await store.close()
+    left = {thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("clary-store")}
+    assert left == set()

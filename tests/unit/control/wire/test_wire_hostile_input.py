@@ -1,0 +1,81 @@
+"""Whatever arrives, the wire answers with an error in AWS's shape: it raises nothing but WireError."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from wire_builders import REQUEST_ID, form_request, json_request
+
+from clary.contract.errors import WireError
+from clary.control.wire.messages import HttpRequest
+from clary.control.wire.parsing import parse
+from clary.control.wire.routing import protocol_of, route
+from clary.control.wire.serializing import serialize_error
+from clary.control.wire.validation import validate
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    max_leaves=12,
+)
+MEMBERS = st.sampled_from(
+    ["TrainingJobName", "HyperParameters", "Tags", "ResourceConfig", "InputDataConfig", "Environment", "VpcConfig"]
+)
+FORM_NAMES = st.sampled_from(
+    ["MetricData", "member", "1", "2", "Dimensions", "Name", "Value", "Timestamp", "Namespace", "entry", "", "x"]
+)
+
+
+def answer(request: HttpRequest) -> None:
+    """Take a request as far as it goes; any other exception than WireError fails the test."""
+    try:
+        operation = route(request)
+        validate(operation, parse(request, operation))
+    except WireError as error:
+        response = serialize_error(error, protocol=protocol_of(request), request_id=REQUEST_ID)
+        assert response.status == 400
+        assert len(response.body) < 100_000
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=300))
+def test_arbitrary_bytes_as_json(body):
+    answer(json_request("CreateTrainingJob", body))
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=300))
+def test_arbitrary_bytes_as_a_form(body):
+    answer(form_request(b"Action=PutMetricData&Version=2010-08-01&" + body))
+
+
+@settings(deadline=None)
+@given(st.dictionaries(MEMBERS, JSON_VALUES, max_size=5))
+def test_arbitrary_values_in_known_members(body):
+    answer(json_request("CreateTrainingJob", json.dumps(body).encode()))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.lists(FORM_NAMES, min_size=1, max_size=6), st.text(max_size=8)), max_size=8))
+def test_arbitrary_names_in_a_form(fields):
+    form = "&".join(f"{'.'.join(name)}={value}" for name, value in fields)
+    answer(form_request(b"Action=PutMetricData&Version=2010-08-01&" + form.encode("utf-8", "replace")))
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(["GET", "POST", "PUT", "DELETE", ""]),
+    st.text(max_size=30),
+    st.text(max_size=60),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["Content-Type", "X-Amz-Target", "Authorization", "Content-Encoding", "smithy-protocol"]),
+            st.sampled_from(["application/x-amz-json-1.1", "SageMaker.Search", "gzip", "SageMaker.", "."]) | st.text(),
+        )
+    ),
+    st.binary(max_size=60),
+)
+def test_arbitrary_requests(method, path, query, headers, body):
+    answer(HttpRequest(method, path, query, headers, body))

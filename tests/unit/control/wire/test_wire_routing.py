@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import pytest
+from wire_builders import form_request, json_request
+
+from clary.contract.errors import WireError
+from clary.control.wire.messages import HttpRequest
+from clary.control.wire.models import Protocol
+from clary.control.wire.routing import credential_service, protocol_of, route
+
+
+def signed_for(scope: str, request: HttpRequest) -> HttpRequest:
+    value = (
+        f"AWS4-HMAC-SHA256 Credential=AKID/20260101/us-west-2/{scope}/aws4_request, SignedHeaders=host, Signature=00"
+    )
+    return HttpRequest(
+        request.method, request.raw_path, request.query, [*request.headers, ("Authorization", value)], request.body
+    )
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (json_request("CreateTrainingJob", {}), ("sagemaker", "CreateTrainingJob", Protocol.JSON_1_1)),
+        (json_request("GetLogEvents", {}, prefix="Logs_20140328"), ("logs", "GetLogEvents", Protocol.JSON_1_1)),
+        (
+            json_request("GetMetricStatistics", {}, prefix="GraniteServiceVersion20100801", version="1.0"),
+            ("cloudwatch", "GetMetricStatistics", Protocol.JSON_1_0),
+        ),
+        (
+            form_request("Action=GetCallerIdentity&Version=2011-06-15"),
+            ("sts", "GetCallerIdentity", Protocol.QUERY),
+        ),
+        (form_request("RoleName=x&Action=GetRole&Version=2010-05-08"), ("iam", "GetRole", Protocol.QUERY)),
+        (
+            form_request("Action=GetMetricStatistics&Version=2010-08-01"),
+            ("cloudwatch", "GetMetricStatistics", Protocol.QUERY),
+        ),
+        (
+            HttpRequest("PUT", "/BatchPutMetrics", "", [("Content-Type", "application/json")], b"{}"),
+            ("sagemaker-metrics", "BatchPutMetrics", Protocol.REST_JSON),
+        ),
+        (
+            HttpRequest("GET", "/", "Action=GetCallerIdentity&Version=2011-06-15", []),
+            ("sts", "GetCallerIdentity", Protocol.QUERY),
+        ),
+    ],
+)
+def test_every_way_to_name_an_operation_is_understood(request_, expected):
+    operation = route(request_)
+    assert (operation.service.name, operation.name, operation.protocol) == expected
+
+
+def test_the_same_operation_is_the_same_object():
+    assert route(json_request("CreateTrainingJob", {})) is route(json_request("CreateTrainingJob", {}))
+
+
+def test_sagemaker_scope_reaches_both_sagemaker_and_its_metrics():
+    training = route(signed_for("sagemaker", json_request("StopTrainingJob", {})))
+    metrics = route(signed_for("sagemaker", HttpRequest("POST", "/BatchGetMetrics", "", [], b"{}")))
+    assert (training.service.name, metrics.service.name) == ("sagemaker", "sagemaker-metrics")
+
+
+def test_scope_wins_over_a_target_of_another_service():
+    with pytest.raises(WireError) as caught:
+        route(signed_for("logs", json_request("CreateTrainingJob", {})))
+    assert caught.value.code == "UnknownOperationException"
+
+
+def test_unknown_scope_is_refused_and_names_the_offered_services():
+    with pytest.raises(WireError) as caught:
+        route(signed_for("ec2", form_request("Action=RunInstances&Version=2016-11-15")))
+    assert "'ec2'" in caught.value.message
+    assert "monitoring" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "words"),
+    [
+        (json_request("NoSuchOperation", {}), "UnknownOperationException", "SageMaker.NoSuchOperation"),
+        (json_request("CreateTrainingJob", {}, prefix="Nope"), "UnknownOperationException", "Nope"),
+        (json_request("CreateTrainingJob", {}, version="9.9"), "UnknownOperationException", "content type"),
+        (form_request("Action=Nope&Version=2011-06-15"), "InvalidAction", "Nope"),
+        (form_request("Action=GetRole&Version=1999-01-01"), "InvalidAction", "1999-01-01"),
+        (form_request("Version=2011-06-15"), "MissingAction", "Action"),
+        (form_request(b"Action=%ff%fe"), "InvalidAction", "version"),
+        (HttpRequest("GET", "/", "", []), "UnknownOperationException", "GET"),
+        (HttpRequest("DELETE", "/BatchPutMetrics", "", []), "UnknownOperationException", "DELETE"),
+        (
+            HttpRequest("GET", "/", "", [("X-Amz-Target", "SageMaker.ListTrainingJobs")]),
+            "UnknownOperationException",
+            "content type",
+        ),
+        (
+            HttpRequest("POST", "/service/X/operation/Y", "", [("smithy-protocol", "rpc-v2-cbor")]),
+            "UnknownOperationException",
+            "Smithy",
+        ),
+    ],
+)
+def test_what_names_no_operation_is_refused_in_words(request_, code, words):
+    with pytest.raises(WireError) as caught:
+        route(request_)
+    assert caught.value.code == code
+    assert words in caught.value.message
+    assert caught.value.http_status == 400
+
+
+def test_refusals_do_not_repeat_endless_input():
+    with pytest.raises(WireError) as caught:
+        route(json_request("A" * 100_000, {}))
+    assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("request_", "protocol"),
+    [
+        (json_request("Nope", {}), Protocol.JSON_1_1),
+        (json_request("Nope", {}, version="1.0"), Protocol.JSON_1_0),
+        (HttpRequest("POST", "/", "", [("X-Amz-Target", "a.b"), ("Content-Type", "text/html")]), Protocol.JSON_1_1),
+        (form_request("x=y"), Protocol.QUERY),
+        (HttpRequest("GET", "/nowhere", "", []), Protocol.REST_JSON),
+    ],
+)
+def test_errors_have_a_protocol_even_where_routing_failed(request_, protocol):
+    assert protocol_of(request_) is protocol
+
+
+def test_scope_is_read_from_presigned_urls():
+    query = "X-Amz-Credential=AKID%2F20260101%2Fus-west-2%2Fsts%2Faws4_request&X-Amz-Signature=00"
+    assert credential_service(HttpRequest("GET", "/", query, [])) == "sts"
