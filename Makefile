@@ -10,7 +10,8 @@ export CLARY_COMMAND := $(BIN)/clary
 .PHONY: setup quickstart test check format bench clean
 
 quickstart: $(STAMPS)/service.stamp $(STAMPS)/train.stamp $(STAMPS)/sdk2.stamp
-	@CLARY_DEFAULT_PYTHON=$(CURDIR)/.venvs/train/bin/python $(BIN)/clary up
+	@sh tools/write_first_settings.sh $(CURDIR)/.venvs/train/bin/python
+	@$(BIN)/clary up
 	@eval "$$($(BIN)/clary env)" && .venvs/sdk2/bin/python examples/mnist/submit.py
 
 setup: $(STAMPS)/service.stamp $(STAMPS)/train.stamp $(STAMPS)/sdk2.stamp $(STAMPS)/sdk3.stamp \

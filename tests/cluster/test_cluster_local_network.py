@@ -369,6 +369,12 @@ async def test_hosts_reach_the_service_under_its_own_url_with_half_close_both_wa
             await engine.release(plan.job_name, plan.attempt)
 
 
+async def test_job_with_network_isolation_does_not_reach_the_service(engine):
+    plan = await engine.launch(plan_of(1, network_isolation=True))
+    ask = "s = socket.socket()\ntry: s.connect(('127.0.0.1', 4570))\nexcept ConnectionRefusedError: print('refused')"
+    assert await Host(plan, "algo-1").run(ask) == "refused"
+
+
 async def test_aborted_answer_of_the_service_is_an_error_inside_and_not_an_end(tmp_path):
     def abort(connection):
         connection.sendall(b"half of it")

@@ -22,8 +22,8 @@ SETTINGS = f"""
 max_hosts = 8
 stop_grace_s = 10.0
 [images]
-"bring-your-own:*" = "train"
-"remote:*" = "sdk2"
+"team/bring-your-own:*" = "train"
+"team/remote:*" = "sdk2"
 "tensorflow-training:*" = "train"
 [environments]
 train = "{TRAIN_PYTHON}"

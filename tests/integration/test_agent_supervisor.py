@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from clary.contract.launch_plan import Isolation, LaunchPlan, MetricDefinition
 from clary.testing.fake_service import FakeService
 from clary.testing.launch_plans import make_plan
 
-MARK = "CLARY_TEST_MARK"  # in the environment of everything that an agent starts, to find what it left behind
+MARK = "TEST_MARK"  # in the environment of agent and program, to find what they left behind
 
 
 class AgentUnderTest:
@@ -48,8 +49,11 @@ class AgentUnderTest:
         return self.process.wait(timeout_s)
 
     def left_behind(self) -> list[str]:
-        """Command lines of live processes that this agent, or what it started, has started."""
+        """Command lines of live processes of the program, and of its first process, which carries no mark."""
         found = []
+        init_pid = self.service.facts.init_pid if self.service.facts is not None else None
+        if init_pid is not None and Path(f"/proc/{init_pid}").exists():
+            found.append(f"first process {init_pid}")
         for folder in Path("/proc").iterdir():
             if not folder.name.isdigit() or folder.name == str(self.process.pid):
                 continue
@@ -62,7 +66,7 @@ class AgentUnderTest:
 
 
 @pytest.fixture
-def run_agent(tmp_path: Path) -> Iterator[object]:
+def run_agent(tmp_path: Path) -> Iterator[Callable[..., AgentUnderTest]]:
     """Start an agent for a command; everything is checked to be gone afterwards."""
     services: list[FakeService] = []
     agents: list[AgentUnderTest] = []
@@ -89,9 +93,11 @@ def run_agent(tmp_path: Path) -> Iterator[object]:
 def agent_plan(folder: Path, **changes: object) -> LaunchPlan:
     plan = make_plan(
         **{
+            "job_name": f"agent-{uuid.uuid4().hex[:12]}",  # names the cgroup, which nobody else may use
             "isolation": Isolation.PROCESSES,
             "work_folder": str(folder / "home" / "jobs" / "job-1" / "1"),
             "cache_folder": str(folder / "home" / "cache"),
+            "user_environment": {MARK: str(folder)},
             **changes,
         }
     )
@@ -188,6 +194,8 @@ def test_sigterm_to_the_agent_ends_the_program(run_agent) -> None:
 def test_a_killed_agent_leaves_no_program(run_agent) -> None:
     agent = run_agent("/bin/bash", "-c", "trap '' TERM; sleep 1000 & echo ready; wait")
     agent.service.wait_for_text("ready")
+    agent.service.wait_for_phase(HostPhase.RUNNING)
+    assert len(agent.left_behind()) >= 3  # first process, shell, sleep: the check sees them
     agent.process.kill()
     agent.wait()
     deadline_s = time.monotonic() + 10
@@ -204,12 +212,10 @@ def test_the_end_of_the_attempt_ends_the_program(run_agent) -> None:
     assert agent.left_behind() == []
 
 
-def test_an_interpreter_that_is_not_there_is_told_by_name(run_agent, tmp_path: Path) -> None:
-    plan = agent_plan(tmp_path)
-    environment = replace(plan.environment, python="/no/such/python")
-    service_plan_change = {"environment": environment}
-    service = FakeService(replace(agent_plan(tmp_path, command=("/bin/true",)), **service_plan_change))
-    with service:
+def test_an_interpreter_that_is_not_there_is_told_by_name(tmp_path: Path) -> None:
+    plan = agent_plan(tmp_path, command=("/bin/true",))
+    plan = replace(plan, environment=replace(plan.environment, python="/no/such/python"))
+    with FakeService(plan) as service:
         service.order_at(HostPhase.EXITED, OrderKind.RELEASE)
         agent = AgentUnderTest(service, mark=str(tmp_path / "other"))
         facts = service.wait_for_phase(HostPhase.EXITED)
@@ -221,12 +227,8 @@ def test_an_interpreter_that_is_not_there_is_told_by_name(run_agent, tmp_path: P
 def test_a_command_line_without_token_is_refused(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(clary.__file__).parents[1])}
     environment.pop("CLARY_AGENT_TOKEN", None)
-    command = [
-        sys.executable,
-        "-m",
-        "clary.agent",
-        *"--service http://127.0.0.1:1 --job j --attempt 1 --host a".split(),
-    ]
+    options = ("--service", "http://127.0.0.1:1", "--job", "j", "--attempt", "1", "--host", "algo-1")
+    command = [sys.executable, "-m", "clary.agent", *options]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20)
     assert done.returncode == 2
     assert "CLARY_AGENT_TOKEN" in done.stderr

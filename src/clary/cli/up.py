@@ -63,7 +63,6 @@ def _command() -> list[str]:
 
 
 def _start(folder: StateFolder) -> Connection:
-    folder.service_record_path.unlink(missing_ok=True)
     with folder.service_log.open("ab") as log:
         process = subprocess.Popen(
             _command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"

@@ -192,6 +192,8 @@ def canonical_request(
     values: dict[str, str] = {}
     for name, value in request.headers:
         lowered = name.lower()
+        if lowered not in signed_headers:
+            continue
         # Sequential spaces count as one, several headers of a name as one with commas.
         trimmed = " ".join(value.split())
         values[lowered] = f"{values[lowered]},{trimmed}" if lowered in values else trimmed

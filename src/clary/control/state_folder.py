@@ -57,9 +57,9 @@ class RootSecrets:
         """The embedded object store's own key pair; clients never see it."""
         return Credentials(access_key_id="CLARYSTORE", secret_access_key=self._derive("store").hex())
 
-    def job_credentials(self, job_name: str, attempt: int) -> Credentials:
+    def job_credentials(self, attempt_id: str) -> Credentials:
         """Derive the key pair of one attempt; the same attempt always gets the same pair."""
-        digest = self._derive(f"id:{job_name}:{attempt}")
+        digest = self._derive(f"id:{attempt_id}")
         access_key_id = JOB_KEY_PREFIX + b32encode(digest)[:16].decode()
         return Credentials(access_key_id=access_key_id, secret_access_key=self.job_secret(access_key_id))
 
@@ -67,9 +67,9 @@ class RootSecrets:
         """Derive the secret that belongs to a job's access key id."""
         return self._derive(f"secret:{access_key_id}").hex()
 
-    def agent_token(self, job_name: str, attempt: int) -> str:
+    def agent_token(self, attempt_id: str) -> str:
         """Derive the bearer token of one attempt's agents."""
-        return self._derive(f"agent:{job_name}:{attempt}").hex()
+        return self._derive(f"agent:{attempt_id}").hex()
 
     def _derive(self, text: str) -> bytes:
         return hmac.new(self.master_key.encode(), text.encode(), hashlib.sha256).digest()

@@ -146,7 +146,7 @@ def test_presigned_urls_are_the_ones_that_botocore_makes(path, query):
 
 
 def test_the_worked_example_of_s3_streaming_matches():
-    """Amazon S3 API reference, "Signature calculations for the Authorization header: transferring payload in chunks"."""
+    """Amazon S3 API reference, "Signature calculations: transferring payload in multiple chunks"."""
     secret = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
     scope = "20130524/us-east-1/s3/aws4_request"
     key = sigv4.signing_key(secret, date="20130524", region="us-east-1", service="s3")
@@ -278,9 +278,7 @@ def test_clients_that_sign_the_canonical_form_of_what_they_send_can_be_verified(
 
 def test_signing_needs_a_host():
     with pytest.raises(ContractError, match="'host' header"):
-        sigv4.sign(
-            "GET", "/", "", [], sigv4.EMPTY_HASH, credentials=KEY, region="us-west-2", service="s3", now=NOW
-        )
+        sigv4.sign("GET", "/", "", [], sigv4.EMPTY_HASH, credentials=KEY, region="us-west-2", service="s3", now=NOW)
 
 
 def test_only_chosen_headers_are_signed():

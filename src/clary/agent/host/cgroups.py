@@ -28,6 +28,7 @@ _SHARES_PER_CPU = 1024  # version 1; its default for one cgroup
 _MIN_SHARES, _MAX_SHARES = 2, 262_144
 _MAX_WEIGHT = 10_000  # version 2
 _MAKE_ATTEMPTS = 5
+_TAKE_OVER_LIMIT_S = 2.0
 _REMOVE_LIMIT_S = 5.0
 _REMOVE_PAUSE_S = 0.005
 
@@ -231,6 +232,10 @@ class HostCgroup:
     def _make_fresh(self, folder: str) -> None:
         """Create a cgroup whose counters start at zero; one that a dead agent left behind is removed first."""
         if os.path.isdir(folder):
+            # What a killed agent leaves behind is ending at this moment.
+            deadline = time.monotonic() + _TAKE_OVER_LIMIT_S
+            while self._tree.read(f"{folder}/cgroup.procs").strip() and time.monotonic() < deadline:
+                time.sleep(_REMOVE_PAUSE_S)
             if self._tree.read(f"{folder}/cgroup.procs").strip():
                 raise AgentError(
                     f"cgroup {folder} holds processes already: another agent runs the same host, or one that died left "

@@ -8,8 +8,8 @@ Source: mount_namespaces(7) on locked mounts; OCI runtime specification, "Defaul
 
 from __future__ import annotations
 
-import glob
 import os
+import stat
 from collections.abc import Mapping
 
 from clary.agent.host import kernel
@@ -23,7 +23,7 @@ _DEVICE_LINKS = (
     ("ptmx", "pts/ptmx"),
     ("core", "/proc/kcore"),
 )
-_GPU_DEVICES = ("/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/dri/*", "/dev/kfd")
+_GPU_DEVICES = (("/dev", "nvidia"), ("/dev/nvidia-caps", ""), ("/dev/dri", ""), ("/dev", "kfd"))  # folder, prefix
 _MASKED = (
     "acpi",
     "kcore",
@@ -103,7 +103,7 @@ def mount_dev(new_root: str, *, with_gpus: bool, shared_memory_bytes: int | None
     kernel.mount("tmpfs", target, kind="tmpfs", flags=kernel.MS_NOSUID, options="size=64k,mode=755")
     devices = [f"/dev/{name}" for name in _DEVICES]
     if with_gpus:
-        devices += [path for pattern in _GPU_DEVICES for path in glob.glob(pattern) if not os.path.isdir(path)]
+        devices += _gpu_devices()
     for device in devices:
         place = new_root + device
         os.makedirs(os.path.dirname(place), exist_ok=True)
@@ -124,3 +124,12 @@ def mount_dev(new_root: str, *, with_gpus: bool, shared_memory_bytes: int | None
         kernel.mount("mqueue", f"{target}/mqueue", kind="mqueue", flags=flags | kernel.MS_NODEV)
     except OSError:  # kernels without POSIX message queues
         os.rmdir(f"{target}/mqueue")
+
+
+def _gpu_devices() -> list[str]:
+    found = []
+    for folder, prefix in _GPU_DEVICES:
+        names = os.listdir(folder) if os.path.isdir(folder) else []
+        paths = [f"{folder}/{name}" for name in sorted(names) if name.startswith(prefix)]
+        found += [path for path in paths if stat.S_ISCHR(os.stat(path).st_mode)]
+    return found

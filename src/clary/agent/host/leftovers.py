@@ -60,6 +60,8 @@ def remove_cgroups(folders: Sequence[str], *, home_files: Sequence[str]) -> None
         while os.path.isdir(folder) and time.monotonic() < deadline:
             try:
                 os.rmdir(folder)
+            except PermissionError:
+                break
             except OSError:
                 time.sleep(_CGROUP_PAUSE_S)
         with contextlib.suppress(OSError):  # the last host takes the family's folder with it

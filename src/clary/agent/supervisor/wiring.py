@@ -247,14 +247,18 @@ class HostSteps:
             user_namespace_path=plan.network.user_namespace_path,
             hosts_file={other.name: other.address for other in plan.hosts},
             resources=host.resources,
-            cgroup_name=f"{plan.job_name}-{plan.attempt}-{host.name}",
+            cgroup_name=f"{plan.job_name}-{plan.attempt}-{host.name}",  # by this name the engine finds what is left
             binds=self._binds(environment_folder) if plan.isolation is Isolation.NAMESPACES else (),
             hidden_folders=(str(home),) if home is not None else (),
         )
 
     def _binds(self, environment_folder: Path) -> tuple[Bind, ...]:
-        # An overlay: pip inside the job changes what the job sees, and no other job.
-        binds = [Bind(source=str(environment_folder), target=str(environment_folder), overlay=True)]
+        binds = []
+        home = service_home(self._plan)
+        # A system's own interpreter is part of the machine's files, which hosts have as a private copy anyhow.
+        if (environment_folder / "pyvenv.cfg").exists() or (home is not None and home in environment_folder.parents):
+            # An overlay: pip inside the job changes what the job sees, and no other job.
+            binds.append(Bind(source=str(environment_folder), target=str(environment_folder), overlay=True))
         for channel in self._channels.values():
             if channel.file_system_path is not None:
                 target = MlTree(OPT_ML).channel(channel.name)

@@ -55,5 +55,8 @@ class Engine(Protocol):
         of the attempt stay. After this the attempt can not be launched again.
         """
 
+    async def forget(self, job_name: str) -> None:
+        """Remove what released attempts of a job have left in folders; called when the job itself is deleted."""
+
     async def leftovers(self) -> list[str]:
         """Return sentences about what released or vanished attempts have left behind on the machine."""

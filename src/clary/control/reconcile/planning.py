@@ -56,6 +56,8 @@ def build_plan(
     request = JobRequest(job.request)
     settings = site.settings
     attempt = job.attempt + 1
+    # A deleted job's name may be used again: its keys must not open the new one.
+    attempt_id = f"{job.name}:{job.created_at.isoformat()}:{attempt}"
     requested = _requested_processes(request)
     hosts = tuple(
         HostPlan(
@@ -88,10 +90,10 @@ def build_plan(
         job_endpoint=Endpoint(
             url=site.service_url,
             region=settings.region,
-            credentials=site.secrets.job_credentials(job.name, attempt),
+            credentials=site.secrets.job_credentials(attempt_id),
         ),
         service_url=site.service_url,
-        agent_token=site.secrets.agent_token(job.name, attempt),
+        agent_token=site.secrets.agent_token(attempt_id),
         work_folder=str(site.folder.jobs / job.name / str(attempt)),
         cache_folder=str(site.folder.cache),
         config_documents=request.config_documents,

@@ -16,6 +16,7 @@ import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from urllib.parse import urlsplit
 
 from clary import __version__
 from clary.contract.clock import SystemClock
@@ -83,7 +84,7 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
         hub = JobHub(store, clock)
         await hub.load()
         gateway = AgentGateway(hub, logs, store, clock)
-        listening, port = _bound_port(settings)
+        listening, port = _bound_port(settings, folder)
         url = f"http://{settings.host}:{port}"
         engine = LocalEngine(settings, url)
         resolve_image = partial(resolve, settings=settings, probe=InterpreterProbe())
@@ -96,6 +97,7 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
             hub=hub,
             objects=ObjectLookup(client, clock),
             admission=admission,
+            work_folders=engine,
         )
         find_secret = partial(_find_secret, secrets, hub)
         verifier = SignatureVerifier(find_secret, clock, skew_s=settings.clock_skew_s)
@@ -232,10 +234,18 @@ def _find_secret(secrets: RootSecrets, hub: JobHub, access_key_id: str) -> str |
     return None
 
 
-def _bound_port(settings: Settings) -> tuple[socket.socket, int]:
-    """Hold the port while the rest is assembled: its number is needed before the listener can answer."""
+def _bound_port(settings: Settings, folder: StateFolder) -> tuple[socket.socket, int]:
+    """Hold the port while the rest is assembled: its number is needed before the listener can answer.
+
+    A service that was killed left its record: running hosts and agents know its port, so port 0 takes that one again.
+    """
     listening = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    left = folder.read_service_record() if settings.port == 0 else None
+    if left is not None:
+        with contextlib.suppress(OSError):
+            listening.bind((settings.host, urlsplit(left.url).port or 0))
+            return listening, listening.getsockname()[1]
     try:
         listening.bind((settings.host, settings.port))
     except OSError as error:

@@ -85,7 +85,8 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
 def endpoints_file(folder: Path, *, region: str, tls_port: int) -> Path:
     """Write botocore's endpoints.json with STS of `region` at `localhost:<tls_port>`; return its path.
 
-    The file lies in a folder of its own, which clients name as AWS_DATA_PATH (or link as ~/.aws/models).
+    Args:
+        folder: a folder of its own, which clients name as AWS_DATA_PATH (or link as ~/.aws/models).
 
     Raises: EngineError if botocore's own file can not be found or read.
     """
@@ -98,7 +99,7 @@ def endpoints_file(folder: Path, *, region: str, tls_port: int) -> Path:
         "credentialScope": {"region": region},
     }
     partition.setdefault("regions", {}).setdefault(region, {"description": "Clary"})
-    path = folder / "models" / "endpoints.json"
+    path = folder / "endpoints.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".new")
     draft.write_text(json.dumps(document), encoding="utf-8")

@@ -31,6 +31,13 @@ class Admission(Protocol):
         """Return what a waiting job waits for, or an empty string."""
 
 
+class WorkFolders(Protocol):
+    """Knows what attempts of jobs have left behind."""
+
+    async def forget(self, job_name: str) -> None:
+        """Remove the work folders of a job whose hosts are released."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Services:
     """What handlers may use."""
@@ -42,6 +49,7 @@ class Services:
     hub: JobHub
     objects: ObjectLookup
     admission: Admission
+    work_folders: WorkFolders
 
 
 @dataclass(frozen=True, kw_only=True)

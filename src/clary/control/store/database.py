@@ -23,6 +23,7 @@ from clary.contract.errors import Fault, StoreError
 BUSY_TIMEOUT_S = 10.0  # how long a statement waits for a lock that another process holds
 CONNECT_TIMEOUT_S = 10.0
 STATEMENT_TIMEOUT_S = 30.0  # PostgreSQL ends a statement that runs longer
+_PRIMARY_CODE = 0xFF  # part of an extended SQLite error code that tells its kind
 _MAX_WAL_PAUSE_S = 0.02  # between two tries to switch the journal
 _FILE_MODE = 0o600  # documents hold the secrets of running jobs
 _FOLDER_MODE = 0o700
@@ -122,7 +123,7 @@ def _switch_to_wal(connection: Any) -> None:
         try:
             connection.execute("PRAGMA journal_mode = WAL").close()
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+            if error.sqlite_errorcode & _PRIMARY_CODE != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
                 raise
             time.sleep(random.uniform(0.001, _MAX_WAL_PAUSE_S))
         else:

@@ -30,7 +30,7 @@ from clary.control.wire.replays import ReplayGuard
 from clary.control.wire.serializing import RETRY_AFTER_MS
 
 # Operations that only look; everything else counts as a change.
-_READING = re.compile(r"(?:Batch)?(?:Describe|List|Get|Filter|Search|Simulate|Query)[A-Z]")
+_READING = re.compile(r"(?:Batch)?(?:Describe|List|Get|Filter|Search|Simulate)(?=[A-Z]|$)")
 # Headers that give a request its meaning: unsigned, they could be changed on the way.
 _MEANINGFUL_HEADERS = ("host", "content-type", "x-amz-target", "x-amz-date", "x-amz-content-sha256")
 _FORBIDDEN_STATUS = 403
@@ -118,13 +118,13 @@ class SignatureVerifier:
         # Only proved signatures are remembered, so that strangers can not fill the memory.
         is_guarded = operation is not None and is_changing(operation.name)
         if is_guarded and not self._replays.is_new(authorization.signature, signed_at=signed_at, now=now):
-            error = check.refused(
+            replayed = check.refused(
                 Refusal.REPLAYED,
                 "Rate exceeded: this signature was used before. Sign the request again with the present time; "
                 "AWS clients do so when they retry.",
             )
-            error.details[RETRY_AFTER_MS] = REPLAY_RETRY_AFTER_MS
-            raise error
+            replayed.details[RETRY_AFTER_MS] = REPLAY_RETRY_AFTER_MS
+            raise replayed
         return authorization
 
 
@@ -171,18 +171,19 @@ class _Check:
 
     def time(self, signed_at: datetime, now: datetime, *, skew_s: float, expires_s: float) -> None:
         """Refuse a signature from too long ago or from the future."""
-        signed, present = _stamp(signed_at), _stamp(now)
         if signed_at < now - timedelta(seconds=expires_s):
             limit = _stamp(now - timedelta(seconds=expires_s))
             raise self.refused(
                 Refusal.WRONG,
-                f"Signature expired: {signed} is now earlier than {limit} ({present} - {_duration(expires_s)})",
+                f"Signature expired: {_stamp(signed_at)} is now earlier than {limit} "
+                f"({_stamp(now)} - {_duration(expires_s)})",
             )
         if signed_at > now + timedelta(seconds=skew_s):
             limit = _stamp(now + timedelta(seconds=skew_s))
             raise self.refused(
                 Refusal.WRONG,
-                f"Signature not yet current: {signed} is still later than {limit} ({present} + {_duration(skew_s)})",
+                f"Signature not yet current: {_stamp(signed_at)} is still later than {limit} "
+                f"({_stamp(now)} + {_duration(skew_s)})",
             )
 
     def payload(self, request: HttpRequest, body_hash: str) -> None:

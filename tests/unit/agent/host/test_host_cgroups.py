@@ -227,7 +227,8 @@ def test_remove_gives_up_on_a_group_that_stays_busy(tmp_path, monkeypatch):
     assert "could not be removed: Device or resource busy" in cgroup.remove()
 
 
-def test_group_that_holds_processes_is_refused(tmp_path):
+def test_group_that_holds_processes_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(cgroups, "_TAKE_OVER_LIMIT_S", 0.02)
     tree = FakeCgroupTree(tmp_path, version=2)
     cgroup = HostCgroup.create("h", Resources(num_cpus=1, memory_bytes=GIB), tree=tree)
     tree.write(cgroup.entry_files[0], "77\n")

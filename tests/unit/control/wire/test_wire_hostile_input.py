@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_builders import REQUEST_ID, form_request, json_request
 
+from clary.contract.clock import SystemClock
 from clary.contract.errors import WireError
 from clary.control.wire.messages import HttpRequest
 from clary.control.wire.parsing import parse
 from clary.control.wire.routing import protocol_of, route
 from clary.control.wire.serializing import serialize_error
+from clary.control.wire.signatures import SignatureVerifier
 from clary.control.wire.validation import validate
 
 JSON_VALUES = st.recursive(
@@ -79,3 +82,30 @@ def test_arbitrary_names_in_a_form(fields):
 )
 def test_arbitrary_requests(method, path, query, headers, body):
     answer(HttpRequest(method, path, query, headers, body))
+
+
+AUTHORIZATIONS = st.builds(
+    "AWS4-HMAC-SHA256 Credential={}, SignedHeaders={}, Signature={}".format,
+    st.sampled_from(["AKID/20260131/r/sagemaker/aws4_request", "AKID/2026/r/s/aws4_request", "/////"]) | st.text(),
+    st.sampled_from(["host;x-amz-date", "host", ";", "HOST"]) | st.text(),
+    st.sampled_from(["00" * 32, "zz" * 32, ""]) | st.text(),
+)
+
+
+@settings(deadline=None)
+@given(
+    AUTHORIZATIONS | st.text(),
+    st.sampled_from(["20260131T000000Z", "99999999T999999Z", ""]) | st.text(max_size=20) | st.none(),
+    st.text(max_size=40),
+    st.sampled_from(["X-Amz-Signature=00&X-Amz-Expires=5", "X-Amz-Signature="]) | st.text(max_size=60),
+)
+def test_arbitrary_signatures_are_refused_and_nothing_else(authorization, amz_date, date, query):
+    headers = [("Host", "h"), ("Authorization", authorization), ("Date", date)]
+    if amz_date is not None:
+        headers.append(("X-Amz-Date", amz_date))
+    if authorization == "":
+        del headers[1]
+    verifier = SignatureVerifier({"AKID": "secret"}.get, SystemClock(), skew_s=300.0)
+    with pytest.raises(WireError) as caught:
+        verifier.verify(HttpRequest("POST", "/%zz/..", query, headers, b"{}"))
+    assert caught.value.http_status in (400, 403)

@@ -43,7 +43,10 @@ def test_unknown_members_are_ignored_and_null_members_are_absent():
 
 
 def test_null_elements_stay_for_validation_to_refuse():
-    assert parse_json({"HyperParameters": {"a": None}, "Tags": [None]}) == {"HyperParameters": {"a": None}, "Tags": [None]}
+    assert parse_json({"HyperParameters": {"a": None}, "Tags": [None]}) == {
+        "HyperParameters": {"a": None},
+        "Tags": [None],
+    }
 
 
 def test_epoch_seconds_become_aware_datetimes():
@@ -60,7 +63,10 @@ def test_whole_numbers_may_be_written_as_floats():
     [
         ({"TrainingJobName": 5}, "NUMBER_VALUE can not be converted to a String (at 'TrainingJobName')"),
         ({"TrainingJobName": True}, "TRUE_VALUE can not be converted to a String"),
-        ({"HyperParameters": {"epochs": 3}}, "NUMBER_VALUE can not be converted to a String (at 'HyperParameters.epochs')"),
+        (
+            {"HyperParameters": {"epochs": 3}},
+            "NUMBER_VALUE can not be converted to a String (at 'HyperParameters.epochs')",
+        ),
         ({"HyperParameters": []}, "START_ARRAY can not be converted to a map (at 'HyperParameters')"),
         ({"ResourceConfig": "x"}, "STRING_VALUE can not be converted to a structure (at 'ResourceConfig')"),
         ({"ResourceConfig": {"InstanceCount": "2"}}, "STRING_VALUE can not be converted to an Integer"),

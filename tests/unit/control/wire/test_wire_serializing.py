@@ -64,7 +64,7 @@ def test_none_is_dropped_at_every_depth_and_other_falsehoods_stay():
         ({"TrainingTimeInSeconds": True}, "expected an int, got bool"),
         ({"EnableNetworkIsolation": 1}, "expected a bool"),
         ({"CreationTime": 1700000000}, "expected an aware datetime, got int"),
-        ({"CreationTime": datetime(2024, 1, 1)}, "expected an aware datetime"),  # noqa: DTZ001
+        ({"CreationTime": datetime(2024, 1, 1)}, "expected an aware datetime"),
         ({"HyperParameters": {"a": 1}}, "(at 'HyperParameters.a')"),
         ({"HyperParameters": ["a"]}, "expected a mapping"),
         ({"InputDataConfig": {"a": 1}}, "expected a list"),
@@ -152,9 +152,7 @@ def test_the_model_names_code_and_status_of_query_errors(code):
 
 def test_query_compatible_errors_carry_the_code_of_both_worlds():
     error = WireError("InvalidParameterValue", "no")
-    response = serialize_error(
-        error, protocol=Protocol.JSON_1_0, request_id=REQUEST_ID, service=service("cloudwatch")
-    )
+    response = serialize_error(error, protocol=Protocol.JSON_1_0, request_id=REQUEST_ID, service=service("cloudwatch"))
     assert json.loads(response.body)["__type"] == "InvalidParameterValueException"
     assert response.header("x-amzn-query-error") == "InvalidParameterValue;Sender"
 

@@ -65,8 +65,12 @@ def test_every_broken_constraint_is_listed():
     params["StoppingCondition"] = {"MaxRuntimeInSeconds": 0}
     message = message_of(params)
     assert message.startswith("4 validation errors detected: ")
-    assert "at 'trainingJobName' failed to satisfy constraint: Member must have length less than or equal to 63" in message
-    assert "Value '-1' at 'resourceConfig.instanceCount' failed to satisfy constraint: Member must have value" in message
+    assert (
+        "at 'trainingJobName' failed to satisfy constraint: Member must have length less than or equal to 63" in message
+    )
+    assert (
+        "Value '-1' at 'resourceConfig.instanceCount' failed to satisfy constraint: Member must have value" in message
+    )
     assert "Value '0' at 'stoppingCondition.maxRuntimeInSeconds' failed" in message
     assert message.count("; ") == 3
 
@@ -95,30 +99,39 @@ def test_any_instance_type_passes_unless_the_caller_is_strict(instance_type):
 def test_a_lenient_value_still_has_a_length(instance_type):
     params = good()
     params["ResourceConfig"]["InstanceType"] = instance_type
-    assert "at 'resourceConfig.instanceType' failed to satisfy constraint: Member must have length" in message_of(params)
+    assert "at 'resourceConfig.instanceType' failed to satisfy constraint: Member must have length" in message_of(
+        params
+    )
 
 
 def test_map_values_are_refused_as_the_service_does_it():
     assert message_of(good() | {"HyperParameters": {"ok": "1", "long": "x" * 2501}}) == (
-        f"1 validation error detected: Value '{{long={'x' * 1018}...' at 'hyperParameters' failed to satisfy constraint: "
-        "Map value must satisfy constraint: [Member must have length less than or equal to 2500, "
+        f"1 validation error detected: Value '{{long={'x' * 1018}...' at 'hyperParameters' failed to satisfy "
+        "constraint: Map value must satisfy constraint: [Member must have length less than or equal to 2500, "
         "Member must have length greater than or equal to 0, Member must satisfy regular expression pattern: .*]"
     )
 
 
 def test_map_keys_are_refused_as_the_service_does_it():
     message = message_of(good() | {"Environment": {"1x": "v"}})
-    assert "Value '{1x=v}' at 'environment' failed to satisfy constraint: Map keys must satisfy constraint: [" in message
+    assert (
+        "Value '{1x=v}' at 'environment' failed to satisfy constraint: Map keys must satisfy constraint: [" in message
+    )
 
 
 def test_too_many_entries_are_refused():
     message = message_of(good() | {"HyperParameters": {f"k{number}": "v" for number in range(101)}})
-    assert "at 'hyperParameters' failed to satisfy constraint: Member must have length less than or equal to 100" in message
+    assert (
+        "at 'hyperParameters' failed to satisfy constraint: Member must have length less than or equal to 100"
+        in message
+    )
 
 
 def test_list_elements_are_named_by_their_place():
     params = good() | {"Tags": [{"Key": "a", "Value": "b"}, {"Value": "b"}]}
-    assert "Value null at 'tags.2.member.key' failed to satisfy constraint: Member must not be null" in message_of(params)
+    assert "Value null at 'tags.2.member.key' failed to satisfy constraint: Member must not be null" in message_of(
+        params
+    )
 
 
 def test_scalar_elements_are_shown():

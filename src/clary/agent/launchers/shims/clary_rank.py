@@ -62,6 +62,8 @@ def _new_main() -> types.ModuleType:
     """Put an empty `__main__` in this file's place; it stays, so that threads and atexit find their globals."""
     program = types.ModuleType("__main__")
     program.__builtins__ = builtins  # type: ignore[attr-defined]
+    if sys.version_info < (3, 14):
+        program.__annotations__ = {}
     sys.modules["__main__"] = program
     return program
 

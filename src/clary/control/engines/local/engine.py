@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -109,6 +110,11 @@ class LocalEngine:
         self._locks.pop(folder, None)
         return released
 
+    async def forget(self, job_name: str) -> None:
+        """Remove the folders of a job's released attempts, logs of agents included; its name can be used again."""
+        folder = self._settings.home_folder / JOBS_FOLDER / job_name
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
     async def leftovers(self) -> list[str]:
         """Say what released attempts, and attempts without a folder, have left behind."""
         return await asyncio.to_thread(self._leftovers)
@@ -141,7 +147,9 @@ class LocalEngine:
             port = record.master_port or _free_port()
             attempt_record.write_record(folder, replace(record, master_port=port))
             return anchors.without_network(plan, master_port=port)
-        spec = anchors.network_spec(plan, folder, anchors.relays_to(self._relayed_urls))
+        # EnableNetworkIsolation: programs may call nobody but their job's other hosts, AWS included.
+        relays = () if plan.network_isolation else anchors.relays_to(self._relayed_urls)
+        spec = anchors.network_spec(plan, folder, relays)
 
         def start(command: Sequence[str], log_path: Path) -> LastingProcess:
             environment = agent_processes.process_environment(self._environ, record.mark)

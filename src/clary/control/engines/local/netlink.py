@@ -7,6 +7,7 @@ Source: rtnetlink(7), linux/if_link.h, linux/veth.h, linux/pkt_sched.h (tc_tbf_q
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import struct
@@ -28,6 +29,7 @@ TC_H_ROOT = 0xFFFFFFFF
 TC_LINKLAYER_ETHERNET = 1
 TC_TICKS_PER_US = 15.625  # "psched" tick: 64 ns
 MAX_U32 = 0xFFFFFFFF
+SIOCGIFINDEX = 0x8933
 ANSWER_BYTES = 65536
 ANSWER_TIMEOUT_S = 10.0
 
@@ -53,10 +55,8 @@ class Netlink:
     def index(self, name: str) -> int:
         """Return the index of an interface."""
         # SIOCGIFINDEX on this socket: socket.if_nametoindex would look in the thread's namespace of now.
-        import fcntl
-
         request = struct.pack("16s16x", name.encode())
-        answer = fcntl.ioctl(self._socket, 0x8933, request)
+        answer = fcntl.ioctl(self._socket, SIOCGIFINDEX, request)
         return int(struct.unpack_from("i", answer, 16)[0])
 
     def add_bridge(self, name: str) -> None:

@@ -106,6 +106,7 @@ async def delete_training_job(call: Call) -> Mapping[str, Any]:
             "only jobs that have ended can be deleted.",
         )
     await call.services.hub.delete(job.name)
+    await call.services.work_folders.forget(job.name)
     await call.services.logs.delete_streams(f"{job.name}/")
     return {}
 

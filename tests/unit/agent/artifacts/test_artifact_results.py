@@ -1,0 +1,394 @@
+"""Results of one and of several hosts, into a store in memory."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+
+import pytest
+
+from clary.agent.artifacts import upload_results
+from clary.contract.agent_protocol import StagedPart, UploadRole
+from clary.contract.errors import AgentError, ObjectStoreError
+from clary.contract.launch_plan import Output
+from clary.contract.ml_tree import MlTree
+from clary.testing.fake_object_store import FakeObjectStore
+from clary.testing.launch_plans import JOB_NAME, make_hosts, make_plan
+
+BASE = f"out/{JOB_NAME}/output"
+MODEL = f"{BASE}/model.tar.gz"
+OUTPUT = f"{BASE}/output.tar.gz"
+LOOSE = Output(
+    s3_output_path="s3://bucket/out",
+    model_uri=f"s3://bucket/{BASE}/model/",
+    output_uri=f"s3://bucket/{BASE}/data/",
+    is_compressed=False,
+)
+
+
+class Cluster:
+    """Hosts of one attempt, each with its tree, before one store."""
+
+    def __init__(self, folder, num_hosts: int = 1, **plan) -> None:
+        self.store = FakeObjectStore()
+        self.plan = make_plan(hosts=make_hosts(num_hosts), **plan)
+        self.trees = {host.name: MlTree(folder / host.name / "ml") for host in self.plan.hosts}
+        for tree in self.trees.values():
+            tree.model.mkdir(parents=True)
+            tree.output_data.mkdir(parents=True)
+
+    def write(self, host: str, name: str, data: str | bytes) -> None:
+        path = self.trees[host].root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data.encode() if isinstance(data, str) else data)
+
+    def stage(self, host: str):
+        return upload_results(UploadRole.STAGE, plan=self.plan, host=host, tree=self.trees[host], store=self.store)
+
+    def lead(self, staged: tuple[StagedPart, ...] = (), host: str = "algo-1"):
+        return upload_results(
+            UploadRole.LEAD, plan=self.plan, host=host, tree=self.trees[host], store=self.store, staged=staged
+        )
+
+    def stage_others(self, leader: str = "algo-1") -> tuple[StagedPart, ...]:
+        return tuple(part for name in self.trees if name != leader for part in self.stage(name).staged)
+
+    def keys(self) -> list[str]:
+        return sorted(key for _, key in self.store.objects)
+
+    def archive(self, key: str) -> dict[str, bytes | str | None]:
+        """Members of an archive: content of files, target of links, None for folders."""
+        with tarfile.open(fileobj=io.BytesIO(self.store.objects["bucket", key]), mode="r:gz") as tar:
+            members = tar.getmembers()
+            assert len({info.name for info in members}) == len(members)
+            return {
+                info.name: info.linkname if info.issym() else None if info.isdir() else tar.extractfile(info).read()
+                for info in members
+            }
+
+
+@pytest.fixture
+def one(tmp_path):
+    return Cluster(tmp_path)
+
+
+@pytest.fixture
+def three(tmp_path):
+    return Cluster(tmp_path, 3)
+
+
+def test_one_host_uploads_model_and_output(one):
+    one.write("algo-1", "model/weights.bin", b"w" * 100)
+    one.write("algo-1", "model/code/inference.py", "def model_fn(): ...")
+    one.write("algo-1", "output/data/plot.png", "png")
+    facts = one.lead()
+    assert facts.uploaded == (f"s3://bucket/{MODEL}", f"s3://bucket/{OUTPUT}")
+    assert one.archive(MODEL) == {
+        "weights.bin": b"w" * 100,
+        "code": None,
+        "code/inference.py": b"def model_fn(): ...",
+    }
+    assert one.archive(OUTPUT) == {"plot.png": b"png"}
+    assert one.keys() == [MODEL, OUTPUT]
+    assert facts.notes == ()
+
+
+def test_empty_model_is_still_an_archive_and_empty_output_is_none(one):
+    facts = one.lead()
+    assert facts.uploaded == (f"s3://bucket/{MODEL}",)
+    assert one.archive(MODEL) == {}
+    assert one.keys() == [MODEL]
+
+
+def test_failure_file_goes_into_the_output_beside_the_data(one):
+    one.write("algo-1", "output/failure", "Traceback " * 500)
+    one.write("algo-1", "output/data/log.txt", "log")
+    one.lead()
+    assert one.archive(OUTPUT) == {"failure": b"Traceback " * 500, "log.txt": b"log"}
+
+
+def test_failure_file_alone_makes_an_output(one):
+    one.write("algo-1", "output/failure", "why")
+    assert f"s3://bucket/{OUTPUT}" in one.lead().uploaded
+    one.write("algo-1", "output/failure", "")
+    one.store.objects.clear()
+    assert f"s3://bucket/{OUTPUT}" not in one.lead().uploaded
+
+
+def test_data_called_failure_wins_over_the_failure_file_with_a_note(one):
+    one.write("algo-1", "output/failure", "why")
+    one.write("algo-1", "output/data/failure", "mine")
+    facts = one.lead()
+    assert one.archive(OUTPUT) == {"failure": b"mine"}
+    assert "failure" in facts.notes[0]
+
+
+def test_host_without_results_stages_nothing(three):
+    assert three.stage("algo-2").staged == ()
+    assert three.keys() == []
+
+
+def test_staged_parts_lie_beside_the_final_objects_below_their_attempt(three):
+    three.write("algo-2", "model/m", "mm")
+    three.write("algo-2", "output/data/d", "dd")
+    parts = three.stage("algo-2").staged
+    assert [part.uri for part in parts] == [
+        f"s3://bucket/{BASE}/.clary-staging/1/algo-2-model.tar",
+        f"s3://bucket/{BASE}/.clary-staging/1/algo-2-output.tar",
+    ]
+    assert [(part.host, part.kind, part.num_files) for part in parts] == [
+        ("algo-2", "model", 1),
+        ("algo-2", "output", 1),
+    ]
+    again = three.stage("algo-2").staged
+    assert again == parts
+
+
+def test_trees_of_all_hosts_become_one_archive_and_staging_is_removed(three):
+    three.write("algo-1", "model/shard-0", "0")
+    three.write("algo-2", "model/shard-1", "1")
+    three.write("algo-3", "model/sub/shard-2", "2")
+    three.write("algo-3", "output/data/only-here", "3")
+    facts = three.lead(three.stage_others())
+    assert three.archive(MODEL) == {"shard-0": b"0", "shard-1": b"1", "sub": None, "sub/shard-2": b"2"}
+    assert three.archive(OUTPUT) == {"only-here": b"3"}
+    assert three.keys() == [MODEL, OUTPUT]
+    assert facts.notes == ()
+
+
+def test_same_file_from_all_hosts_comes_once_and_in_silence(three):
+    for name in three.trees:
+        three.write(name, "model/weights.bin", b"same" * 1000)
+        three.write(name, "model/d/x", "x")
+        (three.trees[name].model / "latest").symlink_to("weights.bin")
+    facts = three.lead(three.stage_others())
+    assert three.archive(MODEL) == {
+        "weights.bin": b"same" * 1000,
+        "latest": "weights.bin",
+        "d": None,
+        "d/x": b"x",
+    }
+    assert facts.notes == ()
+
+
+def test_different_files_of_one_name_keep_the_first_hosts_with_a_note(three):
+    for name in three.trees:
+        three.write(name, "model/weights.bin", f"of {name}")
+    facts = three.lead(three.stage_others())
+    assert three.archive(MODEL) == {"weights.bin": b"of algo-1"}
+    assert facts.notes == (
+        "model: hosts differ, the first one's version is kept: weights.bin (of algo-1, not algo-2), "
+        "weights.bin (of algo-1, not algo-3)",
+    )
+
+
+def test_first_host_wins_even_if_another_one_leads(three):
+    for name in three.trees:
+        three.write(name, "model/weights.bin", f"of {name}")
+    three.lead(three.stage_others(leader="algo-2"), host="algo-2")
+    assert three.archive(MODEL) == {"weights.bin": b"of algo-1"}
+
+
+def test_file_of_one_host_and_folder_of_another_do_not_meet(three):
+    three.write("algo-1", "model/x", "file")
+    three.write("algo-2", "model/x/y", "below")
+    three.write("algo-3", "model/x", "other file")
+    facts = three.lead(three.stage_others())
+    assert three.archive(MODEL) == {"x": b"file"}
+    assert "x/y (of algo-1, not algo-2)" in facts.notes[0]
+    assert "x (of algo-1, not algo-3)" in facts.notes[0]
+
+
+def test_nothing_is_written_through_a_link_of_another_host(three):
+    (three.trees["algo-1"].model / "best").symlink_to("sub")
+    three.write("algo-1", "model/sub/a", "a")
+    three.write("algo-2", "model/best/b", "b")
+    three.lead(three.stage_others())
+    assert three.archive(MODEL) == {"best": "sub", "sub": None, "sub/a": b"a"}
+
+
+def test_the_same_trees_give_the_same_bytes_again(three):
+    for name in three.trees:
+        three.write(name, "model/weights.bin", os.urandom(10))
+        three.write(name, f"model/{name}", "x")
+    three.lead(three.stage_others())
+    first = three.store.objects["bucket", MODEL]
+    three.lead(three.stage_others())
+    assert three.store.objects["bucket", MODEL] == first
+
+
+def test_leading_again_after_staging_was_removed_changes_nothing(three):
+    three.write("algo-2", "model/m", "mm")
+    three.write("algo-2", "output/data/d", "dd")
+    parts = three.stage_others()
+    first = three.lead(parts)
+    objects = dict(three.store.objects)
+    again = three.lead(parts)
+    assert again.uploaded == first.uploaded
+    assert three.store.objects == objects
+
+
+def test_leading_again_when_staging_was_removed_in_part_finishes_the_removal(three):
+    three.write("algo-2", "model/m", "mm")
+    three.write("algo-3", "model/n", "nn")
+    parts = three.stage_others()
+    saved = {place: three.store.objects[place] for place in three.store.objects if "algo-3" in place[1]}
+    three.lead(parts)
+    three.store.objects.update(saved)
+    three.lead(parts)
+    assert three.keys() == [MODEL]
+    assert set(three.archive(MODEL)) == {"m", "n"}
+
+
+def test_staged_part_that_vanished_before_the_merge_is_an_error(three):
+    three.write("algo-2", "model/m", "mm")
+    parts = three.stage_others()
+    three.store.objects.clear()
+    with pytest.raises(AgentError, match=r"algo-2.*are gone"):
+        three.lead(parts)
+
+
+def test_model_of_another_attempt_does_not_excuse_a_vanished_part(three):
+    three.write("algo-2", "model/m", "mm")
+    parts = three.stage_others()
+    three.lead(())
+    for part in parts:
+        three.store.delete("bucket", part.uri.removeprefix("s3://bucket/"))
+    with pytest.raises(AgentError, match="are gone"):
+        three.lead(parts)
+
+
+def test_staged_part_of_another_size_is_an_error(three):
+    three.write("algo-2", "model/m", "mm")
+    (part,) = three.stage_others()
+    three.store.put_bytes("bucket", part.uri.removeprefix("s3://bucket/"), b"short")
+    with pytest.raises(AgentError, match="not whole"):
+        three.lead((part,))
+    assert MODEL not in three.keys()
+
+
+def test_damaged_staged_part_is_an_error_and_no_model_appears(three):
+    three.write("algo-2", "model/m", "mm")
+    (part,) = three.stage_others()
+    place = ("bucket", part.uri.removeprefix("s3://bucket/"))
+    three.store.objects[place] = bytes(part.size_bytes)
+    with pytest.raises(AgentError, match="incomplete"):
+        three.lead((part,))
+    three.store.objects[place] = b"\xff" * part.size_bytes
+    with pytest.raises(AgentError, match="cannot be unpacked"):
+        three.lead((part,))
+    assert MODEL not in three.keys()
+
+
+def test_part_of_an_unknown_host_is_an_error(one):
+    part = StagedPart(host="algo-9", kind="model", uri="s3://bucket/x", size_bytes=1, num_files=1)
+    with pytest.raises(AgentError, match="no host algo-9"):
+        one.lead((part,))
+
+
+@pytest.mark.parametrize("key", [MODEL, OUTPUT])
+def test_refused_upload_is_an_error_and_keeps_the_staged_parts(three, key):
+    three.write("algo-2", "model/m", "mm")
+    three.write("algo-2", "output/data/d", "dd")
+    parts = three.stage_others()
+    three.store.fail_on.add(("PUT", key))
+    with pytest.raises(ObjectStoreError):
+        three.lead(parts)
+    assert all(("bucket", part.uri.removeprefix("s3://bucket/")) in three.store.objects for part in parts)
+    three.store.fail_on.clear()
+    assert len(three.lead(parts).uploaded) == 2
+
+
+def test_object_that_the_store_lost_is_an_error(one, monkeypatch):
+    monkeypatch.setattr(one.store, "head", lambda bucket, key: None)
+    with pytest.raises(AgentError, match="no object"):
+        one.lead()
+
+
+def test_leftovers_of_earlier_attempts_are_removed_too(one):
+    one.store.put_bytes("bucket", f"{BASE}/.clary-staging/0/algo-2-model.tar", b"old")
+    one.store.put_bytes("bucket", f"out/{JOB_NAME}-2/output/.clary-staging/1/x", b"of another job")
+    one.lead()
+    assert one.keys() == [f"out/{JOB_NAME}-2/output/.clary-staging/1/x", MODEL]
+
+
+def test_results_that_cannot_be_read_are_an_error_naming_them(one, monkeypatch):
+    one.write("algo-1", "model/weights.bin", "w")
+    real_open = os.open
+
+    def refuse(path, *args, **kwargs):
+        if path == "weights.bin":
+            raise OSError(5, "Input/output error")
+        return real_open(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(AgentError, match=r"weights\.bin.*Input/output error"):
+        one.lead()
+
+
+@pytest.fixture
+def loose(tmp_path):
+    return Cluster(tmp_path, 2, output=LOOSE)
+
+
+def test_without_compression_every_file_is_an_object(loose):
+    big = os.urandom((16 << 20) + 5)
+    loose.write("algo-1", "model/weights.bin", big)
+    loose.write("algo-1", "model/code/x.py", "x")
+    (loose.trees["algo-1"].model / "latest").symlink_to("code/x.py")
+    (loose.trees["algo-1"].model / "empty").mkdir()
+    loose.write("algo-2", "model/other", "o")
+    loose.write("algo-2", "output/data/plot", "p")
+    (loose.trees["algo-2"].model / "leak").symlink_to("/etc/hostname")
+    parts = tuple(loose.stage("algo-2").staged)
+    facts = loose.lead(parts)
+    assert facts.uploaded == (LOOSE.model_uri, LOOSE.output_uri)
+    got = {key.removeprefix(BASE): data for (_, key), data in loose.store.objects.items()}
+    assert got == {
+        "/model/weights.bin": big,
+        "/model/code/x.py": b"x",
+        "/model/latest": b"x",
+        "/model/other": b"o",
+        "/data/plot": b"p",
+    }
+
+
+def test_loose_results_can_be_led_again_after_staging_was_removed(loose):
+    loose.write("algo-2", "model/m", "mm")
+    loose.write("algo-1", "output/data/d", "dd")
+    parts = loose.stage("algo-2").staged
+    first = loose.lead(parts)
+    assert loose.lead(parts).uploaded[:1] == first.uploaded[:1]
+    assert loose.keys() == [f"{BASE}/data/d", f"{BASE}/model/m"]
+
+
+def test_loose_results_that_never_were_complete_do_not_excuse_a_vanished_part(loose):
+    loose.write("algo-2", "model/m", "mm")
+    loose.write("algo-1", "model/n", "nn")
+    parts = loose.stage("algo-2").staged
+    loose.store.fail_on.add(("PUT", f"{BASE}/model/n"))
+    with pytest.raises(ObjectStoreError):
+        loose.lead(parts)
+    loose.store.fail_on.clear()
+    loose.store.delete("bucket", parts[0].uri.removeprefix("s3://bucket/"))
+    with pytest.raises(AgentError, match="are gone"):
+        loose.lead(parts)
+
+
+def test_loose_results_that_the_store_lost_are_an_error(loose, monkeypatch):
+    loose.write("algo-1", "model/m", "mm")
+    monkeypatch.setattr(loose.store, "list_objects", lambda bucket, prefix: iter(()))
+    with pytest.raises(AgentError, match="not in the object store"):
+        loose.lead()
+
+
+def test_empty_loose_results_write_nothing(loose):
+    assert loose.lead().uploaded == ()
+    assert loose.keys() == []
+
+
+def test_stage_notes_name_the_host(three):
+    (three.trees["algo-2"].model / "leak").symlink_to("/etc/hostname")
+    facts = three.stage("algo-2")
+    assert facts.notes[0].startswith("algo-2: model: kept without content")

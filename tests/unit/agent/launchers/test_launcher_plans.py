@@ -1,0 +1,341 @@
+"""What each launcher starts: command lines, ranks and variables, as plain data."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from clary.agent.launchers import SHIMS_FOLDER, LaunchContext, make_context, select
+from clary.agent.launchers.open_mpi import OpenMpi, find_open_mpi
+from clary.agent.launchers.shim_files import MPI_SHIM, PARAMETER_SERVER_SHIM, RANK_SHIM
+from clary.contract.entry_points import EntryKind, EntryPoint
+from clary.contract.errors import AgentError, Fault
+from clary.contract.launch_plan import HostPlan, Isolation, NetworkPlan
+from clary.contract.ml_tree import OPT_ML, MlTree
+from clary.testing.launch_plans import make_hosts, make_plan
+
+SCRIPT = EntryPoint(name="train.py", kind=EntryKind.SCRIPT)
+TORCH = {"sagemaker_torch_distributed_enabled": "true"}
+SMDDP = {"sagemaker_distributed_dataparallel_enabled": "true", "sagemaker_instance_type": '"ml.p4d.24xlarge"'}
+MPI = {"sagemaker_mpi_enabled": "true"}
+
+
+def context_of(
+    hyperparameters: dict[str, str] | None = None,
+    *,
+    host: str = "algo-1",
+    num_hosts: int = 1,
+    processes: int = 1,
+    hosts: tuple[HostPlan, ...] | None = None,
+    isolation: Isolation = Isolation.NAMESPACES,
+    entry_point: EntryPoint | None = SCRIPT,
+    variables: dict[str, str] | None = None,
+    tree: MlTree | None = None,
+    **fields: object,
+) -> LaunchContext:
+    hosts = hosts or make_hosts(num_hosts, processes_per_host=processes, isolation=isolation)
+    plan = make_plan(hosts=hosts, hyperparameters=hyperparameters, isolation=isolation, **fields)
+    context = make_context(
+        plan,
+        plan.host(host),
+        inside=tree or MlTree(OPT_ML),
+        python="/env/bin/python",
+        variables={"PATH": "/nowhere", "SM_HOSTS": "x", **(variables or {})},
+        entry_point=entry_point,
+    )
+    assert context.open_mpi is None
+    return context
+
+
+def test_plain_runs_the_program_once_on_every_host_without_ranks() -> None:
+    context = context_of({"epochs": "3"}, num_hosts=2, host="algo-2")
+    launcher = select(context)
+    (process,) = launcher.build(context)
+    assert launcher.name == "plain"
+    assert process.argv == ("/env/bin/python", RANK_SHIM, "train.py", "--epochs", "3")
+    assert process.working_folder == "/opt/ml/code"
+    assert (process.rank, process.local_rank) == (None, 0)
+    assert "RANK" not in process.environment
+    assert process.environment["MASTER_ADDR"] == "algo-1"
+    assert process.environment["MASTER_PORT"] == "7777"
+
+
+def test_pythonpath_has_code_first_the_users_then_and_shims_last() -> None:
+    context = context_of(variables={"PYTHONPATH": "/mine::/too"})
+    (process,) = select(context).build(context)
+    assert process.environment["PYTHONPATH"] == f"/opt/ml/code:/mine:/too:{SHIMS_FOLDER}"
+
+
+def test_packages_and_commands_are_started_as_the_toolkit_starts_them() -> None:
+    package = context_of({"a": "1"}, entry_point=EntryPoint(name="pkg/train.py", kind=EntryKind.PACKAGE))
+    assert select(package).build(package)[0].argv == ("/env/bin/python", RANK_SHIM, "-m", "pkg.train", "-a", "1")
+    command = context_of({"a": "b c"}, entry_point=EntryPoint(name="run.sh", kind=EntryKind.COMMAND))
+    argv = select(command).build(command)[0].argv
+    assert argv == ("/bin/bash", "-c", 'exec "$0" "$@"', "./run.sh", "-a", "b c")
+
+
+def test_torch_distributed_gives_every_rank_what_torchrun_gives() -> None:
+    context = context_of(TORCH, num_hosts=2, processes=2, host="algo-2")
+    launcher = select(context)
+    first, second = launcher.build(context)
+    assert launcher.name == "torch_distributed"
+    assert (first.rank, first.local_rank, second.rank, second.local_rank) == (2, 0, 3, 1)
+    expected = {
+        "RANK": "3",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "ROLE_RANK": "3",
+        "ROLE_WORLD_SIZE": "4",
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": "algo-1",
+        "MASTER_PORT": "7777",
+        "TORCHELASTIC_RUN_ID": "job-1-1",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_ERROR_FILE": "/opt/ml/.clary/errors/rank-3.json",
+        "OMP_NUM_THREADS": "1",
+    }
+    assert {name: second.environment[name] for name in expected} == expected
+
+
+def test_omp_num_threads_is_the_users_and_unset_for_a_lone_rank() -> None:
+    context = context_of(TORCH, processes=2, variables={"OMP_NUM_THREADS": "8"})
+    assert select(context).build(context)[0].environment["OMP_NUM_THREADS"] == "8"
+    context = context_of(TORCH, num_hosts=2)
+    assert "OMP_NUM_THREADS" not in select(context).build(context)[0].environment
+
+
+def test_ranks_follow_names_sorted_as_text_and_uneven_hosts() -> None:
+    hosts = make_hosts(12, processes_per_host=1)
+    hosts = tuple(dataclasses.replace(h, processes_per_host=3) if h.name == "algo-10" else h for h in hosts)
+    context = context_of(TORCH, hosts=hosts, host="algo-2")
+    # algo-1, algo-10 (three ranks), algo-11, algo-12, algo-2
+    assert [process.rank for process in select(context).build(context)] == [6]
+    context = context_of(TORCH, hosts=hosts, host="algo-10")
+    assert [process.rank for process in select(context).build(context)] == [1, 2, 3]
+
+
+def test_plain_hosts_meet_at_an_address_and_a_free_port() -> None:
+    context = context_of(
+        TORCH, num_hosts=2, isolation=Isolation.PROCESSES, network=NetworkPlan(master_port=40001), host="algo-2"
+    )
+    environment = select(context).build(context)[0].environment
+    assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("127.0.0.1", "40001")
+
+
+def test_torch_distributed_refuses_what_is_no_script() -> None:
+    context = context_of(TORCH, entry_point=EntryPoint(name="run.sh", kind=EntryKind.COMMAND))
+    with pytest.raises(AgentError, match=r"run\.sh is a command") as info:
+        select(context).build(context)
+    assert info.value.fault is Fault.USER
+
+
+def test_smddp_ranks_have_both_kinds_of_variables() -> None:
+    options = {"sagemaker_distributed_dataparallel_custom_mpi_options": '"-x FOO=bar -verbose"'}
+    context = context_of({**SMDDP, **options}, num_hosts=2, processes=2, host="algo-2")
+    launcher = select(context)
+    environment = launcher.build(context)[1].environment
+    expected = {
+        "RANK": "3",
+        "LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_RANK": "3",
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        "OMPI_COMM_WORLD_NODE_RANK": "1",
+        "SMDATAPARALLEL_USE_HOMOGENEOUS": "1",
+        "SMDATAPARALLEL_SERVER_ADDR": "algo-1",
+        "SMDATAPARALLEL_SERVER_PORT": "7592",
+        "SAGEMAKER_INSTANCE_TYPE": "ml.p4d.24xlarge",
+        "FOO": "bar",
+    }
+    assert {name: environment[name] for name in expected} == expected
+    assert "FI_PROVIDER" not in environment
+    assert "-verbose" in launcher.notes(context)[0]
+    context = context_of(SMDDP)
+    environment = select(context).build(context)[0].environment
+    assert environment["SMDATAPARALLEL_USE_SINGLENODE"] == "1"
+    assert "SMDATAPARALLEL_SERVER_ADDR" not in environment
+
+
+def test_mpi_without_open_mpi_starts_ranks_itself_and_says_so() -> None:
+    options = {"sagemaker_mpi_custom_mpi_options": '"-x FOO=bar -mca btl_tcp_links 2"'}
+    context = context_of({**MPI, **options}, num_hosts=2, processes=2, host="algo-2")
+    launcher = select(context)
+    processes = launcher.build(context)
+    assert [process.rank for process in processes] == [2, 3]
+    assert processes[0].environment["OMPI_COMM_WORLD_RANK"] == "2"
+    assert processes[0].environment["FOO"] == "bar"
+    assert processes[0].environment["NCCL_DEBUG"] == "INFO"
+    assert "mpi4py need it" in launcher.notes(context)[0]
+    assert "-mca btl_tcp_links 2" in launcher.notes(context)[1]
+
+
+@pytest.mark.parametrize(("major", "agent_option"), [(4, "plm_rsh_agent"), (5, "plm_ssh_agent")])
+def test_mpi_with_open_mpi_leads_from_the_first_host_and_serves_on_the_others(major: int, agent_option: str) -> None:
+    options = {"sagemaker_mpi_custom_mpi_options": '"--NCCL_DEBUG WARN -x FOO=bar -mca btl_tcp_links 2"'}
+    mpi = OpenMpi(mpirun="/usr/bin/mpirun", major=major)
+    hosts = {}
+    for name in ("algo-1", "algo-2"):
+        context = dataclasses.replace(
+            context_of({**MPI, **options, "a": "1"}, num_hosts=2, processes=2, host=name), open_mpi=mpi
+        )
+        (hosts[name],) = select(context).build(context)
+    leader, other = hosts["algo-1"], hosts["algo-2"]
+    assert leader.argv[:4] == ("/env/bin/python", MPI_SHIM, "lead", "/usr/bin/mpirun")
+    assert leader.argv[-5:] == ("/env/bin/python", RANK_SHIM, "train.py", "-a", "1")
+    text = " ".join(leader.argv)
+    assert "--host algo-1:2,algo-2:2" in text
+    assert "-np 4" in text
+    assert f"{agent_option} {SHIMS_FOLDER}/bin/clary-mpi-rsh" in text
+    assert "--mca btl_tcp_links 2" in text
+    assert "-x FOO" in text
+    assert leader.environment["FOO"] == "bar"
+    assert leader.environment["NCCL_DEBUG"] == "WARN"
+    assert json.loads(leader.environment["CLARY_MPI_PEERS"]) == {"algo-2": ["10.0.0.2", 7790]}
+    assert other.argv == ("/env/bin/python", MPI_SHIM, "serve", "10.0.0.2:7790")
+    assert other.environment["CLARY_MPI_SECRET"] == leader.environment["CLARY_MPI_SECRET"]
+    assert "token-of-the-attempt" not in " ".join(leader.environment.values())
+
+
+def test_mpirun_of_hosts_that_share_the_machine_starts_all_ranks_on_the_first() -> None:
+    mpi = OpenMpi(mpirun="/usr/bin/mpirun", major=4)
+    hosts = {}
+    for name in ("algo-1", "algo-2"):
+        context = context_of(MPI, num_hosts=2, processes=2, host=name, isolation=Isolation.PROCESSES)
+        context = dataclasses.replace(context, open_mpi=mpi)
+        (hosts[name],) = select(context).build(context)
+        assert "starts the ranks of all" in select(context).notes(context)[0]
+    assert hosts["algo-1"].argv[:4] == ("/usr/bin/mpirun", "--host", "localhost:4", "--oversubscribe")
+    assert hosts["algo-2"].argv[1] == "-c"
+
+
+def test_modelparallel_is_mpi_with_its_nccl_settings() -> None:
+    context = context_of({**MPI, "mp_parameters": '{"partitions": 2, "ddp": true}'}, processes=2)
+    launcher = select(context)
+    process = launcher.build(context)[0]
+    assert launcher.name == "modelparallel"
+    assert process.argv[-2:] == ("--mp_parameters", "ddp=True,partitions=2")
+    assert process.environment["NCCL_PROTO"] == "simple"
+
+
+def test_multi_worker_mirrored_writes_tf_config() -> None:
+    context = context_of({"sagemaker_multi_worker_mirrored_strategy_enabled": "true"}, num_hosts=2, host="algo-2")
+    (process,) = select(context).build(context)
+    assert json.loads(process.environment["TF_CONFIG"]) == {
+        "cluster": {"worker": ["algo-1:8890", "algo-2:8890"]},
+        "environment": "cloud",
+        "task": {"index": 1, "type": "worker"},
+    }
+
+
+def test_parameter_server_writes_tf_config_and_starts_a_server_beside_the_worker() -> None:
+    hyperparameters = {"sagemaker_parameter_server_enabled": "true"}
+    context = context_of(hyperparameters, num_hosts=3, host="algo-3")
+    (process,) = select(context).build(context)
+    assert process.argv[:3] == ("/env/bin/python", PARAMETER_SERVER_SHIM, "/env/bin/python")
+    assert json.loads(process.environment["TF_CONFIG"]) == {
+        "cluster": {
+            "master": ["algo-1:2222"],
+            "ps": ["algo-1:2223", "algo-2:2223", "algo-3:2223"],
+            "worker": ["algo-2:2222", "algo-3:2222"],
+        },
+        "environment": "cloud",
+        "task": {"index": 1, "type": "worker"},
+    }
+    assert process.environment["CLARY_PS_MASTER"] == "algo-1:2222"
+    lone = context_of(hyperparameters)
+    assert "TF_CONFIG" not in select(lone).build(lone)[0].environment
+
+
+def test_tensorflow_hosts_that_share_an_address_share_no_port() -> None:
+    for key in ("sagemaker_parameter_server_enabled", "sagemaker_multi_worker_mirrored_strategy_enabled"):
+        context = context_of(
+            {key: "true"}, num_hosts=2, isolation=Isolation.PROCESSES, network=NetworkPlan(master_port=40000)
+        )
+        cluster = json.loads(select(context).build(context)[0].environment["TF_CONFIG"])["cluster"]
+        addresses = [address for addresses in cluster.values() for address in addresses]
+        assert len(set(addresses)) == len(addresses)
+        assert "127.0.0.1:40000" not in addresses
+
+
+def test_hosts_outside_the_distributions_groups_run_plainly() -> None:
+    hosts = tuple(
+        dataclasses.replace(host, instance_group=group, processes_per_host=2)
+        for host, group in zip(make_hosts(3), ("g2", "g1", "g1"), strict=True)
+    )
+    hyperparameters = {**TORCH, "sagemaker_distribution_instance_groups": '["g1"]'}
+    outside = context_of(hyperparameters, hosts=hosts, host="algo-1")
+    assert select(outside).name == "plain"
+    assert select(outside).build(outside)[0].environment["MASTER_ADDR"] == "algo-2"
+    inside = context_of(hyperparameters, hosts=hosts, host="algo-3")
+    processes = select(inside).build(inside)
+    assert [process.rank for process in processes] == [2, 3]
+    assert processes[0].environment["WORLD_SIZE"] == "4"
+
+
+def test_xla_is_refused_by_name() -> None:
+    context = context_of({"sagemaker_pytorch_xla_multi_worker_enabled": "true"})
+    with pytest.raises(AgentError, match="'pytorchxla' is not supported") as info:
+        select(context)
+    assert info.value.fault is Fault.USER
+
+
+def test_command_is_verbatim_in_a_namespace_and_relocated_without(tmp_path: Path) -> None:
+    command = ("/bin/bash", "-c", "cat /opt/ml/input/x && echo '/opt/ml'")
+    context = context_of(TORCH, command=command, entry_point=None)
+    launcher = select(context)
+    (process,) = launcher.build(context)
+    assert launcher.name == "command"
+    assert process.argv == command
+    assert process.environment["PYTHONPATH"] == SHIMS_FOLDER
+    assert launcher.notes(context) == ()
+    context = context_of(
+        command=command,
+        entry_point=None,
+        isolation=Isolation.PROCESSES,
+        tree=MlTree(tmp_path),
+        variables={"V": "/opt/ml/x"},
+    )
+    (process,) = select(context).build(context)
+    assert process.argv[2] == f"cat {tmp_path}/input/x && echo '{tmp_path}'"
+    assert process.environment["V"] == f"{tmp_path}/x"
+    assert "share this machine's files" in launcher.notes(context)[0]
+
+
+def test_image_without_program_runs_its_own_train(tmp_path: Path) -> None:
+    train = tmp_path / "train"
+    train.write_text("#!/bin/sh\n")
+    train.chmod(0o755)
+    context = context_of(entry_point=None, variables={"PATH": str(tmp_path), "SM_MODEL_DIR": "x"})
+    launcher = select(context)
+    (process,) = launcher.build(context)
+    assert launcher.name == "toolkit"
+    assert process.argv == (str(train),)
+    assert not [name for name in process.environment if name.startswith("SM_")]
+    asked = context_of(user_environment={"CLARY_LAUNCHER": "toolkit"}, variables={"PATH": str(tmp_path)})
+    assert select(asked).name == "toolkit"
+
+
+def test_job_that_says_nowhere_what_runs_is_the_users_error() -> None:
+    context = context_of(entry_point=None)
+    with pytest.raises(AgentError, match="says nowhere what to run") as info:
+        select(context).build(context)
+    assert info.value.fault is Fault.USER
+
+
+@pytest.mark.parametrize(
+    ("version", "major"),
+    [("mpirun (Open MPI) 4.1.4", 4), ("mpirun (Open MPI) 5.0.11", 5), ("HYDRA build details:", None)],
+)
+def test_only_open_mpis_mpirun_counts(tmp_path: Path, version: str, major: int | None) -> None:
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(f"#!/bin/sh\necho '{version}'\n")
+    mpirun.chmod(0o755)
+    found = find_open_mpi({"PATH": str(tmp_path)})
+    assert (found.major if found else None) == major
+    assert find_open_mpi({"PATH": str(tmp_path / "empty")}) is None

@@ -1,0 +1,231 @@
+"""`clary_rank`: programs behave as under python itself, and torch cannot turn success into an abort."""
+
+import ast
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from clary.agent.launchers.shim_files import RANK_SHIM, SHIMS_FOLDER
+
+# Aborts while the interpreter is torn down, as torch's gloo now and then does.
+FAKE_TORCH = """
+import ctypes
+_abort = ctypes.CDLL(None).abort
+ctypes.pythonapi.Py_AtExit(ctypes.cast(_abort, ctypes.c_void_p))
+"""
+FAKE_DISTRIBUTED = """
+import os, time
+is_available = lambda: True
+is_initialized = lambda: True
+def destroy_process_group():
+    print("destroyed", flush=True)
+    time.sleep(float(os.environ.get("FAKE_DESTROY_S", "0")))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "lib" / "torch").mkdir(parents=True)
+    (tmp_path / "lib" / "torch" / "__init__.py").write_text(FAKE_TORCH)
+    (tmp_path / "lib" / "torch" / "distributed.py").write_text(FAKE_DISTRIBUTED)
+    (tmp_path / "work").mkdir()
+    return tmp_path
+
+
+def run(folder: Path, text: str, *, shim: bool = True, name: str = "train.py", **options: object):
+    """Run `text` as a script in folder/work; `sys.path` has folder/lib for the fake torch."""
+    (folder / "work" / name).write_text(textwrap.dedent(text))
+    command = [sys.executable, *([RANK_SHIM] if shim else []), name, "--epochs", "3"]
+    environment = {"PYTHONPATH": str(folder / "lib"), "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
+    arguments = {"capture_output": True, "text": True, "timeout": 30, "cwd": folder / "work", "env": environment}
+    return subprocess.run(command, **{**arguments, **options})
+
+
+def test_abort_of_the_teardown_is_no_failure_of_the_training(folder: Path) -> None:
+    text = "import torch\nprint('trained')\n"
+    assert run(folder, text, shim=False).returncode == -signal.SIGABRT  # the trouble, without the shim
+    done = run(folder, text)
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+
+
+def test_abort_of_the_program_itself_is_not_hidden(folder: Path) -> None:
+    assert run(folder, "import os, torch\nos.abort()\n").returncode == -signal.SIGABRT
+    at_exit = "import atexit, os, torch\natexit.register(os.abort)\n"
+    assert run(folder, at_exit).returncode == -signal.SIGABRT
+
+
+PROBE = """
+import sys, os, json
+names = ("__name__", "__file__", "__package__", "__doc__", "__cached__")
+print([str(globals().get(name)) for name in names], getattr(__spec__, "name", None), type(__loader__).__name__)
+print(sys.argv, sys.path[0], os.getcwd(), sys.modules["__main__"].__dict__ is globals(), type(__builtins__).__name__)
+print(sorted(name for name in globals() if name.startswith("__")))
+"""
+
+
+def test_script_sees_the_world_that_python_shows_it(folder: Path) -> None:
+    assert run(folder, PROBE).stdout == run(folder, PROBE, shim=False).stdout
+
+
+def test_module_sees_the_world_that_python_shows_it(folder: Path) -> None:
+    package = folder / "work" / "pkg"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "main.py").write_text(PROBE)
+    options = {"capture_output": True, "text": True, "cwd": folder / "work", "check": True}
+    plain = subprocess.run([sys.executable, "-m", "pkg.main", "-x"], **options)
+    ours = subprocess.run([sys.executable, RANK_SHIM, "-m", "pkg.main", "-x"], **options)
+    assert ours.stdout == plain.stdout
+    missing = subprocess.run([sys.executable, RANK_SHIM, "-m", "pkg.none"], capture_output=True, text=True, cwd=package)
+    assert missing.returncode == 1
+    assert "No module named" in missing.stderr
+
+
+ENDS = {
+    "nothing": "",
+    "exit-none": "import sys; sys.exit()",
+    "exit-0": "import sys; sys.exit(0)",
+    "exit-3": "import sys; sys.exit(3)",
+    "exit-true": "import sys; sys.exit(True)",
+    "exit-negative": "import sys; sys.exit(-1)",
+    "exit-256": "import sys; sys.exit(256)",
+    "exit-huge": "import sys; sys.exit(2**70)",
+    "exit-text": "import sys; print('out'); sys.exit('it went wrong')",
+    "exit-tuple": "import sys; sys.exit((1, 2))",
+    "error": "def f():\n    raise ValueError('boom')\nf()\n",
+    "chained": "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise KeyError('x') from error\n",
+    "context": "try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise KeyError('x')\n",
+    "group": "raise ExceptionGroup('many', [ValueError(1), KeyError(2)])",
+    "syntax": "x = = 1\n",
+    "interrupt": "raise KeyboardInterrupt",
+    "signal": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+    "sigint": "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(5)",
+    "os-exit": "import os; os._exit(5)",
+    "hook": "import sys\nsys.excepthook = lambda *a: print('hook', a[0].__name__, a[2].tb_lineno)\nraise KeyError(1)\n",
+    "hook-exits": "import sys\nsys.excepthook = lambda *a: sys.exit(9)\nraise KeyError(1)\n",
+    "thread-error": "import threading\nt = threading.Thread(target=lambda: 1 / 0, name='T')\nt.start()\nt.join()\n",
+    "generator-exit": "raise GeneratorExit",
+}
+
+
+@pytest.mark.parametrize("text", ENDS.values(), ids=ENDS.keys())
+def test_every_end_has_pythons_exit_code_and_words(folder: Path, text: str) -> None:
+    plain = run(folder, text, shim=False)
+    ours = run(folder, text)
+    assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+    with_torch = run(folder, f"import torch;{text}")  # the import shows in the lines of tracebacks
+    assert (with_torch.returncode, with_torch.stdout) == (plain.returncode, plain.stdout)
+    assert "clary_rank" not in with_torch.stderr
+
+
+def test_missing_script_fails_as_with_python(folder: Path) -> None:
+    done = subprocess.run([sys.executable, RANK_SHIM, "no.py"], capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 2
+    assert "can't open file" in done.stderr
+
+
+@pytest.mark.parametrize("with_torch", [False, True])
+def test_threads_then_exit_handlers_then_buffers(folder: Path, with_torch: bool) -> None:
+    text = """
+    import atexit, concurrent.futures, threading, time, sys
+    %s
+    atexit.register(lambda: print("atexit", end=" "))
+    def late():
+        time.sleep(0.2)
+        print("thread", end=" ")
+    threading.Thread(target=late).start()
+    concurrent.futures.ThreadPoolExecutor().submit(late)
+    print("main", end=" ")
+    """ % ("import torch" if with_torch else "")
+    done = run(folder, text)
+    assert (done.returncode, done.stdout) == (0, "main thread thread atexit ")
+
+
+def test_process_group_is_destroyed_after_success_only(folder: Path) -> None:
+    assert run(folder, "import torch, torch.distributed\n").stdout == "destroyed\n"
+    assert run(folder, "import torch, torch.distributed\nraise SystemExit(1)\n").stdout == ""
+
+
+def test_process_group_that_never_ends_is_given_up(folder: Path) -> None:
+    (folder / "work" / "train.py").write_text("import torch, torch.distributed\n")
+    driver = "import clary_rank; clary_rank.DESTROY_TIMEOUT_S = 0.2; clary_rank.main()"
+    environment = {"PYTHONPATH": f"{folder / 'lib'}:{SHIMS_FOLDER}", "FAKE_DESTROY_S": "60"}
+    command = [sys.executable, "-c", driver, "train.py"]
+    done = subprocess.run(command, cwd=folder / "work", env=environment, timeout=20, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "destroyed\n")
+
+
+def test_lost_output_is_a_failure(folder: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        options = {"capture_output": False, "stdout": full, "stderr": subprocess.DEVNULL}
+        for text in ("print('x')\n", "import torch\nprint('x')\n"):
+            assert run(folder, text, **options).returncode == 120
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_workers_of_multiprocessing_and_pickled_functions_of_main(folder: Path, method: str) -> None:
+    text = f"""
+    import multiprocessing, pickle, sys, torch
+
+    class Point:
+        def __init__(self, x): self.x = x
+
+    def double(point): return Point(2 * point.x)
+
+    if __name__ == "__main__":
+        context = multiprocessing.get_context("{method}")
+        with context.Pool(2) as pool:
+            print([point.x for point in pool.map(double, [Point(1), Point(2)])])
+        assert pickle.loads(pickle.dumps(double)) is double
+        print(double.__module__, sys.argv)
+    """
+    done = run(folder, text)
+    # Children by spawn end by the teardown that the fake torch breaks; what they did has arrived before.
+    assert done.stdout == "[2, 4]\n__main__ ['train.py', '--epochs', '3']\n", done.stderr
+    assert done.returncode == 0
+
+
+def test_globals_of_main_live_until_the_end(folder: Path) -> None:
+    text = """
+    import atexit, pickle, torch
+    VALUE = 7
+    def show(): print(VALUE, pickle.loads(pickle.dumps(show)) is show)
+    atexit.register(show)
+    """
+    assert run(folder, text).stdout == "7 True\n"
+
+
+def test_failed_rank_of_mpi_ends_its_world(folder: Path) -> None:
+    (folder / "lib" / "mpi4py").mkdir()
+    (folder / "lib" / "mpi4py" / "__init__.py").write_text("")
+    (folder / "lib" / "mpi4py" / "MPI.py").write_text(
+        textwrap.dedent("""
+        import os
+        Is_initialized = lambda: True
+        Is_finalized = lambda: False
+        def Finalize(): print("finalized", flush=True)
+        class COMM_WORLD:
+            Get_size = staticmethod(lambda: 2)
+            @staticmethod
+            def Abort(code):
+                print("aborted", code, flush=True)
+                os._exit(code)
+        """)
+    )
+    assert run(folder, "import mpi4py.MPI\nraise ValueError\n").stdout == "aborted 1\n"
+    assert run(folder, "import mpi4py.MPI\nraise SystemExit(4)\n").stdout == "aborted 4\n"
+    assert run(folder, "import mpi4py.MPI, torch\n").stdout == "finalized\n"
+
+
+@pytest.mark.parametrize("name", ["clary_rank", "clary_torchrun", "clary_mpi", "clary_parameter_server"])
+def test_shims_are_python_3_8_and_import_the_standard_library_alone(name: str) -> None:
+    tree = ast.parse(Path(SHIMS_FOLDER, f"{name}.py").read_text(), feature_version=(3, 8))
+    modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {module.split(".")[0] for module in modules} <= sys.stdlib_module_names
+    newer = {"removeprefix", "removesuffix", "is_relative_to", "batched", "exception_group"}  # methods after 3.8
+    assert not newer & {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}

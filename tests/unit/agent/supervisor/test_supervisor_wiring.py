@@ -1,0 +1,194 @@
+"""What the default steps add of their own: places, shares, marks of ranks, files that are not to be trusted."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clary.agent.supervisor import wiring
+from clary.agent.supervisor.small_files import read_start
+from clary.agent.supervisor.steps import Steps
+from clary.agent.supervisor.wiring import HostSteps, service_home
+from clary.contract.errors import ClaryError
+from clary.contract.launch_plan import Channel, Isolation, LaunchPlan
+from clary.testing.launch_plans import make_hosts, make_plan
+
+
+class FakeLog:
+    """Keeps how streams were marked."""
+
+    def __init__(self) -> None:
+        self.streams: dict[object, tuple[int | None, str]] = {}
+        self.data: list[bytes] = []
+
+    def open(self, key: object, *, rank: int | None = None, prefix: str = "") -> None:
+        self.streams[key] = (rank, prefix)
+
+    def on_output(self, key: object, data: bytes) -> None:
+        self.data.append(data)
+
+
+def plan_in(folder: Path, **changes: object) -> LaunchPlan:
+    plan = make_plan(
+        **{
+            "job_name": f"wiring-{os.getpid()}-{time.monotonic_ns()}",
+            "isolation": Isolation.PROCESSES,
+            "work_folder": str(folder / "jobs" / "job-1" / "1"),
+            "cache_folder": str(folder / "cache"),
+            **changes,
+        }
+    )
+    return replace(plan, environment=replace(plan.environment, python=sys.executable))
+
+
+@pytest.fixture
+def steps_of(tmp_path: Path) -> Iterator[object]:
+    made: list[HostSteps] = []
+
+    def build(host: str = "algo-1", **changes: object) -> HostSteps:
+        made.append(HostSteps(plan_in(tmp_path, **changes), host))
+        return made[-1]
+
+    yield build
+    for steps in made:
+        steps.close()
+        steps.close()
+
+
+def test_the_default_steps_are_steps(steps_of) -> None:
+    steps: Steps = steps_of()
+    missing = [name for name in vars(Steps) if not name.startswith("_") and not hasattr(steps, name)]
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("work_folder", "home"),
+    [("/var/clary/jobs/j/1", "/var/clary"), ("/jobs/home/jobs/j/1", "/jobs/home"), ("/somewhere/else", None)],
+)
+def test_the_services_home_is_what_holds_jobs(work_folder: str, home: str | None) -> None:
+    assert service_home(make_plan(work_folder=work_folder)) == (None if home is None else Path(home))
+
+
+def test_the_failure_file_is_cut_to_what_a_failure_reason_holds(steps_of) -> None:
+    steps = steps_of()
+    steps.build_tree()
+    assert steps.failure_file() is None
+    failure = steps._tree.failure
+    failure.write_bytes("\u00e4".encode() * 3000 + b"\xff")
+    assert steps.failure_file() == "\u00e4" * 1024
+    failure.write_bytes(b"bad \xff byte")
+    assert steps.failure_file() == "bad \\xff byte"
+
+
+def test_nothing_but_a_plain_file_inside_the_tree_is_read(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("of the machine")
+    root = tmp_path / "ml"
+    (root / "output").mkdir(parents=True)
+    place = root / "output" / "failure"
+    place.symlink_to(secret)
+    assert read_start(root, ("output", "failure"), max_bytes=10) is None
+    place.unlink()
+    os.mkfifo(place)
+    assert read_start(root, ("output", "failure"), max_bytes=10) is None
+    place.unlink()
+    place.mkdir()
+    assert read_start(root, ("output", "failure"), max_bytes=10) is None
+    place.rmdir()
+    place.write_text("plain words")
+    assert read_start(root, ("output", "failure"), max_bytes=5) == b"plain"
+    (root / "output").rename(tmp_path / "moved")
+    (root / "output").symlink_to(tmp_path / "moved")
+    assert read_start(root, ("output", "failure"), max_bytes=5) is None
+
+
+def test_a_share_counts_only_hosts_that_get_the_channel(steps_of) -> None:
+    hosts = make_hosts(3, isolation=Isolation.PROCESSES)
+    hosts = (replace(hosts[0], instance_group="other"), *hosts[1:])
+    channel = Channel(name="train", s3_uri="s3://b/p", instance_groups=("homogeneousCluster",))
+    assert steps_of("algo-3", hosts=hosts, channels=(channel,))._share(channel) == (1, 2)
+    assert steps_of("algo-1", hosts=hosts, channels=(channel,)).channel_names == ()
+
+
+def test_a_folder_of_the_machine_is_shown_as_a_channel(steps_of, tmp_path: Path) -> None:
+    source = tmp_path / "data"
+    source.mkdir()
+    (source / "file").write_text("content")
+    steps = steps_of(channels=(Channel(name="train", s3_uri=None, file_system_path=str(source)),))
+    steps.build_tree()
+    steps.fetch_channel("train")
+    steps.fetch_channel("train")
+    assert (steps._tree.channel("train") / "file").read_text() == "content"
+    assert "not protected from writing" in steps.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("hyperparameters", "prefix"),
+    [
+        ({"sagemaker_pytorch_ddp_enabled": "true"}, "[1,mpirank:0,algo-1]<stdout>:"),
+        ({"sagemaker_torch_distributed_enabled": "true"}, ""),
+    ],
+)
+def test_ranks_are_marked_as_their_originals_do(steps_of, hyperparameters: dict[str, str], prefix: str) -> None:
+    steps = steps_of(hyperparameters={"sagemaker_program": "train.py", **hyperparameters})
+    steps.build_tree()
+    steps._tree.code.mkdir(exist_ok=True)
+    (steps._tree.code / "train.py").write_text("print('hi')")
+    steps.fetch_code()
+    steps.prepare_environment()
+    log = FakeLog()
+    program = steps.start_program(log)
+    try:
+        exits = program.wait_for_exits(20.0)
+        assert len(exits) == program.num_processes == 1
+        assert program.num_live() == 0
+        assert [mark for _, mark in log.streams.values()] == [prefix]
+        assert b"hi" in b"".join(log.data)
+    finally:
+        program.close()
+        program.close()
+    assert program.wait_for_exits(0.0) == []
+
+
+def test_giving_up_breaks_off_a_step_that_waits_for_the_object_store(steps_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    channel = Channel(name="train", s3_uri="s3://bucket/prefix")
+    plan = make_plan()
+    silent = replace(plan.object_store, url="http://127.0.0.1:1")  # refuses: the store goes on trying for seconds
+    steps = steps_of(channels=(channel,), object_store=silent)
+    steps.build_tree()
+    errors: list[Exception] = []
+
+    def fetch() -> None:
+        try:
+            steps.fetch_channel("train")
+        except ClaryError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    time.sleep(0.1)
+    started_s = time.monotonic()
+    steps.give_up()
+    thread.join(10)
+    assert errors
+    assert time.monotonic() - started_s < 1.0
+    with pytest.raises(ClaryError, match="given up"):
+        steps.fetch_channel("train")
+
+
+def test_every_floor_of_the_agent_is_wired_in_one_file() -> None:
+    folder = Path(wiring.__file__).parent
+    floors = ("artifacts", "channels", "environments", "launchers", "host", "object_store")
+    users = {
+        path.name
+        for path in folder.glob("*.py")
+        if any(f"from clary.agent.{floor}" in path.read_text() for floor in floors)
+    }
+    assert users == {"wiring.py", "host_program.py"}

