@@ -199,6 +199,13 @@ def test_a_signal_that_ends_nothing_leaves_the_blame_with_the_program(world):
     assert program.wait(DEADLINE_S).exits[0].killed_by_agent is False
 
 
+def test_signal_zero_counts_and_disturbs_nobody(world):
+    program, listener = world.start(shell("sleep 600 & sleep 600 & echo on; wait"))
+    listener.wait_for("on")
+    assert [program.signal_all(0) for _ in range(2)] == [3, 3]
+    assert program.wait(0.1) is None
+
+
 def test_kill_ends_what_ignores_sigterm(world):
     program, listener = world.start(shell("trap '' TERM; echo on; while :; do sleep 1; done"))
     listener.wait_for("on")

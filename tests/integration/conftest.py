@@ -18,6 +18,7 @@ TRAIN_PYTHON = ROOT / ".venvs/train/bin/python"
 SDK2_PYTHON = ROOT / ".venvs/sdk2/bin/python"
 SDK3_PYTHON = ROOT / ".venvs/sdk3/bin/python"
 CLIENT_TIMEOUT_S = 400
+ASKS_STS = ("v2_model_trainer.py", "v2_execution_role.py")
 SETTINGS = f"""
 max_hosts = 8
 stop_grace_s = 10.0
@@ -37,6 +38,7 @@ class RunningService:
 
     home: Path
     environment: dict  # of clients: what `eval "$(clary env)"` leaves
+    tls_environment: dict  # the same for `clary env --tls`
 
     def clary(self, *arguments, check=True, timeout=90):
         """Run a command of `clary` and return it, completed."""
@@ -50,10 +52,14 @@ class RunningService:
         )
 
     def run_client(self, python, script, *arguments, timeout=CLIENT_TIMEOUT_S):
-        """Run a client script; return its output and the facts on its RESULT line."""
+        """Run a client script; return its output and the facts on its RESULT line.
+
+        Scripts that ask STS at its fixed address get the variables of `clary env --tls`.
+        """
+        needs_tls = script in ASKS_STS
         completed = subprocess.run(
             [str(python), str(CLIENTS / script), *arguments],
-            env=self.environment,
+            env=self.tls_environment if needs_tls else self.environment,
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -70,7 +76,7 @@ def start_service(home, settings=SETTINGS, **variables):
     """Start a service for `home` on a free port and return it."""
     home.mkdir(parents=True, exist_ok=True)
     (home / "settings.toml").write_text(settings)
-    service = RunningService(home, {})
+    service = RunningService(home, {}, {})
     environment = {"CLARY_PORT": "0", "CLARY_TLS_PORT": str(_free_port()), "CLARY_DEFAULT_PYTHON": str(TRAIN_PYTHON)}
     saved = {name: os.environ.get(name) for name in environment | variables}
     os.environ.update(environment | variables)
@@ -80,6 +86,7 @@ def start_service(home, settings=SETTINGS, **variables):
         for name, value in saved.items():
             os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
     service.environment = client_environment(service)
+    service.tls_environment = client_environment(service, "--tls")
     return service
 
 

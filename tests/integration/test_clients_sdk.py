@@ -14,6 +14,7 @@ SCENARIOS = [
     (SDK2_PYTHON, "v2_generic.py"),
     (SDK2_PYTHON, "v2_remote.py"),
     (SDK2_PYTHON, "v2_model_trainer.py"),
+    (SDK2_PYTHON, "v2_execution_role.py"),
     (SDK3_PYTHON, "v3_model_trainer.py", "none"),
     (SDK3_PYTHON, "v3_model_trainer.py", "torchrun"),
     (SDK3_PYTHON, "v3_model_trainer.py", "mpi"),
@@ -40,7 +41,7 @@ def test_v2_pytorch_runs_ddp_on_two_hosts_and_streams_the_logs_of_both(client_ru
     assert "Training job completed" in output
     assert len(facts["members"]) == 4, "every rank's file is in the merged model.tar.gz"
     assert {member.split("-", 2)[2] for member in facts["members"]} == {"algo-1.json", "algo-2.json"}
-    assert facts["attached_text"] == 'it\'s "quoted" \u00fc\nline'
+    assert json.loads(facts["attached_text"]) == 'it\'s "quoted" \u00fc\nline'
     assert facts["metrics"] == [0.375], "average of both values in one minute"
 
 
@@ -94,3 +95,10 @@ def test_v3_model_trainer_completes_and_its_logs_arrive(client_runs, form):
         "local-data": '"local": ["a.txt"]',
     }
     assert expected[form] in output
+
+
+def test_v2_execution_role_and_account_come_from_sts_over_tls(client_runs):
+    _, facts = client_runs.result("v2_execution_role.py")
+    assert facts["role"] == "arn:aws:iam::000000000000:role/ClaryExecutionRole"
+    assert facts["account"] == "000000000000"
+    assert facts["bucket"] == "sagemaker-us-west-2-000000000000"

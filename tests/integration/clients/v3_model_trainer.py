@@ -1,5 +1,6 @@
 """SDK v3: ModelTrainer in the form that the first argument names."""
 
+import logging
 import os
 import sys
 import tempfile
@@ -9,6 +10,7 @@ from sagemaker.train import ModelTrainer
 from sagemaker.train.configs import Compute, InputData, SourceCode
 from sagemaker.train.distributed import MPI, Torchrun
 
+logging.basicConfig(level=logging.INFO)  # the SDK logs what a job prints
 form = sys.argv[1]
 forms = {
     "none": {"source_code": SourceCode(source_dir=SOURCE, entry_script="facts.py")},

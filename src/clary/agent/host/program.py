@@ -20,7 +20,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -30,6 +29,7 @@ from clary.agent.host.cgroups import HostCgroup
 from clary.agent.host.keeper import MAX_MESSAGE_BYTES
 from clary.agent.host.leftovers import remove_tree
 from clary.agent.host.program_order import host_order
+from clary.agent.host.program_record import ProgramRecord
 from clary.agent.host.sandbox import ProcessSpec, ProgramResult, Sandbox
 from clary.contract.agent_protocol import ProcessExit
 from clary.contract.clock import Clock, SystemClock
@@ -61,16 +61,7 @@ class Program:
         self._processes = tuple(processes)
         self._sandbox = sandbox
         self._on_output = on_output
-        self._clock = clock
-        self._changed = threading.Condition()
-        self._exits: dict[int, ProcessExit] = {}
-        self._pids: dict[int, int] = {}  # index -> pid as the machine counts
-        self._answers: dict[int, int] = {}  # id of a signal order -> processes reached
-        self._notes: list[str] = []
-        self._failure = ""  # why the host could not be made
-        self._is_ready = False
-        self._is_gone = False  # no more reports will come
-        self._is_killed = False
+        self._record = ProgramRecord(processes, hostname=sandbox.hostname, clock=clock)
         self._closing = threading.Lock()
         self._is_closed = False
         self._order_numbers = itertools.count()
@@ -84,8 +75,6 @@ class Program:
         self._cgroup: HostCgroup | None = None
         self._control, self._remote_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._wake_read, self._wake_write = os.pipe()
-        self.init_pid = 0  # first process of the host, as the machine counts
-        self.not_isolated: tuple[str, ...] = ()  # what the program shares with the machine, in sentences
 
     @classmethod
     def start(
@@ -122,17 +111,25 @@ class Program:
             raise
         return program
 
+    @property
+    def init_pid(self) -> int:
+        """First process of the host, as the machine counts."""
+        return self._record.init_pid
+
+    @property
+    def not_isolated(self) -> tuple[str, ...]:
+        """What the program shares with the machine, in sentences."""
+        return self._record.not_isolated
+
     def signal_all(self, signal_number: int) -> int:
-        """Send the signal to every live process of the program, each exactly once.
+        """Send the signal to every live process of the program, each exactly once; 0 only counts them.
 
         Returns: how many were reached, descendants included; 0 when the program is gone.
         """
         number = next(self._order_numbers)
         if not self._send({"kind": "signal", "number": int(signal_number), "id": number}):
             return 0
-        with self._changed:
-            self._changed.wait_for(lambda: number in self._answers or self._is_gone, ANSWER_LIMIT_S)
-            return self._answers.pop(number, 0)
+        return self._record.wait_for_answer(number, ANSWER_LIMIT_S)
 
     def kill(self) -> None:
         """End every process of the program, at once; returns when they are gone.
@@ -140,40 +137,35 @@ class Program:
         Raises:
             AgentError: a process does not vanish within `KILL_LIMIT_S` because it hangs in the kernel.
         """
-        with self._changed:
-            self._is_killed = True
-        if self._send({"kind": "kill"}):
-            with self._changed:
-                if self._changed.wait_for(self._has_ended, KILL_LIMIT_S):
-                    return
+        self._record.expect_end()
+        if self._send({"kind": "kill"}) and self._record.wait_until_ended(KILL_LIMIT_S):
+            return
         self._end_init()
-        with self._changed:
-            if not self._changed.wait_for(self._has_ended, KILL_LIMIT_S):
-                raise AgentError(
-                    f"program on {self._sandbox.hostname}: {len(self._processes) - len(self._exits)} of "
-                    f"{len(self._processes)} processes still live {KILL_LIMIT_S:g} s after SIGKILL; they hang in the "
-                    "kernel, as a rule on a disk or network file system that does not answer"
-                )
+        if not self._record.wait_until_ended(KILL_LIMIT_S):
+            raise AgentError(
+                f"program on {self._sandbox.hostname}: {self.running()} of {len(self._processes)} processes still live "
+                f"{KILL_LIMIT_S:g} s after SIGKILL; they hang in the kernel, as a rule on a disk or network file "
+                "system that does not answer"
+            )
 
     def wait(self, timeout_s: float) -> ProgramResult | None:
         """Wait until every listed process has ended; None if that takes longer.
 
         All output of the listed processes has been passed on by then. Descendants may still run; `close` ends them.
         """
-        with self._changed:
-            if not self._changed.wait_for(self._has_ended, timeout_s):
-                return None
-            exits = tuple(self._exits[index] for index in range(len(self._processes)))
-            notes = tuple(self._notes)
+        if not self._record.wait_until_ended(timeout_s):
+            return None
         self._count()
         return ProgramResult(
-            exits=exits, oom_kills=self._oom_kills, peak_memory_bytes=self._peak_memory_bytes, notes=notes
+            exits=self._record.exits_in_order(),
+            oom_kills=self._oom_kills,
+            peak_memory_bytes=self._peak_memory_bytes,
+            notes=self._record.notes(),
         )
 
     def exits(self) -> tuple[ProcessExit, ...]:
         """Return the exits so far, in the order in which they happened."""
-        with self._changed:
-            return tuple(sorted(self._exits.values(), key=lambda end: end.ended_at))
+        return tuple(sorted(self._record.exits_in_order(), key=lambda end: end.ended_at))
 
     def first_failure(self) -> ProcessExit | None:
         """Return the earliest exit that was neither a success nor the agent's doing."""
@@ -181,8 +173,7 @@ class Program:
 
     def running(self) -> int:
         """Return how many of the listed processes have not ended."""
-        with self._changed:
-            return len(self._processes) - len(self._exits)
+        return self._record.num_running()
 
     def close(self) -> None:
         """End what is left and clean up: no process, mount, cgroup, folder or descriptor stays.
@@ -193,8 +184,7 @@ class Program:
             if self._is_closed:
                 return
             self._is_closed = True
-        with self._changed:
-            self._is_killed = True
+        self._record.expect_end()
         self._end_init()
         if self._reader is not None:
             self._reader.join(DRAIN_LIMIT_S)
@@ -202,12 +192,11 @@ class Program:
                 # Some process outside of the program got hold of a pipe and keeps it open.
                 os.write(self._wake_write, b"x")
                 self._reader.join()
-        with self._changed:
-            self._lose_the_rest()
+        self._record.lose_the_rest()
         self._count()
         self._close_descriptors()
         if self._cgroup is not None and (refusal := self._cgroup.remove()):
-            self._note(refusal)
+            self._record.add_note(refusal)
         if self._scratch_folder:
             remove_tree(self._scratch_folder)
 
@@ -246,12 +235,9 @@ class Program:
                 target=self._read, name=f"clary-program-{self._sandbox.hostname}", daemon=True
             )
             self._reader.start()
-            with self._changed:
-                is_decided = self._changed.wait_for(
-                    lambda: self._is_ready or self._is_gone or bool(self._failure), START_LIMIT_S
-                )
-            if not self._is_ready:
-                reason = self._failure or _read_all(errors).strip() or "its first process ended without a word"
+            is_decided = self._record.wait_until_started(START_LIMIT_S)
+            if not self._record.is_ready:
+                reason = self._record.failure or _read_all(errors).strip() or "its first process ended without a word"
                 if not is_decided:
                     reason = f"it was not ready after {START_LIMIT_S:g} s"
                 raise AgentError(
@@ -303,9 +289,6 @@ class Program:
             return False
         return True
 
-    def _has_ended(self) -> bool:
-        return len(self._exits) == len(self._processes)
-
     def _end_init(self) -> None:
         """End the first process and with it the program."""
         # For the first process the agent is gone now: it kills everything and leaves.
@@ -326,9 +309,7 @@ class Program:
         if self._cgroup is not None:
             self._cgroup.kill_all()
         if self._sandbox.isolation is Isolation.PROCESSES:
-            with self._changed:
-                orphans = [pid for index, pid in self._pids.items() if index not in self._exits]
-            for pid in orphans:
+            for pid in self._record.running_pids():
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
 
@@ -346,10 +327,6 @@ class Program:
         if self._init_pidfd is not None:
             os.close(self._init_pidfd)
             self._init_pidfd = None
-
-    def _note(self, sentence: str) -> None:
-        with self._changed:
-            self._notes.append(sentence)
 
     # What follows runs in the reader thread.
 
@@ -382,7 +359,7 @@ class Program:
             try:
                 self._on_output(self._outputs[descriptor], data)
             except Exception as error:  # noqa: BLE001 - boundary: a listener's defect must not block the program's pipe
-                self._note(f"Output was lost, because its listener failed: {type(error).__name__}: {error}.")
+                self._record.add_note(f"Output was lost, because its listener failed: {type(error).__name__}: {error}.")
         return len(data)
 
     def _take_report(self) -> bool:
@@ -394,18 +371,19 @@ class Program:
         except ConnectionError:
             data, ancillary = b"", []
         if not data:
-            with self._changed:
-                self._is_gone = True
-                self._lose_the_rest()
+            for index in range(len(self._processes)):
+                self._drain(index)
+            self._record.lose_the_rest()
             return False
         sender = next((_CREDENTIALS.unpack(content)[0] for _, _, content in ancillary), 0)
         report = json.loads(data)
         if report["kind"] == "exited":
             # What it wrote is in the pipe by now; whoever waits for the exit may count on having it.
             self._drain(report["index"])
-        with self._changed:
-            self._apply(report, sender)
-            self._changed.notify_all()
+        if report["kind"] == "init":
+            with contextlib.suppress(ProcessLookupError):
+                self._init_pidfd = os.pidfd_open(sender)
+        self._record.apply(report, sender=sender)
         return True
 
     def _drain(self, index: int) -> None:
@@ -413,71 +391,6 @@ class Program:
         taken = 0
         while taken < _MAX_DRAIN_BYTES and (count := self._pass_output(descriptor)):
             taken += count
-
-    def _apply(self, report: Mapping[str, Any], sender: int) -> None:
-        match report["kind"]:
-            case "init":
-                self.init_pid = sender
-                with contextlib.suppress(ProcessLookupError):
-                    self._init_pidfd = os.pidfd_open(sender)
-            case "forked":
-                self._pids[report["index"]] = sender
-            case "ready":
-                self.not_isolated = tuple(report["not_isolated"])
-                self._is_ready = True
-            case "note":
-                self._notes.append(report["text"])
-            case "signalled":
-                self._answers[report["id"]] = report["count"]
-            case "exited":
-                self._add_exit(
-                    report["index"],
-                    exit_code=report["code"],
-                    signal_number=report["signal"],
-                    ended_at=datetime.fromtimestamp(report["at"], UTC),
-                    killed_by_agent=report["doomed"],
-                )
-            case "failed":
-                self._failure = report["message"]
-
-    def _add_exit(
-        self,
-        index: int,
-        *,
-        exit_code: int | None,
-        signal_number: int | None,
-        ended_at: datetime,
-        killed_by_agent: bool,
-    ) -> None:
-        process = self._processes[index]
-        self._exits[index] = ProcessExit(
-            rank=process.rank,
-            local_rank=process.local_rank,
-            pid=self._pids.get(index, 0),
-            exit_code=exit_code,
-            signal=signal_number,
-            ended_at=ended_at,
-            killed_by_agent=killed_by_agent,
-        )
-
-    def _lose_the_rest(self) -> None:
-        """Write down the processes whose exit nobody can report any more; the condition is held."""
-        lost = [index for index in range(len(self._processes)) if index not in self._exits]
-        for index in lost:
-            self._add_exit(
-                index,
-                exit_code=None,
-                signal_number=int(signal.SIGKILL),
-                ended_at=self._clock.now(),
-                killed_by_agent=self._is_killed,
-            )
-        if lost and not self._is_killed and self._is_ready:
-            reason = f" ({self._failure})" if self._failure else ""
-            self._notes.append(
-                f"The first process of {self._sandbox.hostname} ended before its program did{reason}; the kernel "
-                f"killed {len(lost)} of {len(self._processes)} processes with it."
-            )
-        self._changed.notify_all()
 
 
 def _read_all(descriptor: int) -> str:

@@ -65,8 +65,8 @@ def _local_mpirun(context: LaunchContext, mpi: OpenMpi, shared: Mapping[str, str
         text = f"ranks of {context.host.name} are started by mpirun of {context.master.name}"
         return (context.process((context.python, "-c", f"print({text!r})")),)
     slots = f"localhost:{world_size(context)}"
-    argv = (mpi.mpirun, "--host", slots, "--oversubscribe", *_options(context, mpi, shared), *context.program())
-    return (context.process(argv, additions=shared),)
+    mpirun = (mpi.mpirun, "--host", slots, "--oversubscribe", *_options(context, mpi, shared), *context.program())
+    return (_leader(context, mpirun, {**shared, "CLARY_MPI_SECRET": "", "CLARY_MPI_PEERS": "{}"}),)
 
 
 def _remote_mpirun(context: LaunchContext, mpi: OpenMpi, shared: Mapping[str, str]) -> tuple[ProcessSpec, ...]:
@@ -86,19 +86,21 @@ def _remote_mpirun(context: LaunchContext, mpi: OpenMpi, shared: Mapping[str, st
         reach += ["--mca", "oob_tcp_if_include", interface]
     options = ("--host", slots, *reach, "--mca", "btl_tcp_if_include", interface)
     mpirun = (mpi.mpirun, *options, *_options(context, mpi, shared), *context.program())
-    return (context.process((context.python, MPI_SHIM, "lead", *mpirun), additions=additions),)
+    return (_leader(context, mpirun, additions),)
+
+
+def _leader(context: LaunchContext, mpirun: tuple[str, ...], additions: Mapping[str, str]) -> ProcessSpec:
+    return context.process((context.python, MPI_SHIM, "lead", *mpirun), additions=additions)
 
 
 def _options(context: LaunchContext, mpi: OpenMpi, shared: Mapping[str, str]) -> tuple[str, ...]:
     """Return the options that every mpirun gets; the user's stand last, so that they win."""
-    grace_s = str(max(1, int(context.plan.stop_grace_s)))
     options: list[str] = ["-np", str(world_size(context)), "--allow-run-as-root"]
     options += ["--bind-to", "none", "--map-by", "slot", "--mca", "pml", "ob1"]
     if mpi.major >= _OPEN_MPI_5:
-        options += ["--output", "tag", "--prtemca", "odls_base_sigkill_timeout", grace_s]
+        options += ["--output", "tag"]
     else:
-        # After SIGTERM mpirun itself kills ranks; without this they would get one second.
-        options += ["--tag-output", "--mca", "odls_base_sigkill_timeout", grace_s]
+        options.append("--tag-output")
         options += ["--mca", "btl", "^openib", "--mca", "btl_vader_single_copy_mechanism", "none"]
         options += ["--mca", "orte_abort_on_non_zero_status", "1"]
     for name in shared:

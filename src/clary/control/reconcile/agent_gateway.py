@@ -23,6 +23,9 @@ from clary.control.store.errors import SequenceGap
 class LogSink(Protocol):
     """What the gateway needs of the log store."""
 
+    async def next_sequence(self, stream: str) -> int:
+        """Return the sequence that the stream expects next."""
+
     async def append(self, stream: str, first_sequence: int, lines: Any) -> int:
         """Store lines exactly once by sequence; return the next sequence."""
 
@@ -103,13 +106,16 @@ class AgentGateway:
     async def append_logs(self, job: TrainingJob, host: str, batch: LogBatch) -> LogReceipt:
         """Store lines exactly once and the metrics that agents found in them."""
         stream = next(name for name in job.log_streams if name.split("/", 1)[1].rpartition("-")[0] == host)
+        has_metrics = any(line.metrics for line in batch.lines)
+        # Lines that were sent before are dropped by the store; their metrics must not count twice either.
+        num_known = await self._logs.next_sequence(stream) - batch.first_sequence if has_metrics else 0
         try:
             next_sequence = await self._logs.append(stream, batch.first_sequence, batch.lines)
         except SequenceGap as gap:
             return LogReceipt(next_sequence=gap.next_sequence)
         values = [
             FinalMetric(name=metric.name, value=metric.value, at=metric.at)
-            for line in batch.lines
+            for line in batch.lines[max(num_known, 0) :]
             for metric in line.metrics
         ]
         if values:

@@ -8,8 +8,7 @@ import sys
 facts = {
     "arguments": sys.argv[1:],
     "hostname": socket.gethostname(),
-    "host": os.environ.get("SM_CURRENT_HOST"),
-    "hosts": json.loads(os.environ.get("SM_HOSTS", "[]")),
+    "hosts": json.load(open("/opt/ml/input/config/resourceconfig.json"))["hosts"],
     "tf_config": json.loads(os.environ.get("TF_CONFIG", "null")),
     "hyperparameters": json.load(open("/opt/ml/input/config/hyperparameters.json")),
     "channels": {

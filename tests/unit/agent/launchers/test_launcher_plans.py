@@ -210,7 +210,14 @@ def test_mpirun_of_hosts_that_share_the_machine_starts_all_ranks_on_the_first() 
         context = dataclasses.replace(context, open_mpi=mpi)
         (hosts[name],) = select(context).build(context)
         assert "starts the ranks of all" in select(context).notes(context)[0]
-    assert hosts["algo-1"].argv[:4] == ("/usr/bin/mpirun", "--host", "localhost:4", "--oversubscribe")
+    assert hosts["algo-1"].argv[1:7] == (
+        MPI_SHIM,
+        "lead",
+        "/usr/bin/mpirun",
+        "--host",
+        "localhost:4",
+        "--oversubscribe",
+    )
     assert hosts["algo-2"].argv[1] == "-c"
 
 

@@ -1,7 +1,7 @@
 """Open MPI across hosts without ssh: mpirun on the first host starts its daemons on the others through here.
 
     clary_mpi.py serve ADDRESS:PORT      on every other host: runs what mpirun asks for, until the leader is done
-    clary_mpi.py lead MPIRUN...          on the first host: waits for the servers, runs mpirun, tells them the end
+    clary_mpi.py lead MPIRUN...          on the first host: waits for the servers, runs mpirun, tells them its end
     clary_mpi.py rsh [-x] HOST COMMAND   in place of ssh: mpirun calls it (`bin/clary-mpi-rsh`)
 
 Where: the mpi launcher starts `serve` and `lead`. CLARY_MPI_SECRET holds what the hosts of the attempt share,
@@ -64,7 +64,7 @@ def main() -> None:
 class Server:
     """Runs commands for mpirun until the leader says that it has ended, or is gone.
 
-    SIGTERM and SIGINT are left to the ranks: they decide how they end, and the leader hears of it.
+    SIGTERM and SIGINT are left to the ranks, see `_leave_signals_to_ranks`.
     """
 
     def __init__(self, address: str, port: int, *, secret: bytes) -> None:
@@ -81,8 +81,7 @@ class Server:
 
     def run(self) -> int:
         """Serve; returns 0 if the leader said that it was done, 1 if it never came or broke off."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: None)
+        _leave_signals_to_ranks()
         # Daemons that mpirun puts in the background become this process's children and can be ended by it.
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
@@ -161,10 +160,8 @@ def lead(command: list[str], *, peers: dict[str, tuple[str, int]], secret: bytes
         connection, stream = connect(name, place, secret)
         connection.sendall(b'{"kind": "lead"}\n')
         connections.append((connection, stream))
-    process = subprocess.Popen(command)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)  # mpirun gets the same signal and ends by it
-    code = process.wait()
+    _leave_signals_to_ranks()
+    code = subprocess.Popen(command).wait()
     for connection, _ in connections:
         try:
             connection.sendall(b'{"done": %d}\n' % code)
@@ -174,8 +171,18 @@ def lead(command: list[str], *, peers: dict[str, tuple[str, int]], secret: bytes
     return code if code >= 0 else 128 - code
 
 
+def _leave_signals_to_ranks() -> None:
+    """Block SIGTERM and SIGINT here and in what is started from here, mpirun and its daemons.
+
+    A stop reaches every process of the job at once. mpirun would end the job on it without waiting for ranks that save
+    their state; its daemons unblock all signals of the ranks that they start, so ranks still get them.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+
+
 def rsh(arguments: list[str], *, peers: dict[str, tuple[str, int]], secret: bytes) -> int:
     """Run a command on a host, as ssh would: output here, its exit code returned."""
+    _leave_signals_to_ranks()  # mpirun has unblocked them, and the command must outlive them
     while arguments and arguments[0].startswith("-"):
         arguments = arguments[1:]
     if len(arguments) < 2 or arguments[0] not in peers:

@@ -1,0 +1,159 @@
+"""What is known of a running program: who lives, who ended how, what was reported.
+
+Where: the reader thread of `program` writes it from the reports of the host's first process (`keeper` lists them);
+every other method of a program reads it or waits on it. All methods may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from clary.agent.host.sandbox import ProcessSpec
+from clary.contract.agent_protocol import ProcessExit
+from clary.contract.clock import Clock
+
+
+class ProgramRecord:
+    """The record of one program.
+
+    Args:
+        processes: what the program consists of.
+        hostname: name of its host, for sentences.
+        clock: time of day for exits that nobody reported.
+    """
+
+    def __init__(self, processes: Sequence[ProcessSpec], *, hostname: str, clock: Clock) -> None:
+        self._processes = tuple(processes)
+        self._hostname = hostname
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._exits: dict[int, ProcessExit] = {}
+        self._pids: dict[int, int] = {}  # index -> pid as the machine counts
+        self._answers: dict[int, int] = {}  # id of a signal order -> processes reached
+        self._notes: list[str] = []
+        self._is_killed = False
+        self._is_gone = False  # no more reports will come
+        self.is_ready = False  # every process was started
+        self.failure = ""  # why the host could not be made, or what stopped its first process later
+        self.init_pid = 0
+        self.not_isolated: tuple[str, ...] = ()
+
+    def apply(self, report: Mapping[str, Any], *, sender: int) -> None:
+        """Take in one report; `sender` is the pid of whoever sent it, as the machine counts."""
+        with self._changed:
+            match report["kind"]:
+                case "init":
+                    self.init_pid = sender
+                case "forked":
+                    self._pids[report["index"]] = sender
+                case "ready":
+                    self.not_isolated = tuple(report["not_isolated"])
+                    self.is_ready = True
+                case "note":
+                    self._notes.append(report["text"])
+                case "signalled":
+                    self._answers[report["id"]] = report["count"]
+                case "exited":
+                    self._add_exit(
+                        report["index"],
+                        exit_code=report["code"],
+                        signal_number=report["signal"],
+                        ended_at=datetime.fromtimestamp(report["at"], UTC),
+                        killed_by_agent=report["doomed"],
+                    )
+                case "failed":
+                    self.failure = report["message"]
+            self._changed.notify_all()
+
+    def add_note(self, sentence: str) -> None:
+        """Write down what went wrong beside the exits."""
+        with self._changed:
+            self._notes.append(sentence)
+
+    def expect_end(self) -> None:
+        """From now on an end that nobody reports is the agent's doing."""
+        with self._changed:
+            self._is_killed = True
+
+    def lose_the_rest(self) -> None:
+        """No more reports will come: processes that have not ended count as killed."""
+        with self._changed:
+            self._is_gone = True
+            lost = [index for index in range(len(self._processes)) if index not in self._exits]
+            for index in lost:
+                self._add_exit(
+                    index,
+                    exit_code=None,
+                    signal_number=int(signal.SIGKILL),
+                    ended_at=self._clock.now(),
+                    killed_by_agent=self._is_killed,
+                )
+            if lost and not self._is_killed and self.is_ready:
+                reason = f" ({self.failure})" if self.failure else ""
+                self._notes.append(
+                    f"The first process of {self._hostname} ended before its program did{reason}; the kernel killed "
+                    f"{len(lost)} of {len(self._processes)} processes with it."
+                )
+            self._changed.notify_all()
+
+    def wait_until_started(self, timeout_s: float) -> bool:
+        """Wait until it is clear whether the host could be made; False if that takes longer."""
+        return self._wait_for(lambda: self.is_ready or self._is_gone or bool(self.failure), timeout_s)
+
+    def wait_until_ended(self, timeout_s: float) -> bool:
+        """Wait until every process has ended; False if that takes longer."""
+        return self._wait_for(lambda: len(self._exits) == len(self._processes), timeout_s)
+
+    def wait_for_answer(self, number: int, timeout_s: float) -> int:
+        """Return how many processes the signal order `number` reached; 0 if nobody answers."""
+        self._wait_for(lambda: number in self._answers or self._is_gone, timeout_s)
+        with self._changed:
+            return self._answers.pop(number, 0)
+
+    def exits_in_order(self) -> tuple[ProcessExit, ...]:
+        """Return the exits so far, as the processes were given."""
+        with self._changed:
+            return tuple(self._exits[index] for index in sorted(self._exits))
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what went wrong beside the exits, in sentences."""
+        with self._changed:
+            return tuple(self._notes)
+
+    def num_running(self) -> int:
+        """Return how many of the processes have not ended."""
+        with self._changed:
+            return len(self._processes) - len(self._exits)
+
+    def running_pids(self) -> list[int]:
+        """Return the pids of processes that have not ended, as the machine counts."""
+        with self._changed:
+            return [pid for index, pid in self._pids.items() if index not in self._exits]
+
+    def _wait_for(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(condition, timeout_s)
+
+    def _add_exit(
+        self,
+        index: int,
+        *,
+        exit_code: int | None,
+        signal_number: int | None,
+        ended_at: datetime,
+        killed_by_agent: bool,
+    ) -> None:
+        process = self._processes[index]
+        self._exits[index] = ProcessExit(
+            rank=process.rank,
+            local_rank=process.local_rank,
+            pid=self._pids.get(index, 0),
+            exit_code=exit_code,
+            signal=signal_number,
+            ended_at=ended_at,
+            killed_by_agent=killed_by_agent,
+        )

@@ -1,0 +1,148 @@
+"""AWS CLI v1 (PyPI) and v2 (Debian), unmodified."""
+
+import json
+import shutil
+import subprocess
+import time
+
+import pytest
+from conftest import ROOT
+
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(240), pytest.mark.xdist_group("service")]
+
+V1 = str(ROOT / ".venvs/awscli1/bin/aws")
+V2 = "/usr/bin/aws"
+GROUP = "/aws/sagemaker/TrainingJobs"
+
+
+def run(service, command, *arguments, check=True, timeout=120, cwd=None):
+    environment = {**service.environment, "AWS_PAGER": ""}
+    completed = subprocess.run(
+        [command, *arguments], env=environment, capture_output=True, text=True, timeout=timeout, cwd=cwd
+    )
+    if check:
+        assert completed.returncode == 0, f"{arguments}: {completed.stdout}{completed.stderr}"
+    return completed
+
+
+@pytest.fixture(params=[V1, V2], ids=["v1", "v2"])
+def aws(request, service):
+    if shutil.which(request.param) is None:
+        pytest.skip(f"{request.param} is not installed (make test installs it where it can)")
+
+    def call(*arguments, **options):
+        return run(service, request.param, *arguments, **options)
+
+    call.version = "v1" if request.param == V1 else "v2"
+    return call
+
+
+def request_for(name, command):
+    return json.dumps(
+        {
+            "TrainingJobName": name,
+            "RoleArn": "arn:aws:iam::000000000000:role/ClaryExecutionRole",
+            "AlgorithmSpecification": {
+                "TrainingImage": "registry.example/team/bring-your-own:1",
+                "TrainingInputMode": "File",
+                "ContainerEntrypoint": ["bash", "-c", command],
+            },
+            "OutputDataConfig": {"S3OutputPath": "s3://clary/cli"},
+            "ResourceConfig": {"InstanceCount": 1, "InstanceType": "ml.m5.large", "VolumeSizeInGB": 10},
+            "StoppingCondition": {"MaxRuntimeInSeconds": 120},
+            "Tags": [{"Key": "by", "Value": "cli"}],
+        }
+    )
+
+
+def test_a_job_is_created_waited_for_described_listed_tagged_and_deleted(aws):
+    name = f"cli-{aws.version}-{time.time_ns() % 10**9}"
+    created = aws("sagemaker", "create-training-job", "--cli-input-json", request_for(name, "echo from the cli"))
+    arn = json.loads(created.stdout)["TrainingJobArn"]
+    status = "InProgress"
+    deadline = time.monotonic() + 60
+    while status == "InProgress" and time.monotonic() < deadline:
+        described = json.loads(aws("sagemaker", "describe-training-job", "--training-job-name", name).stdout)
+        status = described["TrainingJobStatus"]
+    assert status == "Completed"
+    # Over by now: the waiter's first look, before its pause of two minutes, must be enough.
+    aws("sagemaker", "wait", "training-job-completed-or-stopped", "--training-job-name", name, timeout=60)
+    listed = json.loads(aws("sagemaker", "list-training-jobs", "--name-contains", name).stdout)
+    assert [item["TrainingJobName"] for item in listed["TrainingJobSummaries"]] == [name]
+    tags = json.loads(aws("sagemaker", "list-tags", "--resource-arn", arn).stdout)["Tags"]
+    assert tags == [{"Key": "by", "Value": "cli"}]
+    if aws.version == "v2":
+        tail = aws("logs", "tail", GROUP, "--log-stream-name-prefix", f"{name}/", "--since", "10m")
+        assert "from the cli" in tail.stdout
+        aws("sagemaker", "delete-training-job", "--training-job-name", name)
+        gone = aws("sagemaker", "describe-training-job", "--training-job-name", name, check=False)
+        assert "Requested resource not found." in gone.stderr
+
+
+def test_stop_ends_a_running_job(aws):
+    name = f"cli-stop-{aws.version}-{time.time_ns() % 10**9}"
+    aws("sagemaker", "create-training-job", "--cli-input-json", request_for(name, "sleep 60"))
+    aws("sagemaker", "stop-training-job", "--training-job-name", name)
+    aws("sagemaker", "wait", "training-job-completed-or-stopped", "--training-job-name", name, timeout=200)
+
+
+def test_an_error_is_printed_as_the_real_service_words_it(aws):
+    failed = aws("sagemaker", "describe-training-job", "--training-job-name", "no-such-job", check=False)
+    assert failed.returncode != 0
+    assert "(ValidationException)" in failed.stderr
+    assert "Requested resource not found." in failed.stderr
+
+
+def test_s3_copies_and_syncs_both_ways(aws, tmp_path):
+    prefix = f"s3://clary/cli-sync-{aws.version}-{time.time_ns() % 10**9}"
+    source = tmp_path / "source"
+    (source / "deep er").mkdir(parents=True)
+    (source / "deep er" / "\u00fc+%.txt").write_text("text")
+    (source / "large.bin").write_bytes(bytes(range(256)) * 40_000)  # 10 MB: goes up in parts
+    aws("s3", "sync", str(source), prefix)
+    aws("s3", "cp", f"{prefix}/large.bin", str(tmp_path / "large.bin"))
+    assert (tmp_path / "large.bin").read_bytes() == (source / "large.bin").read_bytes()
+    aws("s3", "sync", prefix, str(tmp_path / "back"))
+    assert (tmp_path / "back" / "deep er" / "\u00fc+%.txt").read_text() == "text"
+    listed = aws("s3", "ls", "--recursive", prefix).stdout
+    assert "large.bin" in listed
+    aws("s3", "rm", "--recursive", prefix)
+    assert aws("s3", "ls", "--recursive", prefix, check=False).stdout == ""
+
+
+def test_who_am_i_is_a_session_of_the_execution_role(aws):
+    identity = json.loads(aws("sts", "get-caller-identity").stdout)
+    assert identity["Account"] == "000000000000"
+    assert ":assumed-role/ClaryExecutionRole/" in identity["Arn"]
+
+
+def test_v2_follows_a_log_while_the_job_runs(service):
+    if shutil.which(V2) is None:
+        pytest.skip("AWS CLI v2 is not installed (make test installs it where it can)")
+    name = f"cli-follow-{time.time_ns() % 10**9}"
+    run(
+        service,
+        V2,
+        "sagemaker",
+        "create-training-job",
+        "--cli-input-json",
+        request_for(name, "for i in 1 2 3 4; do echo line $i; sleep 1; done"),
+    )
+    tail = subprocess.Popen(
+        [V2, "logs", "tail", GROUP, "--log-stream-name-prefix", f"{name}/", "--follow", "--format", "short"],
+        env={**service.environment, "AWS_PAGER": "", "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        seen = []
+        deadline = time.monotonic() + 60
+        while len([line for line in seen if " line " in line]) < 4 and time.monotonic() < deadline:
+            seen.append(tail.stdout.readline())
+    finally:
+        tail.terminate()
+        tail.wait(timeout=20)
+        tail.stdout.close()
+    found = [line.rsplit(" ", 1)[1].strip() for line in seen if " line " in line]
+    assert found == ["1", "2", "3", "4"], seen
