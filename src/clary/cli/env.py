@@ -8,7 +8,7 @@ from typing import Any
 
 from clary.cli.connection import connect
 from clary.contract.errors import ClaryError, Fault
-from clary.control.client_files import UNSET_VARIABLES, client_variables
+from clary.control.client_files import UNSET_VARIABLES, TlsClient, client_variables
 
 
 def add_parser(commands: Any) -> None:
@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
         url=connection.record.url,
         credentials=connection.secrets.credentials,
         client_folder=connection.folder.client,
-        tls_folder=connection.folder.tls if options.tls else None,
+        tls=TlsClient(folder=connection.folder.tls, proxy_url=connection.record.proxy_url) if options.tls else None,
     )
     if options.unset:
         print(f"unset {' '.join(variables)}")

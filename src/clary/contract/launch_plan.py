@@ -161,6 +161,7 @@ class LaunchPlan:
     config_documents: Mapping[str, Any] = field(default_factory=dict)  # debughookconfig, profilerconfig, ...
     checkpoint_local_path: str | None = None  # where the program keeps checkpoints, when the request says so
     metric_definitions: tuple[MetricDefinition, ...] = ()
+    proxy_url: str | None = None  # the one way from hosts to the internet, for HTTPS; None: there is none
     stop_grace_s: float = 120.0  # from SIGTERM to SIGKILL
     network_isolation: bool = False  # EnableNetworkIsolation
     warnings: tuple[str, ...] = ()  # said in the first log lines of algo-1 and in describe

@@ -8,6 +8,7 @@ those calls; scripts that call STS themselves (`get_execution_role`) need `--tls
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from clary.contract.launch_plan import Credentials
@@ -15,6 +16,14 @@ from clary.control.settings import Settings
 
 SAGEMAKER_CONFIG = "sagemaker-config.yaml"
 CA_FILE = "ca.pem"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TlsClient:
+    """What a client needs to find the service at AWS's own https addresses."""
+
+    folder: Path  # holds the private authority
+    proxy_url: str
 
 
 def sagemaker_config(settings: Settings) -> str:
@@ -35,7 +44,12 @@ SageMaker:
 
 
 def client_variables(
-    settings: Settings, *, url: str, credentials: Credentials, client_folder: Path, tls_folder: Path | None
+    settings: Settings,
+    *,
+    url: str,
+    credentials: Credentials,
+    client_folder: Path,
+    tls: TlsClient | None = None,
 ) -> Mapping[str, str]:
     """Return what a client needs in its environment, and only that.
 
@@ -44,7 +58,7 @@ def client_variables(
         url: where the service answers.
         credentials: key pair of the caller.
         client_folder: where the service wrote the generated files.
-        tls_folder: folder of the private CA for clients that insist on the real STS address; None to leave it alone.
+        tls: for clients that insist on AWS's own addresses; None leaves https alone.
     """
     variables = {
         "AWS_ENDPOINT_URL": url,
@@ -56,10 +70,13 @@ def client_variables(
         "AWS_EC2_METADATA_DISABLED": "true",
         "SAGEMAKER_USER_CONFIG_OVERRIDE": str(client_folder / SAGEMAKER_CONFIG),
     }
-    if tls_folder is not None:
-        variables["AWS_CA_BUNDLE"] = str(tls_folder / CA_FILE)
-        # botocore looks for endpoints.json here before its own: sts.<region> becomes this machine.
-        variables["AWS_DATA_PATH"] = str(client_folder / "models")
+    if tls is not None:
+        variables |= {
+            "AWS_CA_BUNDLE": str(tls.folder / CA_FILE),
+            # Python's clients read the lower-case name first.
+            "HTTPS_PROXY": tls.proxy_url,
+            "https_proxy": tls.proxy_url,
+        }
     return variables
 
 

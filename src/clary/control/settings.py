@@ -35,6 +35,7 @@ class Settings:
     role_name: str = _setting("ClaryExecutionRole", "execution role that clients may pass")
     default_bucket: str = _setting("clary", "bucket that the SDKs use by default")
     database_url: str = _setting("", "SQLAlchemy URL; empty is SQLite in the state folder")
+    internet: bool = _setting(True, "let programs reach the internet through the service's proxy (HTTPS only)")
     s3_endpoint_url: str = _setting("", "object store to use; empty starts the embedded SeaweedFS")
     s3_access_key_id: str = _setting("", "key of that object store")
     s3_secret_access_key: str = _setting("", "secret of that object store")

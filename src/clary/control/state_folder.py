@@ -34,6 +34,7 @@ class ServiceRecord:
     process_started: str  # start time of the process in clock ticks since boot, tells a reused pid
     url: str
     tls_url: str
+    proxy_url: str
     region: str
     version: str
 

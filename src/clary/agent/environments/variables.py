@@ -138,6 +138,12 @@ def service_variables(
     }
     if plan.isolation is Isolation.PROCESSES:
         variables["SAGEMAKER_BASE_DIR"] = str(inside.root)  # the toolkit's own way to a tree elsewhere
+    if plan.isolation is Isolation.NAMESPACES:
+        # Hosts have no route to a proxy of the machine; theirs comes through the relay.
+        for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy"):
+            variables.pop(name, None)
+        if plan.proxy_url is not None and not plan.network_isolation:
+            variables |= {"HTTPS_PROXY": plan.proxy_url, "https_proxy": plan.proxy_url}
     if any(name.lower() in ("http_proxy", "https_proxy") for name in variables):
         _keep_from_proxy(variables, endpoint.url)
     return variables

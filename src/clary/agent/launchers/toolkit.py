@@ -28,6 +28,8 @@ def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
         raise no_program_error()
     process = context.process((context.train_program,))
     kept = {name: value for name, value in process.environment.items() if not name.startswith("SM_")}
+    if not context.is_isolated:
+        kept["SM_STUDIO_LOCAL_MODE"] = "true"  # the toolkit then does not wait for names that nobody resolves here
     kept |= {name: value for name, value in context.plan.user_environment.items() if name.startswith("SM_")}
     return (
         ProcessSpec(

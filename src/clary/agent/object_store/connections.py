@@ -24,9 +24,19 @@ class PooledConnection:
     http: http.client.HTTPConnection
     is_reused: bool = False
     socket: socket.socket | None = None  # of the request under way; `http` forgets it while an answer is still read
+    is_broken_off: bool = False
+
+    def connect(self) -> None:
+        """Connect unless it is connected. Raises: OSError, also if it was broken off meanwhile."""
+        if self.http.sock is None:
+            self.http.connect()
+        self.socket = self.http.sock
+        if self.is_broken_off:  # looked at after the socket is known, as `break_off` looks the other way round
+            raise ConnectionAbortedError("broken off")
 
     def break_off(self) -> None:
         """Make what another thread does on this connection fail now."""
+        self.is_broken_off = True
         if self.socket is not None:
             with contextlib.suppress(OSError):
                 self.socket.shutdown(socket.SHUT_RDWR)
@@ -58,8 +68,13 @@ class ConnectionPool:
         return name if is_implied else f"{name}:{self._port}"
 
     def take(self, *, fresh: bool = False) -> PooledConnection:
-        """Return a connection: the one used last if there is one idle, unless `fresh`; it connects when it is used."""
+        """Return a connection: the one used last if there is one idle, unless `fresh`; it connects when it is used.
+
+        Raises: ConnectionAbortedError after `close`.
+        """
         with self._lock:
+            if self._is_closed:
+                raise ConnectionAbortedError("broken off")
             connection = self._idle.pop() if self._idle and not fresh else self._new()
             self._taken.add(connection)
             return connection

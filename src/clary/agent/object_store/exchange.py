@@ -206,9 +206,7 @@ class Exchange:
         """Send a request once; the caller reads the answer and closes it. Raises: Trouble."""
         target, query = self._target(request)
         url = f"{target}?{query}" if query else target
-        if self._is_closed.is_set():
-            raise BrokenOff
-        connection = self._pool.take()
+        connection = self._take()
         while True:
             headers = self._signed_headers(request, target, query)
             try:
@@ -219,7 +217,7 @@ class Exchange:
                 if connection.is_reused and isinstance(error, _DEAD_CONNECTION_ERRORS):
                     # The store closed it while it was idle, which says nothing about this request.
                     self._pool.drop_idle()
-                    connection = self._pool.take(fresh=True)
+                    connection = self._take(fresh=True)
                     continue
                 raise Trouble(f"no answer from {self._endpoint.url}: {_words(error)}") from error
             except BaseException:
@@ -253,6 +251,12 @@ class Exchange:
         """Wait after the attempt with this number, counted from 1: longer each time, capped, with jitter."""
         longest = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** (number - 1))
         self._sleep(longest * random.uniform(0.5, 1.0))
+
+    def _take(self, *, fresh: bool = False) -> PooledConnection:
+        try:
+            return self._pool.take(fresh=fresh)
+        except ConnectionAbortedError as error:
+            raise BrokenOff from error
 
     def _target(self, request: S3Request) -> tuple[str, str]:
         try:
@@ -292,9 +296,7 @@ class Exchange:
 def _exchange_once(
     connection: PooledConnection, request: S3Request, url: str, headers: Mapping[str, str]
 ) -> http.client.HTTPResponse:
-    if connection.http.sock is None:
-        connection.http.connect()
-    connection.socket = connection.http.sock
+    connection.connect()
     try:
         connection.http.request(request.method, url, body=request.body, headers=headers)
     except (BrokenPipeError, ConnectionResetError) as error:

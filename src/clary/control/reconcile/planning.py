@@ -33,6 +33,7 @@ class Site:
     secrets: RootSecrets
     object_store: Endpoint
     service_url: str
+    proxy_url: str | None
     isolation: Isolation
 
 
@@ -99,6 +100,7 @@ def build_plan(
         config_documents=request.config_documents,
         checkpoint_local_path=request.checkpoint_local_path,
         metric_definitions=request.metric_definitions,
+        proxy_url=site.proxy_url,
         stop_grace_s=settings.stop_grace_s,
         network_isolation=request.has_network_isolation,
         warnings=job.warnings,

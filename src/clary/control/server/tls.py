@@ -1,8 +1,8 @@
-"""TLS for clients that insist on it: a private authority, the service's certificate, and the endpoints file.
+"""TLS for clients that insist on it: a private authority and the service's certificate.
 
-Where: `clary up` with a TLS port calls these before the listener starts; `clary env --tls` points AWS_CA_BUNDLE and
-AWS_DATA_PATH at what they wrote. Both SageMaker SDKs ask STS at the host that botocore's endpoints.json names, over
-https, whatever AWS_ENDPOINT_URL says; an edited copy of that file names this service.
+Where: the service makes them before its listener starts; `clary env --tls` points AWS_CA_BUNDLE at the authority and
+HTTPS_PROXY at `connect_proxy`. Both SageMaker SDKs ask STS at https://sts.<region>.amazonaws.com, whatever
+AWS_ENDPOINT_URL says: the certificate covers that name in every region.
 """
 
 from __future__ import annotations
@@ -11,20 +11,16 @@ import importlib.util
 import ipaddress
 import json
 import os
-import re
 import ssl
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-
-from clary.contract.errors import EngineError, Fault
 
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 825  # longer ones are refused by some clients
@@ -82,31 +78,6 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     return context
 
 
-def endpoints_file(folder: Path, *, region: str, tls_port: int) -> Path:
-    """Write botocore's endpoints.json with STS of `region` at `localhost:<tls_port>`; return its path.
-
-    Args:
-        folder: a folder of its own, which clients name as AWS_DATA_PATH (or link as ~/.aws/models).
-
-    Raises: EngineError if botocore's own file can not be found or read.
-    """
-    document = _botocore_endpoints()
-    partition = _partition_of(document, region)
-    sts = partition["services"].setdefault("sts", {})
-    sts.setdefault("endpoints", {})[region] = {
-        "hostname": f"localhost:{tls_port}",
-        "protocols": ["https"],
-        "credentialScope": {"region": region},
-    }
-    partition.setdefault("regions", {}).setdefault(region, {"description": "Clary"})
-    path = folder / "endpoints.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".new")
-    draft.write_text(json.dumps(document), encoding="utf-8")
-    draft.replace(path)
-    return path
-
-
 def _names(region: str, host: str) -> list[x509.GeneralName]:
     addresses = ["127.0.0.1", "::1"]
     hosts = ["localhost"]
@@ -119,6 +90,7 @@ def _names(region: str, host: str) -> list[x509.GeneralName]:
             addresses.append(str(address))
     for service in SERVICE_HOSTS:
         hosts += [f"{service}.{region}.amazonaws.com", f"{service}.amazonaws.com"]
+    hosts += [f"sts.{name}.amazonaws.com" for name in _regions()]
     return [
         *(x509.DNSName(name) for name in dict.fromkeys(hosts)),
         *(x509.IPAddress(ipaddress.ip_address(name)) for name in dict.fromkeys(addresses)),
@@ -230,30 +202,14 @@ def _save(certificate_path: Path, key_path: Path, pair: tuple[x509.Certificate, 
         draft.replace(path)
 
 
-def _botocore_endpoints() -> dict[str, Any]:
+def _regions() -> list[str]:
+    """Return the regions that botocore knows; none if its data can not be found."""
     # Found, not imported: only the wire imports botocore, and only its data is wanted.
     spec = importlib.util.find_spec("botocore")
     if spec is None or spec.origin is None:
-        raise EngineError(
-            "the endpoints file for TLS clients is a copy of botocore's, but botocore is not installed: "
-            "pip install 'clary[server]'",
-            fault=Fault.USER,
-        )
-    path = Path(spec.origin).parent / "data" / "endpoints.json"
+        return []
     try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise EngineError(f"{path} can not be read: {error}; reinstall botocore", fault=Fault.USER) from error
-    return document
-
-
-def _partition_of(document: dict[str, Any], region: str) -> dict[str, Any]:
-    """Return the partition that has the region by name, else by pattern, else the first (aws)."""
-    partitions: list[dict[str, Any]] = document["partitions"]
-    for partition in partitions:
-        if region in partition.get("regions", {}):
-            return partition
-    for partition in partitions:
-        if re.search(partition.get("regionRegex", "$^"), region):
-            return partition
-    return partitions[0]
+        text = (Path(spec.origin).parent / "data" / "endpoints.json").read_text(encoding="utf-8")
+    except OSError:
+        return []
+    return [name for partition in json.loads(text)["partitions"] for name in partition["regions"]]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -146,3 +147,8 @@ def test_server_survives_sigterm_so_that_ranks_have_their_grace(remote: RemoteHo
     leader = lead(remote, f"{sys.executable} {MPI_SHIM} rsh algo-2 true; kill -TERM {remote.process.pid}; sleep 0.2")
     assert leader.wait(20) == 0
     assert remote.end() == (0, "")
+
+
+def test_daemons_of_mpirun_are_started_with_stop_signals_blocked(remote: RemoteHost) -> None:
+    done = rsh(remote, "algo-2", "grep SigBlk /proc/self/status")
+    assert int(done.stdout.split()[1], 16) == 1 << (signal.SIGTERM - 1) | 1 << (signal.SIGINT - 1)

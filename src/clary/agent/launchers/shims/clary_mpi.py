@@ -39,6 +39,7 @@ _CHUNK_BYTES = 1 << 16
 _OUT, _ERR, _EXIT = 1, 2, 3
 _HEADER = struct.Struct(">BI")
 _CODE = struct.Struct(">i")
+_SHELL = "/bin/bash"  # keeps signals blocked, which dash does not; see _leave_signals_to_ranks
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _CANNOT_REACH_CODE = 255  # as ssh
 _STAT_PARENT_FIELD = 1  # of /proc/PID/stat, counted behind the command's closing bracket
@@ -129,7 +130,7 @@ class Server:
     def _run_command(self, connection: socket.socket, stream: BinaryIO, command: str) -> None:
         lock = threading.Lock()
         process = subprocess.Popen(
-            ["/bin/sh", "-c", command],
+            [_SHELL, "-c", command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -1,0 +1,77 @@
+"""One service a state folder, one service a database.
+
+Where: `service` enters both before it reads a job. The folder's lock dies with the process; the database's lease runs
+out by itself, and a service that loses it leaves, since another one moves the jobs now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+from clary.contract.errors import EngineError, Fault, StoreError
+from clary.control.state_folder import StateFolder
+from clary.control.store.leases import Lease
+from clary.control.store.store import Store
+
+log = logging.getLogger(__name__)
+
+LEASE_NAME = "service"
+LEASE_TTL_S = 30.0
+LEASE_RENEWAL_S = 10.0
+
+
+@contextlib.contextmanager
+def sole_owner(folder: StateFolder) -> Iterator[None]:
+    """Hold the folder's lock; raises EngineError if another service has it."""
+    path = folder.root / "run" / "service.lock"
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise EngineError(
+                f"another service runs for {folder.root}; stop it with: clary down", fault=Fault.USER
+            ) from error
+        yield
+
+
+@contextlib.asynccontextmanager
+async def database_lease(store: Store, leave: asyncio.Event) -> AsyncIterator[None]:
+    """Hold the database's service lease; losing it ends the service, since another one moves the jobs now."""
+    owner = f"{socket.gethostname()}:{os.getpid()}"
+    deadline = asyncio.get_running_loop().time() + LEASE_TTL_S + LEASE_RENEWAL_S
+    while (lease := await store.acquire_lease(LEASE_NAME, owner, LEASE_TTL_S)) is None:
+        # The lease of a service that was killed runs out by itself; that of a living one never does.
+        if asyncio.get_running_loop().time() > deadline:
+            raise StoreError("another service moves the jobs of this database; stop it, or use another database")
+        await asyncio.sleep(1)
+    task = asyncio.create_task(_renew(store, lease, leave), name="lease")
+    try:
+        yield
+    finally:
+        await cancel(task)
+        with contextlib.suppress(StoreError):
+            await store.release_lease(lease)
+
+
+async def _renew(store: Store, lease: Lease, leave: asyncio.Event) -> None:
+    while True:
+        await asyncio.sleep(LEASE_RENEWAL_S)
+        try:
+            lease = await store.renew_lease(lease, LEASE_TTL_S)
+        except StoreError:
+            log.exception("the lease of the database is lost; leaving")
+            leave.set()
+            return
+
+
+async def cancel(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait until it has ended."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

@@ -1,0 +1,82 @@
+"""Which ports the service takes.
+
+Where: chosen before anything listens, because agents, hosts and the client files name them. A service that was killed
+left its record; running hosts know its ports, so a port that is free to choose is that one again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from clary.contract.errors import EngineError, Fault
+from clary.control.settings import Settings
+from clary.control.state_folder import ServiceRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class Urls:
+    """Where the service answers; empty where it has no such port."""
+
+    api: str
+    tls: str
+    proxy: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ports:
+    """Ports of one service; TLS and proxy come together or not at all."""
+
+    api: int
+    tls: int | None
+    proxy: int | None
+
+    def urls(self, settings: Settings) -> Urls:
+        """Return the ports as URLs."""
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        return Urls(
+            api=f"http://{host}:{self.api}",
+            tls=f"https://localhost:{self.tls}" if self.tls is not None else "",
+            proxy=f"http://{host}:{self.proxy}" if self.proxy is not None else "",
+        )
+
+
+def choose_ports(settings: Settings, left: ServiceRecord | None) -> Ports:
+    """Return ports that were free a moment ago.
+
+    Args:
+        settings: `port` 0 takes a free one, `tls_port` 0 has none.
+        left: record of a service that ended without removing it.
+    Raises: EngineError naming a port that is taken.
+    """
+    with contextlib.ExitStack() as held:
+        api = _take(held, settings.host, settings.port, _port_of(left.url if left else ""))
+        if not settings.tls_port:
+            return Ports(api=api, tls=None, proxy=None)
+        tls = _take(held, settings.host, settings.tls_port, 0)
+        proxy = _take(held, settings.host, 0, _port_of(left.proxy_url if left else ""))
+        return Ports(api=api, tls=tls, proxy=proxy)
+
+
+def _take(held: contextlib.ExitStack, host: str, wanted: int, earlier: int) -> int:
+    """Bind `wanted`, or else the earlier port, or else any; the socket is held until all are chosen."""
+    listening = held.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if not wanted and earlier:
+        with contextlib.suppress(OSError):
+            listening.bind((host, earlier))
+            return earlier
+    try:
+        listening.bind((host, wanted))
+    except OSError as error:
+        raise EngineError(
+            f"can not listen on {host}:{wanted}: {error.strerror}; stop what uses it, or set port or tls_port",
+            fault=Fault.USER,
+        ) from error
+    return int(listening.getsockname()[1])
+
+
+def _port_of(url: str) -> int:
+    return urlsplit(url).port or 0
