@@ -9,7 +9,7 @@ import time
 import uuid
 from pathlib import Path
 
-from clary.agent.host.census import read_process_list
+from clary.contract.processes import read_process_list
 from clary.agent.host.program import Program
 from clary.agent.host.sandbox import ProcessSpec, Sandbox
 from clary.contract.launch_plan import Isolation, Resources

@@ -23,7 +23,7 @@ from host_world import (
 )
 
 import clary
-from clary.agent.host.census import read_process_list
+from clary.contract.processes import read_process_list
 from clary.agent.host.cgroups import HostCgroup
 from clary.agent.host.sandbox import Bind
 from clary.agent.host.support import supports

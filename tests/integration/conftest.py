@@ -39,12 +39,13 @@ class RunningService:
     home: Path
     environment: dict  # of clients: what `eval "$(clary env)"` leaves
     tls_environment: dict  # the same for `clary env --tls`
+    variables: dict  # settings of the service, for every `clary up` of it
 
     def clary(self, *arguments, check=True, timeout=90):
         """Run a command of `clary` and return it, completed."""
         return subprocess.run(
             [sys.executable, "-m", "clary.cli.main", *arguments],
-            env={**os.environ, "CLARY_HOME": str(self.home)},
+            env={**os.environ, **self.variables, "CLARY_HOME": str(self.home)},
             capture_output=True,
             text=True,
             check=check,
@@ -76,15 +77,9 @@ def start_service(home, settings=SETTINGS, **variables):
     """Start a service for `home` on a free port and return it."""
     home.mkdir(parents=True, exist_ok=True)
     (home / "settings.toml").write_text(settings)
-    service = RunningService(home, {}, {})
-    environment = {"CLARY_PORT": "0", "CLARY_TLS_PORT": str(_free_port()), "CLARY_DEFAULT_PYTHON": str(TRAIN_PYTHON)}
-    saved = {name: os.environ.get(name) for name in environment | variables}
-    os.environ.update(environment | variables)
-    try:
-        service.clary("up")
-    finally:
-        for name, value in saved.items():
-            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+    defaults = {"CLARY_PORT": "0", "CLARY_TLS_PORT": str(_free_port()), "CLARY_DEFAULT_PYTHON": str(TRAIN_PYTHON)}
+    service = RunningService(home, {}, {}, defaults | variables)
+    service.clary("up")
     service.environment = client_environment(service)
     service.tls_environment = client_environment(service, "--tls")
     return service

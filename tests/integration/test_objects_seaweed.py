@@ -107,7 +107,7 @@ async def test_store_serves_at_start_and_leaves_nothing_at_stop(tmp_path: Path) 
     command = Path(f"/proc/{process.pid}/cmdline").read_bytes()
     assert b"store-secret" not in command
     assert b"-master.telemetry=false" in command
-    assert b"store-secret" not in (tmp_path / "logs" / "seaweed.log").read_bytes()
+    assert b"store-secret" not in (tmp_path / "run" / "seaweed.log").read_bytes()
     port = urlsplit(endpoint.url).port
     assert list(Path("/tmp").glob(f"seaweedfs-s3-{port}.sock"))
     await store.stop()
@@ -243,7 +243,7 @@ async def test_adopted_store_that_does_not_answer_is_replaced(tmp_path: Path, mo
         async with running(tmp_path) as store:
             assert store.process.pid != said["pid"]
             assert store.endpoint.url == said["url"]
-            assert weed_process.identify(said["pid"]) is None
+            assert ProcessId.of(said["pid"]) is None
 
 
 async def test_second_service_on_the_same_folder_is_refused(tmp_path: Path) -> None:
@@ -256,9 +256,9 @@ async def test_second_service_on_the_same_folder_is_refused(tmp_path: Path) -> N
 async def test_process_that_took_the_recorded_pid_is_left_alone(tmp_path: Path) -> None:
     bystander = subprocess.Popen(["sleep", "60"])
     try:
-        identity = weed_process.identify(bystander.pid)
+        identity = ProcessId.of(bystander.pid)
         assert identity is not None
-        stale = weed_process.ProcessIdentity(pid=identity.pid, start_ticks=identity.start_ticks - 1)
+        stale = ProcessId(identity.pid, str(int(identity.started) - 1))
         StoreRecord(ports=weed_process.choose_ports(), process=stale).write(tmp_path / "run" / "seaweed.json")
         async with running(tmp_path) as store:
             assert store.process.pid != bystander.pid

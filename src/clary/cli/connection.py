@@ -62,7 +62,7 @@ class Connection:
 
         Raises: WireError; `NotFound` for a job that does not exist.
         """
-        target = "/clary/v1/" + "/".join(quote(part, safe="") for part in path.split("/"))
+        target = f"/clary/v1/{path}"
         if query:
             target += "?" + urlencode(query)
         headers = {"authorization": f"Bearer {self.secrets.admin_token}"}
@@ -72,6 +72,10 @@ class Connection:
         if status != http.client.OK:
             raise WireError(answer.get("__type", str(status)), answer.get("message", "no message"), http_status=status)
         return answer
+
+    def job_page(self, job: str, page: str = "", query: Mapping[str, str | int] | None = None) -> dict[str, Any]:
+        """Read a page of a job: all that is known of it, its `plan` or its `logs`; raises as `get`."""
+        return self.get("/".join(("jobs", quote(job, safe=""), *([page] if page else []))), query)
 
     def is_healthy(self) -> bool:
         """Whether the service answers."""
@@ -99,16 +103,25 @@ class Connection:
             connection.close()
 
 
+def find_running(settings: Settings) -> Connection | None:
+    """Return the service that runs for the state folder, or None."""
+    folder = StateFolder(settings.home_folder)
+    record = folder.read_service_record()
+    # A service that was killed leaves its record, and anyone may listen on its port now: nobody else gets the keys.
+    if record is None or not record.process.is_alive():
+        return None
+    return Connection(settings, folder, record, folder.load_secrets())
+
+
 def connect() -> Connection:
     """Find the service of the state folder.
 
-    Raises: ClaryError saying how to start it when none has run here.
+    Raises: ClaryError saying how to start it when none runs here.
     """
     settings = load_settings()
-    folder = StateFolder(settings.home_folder)
-    record = folder.read_service_record()
-    if record is None:
+    running = find_running(settings)
+    if running is None:
         raise ClaryError(
             f"no service runs for {settings.home_folder}; start one with: clary up", fault=Fault.INFRASTRUCTURE
         )
-    return Connection(settings, folder, record, folder.load_secrets())
+    return running

@@ -21,7 +21,7 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the job for a person, or as JSON."""
-    facts = connect().get(f"jobs/{options.job}")
+    facts = connect().job_page(options.job)
     print(json.dumps(facts, indent=2) if options.json else describe(facts))
     return 0
 

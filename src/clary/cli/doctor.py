@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from clary.cli.up import find_running
+from clary.cli.connection import find_running
 from clary.contract.errors import ClaryError
 from clary.control.engines.images import default_python
 from clary.control.engines.interpreters import InterpreterProbe
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     folder = StateFolder(settings.home_folder)
     engine = LocalEngine(settings, "http://127.0.0.1:0")
     findings = [
-        _checked("service", lambda: _service(folder)),
+        _checked("service", lambda: _service(settings)),
         _checked("object store", lambda: Finding("object store", settings.s3_endpoint_url or find_program())),
         _checked("environment", lambda: _environment(settings)),
         _checked("machine", lambda: _machine(engine, settings)),
@@ -68,10 +68,10 @@ def _checked(name: str, look: Callable[[], Finding]) -> Finding:
         return Finding(name, error.message, is_problem=True)
 
 
-def _service(folder: StateFolder) -> Finding:
-    running = find_running(folder)
+def _service(settings: Settings) -> Finding:
+    running = find_running(settings)
     if running is None:
-        return Finding("service", f"does not run for {folder.root}; start it with: clary up")
+        return Finding("service", f"does not run for {settings.home_folder}; start it with: clary up")
     if not running.is_healthy():
         return Finding("service", f"process {running.record.pid} runs but does not answer", is_problem=True)
     return Finding("service", f"{running.record.url}, process {running.record.pid}, version {running.record.version}")

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from typing import Any
 
-from clary.cli.up import find_running
-from clary.contract.processes import ProcessId
+from clary.cli.connection import find_running
 from clary.control.settings import load_settings
-from clary.control.state_folder import StateFolder
 
 DOWN_TIMEOUT_S = 60.0
-POLL_S = 0.1
 
 
 def add_parser(commands: Any) -> None:
@@ -25,19 +21,15 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Ask the service to leave and wait until it has."""
     del options
-    folder = StateFolder(load_settings().home_folder)
-    running = find_running(folder)
+    settings = load_settings()
+    running = find_running(settings)
     if running is None:
-        print(f"clary does not run for {folder.root}")
+        print(f"clary does not run for {settings.home_folder}")
         return 0
-    process = ProcessId(running.record.pid, running.record.process_started)
-    process.terminate()
-    deadline = time.monotonic() + DOWN_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if not process.is_alive():
-            print(f"clary is down; jobs, logs and objects stay in {folder.root}")
-            return 0
-        time.sleep(POLL_S)
+    process, folder = running.record.process, running.folder
+    if process.terminate(timeout_s=DOWN_TIMEOUT_S):
+        print(f"clary is down; jobs, logs and objects stay in {folder.root}")
+        return 0
     print(
         f"clary: process {process.pid} has not left within {DOWN_TIMEOUT_S:.0f} s; see {folder.service_log}",
         file=sys.stderr,

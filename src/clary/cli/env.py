@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from typing import Any
 
 from clary.cli.connection import connect
 from clary.contract.errors import ClaryError, Fault
-from clary.control.client_files import UNSET_VARIABLES, TlsClient, client_variables
+from clary.contract.launch_plan import Credentials
+from clary.control.client_files import CA_FILE, UNSET_VARIABLES, client_variables, tls_variables
+from clary.control.settings import load_settings
+from clary.control.state_folder import StateFolder
 
 
 def add_parser(commands: Any) -> None:
@@ -21,20 +25,25 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print shell lines."""
+    settings = load_settings()
+    folder = StateFolder(settings.home_folder)
+    tls_names = tuple(tls_variables(folder.tls, proxy_url=""))
+    # A proxy and a bundle that somebody else has set stay.
+    has_tls = os.environ.get("AWS_CA_BUNDLE") == str(folder.tls / CA_FILE)
+    if options.unset:  # needs no service
+        nobody = Credentials(access_key_id="", secret_access_key="")
+        names = tuple(client_variables(settings, url="", credentials=nobody, client_folder=folder.client))
+        print(f"unset {' '.join(names + (tls_names if has_tls or options.tls else ()))}")
+        return 0
     connection = connect()
     if options.tls and not connection.record.tls_url:
         raise ClaryError("the service has no TLS port: set tls_port and start it again", fault=Fault.USER)
-    variables = client_variables(
-        connection.settings,
-        url=connection.record.url,
-        credentials=connection.secrets.credentials,
-        client_folder=connection.folder.client,
-        tls=TlsClient(folder=connection.folder.tls, proxy_url=connection.record.proxy_url) if options.tls else None,
-    )
-    if options.unset:
-        print(f"unset {' '.join(variables)}")
-        return 0
-    print(f"unset {' '.join(UNSET_VARIABLES)}")
+    credentials = connection.secrets.credentials
+    variables = {
+        **client_variables(settings, url=connection.record.url, credentials=credentials, client_folder=folder.client),
+        **(tls_variables(folder.tls, proxy_url=connection.record.proxy_url) if options.tls else {}),
+    }
+    print(f"unset {' '.join(UNSET_VARIABLES + (tls_names if has_tls and not options.tls else ()))}")
     for name, value in variables.items():
         print(f"export {name}={shlex.quote(value)}")
     return 0

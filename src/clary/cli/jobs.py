@@ -7,25 +7,25 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from clary.cli.connection import connect
+from clary.cli.connection import Connection, connect
 from clary.cli.tables import duration, table
+
+
+MAX_RESULTS = 100  # of one ListTrainingJobs
 
 
 def add_parser(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("jobs", help="list training jobs, newest first")
     parser.add_argument("--status", choices=["InProgress", "Completed", "Failed", "Stopping", "Stopped"])
-    parser.add_argument("-n", type=int, default=20, metavar="N", help="how many (default 20)")
+    parser.add_argument("-n", type=_count, default=20, metavar="N", help="how many (default 20)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print one line a job."""
-    parameters: dict[str, Any] = {"MaxResults": min(max(options.n, 1), 100)}
-    if options.status:
-        parameters["StatusEquals"] = options.status
-    summaries = connect().call("ListTrainingJobs", parameters)["TrainingJobSummaries"]
+    summaries = _newest(connect(), options.n, options.status)
     if options.json:
         print(json.dumps(summaries, indent=2))
         return 0
@@ -45,3 +45,23 @@ def run(options: argparse.Namespace) -> int:
     ]
     print(table(("NAME", "STATUS", "PHASE", "CREATED", "TOOK"), rows))
     return 0
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
+    return int(text)
+
+
+def _newest(connection: Connection, num_wanted: int, status: str | None) -> list[dict[str, Any]]:
+    """Return the newest jobs, page by page."""
+    summaries: list[dict[str, Any]] = []
+    parameters: dict[str, Any] = {"StatusEquals": status} if status else {}
+    while len(summaries) < num_wanted:
+        parameters["MaxResults"] = min(num_wanted - len(summaries), MAX_RESULTS)
+        answer = connection.call("ListTrainingJobs", parameters)
+        summaries += answer["TrainingJobSummaries"]
+        if not answer.get("NextToken"):
+            break
+        parameters["NextToken"] = answer["NextToken"]
+    return summaries

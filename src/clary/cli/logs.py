@@ -29,12 +29,17 @@ def run(options: argparse.Namespace) -> int:
     """Print lines in the order of their times; with --follow, until the job has ended and every line is out."""
     connection = connect()
     tokens: dict[str, str] = {}
+    held: list[dict[str, Any]] = []  # lines before which others may still come
     while True:
         page = _page(connection, options, tokens)
-        for line in page["lines"]:
-            print(_text(line, options), flush=True)
         tokens = page["tokens"]
-        if page["lines"]:
+        sure_until_ms = page["sure_until_ms"]
+        held = sorted(held + page["lines"], key=lambda line: int(line["at_ms"]))
+        num_sure = sum(sure_until_ms is None or line["at_ms"] <= sure_until_ms for line in held)
+        for line in held[:num_sure]:
+            print(_text(line, options), flush=True)
+        held = held[num_sure:]
+        if sure_until_ms is not None:
             continue
         if not options.follow or page["is_over"]:
             return 0
@@ -47,7 +52,7 @@ def _page(connection: Connection, options: argparse.Namespace, tokens: dict[str,
         query["host"] = options.host
     if options.rank is not None:
         query["rank"] = str(options.rank)
-    return connection.get(f"jobs/{options.job}/logs", query)
+    return connection.job_page(options.job, "logs", query)
 
 
 def _text(line: dict[str, Any], options: argparse.Namespace) -> str:

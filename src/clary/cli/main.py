@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the job or check failed, 2 wrong usage or input, 3 not fou
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -40,7 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"clary: {error.message}", file=sys.stderr)
         return EXIT_USAGE if error.fault is Fault.USER else EXIT_FAILED
     except BrokenPipeError:
-        sys.stderr.close()
+        # Nobody reads on (`clary logs JOB | head`): what is left in the buffer has nowhere to go at exit either.
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
         return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

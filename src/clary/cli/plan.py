@@ -18,5 +18,5 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the plan."""
-    print(json.dumps(connect().get(f"jobs/{options.job}/plan"), indent=2))
+    print(json.dumps(connect().job_page(options.job, "plan"), indent=2))
     return 0

@@ -9,10 +9,9 @@ import sys
 import time
 from typing import Any
 
-from clary.cli.connection import Connection
+from clary.cli.connection import Connection, find_running
 from clary.contract.errors import ClaryError
-from clary.contract.processes import ProcessId
-from clary.control.settings import load_settings
+from clary.control.settings import Settings, load_settings, variable_of
 from clary.control.state_folder import StateFolder
 
 START_TIMEOUT_S = 60.0
@@ -34,12 +33,12 @@ def run(options: argparse.Namespace) -> int:
     folder.create()
     if options.foreground:
         os.execv(sys.executable, _command())  # noqa: S606 - the same interpreter, our own module
-    running = find_running(folder)
+    running = find_running(settings)
     if running is not None:
         print(f"clary already runs at {running.record.url}  (state in {folder.root}, stop with: clary down)")
         return 0
     started_at = time.monotonic()
-    connection = _start(folder)
+    connection = _start(settings, folder)
     print(f"clary runs at {connection.record.url}  (ready in {time.monotonic() - started_at:.1f} s)")
     if connection.record.tls_url:
         print(f"  tls    {connection.record.tls_url}")
@@ -50,29 +49,29 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def find_running(folder: StateFolder) -> Connection | None:
-    """Return the service that runs for this state folder, or None."""
-    record = folder.read_service_record()
-    if record is None or not ProcessId(record.pid, record.process_started).is_alive():
-        return None
-    return Connection(load_settings(), folder, record, folder.load_secrets())
-
-
 def _command() -> list[str]:
     return [sys.executable, "-m", "clary.control.server"]
 
 
-def _start(folder: StateFolder) -> Connection:
+def _start(settings: Settings, folder: StateFolder) -> Connection:
+    # It runs in another folder than this command, where a relative state folder would be another one.
+    environment = {**os.environ, variable_of("home"): str(folder.root)}
     with folder.service_log.open("ab") as log:
         process = subprocess.Popen(
-            _command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
+            _command(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+            cwd="/",
         )
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         exit_code = process.poll()
         if exit_code is not None:
             raise ClaryError(f"the service ended at once with exit code {exit_code}:\n{_log_tail(folder)}")
-        connection = find_running(folder)
+        connection = find_running(settings)
         if connection is not None and connection.record.pid == process.pid and connection.is_healthy():
             # The service outlives this command on purpose.
             process.returncode = 0

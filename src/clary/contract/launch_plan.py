@@ -97,7 +97,7 @@ class HostPlan:
     """One host of the job."""
 
     name: str  # algo-1
-    index: int  # 0 for algo-1; also the node rank
+    index: int  # 0 for algo-1; not the node rank, which launchers count by name: algo-10 comes before algo-2
     address: str  # its address on the job's network; 127.0.0.1 without isolation
     instance_type: str
     instance_group: str

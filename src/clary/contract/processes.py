@@ -1,16 +1,34 @@
 """Processes told apart by id and start time, so that a reused id is never taken for the one we started.
 
-Where: the service's record, the engine's agents, the object store: everything that is signalled later by its id.
+Where: the service's record, the engine's agents, the object store, the census of a host: everything that is counted or
+signalled later by its id. Linux only.
+Source: proc(5) for /proc/PID/stat; pidfd_open(2), which closes the gap between the check and the signal.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 from dataclasses import dataclass
-from pathlib import Path
+from typing import NamedTuple
 
-_START_TIME_FIELD = 19  # of /proc/PID/stat, counted from the field behind the command's closing bracket
+# Fields of /proc/PID/stat, counted from the one behind the command's closing bracket.
+_STATE_FIELD, _PARENT_FIELD, _START_TIME_FIELD = 0, 1, 19
+_ENDED_STATES = frozenset("ZX")
+
+
+class ProcessEntry(NamedTuple):
+    """A line of the machine's process list."""
+
+    parent: int
+    state: str  # one letter, as in proc(5)
+    started_at: int  # clock ticks since the machine started; with the pid it names a process for good
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it only waits to be reaped."""
+        return self.state in _ENDED_STATES
 
 
 @dataclass(frozen=True)
@@ -19,7 +37,7 @@ class ProcessId:
 
     Args:
         pid: process id.
-        started: start time in clock ticks since boot, as text (field 22 of /proc/PID/stat, proc(5)).
+        started: start time in clock ticks since boot, as text (field 22 of /proc/PID/stat).
     """
 
     pid: int
@@ -27,36 +45,81 @@ class ProcessId:
 
     @classmethod
     def of(cls, pid: int) -> ProcessId | None:
-        """Identify the process that has this id now; None if there is none."""
-        started = _start_time(pid)
-        return None if started is None else cls(pid, started)
+        """Identify the process that has this id now; None if there is none, or only a zombie."""
+        entry = read_entry(pid)
+        return None if entry is None or entry.has_ended else cls(pid, str(entry.started_at))
 
     def is_alive(self) -> bool:
         """Whether this very process still exists and is no zombie."""
-        return _start_time(self.pid) == self.started
+        return ProcessId.of(self.pid) == self
 
-    def terminate(self) -> bool:
-        """Send SIGTERM; False if the process is gone."""
-        return self._signal(signal.SIGTERM)
+    def terminate(self, *, timeout_s: float) -> bool:
+        """Send SIGTERM and wait until the process has ended; False if it has not within `timeout_s`."""
+        return self._end(signal.SIGTERM, timeout_s)
 
-    def kill(self) -> bool:
-        """Send SIGKILL; False if the process is gone."""
-        return self._signal(signal.SIGKILL)
+    def kill(self, *, timeout_s: float) -> bool:
+        """Send SIGKILL and wait until the process has ended; False if it has not within `timeout_s`."""
+        return self._end(signal.SIGKILL, timeout_s)
 
-    def _signal(self, number: int) -> bool:
-        if not self.is_alive():
-            return False
+    def _end(self, number: signal.Signals, timeout_s: float) -> bool:
+        """Signal this very process and wait; True, with nobody signalled, if it has ended already.
+
+        Raises: PermissionError if the process belongs to somebody else.
+        """
         try:
-            os.kill(self.pid, number)
+            descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
-            return False
-        return True
+            return True
+        try:
+            # Looked at after the descriptor was opened: who is alive now is who the descriptor stands for.
+            if not self.is_alive():
+                return True
+            signal.pidfd_send_signal(descriptor, number)
+            poller = select.poll()
+            poller.register(descriptor, select.POLLIN)
+            return bool(poller.poll(timeout_s * 1000))
+        except ProcessLookupError:
+            return True
+        finally:
+            os.close(descriptor)
 
 
-def _start_time(pid: int) -> str | None:
+def parse_stat(line: bytes) -> ProcessEntry:
+    """Read /proc/PID/stat; the command name in it may hold spaces, parentheses and bytes that are no text."""
+    fields = line[line.rindex(b")") + 2 :].split()
+    return ProcessEntry(
+        parent=int(fields[_PARENT_FIELD]),
+        state=fields[_STATE_FIELD].decode(),
+        started_at=int(fields[_START_TIME_FIELD]),
+    )
+
+
+def read_entry(pid: int) -> ProcessEntry | None:
+    """Return what /proc says of a process; None if there is none, or none that we may see."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return parse_stat(file.read())
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] in ("Z", "X") else fields[_START_TIME_FIELD]
+
+
+def read_process_list() -> dict[int, ProcessEntry]:
+    """Return every process that /proc shows; one that ends meanwhile may be missing."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    return {pid: entry for pid in pids if (entry := read_entry(pid)) is not None}
+
+
+def live_descendants(ancestor: int) -> dict[int, ProcessEntry]:
+    """Return the processes below `ancestor` that have not ended."""
+    entries = read_process_list()
+    children: dict[int, list[int]] = {}
+    for pid, entry in entries.items():
+        children.setdefault(entry.parent, []).append(pid)
+    found = {}
+    waiting = list(children.get(ancestor, ()))
+    while waiting:
+        pid = waiting.pop()
+        waiting.extend(children.get(pid, ()))
+        if not entries[pid].has_ended:
+            found[pid] = entries[pid]
+    return found

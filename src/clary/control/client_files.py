@@ -7,8 +7,8 @@ those calls; scripts that call STS themselves (`get_execution_role`) need `--tls
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from clary.contract.launch_plan import Credentials
@@ -18,24 +18,17 @@ SAGEMAKER_CONFIG = "sagemaker-config.yaml"
 CA_FILE = "ca.pem"
 
 
-@dataclass(frozen=True, kw_only=True)
-class TlsClient:
-    """What a client needs to find the service at AWS's own https addresses."""
-
-    folder: Path  # holds the private authority
-    proxy_url: str
-
-
 def sagemaker_config(settings: Settings) -> str:
     """Return the YAML that both SDKs read: default bucket, execution role, telemetry off."""
-    role = f"arn:aws:iam::{settings.account_id}:role/{settings.role_name}"
+    # JSON text is YAML text: a bucket called 123 stays text, and nothing in a name can end the line.
+    role = json.dumps(f"arn:aws:iam::{settings.account_id}:role/{settings.role_name}")
     return f"""SchemaVersion: '1.0'
 SageMaker:
   PythonSDK:
     Modules:
       TelemetryOptOut: true
       Session:
-        DefaultS3Bucket: {settings.default_bucket}
+        DefaultS3Bucket: {json.dumps(settings.default_bucket)}
       RemoteFunction:
         RoleArn: {role}
   TrainingJob:
@@ -44,12 +37,7 @@ SageMaker:
 
 
 def client_variables(
-    settings: Settings,
-    *,
-    url: str,
-    credentials: Credentials,
-    client_folder: Path,
-    tls: TlsClient | None = None,
+    settings: Settings, *, url: str, credentials: Credentials, client_folder: Path
 ) -> Mapping[str, str]:
     """Return what a client needs in its environment, and only that.
 
@@ -58,9 +46,8 @@ def client_variables(
         url: where the service answers.
         credentials: key pair of the caller.
         client_folder: where the service wrote the generated files.
-        tls: for clients that insist on AWS's own addresses; None leaves https alone.
     """
-    variables = {
+    return {
         "AWS_ENDPOINT_URL": url,
         "AWS_ACCESS_KEY_ID": credentials.access_key_id,
         "AWS_SECRET_ACCESS_KEY": credentials.secret_access_key,
@@ -70,14 +57,21 @@ def client_variables(
         "AWS_EC2_METADATA_DISABLED": "true",
         "SAGEMAKER_USER_CONFIG_OVERRIDE": str(client_folder / SAGEMAKER_CONFIG),
     }
-    if tls is not None:
-        variables |= {
-            "AWS_CA_BUNDLE": str(tls.folder / CA_FILE),
-            # Python's clients read the lower-case name first.
-            "HTTPS_PROXY": tls.proxy_url,
-            "https_proxy": tls.proxy_url,
-        }
-    return variables
+
+
+def tls_variables(tls_folder: Path, *, proxy_url: str) -> Mapping[str, str]:
+    """Return what a client needs besides to find the service at AWS's own https addresses.
+
+    Args:
+        tls_folder: holds the private authority.
+        proxy_url: of the service's proxy.
+    """
+    return {
+        "AWS_CA_BUNDLE": str(tls_folder / CA_FILE),
+        # Python's clients read the lower-case name first.
+        "HTTPS_PROXY": proxy_url,
+        "https_proxy": proxy_url,
+    }
 
 
 # Variables that would make clients look elsewhere than at the service.

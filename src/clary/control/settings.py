@@ -6,9 +6,11 @@ over the file, the file over the defaults. `docs/settings.md` is checked against
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -16,50 +18,78 @@ from typing import Any
 from clary.contract.errors import ContractError, Fault
 
 SETTINGS_FILE = "settings.toml"
+MAX_PORT = 65535
+WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
-def _setting(default: Any, help_text: str) -> Any:
-    return field(default=default, metadata={"help": help_text})
+def _setting(
+    default: Any,
+    help_text: str,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    pattern: str = "",
+    is_secret: bool = False,
+) -> Any:
+    """Declare a setting: `least` and `most` bound numbers, text must match `pattern` as a whole."""
+    metadata = {"help": help_text, "least": least, "most": most, "pattern": pattern, "is_secret": is_secret}
+    return field(default=default, repr=not is_secret, metadata=metadata)
+
+
+def _table(help_text: str, value_type: type) -> Any:
+    return field(default_factory=dict, metadata={"help": help_text, "value_type": value_type})
+
+
+def _port(default: int, help_text: str) -> Any:
+    return _setting(default, help_text, least=0, most=MAX_PORT)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Everything that can be set; durations in seconds, sizes in bytes."""
 
-    home: str = _setting("~/.clary", "state folder: database, objects, logs, keys, caches")
-    host: str = _setting("127.0.0.1", "address on which the service listens")
-    port: int = _setting(4570, "port of the service; 0 takes a free one")
-    tls_port: int = _setting(4571, "second port, TLS under a private CA, for clients that insist on https; 0 is off")
-    region: str = _setting("us-west-2", "region that clients name; framework estimators need a real one")
-    account_id: str = _setting("000000000000", "account in every ARN, twelve digits")
-    role_name: str = _setting("ClaryExecutionRole", "execution role that clients may pass")
-    default_bucket: str = _setting("clary", "bucket that the SDKs use by default")
-    database_url: str = _setting("", "SQLAlchemy URL; empty is SQLite in the state folder")
+    home: str = _setting("~/.clary", "state folder: database, objects, logs, keys, caches; only by the variable")
+    host: str = _setting("127.0.0.1", "address on which the service listens", pattern=r"\S+")
+    port: int = _port(4570, "port of the service; 0 takes a free one")
+    tls_port: int = _port(4571, "second port, TLS under a private CA, for clients that insist on https; 0 is off")
+    region: str = _setting(
+        "us-west-2", "region that clients name; framework estimators need a real one", pattern="[a-z0-9-]+"
+    )
+    account_id: str = _setting("000000000000", "account in every ARN, twelve digits", pattern="[0-9]{12}")
+    role_name: str = _setting(
+        "ClaryExecutionRole", "execution role that clients may pass", pattern=r"[A-Za-z0-9+=,.@_-]{1,64}"
+    )
+    default_bucket: str = _setting(
+        "clary", "bucket that the SDKs use by default", pattern=r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
+    )
+    database_url: str = _setting("", "SQLAlchemy URL; empty is SQLite in the state folder", is_secret=True)
     internet: bool = _setting(True, "let programs reach the internet through the service's proxy (HTTPS only)")
-    s3_endpoint_url: str = _setting("", "object store to use; empty starts the embedded SeaweedFS")
+    s3_endpoint_url: str = _setting(
+        "", "object store to use; empty starts the embedded SeaweedFS", pattern=r"(https?://\S+)?"
+    )
     s3_access_key_id: str = _setting("", "key of that object store")
-    s3_secret_access_key: str = _setting("", "secret of that object store")
-    clock_skew_s: float = _setting(300.0, "how far a signature's time may be off")
-    max_body_bytes: int = _setting(8 * 1024 * 1024, "largest body of an API request; S3 objects are not limited")
-    isolation: str = _setting("auto", "auto, namespaces or processes: how hosts are kept apart")
-    max_hosts: int = _setting(0, "hosts that may run at once on this machine; 0 is twice the CPUs, at least 4")
-    memory_per_host_bytes: int = _setting(0, "memory limit of a host; 0 divides four fifths of the machine")
+    s3_secret_access_key: str = _setting("", "secret of that object store", is_secret=True)
+    clock_skew_s: float = _setting(300.0, "how far a signature's time may be off", least=0)
+    max_body_bytes: int = _setting(
+        8 * 1024 * 1024, "largest body of an API request; S3 objects are not limited", least=1
+    )
+    isolation: str = _setting(
+        "auto",
+        "auto, namespaces or processes: how hosts are kept apart",
+        pattern="auto|namespaces|processes",
+    )
+    max_hosts: int = _setting(0, "hosts that may run at once on this machine; 0 is twice the CPUs, at least 4", least=0)
+    memory_per_host_bytes: int = _setting(0, "memory limit of a host; 0 divides four fifths of the machine", least=0)
     clamp_processes: bool = _setting(True, "lower an instance type's processes per host to this machine's CPUs or GPUs")
     default_python: str = _setting("", "interpreter for images that no rule names; empty looks for one with torch")
-    stop_grace_s: float = _setting(120.0, "from SIGTERM to SIGKILL")
-    host_timeout_s: float = _setting(5.0, "silence after which a host of a running job is lost")
-    launch_timeout_s: float = _setting(120.0, "time for a launched host's agent to report")
-    upload_timeout_s: float = _setting(3600.0, "time for results to reach the object store")
-    images: Mapping[str, str] = field(
-        default_factory=dict,
-        metadata={"help": "table: image pattern (repo:tag, * matches) = environment name"},
-    )
-    environments: Mapping[str, str] = field(
-        default_factory=dict, metadata={"help": "table: environment name = path of its Python interpreter"}
-    )
-    instance_types: Mapping[str, Mapping[str, Any]] = field(
-        default_factory=dict,
-        metadata={"help": "table per type: gpus, cpus, memory_gib, rate_mbit_s, delay_ms, loss_percent, processes"},
+    stop_grace_s: float = _setting(120.0, "from SIGTERM to SIGKILL", least=0)
+    host_timeout_s: float = _setting(5.0, "silence after which a host of a running job is lost", least=1)
+    launch_timeout_s: float = _setting(120.0, "time for a launched host's agent to report", least=1)
+    upload_timeout_s: float = _setting(3600.0, "time for results to reach the object store", least=1)
+    images: Mapping[str, str] = _table("image pattern (repo:tag, * matches) = environment name", str)
+    environments: Mapping[str, str] = _table("environment name = path of its Python interpreter", str)
+    instance_types: Mapping[str, Mapping[str, Any]] = _table(
+        "a table per type: gpus, cpus, memory_gib, rate_mbit_s, delay_ms, loss_percent, processes", dict
     )
 
     @property
@@ -76,28 +106,43 @@ class Settings:
 FIELDS = tuple(fields(Settings))
 
 
+def variable_of(name: str) -> str:
+    """Return the environment variable of a setting."""
+    return f"CLARY_{name.upper()}"
+
+
+def type_of(name: str) -> type:
+    """Return the type of a setting's value: str, int, float, bool, or dict for a table."""
+    default = getattr(Settings, name, None)
+    return dict if default is None else type(default)
+
+
 def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read settings from the environment and from `settings.toml` in the state folder.
 
     Raises: ContractError naming the file or variable, the setting, what was expected and what came.
     """
-    home = Path(environ.get("CLARY_HOME", Settings.home)).expanduser()
-    values: dict[str, Any] = {}
-    path = home / SETTINGS_FILE
-    if path.exists():
-        values.update(_read_file(path))
+    home = Path(environ.get(variable_of("home")) or Settings.home).expanduser().absolute()
+    values = _read_file(home / SETTINGS_FILE)
     for setting in FIELDS:
-        variable = f"CLARY_{setting.name.upper()}"
-        if variable in environ and setting.name not in ("images", "environments", "instance_types"):
-            values[setting.name] = _convert(setting.name, environ[variable], source=variable)
+        variable = variable_of(setting.name)
+        if variable in environ and type_of(setting.name) is not dict:
+            values[setting.name] = _checked(setting.name, environ[variable], source=variable, read=_from_text)
     values["home"] = str(home)
-    return Settings(**values)
+    settings = Settings(**values)
+    if settings.port and settings.port == settings.tls_port:
+        raise ContractError(f"settings port and tls_port are both {settings.port}: set two ports", fault=Fault.USER)
+    return settings
 
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ContractError(f"{path}: can not be read: {error.strerror}", fault=Fault.USER) from error
+    except ValueError as error:  # not UTF-8, or not TOML
         raise ContractError(f"{path}: not valid TOML: {error}", fault=Fault.USER) from error
     known = {setting.name for setting in FIELDS}
     for name in document:
@@ -105,42 +150,65 @@ def _read_file(path: Path) -> dict[str, Any]:
             raise ContractError(
                 f"{path}: unknown setting {name!r}; known are {', '.join(sorted(known))}", fault=Fault.USER
             )
-    return {name: _convert(name, value, source=str(path)) for name, value in document.items()}
+    if "home" in document:
+        variable = variable_of("home")
+        raise ContractError(f"{path}: home can only be set by the variable {variable}; remove it", fault=Fault.USER)
+    return {name: _checked(name, value, source=str(path), read=_from_document) for name, value in document.items()}
 
 
-def _convert(name: str, value: Any, *, source: str) -> Any:
-    default = getattr(Settings, name, None)
-    wanted: type = dict if default is None else type(default)
+def _checked(name: str, value: Any, *, source: str, read: Callable[[type, Any], Any]) -> Any:
+    """Return a value as the setting's type, within its bounds."""
+    wanted = type_of(name)
+    metadata = next(setting.metadata for setting in FIELDS if setting.name == name)
     try:
-        if wanted is bool:
-            return _to_bool(value)
+        converted = read(wanted, value)
         if wanted is dict:
-            if not isinstance(value, dict):
-                raise ValueError("expected a table")
-            return value
-        if wanted is str and not isinstance(value, str):
-            raise ValueError("expected text")
-        return wanted(value)
-    except (TypeError, ValueError) as error:
+            _require_values(converted, metadata["value_type"])
+        elif wanted is str:
+            if metadata["pattern"] and not re.fullmatch(metadata["pattern"], converted):
+                raise ValueError(f"expected text like {metadata['pattern']}")
+        elif wanted is not bool:
+            _require_within(converted, least=metadata["least"], most=metadata["most"])
+    except ValueError as error:
+        shown = "(hidden)" if metadata.get("is_secret") else repr(value)
         raise ContractError(
-            f"{source}: setting {name} expects {wanted.__name__}, got {value!r} ({error})", fault=Fault.USER
+            f"{source}: setting {name} expects {wanted.__name__}, got {shown} ({error})", fault=Fault.USER
         ) from error
+    return converted
 
 
-def _to_bool(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    words = {
-        "true": True,
-        "1": True,
-        "yes": True,
-        "on": True,
-        "false": False,
-        "0": False,
-        "no": False,
-        "off": False,
-    }
-    text = str(value).strip().lower()
-    if text not in words:
-        raise ValueError("expected true or false")
-    return words[text]
+def _from_text(wanted: type, text: str) -> Any:
+    if wanted is bool:
+        if text.strip().lower() not in WORDS:
+            raise ValueError("expected true or false")
+        return WORDS[text.strip().lower()]
+    if wanted is str:
+        return text
+    try:
+        return wanted(text)
+    except ValueError:
+        raise ValueError("expected a number" if wanted is float else "expected a whole number") from None
+
+
+def _from_document(wanted: type, value: Any) -> Any:
+    if wanted is float and type(value) is int:
+        return float(value)
+    if type(value) is not wanted:  # a bool is an int to isinstance
+        name = "table" if isinstance(value, dict) else type(value).__name__
+        raise ValueError(f"this is {name}")
+    return value
+
+
+def _require_values(table: Mapping[str, Any], value_type: type) -> None:
+    for key, value in table.items():
+        if not isinstance(value, value_type):
+            raise ValueError(f"expected {'a table' if value_type is dict else 'text'} for {key!r}")
+
+
+def _require_within(number: float, *, least: float | None, most: float | None) -> None:
+    if not math.isfinite(number):
+        raise ValueError("expected a finite number")
+    if least is not None and number < least:
+        raise ValueError(f"expected at least {least:g}")
+    if most is not None and number > most:
+        raise ValueError(f"expected at most {most:g}")

@@ -4,6 +4,7 @@ Where: the server and every command; nothing else knows these names. Keys are fi
 
     settings.toml   clary.db   service.log
     run/service.json     address and process of the running service
+    run/seaweed.json     ports and process of the embedded object store; beside it its log
     secrets/root.json    key pair of the person who owns the service; admin token; master key of job keys
     client/              generated SageMaker configuration and endpoints file
     objects/  logs/  jobs/<job>/<attempt>/  cache/  tls/
@@ -22,6 +23,8 @@ from pathlib import Path
 
 from clary.contract.errors import ContractError, Fault
 from clary.contract.launch_plan import Credentials
+from clary.contract.plain import from_plain
+from clary.contract.processes import ProcessId
 
 JOB_KEY_PREFIX = "CLARYJOB"
 
@@ -37,6 +40,11 @@ class ServiceRecord:
     proxy_url: str
     region: str
     version: str
+
+    @property
+    def process(self) -> ProcessId:
+        """The process that wrote it, dead or alive."""
+        return ProcessId(self.pid, self.process_started)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,19 +131,38 @@ class StateFolder:
         return self.root / "tls"
 
     def create(self) -> None:
-        """Create the folders; the state folder itself is closed to other users."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        self.root.chmod(0o700)
-        for folder in (self.objects, self.logs, self.jobs, self.cache, self.client, self.root / "run"):
-            folder.mkdir(exist_ok=True)
-        (self.root / "secrets").mkdir(mode=0o700, exist_ok=True)
+        """Create the folders; the state folder itself is closed to other users.
+
+        Raises: ContractError naming what could not be made.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self.root.chmod(0o700)
+            for folder in (self.objects, self.logs, self.jobs, self.cache, self.client, self.root / "run"):
+                folder.mkdir(exist_ok=True)
+            (self.root / "secrets").mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise ContractError(
+                f"state folder {self.root}: {error.filename} can not be made: {error.strerror}; "
+                "name a folder of your own with CLARY_HOME",
+                fault=Fault.USER,
+            ) from error
 
     def read_service_record(self) -> ServiceRecord | None:
-        """Return what the last service wrote about itself, or None."""
+        """Return what the last service wrote about itself, or None.
+
+        Raises: ContractError if the file is there and does not say it.
+        """
         try:
-            return ServiceRecord(**json.loads(self.service_record_path.read_text()))
+            return from_plain(ServiceRecord, json.loads(self.service_record_path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
+        except (OSError, ValueError, ContractError) as error:
+            raise ContractError(
+                f"{self.service_record_path} does not name a service: {error}; "
+                "end the service that wrote it, if it runs, and remove the file",
+                fault=Fault.USER,
+            ) from error
 
     def write_service_record(self, record: ServiceRecord) -> None:
         """Replace run/service.json in one step."""

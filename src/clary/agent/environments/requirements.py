@@ -102,6 +102,8 @@ def prepare_environment(
             was_cached = (folder / _MARKER).exists()  # another builder may have come first
             if not was_cached:
                 notes = _build(task, folder, uv_cache=cache_folder / "uv", lock=lock)
+    if was_cached:
+        notes = (f"{Path(task.label).name} was installed for an earlier job: its environment comes cached",)
     return PreparedEnvironment(
         python=str(folder / "bin" / "python"),
         folder=folder,

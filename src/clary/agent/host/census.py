@@ -11,19 +11,12 @@ import contextlib
 import os
 import signal
 import time
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+from clary.contract.processes import live_descendants
 
 _KILL_LIMIT_S = 3.0  # after that what is left cannot be killed: it hangs in the kernel
 _KILL_PAUSE_S = 0.002
-_ZOMBIE_STATES = frozenset("ZX")
-
-
-class ProcessEntry(NamedTuple):
-    """A line of the machine's process list."""
-
-    parent: int
-    state: str  # one letter, as in proc(5)
-    started_at: int  # clock ticks since the machine started; with the pid it names a process for good
 
 
 class Census(Protocol):
@@ -93,41 +86,6 @@ class DescendantCensus:
             for pid in alive:
                 _signal(pid, signal.SIGKILL)
             time.sleep(_KILL_PAUSE_S)
-
-
-def read_process_list() -> dict[int, ProcessEntry]:
-    """Return every process that /proc shows; one that ends meanwhile may be missing."""
-    entries = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    entries[int(name)] = parse_stat(file.read())
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-    return entries
-
-
-def parse_stat(line: bytes) -> ProcessEntry:
-    """Read /proc/PID/stat; the command name in it may hold spaces and parentheses."""
-    fields = line[line.rindex(b")") + 2 :].split()
-    return ProcessEntry(parent=int(fields[1]), state=fields[0].decode(), started_at=int(fields[19]))
-
-
-def live_descendants(ancestor: int) -> dict[int, ProcessEntry]:
-    """Return the processes below `ancestor` that have not ended."""
-    entries = read_process_list()
-    children: dict[int, list[int]] = {}
-    for pid, entry in entries.items():
-        children.setdefault(entry.parent, []).append(pid)
-    found = {}
-    waiting = list(children.get(ancestor, ()))
-    while waiting:
-        pid = waiting.pop()
-        waiting.extend(children.get(pid, ()))
-        if entries[pid].state not in _ZOMBIE_STATES:
-            found[pid] = entries[pid]
-    return found
 
 
 def _ticks_now() -> int:

@@ -10,6 +10,7 @@ Source: kernel Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import signal
@@ -27,7 +28,9 @@ _CPU_PERIOD_US = 100_000
 _SHARES_PER_CPU = 1024  # version 1; its default for one cgroup
 _MIN_SHARES, _MAX_SHARES = 2, 262_144
 _MAX_WEIGHT = 10_000  # version 2
-_MAKE_ATTEMPTS = 5
+_MAKE_ATTEMPTS = 10
+# What the kernel says of a cgroup that is gone, and of one that is being removed (cgroup_mkdir, kernfs).
+_VANISHED = (errno.ENOENT, errno.ENODEV)
 _TAKE_OVER_LIMIT_S = 2.0
 _REMOVE_LIMIT_S = 5.0
 _REMOVE_PAUSE_S = 0.005
@@ -221,10 +224,11 @@ class HostCgroup:
                 folder = f"{family}/{name}"
                 if folder not in self._folders.values():
                     self._make_fresh(folder)
-            except FileNotFoundError:
-                # Another host that ends at this moment may take the family's folder away.
-                if attempt == _MAKE_ATTEMPTS - 1:
+            except OSError as error:
+                # Another host that ends at this moment, or the engine behind it, may take the family's folder away.
+                if error.errno not in _VANISHED or attempt == _MAKE_ATTEMPTS - 1:
                     raise
+                time.sleep(_REMOVE_PAUSE_S)
             else:
                 return folder
         raise AssertionError("the last attempt returns or raises")

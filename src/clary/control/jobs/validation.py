@@ -33,14 +33,23 @@ def check(request: Mapping[str, Any]) -> None:
     _check_instances(request)
     _check_stopping(request)
     _check_channels(request)
-    for reason in refusals(JobRequest(request).hyperparameters):
+    job = JobRequest(request)
+    groups = [group.name for group in job.instance_groups]
+    for reason in refusals(job.hyperparameters, has_command=job.command is not None, instance_groups=groups):
         raise WireError("ValidationException", reason)
 
 
 def warnings(request: Mapping[str, Any]) -> tuple[str, ...]:
     """Return sentences on what will not do what the user may think; shown in the first log lines and in describe."""
     job = JobRequest(request)
-    found = [*distribution_warnings(job.hyperparameters, num_hosts=job.num_hosts, has_command=job.command is not None)]
+    found = [
+        *distribution_warnings(
+            job.hyperparameters,
+            num_hosts=job.num_hosts,
+            has_command=job.command is not None,
+            instance_types=[group.instance_type for group in job.instance_groups],
+        )
+    ]
     uses_v3_driver = any(channel.name == "sm_drivers" for channel in job.channels)
     quoted = [name for name, value in job.hyperparameters.items() if "'" in value]
     if uses_v3_driver and quoted:

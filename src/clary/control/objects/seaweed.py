@@ -1,7 +1,7 @@
 """The embedded object store: one SeaweedFS process (`weed mini`) that belongs to a state folder.
 
 Where: `clary up` starts it when no S3 endpoint is set; `front.S3Front` and agents talk to its endpoint. It keeps its
-data in `<home>/objects`, its log in `<home>/logs/seaweed.log`, its ports and process in `<home>/run/seaweed.json`.
+data in `<home>/objects`, its log in `<home>/run/seaweed.log`, its ports and process in `<home>/run/seaweed.json`.
 
 [Note: who owns the process] The store runs in its own session, so that neither Ctrl-C nor a kill of the service ends
 it: running agents go on with their direct endpoint. The next service adopts it if it answers, or stops it by the
@@ -22,9 +22,10 @@ from typing import IO
 
 from clary.contract.errors import Fault, ObjectStoreError
 from clary.contract.launch_plan import Credentials, Endpoint
+from clary.contract.processes import ProcessId
 from clary.control.objects import weed_process
 from clary.control.objects.store_client import StoreClient
-from clary.control.objects.weed_process import ProcessIdentity, StoreRecord
+from clary.control.objects.weed_process import StoreRecord
 
 START_TIMEOUT_S = 30.0
 ADOPT_TIMEOUT_S = 5.0
@@ -64,7 +65,7 @@ class EmbeddedStore:
         self._data_folder = home_folder / "objects"
         self._run_folder = home_folder / "run"
         self._record_path = self._run_folder / "seaweed.json"
-        self._log_path = home_folder / "logs" / "seaweed.log"
+        self._log_path = self._run_folder / "seaweed.log"
         self._credentials = credentials
         self._region = region
         self._bucket = bucket
@@ -92,7 +93,7 @@ class EmbeddedStore:
         return self._is_ready
 
     @property
-    def process(self) -> ProcessIdentity | None:
+    def process(self) -> ProcessId | None:
         """The process that serves the folder now."""
         return None if self._record is None else self._record.process
 
@@ -166,7 +167,7 @@ class EmbeddedStore:
         started_at = time.monotonic()
         try:
             self._child = self._spawn(program, self._record.ports)
-            identity = weed_process.identify(self._child.pid)
+            identity = ProcessId.of(self._child.pid)
             self._record = StoreRecord(ports=self._record.ports, process=identity)
             self._record.write(self._record_path)
             if not await self._becomes_ready(self._start_timeout_s):

@@ -1,24 +1,21 @@
 """The SeaweedFS process: its program, ports, command line and the record by which a later service finds it again.
 
-Where: `seaweed.EmbeddedStore` starts, adopts and stops the process through these functions. Linux only: a process is
-told from a later one with the same pid by its start time in /proc.
+Where: `seaweed.EmbeddedStore` starts, adopts and stops the process through these functions. Linux only.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
-import signal
 import socket
 import sysconfig
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from clary.contract.errors import ContractError, ObjectStoreError
 from clary.contract.plain import from_plain, to_plain
+from clary.contract.processes import ProcessId
 
 HOST = "127.0.0.1"
 # Every server of `weed mini` also listens on its port + 10000 (gRPC), and its worker dials the admin server there even
@@ -33,20 +30,8 @@ PORT_TRIES = 200
 VOLUME_SIZE_MIB = 1024
 MAX_VOLUMES = 10_000
 MEMORY_LIMIT = "256MiB"  # soft limit of Go's heap: 217 MiB resident after 512 MiB up and down, 647 MiB without
-POLL_INTERVAL_S = 0.05
+KILL_TIMEOUT_S = 5.0
 SOCKET_PREFIX = "/tmp/seaweedfs-"  # noqa: S108 - fixed in weed
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProcessIdentity:
-    """A process that can not be mistaken for a later one with the same pid."""
-
-    pid: int
-    start_ticks: int  # field 22 of /proc/PID/stat: clock ticks after boot
-
-    def is_alive(self) -> bool:
-        """Whether this very process still runs; a zombie does not."""
-        return _start_ticks(self.pid) == self.start_ticks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +39,17 @@ class StoreRecord:
     """What `<home>/run/seaweed.json` keeps; the ports outlive the process, so that endpoints stay valid."""
 
     ports: dict[str, int]  # by PORT_NAMES
-    process: ProcessIdentity | None = None
+    process: ProcessId | None = None
 
     @staticmethod
     def read(path: Path) -> StoreRecord | None:
         """Return the record, or None if there is none or it can not be read (then it is as good as absent)."""
         try:
-            record = from_plain(StoreRecord, json.loads(path.read_text(encoding="utf-8")))
+            document = json.loads(path.read_text(encoding="utf-8"))
+            process = document.get("process") if isinstance(document, dict) else None
+            if isinstance(process, dict) and "start_ticks" in process:  # as records before 0.1 named it
+                process["started"] = str(process["start_ticks"])
+            record = from_plain(StoreRecord, document)
         except (OSError, ValueError, ContractError):
             return None
         return record if set(record.ports) == set(PORT_NAMES) else None
@@ -71,12 +60,6 @@ class StoreRecord:
         draft = path.with_suffix(".new")
         draft.write_text(json.dumps(to_plain(self), indent=1) + "\n", encoding="utf-8")
         draft.replace(path)
-
-
-def identify(pid: int) -> ProcessIdentity | None:
-    """Return the identity of the process `pid`, or None if it is gone."""
-    ticks = _start_ticks(pid)
-    return None if ticks is None else ProcessIdentity(pid=pid, start_ticks=ticks)
 
 
 def find_program() -> str:
@@ -146,33 +129,12 @@ def command(program: str, *, data_folder: Path, ports: dict[str, int], bucket: s
     return [program, "mini", *(f"-{name}={value}" for name, value in options.items())]
 
 
-def terminate(process: ProcessIdentity, *, grace_s: float) -> bool:
+def terminate(process: ProcessId, *, grace_s: float) -> bool:
     """Send SIGTERM, wait up to `grace_s`, then SIGKILL; blocks. Returns whether the process is gone.
 
     A child of ours stays a zombie until its parent reaps it, which counts as gone.
     """
-    for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
-        if not process.is_alive():
-            return True
-        try:
-            os.kill(process.pid, number)
-        except ProcessLookupError:
-            return True
-        deadline = time.monotonic() + wait_s
-        while process.is_alive() and time.monotonic() < deadline:
-            time.sleep(POLL_INTERVAL_S)
-    return not process.is_alive()
-
-
-def _start_ticks(pid: int) -> int | None:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    # The second field is the program's name in brackets and may hold spaces: count from the last bracket.
-    after_name = stat.rpartition(")")[2].split()
-    state, ticks = after_name[0], after_name[19]
-    return None if state in ("Z", "X") else int(ticks)
+    return process.terminate(timeout_s=grace_s) or process.kill(timeout_s=KILL_TIMEOUT_S)
 
 
 def _is_free(port: int) -> bool:

@@ -5,11 +5,21 @@ Where: `server.agent_routes` parses HTTP and calls this; facts go to the hub as 
 
 from __future__ import annotations
 
+import asyncio
 import hmac
-from datetime import datetime
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
-from clary.contract.agent_protocol import LogBatch, LogReceipt, Order, OrderKind, Report, ReportReceipt
+from clary.contract.agent_protocol import (
+    HostPhase,
+    LogBatch,
+    LogLine,
+    LogReceipt,
+    Order,
+    OrderKind,
+    Report,
+    ReportReceipt,
+)
 from clary.contract.clock import Clock
 from clary.contract.errors import WireError
 from clary.contract.launch_plan import LaunchPlan
@@ -17,7 +27,7 @@ from clary.contract.plain import from_plain
 from clary.control.jobs import events
 from clary.control.jobs.training_job import FinalMetric, TrainingJob
 from clary.control.reconcile.hub import JobHub
-from clary.control.store.errors import SequenceGap
+from clary.control.store.errors import JobNotFound, SequenceGap, StreamNotFound
 
 
 class LogSink(Protocol):
@@ -26,7 +36,7 @@ class LogSink(Protocol):
     async def next_sequence(self, stream: str) -> int:
         """Return the sequence that the stream expects next."""
 
-    async def append(self, stream: str, first_sequence: int, lines: Any) -> int:
+    async def append(self, stream: str, first_sequence: int, lines: Sequence[LogLine]) -> int:
         """Store lines exactly once by sequence; return the next sequence."""
 
 
@@ -45,20 +55,29 @@ class AgentGateway:
         self._logs = logs
         self._metrics = metrics
         self._clock = clock
-        self._started_at = clock.now()
-        self._heard: dict[tuple[str, int], dict[str, datetime]] = {}
+        self._started_s = clock.monotonic()
+        self._heard_s: dict[tuple[str, int], dict[str, float]] = {}  # attempt -> host -> monotonic time
+        self._log_locks: dict[str, asyncio.Lock] = {}  # by stream, as the next
+        self._counted: dict[str, int] = {}  # lines below this number have their metrics stored
 
-    def last_heard(self, job: TrainingJob) -> dict[str, datetime]:
-        """Return host -> time last heard; hosts that reported to an earlier service count from this one's start."""
-        heard = dict(self._heard.get((job.name, job.attempt), {}))
-        for name, record in job.hosts.items():
-            if record.report_number > 0:
-                heard.setdefault(name, self._started_at)
-        return heard
+    def silent_s(self, job: TrainingJob) -> dict[str, float]:
+        """Return host -> seconds since it was last heard, or expected; none count from before this service began."""
+        now_s = self._clock.monotonic()
+        heard_s = self._heard_s.get((job.name, job.attempt), {})
+        return {name: now_s - heard_s.get(name, self._started_s) for name in job.hosts}
+
+    def expect(self, job: TrainingJob) -> None:
+        """Count silence from now on for hosts whose agents have just been started and were not heard yet."""
+        heard_s = self._heard_s.setdefault((job.name, job.attempt), {})
+        for name in job.hosts:
+            heard_s.setdefault(name, self._clock.monotonic())
 
     def forget(self, job: TrainingJob) -> None:
         """Drop what is remembered of a job that is over."""
-        self._heard.pop((job.name, job.attempt), None)
+        self._heard_s.pop((job.name, job.attempt), None)
+        for stream in job.log_streams:
+            self._log_locks.pop(stream, None)
+            self._counted.pop(stream, None)
 
     def authorize(self, name: str, attempt: int, host: str, token: str) -> TrainingJob:
         """Return the live job that the agent belongs to.
@@ -67,8 +86,9 @@ class AgentGateway:
         """
         job = self._hub.live_job(name)
         if job is None or job.plan is None or job.attempt != attempt:
-            raise WireError("AttemptOver", f"attempt {attempt} of {name} is over", http_status=410)
-        if not hmac.compare_digest(str(job.plan["agent_token"]).encode(), token.encode()):
+            raise _attempt_over(name, attempt)
+        # Headers may hold bytes that are no text; they are a wrong token like any other.
+        if not hmac.compare_digest(str(job.plan["agent_token"]).encode(), token.encode("utf-8", "backslashreplace")):
             raise WireError("AccessDenied", f"the token does not open attempt {attempt} of {name}", http_status=403)
         if host not in job.hosts:
             raise WireError("NoSuchHost", f"{name} has no host {host}", http_status=404)
@@ -79,46 +99,86 @@ class AgentGateway:
         return from_plain(LaunchPlan, job.plan)
 
     async def report(self, job: TrainingJob, host: str, report: Report) -> ReportReceipt:
-        """Take up facts; unchanged facts are a heartbeat and cost no write."""
-        self._heard.setdefault((job.name, job.attempt), {})[host] = self._clock.now()
+        """Take up facts; unchanged facts are a heartbeat and cost no write.
+
+        Raises: WireError 410 when the job was deleted meanwhile.
+        """
+        self._heard_s.setdefault((job.name, job.attempt), {})[host] = self._clock.monotonic()
         record = job.hosts[host]
         if report.facts != record.facts and report.number > record.report_number:
-            job = await self._hub.apply(job.name, events.HostReported(host=host, report=report))
+            try:
+                job = await self._hub.apply(job.name, events.HostReported(host=host, report=report))
+            except JobNotFound as error:
+                raise _attempt_over(job.name, job.attempt) from error
             record = job.hosts[host]
         order = record.order
-        is_ours = record.facts.phase.value != "lost"
-        return ReportReceipt(accepted=is_ours, order_number=order.number if order is not None else 0)
+        is_wanted = record.facts.phase is not HostPhase.LOST
+        return ReportReceipt(accepted=is_wanted, order_number=order.number if order is not None else 0)
 
     async def next_order(self, job: TrainingJob, host: str, *, after: int, wait_s: float) -> Order:
         """Wait until an order newer than `after` stands for the host; answer the standing one after `wait_s`."""
-        deadline = self._clock.monotonic() + wait_s
+        deadline_s = self._clock.monotonic() + max(0.0, wait_s)  # in this order, NaN becomes 0
         while True:
             current = self._hub.live_job(job.name)
-            if current is None or current.attempt != job.attempt:
+            # A deleted job's name may be in use again by now.
+            if current is None or (current.attempt, current.created_at) != (job.attempt, job.created_at):
                 return Order(number=after + 1, kind=OrderKind.RELEASE, reason="the attempt is over")
-            self._heard.setdefault((job.name, job.attempt), {})[host] = self._clock.now()
+            self._heard_s.setdefault((job.name, job.attempt), {})[host] = self._clock.monotonic()
             order = current.hosts[host].order
-            left_s = deadline - self._clock.monotonic()
+            left_s = deadline_s - self._clock.monotonic()
             if order is not None and (order.number > after or left_s <= 0):
                 return order
             await self._hub.wait_for_job(job.name, max(left_s, 0.0))
 
     async def append_logs(self, job: TrainingJob, host: str, batch: LogBatch) -> LogReceipt:
-        """Store lines exactly once and the metrics that agents found in them."""
-        stream = next(name for name in job.log_streams if name.split("/", 1)[1].rpartition("-")[0] == host)
-        has_metrics = any(line.metrics for line in batch.lines)
-        # Lines that were sent before are dropped by the store; their metrics must not count twice either.
-        num_known = await self._logs.next_sequence(stream) - batch.first_sequence if has_metrics else 0
+        """Store lines exactly once, and once the metrics that agents found in them.
+
+        Raises: WireError 410 when the job was deleted meanwhile.
+        """
+        stream = next(name for name in job.log_streams if _host_of(name) == host)
         try:
-            next_sequence = await self._logs.append(stream, batch.first_sequence, batch.lines)
+            # A batch that is sent again while its first copy is still being stored must not count twice.
+            async with self._log_locks.setdefault(stream, asyncio.Lock()):
+                return LogReceipt(next_sequence=await self._append(job, stream, batch))
         except SequenceGap as gap:
             return LogReceipt(next_sequence=gap.next_sequence)
+        except JobNotFound as error:
+            raise _attempt_over(job.name, job.attempt) from error
+        except StreamNotFound as error:
+            if self._hub.live_job(job.name) is not None:
+                raise
+            raise _attempt_over(job.name, job.attempt) from error
+
+    async def _append(self, job: TrainingJob, stream: str, batch: LogBatch) -> int:
+        """Store lines, then the metrics of those whose metrics are not stored yet; return the next sequence.
+
+        Lines are never stored twice, but a failure can come between lines and metrics; the agent sends the batch again
+        then, and this service still knows how far metrics are stored. One that has just started takes it that metrics
+        of stored lines are.
+        """
+        if stream not in self._counted and any(line.metrics for line in batch.lines):
+            self._counted[stream] = await self._logs.next_sequence(stream)
+        next_sequence = await self._logs.append(stream, batch.first_sequence, batch.lines)
+        if stream not in self._counted:
+            return next_sequence
+        num_counted = max(self._counted[stream] - batch.first_sequence, 0)
         values = [
             FinalMetric(name=metric.name, value=metric.value, at=metric.at)
-            for line in batch.lines[max(num_known, 0) :]
+            for line in batch.lines[num_counted:]
             for metric in line.metrics
         ]
         if values:
             await self._metrics.add_metrics(job.name, values)
+        self._counted[stream] = max(self._counted[stream], batch.first_sequence + len(batch.lines))
+        if values:
             await self._hub.record_metrics(job.name, values)
-        return LogReceipt(next_sequence=next_sequence)
+        return next_sequence
+
+
+def _host_of(stream: str) -> str:
+    """Return `algo-1` of `job/algo-1-1767225600`."""
+    return stream.partition("/")[2].rpartition("-")[0]
+
+
+def _attempt_over(name: str, attempt: int) -> WireError:
+    return WireError("AttemptOver", f"attempt {attempt} of {name} is over", http_status=410)

@@ -105,7 +105,9 @@ class JobHub:
     async def wait_for_change(self, timeout_s: float) -> None:
         """Return when any job has changed since the last call, or after `timeout_s`."""
         try:
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
+            # Not wait_for: in Python 3.11 it can swallow a cancellation that comes together with the event.
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
         except TimeoutError:
             return
         finally:
@@ -115,7 +117,8 @@ class JobHub:
         """Return when the job called `name` changes, or after `timeout_s`."""
         event = self._watchers.setdefault(name, asyncio.Event())
         try:
-            await asyncio.wait_for(event.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await event.wait()
         except TimeoutError:
             return
 

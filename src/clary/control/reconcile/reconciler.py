@@ -7,7 +7,6 @@ pass that fails for one job is logged and tried again, and never keeps the other
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Coroutine, Mapping
 from datetime import datetime
@@ -80,11 +79,10 @@ class Reconciler:
                 await self.make_pass()
                 await self._hub.wait_for_change(PASS_INTERVAL_S)
         finally:
-            for task in self._tasks.values():
+            tasks = list(self._tasks.values())
+            for task in tasks:
                 task.cancel()
-            for task in self._tasks.values():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def make_pass(self) -> None:
         """Look at every job once."""

@@ -5,6 +5,8 @@ Source: contract/agent_protocol.py, which lists the four requests.
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Any
 from urllib.parse import unquote
 
@@ -18,6 +20,7 @@ from clary.control.wire.messages import HttpRequest, HttpResponse
 
 PREFIX = "/clary/v1/agents/"
 MAX_ORDER_WAIT_S = 30.0
+_NUMBER = re.compile(r"[0-9]{1,9}")  # of an attempt
 
 
 class AgentRoutes:
@@ -29,7 +32,7 @@ class AgentRoutes:
     async def handle(self, request: HttpRequest) -> HttpResponse:
         """Answer one agent; raises WireError with the status to send."""
         match [unquote(part) for part in request.raw_path.removeprefix(PREFIX).split("/")]:
-            case [name, attempt, host, action] if attempt.isdigit():
+            case [name, attempt, host, action] if _NUMBER.fullmatch(attempt):
                 job = self._gateway.authorize(name, int(attempt), host, bearer_token(request))
             case _:
                 raise WireError("NotFound", f"no such agent path: {request.raw_path}", http_status=404)
@@ -49,6 +52,8 @@ class AgentRoutes:
         try:
             after = int(query.get("after", "0"))
             wait_s = min(float(query.get("wait_s", "0")), MAX_ORDER_WAIT_S)
+            if not math.isfinite(wait_s):
+                raise ValueError(f"wait_s is {wait_s}")
         except ValueError as error:
             raise WireError("ValidationException", f"after and wait_s are numbers: {error}") from error
         return to_plain(await self._gateway.next_order(job, host, after=after, wait_s=wait_s))

@@ -15,7 +15,7 @@ JSON_HEADERS = [("Content-Type", "application/json")]
 def bearer_token(request: HttpRequest) -> str:
     """Return the bearer token of a request; raises WireError 403 if there is none."""
     scheme, _, token = (request.header("authorization") or "").partition(" ")
-    if scheme.lower() != "bearer" or not token:
+    if scheme.lower() != "bearer" or not token or not token.isascii():
         raise WireError("AccessDenied", "this page needs `Authorization: Bearer TOKEN`", http_status=403)
     return token.strip()
 
@@ -24,7 +24,7 @@ def read_json(request: HttpRequest) -> Any:
     """Return the JSON body; raises WireError 400 if it is none."""
     try:
         return json.loads(request.body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WireError("SerializationException", f"the body is not JSON: {error}") from error
 
 

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import fcntl
 import logging
-import os
 import socket
 from collections.abc import AsyncIterator, Iterator
 
@@ -41,9 +40,10 @@ def sole_owner(folder: StateFolder) -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def database_lease(store: Store, leave: asyncio.Event) -> AsyncIterator[None]:
+async def database_lease(store: Store, folder: StateFolder, leave: asyncio.Event) -> AsyncIterator[None]:
     """Hold the database's service lease; losing it ends the service, since another one moves the jobs now."""
-    owner = f"{socket.gethostname()}:{os.getpid()}"
+    # The folder lock keeps a second service out, so whoever comes next from this folder may take the lease over.
+    owner = f"{socket.gethostname()}:{folder.root}"
     deadline = asyncio.get_running_loop().time() + LEASE_TTL_S + LEASE_RENEWAL_S
     while (lease := await store.acquire_lease(LEASE_NAME, owner, LEASE_TTL_S)) is None:
         # The lease of a service that was killed runs out by itself; that of a living one never does.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 from typing import Any
 from urllib.parse import unquote
 
@@ -14,10 +15,15 @@ from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.server.internal_http import bearer_token, json_answer, query_of
 from clary.control.services.call import Services
+from clary.control.store.errors import BadToken
+from clary.control.store.log_pages import EventPage
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
 PREFIX = "/clary/v1/jobs/"
 LOG_PAGE = 2000  # lines of one stream in one answer
+# A page of the store also ends at 1 MiB, less one line of at most 256 KiB; a character has up to four bytes.
+FULL_PAGE_CHARACTERS = 128 * 1024
+_JOB_NAME = re.compile(r"[a-zA-Z0-9-]{1,63}")  # CreateTrainingJob, TrainingJobName
 
 
 class PeopleRoutes:
@@ -32,7 +38,9 @@ class PeopleRoutes:
         if not hmac.compare_digest(bearer_token(request).encode(), self._admin_token.encode()):
             raise WireError("AccessDenied", "the token does not open this service", http_status=403)
         name, _, page = unquote(request.raw_path.removeprefix(PREFIX)).partition("/")
-        job = self._services.hub.live_job(name) or await self._services.store.get_job(name)
+        job = None
+        if _JOB_NAME.fullmatch(name):
+            job = self._services.hub.live_job(name) or await self._services.store.get_job(name)
         if job is None:
             raise WireError("NotFound", f"there is no training job {name!r}", http_status=404)
         match page:
@@ -89,36 +97,46 @@ class PeopleRoutes:
         return without_secrets(job.plan)
 
     async def _log_page(self, job: TrainingJob, request: HttpRequest) -> dict[str, Any]:
+        """Return the next lines of every wanted stream.
+
+        `sure_until_ms` is None if that is all there is now; else no line up to this time is missing, later ones are.
+        """
         query = query_of(request)
         wanted_host, wanted_rank = query.get("host"), query.get("rank")
         if wanted_host is not None and job.hosts and wanted_host not in job.hosts:
-            raise WireError("NotFound", f"{job.name} has no host {wanted_host!r}; it has {', '.join(job.hosts)}")
+            message = f"{job.name} has no host {wanted_host!r}; it has {', '.join(job.hosts)}"
+            raise WireError("NotFound", message, http_status=404)
         # Read before the lines, so that a job that is over then has no line that this page misses.
         is_over = job.is_terminal
         lines: list[dict[str, Any]] = []
         tokens: dict[str, str] = {}
+        sure_until_ms: int | None = None
         for stream in job.log_streams:
             host = stream.split("/", 1)[1].rpartition("-")[0]
             if wanted_host not in (None, host):
                 continue
-            page = await self._services.logs.get_events(
-                stream,
-                start_ms=None,
-                end_ms=None,
-                from_head=True,
-                token=query.get(f"after.{stream}"),
-                limit=LOG_PAGE,
-            )
+            try:
+                page = await self._services.logs.get_events(
+                    stream, from_head=True, token=query.get(f"after.{stream}"), limit=LOG_PAGE
+                )
+            except BadToken as error:
+                raise WireError("ValidationException", error.message) from error
             tokens[stream] = page.next_forward_token
+            if _is_full(page):
+                end_ms = page.events[-1].timestamp_ms
+                sure_until_ms = end_ms if sure_until_ms is None else min(sure_until_ms, end_ms)
             lines.extend(
                 {"host": host, "at_ms": event.timestamp_ms, "text": event.message, "rank": event.rank}
                 for event in page.events
                 if wanted_rank is None or str(event.rank) == wanted_rank
             )
-            if page.events and wanted_rank is not None:
-                is_over = False  # lines of other ranks were read: there may be more behind them
         lines.sort(key=lambda line: line["at_ms"])
-        return {"lines": lines, "tokens": tokens, "is_over": is_over}
+        return {"lines": lines, "tokens": tokens, "is_over": is_over, "sure_until_ms": sure_until_ms}
+
+
+def _is_full(page: EventPage) -> bool:
+    """Whether there may be more lines behind the page."""
+    return len(page.events) == LOG_PAGE or sum(len(event.message) for event in page.events) > FULL_PAGE_CHARACTERS
 
 
 def _exits(exits: Any) -> str:

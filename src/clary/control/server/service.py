@@ -66,10 +66,12 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
     clock = SystemClock()
     async with AsyncExitStack() as stack:
         stack.enter_context(sole_owner(folder))
+        ports = choose_ports(settings, folder.read_service_record())
+        urls = ports.urls(settings)
         object_store = await _object_store(stack, settings, folder, secrets)
         store = await Store.open(settings.resolved_database_url)
         stack.push_async_callback(store.close)
-        await stack.enter_async_context(database_lease(store, leave))
+        await stack.enter_async_context(database_lease(store, folder, leave))
         logs = LogStore(folder.logs)
         stack.push_async_callback(logs.close)
         client = await stack.enter_async_context(StoreClient(object_store))
@@ -77,8 +79,6 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
         hub = JobHub(store, clock)
         await hub.load()
 
-        ports = choose_ports(settings, folder.read_service_record())
-        urls = ports.urls(settings)
         engine = LocalEngine(settings, urls.api, relayed_urls=[urls.proxy] if urls.proxy else [])
         resolve_image = partial(resolve, settings=settings, probe=InterpreterProbe())
         admission = Admission(settings, engine.machine(), hub, resolve_image)

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from clary.contract.errors import ObjectStoreError
+from clary.contract.processes import ProcessId
 from clary.control.objects import weed_process
-from clary.control.objects.weed_process import ProcessIdentity, StoreRecord
+from clary.control.objects.weed_process import StoreRecord
 
 
 def test_ports_are_free_distinct_and_below_the_ephemeral_range() -> None:
@@ -57,7 +58,7 @@ def test_command_line_names_every_port_and_nothing_leaves_the_machine() -> None:
 
 def test_record_survives_writing_and_reading(tmp_path: Path) -> None:
     path = tmp_path / "run" / "seaweed.json"
-    record = StoreRecord(ports=weed_process.choose_ports(), process=ProcessIdentity(pid=5, start_ticks=6))
+    record = StoreRecord(ports=weed_process.choose_ports(), process=ProcessId(5, "6"))
     record.write(path)
     assert StoreRecord.read(path) == record
 
@@ -70,15 +71,15 @@ def test_damaged_record_is_as_good_as_none(tmp_path: Path, text: str) -> None:
 
 
 def test_process_is_not_mistaken_for_another_with_its_pid() -> None:
-    me = weed_process.identify(os.getpid())
+    me = ProcessId.of(os.getpid())
     assert me is not None
     assert me.is_alive()
-    assert not ProcessIdentity(pid=me.pid, start_ticks=me.start_ticks + 1).is_alive()
+    assert not ProcessId(me.pid, str(int(me.started) + 1)).is_alive()
 
 
 def test_zombie_is_not_alive() -> None:
     child = subprocess.Popen(["sleep", "60"])
-    identity = weed_process.identify(child.pid)
+    identity = ProcessId.of(child.pid)
     assert identity is not None
     child.send_signal(signal.SIGKILL)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -91,7 +92,7 @@ def test_process_that_ignores_sigterm_is_killed() -> None:
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert child.stdout is not None
     child.stdout.readline()
-    identity = weed_process.identify(child.pid)
+    identity = ProcessId.of(child.pid)
     assert identity is not None
     assert weed_process.terminate(identity, grace_s=0.2)
     assert child.wait(5) == -signal.SIGKILL
@@ -100,9 +101,9 @@ def test_process_that_ignores_sigterm_is_killed() -> None:
 
 def test_stale_identity_is_not_signalled() -> None:
     child = subprocess.Popen(["sleep", "60"])
-    identity = weed_process.identify(child.pid)
+    identity = ProcessId.of(child.pid)
     assert identity is not None
-    stale = ProcessIdentity(pid=identity.pid, start_ticks=identity.start_ticks - 1)
+    stale = ProcessId(identity.pid, str(int(identity.started) - 1))
     assert weed_process.terminate(stale, grace_s=0.2)
     assert child.poll() is None
     child.kill()

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from clary.contract.cgroup_names import host_cgroup_name
 from clary.contract.errors import EngineError
 from clary.contract.launch_plan import Isolation, LaunchPlan
 from clary.contract.processes import ProcessId
@@ -103,7 +104,7 @@ class LocalEngine:
         if not folder.is_dir():
             return Released()
         try:
-            released = await self._locked(folder, lambda: self._release(folder, f"{job_name}-{attempt}"))
+            released = await self._locked(folder, lambda: self._release(folder))
         finally:
             self._reap()
         self._records.pop(folder, None)
@@ -185,7 +186,7 @@ class LocalEngine:
         attempt_record.write_record(folder, record)
         self._records[folder] = record
 
-    def _release(self, folder: Path, prefix: str) -> Released:
+    def _release(self, folder: Path) -> Released:
         record = attempt_record.read_record(folder)
         killed: list[str] = []
         removed: list[str] = []
@@ -198,9 +199,8 @@ class LocalEngine:
         if ready is not None and record is not None and record.boot_id == attempt_record.boot_id():
             killing.kill(ready.anchor)  # expected to be there, so not told
         removed += cleaning.unmount_below(folder)
-        hosts = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
-        places = (*(record.cgroup_places if record is not None else ()), *cleaning.own_cgroup_places())
-        cgroups = cleaning.host_cgroups(places, [f"{prefix}-{host}" for host in hosts])
+        hosts = _folders_in(folder)
+        cgroups = _cgroups_of(folder, hosts, record)
         gone = cleaning.remove_empty_cgroups(cgroups)
         problems += [f"cgroup {path} still holds processes" for path in cgroups if path not in gone]
         removed += gone
@@ -227,11 +227,9 @@ class LocalEngine:
             sentences += [
                 f"Job {name} is released and {point} is still mounted." for point in cleaning.mounts_below(folder)
             ]
-            names = [f"{folder.parent.name}-{folder.name}-{path.name}" for path in folder.iterdir() if path.is_dir()]
-            places = (*(record.cgroup_places if record is not None else ()), *cleaning.own_cgroup_places())
             sentences += [
                 f"Job {name} is released and its cgroup {path} is still there."
-                for path in cleaning.host_cgroups(places, names)
+                for path in _cgroups_of(folder, _folders_in(folder), record)
             ]
         return sentences + [
             f"Process {process.pid} holds the network of a job whose folder {folder} is gone; it ends by itself soon."
@@ -256,6 +254,20 @@ class LocalEngine:
         for pid, child in list(self._children.items()):
             if child.poll() is not None:
                 self._children.pop(pid, None)
+
+
+def _folders_in(attempt_folder: Path) -> list[str]:
+    """Return the names of an attempt's folders: its hosts, and what they share."""
+    return sorted(path.name for path in attempt_folder.iterdir() if path.is_dir() and not path.is_symlink())
+
+
+def _cgroups_of(attempt_folder: Path, hosts: Sequence[str], record: AttemptRecord | None) -> list[str]:
+    """Return the cgroups of these hosts that exist, wherever a service of this attempt may have made them."""
+    places = (*(record.cgroup_places if record is not None else ()), *cleaning.own_cgroup_places())
+    job_name, attempt = attempt_folder.parent.name, int(attempt_folder.name)
+    work_folder = str(attempt_folder)
+    names = [host_cgroup_name(job_name, attempt, host=host, work_folder=work_folder) for host in hosts]
+    return cleaning.host_cgroups(places, names)
 
 
 def _end_processes(folder: Path, record: AttemptRecord) -> list[str]:

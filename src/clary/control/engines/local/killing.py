@@ -3,18 +3,15 @@
 Where: `LocalEngine.release`. A process counts only with the start time that was recorded with its pid
 (`contract.processes`); a pid that was handed on to somebody else is never signalled. All of this blocks: call it in a
 thread.
-Source: pidfd_open(2), which closes the gap between check and signal; proc(5).
 """
 
 from __future__ import annotations
 
 import os
-import select
-import signal
 import time
 from collections.abc import Iterable
 
-from clary.contract.processes import ProcessId
+from clary.contract.processes import ProcessId, live_descendants
 
 KILL_TIMEOUT_S = 10.0  # SIGKILL to exit; longer means a process stuck in the kernel
 
@@ -24,24 +21,11 @@ def kill(process: ProcessId, *, timeout_s: float = KILL_TIMEOUT_S) -> bool:
 
     Raises: OSError if the signal is refused; TimeoutError if the process outlives `timeout_s`.
     """
-    try:
-        descriptor = os.pidfd_open(process.pid)
-    except ProcessLookupError:
+    if not process.is_alive():
         return False
-    try:
-        if not process.is_alive():
-            return False
-        try:
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        except ProcessLookupError:
-            return False
-        poller = select.poll()
-        poller.register(descriptor, select.POLLIN)
-        if not poller.poll(timeout_s * 1000):
-            raise TimeoutError(f"process {process.pid} is still there {timeout_s:g} s after SIGKILL")
-        return True
-    finally:
-        os.close(descriptor)
+    if not process.kill(timeout_s=timeout_s):
+        raise TimeoutError(f"process {process.pid} is still there {timeout_s:g} s after SIGKILL")
+    return True
 
 
 def wait_until_gone(processes: Iterable[ProcessId], *, timeout_s: float) -> list[ProcessId]:
@@ -58,19 +42,8 @@ def descendants(ancestor: ProcessId) -> list[ProcessId]:
     """Return the processes below `ancestor`, if that is alive; some may have ended meanwhile."""
     if not ancestor.is_alive():
         return []
-    children: dict[int, list[int]] = {}
-    for pid in _pids():
-        parent = _parent_of(pid)
-        if parent is not None:
-            children.setdefault(parent, []).append(pid)
-    found, waiting = [], list(children.get(ancestor.pid, ()))
-    while waiting:
-        pid = waiting.pop()
-        waiting.extend(children.get(pid, ()))
-        process = ProcessId.of(pid)
-        if process is not None:
-            found.append(process)
-    return found
+    below = live_descendants(ancestor.pid)
+    return [ProcessId(pid, str(entry.started_at)) for pid, entry in below.items() if pid != os.getpid()]
 
 
 def in_network_namespaces(inodes: Iterable[int]) -> list[ProcessId]:
@@ -118,11 +91,3 @@ def command_line(process: ProcessId) -> list[str]:
 def _pids() -> list[int]:
     own = os.getpid()
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != own]
-
-
-def _parent_of(pid: int) -> int | None:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[1])
-    except OSError:
-        return None

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from clary.agent.host.census import live_descendants, parse_stat, read_process_list
+from clary.contract.processes import live_descendants, parse_stat, read_process_list
 
 
 @pytest.mark.parametrize("name", [b"sh", b"a b", b") R 1 (", b"((", b"x\n)"])

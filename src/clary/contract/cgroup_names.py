@@ -1,0 +1,26 @@
+"""What the cgroup of a host is called.
+
+Where: the agent creates it, the engine looks for it when an attempt is released, so both have to name it alike. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+_DIGEST_CHARACTERS = 6
+
+
+def host_cgroup_name(job_name: str, attempt: int, *, host: str, work_folder: str) -> str:
+    """Return `<job>-<attempt>-<host>-<digest>`.
+
+    The digest is of `work_folder`, which lies in the service's own state folder: two services on one machine may run
+    jobs of the same name at the same time.
+
+    Args:
+        job_name: letters, digits and hyphens.
+        attempt: from 1.
+        host: algo-1.
+        work_folder: the attempt's folder, spelled as in the launch plan.
+    """
+    digest = hashlib.sha256(work_folder.encode(errors="surrogateescape")).hexdigest()[:_DIGEST_CHARACTERS]
+    return f"{job_name}-{attempt}-{host}-{digest}"
