@@ -158,9 +158,7 @@ def test_requirements_are_installed_once_and_leave_the_original_environment_alon
     requirements = f"iniconfig==2.0.0  # {time.time_ns()}\n"
     logs = []
     for _ in range(2):
-        described = run_script(
-            aws, "requirements", script, files={"requirements.txt": requirements}, timeout_s=100
-        )
+        described = run_script(aws, "requirements", script, files={"requirements.txt": requirements}, timeout_s=100)
         logs.append(log_of(aws, described["TrainingJobName"]))
         assert described["TrainingJobStatus"] == "Completed", logs[-1]
         assert any(line.startswith("from ") for line in logs[-1])
@@ -207,7 +205,7 @@ with open("/opt/ml/model/facts.json", "w") as file:
     json.dump(facts, file)
 """
     name = unique("isolated")
-    uri = put(aws, f"code/{name}/sourcedir.tar.gz", archive_of({"sub/train.py": script}))
+    uri = put(aws, f"isolated/{name}/sourcedir.tar.gz", archive_of({"sub/train.py": script}))
     request = script_request(
         aws,
         name,
@@ -323,9 +321,7 @@ def test_recordio_wraps_each_object_of_a_pipe(aws):
         aws,
         "recordio",
         script,
-        InputDataConfig=[
-            channel("wrapped", f"s3://{BUCKET}/{base}/", InputMode="Pipe", RecordWrapperType="RecordIO")
-        ],
+        InputDataConfig=[channel("wrapped", f"s3://{BUCKET}/{base}/", InputMode="Pipe", RecordWrapperType="RecordIO")],
     )
     assert model_of(aws, described)["stream"] == struct.pack("<II", 0xCED7230A, 3) + b"abc\0"
 
@@ -353,7 +349,7 @@ def test_without_compression_results_are_loose_objects(aws):
     described = run_command(
         aws,
         "loose",
-        "mkdir /opt/ml/model/a; echo 1 > /opt/ml/model/a/b; touch '/opt/ml/model/with space'; echo 2 > /opt/ml/output/data/c",
+        "cd /opt/ml; mkdir model/a; echo 1 > model/a/b; touch 'model/with space'; echo 2 > output/data/c",
         OutputDataConfig={"S3OutputPath": f"s3://{BUCKET}/loose", "CompressionType": "NONE"},
     )
     assert described["TrainingJobStatus"] == "Completed", described.get("FailureReason")
@@ -364,13 +360,13 @@ def test_without_compression_results_are_loose_objects(aws):
 
 
 def test_a_big_artifact_comes_back_bit_for_bit(aws, tmp_path):
-    command = "head -c 67108864 /dev/urandom > /opt/ml/model/big; echo sum=$(sha256sum < /opt/ml/model/big)"
+    command = "head -c 67108864 /dev/urandom > /opt/ml/model/big; sha256sum /opt/ml/model/big"
     described = run_command(aws, "big", command)
     place = urlsplit(described["ModelArtifacts"]["S3ModelArtifacts"])
     aws.s3.download_file(place.netloc, place.path[1:], str(tmp_path / "model.tar.gz"))
     body = members_of((tmp_path / "model.tar.gz").read_bytes())["big"]
     assert len(body) == 67108864
-    assert f"sum={hashlib.sha256(body).hexdigest()}  -" in log_of(aws, described["TrainingJobName"])
+    assert f"{hashlib.sha256(body).hexdigest()}  /opt/ml/model/big" in log_of(aws, described["TrainingJobName"])
 
 
 def test_a_failing_import_is_named_in_the_failure_reason(aws):
@@ -395,7 +391,11 @@ def test_a_source_archive_that_is_missing_is_named(aws):
     assert "never-was/sourcedir.tar.gz" in reason
 
 
-MPI = {"sagemaker_mpi_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": "2"}
+LAUNCHERS = [
+    {"sagemaker_mpi_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": "2"},
+    {"sagemaker_distributed_dataparallel_enabled": "true"},
+    {"sagemaker_torch_distributed_enabled": "true"},
+]
 
 
 def test_an_abort_of_the_program_is_a_failure_that_names_the_signal(aws):
@@ -403,16 +403,18 @@ def test_an_abort_of_the_program_is_a_failure_that_names_the_signal(aws):
     assert "SIGABRT" in reason
 
 
-def test_a_killed_rank_fails_the_job_and_is_named_with_its_signal(aws):
+@pytest.mark.parametrize("launcher", LAUNCHERS, ids=["mpi", "smddp", "torchrun"])
+def test_a_killed_rank_fails_the_job_and_is_named_with_its_signal(aws, launcher):
     script = (
         "import os, signal, time\n"
-        "if os.environ['OMPI_COMM_WORLD_RANK'] == '1': os.kill(os.getpid(), signal.SIGKILL)\n"
+        "rank = os.environ.get('OMPI_COMM_WORLD_RANK') or os.environ['RANK']\n"
+        "if rank == '1': os.kill(os.getpid(), signal.SIGKILL)\n"
         "time.sleep(60)\n"
     )
     began = time.monotonic()
-    reason = failure_of(run_script(aws, "killed", script, hyperparameters=MPI))
+    reason = failure_of(run_script(aws, "killed", script, hyperparameters=launcher, instance_count=2))
     assert "rank 1" in reason
-    assert "SIGKILL" in reason
+    assert "signal 9" in reason
     assert time.monotonic() - began < 30
 
 
@@ -451,9 +453,7 @@ def test_scripts_with_many_gloo_groups_complete_every_time(aws):
 def test_when_one_host_fails_the_job_is_over_within_seconds_and_nothing_runs_on(aws):
     name = unique("half")
     marker = f"sleeper-{name}"
-    command = (
-        f"[ $(hostname) = algo-2 ] && {{ sleep 1; exit 3; }}; exec -a {marker} sleep 600"
-    )
+    command = f"[ $(hostname) = algo-2 ] && {{ sleep 1; exit 3; }}; exec -a {marker} sleep 600"
     request = job_request(name, command)
     request["ResourceConfig"]["InstanceCount"] = 2
     aws.sagemaker.create_training_job(**request)
@@ -470,8 +470,12 @@ def test_what_a_program_writes_and_installs_stays_its_own(aws, service):
     wheel = io.BytesIO()
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("private_thing.py", "VALUE = 42\n")
-        archive.writestr("private_thing-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: private-thing\nVersion: 1.0\n")
-        archive.writestr("private_thing-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            "private_thing-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: private-thing\nVersion: 1.0\n"
+        )
+        archive.writestr(
+            "private_thing-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         archive.writestr("private_thing-1.0.dist-info/RECORD", "")
     name = unique("private")
     uri = put(aws, f"{name}/private_thing-1.0-py3-none-any.whl", wheel.getvalue())
@@ -487,7 +491,10 @@ find {service.home} -type f -size -1M 2>/dev/null | grep -v /environments/ | sed
 cat {secrets}/* {service.home}/clary.db > /dev/null 2>&1 && echo 'secrets: read' || echo 'secrets: out of reach'
 """
     had_doc = os.path.isdir("/usr/share/doc")
-    described = run_command(aws, "private", command, InputDataConfig=[channel("wheel", uri)])
+    request = script_request(
+        aws, name, {"train.sh": command}, program="train.sh", InputDataConfig=[channel("wheel", uri)]
+    )
+    described = run(aws, request)
     lines = log_of(aws, described["TrainingJobName"])
     assert described["TrainingJobStatus"] == "Completed", lines
     assert "value 42" in lines
@@ -556,7 +563,9 @@ def test_a_program_that_ignores_sigterm_is_killed_after_the_grace(cramped):
     aws = Clients(cramped)
     name = unique("deaf")
     marker = f"deaf-{name}"
-    request = job_request(name, f"trap '' TERM; echo kept > /opt/ml/model/kept; (exec -a {marker} sleep 600); sleep 600")
+    request = job_request(
+        name, f"trap '' TERM; echo kept > /opt/ml/model/kept; (exec -a {marker} sleep 600); sleep 600"
+    )
     request["StoppingCondition"] = {"MaxRuntimeInSeconds": 1}
     began = time.monotonic()
     described = run(aws, request)
@@ -577,7 +586,7 @@ def test_a_channel_that_does_not_fit_on_the_disk_fails_the_job_and_says_so(small
     "command",
     [
         "dd if=/dev/zero of=/opt/ml/model/big bs=1M count=200",
-        "python -c 'open(\"/opt/ml/model/big\", \"wb\").write(bytes(200 << 20))'",
+        'python -c \'open("/opt/ml/model/big", "wb").write(bytes(200 << 20))\'',
         "head -c 200M /dev/zero > /tmp/big",
         "for i in $(seq 3); do head -c 40M /dev/zero > /opt/ml/output/data/$i || exit 1; done",
     ],

@@ -10,7 +10,6 @@ from typing import Any
 from clary.cli.connection import Connection, connect
 from clary.cli.tables import duration, table
 
-
 MAX_RESULTS = 100  # of one ListTrainingJobs
 
 

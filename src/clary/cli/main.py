@@ -33,7 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         module.add_parser(commands)
     options = parser.parse_args(arguments)
     try:
-        return int(options.run(options))
+        code = int(options.run(options))
+        sys.stdout.flush()  # here, where a reader that has gone is expected
+        return code
     except WireError as error:
         print(f"clary: {error.message}", file=sys.stderr)
         return EXIT_NOT_FOUND if error.code == "NotFound" else EXIT_FAILED

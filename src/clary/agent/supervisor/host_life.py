@@ -14,17 +14,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from clary.agent.supervisor.fact_board import FactBoard
 from clary.agent.supervisor.failures import failure_of, is_expected
 from clary.agent.supervisor.host_log import HostLog
 from clary.agent.supervisor.preparation import Preparation
-from clary.agent.supervisor.program_watch import FAIL_FAST_GRACE_S, ProgramWatch, exit_in_words
+from clary.agent.supervisor.program_watch import FAIL_FAST_GRACE_S, OUT_OF_MEMORY, ProgramWatch, exit_in_words
 from clary.agent.supervisor.steps import Steps, Uploaded
 from clary.contract.agent_protocol import Failure, HostPhase, Order, OrderKind, ProcessExit, StagedPart, UploadRole
-from clary.contract.errors import ClaryError, ContractError
+from clary.contract.errors import ClaryError, ContractError, Fault
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.plain import from_plain
 
@@ -215,12 +215,30 @@ class HostLife:
         watch, self._watch = self._watch, None
         assert watch is not None
         watch.close()
-        failure = watch.failure()
         self._log.end_output()
+        failure = self._with_cause(watch)
         seconds = time.monotonic() - watch.started_at_s
         self._log.say(*_summary(watch.exits, failure, seconds))
         self._board.add_timing("program", seconds)
         self._enter_exited(exits=tuple(watch.exits), failure=failure, failure_file=self._steps.failure_file())
+
+    def _with_cause(self, watch: ProgramWatch) -> Failure | None:
+        """Return the program's failure with what is known of its cause: a full disk, the program's own words.
+
+        A program that does not mind a full disk has its word: its results are kept, with a note.
+        """
+        failure, first, full_disk = watch.failure(), watch.first_failure(), watch.full_disk
+        if failure is None or first is None or failure.fault != Fault.ALGORITHM.value:
+            if full_disk is not None and watch.exits:
+                self._add_notes([f"{full_disk}: results may be incomplete"])
+            return failure
+        if failure.message.startswith(OUT_OF_MEMORY):
+            return failure
+        words = self._log.error_line(first.rank)
+        causes = [failure.message, *([words] if words else [])]
+        if full_disk is not None:
+            causes.insert(0, full_disk)
+        return replace(failure, message=": ".join(causes))
 
     def _enter_exited(self, **changes: Any) -> None:
         self._drain()
@@ -289,6 +307,6 @@ def _summary(exits: Sequence[ProcessExit], failure: Failure | None, seconds: flo
         in_order = sorted(exits, key=lambda item: item.ended_at)
         lines = [f"rank {item.rank} ended with {exit_in_words(item)}" for item in in_order]
         lines.append(f"the program ended after {seconds:.1f} s")
-    if failure is not None and failure.message.startswith("OutOfMemory"):
+    if failure is not None and failure.message.startswith(OUT_OF_MEMORY):
         lines.append(failure.message)
     return lines

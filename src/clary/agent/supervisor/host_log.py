@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Hashable
 from pathlib import Path
 
+from clary.agent.supervisor.last_words import error_line
 from clary.agent.supervisor.log_intake import LogIntake
 from clary.agent.supervisor.log_shipper import LogReceiver, LogShipper
 from clary.agent.supervisor.log_spool import LogSpool
@@ -70,6 +71,10 @@ class HostLog:
                 f"{self._spool.num_lost} lines of output were lost, because the disk of this host was full;"
                 " free space on it or print less"
             )
+
+    def error_line(self, rank: int | None) -> str | None:
+        """Return the line in which a process has said why it failed, as far as that can be told; None for none."""
+        return error_line(self._intake.last_lines(rank))
 
     def drain(self, timeout_s: float, *, give_up: Callable[[], bool]) -> None:
         """Wait until every line so far is stored by the service, as `LogShipper.drain`."""

@@ -6,14 +6,17 @@ import logging
 import signal
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from clary.agent.channels import PipeFeeder
+from clary.agent.disk_space import free_bytes
 from clary.agent.host.program import Program
 from clary.contract.agent_protocol import ProcessExit
 from clary.contract.errors import AgentError, ClaryError
 
 _POLL_S = 0.1  # longest time until the exit of one process among several is noticed
 _MIB = 1024 * 1024
+_FULL_BYTES = _MIB  # with less left, a disk counts as full: the write that did not fit was larger than what is left
 
 logger = logging.getLogger(__name__)
 
@@ -25,15 +28,23 @@ class HostProgram:
         program: what runs.
         num_processes: how many processes it was started with.
         memory_bytes: the host's memory limit, for the sentence about its effect; None if it has none.
+        folder: where the host's files lie, `/opt/ml` and `/tmp` among them.
         feeders: feed the program's pipes; when one fails, the program is ended.
     """
 
     def __init__(
-        self, program: Program, *, num_processes: int, memory_bytes: int | None, feeders: Sequence[PipeFeeder]
+        self,
+        program: Program,
+        *,
+        num_processes: int,
+        memory_bytes: int | None,
+        folder: Path,
+        feeders: Sequence[PipeFeeder],
     ) -> None:
         self.num_processes = num_processes
         self._program = program
         self._memory_bytes = memory_bytes
+        self._folder = folder
         self._feeders = feeders
         self._seen: set[ProcessExit] = set()
         self._trouble: ClaryError | None = None
@@ -83,6 +94,13 @@ class HostProgram:
             f"the host's memory limit of {self._memory_bytes // _MIB} MiB was reached and {result.oom_kills} of its"
             " processes were killed; use an instance type with more memory, or less of it"
         )
+
+    def full_disk(self) -> str | None:
+        """Say in a sentence that the host's disk is full now; None if it is not."""
+        free = free_bytes(self._folder)
+        if free >= _FULL_BYTES:
+            return None
+        return f"No space left on device: the disk of this host is full ({free} bytes free for /opt/ml and /tmp)"
 
     def trouble(self) -> ClaryError | None:
         """Return what broke beside the processes and made the agent end them; None if nothing did."""

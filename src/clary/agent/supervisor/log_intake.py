@@ -7,9 +7,11 @@ Neither waits for anything but a write to a local file.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from clary.agent.supervisor.last_words import LINE_CHARACTERS, NUM_LINES
 from clary.agent.supervisor.log_lines import PIECE_BYTES, LineSplitter
 from clary.agent.supervisor.log_spool import LogSpool
 from clary.contract.clock import Clock
@@ -25,6 +27,7 @@ class _Stream:
     prefix: str
     splitter: LineSplitter = field(default_factory=LineSplitter)
     has_told_cut: bool = False
+    last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=NUM_LINES))
 
 
 class LogIntake:
@@ -40,6 +43,7 @@ class LogIntake:
         self._clock = clock
         self._lock = threading.Lock()
         self._streams: dict[Hashable, _Stream] = {}
+        self._ended: dict[int | None, deque[str]] = {}  # rank -> last lines of streams that have ended
 
     def open(self, key: Hashable, *, rank: int | None = None, prefix: str = "") -> None:
         """Say how lines of the stream `key` are marked; a stream that is not opened has no rank and no prefix."""
@@ -58,6 +62,14 @@ class LogIntake:
                 lines = stream.splitter.finish()
                 del self._streams[key]
             self._append(stream, lines)
+            if not data:
+                self._ended[stream.rank] = stream.last_lines
+
+    def last_lines(self, rank: int | None) -> list[str]:
+        """Return the last lines that a process printed, without prefix; `rank` as it was given to `open`."""
+        with self._lock:
+            open_ones = (stream.last_lines for stream in self._streams.values() if stream.rank == rank)
+            return list(next(open_ones, self._ended.get(rank, ())))
 
     def say(self, *sentences: str) -> None:
         """Add lines of the agent's own."""
@@ -76,11 +88,13 @@ class LogIntake:
         with self._lock:
             for stream in self._streams.values():
                 self._append(stream, stream.splitter.finish())
+                self._ended[stream.rank] = stream.last_lines
             self._streams.clear()
 
     def _append(self, stream: _Stream, lines: list[str]) -> None:
         if not lines:
             return
+        stream.last_lines.extend(line[:LINE_CHARACTERS] for line in lines)
         if stream.prefix:
             lines = [stream.prefix + line for line in lines]
         self._spool.append(lines, rank=stream.rank)

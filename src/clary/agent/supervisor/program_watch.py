@@ -18,6 +18,7 @@ from clary.contract.agent_protocol import Failure, ProcessExit
 from clary.contract.errors import ClaryError, Fault
 
 FAIL_FAST_GRACE_S = 5.0  # for the other processes of a host when one has failed
+OUT_OF_MEMORY = "OutOfMemory"  # how the message of such a failure begins
 KILL_TIMEOUT_S = 60.0  # for a killed process to be gone
 _POLL_S = 1.0
 _LIVE_POLL_S = 0.1
@@ -58,6 +59,7 @@ class ProgramWatch:
         self.is_stopping = False  # whether the processes were told to end
         self._is_killed = False
         self._out_of_memory: str | None = None
+        self.full_disk: str | None = None  # known after `close`
         self._trouble: ClaryError | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="program-watch", daemon=True)
@@ -119,7 +121,7 @@ class ProgramWatch:
             return None
         who = "the program" if first.rank is None else f"rank {first.rank}"
         if self._out_of_memory is not None:
-            message = f"OutOfMemory: {self._out_of_memory}"
+            message = f"{OUT_OF_MEMORY}: {self._out_of_memory}"
         elif first.exit_code is not None:
             message = f"{who} ended with exit code {first.exit_code}"
         else:
@@ -131,6 +133,7 @@ class ProgramWatch:
         """End the thread and the program with everything that it left behind; exits that nobody saw are taken in."""
         self._stopping.set()
         self._out_of_memory = self.program.out_of_memory()
+        self.full_disk = self.program.full_disk()
         self._trouble = self.program.trouble()
         self.program.close()
         if self._thread.ident is not None:

@@ -63,6 +63,9 @@ class RunningProgram(Protocol):
     def out_of_memory(self) -> str | None:
         """Say in a sentence that the host's memory limit killed a process; None if it did not."""
 
+    def full_disk(self) -> str | None:
+        """Say in a sentence that the host's disk is full now; None if it is not."""
+
     def trouble(self) -> ClaryError | None:
         """Return what broke beside the processes and made the agent end them; None if nothing did."""
 

@@ -24,6 +24,7 @@ from clary.agent.environments.variables import program_variables
 from clary.agent.host.program import Program
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
 from clary.agent.launchers import SHIMS_BIN_FOLDER, LaunchContext, make_context, select
+from clary.agent.launchers.shim_files import SHIMS_FOLDER
 from clary.agent.object_store import ObjectStore
 from clary.agent.supervisor.host_program import HostProgram
 from clary.agent.supervisor.small_files import read_start
@@ -40,6 +41,9 @@ _LONGEST_CHARACTER_BYTES = 4
 _CLOSE_S = 5.0
 # Launchers whose originals run the ranks under mpirun --tag-output.
 _TAGGED_KINDS = (DistributionKind.PYTORCHDDP_OR_SMDDP, DistributionKind.MPI, DistributionKind.MODELPARALLEL)
+
+# Folders that every host has one of its own of (`agent.host.machine_view`).
+PRIVATE_TOPS = ("/tmp", "/var/tmp", "/run", "/dev")  # noqa: S108 - looked at, not written to
 
 
 class HostSteps:
@@ -151,6 +155,7 @@ class HostSteps:
             program,
             num_processes=len(processes),
             memory_bytes=sandbox.resources.memory_bytes,
+            folder=self._folder,
             feeders=feeders,
         )
 
@@ -253,7 +258,9 @@ class HostSteps:
         )
 
     def _binds(self, environment_folder: Path) -> tuple[Bind, ...]:
-        binds = []
+        # Seen at the same path wherever this package lies, /tmp included, which hosts have one of their own of.
+        binds = [Bind(source=SHIMS_FOLDER, target=SHIMS_FOLDER, read_only=True)]
+        binds += [Bind(source=folder, target=folder, read_only=True) for folder in base_folders(environment_folder)]
         home = service_home(self._plan)
         # A system's own interpreter is part of the machine's files, which hosts have as a private copy anyhow.
         if (environment_folder / "pyvenv.cfg").exists() or (home is not None and home in environment_folder.parents):
@@ -265,6 +272,20 @@ class HostSteps:
                 is_read_only = channel.file_system_access == "ro"
                 binds.append(Bind(source=channel.file_system_path, target=str(target), read_only=is_read_only))
         return tuple(binds)
+
+
+def base_folders(environment_folder: Path) -> tuple[str, ...]:
+    """Return the folder of a virtual environment's base interpreter where hosts would not see it, else nothing.
+
+    Source: `home` of pyvenv.cfg (PEP 405) names the folder of the interpreter's program.
+    """
+    try:
+        lines = (environment_folder / "pyvenv.cfg").read_text().splitlines()
+    except OSError:
+        return ()
+    homes = [line.partition("=")[2].strip() for line in lines if line.partition("=")[0].strip() == "home"]
+    prefixes = [Path(home).resolve().parent for home in homes]
+    return tuple(str(path) for path in prefixes if any(Path(top) in path.parents for top in PRIVATE_TOPS))
 
 
 def service_home(plan: LaunchPlan) -> Path | None:

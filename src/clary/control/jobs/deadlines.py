@@ -15,6 +15,9 @@ from clary.control.jobs import events, host_orders
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import EndCause, TrainingJob
 
+# From the end of the grace period to the report that the program is gone: killing takes moments, a core dump longer.
+KILL_ALLOWANCE_S = 60.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -26,19 +29,31 @@ class Limits:
     upload_timeout_s: float
 
 
-def due(job: TrainingJob, *, now: datetime, limits: Limits, last_heard: Mapping[str, datetime]) -> events.Event | None:
+def due(job: TrainingJob, *, now: datetime, limits: Limits, silent_s: Mapping[str, float]) -> events.Event | None:
     """Return the event that is due, or None.
 
     Args:
         job: the record as it stands.
         now: aware UTC time.
         limits: of the service.
-        last_heard: host name to the time its agent was last heard; hosts never heard of are absent. A service that
-            has just started passes its own start time for hosts of running jobs, so that silence is counted anew.
+        silent_s: host name to the seconds since its agent was last heard; for one never heard of, since it was
+            launched. A service that has just started counts from its own start, since nobody listened before. Not
+            taken from times of day: a clock that is set must not lose every host.
     """
     if job.is_terminal:
         return None
-    return _stop_due(job, now, limits) or _silent_host(job, now, limits, last_heard) or _upload_due(job, now, limits)
+    return (
+        _stop_due(job, now, limits)
+        or _silent_host(job, limits, silent_s)
+        or _stop_overdue(job, now, limits)
+        or _upload_due(job, now, limits)
+    )
+
+
+def can_expire_waiting(job: TrainingJob) -> bool:
+    """Whether a job may become due while it waits for hosts; most jobs wait as long as it takes."""
+    request = JobRequest(job.request)
+    return request.max_wait_s is not None or request.max_pending_s is not None
 
 
 def _stop_due(job: TrainingJob, now: datetime, limits: Limits) -> events.Event | None:
@@ -57,21 +72,33 @@ def _stop_due(job: TrainingJob, now: datetime, limits: Limits) -> events.Event |
     return None if cause is None else events.StopWanted(cause=cause, grace_s=limits.stop_grace_s)
 
 
-def _silent_host(
-    job: TrainingJob, now: datetime, limits: Limits, last_heard: Mapping[str, datetime]
-) -> events.Event | None:
+def _silent_host(job: TrainingJob, limits: Limits, silent_s: Mapping[str, float]) -> events.Event | None:
     for name, record in job.hosts.items():
         phase = record.facts.phase
         if phase in (HostPhase.LOST, HostPhase.RELEASED, HostPhase.DONE):
             continue
-        heard = last_heard.get(name)
-        if heard is None:
-            silent_s = (now - record.facts.phase_started_at).total_seconds()
-            if silent_s >= limits.launch_timeout_s:
+        silence_s = silent_s.get(name, 0.0)
+        if phase is HostPhase.LAUNCHING:
+            if silence_s >= limits.launch_timeout_s:
                 why = f"the agent of {name} did not report within {limits.launch_timeout_s:.0f} s of its launch"
                 return events.HostLost(host=name, why=f"{why}; see agent.log in its work folder")
-        elif (silent_s := (now - heard).total_seconds()) >= limits.host_timeout_s:
-            why = f"{name} was lost: its agent has been silent for {silent_s:.1f} s (limit {limits.host_timeout_s:g} s)"
+        elif silence_s >= limits.host_timeout_s:
+            limit = f"limit {limits.host_timeout_s:g} s, setting host_timeout_s"
+            why = f"{name} was lost: its agent has been silent for {silence_s:.1f} s ({limit})"
+            return events.HostLost(host=name, why=why)
+    return None
+
+
+def _stop_overdue(job: TrainingJob, now: datetime, limits: Limits) -> events.Event | None:
+    """An agent that lives but never gets its program to end must not keep the job from its end."""
+    if job.stop_ordered_at is None:
+        return None
+    limit_s = limits.stop_grace_s + KILL_ALLOWANCE_S
+    if (now - job.stop_ordered_at).total_seconds() < limit_s:
+        return None
+    for name, record in job.hosts.items():
+        if record.facts.phase in host_orders.NOT_ENDED:
+            why = f"{name} was lost: its program did not end within {limit_s:.0f} s of the order to stop"
             return events.HostLost(host=name, why=why)
     return None
 

@@ -20,14 +20,15 @@ from clary.control.jobs.training_job import EndCause, HostRecord, TrainingJob
 # A gang that has lost a member cannot go on; the others get this long to end by themselves. Seconds.
 FAILURE_GRACE_S = 2.0
 
-_NOT_ENDED = (HostPhase.LAUNCHING, HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING)
+# Phases in which something of the program may still run, or begin to.
+NOT_ENDED = (HostPhase.LAUNCHING, HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING)
 
 
 def next_orders(job: TrainingJob) -> Mapping[str, HostRecord]:
     """Return the hosts with the orders that follow from their facts."""
     if job.end_cause is None:
         return _run_when_all_are_prepared(job)
-    if any(record.facts.phase in _NOT_ENDED for record in job.hosts.values()):
+    if any(record.facts.phase in NOT_ENDED for record in job.hosts.values()):
         return stop(job, grace_s=FAILURE_GRACE_S) if job.end_cause is EndCause.FAILURE else job.hosts
     if not _has_results(job):
         return job.hosts
@@ -38,7 +39,7 @@ def stop(job: TrainingJob, *, grace_s: float) -> Mapping[str, HostRecord]:
     """Return the hosts with the order to stop wherever something may still run and was not told yet."""
     return {
         name: _with_order(record, OrderKind.STOP, reason=str(job.end_cause or ""), grace_s=grace_s)
-        if record.facts.phase in _NOT_ENDED
+        if record.facts.phase in NOT_ENDED
         else record
         for name, record in job.hosts.items()
     }
@@ -54,9 +55,14 @@ def is_uploading(job: TrainingJob) -> bool:
     return any(record.order is not None and record.order.kind is OrderKind.UPLOAD for record in job.hosts.values())
 
 
+def is_stopping(job: TrainingJob) -> bool:
+    """Whether any host was told to stop and has no later order."""
+    return any(record.order is not None and record.order.kind is OrderKind.STOP for record in job.hosts.values())
+
+
 def has_nothing_owed(job: TrainingJob) -> bool:
     """Whether the job's end is known and every result that it owes is written or known to be lost."""
-    if job.end_cause is None or any(record.facts.phase in _NOT_ENDED for record in job.hosts.values()):
+    if job.end_cause is None or any(record.facts.phase in NOT_ENDED for record in job.hosts.values()):
         return False
     if not _has_results(job):
         return True

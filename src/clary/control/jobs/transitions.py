@@ -186,6 +186,8 @@ def _advance(job: TrainingJob, now: datetime) -> TrainingJob:
         job = replace(job, end_cause=EndCause.SUCCESS)
     job = _follow_phases(job, now)
     job = replace(job, hosts=host_orders.next_orders(job))
+    if job.stop_ordered_at is None and host_orders.is_stopping(job):
+        job = replace(job, stop_ordered_at=now)
     if host_orders.is_uploading(job):
         job = enter(job, SecondaryStatus.UPLOADING, MESSAGES[SecondaryStatus.UPLOADING], now=now)
     if host_orders.has_nothing_owed(job):

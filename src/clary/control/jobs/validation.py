@@ -33,6 +33,7 @@ def check(request: Mapping[str, Any]) -> None:
     _check_instances(request)
     _check_stopping(request)
     _check_channels(request)
+    _check_destinations(request)
     job = JobRequest(request)
     groups = [group.name for group in job.instance_groups]
     for reason in refusals(job.hyperparameters, has_command=job.command is not None, instance_groups=groups):
@@ -64,6 +65,8 @@ def warnings(request: Mapping[str, Any]) -> tuple[str, ...]:
         )
     if job.is_spot:
         found.append("EnableManagedSpotTraining: hosts of this machine are never reclaimed; the job runs as on demand")
+    if request.get("RetryStrategy"):
+        found.append("RetryStrategy is accepted, but jobs are not tried again yet")
     if request.get("VpcConfig"):
         found.append("VpcConfig is accepted and has no effect: hosts live on the job's own network")
     if request.get("EnableInterContainerTrafficEncryption"):
@@ -120,6 +123,13 @@ def _check_instances(request: Mapping[str, Any]) -> None:
         raise WireError(
             "ValidationException", "ResourceConfig needs InstanceType and InstanceCount, or InstanceGroups."
         )
+    for group in groups:
+        if group["InstanceCount"] < 1:
+            raise WireError(
+                "ValidationException",
+                f"Instance group {group['InstanceGroupName']!r} has InstanceCount {group['InstanceCount']}; "
+                "each group needs at least 1.",
+            )
     names = Counter(group["InstanceGroupName"] for group in groups)
     doubled = [name for name, count in names.items() if count > 1]
     if doubled:
@@ -149,6 +159,16 @@ def _check_stopping(request: Mapping[str, Any]) -> None:
             "ValidationException",
             "MaxWaitTimeInSeconds needs EnableManagedSpotTraining: set it to true, or leave MaxWaitTimeInSeconds out.",
         )
+
+
+def _check_destinations(request: Mapping[str, Any]) -> None:
+    places = {
+        "OutputDataConfig.S3OutputPath": request["OutputDataConfig"].get("S3OutputPath"),
+        "CheckpointConfig.S3Uri": (request.get("CheckpointConfig") or {}).get("S3Uri"),
+    }
+    for member, uri in places.items():
+        if uri is not None and not uri.startswith("s3://"):
+            raise WireError("ValidationException", f"{member} must be s3://bucket/prefix, got {uri!r}.")
 
 
 def _check_channels(request: Mapping[str, Any]) -> None:

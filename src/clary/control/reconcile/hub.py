@@ -15,6 +15,8 @@ from clary.contract.clock import Clock
 from clary.control.jobs import events, transitions
 from clary.control.jobs.training_job import FinalMetric, TrainingJob
 
+MAX_FINAL_METRICS = 40  # FinalMetricDataList of DescribeTrainingJob
+
 
 class JobStore(Protocol):
     """What the hub needs of the store."""
@@ -48,6 +50,8 @@ class JobHub:
         self._active: dict[str, TrainingJob] = {}  # hosts asked for, until they are released
         self._watchers: dict[str, asyncio.Event] = {}
         self._changed = asyncio.Event()
+        # Held while a job goes with all that carries its name, so that a second deletion cannot hit a successor.
+        self.deletion = asyncio.Lock()
 
     async def load(self) -> None:
         """Read what an earlier service left unfinished."""
@@ -79,24 +83,46 @@ class JobHub:
         return await self.update(name, lambda job: transitions.apply(job, event, now=now))
 
     async def update(self, name: str, change: Callable[[TrainingJob], TrainingJob]) -> TrainingJob:
-        """Change a job durably; `change` is pure and may run more than once."""
-        job = await self._store.update_job(name, change)
-        self._remember(job)
-        self._notify(name)
+        """Change a job durably; `change` is pure and may run more than once.
+
+        Nobody is woken when it returns the very job that it got: the reconciler would wake itself without end.
+
+        Raises: JobNotFound; what `change` raised, with nothing written.
+        """
+        has_changed = False
+
+        def watched(job: TrainingJob) -> TrainingJob:
+            nonlocal has_changed
+            changed = change(job)
+            has_changed = changed is not job
+            return changed
+
+        job = await self._store.update_job(name, watched)
+        if has_changed:
+            self._remember(job)
+            self._notify(name)
         return job
 
     async def record_metrics(self, name: str, values: list[FinalMetric]) -> None:
-        """Keep the last value of each metric in the job's record."""
+        """Keep the value with the latest time of each metric, of the first 40 names, in the job's record.
+
+        Raises: JobNotFound.
+        """
 
         def merge(job: TrainingJob) -> TrainingJob:
             latest = {metric.name: metric for metric in job.final_metrics}
-            latest.update({metric.name: metric for metric in values})
-            return replace(job, final_metrics=tuple(latest.values()))
+            for metric in values:
+                known = latest.get(metric.name)
+                is_newer = metric.at >= known.at if known is not None else len(latest) < MAX_FINAL_METRICS
+                if is_newer:
+                    latest[metric.name] = metric
+            merged = tuple(latest.values())
+            return job if merged == job.final_metrics else replace(job, final_metrics=merged)
 
         await self.update(name, merge)
 
     async def delete(self, name: str) -> None:
-        """Remove a job that is over."""
+        """Remove a job that is over; raises JobNotFound."""
         await self._store.delete_job(name)
         self._waiting.pop(name, None)
         self._active.pop(name, None)
@@ -110,8 +136,7 @@ class JobHub:
                 await self._changed.wait()
         except TimeoutError:
             return
-        finally:
-            self._changed.clear()
+        self._changed.clear()
 
     async def wait_for_job(self, name: str, timeout_s: float) -> None:
         """Return when the job called `name` changes, or after `timeout_s`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from clary.contract.distribution import read_distribution
 from clary.contract.launch_plan import (
     Endpoint,
     Environment,
@@ -59,7 +60,8 @@ def build_plan(
     attempt = job.attempt + 1
     # A deleted job's name may be used again: its keys must not open the new one.
     attempt_id = f"{job.name}:{job.created_at.isoformat()}:{attempt}"
-    requested = _requested_processes(request)
+    # What the request itself names is started as asked.
+    requested = read_distribution(request.hyperparameters).processes_per_host
     hosts = tuple(
         HostPlan(
             name=host.name,
@@ -105,9 +107,3 @@ def build_plan(
         network_isolation=request.has_network_isolation,
         warnings=job.warnings,
     )
-
-
-def _requested_processes(request: JobRequest) -> int | None:
-    """Return the processes per host that the request itself names; they are started as asked."""
-    text = request.hyperparameters.get("sagemaker_mpi_num_of_processes_per_host", "")
-    return int(text) if text.isdigit() and int(text) > 0 else None

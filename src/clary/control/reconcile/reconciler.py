@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import datetime
 from typing import Protocol
 
 from clary.contract.agent_protocol import HostPhase
 from clary.contract.clock import Clock
-from clary.contract.errors import ClaryError, Fault
+from clary.contract.errors import ClaryError, EngineError, Fault
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.plain import from_plain, to_plain
 from clary.control.engines.interface import Engine
@@ -25,7 +25,8 @@ from clary.control.reconcile.admission import Admission
 from clary.control.reconcile.agent_gateway import AgentGateway
 from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.planning import Site, build_plan
-from clary.control.scheduling.placement import Place, Refuse, Wait
+from clary.control.scheduling.placement import HostMapping, Place, Refuse, Wait
+from clary.control.store.errors import StreamNotFound
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,9 @@ class Reconciler:
         self._limits = limits
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._launched: set[tuple[str, int]] = set()  # attempts that this service has launched
-        self._ended_at: dict[str, float] = {}
+        self._release_at_s: dict[str, float] = {}  # ended job -> monotonic time at which its hosts are taken back
+        self._retry_at_s: dict[str, float] = {}  # the same for a release that failed
+        self._waiting_checked_at_s: float | None = None
         self.is_draining = False  # set when the service leaves: nothing new starts
 
     async def run(self) -> None:
@@ -86,64 +89,100 @@ class Reconciler:
 
     async def make_pass(self) -> None:
         """Look at every job once."""
-        if not self.is_draining:
-            await self._start_waiting_jobs()
-        for job in self._hub.active_jobs():
-            if job.name in self._tasks:
+        try:
+            await self._end_overdue_waiting_jobs()
+            if not self.is_draining:
+                await self._start_waiting_jobs()
+        except Exception:  # boundary: the loop lives on, and running jobs are looked after
+            log.exception("waiting jobs: this pass failed; the next one tries again")
+        for name in [job.name for job in self._hub.active_jobs()]:
+            # Read anew: while others were looked at, the job may have been released, deleted and created again.
+            job = self._hub.live_job(name)
+            if job is None or job.is_released or name in self._tasks:
                 continue
             try:
                 await self._follow(job)
             except Exception:  # boundary: one job's failure must not keep the others from theirs
-                log.exception("job %s: this pass failed; the next one tries again", job.name)
+                log.exception("job %s: this pass failed; the next one tries again", name)
+
+    async def _end_overdue_waiting_jobs(self) -> None:
+        """End jobs that have waited too long, wherever they stand in the queue."""
+        now_s = self._clock.monotonic()
+        if self._waiting_checked_at_s is not None and now_s - self._waiting_checked_at_s < PASS_INTERVAL_S:
+            return  # passes follow each other without a pause while jobs come in, and the queue may be long
+        self._waiting_checked_at_s = now_s
+        for job in list(self._hub.waiting_jobs().values()):
+            if not deadlines.can_expire_waiting(job):
+                continue
+            due = deadlines.due(job, now=self._clock.now(), limits=self._limits, silent_s={})
+            if due is not None:
+                await self._hub.apply(job.name, due)
 
     async def _start_waiting_jobs(self) -> None:
         """Start the oldest waiting job, and the next, until one has to wait: nobody overtakes."""
-        for job in list(self._hub.waiting_jobs().values())[: self._site.settings.max_hosts or None]:
-            due = deadlines.due(job, now=self._clock.now(), limits=self._limits, last_heard={})
-            if due is not None:
-                await self._hub.apply(job.name, due)
+        for name in list(self._hub.waiting_jobs()):
+            job = self._hub.waiting_jobs().get(name)
+            if job is None:
+                continue  # stopped while another was started
+            try:
+                mapping = self._admission.mapping(JobRequest(job.request))
+                decision = self._admission.decide_next(job, mapping)
+                asked = self._hosts_asked(job, decision, mapping) if isinstance(decision, Place) else None
+            except Exception as error:  # noqa: BLE001 - boundary: a job that cannot be planned must not block the queue
+                await self._fail_launch(job, error)
                 continue
-            mapping = self._admission.mapping(JobRequest(job.request))
-            decision = self._admission.decide_next(job, mapping)
             if isinstance(decision, Wait):
-                await self._hub.apply(job.name, events.MustWait(reason=decision.reason))
+                if job.pending_reason != decision.reason:
+                    await self._hub.apply(name, events.MustWait(reason=decision.reason))
                 return
             if isinstance(decision, Refuse):
-                await self._hub.apply(job.name, events.LaunchFailed(message=decision.reason, fault=Fault.CAPACITY))
-                continue
-            await self._ask_for_hosts(job, decision)
+                await self._hub.apply(name, events.LaunchFailed(message=decision.reason, fault=Fault.CAPACITY))
+            elif asked is not None:
+                job = await self._hub.apply(name, asked)
+                if not job.is_terminal:
+                    self._in_background(job, self._launch)
 
-    async def _ask_for_hosts(self, job: TrainingJob, place: Place) -> None:
-        try:
-            mapping = self._admission.mapping(JobRequest(job.request))
-            environment = self._admission.environment(JobRequest(job.request).image)
-            resources = mapping.resources(place.gpus)
-            plan = build_plan(job, self._site, mapping=mapping, resources=resources, environment=environment)
-        except ClaryError as error:
-            await self._hub.apply(job.name, events.LaunchFailed(message=error.message, fault=error.fault))
-            return
+    def _hosts_asked(self, job: TrainingJob, place: Place, mapping: HostMapping) -> events.HostsAsked:
+        environment = self._admission.environment(JobRequest(job.request).image)
+        resources = mapping.resources(place.gpus)
+        plan = build_plan(job, self._site, mapping=mapping, resources=resources, environment=environment)
         epoch = int(self._clock.now().timestamp())
         streams = tuple(f"{job.name}/{host.name}-{epoch}" for host in plan.hosts)
-        asked = events.HostsAsked(
+        return events.HostsAsked(
             plan=to_plain(plan), host_names=tuple(host.name for host in plan.hosts), log_streams=streams
         )
-        job = await self._hub.apply(job.name, asked)
-        if not job.is_terminal:
-            self._in_background(job.name, self._launch(job))
 
     async def _launch(self, job: TrainingJob) -> None:
         """Create streams, network and agents; every step may be repeated after a crash of the service."""
-        plan = from_plain(LaunchPlan, job.plan)
         self._launched.add((job.name, job.attempt))
+        limit = asyncio.timeout(self._limits.launch_timeout_s)
         try:
-            for stream in job.log_streams:
-                await self._logs.create_stream(stream, job.transitions[-1].started_at)
-            plan = await self._engine.launch(plan)
-            await self._hub.apply(job.name, events.NetworkReady(plan=to_plain(plan)))
-            await self._engine.start_agents(plan)
-        except ClaryError as error:
-            log.warning("job %s: hosts could not be had: %s", job.name, error.message)
-            await self._hub.apply(job.name, events.LaunchFailed(message=error.message, fault=error.fault))
+            async with limit:
+                plan = from_plain(LaunchPlan, job.plan)
+                for stream in job.log_streams:
+                    await self._logs.create_stream(stream, job.transitions[-1].started_at)
+                plan = await self._engine.launch(plan)
+                await self._hub.apply(job.name, events.NetworkReady(plan=to_plain(plan)))
+                await self._engine.start_agents(plan)
+            self._gateway.expect(job)
+        except TimeoutError as error:
+            if not limit.expired():
+                await self._fail_launch(job, error)
+                return
+            why = f"hosts were not ready within {self._limits.launch_timeout_s:g} s (setting launch_timeout_s)"
+            await self._fail_launch(job, EngineError(why))
+        except Exception as error:  # noqa: BLE001 - boundary: whatever went wrong, the job must say so and end
+            await self._fail_launch(job, error)
+
+    async def _fail_launch(self, job: TrainingJob, error: Exception) -> None:
+        if isinstance(error, ClaryError):
+            message, fault = error.message, error.fault
+            log.warning("job %s: hosts could not be had: %s", job.name, message)
+        else:
+            message = f"hosts could not be launched: {type(error).__name__}: {error}; see the service's log"
+            fault = Fault.INTERNAL
+            log.error("job %s: hosts could not be launched", job.name, exc_info=error)
+        await self._hub.apply(job.name, events.LaunchFailed(message=message, fault=fault))
 
     async def _follow(self, job: TrainingJob) -> None:
         if job.is_terminal:
@@ -153,12 +192,22 @@ class Reconciler:
         alive = await self._engine.agents_alive(plan)
         if (job.name, job.attempt) not in self._launched and not any(alive.values()) and _is_unheard(job):
             # Asked for by a service that ended before it could start the agents.
-            self._in_background(job.name, self._launch(job))
+            if job.end_cause is None:
+                self._in_background(job, self._launch)
+            else:
+                why = "the job was told to stop before its hosts were launched"
+                await self._hub.apply(job.name, events.LaunchFailed(message=why, fault=Fault.INFRASTRUCTURE))
             return
+        # Read anew: an agent that is gone by now may have said why before it went.
+        latest = self._hub.live_job(job.name)
+        if latest is None or latest.is_terminal:
+            return
+        job = latest
         for event in self._dead_agents(job, alive):
             log.warning("job %s: %s", job.name, event.why)
             job = await self._hub.apply(job.name, event)
-        due = deadlines.due(job, now=self._clock.now(), limits=self._limits, last_heard=self._gateway.last_heard(job))
+        silent_s = self._gateway.silent_s(job)
+        due = deadlines.due(job, now=self._clock.now(), limits=self._limits, silent_s=silent_s)
         if due is not None:
             await self._hub.apply(job.name, due)
 
@@ -172,32 +221,44 @@ class Reconciler:
         ]
 
     async def _release_when_left(self, job: TrainingJob) -> None:
-        ended_at = self._ended_at.setdefault(job.name, self._clock.monotonic())
-        plan = from_plain(LaunchPlan, job.plan)
-        alive = await self._engine.agents_alive(plan)
-        has_waited = self._clock.monotonic() - ended_at >= RELEASE_WAIT_S
-        if any(alive.values()) and not has_waited:
+        now_s = self._clock.monotonic()
+        if now_s < self._retry_at_s.get(job.name, now_s):
             return
-        self._in_background(job.name, self._release(job))
+        release_at_s = self._release_at_s.setdefault(job.name, now_s + RELEASE_WAIT_S)
+        if now_s < release_at_s and any((await self._engine.agents_alive(from_plain(LaunchPlan, job.plan))).values()):
+            return
+        self._in_background(job, self._release)
 
     async def _release(self, job: TrainingJob) -> None:
+        await self._seal_logs(job)
         try:
-            for stream in job.log_streams:
-                await self._logs.seal(stream)
             await self._engine.release(job.name, job.attempt)
         except ClaryError as error:
             log.warning("job %s: release failed, trying again: %s", job.name, error.message)
-            await asyncio.sleep(RETRY_RELEASE_S)
+            self._retry_at_s[job.name] = self._clock.monotonic() + RETRY_RELEASE_S
             return
         await self._hub.apply(job.name, events.Released())
         self._gateway.forget(job)
         self._launched.discard((job.name, job.attempt))
-        self._ended_at.pop(job.name, None)
+        self._release_at_s.pop(job.name, None)
+        self._retry_at_s.pop(job.name, None)
 
-    def _in_background(self, name: str, work: Coroutine[None, None, None]) -> None:
+    async def _seal_logs(self, job: TrainingJob) -> None:
+        """Make the job's lines durable; hosts are taken back even where that fails, or they would never be."""
+        for stream in job.log_streams:
+            try:
+                await self._logs.seal(stream)
+            except StreamNotFound:
+                continue  # the launch failed before it was created
+            except ClaryError as error:
+                log.warning("job %s: %s is stored, but may not survive a power cut: %s", job.name, stream, error)
+
+    def _in_background(self, job: TrainingJob, work: Callable[[TrainingJob], Coroutine[None, None, None]]) -> None:
+        name = job.name
+
         async def guarded() -> None:
             try:
-                await work
+                await work(job)
             except Exception:  # boundary: as in make_pass, for the work of one job that takes longer than a pass
                 log.exception("job %s: background work failed; the next pass tries again", name)
             finally:

@@ -4,16 +4,19 @@ Where: `clary env --tls` sets HTTPS_PROXY to it, so that https://sts.<region>.am
 port and no other shell or file of the user is touched; programs inside hosts, which have no route of their own, get it
 through their relay when setting `internet` allows. Only CONNECT is answered:
 
-    names that the certificate covers   -> the TLS port
-    every other name below amazonaws.com -> refused: nothing meant for AWS leaves the machine
-    everything else                      -> connected as asked, or refused where setting `internet` is off
+    names that the certificate covers -> the TLS port
+    every other name of AWS           -> refused: nothing meant for AWS leaves the machine
+    everything else                   -> connected as asked by a client on this machine, or refused where setting
+                                         `internet` is off; never a link-local address, where clouds keep credentials
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
+import re
 
 from clary.contract.errors import EngineError, Fault
 
@@ -24,8 +27,16 @@ CONNECT_TIMEOUT_S = 10.0
 MAX_HEAD_BYTES = 16 * 1024
 PIECE_BYTES = 256 * 1024
 CLOSE_TIMEOUT_S = 2.0
-AWS_DOMAINS = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
-OUR_SERVICES = frozenset(("sts", "s3", "sagemaker", "metrics.sagemaker", "logs", "monitoring", "iam"))
+MAX_PORT = 65535
+# Of every partition; botocore, endpoints.json, dnsSuffix.
+AWS_DOMAINS = (
+    "amazonaws.com",
+    "amazonaws.com.cn",
+    "amazonaws.eu",
+    "api.amazonwebservices.com.cn",
+    "api.aws",
+)
+_REQUEST_LINE = re.compile(r"CONNECT (\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253}):([0-9]{1,5}) HTTP/1\.[01]")
 
 
 class ConnectProxy:
@@ -34,24 +45,20 @@ class ConnectProxy:
     Args:
         host: address to listen on.
         tls_port: of the service, on the same address.
+        own_names: names of AWS that lead to the TLS port.
         has_internet: whether names outside AWS are connected.
     """
 
-    def __init__(self, host: str, *, tls_port: int, has_internet: bool) -> None:
+    def __init__(self, host: str, *, tls_port: int, own_names: frozenset[str], has_internet: bool) -> None:
         self._host = host
         self._tls_port = tls_port
+        self._own_names = own_names
         self._has_internet = has_internet
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    @property
-    def url(self) -> str:
-        """Where the proxy answers; valid after `start`."""
-        assert self._server is not None, "call start() first"
-        return f"http://{self._host}:{self._server.sockets[0].getsockname()[1]}"
-
-    async def start(self, port: int = 0) -> None:
-        """Listen; port 0 takes a free one.
+    async def start(self, port: int = 0) -> int:
+        """Listen and return the port; 0 takes a free one.
 
         Raises: EngineError if the port can not be had.
         """
@@ -59,6 +66,7 @@ class ConnectProxy:
             self._server = await asyncio.start_server(self._accept, self._host, port, limit=MAX_HEAD_BYTES)
         except OSError as error:
             raise EngineError(f"can not listen on {self._host}:{port}: {error}", fault=Fault.USER) from error
+        return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
         """Stop listening and break off what is connected."""
@@ -84,38 +92,53 @@ class ConnectProxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(HEAD_TIMEOUT_S):
             head = await reader.readuntil(b"\r\n\r\n")
-        method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
-        name, _, port = rest.partition(" ")[0].rpartition(":")
-        if method != "CONNECT" or not name or not port.isdigit():
+        line = _REQUEST_LINE.fullmatch(head.partition(b"\r\n")[0].decode("latin-1"))
+        if line is None or not 1 <= int(line[2]) <= MAX_PORT:
             await _answer(writer, "405 Method Not Allowed", "this proxy answers CONNECT HOST:PORT only")
             return
-        target, refusal = self._choose(name.strip("[]").lower(), int(port))
+        name, port = line[1].strip("[]").lower().rstrip("."), int(line[2])
+        target, refusal = self._choose(name, port, is_from_here=_is_from_here(writer))
         if target is None:
             await _answer(writer, "403 Forbidden", refusal)
             return
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 far_reader, far_writer = await asyncio.open_connection(*target)
-        except (OSError, TimeoutError) as error:
-            await _answer(writer, "502 Bad Gateway", f"{name}:{port} can not be reached: {error}")
+        except (OSError, TimeoutError, UnicodeError) as error:  # a name like "a..b" has no encoding for DNS
+            await _answer(writer, "502 Bad Gateway", f"{name}:{port} can not be reached: {error or 'no answer'}")
             return
         try:
+            if _address(far_writer, "peername").is_link_local:
+                await _answer(writer, "403 Forbidden", f"{name} is link-local: the machine's own business")
+                return
             writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
             await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
         finally:
             await _close(far_writer)
 
-    def _choose(self, name: str, port: int) -> tuple[tuple[str, int] | None, str]:
+    def _choose(self, name: str, port: int, *, is_from_here: bool) -> tuple[tuple[str, int] | None, str]:
         """Return where to connect, or None and why not."""
-        if name.endswith(AWS_DOMAINS):
-            labels = name.removesuffix(".amazonaws.com").split(".")
-            service = "metrics.sagemaker" if labels[:2] == ["metrics", "sagemaker"] else labels[0]
-            if service in OUR_SERVICES and name.endswith(".amazonaws.com"):
-                return (self._host, self._tls_port), ""
+        if name in self._own_names:
+            return (self._host, self._tls_port), ""
+        if f".{name}".endswith(tuple(f".{domain}" for domain in AWS_DOMAINS)):
             return None, f"{name} belongs to AWS and is not offered here; nothing meant for AWS leaves this machine"
         if not self._has_internet:
             return None, f"{name}: this service connects to nothing else (setting internet)"
+        if not is_from_here:
+            return None, f"{name}: this service connects clients on its own machine only"
         return (name, port), ""
+
+
+def _is_from_here(writer: asyncio.StreamWriter) -> bool:
+    """Whether the client is on this machine: then both ends of the connection have one address, or it is loopback."""
+    peer = _address(writer, "peername")
+    return peer.is_loopback or peer == _address(writer, "sockname")
+
+
+def _address(writer: asyncio.StreamWriter, end: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Return the address of one end of a connection; one of IPv4 inside one of IPv6 is taken out."""
+    address = ipaddress.ip_address(writer.get_extra_info(end)[0].partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -37,7 +37,7 @@ class PeopleRoutes:
         """Answer one request; raises WireError with the status to send."""
         if not hmac.compare_digest(bearer_token(request).encode(), self._admin_token.encode()):
             raise WireError("AccessDenied", "the token does not open this service", http_status=403)
-        name, _, page = unquote(request.raw_path.removeprefix(PREFIX)).partition("/")
+        name, page = (unquote(part) for part in request.raw_path.removeprefix(PREFIX).partition("/")[::2])
         job = None
         if _JOB_NAME.fullmatch(name):
             job = self._services.hub.live_job(name) or await self._services.store.get_job(name)

@@ -40,7 +40,7 @@ from clary.control.server.listener import Listener
 from clary.control.server.ownership import cancel, database_lease, sole_owner
 from clary.control.server.people_routes import PeopleRoutes
 from clary.control.server.ports import Ports, choose_ports
-from clary.control.server.tls import ensure_certificates, server_context
+from clary.control.server.tls import ensure_certificates, server_context, service_names
 from clary.control.services.call import Services
 from clary.control.settings import Settings
 from clary.control.state_folder import JOB_KEY_PREFIX, RootSecrets, ServiceRecord, StateFolder
@@ -171,7 +171,12 @@ async def _listen(
     await listener.start()
     stack.push_async_callback(listener.close)
     if ports.tls is not None and ports.proxy is not None:
-        proxy = ConnectProxy(settings.host, tls_port=ports.tls, has_internet=settings.internet)
+        proxy = ConnectProxy(
+            settings.host,
+            tls_port=ports.tls,
+            own_names=service_names(settings.region),
+            has_internet=settings.internet,
+        )
         await proxy.start(ports.proxy)
         stack.push_async_callback(proxy.close)
 

@@ -41,6 +41,13 @@ class TlsFiles:
     key: Path
 
 
+def service_names(region: str) -> frozenset[str]:
+    """Return the names of AWS that the service's certificate covers: STS everywhere, the others in `region`."""
+    regional = {f"{service}.{region}.amazonaws.com" for service in SERVICE_HOSTS}
+    everywhere = {f"{service}.amazonaws.com" for service in SERVICE_HOSTS}
+    return frozenset(regional | everywhere | {f"sts.{name}.amazonaws.com" for name in _regions()})
+
+
 def ensure_certificates(folder: Path, *, region: str, host: str, now: datetime) -> TlsFiles:
     """Return the service's certificate and its authority, made where they are absent, expiring or for other names.
 
@@ -88,9 +95,7 @@ def _names(region: str, host: str) -> list[x509.GeneralName]:
     else:
         if not address.is_unspecified:
             addresses.append(str(address))
-    for service in SERVICE_HOSTS:
-        hosts += [f"{service}.{region}.amazonaws.com", f"{service}.amazonaws.com"]
-    hosts += [f"sts.{name}.amazonaws.com" for name in _regions()]
+    hosts += sorted(service_names(region))
     return [
         *(x509.DNSName(name) for name in dict.fromkeys(hosts)),
         *(x509.IPAddress(ipaddress.ip_address(name)) for name in dict.fromkeys(addresses)),

@@ -13,6 +13,7 @@ from clary.contract.errors import WireError
 from clary.control.services import iam, logs, metrics, sts
 from clary.control.services.call import Call, Handler
 from clary.control.services.sagemaker import job_lists, tags, training_jobs
+from clary.control.store.errors import JobNotFound
 
 HANDLERS: Mapping[tuple[str, str], Handler] = {
     ("sagemaker", "CreateTrainingJob"): training_jobs.create_training_job,
@@ -42,9 +43,13 @@ HANDLERS: Mapping[tuple[str, str], Handler] = {
 async def dispatch(service: str, operation: str, call: Call) -> Mapping[str, Any]:
     """Run the handler of an operation.
 
-    Raises: WireError(UnknownOperationException) for an operation that is not answered here.
+    Raises: WireError: UnknownOperationException for an operation that is not answered here, else the handler's own.
     """
     handler = HANDLERS.get((service, operation))
     if handler is None:
         raise WireError("UnknownOperationException", f"{service}:{operation} is not supported by this service.")
-    return await handler(call)
+    try:
+        return await handler(call)
+    except JobNotFound as error:
+        # Deleted by another call while this one was under way: as if it had come a moment later.
+        raise WireError("ValidationException", training_jobs.NOT_FOUND) from error

@@ -14,6 +14,7 @@ from typing import Any
 from clary.contract.errors import WireError
 from clary.control.jobs.training_job import FinalMetric
 from clary.control.services.call import Call
+from clary.control.store.errors import JobNotFound
 
 NAMESPACE = "/aws/sagemaker/TrainingJobs"
 DIMENSION = "TrainingJobName"
@@ -26,6 +27,11 @@ async def get_metric_statistics(call: Call) -> Mapping[str, Any]:
     period_s = params["Period"]
     if period_s < 1:
         raise WireError("InvalidParameterValue", f"Period must be at least 1 second, got {period_s}.")
+    wanted = params.get("Statistics") or ()
+    if not wanted:
+        raise WireError(
+            "InvalidParameterCombination", "At least one of Statistics must be given; ExtendedStatistics are not kept."
+        )
     span_s = (params["EndTime"] - params["StartTime"]).total_seconds()
     if span_s <= 0:
         raise WireError("InvalidParameterCombination", "StartTime must be before EndTime.")
@@ -37,9 +43,10 @@ async def get_metric_statistics(call: Call) -> Mapping[str, Any]:
             "range.",
         )
     values = await _read(call, params["MetricName"], params["StartTime"], params["EndTime"])
-    wanted = params.get("Statistics") or ()
     periods: dict[int, list[float]] = {}
     for value in values:
+        if math.isnan(value.value):
+            continue  # a loss that is not a number would turn the whole period into one
         periods.setdefault(int(value.at.timestamp()) // period_s * period_s, []).append(value.value)
     points = [
         {"Timestamp": datetime.fromtimestamp(start, UTC), "Unit": "None", **_statistics(wanted, numbers)}
@@ -71,14 +78,15 @@ async def list_metrics(call: Call) -> Mapping[str, Any]:
 async def batch_put_metrics(call: Call) -> Mapping[str, Any]:
     """Store values that a program reports for its own job."""
     name = call.params["TrialComponentName"].removesuffix("-aws-training-job")
-    if await call.services.store.get_job(name) is None:
-        raise WireError("ResourceNotFound", f"There is no training job {name}.", http_status=404)
     values = [
         FinalMetric(name=item["MetricName"], value=float(item["Value"]), at=_as_time(item["Timestamp"]))
         for item in call.params["MetricData"]
     ]
-    await call.services.store.add_metrics(name, values)
-    await call.services.hub.record_metrics(name, values)
+    try:
+        await call.services.store.add_metrics(name, values)
+        await call.services.hub.record_metrics(name, values)
+    except JobNotFound as error:
+        raise _no_job(name) from error
     return {"Errors": []}
 
 
@@ -92,8 +100,13 @@ async def _read(call: Call, metric: str, start: datetime, end: datetime) -> Sequ
 def _job_name(call: Call) -> str | None:
     for dimension in call.params.get("Dimensions") or ():
         if dimension["Name"] == DIMENSION:
-            return str(dimension["Value"])
+            value = dimension.get("Value")  # ListMetrics may name a dimension without its value
+            return None if value is None else str(value)
     return None
+
+
+def _no_job(name: str) -> WireError:
+    return WireError("ResourceNotFound", f"There is no training job {name}.", http_status=404)
 
 
 def _statistics(wanted: Sequence[str], numbers: Sequence[float]) -> dict[str, float]:

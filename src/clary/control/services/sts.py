@@ -1,4 +1,4 @@
-"""STS: who am I, and keys for a session.
+"""STS: who am I.
 
 The SDKs rewrite an assumed-role ARN into the role that they pass to CreateTrainingJob, and refuse a user's ARN.
 """

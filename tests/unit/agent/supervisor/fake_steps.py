@@ -28,6 +28,7 @@ class FakeProgram:
         self.signals: list[int] = []
         self.is_closed = False
         self.memory_note: str | None = None
+        self.disk_note: str | None = None
         self.broken: ClaryError | None = None
         self.num_orphans = 0  # processes started by processes, which outlive SIGTERM
         self._log = log
@@ -77,6 +78,9 @@ class FakeProgram:
 
     def trouble(self) -> ClaryError | None:
         return self.broken
+
+    def full_disk(self) -> str | None:
+        return self.disk_note
 
     def out_of_memory(self) -> str | None:
         return self.memory_note

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import ssl
 import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import botocore.session
 import pytest
-from botocore.regions import EndpointResolver
 from cryptography import x509
 
 from clary.control.server import tls

@@ -18,7 +18,9 @@ SORT_KEYS = {"Name": SortBy.NAME, "CreationTime": SortBy.CREATION_TIME, "Status"
 async def list_training_jobs(call: Call) -> Mapping[str, Any]:
     """List summaries of jobs; newest first unless asked otherwise."""
     params = call.params
-    if params.get("WarmPoolStatusEquals") or params.get("StatusEquals") not in (None, *TrainingJobStatus):
+    # No job of this service has a warm pool or a training plan, or is ever seen in one of the model's other statuses.
+    is_foreign = params.get("WarmPoolStatusEquals") or params.get("TrainingPlanArnEquals")
+    if is_foreign or params.get("StatusEquals") not in (None, *TrainingJobStatus):
         return {"TrainingJobSummaries": []}
     query = JobQuery(
         name_contains=params.get("NameContains"),

@@ -31,10 +31,11 @@ def check_tags(tags: Sequence[Mapping[str, str]]) -> dict[str, str]:
 async def add_tags(call: Call) -> Mapping[str, Any]:
     """Add or replace tags."""
     arn = await _existing(call)
-    wanted = {**await call.services.store.get_tags(arn), **check_tags(call.params["Tags"])}
+    new = check_tags(call.params["Tags"])
+    wanted = {**await call.services.store.get_tags(arn), **new}
     if len(wanted) > MAX_TAGS:
         raise WireError("ResourceLimitExceeded", f"{arn} would have {len(wanted)} tags; at most {MAX_TAGS} fit.")
-    await call.services.store.set_tags(arn, wanted)
+    await call.services.store.set_tags(arn, new)
     return {"Tags": _as_list(wanted)}
 
 
@@ -43,7 +44,7 @@ async def list_tags(call: Call) -> Mapping[str, Any]:
     tags = _as_list(await call.services.store.get_tags(await _existing(call)))
     limit = call.params.get("MaxResults") or PAGE_SIZE
     token = call.params.get("NextToken") or "0"
-    if not token.isdigit():
+    if not (token.isascii() and token.isdecimal()):
         raise WireError("ValidationException", "Invalid NextToken: take it from the last answer as it is.")
     start = int(token)
     page = {"Tags": tags[start : start + limit]}

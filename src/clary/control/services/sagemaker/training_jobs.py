@@ -17,8 +17,11 @@ from clary.control.services.sagemaker.descriptions import describe
 from clary.control.services.sagemaker.tags import check_tags
 from clary.control.store.errors import JobExists
 
-# UpdateTrainingJob replaces these members of the stored request.
+# Members of the stored request that UpdateTrainingJob changes; of a structure, only what it names.
 UPDATABLE_MEMBERS = ("ProfilerConfig", "ProfilerRuleConfigurations", "RemoteDebugConfig")
+
+NOT_FOUND = "Requested resource not found."
+RELEASE_WAIT_S = 20.0  # for the hosts of a job that has just ended, before it is deleted
 
 
 async def create_training_job(call: Call) -> Mapping[str, Any]:
@@ -64,10 +67,7 @@ async def stop_training_job(call: Call) -> Mapping[str, Any]:
     """Ask a job to end; its programs are signalled and its results are kept."""
     job = await find_job(call)
     if job.is_terminal:
-        raise WireError(
-            "ValidationException",
-            f"The request was rejected because the training job is in status {job.status.value}.",
-        )
+        raise _is_over(job)
     grace_s = call.services.settings.stop_grace_s
     await call.services.hub.apply(job.name, events.StopWanted(cause=EndCause.STOP_REQUESTED, grace_s=grace_s))
     return {}
@@ -77,20 +77,20 @@ async def update_training_job(call: Call) -> Mapping[str, Any]:
     """Change what may change while a job runs."""
     job = await find_job(call)
     resources = call.params.get("ResourceConfig")
-    if job.is_terminal and resources is None:
-        raise WireError(
-            "ValidationException",
-            f"The request was rejected because the training job is in status {job.status.value}.",
-        )
     if resources is not None and set(resources) - {"KeepAlivePeriodInSeconds"}:
         raise WireError("ValidationException", "Only KeepAlivePeriodInSeconds of ResourceConfig can be updated.")
 
+    wanted = {name: call.params[name] for name in (*UPDATABLE_MEMBERS, "ResourceConfig") if name in call.params}
+    now = call.services.clock.now()
+
     def change(current: TrainingJob) -> TrainingJob:
+        if current.is_terminal and resources is None:
+            raise _is_over(current)
         request = dict(current.request)
-        request.update({name: call.params[name] for name in UPDATABLE_MEMBERS if name in call.params})
-        if resources is not None:
-            request["ResourceConfig"] = {**request["ResourceConfig"], **resources}
-        return replace(current, request=request, modified_at=call.services.clock.now())
+        for name, value in wanted.items():
+            is_structure = isinstance(value, Mapping) and isinstance(request.get(name), Mapping)
+            request[name] = {**request[name], **value} if is_structure else value
+        return replace(current, request=request, modified_at=max(now, current.modified_at))
 
     await call.services.hub.update(job.name, change)
     return {"TrainingJobArn": job.arn}
@@ -98,17 +98,38 @@ async def update_training_job(call: Call) -> Mapping[str, Any]:
 
 async def delete_training_job(call: Call) -> Mapping[str, Any]:
     """Forget a job that is over, with its logs and tags; its results in S3 stay."""
-    job = await find_job(call)
-    if not job.is_terminal or not job.is_released:
-        raise WireError(
-            "ValidationException",
-            f"The request was rejected because the training job is in status {job.status.value}; "
-            "only jobs that have ended can be deleted.",
-        )
-    await call.services.hub.delete(job.name)
-    await call.services.work_folders.forget(job.name)
-    await call.services.logs.delete_streams(f"{job.name}/")
+    job = await _released_job(call)
+    async with call.services.hub.deletion:
+        if (await find_job(call)).created_at != job.created_at:
+            raise WireError("ValidationException", NOT_FOUND)  # deleted meanwhile, and the name is in use again
+        # The record goes last: until then nobody can take the name, and a deletion that fails can be repeated.
+        await call.services.logs.delete_streams(f"{job.name}/")
+        await call.services.work_folders.forget(job.name)
+        await call.services.hub.delete(job.name)
     return {}
+
+
+async def _released_job(call: Call) -> TrainingJob:
+    """Return the job once nothing of it is left on any machine; clients may delete it as soon as it says Completed."""
+    clock = call.services.clock
+    deadline_s = clock.monotonic() + RELEASE_WAIT_S
+    while True:
+        job = await find_job(call)
+        if not job.is_terminal:
+            raise WireError(
+                "ValidationException",
+                f"The request was rejected because the training job is in status {job.status.value}; "
+                "only jobs that have ended can be deleted.",
+            )
+        if job.is_released:
+            return job
+        left_s = deadline_s - clock.monotonic()
+        if left_s <= 0:
+            raise WireError(
+                "ResourceInUse",
+                f"The hosts of training job {job.name} are still being released; try again in a few seconds.",
+            )
+        await call.services.hub.wait_for_job(job.name, left_s)
 
 
 async def find_job(call: Call) -> TrainingJob:
@@ -116,8 +137,14 @@ async def find_job(call: Call) -> TrainingJob:
     name = call.params["TrainingJobName"]
     job = call.services.hub.live_job(name) or await call.services.store.get_job(name)
     if job is None:
-        raise WireError("ValidationException", "Requested resource not found.")
+        raise WireError("ValidationException", NOT_FOUND)
     return job
+
+
+def _is_over(job: TrainingJob) -> WireError:
+    return WireError(
+        "ValidationException", f"The request was rejected because the training job is in status {job.status.value}."
+    )
 
 
 async def _check_inputs_exist(call: Call, request: Mapping[str, Any]) -> None:

@@ -1,0 +1,226 @@
+"""The service's inside without its listener: real store, logs, hub, gateway and reconciler over fake time and hosts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from clary.contract.agent_protocol import HostFacts, HostPhase, LogBatch, LogReceipt, ProcessExit, Report, ReportReceipt
+from clary.contract.errors import WireError
+from clary.contract.launch_plan import Credentials, Endpoint, Environment, Isolation
+from clary.control.jobs import deadlines
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.reconcile.admission import Admission
+from clary.control.reconcile.agent_gateway import AgentGateway
+from clary.control.reconcile.hub import JobHub
+from clary.control.reconcile.planning import Site
+from clary.control.reconcile.reconciler import Reconciler
+from clary.control.services.call import Call, Services
+from clary.control.services.dispatch import dispatch
+from clary.control.settings import Settings
+from clary.control.state_folder import RootSecrets, StateFolder
+from clary.control.store.logs import LogStore
+from clary.control.store.store import Store
+from clary.testing.fake_clock import FakeClock
+from clary.testing.fake_engine import FakeEngine
+
+UNKNOWN_IMAGE = "nobody/knows:1"
+LIMITS = deadlines.Limits(stop_grace_s=120, host_timeout_s=5, launch_timeout_s=60, upload_timeout_s=600)
+
+
+class FakeObjects:
+    """Says that every bucket has every prefix, but for those in `missing`."""
+
+    def __init__(self) -> None:
+        self.missing: set[str] = set()
+
+    async def has_objects(self, bucket: str, prefix: str) -> bool:
+        """Return whether the bucket was not declared missing."""
+        return bucket not in self.missing
+
+
+def request_of(name: str = "job", *, num_hosts: int = 1, **members: Any) -> dict[str, Any]:
+    """Return a small CreateTrainingJob request; members replace or add to it, None takes one away."""
+    request: dict[str, Any] = {
+        "TrainingJobName": name,
+        "RoleArn": "arn:aws:iam::000000000000:role/R",
+        "AlgorithmSpecification": {"TrainingImage": "generic:1", "ContainerEntrypoint": ["true"]},
+        "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": num_hosts, "VolumeSizeInGB": 1},
+        "OutputDataConfig": {"S3OutputPath": "s3://bucket/out"},
+        "StoppingCondition": {"MaxRuntimeInSeconds": 3600},
+        **members,
+    }
+    return {member: value for member, value in request.items() if value is not None}
+
+
+class ControlPlane:
+    """Everything between the wire and the hosts; `passes` moves it."""
+
+    def __init__(self, home: Path, store: Store, logs: LogStore, *, clock: FakeClock, engine: FakeEngine) -> None:
+        self.clock = clock
+        self.engine = engine
+        self.store = store
+        self.logs = logs
+        self.objects = FakeObjects()
+        self.settings = Settings(home=str(home))
+        self.hub = JobHub(store, clock)
+        self.gateway = AgentGateway(self.hub, logs, store, clock)
+        self.admission = Admission(self.settings, engine.machine(), self.hub, _resolve_image)
+        key = Credentials(access_key_id="K", secret_access_key="S")  # noqa: S106 - not a secret
+        secrets = RootSecrets(access_key_id="K", secret_access_key="S", admin_token="A", master_key="M")  # noqa: S106
+        self.reconciler = Reconciler(
+            hub=self.hub,
+            engine=engine,
+            admission=self.admission,
+            gateway=self.gateway,
+            logs=logs,
+            site=Site(
+                settings=self.settings,
+                folder=StateFolder(home),
+                secrets=secrets,
+                object_store=Endpoint(url="http://127.0.0.1:1", region="us-west-2", credentials=key),
+                service_url="http://127.0.0.1:2",
+                proxy_url=None,
+                isolation=Isolation.PROCESSES,
+            ),
+            clock=clock,
+            limits=LIMITS,
+        )
+        self.services = Services(
+            settings=self.settings,
+            clock=clock,
+            store=store,
+            logs=logs,
+            hub=self.hub,
+            objects=self.objects,
+            admission=self.admission,
+            work_folders=engine,
+        )
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, home: Path, *, clock: FakeClock | None = None, engine: FakeEngine | None = None
+    ) -> AsyncIterator[ControlPlane]:
+        """Open a state folder; opening one again is a restart of the service, with the hosts that the engine has."""
+        clock = clock or FakeClock()
+        store = await Store.open(f"sqlite:///{home / 'clary.db'}")
+        logs = LogStore(home / "logs", clock=clock)
+        try:
+            plane = cls(home, store, logs, clock=clock, engine=engine or FakeEngine())
+            await plane.hub.load()
+            yield plane
+        finally:
+            await logs.close()
+            await store.close()
+
+    async def call(self, service: str, operation: str, **params: Any) -> Mapping[str, Any]:
+        """Call an operation as the owner does, past parsing and signatures."""
+        call = Call(services=self.services, params=params, region="us-west-2", access_key_id="K", request_id="R")
+        return await dispatch(service, operation, call)
+
+    async def create(self, name: str = "job", *, num_hosts: int = 1, **members: Any) -> None:
+        """Create a training job."""
+        await self.call("sagemaker", "CreateTrainingJob", **request_of(name, num_hosts=num_hosts, **members))
+
+    async def describe(self, name: str = "job") -> Mapping[str, Any]:
+        """Describe a training job."""
+        return await self.call("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
+
+    async def stop(self, name: str = "job") -> None:
+        """Stop a training job."""
+        await self.call("sagemaker", "StopTrainingJob", TrainingJobName=name)
+
+    async def delete(self, name: str = "job") -> None:
+        """Delete a training job."""
+        await self.call("sagemaker", "DeleteTrainingJob", TrainingJobName=name)
+
+    async def job(self, name: str = "job") -> TrainingJob:
+        """Return a job as it is stored."""
+        job = await self.store.get_job(name)
+        assert job is not None, f"{name} is not stored"
+        return job
+
+    async def passes(self, count: int = 1) -> None:
+        """Let the reconciler look at every job, and what it began in the background come to an end."""
+        for _ in range(count):
+            await self.reconciler.make_pass()
+            while tasks := [task for task in asyncio.all_tasks() if task.get_name().startswith("job:")]:
+                await asyncio.wait(tasks)
+
+    def agent(self, name: str = "job", host: str = "algo-1", *, attempt: int = 1) -> FakeAgent:
+        """Return a new agent of a host, which knows its token."""
+        job = self.hub.live_job(name)
+        assert job is not None and job.plan is not None, f"{name} has no hosts"
+        return FakeAgent(self, name, host, attempt=attempt, token=job.plan["agent_token"])
+
+    async def run_to_end(self, name: str = "job", *, exit_code: int = 0, num_hosts: int = 1) -> None:
+        """Let a placed job live through its whole life, and its hosts be released."""
+        await self.passes()
+        agents = [self.agent(name, f"algo-{index + 1}") for index in range(num_hosts)]
+        for phase in (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING):
+            for agent in agents:
+                await agent.report(phase)
+        for phase in (HostPhase.EXITED, HostPhase.DONE):
+            for agent in reversed(agents):
+                self.clock.advance(1)
+                await agent.report(phase, exits=(self.exit_of(exit_code),), uploaded=agent.model_uris(phase))
+        self.engine.end_all_agents(name)
+        await self.passes()
+
+    def exit_of(self, code: int) -> ProcessExit:
+        """Return the end of a process."""
+        return ProcessExit(
+            rank=None,
+            local_rank=0,
+            pid=2,
+            exit_code=code,
+            signal=None,
+            ended_at=self.clock.now(),
+            killed_by_agent=False,
+        )
+
+
+class FakeAgent:
+    """Talks to the gateway as an agent does, with its token on every call."""
+
+    def __init__(self, plane: ControlPlane, name: str, host: str, *, attempt: int, token: str) -> None:
+        self._plane = plane
+        self.name = name
+        self.host = host
+        self.attempt = attempt
+        self.token = token
+        self._number = 0
+        self._facts = HostFacts(phase=HostPhase.LAUNCHING, phase_started_at=plane.clock.now())
+
+    def authorize(self) -> TrainingJob:
+        """Pass the door; raises WireError."""
+        return self._plane.gateway.authorize(self.name, self.attempt, self.host, self.token)
+
+    async def report(self, phase: HostPhase | None = None, **facts: Any) -> ReportReceipt:
+        """Tell new facts; without arguments the old ones, which is a heartbeat."""
+        if phase is not None:
+            self._facts = replace(self._facts, phase=phase, phase_started_at=self._plane.clock.now(), **facts)
+        self._number += 1
+        report = Report(number=self._number, facts=self._facts)
+        return await self._plane.gateway.report(self.authorize(), self.host, report)
+
+    async def send_logs(self, batch: LogBatch) -> LogReceipt:
+        """Send log lines."""
+        return await self._plane.gateway.append_logs(self.authorize(), self.host, batch)
+
+    def model_uris(self, phase: HostPhase) -> tuple[str, ...]:
+        """Return what the leader has uploaded once it is done."""
+        is_leader = phase is HostPhase.DONE and self.host == "algo-1"
+        plan = self.authorize().plan or {}
+        return (plan["output"]["model_uri"],) if is_leader else ()
+
+
+def _resolve_image(image: str) -> tuple[Environment, tuple[str, ...]]:
+    if image == UNKNOWN_IMAGE:
+        raise WireError("ValidationException", f"no environment stands for {image}")
+    return Environment(name="default", python="/env/bin/python", image=image), ()

@@ -1,0 +1,93 @@
+"""An engine without hosts: agents are names in a table, which a test kills and lets leave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from clary.contract.launch_plan import Isolation, LaunchPlan, NetworkPlan
+from clary.control.engines.interface import Released
+from clary.control.scheduling.machine import Machine
+
+GIB = 1024**3
+
+
+class FakeEngine:
+    """Gives hosts that do nothing.
+
+    A test puts exceptions into `launch_errors`, `start_errors` and `release_errors`; each is raised once, in order.
+
+    Args:
+        machine: what there is to divide among hosts.
+    """
+
+    def __init__(self, machine: Machine | None = None) -> None:
+        self._machine = machine or Machine(num_cpus=2, memory_bytes=8 * GIB)
+        self.launch_errors: list[Exception] = []
+        self.start_errors: list[Exception] = []
+        self.release_errors: list[Exception] = []
+        self.launched: list[str] = []  # job/attempt of every call, in order
+        self.started: list[str] = []
+        self.released: list[str] = []
+        self.forgotten: list[str] = []
+        self._alive: dict[str, dict[str, bool]] = {}
+
+    def machine(self) -> Machine:
+        """Return what there is to divide among hosts."""
+        return self._machine
+
+    def isolation(self) -> tuple[Isolation, tuple[str, ...]]:
+        """Return how hosts are kept apart."""
+        return Isolation.PROCESSES, ()
+
+    async def launch(self, plan: LaunchPlan) -> LaunchPlan:
+        """Give every host an address."""
+        self.launched.append(_key(plan.job_name, plan.attempt))
+        _raise_next(self.launch_errors)
+        hosts = tuple(replace(host, address=f"10.0.0.{host.index + 1}") for host in plan.hosts)
+        return replace(plan, hosts=hosts, network=NetworkPlan(), work_folder=f"/fake/{plan.job_name}/{plan.attempt}")
+
+    async def start_agents(self, plan: LaunchPlan) -> None:
+        """Let every agent live."""
+        key = _key(plan.job_name, plan.attempt)
+        self.started.append(key)
+        _raise_next(self.start_errors)
+        self._alive[key] = {host.name: True for host in plan.hosts}
+
+    async def agents_alive(self, plan: LaunchPlan) -> Mapping[str, bool]:
+        """Return host name -> whether its agent lives."""
+        alive = self._alive.get(_key(plan.job_name, plan.attempt), {})
+        return {host.name: alive.get(host.name, False) for host in plan.hosts}
+
+    async def release(self, job_name: str, attempt: int) -> Released:
+        """Forget the attempt's agents."""
+        self.released.append(_key(job_name, attempt))
+        _raise_next(self.release_errors)
+        self._alive.pop(_key(job_name, attempt), None)
+        return Released()
+
+    async def forget(self, job_name: str) -> None:
+        """Note the name of a deleted job."""
+        self.forgotten.append(job_name)
+
+    async def leftovers(self) -> list[str]:
+        """Return nothing."""
+        return []
+
+    def end_agent(self, job_name: str, host: str, *, attempt: int = 1) -> None:
+        """Let an agent end, of itself or not."""
+        self._alive[_key(job_name, attempt)][host] = False
+
+    def end_all_agents(self, job_name: str, *, attempt: int = 1) -> None:
+        """Let all agents of an attempt end."""
+        for host in self._alive[_key(job_name, attempt)]:
+            self.end_agent(job_name, host, attempt=attempt)
+
+
+def _key(job_name: str, attempt: int) -> str:
+    return f"{job_name}/{attempt}"
+
+
+def _raise_next(errors: list[Exception]) -> None:
+    if errors:
+        raise errors.pop(0)

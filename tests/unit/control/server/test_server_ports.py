@@ -1,0 +1,82 @@
+"""Which ports the service takes: as set, as before, or free ones."""
+
+import socket
+
+import pytest
+
+from clary.contract.errors import EngineError, Fault
+from clary.control.server.ports import Ports, choose_ports
+from clary.control.settings import Settings
+from clary.control.state_folder import ServiceRecord
+
+
+def left(api, proxy=None):
+    return ServiceRecord(
+        pid=1,
+        process_started="1",
+        url=f"http://127.0.0.1:{api}",
+        tls_url="",
+        proxy_url=f"http://127.0.0.1:{proxy}" if proxy else "",
+        region="us-west-2",
+        version="0",
+    )
+
+
+@pytest.fixture
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def taken_port():
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        yield listening.getsockname()[1]
+
+
+def test_free_ports_are_distinct(free_port):
+    ports = choose_ports(Settings(port=0, tls_port=free_port), None)
+    assert ports.tls == free_port
+    assert len({ports.api, ports.tls, ports.proxy}) == 3
+
+
+def test_without_tls_there_is_no_proxy():
+    ports = choose_ports(Settings(port=0, tls_port=0), None)
+    assert (ports.tls, ports.proxy) == (None, None)
+
+
+def test_the_ports_of_a_service_that_was_killed_are_taken_again(free_port):
+    earlier = choose_ports(Settings(port=0, tls_port=free_port), None)
+    record = left(earlier.api, earlier.proxy)
+    assert choose_ports(Settings(port=0, tls_port=free_port), record) == earlier
+
+
+def test_an_earlier_port_that_somebody_else_has_now_is_left_to_them(taken_port):
+    assert choose_ports(Settings(port=0, tls_port=0), left(taken_port)).api != taken_port
+
+
+def test_a_set_port_wins_over_the_earlier_one(free_port):
+    assert choose_ports(Settings(port=free_port, tls_port=0), left(1)).api == free_port
+
+
+@pytest.mark.parametrize("name", ["port", "tls_port"])
+def test_a_set_port_that_is_taken_is_refused_with_what_to_do(taken_port, name):
+    with pytest.raises(
+        EngineError, match=rf"can not listen on 127\.0\.0\.1:{taken_port}: .*in use; .*tls_port"
+    ) as error:
+        choose_ports(Settings(**{"port": 0, "tls_port": 0, name: taken_port}), None)
+    assert error.value.fault is Fault.USER
+
+
+def test_an_address_that_is_not_of_this_machine_is_refused():
+    with pytest.raises(EngineError, match="can not listen on 192"):
+        choose_ports(Settings(host="192.0.2.1", port=0, tls_port=0), None)
+
+
+def test_addresses_of_version_6_are_bracketed_in_urls():
+    urls = Ports(api=1, tls=2, proxy=3).urls(Settings(host="::1"))
+    assert (urls.api, urls.tls, urls.proxy) == ("http://[::1]:1", "https://localhost:2", "http://[::1]:3")
+    assert Ports(api=1, tls=None, proxy=None).urls(Settings()).tls == ""

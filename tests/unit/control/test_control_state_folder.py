@@ -1,0 +1,122 @@
+"""The state folder: who may read it, what it says of a service, keys that stay the same and stay apart."""
+
+import json
+import os
+import stat
+
+import pytest
+
+from clary.contract.errors import ContractError
+from clary.contract.processes import ProcessId
+from clary.control.state_folder import ServiceRecord, StateFolder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = StateFolder(tmp_path / "state")
+    folder.create()
+    return folder
+
+
+def mode_of(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def record(**changes):
+    own = ProcessId.of(os.getpid())
+    values = {
+        "pid": own.pid,
+        "process_started": own.started,
+        "url": "http://127.0.0.1:1",
+        "tls_url": "",
+        "proxy_url": "",
+        "region": "us-west-2",
+        "version": "0.1.0",
+    }
+    return ServiceRecord(**{**values, **changes})
+
+
+def test_other_users_are_kept_out_even_of_a_folder_that_was_open(tmp_path):
+    (tmp_path / "state").mkdir(mode=0o755)
+    folder = StateFolder(tmp_path / "state")
+    folder.create()
+    folder.create()
+    assert mode_of(folder.root) == 0o700
+    folder.load_secrets()
+    assert mode_of(folder.root / "secrets" / "root.json") == 0o600
+
+
+def test_a_folder_that_can_not_be_made_is_said_with_what_to_do(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ContractError, match=r"file.*can not be made.*CLARY_HOME"):
+        StateFolder(tmp_path / "file" / "state").create()
+
+
+def test_the_record_of_a_service_survives_writing_and_reading(folder):
+    assert folder.read_service_record() is None
+    folder.write_service_record(record())
+    assert folder.read_service_record() == record()
+    assert folder.read_service_record().process.is_alive()
+    assert [path.name for path in (folder.root / "run").iterdir()] == ["service.json"]
+
+
+def test_the_record_of_a_newer_service_is_understood(folder):
+    folder.write_service_record(record())
+    document = json.loads(folder.service_record_path.read_text())
+    folder.service_record_path.write_text(json.dumps({**document, "added_later": 1}))
+    assert folder.read_service_record() == record()
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "nonsense", '{"pid": "x"}'])
+def test_a_damaged_record_is_said_with_its_path(folder, text):
+    folder.service_record_path.write_text(text)
+    with pytest.raises(ContractError, match=r"run/service\.json does not name a service.*remove the file"):
+        folder.read_service_record()
+
+
+def test_keys_are_made_once_and_differ_between_folders(folder, tmp_path):
+    first = folder.load_secrets()
+    assert folder.load_secrets() == first
+    other = StateFolder(tmp_path / "other")
+    other.create()
+    assert other.load_secrets().secret_access_key != first.secret_access_key
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"access_key_id": "x"}'])
+def test_damaged_keys_are_said_and_not_replaced(folder, text):
+    path = folder.root / "secrets" / "root.json"
+    path.write_text(text)
+    with pytest.raises(ContractError, match=r"root\.json does not hold the keys"):
+        folder.load_secrets()
+    assert path.read_text() == text
+
+
+def test_no_key_shows_in_a_printed_record(folder):
+    secrets = folder.load_secrets()
+    shown = repr(secrets) + repr(secrets.credentials) + repr(secrets.store_credentials)
+    for secret in (
+        secrets.secret_access_key,
+        secrets.admin_token,
+        secrets.master_key,
+        secrets.store_credentials.secret_access_key,
+    ):
+        assert secret not in shown
+
+
+def test_each_attempt_has_keys_of_its_own_that_stay_the_same(folder):
+    secrets = folder.load_secrets()
+    first, second = secrets.job_credentials("job/1"), secrets.job_credentials("job/2")
+    assert first == secrets.job_credentials("job/1")
+    assert first.access_key_id.startswith("CLARYJOB")
+    assert secrets.job_secret(first.access_key_id) == first.secret_access_key
+    values = {
+        first.secret_access_key,
+        second.secret_access_key,
+        first.access_key_id,
+        second.access_key_id,
+        secrets.agent_token("job/1"),
+        secrets.agent_token("job/2"),
+        secrets.store_credentials.secret_access_key,
+        secrets.secret_access_key,
+    }
+    assert len(values) == 8
