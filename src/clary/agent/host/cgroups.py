@@ -28,7 +28,8 @@ _CPU_PERIOD_US = 100_000
 _SHARES_PER_CPU = 1024  # version 1; its default for one cgroup
 _MIN_SHARES, _MAX_SHARES = 2, 262_144
 _MAX_WEIGHT = 10_000  # version 2
-_MAKE_ATTEMPTS = 10
+_MAKE_ATTEMPTS = 20
+_MAKE_PAUSE_S = 0.001
 # What the kernel says of a cgroup that is gone, and of one that is being removed (cgroup_mkdir, kernfs).
 _VANISHED = (errno.ENOENT, errno.ENODEV)
 _TAKE_OVER_LIMIT_S = 2.0
@@ -228,7 +229,7 @@ class HostCgroup:
                 # Another host that ends at this moment, or the engine behind it, may take the family's folder away.
                 if error.errno not in _VANISHED or attempt == _MAKE_ATTEMPTS - 1:
                     raise
-                time.sleep(_REMOVE_PAUSE_S)
+                time.sleep(_MAKE_PAUSE_S)
             else:
                 return folder
         raise AssertionError("the last attempt returns or raises")

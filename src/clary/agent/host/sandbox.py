@@ -50,7 +50,7 @@ class Sandbox:
     user_namespace_path: str | None = None  # joined first; None is real root, or an own one where that is not to be had
     hosts_file: Mapping[str, str]  # name -> address, for /etc/hosts
     resources: Resources
-    cgroup_name: str  # "<job>-<attempt>-<host>"; one folder name, unique among hosts that live at the same time
+    cgroup_name: str  # of `contract.cgroup_names`; one folder name, unique among hosts that live at the same time
     binds: tuple[Bind, ...] = ()
     hidden_folders: tuple[str, ...] = ()  # empty for the program, except where `binds` put something
 

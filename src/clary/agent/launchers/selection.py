@@ -37,15 +37,17 @@ class Launcher:
         name: for logs and `describe`.
         build: returns the processes of the context's host. Raises: AgentError for what cannot be launched.
         notes: returns sentences on what differs from what the user may think.
+        uses_ssh: whether what it starts may reach the other hosts by ssh; Clary's own launchers do not.
     """
 
     name: str
     build: Callable[[LaunchContext], tuple[ProcessSpec, ...]]
     notes: Callable[[LaunchContext], tuple[str, ...]] = _no_notes
+    uses_ssh: bool = False
 
 
-_COMMAND = Launcher(name="command", build=command.build, notes=command.notes)
-_TOOLKIT = Launcher(name="toolkit", build=toolkit.build, notes=toolkit.notes)
+_COMMAND = Launcher(name="command", build=command.build, notes=command.notes, uses_ssh=True)
+_TOOLKIT = Launcher(name="toolkit", build=toolkit.build, notes=toolkit.notes, uses_ssh=True)
 _PLAIN = Launcher(name="plain", build=plain.build)
 _BY_KIND: Mapping[DistributionKind, Launcher] = {
     DistributionKind.PLAIN: _PLAIN,

@@ -23,6 +23,7 @@ from clary.agent.environments.requirements import PreparedEnvironment, prepare_e
 from clary.agent.environments.variables import program_variables
 from clary.agent.host.program import Program
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
+from clary.agent.host.ssh_access import prepare_ssh, why_no_ssh
 from clary.agent.launchers import SHIMS_BIN_FOLDER, LaunchContext, make_context, select
 from clary.agent.launchers.shim_files import SHIMS_FOLDER
 from clary.agent.object_store import ObjectStore
@@ -30,6 +31,7 @@ from clary.agent.supervisor.host_program import HostProgram
 from clary.agent.supervisor.small_files import read_start
 from clary.agent.supervisor.steps import OutputLog, Uploaded
 from clary.contract.agent_protocol import StagedPart, UploadRole
+from clary.contract.cgroup_names import host_cgroup_name
 from clary.contract.distribution import DistributionKind
 from clary.contract.errors import AgentError
 from clary.contract.launch_plan import Channel, InputMode, Isolation, LaunchPlan
@@ -39,6 +41,8 @@ JOBS_FOLDER = "jobs"  # below the service's home
 _FAILURE_CHARACTERS = 1024
 _LONGEST_CHARACTER_BYTES = 4
 _CLOSE_S = 5.0
+_STORE_ATTEMPTS = 8  # they span 18 to 36 seconds: an object store that is started anew is back by then
+_SSH_FOLDER = "ssh"  # beside the hosts' folders, with what is theirs in common
 # Launchers whose originals run the ranks under mpirun --tag-output.
 _TAGGED_KINDS = (DistributionKind.PYTORCHDDP_OR_SMDDP, DistributionKind.MPI, DistributionKind.MODELPARALLEL)
 
@@ -143,7 +147,8 @@ class HostSteps:
         self._note(launcher.notes(context))
         for index, process in enumerate(processes):
             log.open(index, rank=process.rank, prefix=_prefix(context, process))
-        sandbox = self._sandbox(self._environment.folder)
+        ssh = self._ssh(variables.get("HOME")) if launcher.uses_ssh else ()
+        sandbox = self._sandbox(self._environment.folder, extra_binds=ssh)
         feeders = self._start_feeders()
         try:
             program = Program.start(processes, sandbox, on_output=log.on_output)
@@ -201,7 +206,7 @@ class HostSteps:
             if self._stopping.is_set():
                 raise AgentError(f"{self._host.name} has given up what it was doing")
             if self._store is None:
-                self._store = ObjectStore(self._plan.object_store)
+                self._store = ObjectStore(self._plan.object_store, attempts=_STORE_ATTEMPTS)
             return self._store
 
     def _note(self, sentences: Sequence[str]) -> None:
@@ -240,7 +245,23 @@ class HostSteps:
             raise
         return feeders
 
-    def _sandbox(self, environment_folder: Path) -> Sandbox:
+    def _ssh(self, home: str | None) -> tuple[Bind, ...]:
+        """Make ssh between the hosts ready; returns what this host sees of it."""
+        plan = self._plan
+        if plan.isolation is not Isolation.NAMESPACES or len(plan.hosts) == 1:
+            return ()
+        reason = why_no_ssh(has_user_namespace=plan.network.user_namespace_path is not None)
+        if reason is not None:
+            self._note(
+                [f"hosts do not reach each other by ssh, which mpirun and SDK v3's MPI driver start ranks by: {reason}"]
+            )
+            return ()
+        addresses = {other.name: other.address for other in plan.hosts}
+        shared_folder = Path(plan.work_folder) / _SSH_FOLDER
+        with disk_errors_named(self._folder, needed_bytes=None):
+            return prepare_ssh(shared_folder, self._folder, addresses=addresses, home=home)
+
+    def _sandbox(self, environment_folder: Path, *, extra_binds: tuple[Bind, ...]) -> Sandbox:
         plan, host = self._plan, self._host
         home = service_home(plan)
         return Sandbox(
@@ -252,8 +273,8 @@ class HostSteps:
             user_namespace_path=plan.network.user_namespace_path,
             hosts_file={other.name: other.address for other in plan.hosts},
             resources=host.resources,
-            cgroup_name=f"{plan.job_name}-{plan.attempt}-{host.name}",  # by this name the engine finds what is left
-            binds=self._binds(environment_folder) if plan.isolation is Isolation.NAMESPACES else (),
+            cgroup_name=host_cgroup_name(plan.job_name, plan.attempt, host=host.name, work_folder=plan.work_folder),
+            binds=(*self._binds(environment_folder), *extra_binds) if plan.isolation is Isolation.NAMESPACES else (),
             hidden_folders=(str(home),) if home is not None else (),
         )
 
@@ -290,10 +311,9 @@ def base_folders(environment_folder: Path) -> tuple[str, ...]:
 
 def service_home(plan: LaunchPlan) -> Path | None:
     """Return the service's folder, which holds `jobs`; None if work_folder does not lie in one."""
-    for parent in Path(plan.work_folder).parents:
-        if parent.name == JOBS_FOLDER:
-            return parent.parent
-    return None
+    # <home>/jobs/<job>/<attempt>; a job may be called "jobs" too.
+    parents = Path(plan.work_folder).parents
+    return parents[2] if len(parents) > 2 and parents[1].name == JOBS_FOLDER else None
 
 
 def _prefix(context: LaunchContext, process: ProcessSpec) -> str:

@@ -65,7 +65,7 @@ def warnings(request: Mapping[str, Any]) -> tuple[str, ...]:
         )
     if job.is_spot:
         found.append("EnableManagedSpotTraining: hosts of this machine are never reclaimed; the job runs as on demand")
-    if request.get("RetryStrategy"):
+    if (request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", 1) > 1:  # remote functions always send 1
         found.append("RetryStrategy is accepted, but jobs are not tried again yet")
     if request.get("VpcConfig"):
         found.append("VpcConfig is accepted and has no effect: hosts live on the job's own network")

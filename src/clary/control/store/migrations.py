@@ -4,7 +4,7 @@ Where: `Store.open` calls `migrate` before anything else touches the database. A
 edited: a change to the tables is a new migration at the end of `MIGRATIONS`, with `tables` brought in line.
 
 Why no migration tool: the list is short, runs the same on SQLite and PostgreSQL, must run unattended inside the
-service, and needs no second way of describing tables (docs/adr/store-writer-and-migrations.md).
+service, and needs no second way of describing tables (docs/adr/0003-store-writer-and-migrations.md).
 """
 
 from __future__ import annotations

@@ -227,6 +227,38 @@ def test_remove_gives_up_on_a_group_that_stays_busy(tmp_path, monkeypatch):
     assert "could not be removed: Device or resource busy" in cgroup.remove()
 
 
+class FakeTreeWithRivals(FakeCgroupTree):
+    """Somebody removes the family's folder right after it was made, some times over."""
+
+    def __init__(self, root, *, version, error_number, times):
+        super().__init__(root, version=version)
+        self.error_number = error_number
+        self.times_left = times
+
+    def make(self, folder):
+        if os.path.basename(os.path.dirname(folder)) == "clary" and self.times_left:
+            self.times_left -= 1
+            shutil.rmtree(os.path.dirname(folder))
+            raise OSError(self.error_number, os.strerror(self.error_number), folder)
+        super().make(folder)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("error_number", [errno.ENOENT, errno.ENODEV])
+def test_family_that_others_take_away_meanwhile_is_made_again(tmp_path, version, error_number):
+    tree = FakeTreeWithRivals(tmp_path, version=version, error_number=error_number, times=4)
+    cgroup = HostCgroup.create("h", Resources(num_cpus=1, memory_bytes=GIB), tree=tree)
+    assert tree.times_left == 0
+    assert cgroup.not_enforced == ()
+    assert all(os.path.isdir(folder) for folder in cgroup.folders)
+
+
+def test_family_that_never_lasts_is_told_and_not_tried_forever(tmp_path):
+    tree = FakeTreeWithRivals(tmp_path, version=2, error_number=errno.ENODEV, times=10_000)
+    cgroup = HostCgroup.create("h", Resources(num_cpus=1, memory_bytes=GIB), tree=tree)
+    assert "Memory is not limited to 1.0 GiB: No such device" in cgroup.not_enforced[0]
+
+
 def test_group_that_holds_processes_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(cgroups, "_TAKE_OVER_LIMIT_S", 0.02)
     tree = FakeCgroupTree(tmp_path, version=2)

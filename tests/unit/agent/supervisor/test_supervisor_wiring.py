@@ -70,7 +70,7 @@ def test_the_default_steps_are_steps(steps_of) -> None:
 
 @pytest.mark.parametrize(
     ("work_folder", "home"),
-    [("/var/clary/jobs/j/1", "/var/clary"), ("/jobs/home/jobs/j/1", "/jobs/home"), ("/somewhere/else", None)],
+    [("/var/clary/jobs/j/1", "/var/clary"), ("/jobs/home/jobs/jobs/1", "/jobs/home"), ("/somewhere/else", None)],
 )
 def test_the_services_home_is_what_holds_jobs(work_folder: str, home: str | None) -> None:
     assert service_home(make_plan(work_folder=work_folder)) == (None if home is None else Path(home))

@@ -34,6 +34,7 @@ from clary.control.settings import Settings
 
 JOBS_FOLDER = "jobs"
 LEAVE_TIMEOUT_S = 3.0  # for programs whose agent was killed; each host's own first process sees to it
+MIN_FREE_BYTES = 4 * 1024 * 1024  # for an agent's log, its spool and the files that describe the job
 MAX_KILL_ROUNDS = 20  # a round catches what was forked during the one before
 
 T = TypeVar("T")
@@ -142,6 +143,7 @@ class LocalEngine:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise EngineError(f"{folder}: can not be made: {error.strerror}", retryable=True) from error
+        _require_space(folder)
         record = attempt_record.create_record(folder)
         plan = replace(plan, work_folder=str(folder))
         if plan.isolation is Isolation.PROCESSES:
@@ -268,6 +270,18 @@ def _cgroups_of(attempt_folder: Path, hosts: Sequence[str], record: AttemptRecor
     work_folder = str(attempt_folder)
     names = [host_cgroup_name(job_name, attempt, host=host, work_folder=work_folder) for host in hosts]
     return cleaning.host_cgroups(places, names)
+
+
+def _require_space(folder: Path) -> None:
+    """Refuse to start hosts on a full disk: their agents could not even say why they fail."""
+    facts = os.statvfs(folder)
+    free = facts.f_bavail * facts.f_frsize
+    if free < MIN_FREE_BYTES:
+        raise EngineError(
+            f"No space left on device: {free} bytes are free at {folder}, and hosts need at least {MIN_FREE_BYTES}; "
+            "free space there, or move the state folder (CLARY_HOME) to a larger disk",
+            retryable=True,
+        )
 
 
 def _end_processes(folder: Path, record: AttemptRecord) -> list[str]:

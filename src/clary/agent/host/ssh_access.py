@@ -1,0 +1,179 @@
+"""ssh between the hosts of one attempt, as SageMaker's containers have it: root reaches root without a password.
+
+Where: the supervisor asks before it starts a program that may start others by ssh: mpirun across hosts, SDK v3's MPI
+driver, the toolkit. The program starts sshd by itself; here it finds what sshd and its clients need. One key pair of
+users and one of hosts belong to an attempt; both lie in its work folder, which programs of other jobs do not see. The
+machine's own /etc/ssh and /root/.ssh are hidden behind these and stay as they are. sshd listens inside the job's
+network only, because the host has no other.
+Source: sshd(8), sshd_config(5), ssh_config(5); sagemaker 3 `mpi_utils`, sagemaker-training 5.1.4 `mpi`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from clary.agent.host.sandbox import Bind
+from clary.contract.errors import AgentError, Fault
+
+SSHD = "/usr/sbin/sshd"  # where both of AWS's launchers look for it
+_PROGRAM_PATH = "/usr/local/bin:/usr/bin:/bin"
+_CLIENT_PROGRAMS = ("ssh", "ssh-keygen")
+_KEYGEN_LIMIT_S = 30.0  # it takes milliseconds; the rest is for a machine that is short of everything
+_USER_KEY, _HOST_KEY = "user_key", "host_key"
+_IDENTITY = "id_ed25519"  # a name that ssh and paramiko try by themselves
+_HOST_KEY_PLACE = "/etc/ssh/ssh_host_ed25519_key"
+# StrictModes would look at the machine's own /root, whose mode is not ours to judge. PAM brings /etc/environment into
+# sessions, to which AWS's launchers write the whole environment; its own rules here need nothing that a host lacks.
+_SSHD_CONFIG = f"""\
+HostKey {_HOST_KEY_PLACE}
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+AuthorizedKeysFile .ssh/authorized_keys
+StrictModes no
+UsePAM yes
+PrintMotd no
+PrintLastLog no
+X11Forwarding no
+MaxStartups 200
+Subsystem sftp internal-sftp
+"""
+_PAM_RULES = """\
+auth required pam_deny.so
+account required pam_permit.so
+password required pam_deny.so
+session required pam_permit.so
+session optional pam_env.so
+"""
+# Hosts of the job are known by their key; whatever else a program may reach inside its network is not known at all.
+_SSH_CONFIG = """\
+Host *
+    StrictHostKeyChecking accept-new
+    PasswordAuthentication no
+    LogLevel ERROR
+"""
+
+
+def why_no_ssh(*, has_user_namespace: bool) -> str | None:
+    """Return None if hosts can reach each other by ssh, or else why not.
+
+    Args:
+        has_user_namespace: whether hosts live in a user namespace that the engine made.
+    """
+    if has_user_namespace or os.geteuid() != 0:
+        return "sshd has to change users, and hosts that are started without root know one user only"
+    missing = [name for name in _CLIENT_PROGRAMS if shutil.which(name, path=_PROGRAM_PATH) is None]
+    if not os.access(SSHD, os.X_OK):
+        missing.append(SSHD)
+    if missing:
+        return f"this machine has no {', '.join(missing)}; on Debian install openssh-server and openssh-client"
+    return None
+
+
+def prepare_ssh(
+    shared_folder: Path, host_folder: Path, *, addresses: Mapping[str, str], home: str | None = None
+) -> tuple[Bind, ...]:
+    """Write a host's files for ssh and return how the host sees them.
+
+    Args:
+        shared_folder: of all hosts of the attempt; keys are made in it by whichever host comes first.
+        host_folder: existing private folder of this host.
+        addresses: host name -> address, of all hosts of the attempt.
+        home: HOME of the program, if it is not where the user database says; paramiko goes by HOME, ssh does not.
+
+    Raises:
+        AgentError: the keys could not be made.
+        OSError: a file could not be written.
+    """
+    keys = _ensure_keys(shared_folder)
+    folder = host_folder / "ssh"
+    shutil.rmtree(folder, ignore_errors=True)
+    system, user, run, pam = (folder / name for name in ("etc", "user", "run", "pam"))
+    folder.mkdir(mode=0o700)
+    for place, mode in ((system, 0o755), (user, 0o700), (run, 0o755)):
+        place.mkdir()
+        place.chmod(mode)
+    host_public = (keys / f"{_HOST_KEY}.pub").read_text(encoding="ascii")
+    names = ",".join((*addresses, *dict.fromkeys(addresses.values()), "localhost", "127.0.0.1", "::1"))
+    known_hosts = f"{names} {host_public}"
+    host_key_name = os.path.basename(_HOST_KEY_PLACE)
+    _write(system / "sshd_config", _SSHD_CONFIG)
+    _write(system / "ssh_config", _SSH_CONFIG)
+    _write(system / "ssh_known_hosts", known_hosts)
+    _write(system / host_key_name, (keys / _HOST_KEY).read_text(encoding="ascii"), mode=0o600)
+    _write(system / f"{host_key_name}.pub", host_public)
+    user_public = (keys / f"{_USER_KEY}.pub").read_text(encoding="ascii")
+    _write(user / _IDENTITY, (keys / _USER_KEY).read_text(encoding="ascii"), mode=0o600)
+    _write(user / f"{_IDENTITY}.pub", user_public)
+    _write(user / "authorized_keys", user_public, mode=0o600)
+    _write(user / "known_hosts", known_hosts)  # paramiko reads no other
+    _write(user / "config", _SSH_CONFIG, mode=0o600)
+    _write(pam, _PAM_RULES)
+    homes = dict.fromkeys(filter(None, (pwd.getpwuid(0).pw_dir, home)))
+    return (
+        Bind(source=str(system), target="/etc/ssh"),
+        Bind(source=str(run), target="/run/sshd"),
+        Bind(source=str(pam), target="/etc/pam.d/sshd"),
+        *(Bind(source=str(user), target=f"{path}/.ssh") for path in homes),
+    )
+
+
+def _ensure_keys(shared_folder: Path) -> Path:
+    """Return the folder with the attempt's keys, made on first use.
+
+    No lock: a complete folder is put in place by one rename, which fails for all hosts but the first.
+    """
+    keys = shared_folder / "keys"
+    if keys.is_dir():
+        return keys
+    shared_folder.mkdir(mode=0o700, exist_ok=True)
+    own = Path(tempfile.mkdtemp(prefix="making-", dir=shared_folder))
+    try:
+        for name in (_USER_KEY, _HOST_KEY):
+            _make_key(own / name)
+        with contextlib.suppress(OSError):
+            own.rename(keys)
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
+    if not keys.is_dir():
+        raise AgentError(f"keys for ssh between hosts could not be put at {keys}", fault=Fault.INFRASTRUCTURE)
+    return keys
+
+
+def _make_key(path: Path) -> None:
+    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "root@this-job", "-f", str(path)]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_KEYGEN_LIMIT_S,
+            check=False,
+            env={"PATH": _PROGRAM_PATH},
+        )
+    except subprocess.TimeoutExpired as error:
+        raise AgentError(
+            f"ssh-keygen took longer than {_KEYGEN_LIMIT_S:g} s to make a key", fault=Fault.INFRASTRUCTURE
+        ) from error
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip()[-500:]
+        raise AgentError(
+            f"ssh-keygen made no key for ssh between hosts, exit code {done.returncode}: {said}",
+            fault=Fault.INFRASTRUCTURE,
+        )
+
+
+def _write(path: Path, text: str, *, mode: int = 0o644) -> None:
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode)
+    with open(descriptor, "w", encoding="ascii") as file:
+        os.fchmod(descriptor, mode)  # whatever the umask
+        file.write(text)

@@ -1,0 +1,347 @@
+"""Commands without a service: exit codes, texts, and how pages become lines."""
+
+import argparse
+import http.server
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+import pytest
+
+from clary.cli import connection, logs
+from clary.cli.connection import Connection
+from clary.cli.describe import describe
+from clary.cli.main import main
+from clary.cli.tables import clock_time, duration, table
+from clary.contract.errors import ClaryError, Fault, WireError
+from clary.contract.processes import ProcessId
+from clary.control.settings import Settings
+from clary.control.state_folder import ServiceRecord, StateFolder
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("CLARY_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.delenv("AWS_CA_BUNDLE", raising=False)
+    monkeypatch.setenv("CLARY_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+def left_record(home, *, process, url="http://127.0.0.1:9", **changes):
+    folder = StateFolder(home)
+    folder.create()
+    values = {"tls_url": "", "proxy_url": "", "region": "us-west-2", "version": "0"} | changes
+    record = ServiceRecord(pid=process.pid, process_started=process.started, url=url, **values)
+    folder.write_service_record(record)
+    return folder
+
+
+@pytest.mark.parametrize("command", ["jobs", "describe x", "logs x", "stop x", "plan x", "env"])
+def test_without_a_service_a_command_says_how_to_start_one(home, capsys, command):
+    assert main(command.split()) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err == f"clary: no service runs for {home}; start one with: clary up\n"
+
+
+def test_down_of_nothing_is_done(home, capsys):
+    assert main(["down"]) == 0
+    assert capsys.readouterr().out == f"clary does not run for {home}\n"
+
+
+def test_a_service_that_was_killed_does_not_run_and_nobody_on_its_port_gets_the_keys(home, capsys):
+    requests = []
+
+    class FakeStranger(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            requests.append(self.headers)
+
+        do_POST = do_GET
+
+        def log_message(self, *arguments):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), FakeStranger) as server:
+        server.timeout = 0
+        own = ProcessId.of(os.getpid())
+        url = f"http://127.0.0.1:{server.server_port}"
+        left_record(home, process=ProcessId(own.pid, str(int(own.started) - 1)), url=url)
+        assert main(["describe", "x"]) == 1
+        assert main(["jobs"]) == 1
+        server.handle_request()
+    assert requests == []
+    assert "no service runs" in capsys.readouterr().err
+
+
+def test_a_service_that_does_not_answer_is_said_with_its_address(home, capsys):
+    left_record(home, process=ProcessId.of(os.getpid()))
+    assert main(["describe", "x"]) == 1
+    assert "the service at http://127.0.0.1:9 does not answer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["up", "down", "jobs", "env", "doctor", "describe x"])
+def test_a_wrong_settings_file_is_named_with_its_key_by_every_command(home, capsys, command):
+    home.mkdir()
+    (home / "settings.toml").write_text("prot = 1\n")
+    assert main(command.split()) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith(f"clary: {home}/settings.toml: unknown setting 'prot'; known are ")
+
+
+def test_a_damaged_record_is_said_and_not_taken_for_no_service(home, capsys):
+    left_record(home, process=ProcessId.of(os.getpid())).service_record_path.write_text("{")
+    assert main(["jobs"]) == 2
+    assert "service.json does not name a service" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["", "nonsense", "describe", "jobs --status Ended", "jobs -n 0", "jobs -n x", "stop x --wait soon", "logs"],
+)
+def test_wrong_usage_ends_with_two_and_says_it_on_stderr(home, capsys, command):
+    with pytest.raises(SystemExit) as ended:
+        main(command.split())
+    assert ended.value.code == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "usage: clary" in output.err
+
+
+def test_env_unset_takes_away_only_what_is_ours_and_needs_no_service(home, capsys, monkeypatch):
+    assert main(["env", "--unset"]) == 0
+    plain = capsys.readouterr().out
+    assert plain.startswith("unset AWS_ENDPOINT_URL AWS_ACCESS_KEY_ID")
+    assert "PROXY" not in plain
+    monkeypatch.setenv("AWS_CA_BUNDLE", "/of/somebody/else.pem")
+    assert main(["env", "--unset"]) == 0
+    assert capsys.readouterr().out == plain
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(home / "tls" / "ca.pem"))
+    assert main(["env", "--unset"]) == 0
+    assert capsys.readouterr().out == plain.rstrip() + " AWS_CA_BUNDLE HTTPS_PROXY https_proxy\n"
+
+
+def test_env_quotes_folders_with_spaces_and_quotes(tmp_path, capsys, monkeypatch, home):
+    odd = tmp_path / "it's $HOME; a folder"
+    monkeypatch.setenv("CLARY_HOME", str(odd))
+    left_record(odd, process=ProcessId.of(os.getpid()))
+    assert main(["env"]) == 0
+    script = capsys.readouterr().out + 'printf %s "$SAGEMAKER_USER_CONFIG_OVERRIDE"'
+    said = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert said.stdout == str(odd / "client" / "sagemaker-config.yaml")
+
+
+def test_env_tls_of_a_service_without_tls_is_refused(home, capsys):
+    left_record(home, process=ProcessId.of(os.getpid()))
+    assert main(["env", "--tls"]) == 2
+    assert "no TLS port: set tls_port" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (WireError("NotFound", "gone"), 3),
+        (WireError("ThrottlingException", "slow down"), 1),
+        (ClaryError("yours", fault=Fault.USER), 2),
+        (ClaryError("ours"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_errors_become_exit_codes(home, capsys, monkeypatch, error, code):
+    def fail():
+        raise error
+
+    monkeypatch.setattr("clary.cli.jobs.connect", fail)
+    assert main(["jobs"]) == code
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err == (f"clary: {error.message}\n" if isinstance(error, ClaryError) else "")
+
+
+def test_a_reader_that_has_gone_ends_the_command_without_a_traceback(home):
+    code = (
+        "import sys\nfrom clary.cli import main, plan\n"
+        "plan.connect = lambda: type('C', (), {'job_page': lambda self, *names: {'x': 'y' * 10**6}})()\n"
+        "sys.exit(main.main(['plan', 'x']))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.read(10)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(20) == 1
+
+
+class FakeConnection(Connection):
+    """Answers from a list of pages or calls and remembers what was asked."""
+
+    def __init__(self, answers):
+        self.__dict__.update(answers=list(answers), asked=[])
+
+    def job_page(self, job, page="", query=None):
+        self.asked.append((job, page, dict(query or {})))
+        return self.answers.pop(0)
+
+    def call(self, operation, parameters):
+        self.asked.append((operation, dict(parameters)))
+        return self.answers.pop(0)
+
+
+def page(*lines, sure=None, over=False, token="t"):
+    return {
+        "lines": [{"host": host, "at_ms": at_ms, "text": f"{host} at {at_ms}", "rank": 0} for host, at_ms in lines],
+        "tokens": {"s": token},
+        "sure_until_ms": sure,
+        "is_over": over,
+    }
+
+
+def run_logs(monkeypatch, pages, *arguments):
+    fake = FakeConnection(pages)
+    monkeypatch.setattr(logs, "connect", lambda: fake)
+    monkeypatch.setattr(logs, "POLL_S", 0.0)
+    assert main(["logs", "x", *arguments]) == 0
+    return fake
+
+
+def printed(capsys):
+    return [line.partition(" | ")[2] for line in capsys.readouterr().out.splitlines()]
+
+
+def test_logs_of_many_pages_come_in_the_order_of_their_times(home, monkeypatch, capsys):
+    fake = run_logs(
+        monkeypatch,
+        [page(("algo-1", 1), ("algo-1", 2), ("algo-2", 9), sure=2), page(("algo-1", 5), token="u")],
+    )
+    assert printed(capsys) == ["algo-1 at 1", "algo-1 at 2", "algo-1 at 5", "algo-2 at 9"]
+    assert fake.asked[1] == ("x", "logs", {"after.s": "t"})
+
+
+def test_a_full_page_without_a_wanted_line_does_not_end_the_log(home, monkeypatch, capsys):
+    fake = run_logs(monkeypatch, [page(sure=2), page(("algo-1", 5))], "--rank", "0", "--host", "algo-1")
+    assert printed(capsys) == ["algo-1 at 5"]
+    assert fake.asked[0][2] == {"host": "algo-1", "rank": "0"}
+
+
+def test_without_follow_a_log_that_grows_ends_with_what_there_is(home, monkeypatch, capsys):
+    assert len(run_logs(monkeypatch, [page(("algo-1", 1)), page(("algo-1", 2))]).asked) == 1
+    assert printed(capsys) == ["algo-1 at 1"]
+
+
+def test_follow_goes_on_until_the_job_is_over_and_every_line_is_out(home, monkeypatch, capsys):
+    pages = [page(("algo-1", 1)), page(), page(("algo-1", 2), sure=2, over=True), page(("algo-1", 3), over=True)]
+    assert run_logs(monkeypatch, pages, "--follow").answers == []
+    assert printed(capsys) == ["algo-1 at 1", "algo-1 at 2", "algo-1 at 3"]
+
+
+def test_lines_begin_with_their_time_if_asked_for(home, monkeypatch, capsys):
+    run_logs(monkeypatch, [page(("algo-1", 3_723_004))], "--timestamps")
+    assert capsys.readouterr().out == "01:02:03.004 algo-1 | algo-1 at 3723004\n"
+
+
+def test_jobs_beyond_one_page_are_listed(home, monkeypatch, capsys):
+    def summaries(first, count):
+        return [{"TrainingJobName": f"job-{number}"} for number in range(first, first + count)]
+
+    fake = FakeConnection(
+        [
+            {"TrainingJobSummaries": summaries(0, 100), "NextToken": "more"},
+            {"TrainingJobSummaries": summaries(100, 20), "NextToken": "more"},
+        ]
+    )
+    monkeypatch.setattr("clary.cli.jobs.connect", lambda: fake)
+    assert main(["jobs", "-n", "120", "--json", "--status", "Failed"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 120
+    assert fake.asked[1] == (
+        "ListTrainingJobs",
+        {"StatusEquals": "Failed", "MaxResults": 20, "NextToken": "more"},
+    )
+
+
+def test_stop_waits_as_long_as_it_is_told_and_says_the_end(home, monkeypatch, capsys):
+    answers = [{}, {"TrainingJobStatus": "Stopping"}, {"TrainingJobStatus": "Stopped"}]
+    monkeypatch.setattr("clary.cli.stop.connect", lambda: FakeConnection(answers))
+    monkeypatch.setattr("clary.cli.stop.POLL_S", 0.0)
+    assert main(["stop", "x", "--wait", "5"]) == 0
+    assert capsys.readouterr().out == "x is Stopped\n"
+    monkeypatch.setattr("clary.cli.stop.connect", lambda: FakeConnection([{}]))
+    assert main(["stop", "x", "--wait", "0"]) == 124
+    assert "has not ended within 0 s" in capsys.readouterr().err
+
+
+def test_a_job_name_is_one_part_of_the_path_whatever_is_in_it(monkeypatch):
+    asked = []
+    monkeypatch.setattr(connection.Connection, "get", lambda self, path, query=None: asked.append(path) or {})
+    fake = Connection(Settings(), None, None, None)
+    fake.job_page("a/plan?x=1#", "logs")
+    fake.job_page("a")
+    assert asked == ["jobs/a%2Fplan%3Fx%3D1%23/logs", "jobs/a"]
+
+
+def test_describe_of_a_failed_job_says_why_and_what_each_host_did():
+    text = describe(
+        {
+            "name": "job-1",
+            "status": "Failed",
+            "secondary_status": "Failed",
+            "failure_reason": "AlgorithmError: boom",
+            "metrics": [{"name": "loss", "value": 0.25}],
+            "transitions": [
+                {
+                    "status": "Training",
+                    "started_at": "2026-01-01T00:00:00+00:00",
+                    "ended_at": "2026-01-01T00:01:05+00:00",
+                    "message": "runs",
+                },
+                {"status": "Failed", "started_at": "2026-01-01T00:01:05+00:00", "ended_at": None, "message": "boom"},
+            ],
+            "hosts": [
+                {
+                    "name": "algo-1",
+                    "phase": "done",
+                    "instance_type": "ml.m5.large",
+                    "processes_per_host": 2,
+                    "timings_s": {"code": 0.5},
+                    "exits": "rank 0: 1",
+                }
+            ],
+            "warnings": ["two hosts and no distribution"],
+            "not_isolated": ["the clock"],
+        }
+    )
+    lines = text.splitlines()
+    assert lines[0] == "job-1  Failed (Failed)"
+    assert "  failure   AlgorithmError: boom" in lines
+    assert "  metrics   loss=0.25" in lines
+    assert any(line.startswith("  Training") and "1m 05s" in line and line.endswith("runs") for line in lines)
+    assert any("algo-1" in line and "code 0.50s" in line and line.endswith("rank 0: 1") for line in lines)
+    assert lines[-5:] == ["warnings", "  - two hosts and no distribution", "", "not isolated", "  - the clock"]
+
+
+def test_tables_align_and_leave_no_space_behind():
+    assert table(("A", "LONG"), [("xyz", ""), ("", "b")]) == "A    LONG\nxyz\n     b"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0.0 s"), (59.94, "59.9 s"), (59.99, "1m 00s"), (60, "1m 00s"), (3599.7, "1h 00m"), (7380, "2h 03m")],
+)
+def test_durations_never_show_sixty_of_anything(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_times_of_day_are_local():
+    moment = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    assert clock_time(moment) == moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def test_counts_are_whole_numbers_from_one():
+    from clary.cli.jobs import _count
+
+    assert _count("7") == 7
+    for text in ("0", "-1", "1.5", "", "x", "\u00b2"):
+        with pytest.raises(argparse.ArgumentTypeError, match="whole number from 1"):
+            _count(text)

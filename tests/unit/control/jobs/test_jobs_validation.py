@@ -1,0 +1,218 @@
+"""Which requests are refused as a whole, in which words, and what is warned of; among them those of real clients."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clary.contract.errors import WireError
+from clary.control.jobs import validation
+from clary.testing.control_plane import request_of
+
+ASSETS = next(parent for parent in Path(__file__).resolve().parents if parent.name == "tests") / "assets" / "requests"
+RECORDED = sorted(ASSETS.glob("*.CreateTrainingJob.json"))
+REFUSED = {
+    "hf-trcomp-dist": "distribution 'pytorchxla' is not supported",
+    "pt-trcomp": "distribution 'pytorchxla' is not supported",
+    "pt-pipe": "Channel 'val': FastFile takes S3Prefix only.",
+    "pt-spot-nowait": "Invalid MaxWaitTimeInSeconds. It must be present",
+}
+
+
+def case_of(path):
+    return path.name.partition(".")[0]
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=case_of)
+def test_recorded_requests_are_accepted_but_for_four_with_their_reason(path):
+    request = json.loads(path.read_text())
+    words = REFUSED.get(case_of(path))
+    if words is None:
+        validation.check(request)
+        assert all(isinstance(warning, str) and warning for warning in validation.warnings(request))
+    else:
+        assert refusal(request).startswith(words)
+
+
+def test_all_recorded_requests_are_seen():
+    assert len(RECORDED) == 80, "of 84; the others create tuning jobs or update a job"
+    assert set(REFUSED) <= {case_of(path) for path in RECORDED}
+
+
+def refusal(request):
+    with pytest.raises(WireError) as error:
+        validation.check(request)
+    assert error.value.code == "ValidationException"
+    return error.value.message
+
+
+def channel(name="train", *, uri="s3://b/p", source=None, **members):
+    return {"ChannelName": name, "DataSource": source or {"S3DataSource": {"S3Uri": uri}}, **members}
+
+
+def algorithm(**members):
+    return {"AlgorithmSpecification": {"TrainingImage": "generic:1", **members}}
+
+
+def groups(*items, **members):
+    listed = [
+        {"InstanceGroupName": name, "InstanceType": "ml.m5.large", "InstanceCount": count} for name, count in items
+    ]
+    return {"ResourceConfig": {"InstanceGroups": listed, "VolumeSizeInGB": 1, **members}}
+
+
+NULL_MEMBER = "1 validation error detected: Value null at '{}' failed to satisfy constraint: Member must not be null"
+CASES = [
+    ({"ServerlessJobConfig": {"x": 1}}, "ServerlessJobConfig is not supported: serverless customisation jobs run"),
+    ({"MlflowConfig": {"x": 1}}, "MlflowConfig is not supported: managed MLflow servers are an Amazon service"),
+    ({"ModelPackageConfig": {"x": 1}}, "ModelPackageConfig is not supported: the model registry"),
+    ({"AlgorithmSpecification": None}, NULL_MEMBER.format("algorithmSpecification")),
+    ({"ResourceConfig": None}, NULL_MEMBER.format("resourceConfig")),
+    ({"StoppingCondition": None}, NULL_MEMBER.format("stoppingCondition")),
+    (algorithm(AlgorithmName="market"), "AlgorithmName is not supported: marketplace algorithms"),
+    (
+        {"AlgorithmSpecification": {"TrainingInputMode": "File"}},
+        "You must specify either an AlgorithmName or a TrainingImage in your request.",
+    ),
+    (algorithm(ContainerArguments=["x"]), "ContainerArguments without ContainerEntrypoint: name the program"),
+    (
+        groups(("a", 1), InstanceType="ml.m5.large"),
+        "ResourceConfig takes either InstanceGroups or InstanceType and InstanceCount.",
+    ),
+    (
+        {"ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 0}},
+        "ResourceConfig needs InstanceType and InstanceCount, or InstanceGroups.",
+    ),
+    ({"ResourceConfig": {"InstanceCount": 1}}, "ResourceConfig needs InstanceType and InstanceCount"),
+    (groups(("a", 1), ("a", 1)), "Instance group names must be unique; 'a' stands twice."),
+    (groups(("a", 1), ("b", 0)), "Instance group 'b' has InstanceCount 0; each group needs at least 1."),
+    (
+        {
+            **groups(("a", 1)),
+            "InputDataConfig": [
+                channel(source={"S3DataSource": {"S3Uri": "s3://b/p", "InstanceGroupNames": ["other"]}})
+            ],
+        },
+        "Channel 'train' names instance group 'other', which ResourceConfig does not have.",
+    ),
+    (
+        {"EnableManagedSpotTraining": True},
+        "Invalid MaxWaitTimeInSeconds. It must be present and be greater than or equal to MaxRuntimeInSeconds when "
+        "EnableManagedSpotTraining is true; MaxWaitTimeInSeconds is absent, MaxRuntimeInSeconds is 3600.",
+    ),
+    (
+        {
+            "EnableManagedSpotTraining": True,
+            "StoppingCondition": {"MaxRuntimeInSeconds": 10, "MaxWaitTimeInSeconds": 9},
+        },
+        "Invalid MaxWaitTimeInSeconds.",
+    ),
+    (
+        {"StoppingCondition": {"MaxWaitTimeInSeconds": 9}},
+        "MaxWaitTimeInSeconds needs EnableManagedSpotTraining: set it to true, or leave MaxWaitTimeInSeconds out.",
+    ),
+    ({"InputDataConfig": [channel(), channel()]}, "Channel names must be unique; 'train' stands twice."),
+    (
+        {"InputDataConfig": [channel(source={"DatasetSource": {"DatasetArn": "arn"}})]},
+        "Channel 'train' needs exactly one of S3DataSource and FileSystemDataSource; it has DatasetSource.",
+    ),
+    ({"InputDataConfig": [{"ChannelName": "train"}]}, "Channel 'train' needs exactly one of S3DataSource"),
+    ({"InputDataConfig": [channel("..")]}, "'..' is no name for a channel."),
+    (
+        {"InputDataConfig": [channel(uri="https://b/p")]},
+        "Channel 'train': S3Uri must be s3://bucket/prefix, got 'https://b/p'.",
+    ),
+    (
+        {
+            "InputDataConfig": [
+                channel(source={"S3DataSource": {"S3Uri": "s3://b/p", "S3DataType": "AugmentedManifestFile"}})
+            ]
+        },
+        "Channel 'train': S3DataType AugmentedManifestFile is not supported; use S3Prefix.",
+    ),
+    (
+        {"OutputDataConfig": {"S3OutputPath": "https://bucket/out"}},
+        "OutputDataConfig.S3OutputPath must be s3://bucket/prefix, got 'https://bucket/out'.",
+    ),
+    ({"CheckpointConfig": {"S3Uri": "https://b/c"}}, "CheckpointConfig.S3Uri must be s3://bucket/prefix"),
+    (
+        {**algorithm(), "HyperParameters": {"sagemaker_program": "../train.py"}},
+        "sagemaker_program: ",
+    ),
+    (
+        {
+            **groups(("a", 1)),
+            **algorithm(),
+            "HyperParameters": {
+                "sagemaker_torch_distributed_enabled": "true",
+                "sagemaker_distribution_instance_groups": '["b"]',
+            },
+        },
+        "sagemaker_distribution_instance_groups names 'b', but the job has only the groups a",
+    ),
+    ({"HyperParameters": {"x": "\0"}}, "hyperparameter 'x' holds a NUL character"),
+]
+
+
+@pytest.mark.parametrize(("members", "words"), CASES, ids=[words[:60] for _, words in CASES])
+def test_a_request_that_makes_no_sense_is_refused_in_words(members, words):
+    assert refusal(request_of(**members)).startswith(words)
+
+
+def test_a_plain_request_is_accepted_without_warnings():
+    validation.check(request_of())
+    assert validation.warnings(request_of()) == ()
+
+
+def test_hyperparameters_choose_no_launcher_for_a_job_with_a_command():
+    request = request_of(HyperParameters={"sagemaker_program": "../train.py"})
+    validation.check(request)
+
+
+WARNINGS = [
+    ({**algorithm(), "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 2}}, "2 hosts and no dist"),
+    (
+        {"HyperParameters": {"a": "1", "b": "it's"}, "InputDataConfig": [channel("sm_drivers")]},
+        "hyperparameter 'b' holds a single quote: the SDK's environment script breaks on it",
+    ),
+    ({"CheckpointConfig": {"S3Uri": "s3://b/c"}}, "CheckpointConfig: /opt/ml/checkpoints is created, but"),
+    ({"EnableManagedSpotTraining": True}, "EnableManagedSpotTraining: hosts of this machine are never reclaimed"),
+    ({"VpcConfig": {"Subnets": ["s"]}}, "VpcConfig is accepted and has no effect"),
+    ({"EnableInterContainerTrafficEncryption": True}, "EnableInterContainerTrafficEncryption has no effect"),
+    (
+        {"ResourceConfig": {"InstanceType": "t", "InstanceCount": 1, "KeepAlivePeriodInSeconds": 60}},
+        "KeepAlivePeriodInSeconds: warm pools are not kept yet",
+    ),
+    ({"RetryStrategy": {"MaximumRetryAttempts": 3}}, "RetryStrategy is accepted, but jobs are not tried again yet"),
+    ({"DebugRuleConfigurations": [{}]}, "debugger and profiler rules are accepted, but are not evaluated yet"),
+    ({"ProfilerRuleConfigurations": [{}]}, "debugger and profiler rules are accepted, but are not evaluated yet"),
+    ({"InputDataConfig": [channel(InputMode="FastFile")]}, "channel train: FastFile is fetched whole before the start"),
+    (
+        {
+            **algorithm(),
+            "ResourceConfig": {"InstanceType": "ml.p4d.24xlarge", "InstanceCount": 1},
+            "HyperParameters": {"sagemaker_torch_distributed_enabled": "true"},
+        },
+        "ml.p4d.24xlarge: on SageMaker this type has EFA",
+    ),
+]
+
+
+@pytest.mark.parametrize(("members", "words"), WARNINGS, ids=[words[:50] for _, words in WARNINGS])
+def test_what_will_not_do_what_it_says_is_warned_of_once(members, words):
+    found = validation.warnings(request_of(**members))
+    assert len(found) == 1
+    assert found[0].startswith(words)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"HyperParameters": {"b": "it's"}},
+        {"RetryStrategy": {"MaximumRetryAttempts": 1}},
+        {"ResourceConfig": {"InstanceType": "t", "InstanceCount": 1, "KeepAlivePeriodInSeconds": 0}},
+        {"EnableManagedSpotTraining": False},
+    ],
+)
+def test_what_has_its_effect_is_not_warned_of(members):
+    assert validation.warnings(request_of(**members)) == ()

@@ -1,0 +1,89 @@
+"""Whether inputs exist: what was found is remembered for a moment, what is missing is asked for again."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from clary.contract.errors import ObjectStoreError
+from clary.control.objects import lookup
+from clary.control.objects.lookup import REMEMBER_S, ObjectLookup
+
+FOUND = b"<ListBucketResult><Contents><Key>k</Key></Contents></ListBucketResult>"
+EMPTY = b"<ListBucketResult></ListBucketResult>"
+
+
+class FakeStore:
+    def __init__(self):
+        self.answers = [(200, FOUND)]
+        self.asked = []
+
+    async def request(self, method, bucket, *, query):
+        self.asked.append((bucket, dict(query)["prefix"]))
+        status, body = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        return SimpleNamespace(status=status, body=body)
+
+
+class FakeClock:
+    seconds = 0.0
+
+    def monotonic(self):
+        return self.seconds
+
+
+@pytest.fixture
+def store():
+    return FakeStore()
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def objects(store, clock):
+    return ObjectLookup(store, clock)
+
+
+async def test_what_was_found_is_asked_again_only_after_a_while(objects, store, clock):
+    assert await objects.has_objects("b", "p")
+    clock.seconds = REMEMBER_S - 0.1
+    assert await objects.has_objects("b", "p")
+    assert len(store.asked) == 1
+    clock.seconds = REMEMBER_S
+    assert await objects.has_objects("b", "p")
+    assert len(store.asked) == 2
+
+
+async def test_what_is_missing_is_asked_for_every_time(objects, store):
+    store.answers = [(200, EMPTY), (200, FOUND)]
+    assert not await objects.has_objects("b", "p")
+    assert await objects.has_objects("b", "p")
+
+
+async def test_other_prefixes_and_buckets_are_other_questions(objects, store):
+    await objects.has_objects("b", "p")
+    await objects.has_objects("b", "q")
+    await objects.has_objects("c", "p")
+    assert store.asked == [("b", "p"), ("b", "q"), ("c", "p")]
+
+
+async def test_a_bucket_that_does_not_exist_has_no_objects(objects, store):
+    store.answers = [(404, b"<Error/>")]
+    assert not await objects.has_objects("b", "p")
+
+
+@pytest.mark.parametrize("status", [403, 500, 503])
+async def test_a_store_that_does_not_say_is_an_error_that_names_it(objects, store, status):
+    store.answers = [(status, b"")]
+    with pytest.raises(ObjectStoreError, match=rf"answered {status} when asked for s3://b/p"):
+        await objects.has_objects("b", "p")
+
+
+async def test_memory_is_bounded(objects, store, monkeypatch):
+    monkeypatch.setattr(lookup, "MAX_REMEMBERED", 2)
+    for prefix in ("a", "b", "c"):
+        await objects.has_objects("b", prefix)
+    assert len(objects._found) <= 2
+    await objects.has_objects("b", "c")
+    assert len(store.asked) == 3

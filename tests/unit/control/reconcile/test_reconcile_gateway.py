@@ -1,0 +1,276 @@
+"""What agents are answered: doors, orders, lines and metrics, also while their job goes away."""
+
+import asyncio
+import math
+import time
+from datetime import timedelta
+
+import pytest
+
+from clary.contract.agent_protocol import HostPhase, LogBatch, LogLine, MetricValue, OrderKind
+from clary.contract.clock import SystemClock
+from clary.contract.errors import StoreError, WireError
+from clary.control.jobs.training_job import FinalMetric
+from clary.control.reconcile.hub import MAX_FINAL_METRICS
+from clary.control.store.errors import JobNotFound
+from clary.testing.control_plane import ControlPlane
+
+
+@pytest.fixture
+async def plane(tmp_path):
+    async with ControlPlane.open(tmp_path) as plane:
+        await plane.create(num_hosts=2)
+        await plane.passes()
+        yield plane
+
+
+def line(text, *, at, loss=None):
+    metrics = () if loss is None else (MetricValue(name="loss", value=loss, at=at),)
+    return LogLine(at_ms=int(at.timestamp() * 1000), text=text, metrics=metrics)
+
+
+def batch(plane, *losses, first=0):
+    now = plane.clock.now()
+    lines = [line(f"line {first + index}", at=now, loss=loss) for index, loss in enumerate(losses)]
+    return LogBatch(first_sequence=first, lines=tuple(lines))
+
+
+async def losses_of(plane, name="job"):
+    now = plane.clock.now()
+    values = await plane.store.query_metrics(name, "loss", now - timedelta(days=1), now + timedelta(days=1))
+    return [value.value for value in values]
+
+
+def status_of(refusal):
+    return refusal.value.http_status
+
+
+@pytest.mark.parametrize("token", ["", "wrong", "\udc80\u20ac"])
+async def test_a_wrong_token_is_refused(plane, token):
+    agent = plane.agent()
+    agent.token = token
+    with pytest.raises(WireError) as refusal:
+        agent.authorize()
+    assert status_of(refusal) == 403
+
+
+async def test_an_unknown_host_is_not_found_and_another_attempt_is_over(plane):
+    stranger = plane.agent(host="algo-3")
+    with pytest.raises(WireError) as refusal:
+        stranger.authorize()
+    assert status_of(refusal) == 404
+    agent = plane.agent()
+    for agent.attempt in (0, 2):
+        with pytest.raises(WireError) as refusal:
+            agent.authorize()
+        assert status_of(refusal) == 410
+
+
+async def test_an_ended_attempt_is_gone_for_its_agents(plane):
+    agent = plane.agent()
+    await plane.run_to_end(num_hosts=2)
+    with pytest.raises(WireError) as refusal:
+        agent.authorize()
+    assert status_of(refusal) == 410
+
+
+async def test_a_deleted_job_s_name_gets_other_keys_when_it_is_used_again(plane):
+    old_agent = plane.agent()
+    old_plan = (await plane.job()).plan
+    await plane.run_to_end(num_hosts=2)
+    await plane.delete()
+    await plane.create(num_hosts=2)
+    await plane.passes()
+    plan = (await plane.job()).plan
+    assert plan["attempt"] == old_plan["attempt"]
+    assert plan["agent_token"] != old_plan["agent_token"]
+    assert plan["job_endpoint"]["credentials"] != old_plan["job_endpoint"]["credentials"]
+    with pytest.raises(WireError) as refusal:
+        old_agent.authorize()
+    assert status_of(refusal) == 403
+
+
+async def test_the_assignment_is_the_plan_with_addresses(plane):
+    plan = plane.gateway.assignment(plane.agent().authorize())
+    assert [host.address for host in plan.hosts] == ["10.0.0.1", "10.0.0.2"]
+
+
+async def test_a_heartbeat_writes_nothing(plane, monkeypatch):
+    agent = plane.agent()
+    receipt = await agent.report(HostPhase.PREPARING)
+    assert (receipt.accepted, receipt.order_number) == (True, 1)
+
+    async def no_write(name, change):
+        raise AssertionError("a heartbeat was written")
+
+    monkeypatch.setattr(plane.store, "update_job", no_write)
+    assert (await agent.report()).accepted
+
+
+async def test_a_lost_host_is_told_that_nobody_wants_it(plane):
+    agent = plane.agent(host="algo-2")
+    await agent.report(HostPhase.PREPARING)
+    plane.clock.advance(6)
+    await plane.passes()
+    assert not (await agent.report()).accepted
+
+
+async def test_a_report_on_a_job_deleted_meanwhile_is_answered_with_gone(plane):
+    agent = plane.agent()
+    job = agent.authorize()
+    await plane.store.delete_job("job")
+    with pytest.raises(WireError) as refusal:
+        await agent.report(HostPhase.PREPARING)
+    assert status_of(refusal) == 410
+    with pytest.raises(WireError) as refusal:
+        await plane.gateway.append_logs(job, "algo-1", batch(plane, 1.0))
+    assert status_of(refusal) == 410
+
+
+async def test_lines_for_a_job_that_is_gone_with_its_streams_are_answered_with_gone(plane):
+    job = plane.agent().authorize()
+    await plane.hub.delete("job")
+    await plane.logs.delete_streams("job/")
+    with pytest.raises(WireError) as refusal:
+        await plane.gateway.append_logs(job, "algo-1", batch(plane, None))
+    assert status_of(refusal) == 410
+
+
+async def test_a_stream_that_is_missing_while_its_job_runs_does_not_end_the_program(plane):
+    await plane.logs.delete_streams("job/")
+    with pytest.raises(StoreError):
+        await plane.agent().send_logs(batch(plane, None))
+
+
+async def test_a_new_order_is_answered_at_once_and_wakes_who_waits(plane):
+    first, second = plane.agent(), plane.agent(host="algo-2")
+    order = await plane.gateway.next_order(first.authorize(), "algo-1", after=0, wait_s=60)
+    assert (order.number, order.kind) == (1, OrderKind.PREPARE)
+    waiting = asyncio.create_task(plane.gateway.next_order(first.authorize(), "algo-1", after=1, wait_s=60))
+    for agent in (first, second):
+        await agent.report(HostPhase.PREPARING)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    for agent in (first, second):
+        await agent.report(HostPhase.PREPARED)
+    assert (await asyncio.wait_for(waiting, 5)).kind is OrderKind.RUN
+
+
+async def test_the_standing_order_is_answered_when_no_new_one_came_in_time(plane):
+    plane.gateway._clock = SystemClock()
+    begin = time.monotonic()
+    order = await plane.gateway.next_order(plane.agent().authorize(), "algo-1", after=1, wait_s=0.05)
+    assert order.number == 1
+    assert 0.05 <= time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize("wait_s", [0.0, -5.0, math.nan])
+async def test_a_wait_that_makes_no_sense_is_no_wait(plane, wait_s):
+    job = plane.agent().authorize()
+    order = await asyncio.wait_for(plane.gateway.next_order(job, "algo-1", after=1, wait_s=wait_s), 5)
+    assert order.number == 1
+
+
+async def test_whoever_waits_for_orders_of_a_job_that_goes_is_released(plane):
+    job = plane.agent().authorize()
+    waiting = asyncio.create_task(plane.gateway.next_order(job, "algo-1", after=1, wait_s=60))
+    await asyncio.sleep(0)
+    await plane.hub.delete("job")
+    order = await asyncio.wait_for(waiting, 5)
+    assert (order.number, order.kind) == (2, OrderKind.RELEASE)
+
+
+async def test_an_old_agent_gets_no_orders_of_a_new_job_under_the_same_name(plane):
+    job = plane.agent().authorize()
+    await plane.hub.delete("job")
+    plane.clock.advance(1)
+    await plane.create()
+    await plane.passes()
+    order = await plane.gateway.next_order(job, "algo-2", after=0, wait_s=60)
+    assert order.kind is OrderKind.RELEASE
+
+
+async def test_lines_that_are_sent_again_are_stored_once_and_their_metrics_counted_once(plane):
+    agent = plane.agent()
+    assert (await agent.send_logs(batch(plane, 3.0, None))).next_sequence == 2
+    assert (await agent.send_logs(batch(plane, 3.0, None))).next_sequence == 2
+    longer = LogBatch(first_sequence=0, lines=(*batch(plane, 3.0, None).lines, *batch(plane, 1.0, first=2).lines))
+    assert (await agent.send_logs(longer)).next_sequence == 3
+    assert await losses_of(plane) == [3.0, 1.0]
+    page = await plane.logs.get_events((await plane.job()).log_streams[0], from_head=True)
+    assert [event.message for event in page.events] == ["line 0", "line 1", "line 2"]
+    assert [(metric.name, metric.value) for metric in (await plane.job()).final_metrics] == [("loss", 1.0)]
+
+
+async def test_copies_of_a_batch_under_way_at_the_same_time_count_once(plane):
+    agent = plane.agent()
+    await asyncio.gather(*(agent.send_logs(batch(plane, 2.0)) for _ in range(4)))
+    assert await losses_of(plane) == [2.0]
+
+
+async def test_metrics_that_could_not_be_stored_are_taken_from_the_batch_that_is_sent_again(plane, monkeypatch):
+    agent = plane.agent()
+    add_metrics = plane.store.add_metrics
+
+    async def failing(name, values):
+        monkeypatch.setattr(plane.store, "add_metrics", add_metrics)
+        raise StoreError("the database is locked")
+
+    monkeypatch.setattr(plane.store, "add_metrics", failing)
+    with pytest.raises(StoreError):
+        await agent.send_logs(batch(plane, 4.0))
+    await agent.send_logs(batch(plane, 4.0))
+    assert await losses_of(plane) == [4.0]
+
+
+async def test_metrics_are_not_counted_again_after_a_restart_of_the_service(plane, tmp_path):
+    await plane.agent().send_logs(batch(plane, 5.0))
+    resent = batch(plane, 5.0)
+    await plane.logs.close()
+    async with ControlPlane.open(tmp_path, clock=plane.clock, engine=plane.engine) as again:
+        await again.agent().send_logs(resent)
+        assert await losses_of(again) == [5.0]
+
+
+async def test_a_gap_in_the_lines_is_answered_with_what_is_expected(plane):
+    receipt = await plane.agent().send_logs(batch(plane, 1.0, first=7))
+    assert receipt.next_sequence == 0
+    assert await losses_of(plane) == []
+
+
+async def test_the_tenth_host_s_lines_do_not_go_to_the_first_host_s_stream(tmp_path):
+    (tmp_path / "ten").mkdir()
+    async with ControlPlane.open(tmp_path / "ten") as plane:
+        plane.admission._capacity = type(plane.admission._capacity)(
+            max_hosts=20, num_gpus=0, memory_per_host_bytes=1 << 30
+        )
+        await plane.create(num_hosts=11)
+        await plane.passes()
+        for host in ("algo-10", "algo-1"):
+            words = LogBatch(first_sequence=0, lines=(line(f"from {host}", at=plane.clock.now()),))
+            await plane.agent(host=host).send_logs(words)
+        for stream in (await plane.job()).log_streams:
+            events = (await plane.logs.get_events(stream, from_head=True)).events
+            host = stream.split("/")[1].rpartition("-")[0]
+            assert [event.message for event in events] == ([f"from {host}"] if host in ("algo-1", "algo-10") else [])
+
+
+async def test_the_final_metric_is_the_latest_in_time_whichever_came_last(plane):
+    now = plane.clock.now()
+    values = [FinalMetric(name="loss", value=value, at=now + timedelta(seconds=value)) for value in (2, 3, 1)]
+    for value in values:
+        await plane.hub.record_metrics("job", [value])
+    assert (await plane.job()).final_metrics == (values[1],)
+
+
+async def test_a_job_s_record_holds_a_limited_number_of_metrics(plane):
+    now = plane.clock.now()
+    values = [FinalMetric(name=f"m{index}", value=index, at=now) for index in range(100)]
+    await plane.hub.record_metrics("job", values)
+    assert len((await plane.job()).final_metrics) == MAX_FINAL_METRICS
+
+
+async def test_metrics_of_a_deleted_job_are_refused(plane):
+    await plane.hub.delete("job")
+    with pytest.raises(JobNotFound):
+        await plane.hub.record_metrics("job", [FinalMetric(name="m", value=1, at=plane.clock.now())])

@@ -1,0 +1,294 @@
+"""The proxy over real sockets: what reaches the TLS port, what is refused, and clients that misbehave."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from clary.contract.errors import EngineError
+from clary.control.server import connect_proxy
+from clary.control.server.connect_proxy import ConnectProxy
+from clary.control.server.tls import service_names
+
+DEADLINE_S = 5
+
+
+class EchoServer:
+    """Answers with its name and what came, when the client has said all of it."""
+
+    def __init__(self, name):
+        self.name = name
+        self.num_connections = 0
+
+    async def start(self):
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self._server.sockets[0].getsockname()[1]
+
+    async def _serve(self, reader, writer):
+        self.num_connections += 1
+        with contextlib.suppress(OSError):
+            writer.write(self.name + b":" + await reader.read(-1))
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+
+    async def close(self):
+        self._server.close()
+        await self._server.wait_closed()
+
+
+@pytest.fixture
+async def tls_port():
+    server = EchoServer(b"tls")
+    yield await server.start()
+    await server.close()
+
+
+@pytest.fixture
+async def elsewhere():
+    server = EchoServer(b"elsewhere")
+    server.port = await server.start()
+    yield server
+    await server.close()
+
+
+@pytest.fixture
+async def start(tls_port):
+    """Start proxies; every test leaves none of their tasks."""
+    proxies = []
+
+    async def start(**options):
+        values = {"tls_port": tls_port, "own_names": service_names("eu-west-1"), "has_internet": True, **options}
+        proxies.append(ConnectProxy("127.0.0.1", **values))
+        return await proxies[-1].start()
+
+    yield start
+    for proxy in proxies:
+        await proxy.close()
+        assert not proxy._tasks
+
+
+@contextlib.asynccontextmanager
+async def connection(port):
+    async with asyncio.timeout(DEADLINE_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            yield reader, writer
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+
+async def ask(port, head):
+    """Send a head, then say and end; return status and all that came back."""
+    async with connection(port) as (reader, writer):
+        writer.write(head)
+        status = await reader.readline()
+        if b" 200 " in status:
+            assert await reader.readline() == b"\r\n"
+            writer.write(b"hello")
+            writer.write_eof()
+        return int(status.split()[1]) if status else None, await reader.read(-1)
+
+
+def connect(name):
+    return f"CONNECT {name} HTTP/1.1\r\nHost: {name}\r\n\r\n".encode("latin-1")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sts.eu-west-1.amazonaws.com:443",
+        "sts.ap-south-1.amazonaws.com:443",
+        "sts.amazonaws.com:443",
+        "s3.eu-west-1.amazonaws.com:443",
+        "metrics.sagemaker.eu-west-1.amazonaws.com:443",
+        "STS.EU-WEST-1.AMAZONAWS.COM:443",
+        "sts.eu-west-1.amazonaws.com.:443",
+    ],
+)
+@pytest.mark.parametrize("has_internet", [True, False])
+async def test_names_that_the_certificate_covers_reach_the_tls_port(start, name, has_internet):
+    assert await ask(await start(has_internet=has_internet), connect(name)) == (200, b"tls:hello")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ec2.eu-west-1.amazonaws.com:443",
+        "s3.us-east-1.amazonaws.com:443",
+        "bucket.s3.eu-west-1.amazonaws.com:443",
+        "sts.evil.amazonaws.com:443",
+        "amazonaws.com:443",
+        "EC2.Amazonaws.Com.:443",
+        "sts.cn-north-1.amazonaws.com.cn:443",
+        "s3.dualstack.api.aws:443",
+        "sts.eusc-de-east-1.amazonaws.eu:443",
+    ],
+)
+async def test_other_names_of_aws_are_refused(start, monkeypatch, name):
+    monkeypatch.setattr(connect_proxy, "CONNECT_TIMEOUT_S", 0.0)  # were it not refused, nothing would leave either
+    status, body = await ask(await start(), connect(name))
+    assert status == 403
+    assert b"nothing meant for AWS leaves this machine" in body
+
+
+async def test_other_names_are_connected_only_with_internet(start, elsewhere):
+    assert await ask(await start(), connect(f"127.0.0.1:{elsewhere.port}")) == (200, b"elsewhere:hello")
+    status, body = await ask(await start(has_internet=False), connect(f"127.0.0.1:{elsewhere.port}"))
+    assert status == 403
+    assert b"setting internet" in body
+    assert elsewhere.num_connections == 1
+
+
+async def test_names_that_only_look_like_ours_are_not(start, elsewhere):
+    status, body = await ask(await start(has_internet=False), connect("sts.eu-west-1.amazonaws.com.evil.example:443"))
+    assert status == 403
+    assert b"setting internet" in body
+
+
+async def test_what_does_not_answer_is_a_bad_gateway(start, elsewhere):
+    await elsewhere.close()
+    status, body = await ask(await start(), connect(f"127.0.0.1:{elsewhere.port}"))
+    assert status == 502
+    assert b"can not be reached" in body
+    await elsewhere.start()
+
+
+async def test_what_hangs_is_a_bad_gateway_at_the_deadline(start, monkeypatch):
+    async def hang(*args, **options):
+        await asyncio.sleep(60)
+
+    async with connection(await start()) as (reader, writer):
+        monkeypatch.setattr(asyncio, "open_connection", hang)
+        monkeypatch.setattr(connect_proxy, "CONNECT_TIMEOUT_S", 0.05)
+        writer.write(connect("slow.example:443"))
+        assert b" 502 " in await reader.readline()
+
+
+@pytest.mark.parametrize("address", ["169.254.169.254", "::ffff:169.254.169.254", "fe80::1%eth0"])
+async def test_addresses_where_clouds_keep_credentials_are_refused_whatever_their_name(
+    start, elsewhere, monkeypatch, address
+):
+    really = asyncio.open_connection
+
+    async def pretend(host, port):
+        reader, writer = await really("127.0.0.1", elsewhere.port)
+        tell = writer.get_extra_info
+        monkeypatch.setattr(
+            writer, "get_extra_info", lambda name: (address, port) if name == "peername" else tell(name)
+        )
+        return reader, writer
+
+    port = await start()
+    async with connection(port) as (reader, writer):
+        monkeypatch.setattr(asyncio, "open_connection", pretend)
+        writer.write(connect("innocent.example:80"))
+        assert b" 403 " in await reader.readline()
+
+
+async def test_a_client_of_another_machine_gets_names_of_ours_alone(start, elsewhere, monkeypatch):
+    monkeypatch.setattr(connect_proxy, "_is_from_here", lambda writer: False)
+    port = await start()
+    status, body = await ask(port, connect(f"127.0.0.1:{elsewhere.port}"))
+    assert status == 403
+    assert b"its own machine only" in body
+    assert await ask(port, connect("sts.amazonaws.com:443")) == (200, b"tls:hello")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET http://example.com/ HTTP/1.1\r\n\r\n",
+        b"CONNECT example.com HTTP/1.1\r\n\r\n",
+        b"CONNECT :443 HTTP/1.1\r\n\r\n",
+        b"CONNECT example.com:0 HTTP/1.1\r\n\r\n",
+        b"CONNECT example.com:65536 HTTP/1.1\r\n\r\n",
+        b"CONNECT 127.0.0.1:99999999999999999999 HTTP/1.1\r\n\r\n",
+        b"CONNECT example.com:\xb2\xb3 HTTP/1.1\r\n\r\n",
+        b"CONNECT ex\xe4mple.com:443 HTTP/1.1\r\n\r\n",
+        b"CONNECT ex\x00mple.com:443 HTTP/1.1\r\n\r\n",
+        b"CONNECT " + b"a" * 300 + b".com:443 HTTP/1.1\r\n\r\n",
+        b"CONNECT example.com:443\r\n\r\n",
+        b"\r\n\r\n",
+        b"\x16\x03\x01\x00\xa5\r\n\r\n",
+    ],
+)
+async def test_hostile_heads_are_answered_and_the_proxy_goes_on(start, head):
+    port = await start()
+    status, body = await ask(port, head)
+    assert status == 405
+    assert b"CONNECT HOST:PORT only" in body
+    assert await ask(port, connect("sts.amazonaws.com:443")) == (200, b"tls:hello")
+
+
+@pytest.mark.parametrize("name", ["a..b:443", ".:443", "a" * 64 + ".example:443", "[::zz]:443", "999.1.1.1:443"])
+async def test_names_that_can_not_be_looked_up_do_no_harm(start, name):
+    port = await start()
+    status, _ = await ask(port, connect(name))
+    assert status in (405, 502)
+    assert await ask(port, connect("sts.amazonaws.com:443")) == (200, b"tls:hello")
+
+
+async def test_a_head_without_end_is_cut_off(start):
+    async with connection(await start()) as (reader, writer):
+        with contextlib.suppress(OSError):
+            writer.write(b"CONNECT x:1 HTTP/1.1\r\n" + b"X: y\r\n" * 20_000)
+            await writer.drain()
+            assert await reader.read(-1) == b""
+
+
+async def test_a_client_that_never_finishes_its_head_is_dropped(start, monkeypatch):
+    monkeypatch.setattr(connect_proxy, "HEAD_TIMEOUT_S", 0.05)
+    async with connection(await start()) as (reader, writer):
+        writer.write(b"CONNECT sts.amazonaws.com:443 HTTP/1.1\r\n")
+        assert await reader.read(-1) == b""
+
+
+async def test_each_direction_ends_by_itself(start):
+    """The far side ends first: what the client still says arrives, and the other way round."""
+    said = asyncio.get_running_loop().create_future()
+
+    async def speak_first(reader, writer):
+        writer.write(b"bye")
+        writer.write_eof()
+        said.set_result(await reader.read(-1))
+        writer.close()
+
+    server = await asyncio.start_server(speak_first, "127.0.0.1", 0)
+    async with server, connection(await start()) as (reader, writer):
+        writer.write(connect(f"127.0.0.1:{server.sockets[0].getsockname()[1]}"))
+        assert await reader.read(-1) == b"HTTP/1.1 200 Connection established\r\n\r\nbye"
+        writer.write(b"still here")
+        writer.write_eof()
+        assert await asyncio.wait_for(said, DEADLINE_S) == b"still here"
+
+
+async def test_a_megabyte_passes_unchanged_both_ways(start):
+    content = bytes(range(256)) * 4096
+    async with connection(await start()) as (reader, writer):
+        writer.write(connect("sts.amazonaws.com:443"))
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(content)
+        writer.write_eof()
+        assert await reader.read(-1) == b"tls:" + content
+
+
+async def test_close_breaks_off_what_is_connected(tls_port):
+    proxy = ConnectProxy("127.0.0.1", tls_port=tls_port, own_names=service_names("eu-west-1"), has_internet=True)
+    port = await proxy.start()
+    async with connection(port) as (reader, writer):
+        writer.write(connect("sts.amazonaws.com:443"))
+        await reader.readuntil(b"\r\n\r\n")
+        await proxy.close()
+        assert await reader.read(-1) == b""
+    with pytest.raises(OSError, match="onnect"):
+        await asyncio.open_connection("127.0.0.1", port)
+
+
+async def test_a_port_that_is_taken_is_said(start, tls_port):
+    proxy = ConnectProxy("127.0.0.1", tls_port=1, own_names=frozenset(), has_internet=False)
+    with pytest.raises(EngineError, match=f"can not listen on 127.0.0.1:{tls_port}"):
+        await proxy.start(tls_port)
+    await proxy.close()

@@ -1,0 +1,23 @@
+"""`python -m clary.control.server`: what it says and how it ends when it can not start."""
+
+import pytest
+
+from clary.control.server import __main__ as server
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({"CLARY_PORT": "many"}, "clary: CLARY_PORT: setting port expects int, got 'many' (expected a whole number)"),
+        (
+            {"CLARY_S3_ENDPOINT_URL": "http://127.0.0.1:1", "CLARY_S3_SECRET_ACCESS_KEY": "hush"},
+            "clary: s3_endpoint_url is set, but s3_access_key_id or s3_secret_access_key is not",
+        ),
+    ],
+)
+def test_a_service_that_can_not_start_says_why_in_one_line(tmp_path, monkeypatch, capsys, variables, says):
+    for name, value in {"CLARY_HOME": str(tmp_path), "CLARY_PORT": "0", "CLARY_TLS_PORT": "0", **variables}.items():
+        monkeypatch.setenv(name, value)
+    assert server.main() == 1
+    assert capsys.readouterr().err == says + "\n"
+    assert not (tmp_path / "run" / "service.json").exists()
