@@ -9,10 +9,10 @@ import time
 import uuid
 from pathlib import Path
 
-from clary.contract.processes import read_process_list
 from clary.agent.host.program import Program
 from clary.agent.host.sandbox import ProcessSpec, Sandbox
 from clary.contract.launch_plan import Isolation, Resources
+from clary.contract.processes import read_process_list
 
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 PYTHON = "/usr/bin/python3"  # every user may execute it, unlike one in root's home

@@ -23,12 +23,12 @@ from host_world import (
 )
 
 import clary
-from clary.contract.processes import read_process_list
 from clary.agent.host.cgroups import HostCgroup
 from clary.agent.host.sandbox import Bind
 from clary.agent.host.support import supports
 from clary.contract.errors import AgentError
 from clary.contract.launch_plan import Isolation
+from clary.contract.processes import read_process_list
 
 COUNT_TERMS = """
 import os, signal, sys, time

@@ -18,6 +18,7 @@ SCENARIOS = [
     (SDK3_PYTHON, "v3_model_trainer.py", "none"),
     (SDK3_PYTHON, "v3_model_trainer.py", "torchrun"),
     (SDK3_PYTHON, "v3_model_trainer.py", "mpi"),
+    (SDK3_PYTHON, "v3_model_trainer.py", "mpi-two-hosts"),
     (SDK3_PYTHON, "v3_model_trainer.py", "command"),
     (SDK3_PYTHON, "v3_model_trainer.py", "local-data"),
 ]
@@ -83,7 +84,7 @@ def test_v2_model_trainer_brings_its_own_driver(client_runs):
     assert "facts: " in output
 
 
-@pytest.mark.parametrize("form", ["none", "torchrun", "mpi", "command", "local-data"])
+@pytest.mark.parametrize("form", ["none", "torchrun", "mpi", "mpi-two-hosts", "command", "local-data"])
 def test_v3_model_trainer_completes_and_its_logs_arrive(client_runs, form):
     output, facts = client_runs.result("v3_model_trainer.py", form)
     assert facts["status"] == "Completed"
@@ -91,6 +92,8 @@ def test_v3_model_trainer_completes_and_its_logs_arrive(client_runs, form):
         "none": "facts: ",
         "torchrun": "rank 3 of 4 sum: 10",
         "mpi": "rank 1 of 2 sum: 3",
+        # The SDK's driver gives mpirun the processes of one host as the number of all ranks.
+        "mpi-two-hosts": "rank 1 of 2 sum: 3",
         "command": "command says set by the user",
         "local-data": '"local": ["a.txt"]',
     }

@@ -22,6 +22,10 @@ forms = {
         "source_code": SourceCode(source_dir=SOURCE, entry_script="mpi_sum.py"),
         "distributed": MPI(process_count_per_node=2),
     },
+    "mpi-two-hosts": {
+        "source_code": SourceCode(source_dir=SOURCE, entry_script="mpi_sum.py"),
+        "distributed": MPI(process_count_per_node=2),
+    },
     "command": {"source_code": SourceCode(source_dir=SOURCE, command="echo command says $MARKER; python facts.py")},
     "local-data": {"source_code": SourceCode(source_dir=SOURCE, entry_script="facts.py")},
 }

@@ -116,7 +116,7 @@ def prepare_ssh(
     _write(user / "known_hosts", known_hosts)  # paramiko reads no other
     _write(user / "config", _SSH_CONFIG, mode=0o600)
     _write(pam, _PAM_RULES)
-    homes = dict.fromkeys(filter(None, (pwd.getpwuid(0).pw_dir, home)))
+    homes = dict.fromkeys([pwd.getpwuid(0).pw_dir, *([home] if home and os.path.isabs(home) else [])])
     return (
         Bind(source=str(system), target="/etc/ssh"),
         Bind(source=str(run), target="/run/sshd"),

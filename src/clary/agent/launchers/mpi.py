@@ -16,7 +16,11 @@ from collections.abc import Mapping
 from clary.agent.host.sandbox import ProcessSpec
 from clary.agent.launchers.context import LaunchContext
 from clary.agent.launchers.open_mpi import OpenMpi
-from clary.agent.launchers.ranks import first_rank, mpi_variables, option_variables, torch_variables, world_size
+from clary.agent.launchers.ranks import (
+    mpi_ranks,
+    option_variables,
+    world_size,
+)
 from clary.agent.launchers.shim_files import MPI_RSH_SHIM, MPI_SHIM
 
 REMOTE_PORT = 7790  # of the server on each host's own address
@@ -28,7 +32,7 @@ def build(context: LaunchContext, *, additions: Mapping[str, str] | None = None)
     """Return the processes of this host; `additions` are variables of every rank."""
     shared = {**_DEFAULTS, **(additions or {}), **option_variables(context)}
     if context.open_mpi is None:
-        return _own_ranks(context, shared)
+        return mpi_ranks(context, shared)
     if not context.is_isolated or len(context.peers) == 1:
         return _local_mpirun(context, context.open_mpi, shared)
     return _remote_mpirun(context, context.open_mpi, shared)
@@ -45,19 +49,6 @@ def notes(context: LaunchContext) -> tuple[str, ...]:
     if not context.is_isolated and len(context.peers) > 1:
         return (f"hosts share this machine: mpirun of {context.master.name} starts the ranks of all of them",)
     return ()
-
-
-def _own_ranks(context: LaunchContext, shared: Mapping[str, str]) -> tuple[ProcessSpec, ...]:
-    program = context.program()
-    return tuple(
-        context.process(
-            program,
-            additions={**shared, **torch_variables(context, local_rank), **mpi_variables(context, local_rank)},
-            rank=first_rank(context) + local_rank,
-            local_rank=local_rank,
-        )
-        for local_rank in range(context.host.processes_per_host)
-    )
 
 
 def _local_mpirun(context: LaunchContext, mpi: OpenMpi, shared: Mapping[str, str]) -> tuple[ProcessSpec, ...]:

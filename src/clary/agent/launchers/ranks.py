@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from clary.agent.host.sandbox import ProcessSpec
 from clary.agent.launchers.context import LaunchContext
 
 
@@ -62,6 +63,20 @@ def mpi_variables(context: LaunchContext, local_rank: int) -> dict[str, str]:
         "OMPI_COMM_WORLD_NODE_RANK": str(local_rank),
         "OMPI_UNIVERSE_SIZE": str(world_size(context)),
     }
+
+
+def mpi_ranks(context: LaunchContext, shared: Mapping[str, str]) -> tuple[ProcessSpec, ...]:
+    """Return the ranks of this host as mpirun and torchrun would both start them; `shared` are variables of each."""
+    program = context.program()
+    return tuple(
+        context.process(
+            program,
+            additions={**shared, **torch_variables(context, local_rank), **mpi_variables(context, local_rank)},
+            rank=first_rank(context) + local_rank,
+            local_rank=local_rank,
+        )
+        for local_rank in range(context.host.processes_per_host)
+    )
 
 
 def option_variables(context: LaunchContext) -> dict[str, str]:

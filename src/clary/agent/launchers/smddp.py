@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from clary.agent.host.sandbox import ProcessSpec
 from clary.agent.launchers.context import LaunchContext
-from clary.agent.launchers.ranks import first_rank, mpi_variables, option_variables, torch_variables
+from clary.agent.launchers.ranks import mpi_ranks, option_variables
 from clary.contract.hyperparameters import platform_text
 
 _SERVER_PORT = "7592"
@@ -17,17 +17,8 @@ _SERVER_PORT = "7592"
 
 def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
     """Return one process a local rank."""
-    program = context.program()
     shared = {"RDMAV_FORK_SAFE": "1", **_smddp_variables(context), **option_variables(context)}
-    return tuple(
-        context.process(
-            program,
-            additions={**shared, **torch_variables(context, local_rank), **mpi_variables(context, local_rank)},
-            rank=first_rank(context) + local_rank,
-            local_rank=local_rank,
-        )
-        for local_rank in range(context.host.processes_per_host)
-    )
+    return mpi_ranks(context, shared)
 
 
 def notes(context: LaunchContext) -> tuple[str, ...]:

@@ -42,7 +42,6 @@ class HostRecord:
 
     facts: HostFacts
     report_number: int = 0
-    last_heard_at: datetime | None = None
     order: Order | None = None
 
 

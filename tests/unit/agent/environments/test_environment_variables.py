@@ -104,9 +104,13 @@ def test_secrets_of_the_machine_do_not_reach_the_program() -> None:
 
 
 def test_calls_to_the_service_pass_no_proxy_of_the_machine() -> None:
-    variables = service(make_plan(), {"https_proxy": "http://proxy:3128", "NO_PROXY": "intern"})
-    assert variables["NO_PROXY"] == "intern,localhost,127.0.0.1,10.0.0.254"
-    assert variables["no_proxy"] == "localhost,127.0.0.1,10.0.0.254"
+    machine = {"https_proxy": "http://proxy:3128", "NO_PROXY": "intern"}
+    variables = service(make_plan(isolation=Isolation.PROCESSES), machine)
+    endpoint = variables["AWS_ENDPOINT_URL"].split("/")[2].split(":")[0]
+    assert variables["https_proxy"] == "http://proxy:3128"
+    assert variables["NO_PROXY"].split(",") == list(dict.fromkeys(["intern", "localhost", "127.0.0.1", endpoint]))
+    assert variables["no_proxy"].split(",") == list(dict.fromkeys(["localhost", "127.0.0.1", endpoint]))
+    assert "https_proxy" not in service(make_plan(), machine), "isolated hosts have no route to it"
 
 
 def test_isolated_hosts_use_eth0_and_plain_ones_loopback_and_their_own_tree(tmp_path: Path) -> None:

@@ -246,6 +246,35 @@ def test_out_of_memory_is_named(service: FakeService, host_of) -> None:
     assert "clary: OutOfMemory: the limit of 1 GiB was reached" in service.texts
 
 
+def test_a_failure_holds_the_error_that_the_failed_process_printed(service: FakeService, host_of) -> None:
+    service.lead_through_life()
+    host = host_of(FakeSteps(num_processes=2))
+    host.program.print("rank 0 is fine\n", rank=0)
+    host.program.print("Traceback (most recent call last):\n  File\nValueError: no such thing\nbye", rank=1)
+    host.program.end(1, rank=1)
+    failure = service.wait_for_phase(HostPhase.EXITED).failure
+    assert (failure.exit_code, failure.message) == (1, "rank 1 ended with exit code 1: ValueError: no such thing")
+
+
+def test_a_full_disk_is_named_first(service: FakeService, host_of) -> None:
+    service.lead_through_life()
+    host = host_of()
+    host.program.disk_note = "the disk is full"
+    host.program.end(1)
+    failure = service.wait_for_phase(HostPhase.EXITED).failure
+    assert (failure.fault, failure.message) == ("algorithm", "the disk is full: rank 0 ended with exit code 1")
+
+
+def test_a_program_that_ends_well_on_a_full_disk_gets_a_note(service: FakeService, host_of) -> None:
+    service.lead_through_life()
+    host = host_of()
+    host.program.disk_note = "the disk is full"
+    host.program.end(0)
+    facts = service.wait_for_phase(HostPhase.EXITED)
+    assert (facts.failure, facts.notes) == (None, ("the disk is full: results may be incomplete",))
+    assert "clary: the disk is full: results may be incomplete" in service.texts
+
+
 def test_what_broke_beside_the_processes_is_the_cause(service: FakeService, host_of) -> None:
     service.lead_through_life()
     host = host_of()

@@ -157,6 +157,18 @@ def test_ranks_are_marked_as_their_originals_do(steps_of, hyperparameters: dict[
     assert program.wait_for_exits(0.0) == []
 
 
+@pytest.mark.parametrize(
+    ("num_hosts", "isolation", "num_notes"),
+    [(2, Isolation.NAMESPACES, 1), (1, Isolation.NAMESPACES, 0), (2, Isolation.PROCESSES, 0)],
+)
+def test_hosts_that_cannot_have_ssh_say_why(steps_of, num_hosts: int, isolation: Isolation, num_notes: int) -> None:
+    network = replace(make_plan().network, user_namespace_path="/proc/1/ns/user")
+    steps = steps_of(hosts=make_hosts(num_hosts), isolation=isolation, network=network)
+    assert steps._ssh("/opt/ml/home") == ()
+    assert len(steps.notes) == num_notes
+    assert all("without root" in note for note in steps.notes)
+
+
 def test_giving_up_breaks_off_a_step_that_waits_for_the_object_store(steps_of, monkeypatch: pytest.MonkeyPatch) -> None:
     channel = Channel(name="train", s3_uri="s3://bucket/prefix")
     plan = make_plan()

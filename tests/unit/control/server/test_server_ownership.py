@@ -27,7 +27,7 @@ async def store(tmp_path):
 
 def test_a_second_service_of_a_folder_is_refused_until_the_first_is_gone(folder):
     with sole_owner(folder):
-        with pytest.raises(EngineError, match="another service runs for .*clary down") as refused, sole_owner(folder):
+        with pytest.raises(EngineError, match=r"another service runs for .*clary down") as refused, sole_owner(folder):
             pass
         assert refused.value.fault is Fault.USER
     with sole_owner(folder):

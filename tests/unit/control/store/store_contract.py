@@ -103,7 +103,6 @@ class StoreContract:
         host = HostRecord(
             facts=HostFacts(phase=HostPhase.RUNNING, phase_started_at=START, timings_s={"code": 1.5}),
             report_number=7,
-            last_heard_at=START,
             order=Order(number=2, kind=OrderKind.RUN, arguments={"grace": [1, None]}),
         )
         metrics = (FinalMetric(name="loss", value=0.25, at=START),)

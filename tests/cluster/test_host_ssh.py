@@ -1,0 +1,135 @@
+"""ssh between the hosts of an attempt: sshd on port 22 in each, root to root, by ssh and by paramiko. Needs root."""
+
+import os
+import shlex
+import shutil
+import stat
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from host_world import PATH, HostWorld, shell
+
+from clary.agent.host import ssh_access
+from clary.agent.host.ssh_access import SSHD, prepare_ssh, why_no_ssh
+from clary.contract.errors import AgentError
+
+TRAIN_PYTHON = Path(__file__).resolve().parents[2] / ".venvs/train/bin/python"
+ADDRESSES = {"algo-1": "10.9.0.1", "algo-2": "10.9.0.2"}
+HOME = "/opt/ml/home"
+# What sagemaker 3 does, in the same order.
+PARAMIKO_CLIENT = """
+import paramiko
+with paramiko.SSHClient() as client:
+    client.load_system_host_keys()
+    client.set_missing_host_key_policy(paramiko.client.RejectPolicy())
+    client.connect("algo-2", port=22)
+    print("paramiko reached", client.exec_command("hostname", timeout=10)[1].read().decode())
+"""
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="sshd has to be started by root"),
+    pytest.mark.skipif(not os.path.exists(SSHD), reason="openssh-server is not installed"),
+]
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    """Two hosts on one wire, each running sshd as a container of SageMaker would."""
+    world = HostWorld("root")
+    shared = world.folder("attempt") / "ssh"
+    sandboxes = []
+    for name in ADDRESSES:
+        folder = world.folder(name)
+        binds = prepare_ssh(shared, folder, addresses=ADDRESSES, home=HOME)
+        sandboxes.append(world.sandbox(name, own_network=True, folder=folder, binds=binds))
+    holders = [sandbox.network_namespace_path.split("/")[2] for sandbox in sandboxes]
+    ip("link", "add", "eth0", "netns", holders[0], "type", "veth", "peer", "name", "eth0", "netns", holders[1])
+    for holder, address in zip(holders, ADDRESSES.values(), strict=True):
+        for words in (("address", "add", f"{address}/24", "dev", "eth0"), ("link", "set", "eth0", "up")):
+            subprocess.run(["nsenter", f"--net=/proc/{holder}/ns/net", "ip", *words], check=True)
+    second = shell(f"echo FROM_MASTER=set >> /etc/environment; exec {SSHD} -D", environment={"HOME": HOME})
+    world.start(second, sandbox=sandboxes[1])
+    yield world, sandboxes[0]
+    world.close()
+
+
+def ip(*words):
+    subprocess.run(["ip", *words], check=True)
+
+
+def run_on_first(hosts, command):
+    """Run a command on algo-1 as soon as algo-2 takes connections."""
+    world, sandbox = hosts
+    until_up = "for i in $(seq 100); do (exec 3<>/dev/tcp/algo-2/22) 2>/dev/null && break; sleep 0.1; done"
+    script = f"export HOME={HOME}; {until_up}; {command}"
+    return world.run(f"exec bash -c {shlex.quote(script)} 2>&1", sandbox=sandbox)
+
+
+def test_ssh_runs_commands_on_the_other_host_without_a_question(hosts):
+    assert run_on_first(hosts, "ssh algo-2 hostname; ssh 10.9.0.2 hostname").split() == ["algo-2", "algo-2"]
+
+
+def test_sessions_have_what_the_host_wrote_to_etc_environment(hosts):
+    assert run_on_first(hosts, "ssh algo-2 'echo $FROM_MASTER'") == "set\n"
+    assert "FROM_MASTER" not in Path("/etc/environment").read_text(), "the machine's own file is untouched"
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed")
+def test_mpirun_starts_ranks_on_the_other_host(hosts):
+    command = "mpirun --allow-run-as-root --host algo-1:1,algo-2:1 -np 2 -mca oob_tcp_if_include eth0 hostname"
+    output = run_on_first(hosts, command)
+    assert sorted(output.split()) == ["algo-1", "algo-2"], output
+
+
+def test_password_and_foreign_keys_are_refused(hosts):
+    command = "ssh-keygen -q -t ed25519 -N '' -f /tmp/other; ssh -F none -o IdentitiesOnly=yes -i /tmp/other algo-2 id"
+    assert "Permission denied (publickey)" in run_on_first(hosts, command)
+
+
+@pytest.mark.skipif(not TRAIN_PYTHON.exists(), reason="the environment of training programs is not installed")
+def test_paramiko_knows_the_other_hosts_key_and_gets_in(hosts):
+    output = run_on_first(hosts, f"{TRAIN_PYTHON} -c {shlex.quote(PARAMIKO_CLIENT)}")
+    assert "paramiko reached algo-2" in output, output
+
+
+def test_machines_own_ssh_files_are_out_of_sight(hosts):
+    output = run_on_first(hosts, "cat /etc/ssh/ssh_host_*_key; ls /etc/ssh")
+    assert "ssh_host_rsa_key" not in output
+    for path in Path("/etc/ssh").glob("ssh_host_*_key"):
+        assert path.read_text() not in output
+
+
+def test_hosts_that_come_at_once_get_the_same_keys(tmp_path):
+    folders = [tmp_path / f"algo-{number}" for number in range(1, 7)]
+    for folder in folders:
+        folder.mkdir()
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda folder: prepare_ssh(tmp_path / "ssh", folder, addresses=ADDRESSES), folders))
+    keys = {(folder / "ssh/user/id_ed25519").read_bytes() for folder in folders}
+    assert len(keys) == 1
+    assert os.listdir(tmp_path / "ssh") == ["keys"], "nothing that lost the race stays"
+    for path in (*(tmp_path / "ssh/keys").glob("*_key"), folders[0] / "ssh/etc/ssh_host_ed25519_key"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "ssh").stat().st_mode) == 0o700
+
+
+def test_keys_that_cannot_be_made_are_an_error_that_says_so(tmp_path, monkeypatch):
+    (tmp_path / "algo-1").mkdir()
+    (tmp_path / "programs").mkdir()
+    failing = tmp_path / "programs" / "ssh-keygen"
+    failing.write_text("#!/bin/sh\necho no entropy >&2\nexit 3\n")
+    failing.chmod(0o755)
+    monkeypatch.setattr(ssh_access, "_PROGRAM_PATH", f"{tmp_path}/programs:{PATH}")
+    with pytest.raises(AgentError, match="exit code 3: no entropy"):
+        prepare_ssh(tmp_path / "ssh", tmp_path / "algo-1", addresses=ADDRESSES)
+    assert os.listdir(tmp_path / "ssh") == []
+
+
+def test_machines_without_sshd_are_told_what_to_install(monkeypatch):
+    assert why_no_ssh(has_user_namespace=False) is None
+    monkeypatch.setattr(ssh_access, "SSHD", "/no/sshd")
+    assert "openssh-server" in why_no_ssh(has_user_namespace=False)
+    assert "one user only" in why_no_ssh(has_user_namespace=True)

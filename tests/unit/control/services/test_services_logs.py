@@ -1,0 +1,146 @@
+"""CloudWatch Logs as clients read training logs: names, tokens, refusals."""
+
+import pytest
+
+from clary.contract.agent_protocol import LogBatch, LogLine
+from clary.contract.errors import WireError
+from clary.testing.control_plane import ControlPlane
+
+GROUP = "/aws/sagemaker/TrainingJobs"
+
+
+@pytest.fixture
+async def plane(tmp_path):
+    async with ControlPlane.open(tmp_path) as plane:
+        await plane.create(num_hosts=2)
+        await plane.passes()
+        yield plane
+
+
+async def say(plane, *texts, first=0, host="algo-1"):
+    at_ms = int(plane.clock.now().timestamp() * 1000)
+    lines = tuple(LogLine(at_ms=at_ms + first + index, text=text) for index, text in enumerate(texts))
+    await plane.agent(host=host).send_logs(LogBatch(first_sequence=first, lines=lines))
+
+
+async def logs(plane, operation, **params):
+    return await plane.call("logs", operation, **{"logGroupName": GROUP, **params})
+
+
+async def read(plane, **params):
+    stream = (await plane.job()).log_streams[0]
+    answer = await logs(plane, "GetLogEvents", logStreamName=stream, startFromHead=True, **params)
+    return [event["message"] for event in answer["events"]], answer["nextForwardToken"]
+
+
+async def refused(call):
+    with pytest.raises(WireError) as error:
+        await call
+    return error.value.code
+
+
+async def test_a_stream_of_every_host_stands_before_any_line(plane):
+    answer = await logs(plane, "DescribeLogStreams", logStreamNamePrefix="job/")
+    epoch = int(plane.clock.now().timestamp())
+    assert [stream["logStreamName"] for stream in answer["logStreams"]] == [
+        f"job/algo-1-{epoch}",
+        f"job/algo-2-{epoch}",
+    ]
+    assert "nextToken" not in answer
+    assert answer["logStreams"][0]["arn"].endswith(f"log-group:{GROUP}:log-stream:job/algo-1-{epoch}")
+
+
+async def test_a_forward_token_stays_while_nothing_is_new_and_yields_what_comes(plane):
+    texts, token = await read(plane)
+    assert texts == []
+    await say(plane, "one", "two")
+    texts, token = await read(plane, nextToken=token)
+    assert texts == ["one", "two"]
+    assert await read(plane, nextToken=token) == ([], token)
+    await say(plane, "three", first=2)
+    texts, newer = await read(plane, nextToken=token)
+    assert texts == ["three"]
+    assert newer != token
+
+
+async def test_pages_go_back_to_the_first_line(plane):
+    await say(plane, "one", "two", "three")
+    stream = (await plane.job()).log_streams[0]
+    last = await logs(plane, "GetLogEvents", logStreamName=stream, limit=2)
+    assert [event["message"] for event in last["events"]] == ["two", "three"]
+    before = await logs(plane, "GetLogEvents", logStreamName=stream, limit=2, nextToken=last["nextBackwardToken"])
+    assert [event["message"] for event in before["events"]] == ["one"]
+
+
+async def test_streams_come_page_by_page_and_a_token_only_when_more_remain(plane):
+    first = await logs(plane, "DescribeLogStreams", limit=1)
+    second = await logs(plane, "DescribeLogStreams", limit=1, nextToken=first["nextToken"])
+    names = [page["logStreams"][0]["logStreamName"].split("-")[1] for page in (first, second)]
+    assert names == ["1", "2"]
+    assert "nextToken" not in second
+
+
+async def test_streams_in_order_of_their_last_event(plane):
+    await say(plane, "early")
+    plane.clock.advance(5)
+    await say(plane, "late", host="algo-2")
+    answer = await logs(plane, "DescribeLogStreams", orderBy="LastEventTime", descending=True)
+    assert [stream["logStreamName"].split("-")[1] for stream in answer["logStreams"]] == ["2", "1"]
+
+
+async def test_filter_interleaves_hosts_by_time_and_ids_stay_the_same(plane):
+    await say(plane, "a 1")
+    plane.clock.advance(1)
+    await say(plane, "b 2", host="algo-2")
+    plane.clock.advance(1)
+    await say(plane, "a 3", first=1)
+    answer = await logs(plane, "FilterLogEvents", logStreamNamePrefix="job/", interleaved=True)
+    assert [event["message"] for event in answer["events"]] == ["a 1", "b 2", "a 3"]
+    assert len({event["eventId"] for event in answer["events"]}) == 3
+    assert await logs(plane, "FilterLogEvents", logStreamNamePrefix="job/") == answer
+    matching = await logs(plane, "FilterLogEvents", filterPattern='"b 2"')
+    assert [event["message"] for event in matching["events"]] == ["b 2"]
+
+
+async def test_filter_goes_on_behind_its_token(plane):
+    await say(plane, "one", "two")
+    first = await logs(plane, "FilterLogEvents", limit=1)
+    second = await logs(plane, "FilterLogEvents", limit=1, nextToken=first["nextToken"])
+    assert [page["events"][0]["message"] for page in (first, second)] == ["one", "two"]
+
+
+async def test_what_does_not_exist_is_not_found(plane):
+    for operation in ("DescribeLogStreams", "FilterLogEvents"):
+        assert await refused(logs(plane, operation, logGroupName="/other")) == "ResourceNotFoundException"
+    assert await refused(logs(plane, "GetLogEvents", logStreamName="job/none")) == "ResourceNotFoundException"
+
+
+async def test_queries_that_make_no_sense_are_invalid_parameters(plane):
+    stream = (await plane.job()).log_streams[0]
+    for call in (
+        logs(plane, "DescribeLogStreams", orderBy="LastEventTime", logStreamNamePrefix="job/"),
+        logs(plane, "GetLogEvents", logStreamName=stream, nextToken="f/forged/s"),
+        logs(plane, "FilterLogEvents", filterPattern="{ $.x = 1 }"),
+        logs(plane, "FilterLogEvents", logStreamNames=[stream], logStreamNamePrefix="job/"),
+        logs(plane, "FilterLogEvents", nextToken="forged"),
+    ):
+        assert await refused(call) == "InvalidParameterException"
+
+
+@pytest.mark.parametrize("identifier", [GROUP, f"arn:aws:logs:us-west-2:000000000000:log-group:{GROUP}:*"])
+async def test_the_group_may_be_named_by_its_identifier(plane, identifier):
+    answer = await plane.call("logs", "DescribeLogStreams", logGroupIdentifier=identifier)
+    assert len(answer["logStreams"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("params", "num_groups"),
+    [
+        ({}, 1),
+        ({"logGroupNamePrefix": "/aws"}, 1),
+        ({"logGroupNamePrefix": "/x"}, 0),
+        ({"logGroupNamePattern": "Tr"}, 1),
+    ],
+)
+async def test_there_is_one_log_group(plane, params, num_groups):
+    assert len((await plane.call("logs", "DescribeLogGroups", **params))["logGroups"]) == num_groups

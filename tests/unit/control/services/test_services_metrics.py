@@ -1,0 +1,145 @@
+"""Statistics over a job's metrics, the list of them, and values that a program reports itself."""
+
+import math
+from datetime import timedelta
+
+import pytest
+
+from clary.contract.errors import WireError
+from clary.control.jobs.training_job import FinalMetric
+from clary.control.store.errors import JobNotFound
+from clary.testing.control_plane import ControlPlane
+from clary.testing.fake_clock import START
+
+NAMESPACE = "/aws/sagemaker/TrainingJobs"
+DIMENSIONS = [{"Name": "TrainingJobName", "Value": "job"}]
+ALL = ["Average", "Sum", "Minimum", "Maximum", "SampleCount"]
+
+
+@pytest.fixture
+async def plane(tmp_path):
+    async with ControlPlane.open(tmp_path) as plane:
+        await plane.create()
+        yield plane
+
+
+async def put(plane, *values, name="loss"):
+    """Store a value every 20 seconds from the start on."""
+    stored = [
+        FinalMetric(name=name, value=value, at=START + timedelta(seconds=20 * index))
+        for index, value in enumerate(values)
+    ]
+    await plane.store.add_metrics("job", stored)
+
+
+async def statistics(plane, **params):
+    asked = {
+        "Namespace": NAMESPACE,
+        "MetricName": "loss",
+        "Dimensions": DIMENSIONS,
+        "StartTime": START,
+        "EndTime": START + timedelta(hours=1),
+        "Period": 60,
+        "Statistics": ALL,
+        **params,
+    }
+    return (await plane.call("cloudwatch", "GetMetricStatistics", **asked))["Datapoints"]
+
+
+async def test_statistics_are_taken_over_each_period(plane):
+    await put(plane, 1.0, 2.0, 6.0, 10.0)
+    first, second = await statistics(plane)
+    assert first == {
+        "Timestamp": START,
+        "Unit": "None",
+        "Average": 3.0,
+        "Sum": 9.0,
+        "Minimum": 1.0,
+        "Maximum": 6.0,
+        "SampleCount": 3.0,
+    }
+    assert (second["Timestamp"], second["Average"]) == (START + timedelta(minutes=1), 10.0)
+
+
+async def test_only_what_was_asked_for_is_answered(plane):
+    await put(plane, 1.0, 2.0)
+    (point,) = await statistics(plane, Statistics=["Maximum"])
+    assert point == {"Timestamp": START, "Unit": "None", "Maximum": 2.0}
+    assert await statistics(plane, MetricName="other") == []
+    assert await statistics(plane, Namespace="AWS/EC2") == []
+    assert await statistics(plane, Dimensions=[]) == []
+    (point,) = await statistics(plane, StartTime=START + timedelta(seconds=1))
+    assert point["SampleCount"] == 1.0
+
+
+async def test_values_that_are_not_numbers_spoil_no_period(plane):
+    await put(plane, 1.0, math.nan, 3.0, math.nan)
+    (point,) = await statistics(plane)
+    assert (point["Average"], point["SampleCount"]) == (2.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("params", "code"),
+    [
+        ({"Period": 0}, "InvalidParameterValue"),
+        ({"EndTime": START}, "InvalidParameterCombination"),
+        ({"Period": 1, "EndTime": START + timedelta(seconds=1441)}, "InvalidParameterCombination"),
+        ({"Statistics": []}, "InvalidParameterCombination"),
+    ],
+)
+async def test_questions_that_make_no_sense_are_refused(plane, params, code):
+    with pytest.raises(WireError) as error:
+        await statistics(plane, **params)
+    assert error.value.code == code
+
+
+async def test_too_many_datapoints_are_refused_in_the_real_service_s_words(plane):
+    with pytest.raises(WireError, match=r"You have requested up to 3,600 datapoints, which exceeds the limit of 1,440"):
+        await statistics(plane, Period=1)
+
+
+async def test_metrics_of_a_job_are_listed_by_its_dimension(plane):
+    await plane.hub.record_metrics("job", [FinalMetric(name=name, value=1.0, at=START) for name in ("loss", "acc")])
+
+    async def names(**params):
+        answer = await plane.call("cloudwatch", "ListMetrics", **params)
+        return [metric["MetricName"] for metric in answer["Metrics"]]
+
+    assert await names(Dimensions=DIMENSIONS) == ["loss", "acc"]
+    assert await names(Dimensions=DIMENSIONS, MetricName="acc") == ["acc"]
+    assert await names(Dimensions=DIMENSIONS, Namespace="AWS/EC2") == []
+    assert await names(Dimensions=[{"Name": "TrainingJobName", "Value": "none"}]) == []
+    assert await names(Dimensions=[{"Name": "TrainingJobName"}]) == [], "ListMetrics may name a dimension alone"
+    assert await names() == []
+
+
+async def test_a_program_s_own_values_are_stored_and_become_final_metrics(plane):
+    data = [{"MetricName": "loss", "Timestamp": START + timedelta(seconds=n), "Value": float(n)} for n in range(3)]
+    answer = await plane.call(
+        "sagemaker-metrics", "BatchPutMetrics", TrialComponentName="job-aws-training-job", MetricData=data
+    )
+    assert answer == {"Errors": []}
+    (point,) = await statistics(plane)
+    assert point["SampleCount"] == 3.0
+    assert [(metric.name, metric.value) for metric in (await plane.job()).final_metrics] == [("loss", 2.0)]
+
+
+async def test_times_in_seconds_since_1970_are_understood(plane):
+    data = [{"MetricName": "loss", "Timestamp": START.timestamp(), "Value": 1.0}]
+    await plane.call("sagemaker-metrics", "BatchPutMetrics", TrialComponentName="job", MetricData=data)
+    assert (await plane.job()).final_metrics[0].at == START
+
+
+@pytest.mark.parametrize("step", ["before", "meanwhile"])
+async def test_values_for_a_job_that_does_not_exist_are_refused(plane, monkeypatch, step):
+    if step == "meanwhile":
+
+        async def gone(name, change):
+            raise JobNotFound(name)
+
+        monkeypatch.setattr(plane.store, "update_job", gone)
+    name = "none" if step == "before" else "job"
+    data = [{"MetricName": "loss", "Timestamp": START, "Value": 1.0}]
+    with pytest.raises(WireError) as error:
+        await plane.call("sagemaker-metrics", "BatchPutMetrics", TrialComponentName=name, MetricData=data)
+    assert (error.value.code, error.value.http_status) == ("ResourceNotFound", 404)
