@@ -4,6 +4,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMPS := .venvs
+TEST_WORKERS ?= 2
 SYSTEM_PACKAGES := awscli iproute2 openmpi-bin openssh-client openssh-server postgresql
 export CLARY_COMMAND := $(BIN)/clary
 
@@ -18,7 +19,7 @@ setup: $(STAMPS)/service.stamp $(STAMPS)/train.stamp $(STAMPS)/sdk2.stamp $(STAM
        $(STAMPS)/awscli1.stamp $(STAMPS)/system.stamp $(STAMPS)/vectors.stamp
 
 test: setup
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 check: $(STAMPS)/service.stamp
 	$(BIN)/ruff format --check .

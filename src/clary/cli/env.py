@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     """Print shell lines."""
     settings = load_settings()
     folder = StateFolder(settings.home_folder)
-    tls_names = tuple(tls_variables(folder.tls, proxy_url=""))
+    tls_names = tuple(tls_variables(folder.tls, proxy_url="", environ=os.environ))
     # A proxy and a bundle that somebody else has set stay.
     has_tls = os.environ.get("AWS_CA_BUNDLE") == str(folder.tls / CA_FILE)
     if options.unset:  # needs no service
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     credentials = connection.secrets.credentials
     variables = {
         **client_variables(settings, url=connection.record.url, credentials=credentials, client_folder=folder.client),
-        **(tls_variables(folder.tls, proxy_url=connection.record.proxy_url) if options.tls else {}),
+        **(tls_variables(folder.tls, proxy_url=connection.record.proxy_url, environ=os.environ) if options.tls else {}),
     }
     print(f"unset {' '.join(UNSET_VARIABLES + (tls_names if has_tls and not options.tls else ()))}")
     for name, value in variables.items():

@@ -59,18 +59,24 @@ def client_variables(
     }
 
 
-def tls_variables(tls_folder: Path, *, proxy_url: str) -> Mapping[str, str]:
+def tls_variables(tls_folder: Path, *, proxy_url: str, environ: Mapping[str, str]) -> Mapping[str, str]:
     """Return what a client needs besides to find the service at AWS's own https addresses.
 
     Args:
         tls_folder: holds the private authority.
         proxy_url: of the service's proxy.
+        environ: of the caller, whose exceptions from proxies stay.
     """
+    present = [item for item in environ.get("no_proxy", environ.get("NO_PROXY", "")).split(",") if item]
+    no_proxy = ",".join(dict.fromkeys((*present, "localhost", "127.0.0.1", "::1")))
     return {
         "AWS_CA_BUNDLE": str(tls_folder / CA_FILE),
         # Python's clients read the lower-case name first.
         "HTTPS_PROXY": proxy_url,
         "https_proxy": proxy_url,
+        # The proxy opens nothing on this machine but the service's own names.
+        "NO_PROXY": no_proxy,
+        "no_proxy": no_proxy,
     }
 
 

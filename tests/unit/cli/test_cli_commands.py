@@ -121,7 +121,7 @@ def test_env_unset_takes_away_only_what_is_ours_and_needs_no_service(home, capsy
     assert capsys.readouterr().out == plain
     monkeypatch.setenv("AWS_CA_BUNDLE", str(home / "tls" / "ca.pem"))
     assert main(["env", "--unset"]) == 0
-    assert capsys.readouterr().out == plain.rstrip() + " AWS_CA_BUNDLE HTTPS_PROXY https_proxy\n"
+    assert capsys.readouterr().out == plain.rstrip() + " AWS_CA_BUNDLE HTTPS_PROXY https_proxy NO_PROXY no_proxy\n"
 
 
 def test_env_quotes_folders_with_spaces_and_quotes(tmp_path, capsys, monkeypatch, home):

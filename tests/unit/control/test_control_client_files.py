@@ -34,9 +34,10 @@ def test_variables_name_service_keys_region_and_configuration():
 
 
 def test_https_goes_through_the_proxy_in_both_spellings():
-    variables = tls_variables(Path("/s/tls"), proxy_url="http://127.0.0.1:2")
+    variables = tls_variables(Path("/s/tls"), proxy_url="http://127.0.0.1:2", environ={"NO_PROXY": "intranet"})
     assert variables["AWS_CA_BUNDLE"] == "/s/tls/ca.pem"
     assert variables["HTTPS_PROXY"] == variables["https_proxy"] == "http://127.0.0.1:2"
+    assert variables["NO_PROXY"] == variables["no_proxy"] == "intranet,localhost,127.0.0.1,::1"
 
 
 @pytest.mark.parametrize("name", ["clary", "123", "1e3", "true", "a: b", "x\ny"])

@@ -6,6 +6,7 @@ through their relay when setting `internet` allows. Only CONNECT is answered:
 
     names that the certificate covers -> the TLS port
     every other name of AWS           -> refused: nothing meant for AWS leaves the machine
+    addresses of this machine         -> refused: they are not the internet
     everything else                   -> connected as asked by a client on this machine, or refused where setting
                                          `internet` is off; never a link-local address, where clouds keep credentials
 """
@@ -108,8 +109,8 @@ class ConnectProxy:
             await _answer(writer, "502 Bad Gateway", f"{name}:{port} can not be reached: {error or 'no answer'}")
             return
         try:
-            if _address(far_writer, "peername").is_link_local:
-                await _answer(writer, "403 Forbidden", f"{name} is link-local: the machine's own business")
+            if name not in self._own_names and _is_own(far_writer):
+                await _answer(writer, "403 Forbidden", f"{name} is this machine's own; only the internet is offered")
                 return
             writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
             await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
@@ -127,6 +128,12 @@ class ConnectProxy:
         if not is_from_here:
             return None, f"{name}: this service connects clients on its own machine only"
         return (name, port), ""
+
+
+def _is_own(writer: asyncio.StreamWriter) -> bool:
+    """Whether a connection ended at this machine, or at a link-local address, where clouds keep keys."""
+    peer = _address(writer, "peername")
+    return peer.is_loopback or peer.is_link_local or peer == _address(writer, "sockname")
 
 
 def _is_from_here(writer: asyncio.StreamWriter) -> bool:

@@ -12,6 +12,8 @@ from clary.control.server.tls import service_names
 
 DEADLINE_S = 5
 
+REALLY_OWN = connect_proxy._is_own
+
 
 class EchoServer:
     """Answers with its name and what came, when the client has said all of it."""
@@ -53,9 +55,16 @@ async def elsewhere():
 
 
 @pytest.fixture
-async def start(tls_port):
+def own_addresses(monkeypatch):
+    """The judgement of addresses as it really is; other tests let a listener of this machine stand for the internet."""
+    monkeypatch.setattr(connect_proxy, "_is_own", REALLY_OWN)
+
+
+@pytest.fixture
+async def start(tls_port, monkeypatch):
     """Start proxies; every test leaves none of their tasks."""
     proxies = []
+    monkeypatch.setattr(connect_proxy, "_is_own", lambda writer: False)
 
     async def start(**options):
         values = {"tls_port": tls_port, "own_names": service_names("eu-west-1"), "has_internet": True, **options}
@@ -169,7 +178,7 @@ async def test_what_hangs_is_a_bad_gateway_at_the_deadline(start, monkeypatch):
 
 @pytest.mark.parametrize("address", ["169.254.169.254", "::ffff:169.254.169.254", "fe80::1%eth0"])
 async def test_addresses_where_clouds_keep_credentials_are_refused_whatever_their_name(
-    start, elsewhere, monkeypatch, address
+    start, own_addresses, elsewhere, monkeypatch, address
 ):
     really = asyncio.open_connection
 
@@ -186,6 +195,12 @@ async def test_addresses_where_clouds_keep_credentials_are_refused_whatever_thei
         monkeypatch.setattr(asyncio, "open_connection", pretend)
         writer.write(connect("innocent.example:80"))
         assert b" 403 " in await reader.readline()
+
+
+async def test_what_listens_on_this_machine_is_not_the_internet(start, own_addresses, elsewhere):
+    status, body = await ask(await start(), connect(f"127.0.0.1:{elsewhere.port}"))
+    assert status == 403
+    assert b"this machine's own" in body
 
 
 async def test_a_client_of_another_machine_gets_names_of_ours_alone(start, elsewhere, monkeypatch):
