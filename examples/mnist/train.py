@@ -1,4 +1,4 @@
-"""Train a small network on MNIST digits with DistributedDataParallel; runs unmodified in SageMaker's PyTorch container."""
+"""Train a small network on MNIST digits with DistributedDataParallel, as it would in SageMaker's PyTorch container."""
 
 import argparse
 import json

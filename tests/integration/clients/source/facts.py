@@ -5,12 +5,18 @@ import os
 import socket
 import sys
 
+
+def config(name):
+    with open(f"/opt/ml/input/config/{name}.json") as file:
+        return json.load(file)
+
+
 facts = {
     "arguments": sys.argv[1:],
     "hostname": socket.gethostname(),
-    "hosts": json.load(open("/opt/ml/input/config/resourceconfig.json"))["hosts"],
+    "hosts": config("resourceconfig")["hosts"],
     "tf_config": json.loads(os.environ.get("TF_CONFIG", "null")),
-    "hyperparameters": json.load(open("/opt/ml/input/config/hyperparameters.json")),
+    "hyperparameters": config("hyperparameters"),
     "channels": {
         channel: sorted(os.listdir(f"/opt/ml/input/data/{channel}"))
         for channel in sorted(os.listdir("/opt/ml/input/data"))
