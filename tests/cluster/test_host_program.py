@@ -117,7 +117,9 @@ def test_standard_input_is_empty_and_no_descriptor_leaks_in(world):
 def test_signals_are_at_their_defaults(world):
     program, listener = world.start(shell("grep -E 'Sig(Blk|Ign)' /proc/self/status"))
     assert program.wait(DEADLINE_S) is not None
-    assert listener.text().split() == ["SigBlk:", "0" * 16, "SigIgn:", "0" * 16]
+    blocked, ignored = (int(mask, 16) for mask in listener.text().split()[1::2])
+    # The C library keeps signals 32 and 33 to itself; what an ancestor left of them nobody can change.
+    assert (blocked, ignored & ~(3 << 31)) == (0, 0)
 
 
 @pytest.mark.parametrize(

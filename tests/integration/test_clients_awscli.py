@@ -16,7 +16,8 @@ GROUP = "/aws/sagemaker/TrainingJobs"
 
 
 def run(service, command, *arguments, check=True, timeout=120, cwd=None):
-    environment = {**service.environment, "AWS_PAGER": ""}
+    # Debian's v2 is older than AWS_ENDPOINT_URL: it finds the service at AWS's own names, as `clary env --tls` has it.
+    environment = {**(service.tls_environment if command == V2 else service.environment), "AWS_PAGER": ""}
     completed = subprocess.run(
         [command, *arguments], env=environment, capture_output=True, text=True, timeout=timeout, cwd=cwd
     )
@@ -130,7 +131,7 @@ def test_v2_follows_a_log_while_the_job_runs(service):
     )
     tail = subprocess.Popen(
         [V2, "logs", "tail", GROUP, "--log-stream-name-prefix", f"{name}/", "--follow", "--format", "short"],
-        env={**service.environment, "AWS_PAGER": "", "PYTHONUNBUFFERED": "1"},
+        env={**service.tls_environment, "AWS_PAGER": "", "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -315,10 +315,15 @@ def test_memory_beyond_the_limit_is_a_failure_that_says_so(aws, service):
         ),
         (
             {
+                "AlgorithmSpecification": {
+                    "TrainingImage": "registry.example/pytorch-training:2.8.0-gpu-py312",
+                    "TrainingInputMode": "File",
+                },
                 "HyperParameters": {
+                    "sagemaker_program": "train.py",
                     "sagemaker_training_compiler_enabled": "true",
                     "sagemaker_distributed_dataparallel_enabled": "true",
-                }
+                },
             },
             "ValidationException",
             "compiler",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, SDK2_PYTHON, SETTINGS, start_service
+from postgres_server import PostgresServer
 from test_clients_boto3 import Clients, job_request, log_of, unique, wait
 
 pytestmark = [pytest.mark.timeout(300)]
@@ -250,3 +251,22 @@ def test_an_external_object_store_is_used_as_settings_say(own_service):
     aws.sagemaker.create_training_job(**job_request(name, "echo kept > /opt/ml/model/kept"))
     assert wait(aws, name)["TrainingJobStatus"] == "Completed"
     assert Clients(first).s3.head_object(Bucket="clary", Key=f"out/{name}/output/model.tar.gz")
+
+
+def test_jobs_live_in_postgresql_and_survive_the_service_there(own_service):
+    postgres = PostgresServer()
+    try:
+        database = postgres.create_database()
+        service = own_service(SETTINGS, CLARY_DATABASE_URL=postgres.url(database))
+        aws = Clients(service)
+        name = unique("postgres")
+        aws.sagemaker.create_training_job(**job_request(name, "echo loss=0.5"))
+        assert wait(aws, name)["TrainingJobStatus"] == "Completed"
+        assert not (service.home / "clary.db").exists()
+        os.kill(service_pid(service), signal.SIGKILL)
+        service.clary("up")
+        facts = aws.sagemaker.describe_training_job(TrainingJobName=name)
+        assert facts["FinalMetricDataList"][0]["Value"] == 0.5
+        service.clary("down")
+    finally:
+        postgres.remove()

@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
         _disk(folder),
         *[Finding("left behind", text, is_problem=True) for text in asyncio.run(engine.leftovers())],
         Finding("emulated", "instance types are names here: hosts share this machine's CPUs, memory and GPUs"),
-        Finding("not here", "Pipe and FastFile streaming at full speed, checkpoint sync, spot, warm pools, debugger"),
+        Finding("not here", "FastFile streaming, checkpoint sync, spot, warm pools, debugger and profiler, tuning"),
     ]
     width = max(len(finding.name) for finding in findings)
     for finding in findings:

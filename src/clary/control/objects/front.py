@@ -128,14 +128,16 @@ class S3Front:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one S3 request; refusals are answers too, in S3's XML shape.
 
-        The path is read in path style from the request's target. Nothing is read of the body of a refused request.
+        The bucket stands in the path, or in the Host where that is an AWS name of S3 (old clients behind the proxy,
+        which know no endpoint variable). Nothing is read of the body of a refused request.
         """
         body = _IncomingBody(request)
         resource = request.raw_path.partition("?")[0]
         try:
             raw_path, raw_query = s3_request.split_target(request.raw_path)
             caller = self._authenticate(request, raw_path, raw_query)
-            asked = s3_request.parse_request(request.method, raw_path, raw_query)
+            bucket = s3_request.bucket_of_host(request.headers.get("Host", ""))
+            asked = s3_request.parse_request(request.method, f"/{bucket}{raw_path}" if bucket else raw_path, raw_query)
             resource = asked.resource
             outgoing = await self._translate(request, asked, caller, body)
             return await self._exchange(request, asked, outgoing, body)

@@ -28,6 +28,9 @@ _IP_ADDRESS = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}")
 _READING_METHODS = frozenset({"GET", "HEAD"})
 
 
+_BUCKET_HOST = re.compile(r"([a-z0-9][a-z0-9.-]*)\.s3(?:[.-][a-z0-9-]+)?\.amazonaws\.com")
+
+
 @dataclass(frozen=True, kw_only=True)
 class S3Request:
     """An S3 request without its headers and body."""
@@ -64,6 +67,12 @@ def split_target(raw_target: str) -> tuple[str, str]:
         return parts.path or "/", parts.query
     path, _, query = raw_target.partition("?")
     return path, query
+
+
+def bucket_of_host(host: str) -> str | None:
+    """Return the bucket that a Host like bucket.s3.us-west-2.amazonaws.com names, else None."""
+    found = _BUCKET_HOST.fullmatch(host.partition(":")[0].lower())
+    return found[1] if found else None
 
 
 def parse_request(method: str, raw_path: str, raw_query: str) -> S3Request:

@@ -46,7 +46,7 @@ class ConnectProxy:
     Args:
         host: address to listen on.
         tls_port: of the service, on the same address.
-        own_names: names of AWS that lead to the TLS port.
+        own_names: names of AWS that lead to the TLS port; `*.` in front stands for one label, as in a certificate.
         has_internet: whether names outside AWS are connected.
     """
 
@@ -109,7 +109,7 @@ class ConnectProxy:
             await _answer(writer, "502 Bad Gateway", f"{name}:{port} can not be reached: {error or 'no answer'}")
             return
         try:
-            if name not in self._own_names and _is_own(far_writer):
+            if not self._is_ours(name) and _is_own(far_writer):
                 await _answer(writer, "403 Forbidden", f"{name} is this machine's own; only the internet is offered")
                 return
             writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
@@ -117,9 +117,12 @@ class ConnectProxy:
         finally:
             await _close(far_writer)
 
+    def _is_ours(self, name: str) -> bool:
+        return name in self._own_names or f"*.{name.partition('.')[2]}" in self._own_names
+
     def _choose(self, name: str, port: int, *, is_from_here: bool) -> tuple[tuple[str, int] | None, str]:
         """Return where to connect, or None and why not."""
-        if name in self._own_names:
+        if self._is_ours(name):
             return (self._host, self._tls_port), ""
         if f".{name}".endswith(tuple(f".{domain}" for domain in AWS_DOMAINS)):
             return None, f"{name} belongs to AWS and is not offered here; nothing meant for AWS leaves this machine"

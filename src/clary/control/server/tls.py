@@ -26,7 +26,7 @@ AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 825  # longer ones are refused by some clients
 RENEW_BEFORE_DAYS = 30
 BACKDATE = timedelta(days=1)  # for clients whose clock is behind
-SERVICE_HOSTS = ("sts", "s3", "sagemaker", "metrics.sagemaker", "logs", "monitoring", "iam")
+SERVICE_HOSTS = ("sts", "s3", "api.sagemaker", "metrics.sagemaker", "logs", "monitoring", "iam")
 
 _Key = ec.EllipticCurvePrivateKey
 
@@ -45,7 +45,9 @@ def service_names(region: str) -> frozenset[str]:
     """Return the names of AWS that the service's certificate covers: STS everywhere, the others in `region`."""
     regional = {f"{service}.{region}.amazonaws.com" for service in SERVICE_HOSTS}
     everywhere = {f"{service}.amazonaws.com" for service in SERVICE_HOSTS}
-    return frozenset(regional | everywhere | {f"sts.{name}.amazonaws.com" for name in _regions()})
+    # Old clients know no endpoint variable and put the bucket into the name.
+    buckets = {f"*.s3.{region}.amazonaws.com", "*.s3.amazonaws.com"}
+    return frozenset(regional | everywhere | buckets | {f"sts.{name}.amazonaws.com" for name in _regions()})
 
 
 def ensure_certificates(folder: Path, *, region: str, host: str, now: datetime) -> TlsFiles:

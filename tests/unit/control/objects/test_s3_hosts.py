@@ -1,0 +1,23 @@
+"""Buckets that stand in the name of the host."""
+
+import pytest
+
+from clary.control.objects.s3_request import bucket_of_host
+
+
+@pytest.mark.parametrize(
+    ("host", "bucket"),
+    [
+        ("clary.s3.us-west-2.amazonaws.com", "clary"),
+        ("clary.s3.us-west-2.amazonaws.com:443", "clary"),
+        ("a.b-c.s3.amazonaws.com", "a.b-c"),
+        ("clary.s3-us-west-2.amazonaws.com", "clary"),
+        ("s3.us-west-2.amazonaws.com", None),
+        ("127.0.0.1:4570", None),
+        ("localhost", None),
+        ("clary.s3.evil.example", None),
+        ("", None),
+    ],
+)
+def test_only_names_of_s3_hold_a_bucket(host, bucket):
+    assert bucket_of_host(host) == bucket
