@@ -127,7 +127,7 @@ async def test_names_that_the_certificate_covers_reach_the_tls_port(start, name,
     [
         "ec2.eu-west-1.amazonaws.com:443",
         "s3.us-east-1.amazonaws.com:443",
-        "bucket.s3.eu-west-1.amazonaws.com:443",
+        "bucket.s3.us-east-1.amazonaws.com:443",
         "sts.evil.amazonaws.com:443",
         "amazonaws.com:443",
         "EC2.Amazonaws.Com.:443",
