@@ -31,6 +31,7 @@ from clary.control.store.errors import StreamNotFound
 log = logging.getLogger(__name__)
 
 PASS_INTERVAL_S = 0.5  # between passes when nothing changes: deadlines and dead agents are seen this late
+GATHER_S = 0.01  # between a change and the pass that looks at it
 RELEASE_WAIT_S = 10.0  # for agents of an ended job to leave by themselves
 RETRY_RELEASE_S = 2.0  # after a release that failed
 
@@ -81,6 +82,8 @@ class Reconciler:
             while True:
                 await self.make_pass()
                 await self._hub.wait_for_change(PASS_INTERVAL_S)
+                # While requests pour in, one pass looks at many changes; no order to an agent waits for a pass.
+                await asyncio.sleep(GATHER_S)
         finally:
             tasks = list(self._tasks.values())
             for task in tasks:
@@ -120,10 +123,10 @@ class Reconciler:
 
     async def _start_waiting_jobs(self) -> None:
         """Start the oldest waiting job, and the next, until one has to wait: nobody overtakes."""
-        for name in list(self._hub.waiting_jobs()):
-            job = self._hub.waiting_jobs().get(name)
-            if job is None:
-                continue  # stopped while another was started
+        waiting = self._hub.waiting_jobs()
+        # The first is looked up anew each time: the queue may be long, and change while a job is started.
+        while (job := next(iter(waiting.values()), None)) is not None:
+            name = job.name
             try:
                 mapping = self._admission.mapping(JobRequest(job.request))
                 decision = self._admission.decide_next(job, mapping)
