@@ -31,7 +31,7 @@ from clary.control.store.errors import StreamNotFound
 log = logging.getLogger(__name__)
 
 PASS_INTERVAL_S = 0.5  # between passes when nothing changes: deadlines and dead agents are seen this late
-GATHER_S = 0.01  # between a change and the pass that looks at it
+GATHER_S = 0.02  # between a change and the pass that looks at it
 RELEASE_WAIT_S = 10.0  # for agents of an ended job to leave by themselves
 RETRY_RELEASE_S = 2.0  # after a release that failed
 
