@@ -47,7 +47,7 @@ $(STAMPS)/service.stamp: pyproject.toml
 
 # The environment of training programs. torch is pinned: a resolver left alone takes a CUDA build of several GB.
 # mpi4py and paramiko are what SDK v3's MPI driver imports.
-$(STAMPS)/train.stamp:
+$(STAMPS)/train.stamp: Makefile
 	mkdir -p $(STAMPS)
 	$(PYTHON) -m venv .venvs/train
 	.venvs/train/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 numpy mpi4py paramiko
