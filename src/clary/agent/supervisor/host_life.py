@@ -225,12 +225,15 @@ class HostLife:
     def _with_cause(self, watch: ProgramWatch) -> Failure | None:
         """Return the program's failure with what is known of its cause: a full disk, the program's own words.
 
-        A program that does not mind a full disk has its word: its results are kept, with a note.
+        A program that ended with 0 on a full disk has failed all the same: what it wrote may be cut short, and a job
+        is never Completed while anything may be missing. What it left is uploaded as for every failed job.
         """
         failure, first, full_disk = watch.failure(), watch.first_failure(), watch.full_disk
         if failure is None or first is None or failure.fault != Fault.ALGORITHM.value:
             if full_disk is not None and watch.exits:
                 self._add_notes([f"{full_disk}: results may be incomplete"])
+                if failure is None:
+                    return Failure(fault=Fault.USER.value, message=f"{full_disk}: results may be incomplete")
             return failure
         if failure.message.startswith(OUT_OF_MEMORY):
             return failure

@@ -271,7 +271,9 @@ def test_a_program_that_ends_well_on_a_full_disk_gets_a_note(service: FakeServic
     host.program.disk_note = "the disk is full"
     host.program.end(0)
     facts = service.wait_for_phase(HostPhase.EXITED)
-    assert (facts.failure, facts.notes) == (None, ("the disk is full: results may be incomplete",))
+    assert facts.failure is not None, "a full disk is a failure that says so"
+    assert (facts.failure.fault, facts.failure.message) == ("user", "the disk is full: results may be incomplete")
+    assert facts.notes == ("the disk is full: results may be incomplete",)
     assert "clary: the disk is full: results may be incomplete" in service.texts
 
 
