@@ -11,7 +11,7 @@ import pytest
 from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth, SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials as BotocoreCredentials
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clary.contract import sigv4
@@ -67,7 +67,6 @@ def signature_of(request: AWSRequest, path: str, query: str, *, payload_hash: st
     return authorization.signature, sigv4.signature(key, text)
 
 
-@settings(deadline=None)
 @given(PATHS, QUERIES, HEADERS, st.binary(max_size=20))
 def test_requests_signed_by_botocore_verify(path, query, headers, body):
     request = signed_by_botocore(SigV4Auth(BOTOCORE_KEY, "sagemaker", "us-west-2"), "POST", path, query, headers, body)
@@ -75,7 +74,6 @@ def test_requests_signed_by_botocore_verify(path, query, headers, body):
     assert ours == theirs
 
 
-@settings(deadline=None)
 @given(PATHS, QUERIES, HEADERS, st.binary(max_size=20))
 def test_s3_requests_signed_by_botocore_verify(path, query, headers, body):
     request = signed_by_botocore(S3SigV4Auth(BOTOCORE_KEY, "s3", "us-west-2"), "PUT", path, query, headers, body)
@@ -83,7 +81,6 @@ def test_s3_requests_signed_by_botocore_verify(path, query, headers, body):
     assert ours == theirs
 
 
-@settings(deadline=None)
 @given(PATHS, QUERIES, HEADERS, st.sampled_from(["s3", "sagemaker"]))
 def test_our_own_signatures_are_the_ones_that_botocore_makes(path, query, headers, service):
     payload_hash = sigv4.payload_hash(b"body")
@@ -109,7 +106,6 @@ def test_our_own_signatures_are_the_ones_that_botocore_makes(path, query, header
     )
 
 
-@settings(deadline=None)
 @given(PATHS, QUERIES)
 def test_presigned_urls_are_the_ones_that_botocore_makes(path, query):
     # botocore keeps one value of each name when it presigns.

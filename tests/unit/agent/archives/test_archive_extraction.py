@@ -339,7 +339,7 @@ members = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(members=members)
 def test_nothing_an_archive_says_reaches_outside_its_folder(tmp_path_factory, members):
     base = tmp_path_factory.mktemp("hostile")
@@ -364,7 +364,7 @@ def test_nothing_an_archive_says_reaches_outside_its_folder(tmp_path_factory, me
                 assert path.resolve().is_relative_to(folder.resolve())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_random_damage_ends_in_a_named_error_or_in_success(data, tmp_path_factory):
     base = tmp_path_factory.mktemp("damage")

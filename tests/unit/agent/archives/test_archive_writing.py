@@ -308,7 +308,7 @@ parts = st.text(st.characters(blacklist_characters="/\0", blacklist_categories=[
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(tree=st.dictionaries(st.lists(parts, min_size=1, max_size=4).map(tuple), st.binary(max_size=2000), max_size=8))
 def test_any_members_survive_writing_and_reading(tree):
     sink = io.BytesIO()

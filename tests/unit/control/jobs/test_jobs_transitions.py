@@ -239,7 +239,7 @@ def _events():
     )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(st.tuples(_events(), st.integers(-5, 30)), max_size=30))
 def test_whatever_happens_the_record_stays_truthful(history):
     job, seconds, cause = new_job(), 0, None

@@ -52,28 +52,22 @@ async def test_a_good_request_is_answered_in_the_callers_protocol(handler):
     assert b"<Account>123456789012</Account>" in answer.body
 
 
+WRONG_KEYS = Credentials(access_key_id="AKID", secret_access_key="wrong")
+
+
 @pytest.mark.parametrize(
-    ("request_", "code"),
+    ("operation", "body", "keys", "code"),
     [
-        (json_call("SageMaker.DescribeTrainingJob", b"{}"), "ValidationException"),
-        (json_call("SageMaker.DescribeTrainingJob", b"{"), "SerializationException"),
-        (json_call("SageMaker.NoSuchThing", b"{}"), "UnknownOperationException"),
-        (
-            json_call("SageMaker.CreateEndpoint", b'{"EndpointName": "e", "EndpointConfigName": "c"}'),
-            "UnknownOperation",
-        ),
-        (
-            json_call(
-                "SageMaker.ListTrainingJobs",
-                b"{}",
-                credentials=Credentials(access_key_id="AKID", secret_access_key="wrong"),
-            ),
-            "InvalidSignatureException",
-        ),
+        ("DescribeTrainingJob", b"{}", KEYS, "ValidationException"),
+        ("DescribeTrainingJob", b"{", KEYS, "SerializationException"),
+        ("NoSuchThing", b"{}", KEYS, "UnknownOperationException"),
+        ("CreateEndpoint", b'{"EndpointName": "e", "EndpointConfigName": "c"}', KEYS, "UnknownOperation"),
+        ("ListTrainingJobs", b"{}", WRONG_KEYS, "InvalidSignatureException"),
     ],
     ids=["missing member", "no JSON", "unknown operation", "not offered", "wrong key"],
 )
-async def test_a_bad_request_is_an_error_in_the_form_of_aws_with_a_request_id(handler, request_, code):
+async def test_a_bad_request_is_an_error_in_the_form_of_aws_with_a_request_id(handler, operation, body, keys, code):
+    request_ = json_call(f"SageMaker.{operation}", body, credentials=keys)  # now: a signature ages
     answer = await handler.handle(request_)
     assert 400 <= answer.status < 500
     assert code in json.loads(answer.body)["__type"]

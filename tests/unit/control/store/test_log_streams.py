@@ -276,7 +276,7 @@ async def test_without_a_token_the_newest_page_comes_first_and_leads_back(logs: 
     assert texts((await logs.get_events(STREAM, token=page.next_forward_token)).events) == []
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 async def test_any_walk_by_tokens_shows_the_lines_around_its_place(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from wire_builders import REQUEST_ID, form_request, json_request
 
@@ -42,32 +42,27 @@ def answer(request: HttpRequest) -> None:
         assert len(response.body) < 100_000
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes_as_json(body):
     answer(json_request("CreateTrainingJob", body))
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes_as_a_form(body):
     answer(form_request(b"Action=PutMetricData&Version=2010-08-01&" + body))
 
 
-@settings(deadline=None)
 @given(st.dictionaries(MEMBERS, JSON_VALUES, max_size=5))
 def test_arbitrary_values_in_known_members(body):
     answer(json_request("CreateTrainingJob", json.dumps(body).encode()))
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.lists(FORM_NAMES, min_size=1, max_size=6), st.text(max_size=8)), max_size=8))
 def test_arbitrary_names_in_a_form(fields):
     form = "&".join(f"{'.'.join(name)}={value}" for name, value in fields)
     answer(form_request(b"Action=PutMetricData&Version=2010-08-01&" + form.encode("utf-8", "replace")))
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(["GET", "POST", "PUT", "DELETE", ""]),
     st.text(max_size=30),
@@ -92,7 +87,6 @@ AUTHORIZATIONS = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(
     AUTHORIZATIONS | st.text(),
     st.sampled_from(["20260131T000000Z", "99999999T999999Z", ""]) | st.text(max_size=20) | st.none(),

@@ -1,0 +1,7 @@
+"""What all tests share."""
+
+from hypothesis import settings
+
+# An example's time says how busy the machine is, not whether the code is right; pytest's own timeout ends a hang.
+settings.register_profile("clary", deadline=None)
+settings.load_profile("clary")
