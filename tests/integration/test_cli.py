@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import SETTINGS, start_service
+from running_service import SETTINGS, start_service
 from test_clients_boto3 import Clients, job_request, unique, wait
 
 from clary.control.state_folder import StateFolder

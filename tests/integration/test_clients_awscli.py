@@ -6,7 +6,7 @@ import subprocess
 import time
 
 import pytest
-from conftest import ROOT
+from running_service import ROOT
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(240), pytest.mark.xdist_group("service")]
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import SDK2_PYTHON, SDK3_PYTHON
+from running_service import SDK2_PYTHON, SDK3_PYTHON
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(600), pytest.mark.xdist_group("service")]
 

@@ -12,7 +12,6 @@ import zipfile
 from urllib.parse import urlsplit
 
 import pytest
-from conftest import SETTINGS, TRAIN_PYTHON, start_service
 from program_jobs import (
     BUCKET,
     archive_of,
@@ -30,6 +29,7 @@ from program_jobs import (
     start,
     wait_for_none,
 )
+from running_service import SETTINGS, TRAIN_PYTHON, start_service
 from test_clients_boto3 import Clients, job_request, log_of, unique, wait
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(120), pytest.mark.xdist_group("service")]

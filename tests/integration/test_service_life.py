@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, SDK2_PYTHON, SETTINGS, start_service
 from postgres_server import PostgresServer
+from running_service import ROOT, SDK2_PYTHON, SETTINGS, start_service
 from test_clients_boto3 import Clients, job_request, log_of, unique, wait
 
 pytestmark = [pytest.mark.timeout(300)]
@@ -100,7 +100,7 @@ def test_the_whole_path_works_with_no_interface_but_loopback(tmp_path):
 import json, subprocess, sys
 sys.path.insert(0, {str(ROOT / "tests/integration")!r})
 from pathlib import Path
-from conftest import SDK2_PYTHON, start_service
+from running_service import SDK2_PYTHON, start_service
 links = subprocess.run(["ip", "-brief", "link"], capture_output=True, text=True, check=True).stdout.split("\\n")
 routes = subprocess.run(["ip", "route"], capture_output=True, text=True, check=True).stdout
 assert [line.split()[0] for line in links if line] == ["lo"], links
