@@ -15,6 +15,7 @@ def add_parser(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("describe", help="say all that is known of a job")
     parser.add_argument("job")
+    parser.add_argument("--why", action="store_true", help="say what failed first, and what followed from it")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -22,8 +23,35 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the job for a person, or as JSON."""
     facts = connect().job_page(options.job)
-    print(json.dumps(facts, indent=2) if options.json else describe(facts))
+    if options.json:
+        print(json.dumps(facts, indent=2))
+    else:
+        print(why(facts) if options.why else describe(facts))
     return 0
+
+
+def why(facts: dict[str, Any]) -> str:
+    """Return the text that `clary describe --why` prints."""
+    lines = [f"{facts['name']}  {facts['status']} ({facts['secondary_status']})"]
+    cause = facts["cause"]
+    if cause is None:
+        lines.append(f"  {'failure':<10}none")
+    else:
+        where = cause["host"] or "the service"
+        if cause["rank"] is not None:
+            where += f", rank {cause['rank']}"
+        advice = "can help: nothing of the job has to change" if cause["is_retryable"] else "will not help as it stands"
+        lines += [
+            f"  {'failure':<10}{facts['failure_reason']}",
+            f"  {'where':<10}{where}",
+            f"  {'verdict':<10}{cause['verdict'] or 'none'}",
+            f"  {'retry':<10}{advice}",
+        ]
+    rows = [
+        (f"  {_time(row['at']).strftime('%H:%M:%S.%f')[:-3]}", row["kind"], row["where"] or "-", row["what"])
+        for row in facts["timeline"]
+    ]
+    return "\n".join([*lines, "", "what happened", table(("  TIME", "KIND", "WHERE", "WHAT"), rows)])
 
 
 def describe(facts: dict[str, Any]) -> str:

@@ -86,6 +86,16 @@ class Failure:
     message: str
     exit_code: int | None = None
     retryable: bool = False
+    at: datetime | None = None  # when it happened; None for agents that do not say
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clue:
+    """What a process said of its own failure, in one line, and when."""
+
+    rank: int | None  # global rank; None for a program that has no ranks, or whose rank is not known
+    at: datetime
+    text: str  # `ValueError: no such column`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +121,7 @@ class HostFacts:
     not_isolated: tuple[str, ...] = ()  # what this host shares with the machine, in words
     exits: tuple[ProcessExit, ...] = ()
     failure: Failure | None = None
+    clues: tuple[Clue, ...] = ()  # at most one a rank
     failure_file: str | None = None  # content of /opt/ml/output/failure, at most 1024 characters
     staged: tuple[StagedPart, ...] = ()
     uploaded: tuple[str, ...] = ()  # URIs of final objects written by this host

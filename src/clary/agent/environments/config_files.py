@@ -37,6 +37,11 @@ def run_folder(tree: MlTree) -> Path:
     return tree.root / ".clary"
 
 
+def errors_folder(tree: MlTree) -> Path:
+    """Folder in which ranks leave what ended them; see `clary_rank`."""
+    return run_folder(tree) / "errors"
+
+
 def network_interface(plan: LaunchPlan) -> str:
     """Name of the interface on which hosts of the job meet."""
     return plan.network.interface if plan.isolation is Isolation.NAMESPACES else LOOPBACK

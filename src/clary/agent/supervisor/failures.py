@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from clary.contract.agent_protocol import Failure
 from clary.contract.errors import ClaryError, Fault
 
@@ -22,4 +24,4 @@ def failure_of(error: Exception) -> Failure:
     else:
         message = f"{type(error).__name__}: {error} (a defect of the agent; see agent.log of this host)"
         fault, retryable = Fault.INTERNAL, False
-    return Failure(fault=fault.value, message=message[:_FAILURE_CHARACTERS], retryable=retryable)
+    return Failure(fault=fault.value, message=message[:_FAILURE_CHARACTERS], retryable=retryable, at=datetime.now(UTC))

@@ -11,6 +11,7 @@ from clary.agent.supervisor.log_intake import LogIntake
 from clary.agent.supervisor.log_shipper import LogReceiver, LogShipper
 from clary.agent.supervisor.log_spool import LogSpool
 from clary.agent.supervisor.metrics import MetricFinder
+from clary.contract.agent_protocol import Clue
 from clary.contract.clock import Clock
 from clary.contract.launch_plan import LaunchPlan
 
@@ -20,7 +21,7 @@ class HostLog:
 
     Args:
         service: where lines go.
-        plan: its metric definitions are looked for.
+        plan: its metric definitions are looked for, its log rules hold.
         folder: the spool's own folder, removed by `close`.
         clock: for the log's progress bars.
         on_over: told when the service wants nothing of this attempt any more.
@@ -40,7 +41,7 @@ class HostLog:
         self._folder = folder
         self._on_note = on_note
         self._spool = LogSpool(folder)
-        self._intake = LogIntake(self._spool, clock=clock)
+        self._intake = LogIntake(self._spool, clock=clock, rules=plan.log_rules)
         self._shipper = LogShipper(
             service,
             spool=self._spool,
@@ -66,6 +67,11 @@ class HostLog:
     def end_output(self) -> None:
         """No more bytes come: what has no line end becomes a line, and lost lines are told."""
         self._intake.finish()
+        if self._intake.num_dropped:  # the log has said so where it happened
+            self._on_note(
+                f"{self._intake.num_dropped} lines of output were dropped, because they came faster than the settings"
+                " log_max_lines_per_s and log_max_bytes_per_s allow; print less or raise them"
+            )
         if self._spool.num_lost:
             self._warn(
                 f"{self._spool.num_lost} lines of output were lost, because the disk of this host was full;"
@@ -75,6 +81,10 @@ class HostLog:
     def error_line(self, rank: int | None) -> str | None:
         """Return the line in which a process has said why it failed, as far as that can be told; None for none."""
         return error_line(self._intake.last_lines(rank))
+
+    def clues(self) -> tuple[Clue, ...]:
+        """Return the exceptions among the last lines of every process."""
+        return self._intake.clues()
 
     def drain(self, timeout_s: float, *, give_up: Callable[[], bool]) -> None:
         """Wait until every line so far is stored by the service, as `LogShipper.drain`."""

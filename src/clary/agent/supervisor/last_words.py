@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-NUM_LINES = 60  # kept of each process; below a traceback's last line torch and mpirun write a few more
+from clary.agent.supervisor.error_scanner import PREFIX, TRACEBACK
+
+NUM_LINES = 200  # kept of each process: ranks that share a pipe write their tracebacks one after the other
 LINE_CHARACTERS = 400  # kept of each line; FailureReason has room for 1024
 
-# What mpirun --tag-output, our own mpirun-style prefix and torch's excepthook put before a line.
-_PREFIX = re.compile(r"^(?:\[1,[^\]]*\]<std(?:out|err)>:\s?)?(?:\[rank\d+\]:\s?)?")
-_TRACEBACK = "Traceback (most recent call last):"
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?::.*)?$")
 _MPIRUN = re.compile(r"mpirun noticed that (process rank .*)")
 _WORDS = re.compile(r"\w")
@@ -26,12 +25,12 @@ def error_line(lines: Sequence[str]) -> str | None:
     In this order: the exception below the last traceback; what mpirun says of a rank that a signal ended; the last
     line that looks like an exception's; the last line.
     """
-    plain = [_PREFIX.sub("", line, count=1).rstrip() for line in lines]
+    plain = [PREFIX.sub("", line, count=1).rstrip() for line in lines]
     return _below_traceback(plain) or _last_match(plain, _MPIRUN) or _last_match(plain, _EXCEPTION) or _last_line(plain)
 
 
 def _below_traceback(lines: Sequence[str]) -> str | None:
-    starts = [index for index, line in enumerate(lines) if line == _TRACEBACK]
+    starts = [index for index, line in enumerate(lines) if line == TRACEBACK]
     if not starts:
         return None
     below = (line for line in lines[starts[-1] + 1 :] if line and not line[0].isspace())

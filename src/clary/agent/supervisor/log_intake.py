@@ -10,11 +10,16 @@ import threading
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from datetime import datetime
 
+from clary.agent.supervisor.error_scanner import ErrorScanner
 from clary.agent.supervisor.last_words import LINE_CHARACTERS, NUM_LINES
+from clary.agent.supervisor.log_limit import LogLimit
 from clary.agent.supervisor.log_lines import PIECE_BYTES, LineSplitter
 from clary.agent.supervisor.log_spool import LogSpool
+from clary.contract.agent_protocol import Clue
 from clary.contract.clock import Clock
+from clary.contract.launch_plan import AnsiCodes, LogRules
 
 OWN_PREFIX = "clary: "  # of lines that the agent adds to the program's own
 
@@ -25,9 +30,9 @@ class _Stream:
 
     rank: int | None
     prefix: str
-    splitter: LineSplitter = field(default_factory=LineSplitter)
+    splitter: LineSplitter
     has_told_cut: bool = False
-    last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=NUM_LINES))
+    last_lines: deque[tuple[datetime, str]] = field(default_factory=lambda: deque(maxlen=NUM_LINES))
 
 
 class LogIntake:
@@ -35,27 +40,30 @@ class LogIntake:
 
     Args:
         spool: takes the lines.
-        clock: tells when a progress bar was last shown.
+        clock: tells when a progress bar was last shown, and how fast lines come.
+        rules: what enters the log of the output.
     """
 
-    def __init__(self, spool: LogSpool, *, clock: Clock) -> None:
+    def __init__(self, spool: LogSpool, *, clock: Clock, rules: LogRules | None = None) -> None:
         self._spool = spool
         self._clock = clock
+        self._rules = rules or LogRules()
+        self._limit = LogLimit(self._rules, now_s=clock.monotonic())
         self._lock = threading.Lock()
         self._streams: dict[Hashable, _Stream] = {}
-        self._ended: dict[int | None, deque[str]] = {}  # rank -> last lines of streams that have ended
+        self._ended: dict[int | None, deque[tuple[datetime, str]]] = {}  # rank -> last lines of streams that have ended
 
     def open(self, key: Hashable, *, rank: int | None = None, prefix: str = "") -> None:
         """Say how lines of the stream `key` are marked; a stream that is not opened has no rank and no prefix."""
         with self._lock:
-            self._streams[key] = _Stream(rank=rank, prefix=prefix)
+            self._streams[key] = self._new_stream(rank, prefix)
 
     def on_output(self, key: Hashable, data: bytes) -> None:
         """Take bytes that one process printed, in order; empty bytes end the stream."""
         with self._lock:
             stream = self._streams.get(key)
             if stream is None:
-                stream = self._streams[key] = _Stream(rank=None, prefix="")
+                stream = self._streams[key] = self._new_stream(None, "")
             if data:
                 lines = stream.splitter.feed(data, self._clock.monotonic())
             else:
@@ -65,11 +73,29 @@ class LogIntake:
             if not data:
                 self._ended[stream.rank] = stream.last_lines
 
+    @property
+    def num_dropped(self) -> int:
+        """Lines of output that came faster than the rules allow and are not in the log."""
+        return self._limit.num_dropped
+
     def last_lines(self, rank: int | None) -> list[str]:
         """Return the last lines that a process printed, without prefix; `rank` as it was given to `open`."""
         with self._lock:
             open_ones = (stream.last_lines for stream in self._streams.values() if stream.rank == rank)
-            return list(next(open_ones, self._ended.get(rank, ())))
+            return [line for _, line in next(open_ones, self._ended.get(rank, ()))]
+
+    def clues(self) -> tuple[Clue, ...]:
+        """Return the exceptions among the last lines of every process."""
+        with self._lock:
+            streams = dict(self._ended)
+            streams.update((stream.rank, stream.last_lines) for stream in self._streams.values())
+            found: list[Clue] = []
+            for rank, lines in streams.items():
+                scanner = ErrorScanner(rank)
+                for at, line in lines:
+                    scanner.feed(line, at)
+                found += scanner.clues
+        return tuple(found)
 
     def say(self, *sentences: str) -> None:
         """Add lines of the agent's own."""
@@ -78,10 +104,11 @@ class LogIntake:
             self._spool.append(lines)
 
     def tick(self) -> None:
-        """Show progress bars that stand still; call it about once a second."""
+        """Show progress bars that stand still and say what was dropped; call it about once a second."""
         with self._lock:
             for stream in self._streams.values():
                 self._append(stream, stream.splitter.tick(self._clock.monotonic()))
+            self._tell_dropped()
 
     def finish(self) -> None:
         """End every stream: what has no line end yet becomes a line."""
@@ -90,14 +117,25 @@ class LogIntake:
                 self._append(stream, stream.splitter.finish())
                 self._ended[stream.rank] = stream.last_lines
             self._streams.clear()
+            self._tell_dropped(is_last=True)
+
+    def _new_stream(self, rank: int | None, prefix: str) -> _Stream:
+        return _Stream(rank=rank, prefix=prefix, splitter=LineSplitter(strips_ansi=self._rules.ansi is AnsiCodes.STRIP))
+
+    def _tell_dropped(self, *, is_last: bool = False) -> None:
+        sentence = self._limit.notice(self._clock.monotonic(), is_last=is_last)
+        if sentence is not None:
+            self._spool.append([OWN_PREFIX + sentence])
 
     def _append(self, stream: _Stream, lines: list[str]) -> None:
         if not lines:
             return
-        stream.last_lines.extend(line[:LINE_CHARACTERS] for line in lines)
+        now = self._clock.now()
+        stream.last_lines.extend((now, line[:LINE_CHARACTERS]) for line in lines[-NUM_LINES:])
         if stream.prefix:
             lines = [stream.prefix + line for line in lines]
-        self._spool.append(lines, rank=stream.rank)
+        self._tell_dropped()  # what is missing was printed before these lines
+        self._spool.append(self._limit.admit(lines, self._clock.monotonic()), rank=stream.rank)
         if stream.splitter.has_cut and not stream.has_told_cut:
             stream.has_told_cut = True
             self._spool.append([f"{OWN_PREFIX}lines longer than {PIECE_BYTES} bytes are shown in pieces"])

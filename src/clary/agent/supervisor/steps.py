@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from clary.contract.agent_protocol import ProcessExit, StagedPart, UploadRole
+from clary.contract.agent_protocol import Clue, ProcessExit, StagedPart, UploadRole
 from clary.contract.errors import ClaryError
 from clary.contract.launch_plan import LaunchPlan
 
@@ -107,6 +107,15 @@ class Steps(Protocol):
 
     def start_program(self, log: OutputLog) -> RunningProgram:
         """Start every process of this host, its output going to `log`."""
+
+    def error_records(self) -> tuple[Clue, ...]:
+        """Return what ranks have left behind of their failures."""
+
+    def announce_stop(self, *, reason: str, grace_s: float) -> None:
+        """Leave a notice for the program that it is about to be stopped, and when it will be killed.
+
+        Raises: OSError if the notice cannot be written.
+        """
 
     def failure_file(self) -> str | None:
         """Return what the program wrote to its failure file, None if it wrote none."""

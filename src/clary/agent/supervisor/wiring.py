@@ -18,8 +18,9 @@ from clary.agent.artifacts import upload_results
 from clary.agent.channels import PipeFeeder, fetch_channel
 from clary.agent.disk_space import disk_errors_named
 from clary.agent.environments.code import CodeFacts, code_channel, prepare_code
-from clary.agent.environments.config_files import channels_of, inside_tree, write_tree
+from clary.agent.environments.config_files import channels_of, errors_folder, inside_tree, write_tree
 from clary.agent.environments.requirements import PreparedEnvironment, prepare_environment
+from clary.agent.environments.stop_notice import write_stop_notice
 from clary.agent.environments.variables import program_variables
 from clary.agent.host.program import Program
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
@@ -27,11 +28,13 @@ from clary.agent.host.ssh_access import prepare_ssh, why_no_ssh
 from clary.agent.launchers import SHIMS_BIN_FOLDER, LaunchContext, make_context, select
 from clary.agent.launchers.shim_files import SHIMS_FOLDER
 from clary.agent.object_store import ObjectStore
+from clary.agent.supervisor.clues import read_records
 from clary.agent.supervisor.host_program import HostProgram
 from clary.agent.supervisor.small_files import read_start
 from clary.agent.supervisor.steps import OutputLog, Uploaded
-from clary.contract.agent_protocol import StagedPart, UploadRole
+from clary.contract.agent_protocol import Clue, StagedPart, UploadRole
 from clary.contract.cgroup_names import host_cgroup_name
+from clary.contract.clock import SystemClock
 from clary.contract.distribution import DistributionKind
 from clary.contract.errors import AgentError
 from clary.contract.launch_plan import Channel, InputMode, Isolation, LaunchPlan
@@ -163,6 +166,14 @@ class HostSteps:
             folder=self._folder,
             feeders=feeders,
         )
+
+    def error_records(self) -> tuple[Clue, ...]:
+        """Return what ranks have left behind of their failures."""
+        return read_records(self._tree.root, errors_folder(self._tree).relative_to(self._tree.root).parts)
+
+    def announce_stop(self, *, reason: str, grace_s: float) -> None:
+        """Write the notice of a stop into the tree."""
+        write_stop_notice(self._tree, reason=reason, grace_s=grace_s, now=SystemClock().now())
 
     def failure_file(self) -> str | None:
         """Return what the program wrote to its failure file, None if it wrote none."""

@@ -12,6 +12,8 @@ from enum import StrEnum
 from typing import Any
 
 from clary.contract.agent_protocol import HostFacts, Order
+from clary.contract.errors import Fault
+from clary.contract.failure_reasons import failure_reason
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 
 
@@ -43,6 +45,7 @@ class HostRecord:
     facts: HostFacts
     report_number: int = 0
     order: Order | None = None
+    lost_why: str = ""  # why a lost host was given up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +66,17 @@ class JobFailure:
     host: str | None = None
     rank: int | None = None
     exit_code: int | None = None
+    is_own_words: bool = False  # whether the message is the program's failure file
+    verdict: str = ""  # value of verdicts.Verdict; empty for jobs that failed before there were verdicts
+    is_of_launch: bool = False  # whether hosts could not be supplied: nothing that they report later is a cause
+    is_retryable: bool = False  # whether the same job can succeed later without a change
+
+    @property
+    def reason(self) -> str:
+        """FailureReason as clients see it: the prefix of the fault, the host, the words, the exit code."""
+        has_host = self.host is None or self.is_own_words or self.host in self.message
+        message = self.message if has_host else f"{self.host}: {self.message}"
+        return failure_reason(Fault(self.fault), message, exit_code=self.exit_code)
 
 
 @dataclass(frozen=True, kw_only=True)

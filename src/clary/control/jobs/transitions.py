@@ -17,7 +17,9 @@ from clary.contract.agent_protocol import HostFacts, HostPhase, Order, OrderKind
 from clary.contract.errors import Fault
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs import events, host_orders
+from clary.control.jobs.first_cause import find_first_cause
 from clary.control.jobs.training_job import EndCause, HostRecord, JobFailure, StatusTransition, TrainingJob
+from clary.control.jobs.verdicts import judge
 
 MESSAGES = {
     SecondaryStatus.STARTING: "Starting the training job",
@@ -91,7 +93,14 @@ def _launch_failed(job: TrainingJob, event: events.LaunchFailed, now: datetime) 
     if job.is_terminal:
         return job
     hosts = {name: _with_phase(record, HostPhase.LOST, now) for name, record in job.hosts.items()}
-    failure = JobFailure(fault=event.fault.value, message=event.message)
+    judgement = judge(event.fault, event.message)
+    failure = JobFailure(
+        fault=event.fault.value,
+        message=event.message,
+        verdict=judgement.verdict.value,
+        is_retryable=judgement.is_retryable,
+        is_of_launch=True,
+    )
     if job.end_cause is None:
         job = replace(job, end_cause=EndCause.FAILURE, failure=failure)
     job = replace(job, hosts=hosts)
@@ -116,13 +125,10 @@ def _host_lost(job: TrainingJob, event: events.HostLost, now: datetime) -> Train
     record = job.hosts.get(event.host)
     if record is None or record.facts.phase in (HostPhase.LOST, HostPhase.RELEASED):
         return job
-    job = replace(job, hosts={**job.hosts, event.host: _with_phase(record, HostPhase.LOST, now)})
-    if job.is_terminal or record.facts.phase is HostPhase.DONE:
-        return job
-    if job.end_cause in (None, EndCause.SUCCESS):
-        failure = JobFailure(fault=Fault.INFRASTRUCTURE.value, message=event.why, host=event.host)
-        job = replace(job, end_cause=EndCause.FAILURE, failure=failure)
-    return job
+    # What a host leaves behind that was done with its part, or whose job is over, is no cause of anything.
+    is_cause = not job.is_terminal and record.facts.phase is not HostPhase.DONE
+    lost = replace(_with_phase(record, HostPhase.LOST, now), lost_why=event.why if is_cause else "")
+    return replace(job, hosts={**job.hosts, event.host: lost})
 
 
 def _stop_wanted(job: TrainingJob, event: events.StopWanted, now: datetime) -> TrainingJob:
@@ -142,7 +148,13 @@ def _upload_overdue(job: TrainingJob, event: events.UploadOverdue, now: datetime
         f"results did not reach the object store within {event.limit_s:.0f} s (setting upload_timeout_s); "
         "see the job's log for what the upload was waiting for"
     )
-    failure = JobFailure(fault=Fault.INFRASTRUCTURE.value, message=message)
+    judgement = judge(Fault.INFRASTRUCTURE, message)
+    failure = JobFailure(
+        fault=Fault.INFRASTRUCTURE.value,
+        message=message,
+        verdict=judgement.verdict.value,
+        is_retryable=judgement.is_retryable,
+    )
     cause, failure = (EndCause.FAILURE, failure) if job.failure is None else (job.end_cause, job.failure)
     return _finish(replace(job, end_cause=cause, failure=failure), now)
 
@@ -196,40 +208,13 @@ def _advance(job: TrainingJob, now: datetime) -> TrainingJob:
 
 
 def _find_failure(job: TrainingJob) -> TrainingJob:
-    if job.end_cause not in (None, EndCause.SUCCESS):
+    """Name the first cause anew: the host that failed first may be the last to report."""
+    if job.end_cause not in (None, EndCause.SUCCESS, EndCause.FAILURE):
         return job
-    failures = [
-        (when, failure) for name, record in job.hosts.items() for when, failure in _failures(name, record.facts)
-    ]
-    if not failures:
+    first = find_first_cause(job.hosts)
+    if first is None or (job.failure is not None and job.failure.is_of_launch):
         return job
-    _, first = min(failures, key=lambda item: item[0])
     return replace(job, end_cause=EndCause.FAILURE, failure=first)
-
-
-def _failures(name: str, facts: HostFacts) -> list[tuple[datetime, JobFailure]]:
-    bad_exits = sorted(
-        (item for item in facts.exits if item.exit_code != 0 and not item.killed_by_agent),
-        key=lambda item: item.ended_at,
-    )
-    if facts.failure is None and not bad_exits:
-        return []
-    first = bad_exits[0] if bad_exits else None
-    exit_code = None
-    if first is not None:
-        exit_code = first.exit_code if first.exit_code is not None else 128 + (first.signal or 0)
-    if facts.failure is not None:
-        fault, message = facts.failure.fault, facts.failure.message
-        exit_code = facts.failure.exit_code if facts.failure.exit_code is not None else exit_code
-    else:
-        fault, message = Fault.ALGORITHM.value, ""
-    if facts.failure_file and fault == Fault.ALGORITHM.value:
-        message = facts.failure_file
-    when = first.ended_at if first is not None else facts.phase_started_at
-    failure = JobFailure(
-        fault=fault, message=message, host=name, rank=first.rank if first is not None else None, exit_code=exit_code
-    )
-    return [(when, failure)]
 
 
 def _has_succeeded(facts: HostFacts) -> bool:

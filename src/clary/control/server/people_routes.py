@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hmac
 import re
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from clary.contract.errors import Fault, WireError
-from clary.contract.failure_reasons import failure_reason
+from clary.contract.errors import WireError
 from clary.contract.launch_plan import without_secrets
 from clary.contract.plain import to_plain
 from clary.control.jobs.job_request import JobRequest
+from clary.control.jobs.timeline import timeline
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.server.internal_http import bearer_token, json_answer, query_of
 from clary.control.services.call import Services
-from clary.control.store.errors import BadToken
+from clary.control.store.errors import BadToken, StreamNotFound
 from clary.control.store.log_pages import EventPage
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
@@ -23,6 +24,7 @@ PREFIX = "/clary/v1/jobs/"
 LOG_PAGE = 2000  # lines of one stream in one answer
 # A page of the store also ends at 1 MiB, less one line of at most 256 KiB; a character has up to four bytes.
 FULL_PAGE_CHARACTERS = 128 * 1024
+_MOMENT = re.compile(r"[0-9]{1,15}")  # milliseconds since 1970
 _JOB_NAME = re.compile(r"[a-zA-Z0-9-]{1,63}")  # CreateTrainingJob, TrainingJobName
 
 
@@ -70,7 +72,7 @@ class PeopleRoutes:
         ]
         reason = ""
         if job.failure is not None:
-            reason = failure_reason(Fault(job.failure.fault), job.failure.message, exit_code=job.failure.exit_code)
+            reason = job.failure.reason
         environment = plan["environment"]
         return {
             "name": job.name,
@@ -78,6 +80,8 @@ class PeopleRoutes:
             "status": job.status.value,
             "secondary_status": job.secondary_status.value,
             "failure_reason": reason,
+            "cause": to_plain(job.failure),
+            "timeline": [to_plain(row) for row in timeline(job)],
             "pending_reason": self._services.admission.pending_reason(job),
             "image": JobRequest(job.request).image,
             "environment": f"{environment['name']} ({environment['python']})" if environment else "",
@@ -103,6 +107,8 @@ class PeopleRoutes:
         """
         query = query_of(request)
         wanted_host, wanted_rank = query.get("host"), query.get("rank")
+        start_ms, end_ms = _moment(query, "since_ms"), _moment(query, "until_ms")
+        _require_attempt(job, query.get("attempt"))
         if wanted_host is not None and job.hosts and wanted_host not in job.hosts:
             message = f"{job.name} has no host {wanted_host!r}; it has {', '.join(job.hosts)}"
             raise WireError("NotFound", message, http_status=404)
@@ -117,8 +123,15 @@ class PeopleRoutes:
                 continue
             try:
                 page = await self._services.logs.get_events(
-                    stream, from_head=True, token=query.get(f"after.{stream}"), limit=LOG_PAGE
+                    stream,
+                    start_ms=start_ms,
+                    end_ms=end_ms,
+                    from_head=True,
+                    token=query.get(f"after.{stream}"),
+                    limit=LOG_PAGE,
                 )
+            except StreamNotFound:  # deleted meanwhile: no lines
+                continue
             except BadToken as error:
                 raise WireError("ValidationException", error.message) from error
             tokens[stream] = page.next_forward_token
@@ -132,6 +145,23 @@ class PeopleRoutes:
             )
         lines.sort(key=lambda line: line["at_ms"])
         return {"lines": lines, "tokens": tokens, "is_over": is_over, "sure_until_ms": sure_until_ms}
+
+
+def _moment(query: Mapping[str, str], name: str) -> int | None:
+    text = query.get(name)
+    if text is None:
+        return None
+    if not _MOMENT.fullmatch(text):
+        raise WireError("ValidationException", f"{name} must be milliseconds since 1970, got {text[:40]!r}")
+    return int(text)
+
+
+def _require_attempt(job: TrainingJob, wanted: str | None) -> None:
+    attempts = [str(number) for number in range(1, job.attempt + 1)]
+    if wanted is None or wanted in attempts:
+        return
+    existing = f"it has {', '.join(attempts)}" if attempts else "no hosts were asked for yet"
+    raise WireError("NotFound", f"{job.name} has no attempt {wanted[:20]}; {existing}", http_status=404)
 
 
 def _is_full(page: EventPage) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from clary.agent.supervisor.steps import OutputLog, Uploaded
-from clary.contract.agent_protocol import ProcessExit, StagedPart, UploadRole
+from clary.contract.agent_protocol import Clue, ProcessExit, StagedPart, UploadRole
 from clary.contract.errors import ClaryError
 
 
@@ -118,6 +118,8 @@ class FakeSteps:
         self.uploaded = Uploaded(uris=("s3://bucket/model.tar.gz",))
         self.program: FakeProgram | None = None
         self.failure_text: str | None = None
+        self.records: tuple[Clue, ...] = ()
+        self.announced: list[tuple[str, float, list[int]]] = []  # reason, grace, signals that were sent before
         self.is_closed = False
         self.given_up = threading.Event()
         self.on_step: Callable[[str], None] = lambda name: None
@@ -147,6 +149,14 @@ class FakeSteps:
         for rank in range(self._num_processes):
             log.open(rank, rank=rank)
         return self.program
+
+    def announce_stop(self, *, reason: str, grace_s: float) -> None:
+        assert self.program is not None
+        self.announced.append((reason, grace_s, list(self.program.signals)))
+        self._step("announce")
+
+    def error_records(self) -> tuple[Clue, ...]:
+        return self.records
 
     def failure_file(self) -> str | None:
         return self.failure_text

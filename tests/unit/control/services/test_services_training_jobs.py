@@ -118,7 +118,7 @@ async def test_describe_of_a_failed_job(plane):
     answer = await described(plane)
     check_minimum(answer, request_of())
     assert (answer["TrainingJobStatus"], answer["SecondaryStatus"]) == ("Failed", "Failed")
-    assert answer["FailureReason"] == "AlgorithmError: , exit code: 3"
+    assert answer["FailureReason"] == "AlgorithmError: algo-1: the program ended with exit code 3, exit code: 3"
     assert answer["TrainingTimeInSeconds"] >= 1
 
 

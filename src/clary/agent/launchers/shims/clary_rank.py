@@ -19,16 +19,20 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import json
 import os
 import runpy
 import signal
 import sys
 import threading
+import time
 import traceback
 import types
 from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 
+ERRORS_VARIABLE = "CLARY_ERRORS_FOLDER"  # where a rank leaves what ended it, for the agent to find the first cause
+MAX_ERROR_CHARACTERS = 800
 DESTROY_TIMEOUT_S = 10.0  # for the process group; peers may be gone and never answer
 _CANNOT_OPEN_CODE = 2  # of `python missing.py`
 _INTERRUPTED_CODE = 128 + signal.SIGINT
@@ -50,6 +54,8 @@ def main() -> None:
             _run_script(arguments[0], arguments[1:])
     except SystemExit as error:
         code = _exit_code(error)
+        if code != 0:
+            _leave_word("SystemExit", f"exit code {code}" if isinstance(error.code, int) else str(error.code))
     except KeyboardInterrupt as error:
         code, is_interrupted = _INTERRUPTED_CODE, True
         _show(error)
@@ -122,6 +128,15 @@ def _show(error: BaseException) -> int:
         trace = trace.tb_next
     error = error.with_traceback(trace)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+    kind = type(error)
+    name = (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - the program's own class
+        message = "(an error whose message can not be had)"
+    _leave_word(name, message)
     _flush(sys.stdout)
     try:
         sys.excepthook(type(error), error, trace)
@@ -133,6 +148,24 @@ def _show(error: BaseException) -> int:
         print("\nOriginal exception was:", file=sys.stderr)
         traceback.print_exception(type(error), error, trace)
     return 1
+
+
+def _leave_word(name: str, message: str) -> None:
+    """Write what ended this rank, and when: peers fail within milliseconds, and logs do not tell who was first."""
+    folder = os.environ.get(ERRORS_VARIABLE)
+    if not folder:
+        return
+    rank = os.environ.get("RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or ""
+    text = (f"{name}: {message}" if message else name)[:MAX_ERROR_CHARACTERS]
+    record = {"rank": int(rank) if rank.isdecimal() else None, "at": time.time(), "text": text}
+    path = os.path.join(folder, f"{rank if rank.isdecimal() else 'program'}-{os.getpid()}.json")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with open(path + ".part", "w", encoding="utf-8", errors="backslashreplace") as file:
+            json.dump(record, file)
+        os.replace(path + ".part", path)
+    except OSError:
+        pass  # a full disk, for one: the traceback in the log has to do
 
 
 def _leave(code: int, is_interrupted: bool) -> None:

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from clary.contract.errors import Fault
-from clary.contract.failure_reasons import failure_reason
 from clary.contract.statuses import SecondaryStatus
 from clary.control.jobs.training_job import TrainingJob
 
@@ -47,9 +45,7 @@ def describe(job: TrainingJob, *, pending_reason: str = "") -> dict[str, Any]:
     if job.model_artifacts_uri is not None:
         description["ModelArtifacts"] = {"S3ModelArtifacts": job.model_artifacts_uri.rstrip("/")}
     if job.secondary_status is SecondaryStatus.FAILED and job.failure is not None:
-        description["FailureReason"] = failure_reason(
-            Fault(job.failure.fault), job.failure.message, exit_code=job.failure.exit_code
-        )
+        description["FailureReason"] = job.failure.reason
     if job.request.get("ProfilerConfig") is not None:
         is_off = job.request["ProfilerConfig"].get("DisableProfiler", False)
         description["ProfilingStatus"] = "Disabled" if is_off else "Enabled"

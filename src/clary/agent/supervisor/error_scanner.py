@@ -1,0 +1,85 @@
+"""Finds exceptions in the output of one process, with the time at which they were printed.
+
+Where: `log_intake` reads the last lines of each stream with it. It serves programs that leave no record of their own
+(`clues`): bash around Python, another interpreter, a launcher whose ranks share one pipe and mark their lines.
+
+Only the last exception of each rank is kept, because programs print and survive others; of a chain ("During handling
+of the above exception...") the last, which ended the program, at the time of the first.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from datetime import datetime
+
+from clary.contract.agent_protocol import Clue
+
+MAX_TEXT = 800
+MAX_RANKS = 256
+
+# What mpirun --tag-output, our own mpirun-style prefix and torch's excepthook put before a line.
+PREFIX = re.compile(r"^(?:\[1,(?:mpirank:)?(\d+)[^\]]*\]<std(?:out|err)>:\s?)?(?:\[rank(\d+)\]:\s?)?")
+TRACEBACK = "Traceback (most recent call last):"
+_CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
+# torchrun's own line about a rank that a signal ended; ranks that end with an exit code have words of their own.
+_ELASTIC = re.compile(r"failed \(exitcode: -(\d+)\) local_rank: (\d+) \(pid: \d+\) of binary")
+_MPIRUN = re.compile(r"mpirun noticed that (process rank (\d+) .*exited on signal \d+.*)")
+
+
+class ErrorScanner:
+    """Reads the lines of one stream in order.
+
+    Args:
+        rank: of the process that prints; None where lines tell it themselves, or nobody knows.
+    """
+
+    def __init__(self, rank: int | None) -> None:
+        self._rank = rank
+        self._inside: dict[int | None, bool] = {}  # rank -> whether below a traceback's first line
+        self._chained: set[int | None] = set()  # ranks whose next exception belongs to the last one
+        self._found: dict[int | None, Clue] = {}
+
+    @property
+    def clues(self) -> tuple[Clue, ...]:
+        """The last exception of each rank."""
+        return tuple(self._found.values())
+
+    def feed(self, line: str, at: datetime) -> None:
+        """Take the next line."""
+        match = PREFIX.match(line)
+        assert match is not None  # every part may be absent
+        marked = match[2] or match[1]
+        rank = self._rank if self._rank is not None or marked is None else int(marked)
+        text = line[match.end() :].rstrip()
+        if text.startswith(TRACEBACK):
+            if len(self._inside) < MAX_RANKS or rank in self._inside:
+                self._inside[rank] = True
+        elif self._inside.get(rank):
+            if text and not text[0].isspace():
+                self._inside[rank] = False
+                self._note(rank, text, at)
+        elif text.startswith(_CHAIN):
+            self._chained.add(rank)
+        elif (elastic := _ELASTIC.search(text)) is not None:
+            self._keep(rank, f"local rank {elastic[2]} was ended by {_signal_name(int(elastic[1]))}", at)
+        elif (mpirun := _MPIRUN.search(text)) is not None:
+            self._keep(int(mpirun[2]) if self._rank is None else rank, mpirun[1], at)
+
+    def _note(self, rank: int | None, text: str, at: datetime) -> None:
+        if rank in self._chained and rank in self._found:
+            at = self._found[rank].at
+        self._chained.discard(rank)
+        if rank in self._found and self._found[rank].text.startswith(("local rank", "process rank")):
+            return  # what follows a launcher's word on a dead rank is the launcher's own end
+        self._keep(rank, text, at)
+
+    def _keep(self, rank: int | None, text: str, at: datetime) -> None:
+        self._found[rank] = Clue(rank=rank, at=at, text=text[:MAX_TEXT])
+
+
+def _signal_name(signum: int) -> str:
+    try:
+        return f"signal {signum} ({signal.Signals(signum).name})"
+    except ValueError:
+        return f"signal {signum}"

@@ -1,0 +1,59 @@
+"""What happened to a job, in the order of time: statuses, the first cause, what followed from it. Pure.
+
+Where: the command line asks for it (`clary describe --why`); FailureReason has room for the cause alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from clary.control.jobs.first_cause import Moment, Weight, moments
+from clary.control.jobs.training_job import TrainingJob
+
+STATUS = "status"
+CAUSE = "cause"
+FAILURE = "failure"  # went wrong by itself, later than the cause
+CASCADE = "cascade"  # went wrong because of something else
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimelineRow:
+    """One thing that happened; several of a kind that follow from the cause are folded into one row."""
+
+    at: datetime
+    kind: str  # STATUS, CAUSE, FAILURE or CASCADE
+    where: str  # `algo-2, rank 3`; empty for statuses
+    what: str
+    num_folded: int = 1
+
+
+def timeline(job: TrainingJob) -> list[TimelineRow]:
+    """Return the rows of the current attempt, oldest first."""
+    rows = [
+        TimelineRow(at=row.started_at, kind=STATUS, where="", what=f"{row.status.value}: {row.message}")
+        for row in job.transitions
+    ]
+    found = moments(job.hosts) if job.failure is not None else []
+    first = min(found, key=lambda moment: (moment.weight, moment.at), default=None)
+    followers = [moment for moment in found if moment is not first and moment.weight is not Weight.OWN]
+    rows += [_row(moment, CAUSE if moment is first else FAILURE) for moment in found if moment not in followers]
+    for host in job.hosts:
+        members = [moment for moment in followers if moment.host == host]
+        if len(members) == 1:
+            rows.append(_row(members[0], CASCADE))
+        elif members:
+            what = f"{len(members)} processes failed because of it, the first with: {members[0].words}"
+            row = TimelineRow(at=members[0].at, kind=CASCADE, where=host, what=what, num_folded=len(members))
+            rows.append(row)
+        num_ended = sum(item.killed_by_agent for item in job.hosts[host].facts.exits)
+        if num_ended and first is not None:
+            at = max(item.ended_at for item in job.hosts[host].facts.exits if item.killed_by_agent)
+            what = f"the agent ended the other {num_ended} processes of this host"
+            rows.append(TimelineRow(at=at, kind=CASCADE, where=host, what=what, num_folded=num_ended))
+    return sorted(rows, key=lambda row: row.at)
+
+
+def _row(moment: Moment, kind: str) -> TimelineRow:
+    where = moment.host if moment.rank is None else f"{moment.host}, rank {moment.rank}"
+    return TimelineRow(at=moment.at, kind=kind, where=where, what=moment.words)

@@ -1,0 +1,173 @@
+"""What failed first, from facts of several hosts that arrive in any order."""
+
+import itertools
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clary.contract.agent_protocol import Clue, Failure, HostFacts, HostPhase, ProcessExit
+from clary.contract.errors import Fault
+from clary.control.jobs.first_cause import find_first_cause, moments
+from clary.control.jobs.training_job import HostRecord
+from clary.control.jobs.verdicts import Verdict, judge
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def at(seconds):
+    return START + timedelta(seconds=seconds)
+
+
+def ended(rank, seconds, *, code=1, signum=None, by_agent=False):
+    return ProcessExit(
+        rank=rank,
+        local_rank=0,
+        pid=100,
+        exit_code=None if signum else code,
+        signal=signum,
+        ended_at=at(seconds),
+        killed_by_agent=by_agent,
+    )
+
+
+def clue(rank, seconds, text):
+    return Clue(rank=rank, at=at(seconds), text=text)
+
+
+def host(*exits, clues=(), failure=None, failure_file=None, phase=HostPhase.EXITED, lost_why=""):
+    facts = HostFacts(
+        phase=phase,
+        phase_started_at=at(50),
+        exits=exits,
+        clues=clues,
+        failure=failure,
+        failure_file=failure_file,
+    )
+    return HostRecord(facts=facts, lost_why=lost_why)
+
+
+def test_the_first_exception_is_the_cause_though_its_process_ends_last():
+    hosts = {
+        "algo-1": host(ended(0, 2.0), clues=(clue(0, 2.0, "ConnectionResetError: [Errno 104]"),)),
+        "algo-2": host(ended(2, 9.0), clues=(clue(2, 1.0, "KeyError: 'label'"),)),
+    }
+    cause = find_first_cause(hosts)
+    assert (cause.host, cause.rank, cause.exit_code) == ("algo-2", 2, 1)
+    assert cause.message == "rank 2: KeyError: 'label'"
+    assert cause.reason == ("AlgorithmError: algo-2: rank 2: KeyError: 'label', exit code: 1")
+    assert (cause.verdict, cause.is_retryable) == ("user", False)
+
+
+def test_connections_that_break_are_effects_of_a_silent_death():
+    broken = "torch.distributed.DistBackendError: Connection closed by peer"
+    hosts = {
+        "algo-1": host(ended(0, 1.0), ended(1, 1.1), clues=(clue(0, 1.0, broken), clue(1, 1.1, broken))),
+        "algo-2": host(ended(2, 1.2, signum=11), ended(3, 1.3, by_agent=True, signum=15)),
+    }
+    cause = find_first_cause(hosts)
+    assert (cause.host, cause.rank, cause.exit_code) == ("algo-2", 2, 139)
+    assert cause.message == "rank 2 was ended by signal 11 (SIGSEGV)"
+
+
+def test_a_broken_connection_that_nothing_else_explains_is_the_cause():
+    cause = find_first_cause({"algo-1": host(ended(0, 1.0), clues=(clue(0, 1.0, "ConnectionRefusedError: nobody"),))})
+    assert (cause.rank, cause.verdict, cause.is_retryable) == (0, "network", True)
+
+
+def test_a_launcher_never_hides_the_rank_that_failed():
+    wrapper = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
+    hosts = {"algo-1": host(ended(None, 3.0), clues=(clue(None, 0.5, wrapper), clue(1, 2.0, "ValueError: bad")))}
+    cause = find_first_cause(hosts)
+    assert (cause.rank, cause.message) == (1, "rank 1: ValueError: bad")
+
+
+def test_words_of_a_process_that_was_told_to_end_count_only_if_they_came_first():
+    victim = ended(1, 3.0, by_agent=True)
+    after = host(ended(0, 2.0), victim, clues=(clue(1, 2.5, "RuntimeError: told to stop"),))
+    assert find_first_cause({"algo-1": after}).rank == 0
+    before = host(ended(0, 2.0), victim, clues=(clue(1, 1.5, "RuntimeError: diverged"),))
+    cause = find_first_cause({"algo-1": before})
+    assert (cause.rank, cause.exit_code, cause.message) == (1, None, "rank 1: RuntimeError: diverged")
+
+
+def test_what_the_agent_knows_for_certain_stands_before_an_exit_code():
+    failure = Failure(fault=Fault.ALGORITHM.value, message="out of memory: the host's memory limit of 64 MiB")
+    cause = find_first_cause({"algo-1": host(ended(0, 1.0, signum=9), failure=failure)})
+    assert cause.message == failure.message
+    assert (cause.verdict, cause.is_retryable, cause.exit_code) == ("memory", False, 137)
+
+
+def test_the_failure_file_takes_the_place_of_the_words_and_not_of_the_facts():
+    hosts = {"algo-1": host(ended(0, 1.0), clues=(clue(0, 1.0, "ValueError: x"),), failure_file="the table is empty")}
+    cause = find_first_cause(hosts)
+    assert cause.reason == "AlgorithmError: the table is empty, exit code: 1"
+    assert (cause.host, cause.rank) == ("algo-1", 0)
+
+
+def test_a_lost_host_explains_the_connections_that_broke_before_it_was_given_up():
+    hosts = {
+        "algo-1": host(ended(0, 1.0), clues=(clue(0, 1.0, "RuntimeError: Connection closed by peer [10.0.0.2]"),)),
+        "algo-2": host(phase=HostPhase.LOST, lost_why="algo-2 was lost: its agent has been silent for 5.0 s"),
+    }
+    cause = find_first_cause(hosts)
+    assert (cause.host, cause.verdict, cause.is_retryable) == ("algo-2", "host", True)
+    assert cause.reason.startswith("InternalServerError: algo-2 was lost")
+
+
+def test_hosts_without_failures_have_no_cause():
+    assert find_first_cause({"algo-1": host(ended(0, 1.0, code=0)), "algo-2": host()}) is None
+
+
+@given(st.permutations(range(4)), st.integers(0, 3))
+def test_whichever_rank_fails_first_is_named_whatever_the_order_of_reports(order, first):
+    """Four ranks on two hosts; the first raises, the others lose their connections in any order, soon after."""
+    exits, clues = {}, {}
+    for place, rank in enumerate(order):
+        is_first = rank == first
+        exits[rank] = ended(rank, 10.0 if is_first else 1.0 + place / 100)
+        text = "ZeroDivisionError: division by zero" if is_first else "RuntimeError: Connection reset by peer"
+        clues[rank] = clue(rank, 0.9 if is_first else 1.0 + place / 100, text)
+    hosts = {
+        name: host(*(exits[rank] for rank in ranks), clues=tuple(clues[rank] for rank in ranks))
+        for name, ranks in (("algo-1", (0, 1)), ("algo-2", (2, 3)))
+    }
+    for names in itertools.permutations(hosts):
+        cause = find_first_cause({name: hosts[name] for name in names})
+        assert (cause.rank, cause.host) == (first, "algo-1" if first < 2 else "algo-2")
+    assert len(moments(hosts)) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "verdict", "is_retryable"),
+    [
+        ("rank 0 ended with exit code 1: ModuleNotFoundError: No module named 'timeouterror'", Verdict.USER, False),
+        ("rank 0 ended with exit code 1: MemoryError", Verdict.MEMORY, False),
+        ("rank 0 ended with exit code 1: torch.OutOfMemoryError: CUDA out of memory", Verdict.MEMORY, False),
+        ("rank 1 ended with exit code 1: OSError: [Errno 28] No space left on device", Verdict.DISK, False),
+        ("the program ended with exit code 127: train.sh: line 2: nvcc: command not found", Verdict.LAUNCHER, False),
+        ("rank 0 ended with exit code 1: FileNotFoundError: '/opt/ml/input/data/train/a.csv'", Verdict.DATA, False),
+        ("rank 0 was ended by signal 9 (SIGKILL)", Verdict.HOST, True),
+        ("rank 0 was ended by signal 11 (SIGSEGV)", Verdict.USER, False),
+        ("rank 0 ended with exit code 3", Verdict.USER, False),
+    ],
+)
+def test_words_of_programs_are_judged(words, verdict, is_retryable):
+    judgement = judge(Fault.ALGORITHM, words)
+    assert (judgement.verdict, judgement.is_retryable) == (verdict, is_retryable)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words", "may_retry", "verdict", "is_retryable"),
+    [
+        (Fault.USER, "Channel train: s3://b/none holds no object", False, Verdict.DATA, False),
+        (Fault.INTERNAL, "TypeError: x (a defect of the agent)", True, Verdict.INTERNAL, False),
+        (Fault.CAPACITY, "no hosts", False, Verdict.HOST, True),
+        (Fault.INFRASTRUCTURE, "object store: connection refused", True, Verdict.NETWORK, True),
+        (Fault.INFRASTRUCTURE, "algo-2 was lost", True, Verdict.HOST, True),
+    ],
+)
+def test_what_is_not_the_programs_is_judged_by_its_fault(fault, words, may_retry, verdict, is_retryable):
+    judgement = judge(fault, words, may_retry=may_retry)
+    assert (judgement.verdict, judgement.is_retryable) == (verdict, is_retryable)
