@@ -30,6 +30,7 @@ class FakeEngine:
         self.started: list[str] = []
         self.released: list[str] = []
         self.forgotten: list[str] = []
+        self.cut_off_hosts: dict[str, str] = {}  # host name -> why
         self._alive: dict[str, dict[str, bool]] = {}
 
     def machine(self) -> Machine:
@@ -58,6 +59,10 @@ class FakeEngine:
         """Return host name -> whether its agent lives."""
         alive = self._alive.get(_key(plan.job_name, plan.attempt), {})
         return {host.name: alive.get(host.name, False) for host in plan.hosts}
+
+    async def cut_off(self, plan: LaunchPlan) -> Mapping[str, str]:
+        """Return what the test put into `cut_off_hosts`, for hosts of this job."""
+        return {host.name: self.cut_off_hosts[host.name] for host in plan.hosts if host.name in self.cut_off_hosts}
 
     async def release(self, job_name: str, attempt: int) -> Released:
         """Forget the attempt's agents."""

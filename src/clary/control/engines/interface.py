@@ -48,6 +48,9 @@ class Engine(Protocol):
     async def agents_alive(self, plan: LaunchPlan) -> Mapping[str, bool]:
         """Return host name -> whether its agent runs; false for one that was never started."""
 
+    async def cut_off(self, plan: LaunchPlan) -> Mapping[str, str]:
+        """Return host name -> why, in words, for hosts whose network is gone though their agents may still report."""
+
     async def release(self, job_name: str, attempt: int) -> Released:
         """End whatever is left of the attempt and take its network, mounts, cgroups and host folders away.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -28,6 +29,9 @@ from clary.control.jobs import events
 from clary.control.jobs.training_job import FinalMetric, TrainingJob
 from clary.control.reconcile.hub import JobHub
 from clary.control.store.errors import JobNotFound, SequenceGap, StreamNotFound
+
+LISTEN_INTERVAL_S = 0.25  # between looks at whether this service could listen at all
+MAX_LAG_S = 0.5  # a service that was held up for longer heard nobody meanwhile, and blames nobody for it
 
 
 class LogSink(Protocol):
@@ -57,20 +61,54 @@ class AgentGateway:
         self._clock = clock
         self._started_s = clock.monotonic()
         self._heard_s: dict[tuple[str, int], dict[str, float]] = {}  # attempt -> host -> monotonic time
+        self._open_reports: Counter[tuple[str, int, str]] = Counter()  # attempt and host -> reports being taken up
+        self._listened_s: float | None = None  # when this service last had a moment to listen; None: not looked at
         self._log_locks: dict[str, asyncio.Lock] = {}  # by stream, as the next
         self._counted: dict[str, int] = {}  # lines below this number have their metrics stored
 
     def silent_s(self, job: TrainingJob) -> dict[str, float]:
         """Return host -> seconds since it was last heard, or expected; none count from before this service began."""
+        self._excuse_silence()
         now_s = self._clock.monotonic()
         heard_s = self._heard_s.get((job.name, job.attempt), {})
-        return {name: now_s - heard_s.get(name, self._started_s) for name in job.hosts}
+        return {
+            # An agent waits for the answer to one report before it makes the next.
+            name: 0.0 if self._open_reports[job.name, job.attempt, name] else now_s - heard_s.get(name, self._started_s)
+            for name in job.hosts
+        }
+
+    async def keep_listening(self) -> None:
+        """Notice, until cancelled, when this service is held up: by its disk, by other programs, by a paused machine.
+
+        Agents speak meanwhile and nobody listens; what they said waits behind whoever asks for their silence.
+        """
+        try:
+            while True:
+                self._excuse_silence()
+                self._listened_s = self._clock.monotonic()
+                await asyncio.sleep(LISTEN_INTERVAL_S)
+        finally:
+            self._listened_s = None
 
     def expect(self, job: TrainingJob) -> None:
         """Count silence from now on for hosts whose agents have just been started and were not heard yet."""
         heard_s = self._heard_s.setdefault((job.name, job.attempt), {})
         for name in job.hosts:
             heard_s.setdefault(name, self._clock.monotonic())
+
+    def _excuse_silence(self) -> None:
+        """Take the time in which this service was held up off every host's silence."""
+        if self._listened_s is None:
+            return
+        now_s = self._clock.monotonic()
+        lag_s = now_s - self._listened_s - LISTEN_INTERVAL_S
+        if lag_s < MAX_LAG_S:
+            return
+        self._listened_s = now_s
+        self._started_s = min(now_s, self._started_s + lag_s)
+        for heard_s in self._heard_s.values():
+            for name, at_s in heard_s.items():
+                heard_s[name] = min(now_s, at_s + lag_s)
 
     def forget(self, job: TrainingJob) -> None:
         """Drop what is remembered of a job that is over."""
@@ -103,17 +141,26 @@ class AgentGateway:
 
         Raises: WireError 410 when the job was deleted meanwhile.
         """
-        self._heard_s.setdefault((job.name, job.attempt), {})[host] = self._clock.monotonic()
+        self._hear(job, host)
         record = job.hosts[host]
         if report.facts != record.facts and report.number > record.report_number:
+            reporter = (job.name, job.attempt, host)
+            self._open_reports[reporter] += 1
             try:
                 job = await self._hub.apply(job.name, events.HostReported(host=host, report=report))
             except JobNotFound as error:
                 raise _attempt_over(job.name, job.attempt) from error
+            finally:
+                self._open_reports[reporter] -= 1
+                self._open_reports += Counter()  # drops what is down to zero
+            self._hear(job, host)  # silence counts from the answer
             record = job.hosts[host]
         order = record.order
         is_wanted = record.facts.phase is not HostPhase.LOST
         return ReportReceipt(accepted=is_wanted, order_number=order.number if order is not None else 0)
+
+    def _hear(self, job: TrainingJob, host: str) -> None:
+        self._heard_s.setdefault((job.name, job.attempt), {})[host] = self._clock.monotonic()
 
     async def next_order(self, job: TrainingJob, host: str, *, after: int, wait_s: float) -> Order:
         """Wait until an order newer than `after` stands for the host; answer the standing one after `wait_s`."""
@@ -123,7 +170,7 @@ class AgentGateway:
             # A deleted job's name may be in use again by now.
             if current is None or (current.attempt, current.created_at) != (job.attempt, job.created_at):
                 return Order(number=after + 1, kind=OrderKind.RELEASE, reason="the attempt is over")
-            self._heard_s.setdefault((job.name, job.attempt), {})[host] = self._clock.monotonic()
+            self._hear(job, host)
             order = current.hosts[host].order
             left_s = deadline_s - self._clock.monotonic()
             if order is not None and (order.number > after or left_s <= 0):

@@ -78,6 +78,7 @@ class Reconciler:
 
     async def run(self) -> None:
         """Make passes until cancelled."""
+        listening = asyncio.create_task(self._gateway.keep_listening(), name="gateway:listening")
         try:
             while True:
                 await self.make_pass()
@@ -85,7 +86,7 @@ class Reconciler:
                 # While requests pour in, one pass looks at many changes; no order to an agent waits for a pass.
                 await asyncio.sleep(GATHER_S)
         finally:
-            tasks = list(self._tasks.values())
+            tasks = [listening, *self._tasks.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -193,6 +194,7 @@ class Reconciler:
             return
         plan = from_plain(LaunchPlan, job.plan)
         alive = await self._engine.agents_alive(plan)
+        cut_off = await self._engine.cut_off(plan)
         if (job.name, job.attempt) not in self._launched and not any(alive.values()) and _is_unheard(job):
             # Asked for by a service that ended before it could start the agents.
             if job.end_cause is None:
@@ -206,7 +208,7 @@ class Reconciler:
         if latest is None or latest.is_terminal:
             return
         job = latest
-        for event in self._dead_agents(job, alive):
+        for event in (*self._dead_agents(job, alive), *self._cut_off_hosts(job, cut_off)):
             log.warning("job %s: %s", job.name, event.why)
             job = await self._hub.apply(job.name, event)
         silent_s = self._gateway.silent_s(job)
@@ -223,13 +225,24 @@ class Reconciler:
             if record.facts.phase not in (HostPhase.LOST, HostPhase.RELEASED) and not alive.get(name, False)
         ]
 
+    def _cut_off_hosts(self, job: TrainingJob, cut_off: Mapping[str, str]) -> list[events.HostLost]:
+        """A host that its gang cannot reach is lost to it while a program runs; later it may still hand in results."""
+        return [
+            events.HostLost(host=name, why=f"{name} was lost: {why}")
+            for name, why in cut_off.items()
+            if name in job.hosts and job.hosts[name].facts.phase is HostPhase.RUNNING
+        ]
+
     async def _release_when_left(self, job: TrainingJob) -> None:
         now_s = self._clock.monotonic()
         if now_s < self._retry_at_s.get(job.name, now_s):
             return
         release_at_s = self._release_at_s.setdefault(job.name, now_s + RELEASE_WAIT_S)
-        if now_s < release_at_s and any((await self._engine.agents_alive(from_plain(LaunchPlan, job.plan))).values()):
-            return
+        if now_s < release_at_s:
+            alive = await self._engine.agents_alive(from_plain(LaunchPlan, job.plan))
+            # A lost host's agent obeys nobody; what still runs there must not outlive the job by this wait.
+            if any(alive[name] for name, record in job.hosts.items() if record.facts.phase is not HostPhase.LOST):
+                return
         self._in_background(job, self._release)
 
     async def _release(self, job: TrainingJob) -> None:

@@ -274,3 +274,37 @@ async def test_metrics_of_a_deleted_job_are_refused(plane):
     await plane.hub.delete("job")
     with pytest.raises(JobNotFound):
         await plane.hub.record_metrics("job", [FinalMetric(name="m", value=1, at=plane.clock.now())])
+
+
+async def test_time_in_which_the_service_was_held_up_is_no_silence_of_its_hosts(plane):
+    agent = plane.agent()
+    await agent.report(HostPhase.PREPARING)
+    job = await plane.job()
+    listening = asyncio.create_task(plane.gateway.keep_listening())
+    await asyncio.sleep(0)
+    plane.clock.advance(30)  # the loop did not run meanwhile
+    silent_s = plane.gateway.silent_s(job)
+    assert max(silent_s.values()) < 1
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)
+    plane.clock.advance(30)
+    assert min(plane.gateway.silent_s(job).values()) >= 30
+
+
+async def test_a_host_whose_report_is_being_stored_is_not_silent(plane, monkeypatch):
+    agent = plane.agent()
+    job = await plane.job()
+    apply = plane.hub.apply
+    silent_s = []
+
+    async def slow_disk(*arguments):
+        plane.clock.advance(30)
+        silent_s.append(plane.gateway.silent_s(job)["algo-1"])
+        return await apply(*arguments)
+
+    monkeypatch.setattr(plane.hub, "apply", slow_disk)
+    await agent.report(HostPhase.PREPARING)
+    assert silent_s == [0.0]
+    assert plane.gateway.silent_s(job)["algo-1"] == 0.0
+    plane.clock.advance(2)
+    assert plane.gateway.silent_s(job)["algo-1"] == 2.0

@@ -146,6 +146,26 @@ async def test_a_silent_host_is_lost_and_the_job_fails_naming_it(plane):
     assert (await plane.job()).status is TrainingJobStatus.FAILED
 
 
+async def test_a_host_that_is_cut_off_is_lost_though_its_agent_reports(plane):
+    await running(plane, num_hosts=2)
+    plane.engine.cut_off_hosts["algo-2"] = "its link is dead"
+    await plane.passes()
+    job = await plane.job()
+    assert job.failure.message == "algo-2 was lost: its link is dead"
+    assert job.hosts["algo-1"].order.kind is OrderKind.STOP
+
+
+async def test_an_agent_of_a_lost_host_is_not_waited_for_when_the_job_is_released(plane):
+    first, _second = await running(plane, num_hosts=2)
+    plane.engine.cut_off_hosts["algo-2"] = "its link is dead"
+    await plane.passes()
+    await first.report(HostPhase.EXITED)
+    plane.engine.end_agent("job", "algo-1")
+    await plane.passes()
+    assert (await plane.job()).status is TrainingJobStatus.FAILED
+    assert plane.engine.released == ["job/1"]
+
+
 async def test_setting_the_machine_s_clock_forward_loses_no_host(plane):
     (agent,) = await running(plane)
     plane.clock.set_time_of_day(plane.clock.now() + timedelta(minutes=10))
@@ -213,7 +233,9 @@ async def test_a_peer_that_never_ends_after_a_failure_does_not_keep_the_job_from
     await plane.passes()
     assert (await plane.job()).hosts["algo-1"].facts.phase is HostPhase.LOST
     await second.report(HostPhase.DONE)
-    assert (await plane.describe())["FailureReason"] == "AlgorithmError: , exit code: 7"
+    assert (await plane.describe())[
+        "FailureReason"
+    ] == "AlgorithmError: algo-2: the program ended with exit code 7, exit code: 7"
 
 
 async def test_an_upload_that_takes_too_long_fails_the_job(plane):

@@ -23,7 +23,7 @@ from clary.contract.errors import EngineError
 from clary.contract.launch_plan import Isolation, LaunchPlan
 from clary.contract.processes import ProcessId
 from clary.control.engines.interface import Released
-from clary.control.engines.local import agent_processes, anchors, attempt_record, cleaning, killing
+from clary.control.engines.local import agent_processes, anchors, attempt_record, cleaning, killing, link_watch
 from clary.control.engines.local.agent_processes import MARK_VARIABLE, LastingProcess
 from clary.control.engines.local.attempt_record import AttemptRecord, NetworkReady
 from clary.control.engines.local.fabric import RELEASED_FILE
@@ -98,6 +98,14 @@ class LocalEngine:
                 self._records[folder] = record
         agents = record.agents if record is not None and record.boot_id == attempt_record.boot_id() else {}
         return {host.name: host.name in agents and agents[host.name].is_alive() for host in plan.hosts}
+
+    async def cut_off(self, plan: LaunchPlan) -> Mapping[str, str]:
+        """Return the hosts that the link watch of the job's anchor found cut off, with the reason."""
+        path = self._folder(plan.job_name, plan.attempt) / link_watch.CUT_OFF_FILE
+        if not path.exists():  # as nearly always, and cheaper than a thread
+            return {}
+        why = f"its link has carried nothing from or to the job's other hosts for {link_watch.CUT_OFF_AFTER_S:g} s"
+        return dict.fromkeys(await asyncio.to_thread(link_watch.read_cut_off, str(path)), why)
 
     async def release(self, job_name: str, attempt: int) -> Released:
         """End and remove what is left of the attempt."""
@@ -223,14 +231,15 @@ class LocalEngine:
             record = attempt_record.read_record(folder)
             if record is not None and record.boot_id == attempt_record.boot_id():
                 sentences += [
-                    f"Job {name} is released and its process {process.pid} still runs."
+                    f"Job {name} is released and its process {process.pid} still runs; end it: kill -9 {process.pid}"
                     for process in killing.with_variable(MARK_VARIABLE, record.mark)
                 ]
             sentences += [
-                f"Job {name} is released and {point} is still mounted." for point in cleaning.mounts_below(folder)
+                f"Job {name} is released and {point} is still mounted; detach it: umount -l {point}"
+                for point in cleaning.mounts_below(folder)
             ]
             sentences += [
-                f"Job {name} is released and its cgroup {path} is still there."
+                f"Job {name} is released and its cgroup {path} is still there; remove it: rmdir {path}"
                 for path in _cgroups_of(folder, _folders_in(folder), record)
             ]
         return sentences + [

@@ -98,6 +98,7 @@ class Network(NamedTuple):
     has_user_namespace: bool
     listeners: list[tuple[socket.socket, RelaySpec]]
     ports: list[Any]  # tap_switch.Port; empty with a bridge
+    links: list[socket.socket]  # of the link watch, one per host; empty where links are not watched
 
 
 def read_spec(path: str) -> NetworkSpec:
@@ -223,7 +224,7 @@ def _build_namespaces(spec: NetworkSpec, *, has_user_namespace: bool) -> Network
     hosts = {host.name: _step(f"namespace of {host.name}", _new_network_namespace) for host in spec.hosts}
     connect = _connect_taps if spec.is_switched_by_us else _connect_bridge
     ports = connect(spec, switch, hosts)
-    return Network(hosts, switch, has_user_namespace, _listen(spec, hosts), ports)
+    return Network(hosts, switch, has_user_namespace, _listen(spec, hosts), ports, _open_links(spec, hosts))
 
 
 def _step(what: str, act: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -334,6 +335,25 @@ def _listen(spec: NetworkSpec, hosts: dict[str, int]) -> list[tuple[socket.socke
     return listeners
 
 
+def _open_links(spec: NetworkSpec, hosts: dict[str, int]) -> list[socket.socket]:
+    """Return sockets for the link watch; none for one host, for links that lose much, or where they are forbidden."""
+    from clary.control.engines.local.link_watch import MAX_LOSS_PERCENT, open_link
+
+    if len(hosts) == 1 or any(host.loss_percent > MAX_LOSS_PERCENT for host in spec.hosts):
+        return []
+    links: list[socket.socket] = []
+    for host in spec.hosts:
+        namespaces.setns(hosts[host.name], namespaces.CLONE_NEWNET)
+        try:
+            links.append(open_link())
+        except OSError as error:  # no CAP_NET_RAW: the network works, and a cut link is noticed by programs alone
+            print(f"links are not watched: {error}", file=sys.stderr, flush=True)
+            for link in links:
+                link.close()
+            return []
+    return links
+
+
 class _SwitchChild:
     """The process that runs the TAP switch; started again if it dies, for the anchor keeps the TAP devices open."""
 
@@ -411,6 +431,8 @@ async def _serve(spec: NetworkSpec, network: Network, switch: _SwitchChild | Non
         asyncio.create_task(relays.serve(listener, relays.RelayTarget(relay.target_address, relay.target_port)))
         for listener, relay in network.listeners
     ]
+    if network.links:
+        tasks.append(asyncio.create_task(_link_watch(spec, network).run()))
     try:
         while not _is_over(spec.folder):
             if switch is not None:
@@ -418,11 +440,23 @@ async def _serve(spec: NetworkSpec, network: Network, switch: _SwitchChild | Non
             await asyncio.sleep(RELEASE_POLL_S)
             for task in tasks:
                 if task.done():
-                    task.result()  # a relay that cannot go on: the traceback goes to anchor.log
+                    task.result()  # a relay or watch that cannot go on: the traceback goes to anchor.log
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _link_watch(spec: NetworkSpec, network: Network) -> Any:
+    from clary.control.engines.local.link_watch import CUT_OFF_FILE, LinkWatch
+
+    return LinkWatch(
+        [host.name for host in spec.hosts],
+        network.links,
+        [hardware_address(host.address) for host in spec.hosts],
+        path=os.path.join(spec.folder, CUT_OFF_FILE),
+        max_delay_s=max(host.delay_ms for host in spec.hosts) / 1000,
+    )
 
 
 def _is_over(folder: str) -> bool:

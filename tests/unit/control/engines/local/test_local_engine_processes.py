@@ -254,7 +254,8 @@ async def test_leftover_process_of_a_released_attempt_is_told(engine):
     environment = {**os.environ, agent_processes.MARK_VARIABLE: mark}
     with subprocess.Popen([sys.executable, "-S", "-c", IDLE], env=environment) as stray:
         assert await engine.leftovers() == [
-            f"Job {plan.job_name}, attempt 1 is released and its process {stray.pid} still runs."
+            f"Job {plan.job_name}, attempt 1 is released and its process {stray.pid} still runs; "
+            f"end it: kill -9 {stray.pid}"
         ]
         assert len((await engine.release(plan.job_name, plan.attempt)).killed) == 1
 

@@ -1,0 +1,136 @@
+"""Notice that a host of a job has been cut off the job's network, though its agent still reports.
+
+Where: a task of the anchor (`fabric`); agents reach the service by another way than programs reach each other, so
+heartbeats say nothing about links. Each host sends a small frame to the next one in the job, the last to the first. A
+host is cut off when neither what it sends nor what is sent to it arrives; of two hosts, where nobody can tell which of
+them it is, the second counts. The engine reads what `LinkWatch` writes down and tells the reconciler.
+
+Silence is counted in frames sent, not in time: an anchor that was not scheduled for long sends nothing meanwhile, so a
+loaded or suspended machine loses no host. The frames have an Ethernet type of their own: no port is taken, no program
+is woken. Standard library only.
+Source: packet(7); IEEE 802 local experimental Ethernet type 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Sequence
+
+ETHERNET_TYPE = 0x88B5
+FRAME_INTERVAL_S = 0.2
+CUT_OFF_AFTER_S = 3.0  # of frames that did not arrive: as long as the service waits for a heartbeat
+MIN_FRAME_BYTES = 60  # of Ethernet, without the checksum
+MAX_LOSS_PERCENT = 20.0  # links that are to lose more than this are not watched: 15 frames in a row could be lost
+CUT_OFF_FILE = "cut-off.json"
+
+
+def open_link(interface: str = "eth0") -> socket.socket:
+    """Open a socket for the watch's frames on an interface of this thread's network namespace.
+
+    Raises: OSError, where packet sockets are not allowed.
+    """
+    link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        link.bind((interface, ETHERNET_TYPE))
+    except OSError:
+        link.close()
+        raise
+    return link
+
+
+def cut_off_hosts(missed: Sequence[int], limit: int) -> list[int]:
+    """Return the hosts, by index, that nothing passes to or from. Pure.
+
+    Args:
+        missed: at index i, frames in a row that host i sent and the next host did not get.
+        limit: from how many on nothing passes.
+    """
+    num_hosts = len(missed)
+    if num_hosts == 2:
+        return [1] if min(missed) >= limit else []
+    return [index for index in range(num_hosts) if missed[index] >= limit and missed[index - 1] >= limit]
+
+
+class LinkWatch:
+    """Sends frames around the hosts of one job and writes down who is cut off.
+
+    Args:
+        names: of the hosts.
+        links: a socket of `open_link` in each host's namespace, in the same order.
+        addresses: Ethernet addresses of the hosts, in the same order.
+        path: the file to write: a JSON list of names. It is written when the list changes, and absent before.
+        max_delay_s: how long a frame may be under way.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        links: Sequence[socket.socket],
+        addresses: Sequence[bytes],
+        *,
+        path: str,
+        max_delay_s: float = 0.0,
+    ) -> None:
+        self._names = names
+        self._links = links
+        self._addresses = addresses
+        self._path = path
+        self._limit = round((CUT_OFF_AFTER_S + max_delay_s) / FRAME_INTERVAL_S)
+        self._missed = [0] * len(names)
+        self._written: list[str] = []
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        while True:
+            self.make_round()
+            await asyncio.sleep(FRAME_INTERVAL_S)
+
+    def make_round(self) -> None:
+        """Take what has arrived, write down what follows from it, and send the next frames."""
+        for index, link in enumerate(self._links):
+            sender = index - 1 if index else len(self._links) - 1
+            if _drain(link, self._addresses[sender]):
+                self._missed[sender] = 0
+        cut_off = [self._names[index] for index in cut_off_hosts(self._missed, self._limit)]
+        if cut_off != self._written:
+            with contextlib.suppress(OSError):  # a full disk, or a folder that is gone: the next round tries again
+                write_cut_off(self._path, cut_off)
+                self._written = cut_off
+        for index, link in enumerate(self._links):
+            receiver = self._addresses[(index + 1) % len(self._links)]
+            frame = receiver + self._addresses[index] + ETHERNET_TYPE.to_bytes(2, "big")
+            self._missed[index] += 1
+            with contextlib.suppress(OSError):  # a full queue or an interface that is down: the frame is lost
+                link.send(frame.ljust(MIN_FRAME_BYTES, b"\0"))
+
+
+def write_cut_off(path: str, names: Sequence[str]) -> None:
+    """Replace the list of hosts that are cut off."""
+    partial = f"{path}.partial"
+    with open(partial, "w", encoding="utf-8") as file:
+        json.dump(list(names), file)
+    os.replace(partial, path)
+
+
+def read_cut_off(path: str) -> list[str]:
+    """Return the hosts that are cut off; none before the watch wrote anything."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return [str(name) for name in json.load(file)]
+    except (OSError, ValueError):
+        return []
+
+
+def _drain(link: socket.socket, sender: bytes) -> bool:
+    """Take every frame that waits; return whether any came from `sender`."""
+    has_come = False
+    with contextlib.suppress(OSError):  # no more frames, or an interface that is down
+        while True:
+            frame, address = link.recvfrom(MIN_FRAME_BYTES)
+            is_incoming = address[2] != socket.PACKET_OUTGOING
+            has_come = has_come or (is_incoming and frame[6:12] == sender)
+    return has_come
