@@ -6,11 +6,12 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 
-from benchmarks import bench_api, bench_start
+from benchmarks import bench_api, bench_signals, bench_start
 from benchmarks.lines import Line, write
 
 BENCHMARKS: dict[str, tuple[str, Callable[[bool], Iterator[Line]]]] = {
     "api": ("accepted jobs a second and latency of describe, against moto's server", bench_api.run),
+    "signals": ("first to last SIGTERM handler of a job that is stopped", bench_signals.run),
     "start": ("submit to first line of user code, in parts, against torchrun", bench_start.run),
 }
 

@@ -16,12 +16,14 @@ from typing import Any
 
 from clary.agent.environments.config_files import (
     channels_of,
+    errors_folder,
     host_names,
     input_data_config,
     network_interface,
     resource_config,
     run_folder,
 )
+from clary.agent.environments.stop_notice import stop_notice_path
 from clary.contract import hyperparameters as hps
 from clary.contract.distribution import INSTANCE_GROUPS, DistributionKind, read_distribution
 from clary.contract.launch_plan import HostPlan, Isolation, LaunchPlan
@@ -35,6 +37,8 @@ RESERVED = frozenset(
         "TRAINING_JOB_ARN",
         "CURRENT_HOST",
         "SAGEMAKER_BASE_DIR",
+        "CLARY_STOP_NOTICE",
+        "CLARY_STOP_GRACE_S",
         "AWS_ACCESS_KEY_ID",
         "AWS_SECRET_ACCESS_KEY",
         "AWS_ENDPOINT_URL",
@@ -105,6 +109,7 @@ def service_variables(
     variables = {
         **{name: value for name, value in machine.items() if _is_inherited(name)},
         "HOME": str(run_folder(inside) / "home"),
+        "CLARY_ERRORS_FOLDER": str(errors_folder(inside)),
         "LANG": "C.UTF-8",
         "PYTHONUNBUFFERED": "1",
         # A character that the log cannot take must not end a training.
@@ -124,6 +129,8 @@ def service_variables(
         "TRAINING_JOB_NAME": plan.job_name,
         "TRAINING_JOB_ARN": plan.job_arn,
         "CURRENT_HOST": host.name,
+        "CLARY_STOP_NOTICE": str(stop_notice_path(inside)),
+        "CLARY_STOP_GRACE_S": f"{plan.stop_grace_s:g}",
         "AWS_ENDPOINT_URL": endpoint.url,
         "S3_ENDPOINT_URL": endpoint.url,  # the toolkit hands it to its S3 client itself
         "AWS_ACCESS_KEY_ID": endpoint.credentials.access_key_id,

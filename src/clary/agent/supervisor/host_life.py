@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from clary.agent.supervisor.clues import merge
 from clary.agent.supervisor.fact_board import FactBoard
 from clary.agent.supervisor.failures import failure_of, is_expected
 from clary.agent.supervisor.host_log import HostLog
@@ -104,6 +105,8 @@ class HostLife:
             if not self._watch.is_stopping:
                 how = f"SIGTERM now, SIGKILL in {grace_s:g} s" if grace_s > 0 else "SIGKILL now"
                 self._log.say(f"stopping the program{why}: {how}")
+            if grace_s > 0 and self._watch.would_kill_sooner(grace_s):
+                self._announce_stop(grace_s, reason=reason)
             self._watch.stop(grace_s)
 
     def due_at_s(self) -> float | None:
@@ -152,6 +155,13 @@ class HostLife:
             has_ended = has_ended and not self._upload.is_alive()
         self._steps.close()
         return has_ended
+
+    def _announce_stop(self, grace_s: float, *, reason: str) -> None:
+        """Leave the notice that programs find when SIGTERM comes; a stop goes on without it if need be."""
+        try:
+            self._steps.announce_stop(reason=reason, grace_s=grace_s)
+        except OSError as error:
+            self._log.say(f"the notice of the stop could not be written: {error}")
 
     def _on_prepared(self, error: Exception | None) -> None:
         if self._board.phase is not HostPhase.PREPARING:
@@ -217,10 +227,13 @@ class HostLife:
         watch.close()
         self._log.end_output()
         failure = self._with_cause(watch)
+        has_failed = any(item.exit_code != 0 for item in watch.exits)
+        clues = merge(self._steps.error_records(), self._log.clues()) if has_failed else ()
         seconds = time.monotonic() - watch.started_at_s
         self._log.say(*_summary(watch.exits, failure, seconds))
         self._board.add_timing("program", seconds)
-        self._enter_exited(exits=tuple(watch.exits), failure=failure, failure_file=self._steps.failure_file())
+        failure_file = self._steps.failure_file()
+        self._enter_exited(exits=tuple(watch.exits), failure=failure, clues=clues, failure_file=failure_file)
 
     def _with_cause(self, watch: ProgramWatch) -> Failure | None:
         """Return the program's failure with what is known of its cause: a full disk, the program's own words.

@@ -78,13 +78,16 @@ class ProgramWatch:
 
         Without any grace there is no SIGTERM: every process is killed.
         """
-        kill_at_s = time.monotonic() + grace_s
-        if not self._is_killed and (self.due_at_s is None or kill_at_s < self.due_at_s):
-            self.due_at_s = kill_at_s
+        if self.would_kill_sooner(grace_s):
+            self.due_at_s = time.monotonic() + grace_s
         if not self.is_stopping:
             self.is_stopping = True
             if grace_s > 0:
                 self.program.send_signal(signal.SIGTERM)
+
+    def would_kill_sooner(self, grace_s: float) -> bool:
+        """Return whether a stop with this grace brings the kill closer, or is the first."""
+        return not self._is_killed and (self.due_at_s is None or time.monotonic() + grace_s < self.due_at_s)
 
     def act_if_due(self) -> str | None:
         """Kill every process if the grace is over; return a sentence for the log about what was done, if anything.

@@ -88,6 +88,15 @@ def test_user_environment_wins_except_for_reserved_names() -> None:
     assert variables["AWS_ENDPOINT_URL"] == "http://10.0.0.254:4570"
 
 
+def test_programs_know_where_the_notice_of_a_stop_will_lie_and_how_long_they_have(tmp_path: Path) -> None:
+    plan = make_plan(stop_grace_s=90.0, user_environment={"CLARY_STOP_NOTICE": "/mine", "CLARY_STOP_GRACE_S": "5"})
+    variables = service(plan)
+    assert variables["CLARY_STOP_NOTICE"] == "/opt/ml/.clary/stop-notice.json"
+    assert variables["CLARY_STOP_GRACE_S"] == "90"
+    variables = service(make_plan(isolation=Isolation.PROCESSES), inside=MlTree(tmp_path))
+    assert variables["CLARY_STOP_NOTICE"] == str(tmp_path / ".clary" / "stop-notice.json")
+
+
 def test_path_has_the_shims_then_the_environment_then_the_users() -> None:
     plan = make_plan(user_environment={"PATH": "/mine/bin"})
     assert service(plan, {"PATH": "/usr/bin"})["PATH"] == "/shims/bin:/env/bin:/mine/bin"

@@ -326,6 +326,29 @@ def test_a_stop_while_running_signals_everybody_and_ends_early(service: FakeServ
     service.order(OrderKind.RELEASE)
 
 
+def test_the_notice_of_a_stop_lies_there_before_anybody_is_signalled(service: FakeService, host_of) -> None:
+    service.order_at(HostPhase.PREPARED, OrderKind.RUN)
+    service.order_at(HostPhase.EXITED, OrderKind.RELEASE)
+    host = host_of(FakeSteps(ends_on_sigterm=False))
+    assert host.program.signals == []
+    service.order(OrderKind.STOP, grace_s=60.0, reason="why")
+    service.order(OrderKind.STOP, grace_s=90.0, reason="would extend it")
+    service.order(OrderKind.STOP, grace_s=0.1, reason="shortens it")
+    service.wait_for_phase(HostPhase.EXITED)
+    assert host.steps.announced == [("why", 60.0, []), ("shortens it", 0.1, [signal.SIGTERM])]
+
+
+def test_a_stop_goes_on_when_its_notice_cannot_be_written(service: FakeService, host_of) -> None:
+    service.order_at(HostPhase.PREPARED, OrderKind.RUN)
+    service.order_at(HostPhase.EXITED, OrderKind.RELEASE)
+    host = host_of(FakeSteps(errors={"announce": OSError(28, "No space left on device")}))
+    program = host.program
+    service.order(OrderKind.STOP, grace_s=60.0)
+    service.wait_for_phase(HostPhase.EXITED)
+    assert program.signals == [signal.SIGTERM]
+    assert any("the notice of the stop could not be written" in text for text in service.texts)
+
+
 def test_what_outlives_the_grace_is_killed(service: FakeService, host_of) -> None:
     service.order_at(HostPhase.PREPARED, OrderKind.RUN)
     service.order_at(HostPhase.EXITED, OrderKind.RELEASE)
