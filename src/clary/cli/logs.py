@@ -1,14 +1,21 @@
-"""`clary logs JOB`: print a job's log, of one host or rank, to its end or as it grows."""
+"""`clary logs JOB`: print a job's log, all of it or what is asked for, to its end or as it grows.
+
+The service picks by host, rank, attempt and time. `--grep` is matched here: a regular expression of somebody's can take
+for ever on one line, and one that did so in the service would hold up every agent's heartbeat; here Ctrl-C ends it.
+"""
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from datetime import UTC, datetime
 from typing import Any
 
 from clary.cli.connection import Connection, connect
+from clary.cli.moments import moment_ms
+from clary.contract.errors import ClaryError, Fault
 
 POLL_S = 0.3
 COLOURS = ("36", "33", "35", "32", "34", "31")
@@ -21,12 +28,22 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
     parser.add_argument("--host", metavar="algo-N", help="of this host only")
     parser.add_argument("--rank", type=int, help="of this rank only")
+    parser.add_argument("--attempt", type=int, help="of this attempt only")
+    parser.add_argument(
+        "--since", type=moment_ms, metavar="WHEN", help="from this time on: 10m, 2h, 1d (ago) or an ISO time"
+    )
+    parser.add_argument("--until", type=moment_ms, metavar="WHEN", help="before this time")
+    parser.add_argument(
+        "--grep", type=_pattern, metavar="PATTERN", help="lines in which this regular expression is found, only"
+    )
     parser.add_argument("--timestamps", action="store_true", help="begin lines with their time")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print lines in the order of their times; with --follow, until the job has ended and every line is out."""
+    if options.since is not None and options.until is not None and options.since >= options.until:
+        raise ClaryError("--since must be a time before --until", fault=Fault.USER)
     connection = connect()
     tokens: dict[str, str] = {}
     held: list[dict[str, Any]] = []  # lines before which others may still come
@@ -34,7 +51,8 @@ def run(options: argparse.Namespace) -> int:
         page = _page(connection, options, tokens)
         tokens = page["tokens"]
         sure_until_ms = page["sure_until_ms"]
-        held = sorted(held + page["lines"], key=lambda line: int(line["at_ms"]))
+        lines = [line for line in page["lines"] if options.grep is None or options.grep.search(line["text"])]
+        held = sorted(held + lines, key=lambda line: int(line["at_ms"]))
         num_sure = sum(sure_until_ms is None or line["at_ms"] <= sure_until_ms for line in held)
         for line in held[:num_sure]:
             print(_text(line, options), flush=True)
@@ -46,12 +64,23 @@ def run(options: argparse.Namespace) -> int:
         time.sleep(POLL_S)
 
 
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from None
+
+
 def _page(connection: Connection, options: argparse.Namespace, tokens: dict[str, str]) -> dict[str, Any]:
     query = {f"after.{stream}": token for stream, token in tokens.items()}
-    if options.host:
-        query["host"] = options.host
-    if options.rank is not None:
-        query["rank"] = str(options.rank)
+    wanted = {
+        "host": options.host,
+        "rank": options.rank,
+        "attempt": options.attempt,
+        "since_ms": options.since,
+        "until_ms": options.until,
+    }
+    query |= {name: str(value) for name, value in wanted.items() if value not in (None, "")}
     return connection.job_page(options.job, "logs", query)
 
 

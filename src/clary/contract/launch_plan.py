@@ -134,6 +134,22 @@ class MetricDefinition:
     regex: str
 
 
+class AnsiCodes(StrEnum):
+    """What becomes of escape sequences for terminals, such as colours, in the log."""
+
+    KEEP = "keep"
+    STRIP = "strip"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogRules:
+    """What of the program's output enters the log of a host."""
+
+    ansi: AnsiCodes = AnsiCodes.KEEP
+    max_lines_per_s: int = 0  # in the long run, of all processes of the host together; 0: no bound
+    max_bytes_per_s: int = 0  # the same of the lines' text in UTF-8
+
+
 @dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
     """One attempt of one job, complete."""
@@ -161,6 +177,7 @@ class LaunchPlan:
     config_documents: Mapping[str, Any] = field(default_factory=dict)  # debughookconfig, profilerconfig, ...
     checkpoint_local_path: str | None = None  # where the program keeps checkpoints, when the request says so
     metric_definitions: tuple[MetricDefinition, ...] = ()
+    log_rules: LogRules = field(default_factory=LogRules)
     proxy_url: str | None = None  # the one way from hosts to the internet, for HTTPS; None: there is none
     stop_grace_s: float = 120.0  # from SIGTERM to SIGKILL
     network_isolation: bool = False  # EnableNetworkIsolation

@@ -83,9 +83,26 @@ class Settings:
     clamp_processes: bool = _setting(True, "lower an instance type's processes per host to this machine's CPUs or GPUs")
     default_python: str = _setting("", "interpreter for images that no rule names; empty looks for one with torch")
     stop_grace_s: float = _setting(120.0, "from SIGTERM to SIGKILL", least=0)
-    host_timeout_s: float = _setting(5.0, "silence after which a host of a running job is lost", least=1)
+    host_timeout_s: float = _setting(
+        5.0,
+        "silence after which a host of a running job is lost: five heartbeats; 3 is quicker on machines that are never "
+        "overloaded (time in which the service itself was held up, or a report was being stored, does not count)",
+        least=1,
+    )
     launch_timeout_s: float = _setting(120.0, "time for a launched host's agent to report", least=1)
     upload_timeout_s: float = _setting(3600.0, "time for results to reach the object store", least=1)
+    log_ansi: str = _setting(
+        "keep",
+        "keep or strip: what becomes of escape sequences for terminals, such as colours, in logs",
+        pattern="keep|strip",
+    )
+    log_max_lines_per_s: int = _setting(
+        250_000,
+        "lines that one host may log in the long run, ten seconds' worth at once; more are dropped, which the log "
+        "says; 0 is no bound",
+        least=0,
+    )
+    log_max_bytes_per_s: int = _setting(64 * 1024 * 1024, "the same in bytes of text; 0 is no bound", least=0)
     images: Mapping[str, str] = _table("image pattern (repo:tag, * matches) = environment name", str)
     environments: Mapping[str, str] = _table("environment name = path of its Python interpreter", str)
     instance_types: Mapping[str, Mapping[str, Any]] = _table(

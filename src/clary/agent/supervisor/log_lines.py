@@ -7,6 +7,7 @@ Rules, decided once:
 - `\r` repaints a line, as progress bars do. A line shows its last state when it ends; a bar that goes on shows its
   newest state at most every `BAR_INTERVAL_S`.
 - A line longer than `PIECE_BYTES` comes as several lines; `LineSplitter.has_cut` tells, so that the log can say so.
+- Escape sequences of terminals stay or go as a whole, as the splitter is told.
 - Invalid UTF-8 is written out as `\xff`, NUL is removed, an empty line becomes one space (log services refuse empty
   events, and blank lines belong to the shape of a program's output).
 """
@@ -15,6 +16,8 @@ from __future__ import annotations
 
 import math
 
+from clary.agent.supervisor.ansi_filter import AnsiFilter
+
 BAR_INTERVAL_S = 5.0
 PIECE_BYTES = 65536  # of UTF-8; log services take 256 KiB an event
 BLANK_LINE = " "
@@ -22,10 +25,15 @@ _LONGEST_CHARACTER_BYTES = 4
 
 
 class LineSplitter:
-    """Splits one stream of bytes; not safe for several threads at once."""
+    """Splits one stream of bytes; not safe for several threads at once.
 
-    def __init__(self) -> None:
+    Args:
+        strips_ansi: whether escape sequences are taken out.
+    """
+
+    def __init__(self, *, strips_ansi: bool = False) -> None:
         self.has_cut = False  # whether a line was too long and came in pieces
+        self._ansi = AnsiFilter() if strips_ansi else None
         self._partial = b""  # what came since the last line end; of a bar only its last two states
         self._is_bar = False
         self._shown_bar: str | None = None  # the state that the log shows last
@@ -35,6 +43,8 @@ class LineSplitter:
     def feed(self, data: bytes, now_s: float) -> list[str]:
         """Take bytes and return the lines that they complete; `now_s` is monotonic time."""
         self._fed_at_s = now_s
+        if self._ansi is not None:
+            data = self._ansi.feed(data)
         whole, newline, rest = data.rpartition(b"\n")
         lines: list[str] = []
         if newline:
@@ -55,6 +65,8 @@ class LineSplitter:
 
     def finish(self) -> list[str]:
         """Return what is left when the stream has ended."""
+        if self._ansi is not None:
+            self._partial += self._ansi.finish()
         partial, self._partial = self._partial, b""
         return self._complete(partial) if partial else []
 

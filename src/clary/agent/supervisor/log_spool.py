@@ -195,7 +195,9 @@ class LogSpool:
             if not segments:
                 return False
             segment = segments[0]
-            if cursor.offset >= segment.size_bytes and len(segments) > 1:
+            # The segment read last may have been let go: then the offset says nothing about the one that is first now.
+            is_read = segment.first_sequence == cursor.segment_first and cursor.offset >= segment.size_bytes
+            if is_read and len(segments) > 1:
                 segment = segments[1]
             if segment.first_sequence != cursor.segment_first:
                 cursor.segment_first, cursor.offset = segment.first_sequence, 0

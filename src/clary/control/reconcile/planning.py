@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 from clary.contract.distribution import read_distribution
 from clary.contract.launch_plan import (
+    AnsiCodes,
     Endpoint,
     Environment,
     HostPlan,
     Isolation,
     LaunchPlan,
+    LogRules,
     NetworkPlan,
     Resources,
 )
@@ -102,6 +104,11 @@ def build_plan(
         config_documents=request.config_documents,
         checkpoint_local_path=request.checkpoint_local_path,
         metric_definitions=request.metric_definitions,
+        log_rules=LogRules(
+            ansi=AnsiCodes(settings.log_ansi),
+            max_lines_per_s=settings.log_max_lines_per_s,
+            max_bytes_per_s=settings.log_max_bytes_per_s,
+        ),
         proxy_url=site.proxy_url,
         stop_grace_s=settings.stop_grace_s,
         network_isolation=request.has_network_isolation,

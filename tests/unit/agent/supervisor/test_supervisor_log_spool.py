@@ -60,6 +60,19 @@ def test_files_go_when_all_their_lines_are_stored(spool: LogSpool, tmp_path: Pat
         spool.read(0, max_lines=1, max_bytes=1)
 
 
+def test_no_file_is_skipped_when_the_one_before_it_goes_just_as_its_last_line_was_read(
+    spool: LogSpool, tmp_path: Path
+) -> None:
+    texts = [f"line {number:03d}" for number in range(100)]
+    for text in texts:
+        spool.append([text])
+    firsts = sorted(int(path.stem) for path in (tmp_path / "spool").iterdir())
+    assert len(firsts) > 3, "whole files of one size lie behind the first"
+    assert len(spool.read(0, max_lines=firsts[1], max_bytes=1 << 30)) == firsts[1]
+    spool.let_go(firsts[1])
+    assert read_all(spool, firsts[1]) == texts[firsts[1] :]
+
+
 def test_rank_and_time_are_kept_and_times_never_go_back(spool: LogSpool) -> None:
     spool.append(["first"], rank=2, at_ms=2_000)
     spool.append(["second"], at_ms=1_000)

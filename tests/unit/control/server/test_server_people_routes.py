@@ -1,6 +1,7 @@
 """The pages of the command line: opened by the admin token alone, without secrets, logs page by page."""
 
 import json
+from urllib.parse import quote
 
 import pytest
 from server_parts import START, START_MS, FakeServices, document, request, running_job
@@ -169,3 +170,45 @@ async def test_a_token_that_is_none_of_ours_is_refused(logs):
     people = routes(running_job(), logs=logs)
     refused = await refusal(people, f"{JOB}/logs", query="after.job-1/algo-1-1=f%2Fnonsense")
     assert (refused.code, refused.http_status) == ("ValidationException", 400)
+
+
+async def test_lines_of_a_stretch_of_time_come_alone_and_page_by_page(logs, monkeypatch):
+    monkeypatch.setattr(people_routes, "LOG_PAGE", 2)
+    await logs.append("job-1/algo-1-1", 0, lines(*range(10)))
+    await logs.append("job-1/algo-2-1", 0, lines(4, 20, rank=1))
+    people = routes(running_job(), logs=logs)
+    stretch = f"since_ms={START_MS + 3}&until_ms={START_MS + 8}"
+    pages = await read_all(people, stretch)
+    assert sorted(line["at_ms"] - START_MS for page in pages for line in page["lines"]) == [3, 4, 4, 5, 6, 7]
+    (late,) = await read_all(people, f"since_ms={START_MS + 15}")
+    assert [line["at_ms"] - START_MS for line in late["lines"]] == [20]
+    after = "&".join(f"after.{stream}={token}" for stream, token in late["tokens"].items())
+    await logs.append("job-1/algo-1-1", 10, lines(30))
+    grown = document(await people.handle(request(f"{JOB}/logs", query=f"since_ms={START_MS + 15}&{after}")))
+    assert [line["at_ms"] - START_MS for line in grown["lines"]] == [30]
+
+
+@pytest.mark.parametrize("value", ["", "x", "-1", "1.5", "9" * 16, "\u0661"])
+async def test_a_time_that_is_no_number_is_refused(logs, value):
+    refused = await refusal(routes(running_job(), logs=logs), f"{JOB}/logs", query=f"since_ms={quote(value)}")
+    assert (refused.code, refused.http_status) == ("ValidationException", 400)
+    assert refused.message.startswith("since_ms must be milliseconds since 1970")
+
+
+async def test_the_attempts_that_there_are_can_be_asked_for_and_others_name_them(logs):
+    await logs.append("job-1/algo-1-1", 0, lines(1))
+    (page,) = await read_all(routes(running_job(), logs=logs), "attempt=1")
+    assert len(page["lines"]) == 1
+    refused = await refusal(routes(running_job(), logs=logs), f"{JOB}/logs", query="attempt=2")
+    assert (refused.code, refused.http_status) == ("NotFound", 404)
+    assert refused.message == "job-1 has no attempt 2; it has 1"
+    waiting = running_job(attempt=0, hosts={}, plan=None, log_streams=())
+    refused = await refusal(routes(waiting, logs=logs), f"{JOB}/logs", query="attempt=1")
+    assert refused.message == "job-1 has no attempt 1; no hosts were asked for yet"
+
+
+async def test_a_stream_that_was_deleted_has_no_lines(logs):
+    await logs.append("job-1/algo-2-1", 0, lines(1))
+    await logs.delete_streams("job-1/algo-1-1")
+    (page,) = await read_all(routes(running_job(), logs=logs))
+    assert [line["host"] for line in page["lines"]] == ["algo-2"]

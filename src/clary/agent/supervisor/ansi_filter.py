@@ -1,0 +1,39 @@
+"""ANSI escape sequences taken out of a stream of bytes: colours, cursor movements, titles, links.
+
+Where: `log_lines.LineSplitter` feeds what a process prints through one, where the setting `log_ansi` says strip. How
+the bytes are chunked makes no difference, so a sequence whose end has not come yet is held back.
+Source: ECMA-48, sections 5.3 to 5.6; xterm control sequences for OSC that BEL ends.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Bounds keep what is held back small; what is longer is no sequence but text. None of them spans a line end.
+_CSI = rb"\[[0-?]{0,64}[ -/]{0,8}"
+_STRING = rb"[\]PX^_][^\x07\x1b\r\n]{0,4096}"
+_SHORT = rb"[ -/]{0,8}"
+_SEQUENCE = re.compile(rb"\x1b(?:" + _CSI + rb"[@-~]|" + _STRING + rb"(?:\x07|\x1b\\)|" + _SHORT + rb"[0-OQ-WYZ\\`-~])")
+_BEGUN = re.compile(rb"\x1b(?:" + _CSI + rb"|" + _STRING + rb"\x1b?|" + _SHORT + rb")\Z")
+
+
+class AnsiFilter:
+    """Filters one stream; not safe for several threads at once."""
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Take bytes and return those that belong to no sequence."""
+        if not self._held and b"\x1b" not in data:
+            return data
+        data = self._held + data
+        begun = _BEGUN.search(data)
+        end = begun.start() if begun is not None else len(data)
+        self._held = data[end:]
+        return _SEQUENCE.sub(b"", data[:end])
+
+    def finish(self) -> bytes:
+        """Return what was held back of a sequence that never ended."""
+        held, self._held = self._held, b""
+        return held

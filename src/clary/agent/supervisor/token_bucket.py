@@ -1,0 +1,43 @@
+"""A token bucket: how much may pass now, when so much may pass in the long run. Pure.
+
+Where: `log_limit` has one for lines and one for bytes.
+"""
+
+from __future__ import annotations
+
+
+class TokenBucket:
+    """Fills at a steady rate up to a bound; what passes is taken out. Not safe for several threads at once.
+
+    Within any stretch of time no more than `capacity + rate_per_s * seconds` passes. An amount larger than `capacity`,
+    which could never pass, may be let through a full bucket: it leaves a debt.
+
+    Args:
+        rate_per_s: what may pass in the long run; above 0.
+        capacity: what may pass at once after silence; above 0.
+        now_s: monotonic time; the bucket begins full.
+    """
+
+    def __init__(self, *, rate_per_s: float, capacity: float, now_s: float) -> None:
+        self._rate_per_s = rate_per_s
+        self._capacity = capacity
+        self._level = capacity
+        self._filled_at_s = now_s
+
+    def has(self, amount: float, now_s: float, *, may_owe: bool = False) -> bool:
+        """Whether `amount` may pass now; takes nothing.
+
+        Args:
+            amount: 0 or more.
+            now_s: monotonic time.
+            may_owe: whether an amount larger than the capacity passes a full bucket.
+        """
+        elapsed_s = now_s - self._filled_at_s
+        if elapsed_s > 0:
+            self._level = min(self._capacity, self._level + elapsed_s * self._rate_per_s)
+            self._filled_at_s = now_s
+        return self._level >= (min(amount, self._capacity) if may_owe else amount)
+
+    def take(self, amount: float) -> None:
+        """Take out what passes; ask `has` before."""
+        self._level -= amount

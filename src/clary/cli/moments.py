@@ -1,0 +1,32 @@
+"""Moments as people write them: how long ago, or ISO 8601."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from datetime import UTC, datetime
+
+MS_OF_UNIT = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_AGO = re.compile(r"((?:[0-9]{1,9}[smhdw])+)(?:\s+ago)?")
+_PART = re.compile(r"([0-9]+)([smhdw])")
+
+
+def moment_ms(text: str, *, now: datetime | None = None) -> int:
+    """Return a moment in milliseconds since 1970; serves argparse as a type.
+
+    Args:
+        text: `10m`, `1h30m`, `1d ago`, or an ISO 8601 time; one without a zone is this machine's, as `describe` shows.
+        now: what "ago" counts from; None is the time of the call.
+
+    Raises: argparse.ArgumentTypeError saying which forms there are.
+    """
+    ago = _AGO.fullmatch(text.strip())
+    if ago is not None:
+        now_ms = int((now or datetime.now(UTC)).timestamp() * 1000)
+        return max(0, now_ms - sum(int(number) * MS_OF_UNIT[unit] for number, unit in _PART.findall(ago[1])))
+    try:
+        return max(0, int(datetime.fromisoformat(text.strip()).timestamp() * 1000))
+    except (ValueError, OverflowError, OSError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no moment: expected how long ago (30s, 10m, 2h, 1d, 1w) or an ISO time (2026-01-31T12:00:00Z)"
+        ) from None

@@ -1,0 +1,112 @@
+"""What of a log `clary logs` shows: by time, attempt and pattern."""
+
+import argparse
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+
+import pytest
+
+from clary.cli import logs
+from clary.cli.main import main
+from clary.cli.moments import moment_ms
+
+NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "ago"),
+    [
+        ("30s", timedelta(seconds=30)),
+        ("10m", timedelta(minutes=10)),
+        ("1h30m", timedelta(minutes=90)),
+        (" 1d ago ", timedelta(days=1)),
+        ("2w", timedelta(weeks=2)),
+        ("0s", timedelta()),
+    ],
+)
+def test_how_long_ago_is_a_moment(text, ago):
+    assert moment_ms(text, now=NOW) == (NOW - ago).timestamp() * 1000
+
+
+@pytest.mark.parametrize("text", ["2026-01-31T12:00:00Z", "2026-01-31T13:00:00.000+01:00", "2026-01-31 12:00:00+00:00"])
+def test_an_iso_time_is_a_moment(text):
+    assert moment_ms(text) == NOW.timestamp() * 1000
+
+
+def test_an_iso_time_without_a_zone_is_this_machines():
+    local = NOW.astimezone().replace(tzinfo=None)
+    assert moment_ms(local.isoformat()) == NOW.timestamp() * 1000
+
+
+def test_moments_before_1970_are_1970():
+    assert moment_ms("999999999w", now=NOW) == 0
+    assert moment_ms("1901-01-01T00:00:00Z") == 0
+
+
+@pytest.mark.parametrize("text", ["", "soon", "10", "m", "-5m", "10m later", "2026-13-01", "1e3s", "\u0661m", "9" * 30])
+def test_what_is_no_moment_is_refused_with_the_forms_there_are(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="expected how long ago"):
+        moment_ms(text)
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """Queries of `clary logs`; the service has two lines, one of them on a second page."""
+    monkeypatch.setenv("CLARY_HOME", str(tmp_path))
+    queries = []
+
+    def job_page(job, page, query):
+        queries.append(dict(query))
+        number = len(queries)
+        text = ["epoch 1 loss=0.5", "saved [model]"][number - 1]
+        line = {"host": "algo-1", "at_ms": number, "text": text, "rank": 0}
+        sure_until_ms = number if number == 1 else None
+        return {"lines": [line], "tokens": {}, "sure_until_ms": sure_until_ms, "is_over": True}
+
+    monkeypatch.setattr(logs, "connect", lambda: SimpleNamespace(job_page=job_page))
+    return queries
+
+
+def test_time_and_attempt_are_asked_of_the_service_on_every_page(asked):
+    when = ["--since", "2026-01-31T11:00:00Z", "--until", "2026-01-31T12:00:00Z"]
+    assert main(["logs", "x", *when, "--attempt", "1", "--rank", "0"]) == 0
+    end_ms = int(NOW.timestamp() * 1000)
+    wanted = {"since_ms": str(end_ms - 3_600_000), "until_ms": str(end_ms), "attempt": "1", "rank": "0"}
+    assert asked == [wanted, wanted]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "shown"),
+    [
+        (r"loss=\d", ["epoch 1 loss=0.5"]),
+        (r"^saved \[", ["saved [model]"]),
+        (r"(?i)EPOCH|model", ["epoch 1 loss=0.5", "saved [model]"]),
+        ("algo-1", []),
+    ],
+)
+def test_grep_shows_lines_in_which_the_expression_is_found(asked, capsys, pattern, shown):
+    assert main(["logs", "x", "--grep", pattern]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"algo-1 | {text}" for text in shown]
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--grep", "loss=("], "'loss=(' is not a regular expression: missing )"),
+        (["--since", "yesterday"], "'yesterday' is no moment: expected how long ago"),
+        (["--attempt", "first"], "invalid int value: 'first'"),
+    ],
+)
+def test_a_choice_that_makes_no_sense_is_wrong_usage(asked, capsys, arguments, complaint):
+    with pytest.raises(SystemExit) as ended:
+        main(["logs", "x", *arguments])
+    assert ended.value.code == 2
+    assert complaint in capsys.readouterr().err
+    assert asked == []
+
+
+def test_a_stretch_of_time_that_ends_before_it_begins_is_refused(asked, capsys):
+    assert main(["logs", "x", "--since", "1h", "--until", "2h"]) == 2
+    assert capsys.readouterr().err == "clary: --since must be a time before --until\n"
+    assert asked == []
