@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from clary.contract.errors import Fault
 
+# How messages of agents begin that tell what they know for certain, whatever the program has said.
+OUT_OF_MEMORY = "OutOfMemory"
+FULL_DISK = "No space left on device"
+
 MAX_FAILURE_REASON = 1024  # characters, limit of the FailureReason shape
 
 PREFIXES: dict[Fault, str] = {

@@ -22,10 +22,11 @@ from clary.agent.supervisor.fact_board import FactBoard
 from clary.agent.supervisor.failures import failure_of, is_expected
 from clary.agent.supervisor.host_log import HostLog
 from clary.agent.supervisor.preparation import Preparation
-from clary.agent.supervisor.program_watch import FAIL_FAST_GRACE_S, OUT_OF_MEMORY, ProgramWatch, exit_in_words
+from clary.agent.supervisor.program_watch import FAIL_FAST_GRACE_S, ProgramWatch, exit_in_words
 from clary.agent.supervisor.steps import Steps, Uploaded
 from clary.contract.agent_protocol import Failure, HostPhase, Order, OrderKind, ProcessExit, StagedPart, UploadRole
 from clary.contract.errors import ClaryError, ContractError, Fault
+from clary.contract.failure_reasons import OUT_OF_MEMORY
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.plain import from_plain
 

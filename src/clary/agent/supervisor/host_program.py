@@ -13,6 +13,7 @@ from clary.agent.disk_space import free_bytes
 from clary.agent.host.program import Program
 from clary.contract.agent_protocol import ProcessExit
 from clary.contract.errors import AgentError, ClaryError
+from clary.contract.failure_reasons import FULL_DISK
 
 _POLL_S = 0.1  # longest time until the exit of one process among several is noticed
 _MIB = 1024 * 1024
@@ -100,7 +101,7 @@ class HostProgram:
         free = free_bytes(self._folder)
         if free >= _FULL_BYTES:
             return None
-        return f"No space left on device: the disk of this host is full ({free} bytes free for /opt/ml and /tmp)"
+        return f"{FULL_DISK}: the disk of this host is full ({free} bytes free for /opt/ml and /tmp)"
 
     def trouble(self) -> ClaryError | None:
         """Return what broke beside the processes and made the agent end them; None if nothing did."""

@@ -25,11 +25,11 @@ from enum import IntEnum
 
 from clary.contract.agent_protocol import Clue, Failure, HostFacts, HostPhase, ProcessExit
 from clary.contract.errors import Fault
+from clary.contract.failure_reasons import FULL_DISK, OUT_OF_MEMORY
 from clary.control.jobs.training_job import HostRecord, JobFailure
 from clary.control.jobs.verdicts import judge
 
 _SIGNAL_BASE = 128
-_CERTAIN = re.compile(r"^(?:out of memory|No space left on device)")  # what the agent knows of a host
 _WRAPPER = re.compile(r"\b(?:ChildFailedError|CalledProcessError|ExecuteUserScriptError|MPI_ABORT|mpirun detected)")
 _EFFECT = re.compile(
     r"Connection(?:Reset|Refused|Aborted)Error|BrokenPipeError|Dist(?:Backend|Network|Store)Error"
@@ -134,7 +134,7 @@ def _of_exit(name: str, item: ProcessExit, clue: Clue | None, failure: Failure |
     if item.killed_by_agent:
         words = who
     weight = Weight.OWN
-    if failure is not None and _CERTAIN.match(failure.message) and not item.killed_by_agent:
+    if failure is not None and failure.message.startswith((OUT_OF_MEMORY, FULL_DISK)) and not item.killed_by_agent:
         words = failure.message
     elif clue is not None and clue.text != f"SystemExit: exit code {item.exit_code}":
         words = f"{who if how else words}: {clue.text}"  # the exit code stands at the end of every reason

@@ -47,7 +47,7 @@ _BY_FAULT = {
 _BY_WORDS: tuple[tuple[re.Pattern[str], Judgement], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), Judgement(verdict=verdict, is_retryable=is_retryable))
     for pattern, verdict, is_retryable in (
-        (r"out of memory|memoryerror|cannot allocate memory|bad_alloc", Verdict.MEMORY, False),
+        (r"out ?of ?memory|memoryerror|cannot allocate memory|bad_alloc", Verdict.MEMORY, False),
         (r"no space left on device|errno 28\b|disk quota exceeded", Verdict.DISK, False),
         (r"modulenotfounderror|importerror|syntaxerror|indentationerror|nameerror|attributeerror", Verdict.USER, False),
         (r"command not found|exit code 12[67]\b|no such program|can't open file", Verdict.LAUNCHER, False),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from clary.contract.agent_protocol import Clue, Failure, HostFacts, HostPhase, ProcessExit
 from clary.contract.errors import Fault
+from clary.contract.failure_reasons import OUT_OF_MEMORY
 from clary.control.jobs.first_cause import find_first_cause, moments
 from clary.control.jobs.training_job import HostRecord
 from clary.control.jobs.verdicts import Verdict, judge
@@ -93,7 +94,7 @@ def test_words_of_a_process_that_was_told_to_end_count_only_if_they_came_first()
 
 
 def test_what_the_agent_knows_for_certain_stands_before_an_exit_code():
-    failure = Failure(fault=Fault.ALGORITHM.value, message="out of memory: the host's memory limit of 64 MiB")
+    failure = Failure(fault=Fault.ALGORITHM.value, message=f"{OUT_OF_MEMORY}: the host's memory limit of 64 MiB")
     cause = find_first_cause({"algo-1": host(ended(0, 1.0, signum=9), failure=failure)})
     assert cause.message == failure.message
     assert (cause.verdict, cause.is_retryable, cause.exit_code) == ("memory", False, 137)
