@@ -15,6 +15,7 @@ TRAIN_PYTHON = ROOT / ".venvs/train/bin/python"
 SDK2_PYTHON = ROOT / ".venvs/sdk2/bin/python"
 SDK3_PYTHON = ROOT / ".venvs/sdk3/bin/python"
 CLIENT_TIMEOUT_S = 400
+UP_ATTEMPTS = 3
 ASKS_STS = ("v2_model_trainer.py", "v2_execution_role.py")
 SETTINGS = f"""
 max_hosts = 8
@@ -76,7 +77,13 @@ def start_service(home, settings=SETTINGS, **variables):
     (home / "settings.toml").write_text(settings)
     defaults = {"CLARY_PORT": "0", "CLARY_TLS_PORT": str(_free_port()), "CLARY_DEFAULT_PYTHON": str(TRAIN_PYTHON)}
     service = RunningService(home, {}, {}, defaults | variables)
-    service.clary("up")
+    for attempt in range(UP_ATTEMPTS):
+        completed = service.clary("up", check=False)
+        if completed.returncode == 0:
+            break
+        # Another test's service may have taken the port for TLS since it was found free.
+        assert attempt + 1 < UP_ATTEMPTS, completed.stdout + completed.stderr
+        service.variables["CLARY_TLS_PORT"] = variables.get("CLARY_TLS_PORT", str(_free_port()))
     service.environment = client_environment(service)
     service.tls_environment = client_environment(service, "--tls")
     return service
