@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from host_world import (
     DEADLINE_S,
     PATH,
+    PYTHON,
     HostWorld,
     eventually,
     pids_with,
@@ -182,6 +184,58 @@ def test_sigterm_reaches_every_process_exactly_once(world):
     program.close()
     lines = [line for index in (0, 1) for line in listener.text(index).splitlines() if line.startswith("caught")]
     assert len(lines) == len(set(lines)) == 6
+
+
+DRIVER = """
+import subprocess, sys
+rank = subprocess.Popen([sys.executable, "-u", "-c", {rank!r}], stdout=subprocess.PIPE)
+for line in rank.stdout:
+    sys.stdout.write("driver passes on: " + line.decode())
+    sys.stdout.flush()
+print("driver: rank ended with", rank.wait(), flush=True)
+while True:
+    input_is_over = sys.stdin.read()
+    import time; time.sleep(60)
+"""
+SAVING_RANK = """
+import signal, time, sys
+def save(*_):
+    time.sleep(0.5)
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("on", flush=True)
+while True:
+    time.sleep(60)
+"""
+
+
+def test_a_driver_without_a_handler_passes_on_the_last_words_of_its_rank_and_then_ends(world):
+    program, listener = world.start(python(DRIVER.format(rank=SAVING_RANK)))
+    listener.wait_for("driver passes on: on")
+    assert program.signal_all(signal.SIGTERM) == 2
+    listener.wait_for("driver passes on: saved")
+    listener.wait_for("driver: rank ended with 0")
+    (end,) = program.wait(DEADLINE_S).exits
+    assert (end.signal, end.killed_by_agent) == (signal.SIGTERM, True)
+
+
+def test_tee_passes_on_the_last_words_of_who_writes_to_it(world):
+    program, listener = world.start(shell(f"{PYTHON} -u -c '{SAVING_RANK}' | tee /dev/null"))
+    listener.wait_for("on")
+    program.signal_all(signal.SIGTERM)
+    listener.wait_for("saved")
+    eventually(lambda: program.signal_all(0) == 0)
+
+
+def test_a_pool_ends_at_once_with_its_workers(world):
+    script = "import multiprocessing as m, time; m.set_start_method('fork')\np = m.Pool(2)\nprint('on', flush=True)\n"
+    program, listener = world.start(python(script + "time.sleep(600)"))
+    listener.wait_for("on")
+    began = time.monotonic()
+    program.signal_all(signal.SIGTERM)
+    eventually(lambda: program.signal_all(0) == 0)
+    print(f"a pool was gone {time.monotonic() - began:.2f} s after SIGTERM")
 
 
 def test_processes_alive_at_sigterm_count_as_ended_by_the_agent(world):

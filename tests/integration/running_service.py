@@ -14,6 +14,7 @@ CLIENTS = Path(__file__).parent / "clients"
 TRAIN_PYTHON = ROOT / ".venvs/train/bin/python"
 SDK2_PYTHON = ROOT / ".venvs/sdk2/bin/python"
 SDK3_PYTHON = ROOT / ".venvs/sdk3/bin/python"
+TOOLKIT_PYTHON = ROOT / ".venvs/toolkit/bin/python"
 CLIENT_TIMEOUT_S = 400
 UP_ATTEMPTS = 3
 ASKS_STS = ("v2_model_trainer.py", "v2_execution_role.py")
@@ -23,10 +24,12 @@ stop_grace_s = 10.0
 [images]
 "team/bring-your-own:*" = "train"
 "team/remote:*" = "sdk2"
+"team/toolkit:*" = "toolkit"
 "tensorflow-training:*" = "train"
 [environments]
 train = "{TRAIN_PYTHON}"
 sdk2 = "{SDK2_PYTHON}"
+toolkit = "{TOOLKIT_PYTHON}"
 """
 
 
@@ -77,13 +80,14 @@ def start_service(home, settings=SETTINGS, **variables):
     (home / "settings.toml").write_text(settings)
     defaults = {"CLARY_PORT": "0", "CLARY_TLS_PORT": str(_free_port()), "CLARY_DEFAULT_PYTHON": str(TRAIN_PYTHON)}
     service = RunningService(home, {}, {}, defaults | variables)
-    for attempt in range(UP_ATTEMPTS):
+    for _ in range(UP_ATTEMPTS):
         completed = service.clary("up", check=False)
-        if completed.returncode == 0:
+        said = completed.stdout + completed.stderr
+        # Another test's service may have taken the port for TLS since it was found free; nothing else is tried again.
+        if f"can not listen on 127.0.0.1:{service.variables['CLARY_TLS_PORT']}" not in said:
             break
-        # Another test's service may have taken the port for TLS since it was found free.
-        assert attempt + 1 < UP_ATTEMPTS, completed.stdout + completed.stderr
-        service.variables["CLARY_TLS_PORT"] = variables.get("CLARY_TLS_PORT", str(_free_port()))
+        service.variables["CLARY_TLS_PORT"] = str(_free_port())
+    assert completed.returncode == 0, said
     service.environment = client_environment(service)
     service.tls_environment = client_environment(service, "--tls")
     return service

@@ -6,7 +6,7 @@ import time
 
 import pytest
 from program_jobs import put, script_request, start
-from running_service import CLIENTS
+from running_service import CLIENTS, SDK3_PYTHON
 from test_clients_boto3 import Clients, job_request, log_of, unique, wait
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(180), pytest.mark.xdist_group("service")]
@@ -114,6 +114,33 @@ def test_a_program_in_the_foreground_of_bash(aws):
     request["InputDataConfig"] = [{"ChannelName": "program", "DataSource": source}]
     stop_and_check(aws, start(aws, request), num_ranks=2)
     assert "after" not in log_of(aws, name)
+
+
+@pytest.mark.parametrize(("driver", "num_ranks"), [("none", 2), ("torchrun", 4), ("mpi", 4)])
+def test_ranks_under_the_driver_of_sdk_v3(aws, service, driver, num_ranks):
+    _, facts = service.run_client(SDK3_PYTHON, "v3_signals.py", driver)
+    stop_and_check(aws, facts["name"], num_ranks=num_ranks)
+
+
+@pytest.mark.parametrize("distribution", [{}, {"sagemaker_torch_distributed_enabled": True}], ids=["plain", "torchrun"])
+def test_ranks_under_the_toolkit_of_aws(aws, distribution):
+    request = two_ranks_a_host(aws, "signals-toolkit", distribution)
+    request["AlgorithmSpecification"]["TrainingImage"] = "team/toolkit:1"
+    request["Environment"] = {
+        "CLARY_LAUNCHER": "toolkit",
+        "SAGEMAKER_TRAINING_MODULE": "sagemaker_pytorch_container.training:main",
+    }
+    stop_and_check(aws, start(aws, request), num_ranks=2)
+
+
+def test_a_trainer_whose_output_goes_through_tee(aws):
+    name = unique("signals-tee")
+    uri = put(aws, f"code/{name}/stopped.py", PROGRAM)
+    command = "python3 /opt/ml/input/data/program/stopped.py 2>&1 | tee /tmp/log"
+    request = job_request(name, command, ResourceConfig=TYPE_OF_TWO)
+    source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": uri}}
+    request["InputDataConfig"] = [{"ChannelName": "program", "DataSource": source}]
+    stop_and_check(aws, start(aws, request), num_ranks=2)
 
 
 def test_the_end_of_the_longest_runtime(aws):

@@ -1,8 +1,8 @@
 """Every live process of a program: counted, signalled once each, killed.
 
 Where: the keeper of a host asks for it. In a PID namespace the kernel does it in one step: kill(-1) from the first
-process reaches each process once, and a fork that is under way as well. Plain processes are found by walking up from
-each process of the machine to the keeper, which is the parent of every orphan among its descendants.
+process reaches each process once, and a fork that is under way as well. Plain processes, and those of a namespace where
+some are spared, are found by walking down from the keeper, which is the parent of every orphan among its descendants.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Collection
 from typing import Protocol
 
-from clary.contract.processes import live_descendants
+from clary.contract.processes import ProcessEntry, live_descendants
 
 _KILL_LIMIT_S = 3.0  # after that what is left cannot be killed: it hangs in the kernel
 _KILL_PAUSE_S = 0.002
@@ -22,8 +23,11 @@ _KILL_PAUSE_S = 0.002
 class Census(Protocol):
     """Reaches all processes of a program, and nothing else."""
 
-    def signal_all(self, signal_number: int) -> int:
-        """Send the signal to every live process once; returns how many there were."""
+    def live(self) -> dict[int, ProcessEntry]:
+        """Return the live processes as the caller can signal them; none where it cannot tell them apart."""
+
+    def signal_all(self, signal_number: int, *, spare: Collection[int] = ()) -> int:
+        """Send the signal to every live process once, but not to those in `spare`; returns how many are alive."""
 
     def kill_all(self) -> None:
         """End every process for certain; their exits remain to be reaped."""
@@ -32,10 +36,15 @@ class Census(Protocol):
 class NamespaceCensus:
     """All processes of the PID namespace of which the caller is the first."""
 
-    def signal_all(self, signal_number: int) -> int:
-        """Send the signal to every live process once; returns how many there were."""
-        # The link and not getpid(): where /proc is the machine's, this process has another number there.
-        num_alive = len(live_descendants(int(os.readlink("/proc/self"))))
+    def live(self) -> dict[int, ProcessEntry]:
+        """Return the live processes; none where /proc is the machine's and numbers them otherwise."""
+        return live_descendants(os.getpid()) if _own_pid_in_proc() == os.getpid() else {}
+
+    def signal_all(self, signal_number: int, *, spare: Collection[int] = ()) -> int:
+        """Send the signal to every live process once, but not to those in `spare`; returns how many are alive."""
+        if spare:
+            return _signal_each(signal_number, spare)
+        num_alive = len(live_descendants(_own_pid_in_proc()))
         _signal(-1, signal_number)
         return num_alive
 
@@ -47,25 +56,13 @@ class NamespaceCensus:
 class DescendantCensus:
     """All descendants of the caller, which must be a subreaper."""
 
-    def signal_all(self, signal_number: int) -> int:
-        """Send the signal to every live process once; returns how many there were.
+    def live(self) -> dict[int, ProcessEntry]:
+        """Return the live processes."""
+        return live_descendants(os.getpid())
 
-        Scans until a scan finds nobody new, because processes may fork while they are being signalled. Processes that
-        started after the call are left out: those are what a handler of the signal starts for its own cleaning up.
-        """
-        newest = _ticks_now()
-        signalled: set[tuple[int, int]] = set()
-        while True:
-            new = [
-                (pid, entry.started_at)
-                for pid, entry in live_descendants(os.getpid()).items()
-                if entry.started_at <= newest and (pid, entry.started_at) not in signalled
-            ]
-            if not new:
-                return len(signalled)
-            for pid, started_at in new:
-                _signal(pid, signal_number)
-                signalled.add((pid, started_at))
+    def signal_all(self, signal_number: int, *, spare: Collection[int] = ()) -> int:
+        """Send the signal to every live process once, but not to those in `spare`; returns how many are alive."""
+        return _signal_each(signal_number, spare)
 
     def kill_all(self) -> None:
         """End every process for certain; their exits remain to be reaped.
@@ -86,6 +83,33 @@ class DescendantCensus:
             for pid in alive:
                 _signal(pid, signal.SIGKILL)
             time.sleep(_KILL_PAUSE_S)
+
+
+def _signal_each(signal_number: int, spare: Collection[int]) -> int:
+    """Signal each live descendant once, but not those in `spare`; returns how many descendants are alive.
+
+    Scans until a scan finds nobody new, because processes may fork while they are being signalled. Processes that
+    started after the call are left out: those are what a handler of the signal starts for its own cleaning up.
+    """
+    newest = _ticks_now()
+    seen: set[tuple[int, int]] = set()
+    while True:
+        new = [
+            (pid, entry.started_at)
+            for pid, entry in live_descendants(os.getpid()).items()
+            if entry.started_at <= newest and (pid, entry.started_at) not in seen
+        ]
+        if not new:
+            return len(seen)
+        for pid, started_at in new:
+            if pid not in spare:
+                _signal(pid, signal_number)
+            seen.add((pid, started_at))
+
+
+def _own_pid_in_proc() -> int:
+    """Return the caller's number in /proc, which is not its own where /proc is the machine's."""
+    return int(os.readlink("/proc/self"))
 
 
 def _ticks_now() -> int:

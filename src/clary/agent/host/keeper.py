@@ -21,6 +21,7 @@ from typing import Any
 
 from clary.agent.host.census import Census
 from clary.agent.host.spawning import spawn
+from clary.agent.host.stop_signals import StopSignals
 
 MAX_MESSAGE_BYTES = 65536
 
@@ -51,6 +52,7 @@ class Keeper:
         self._processes = processes
         self._control = control
         self._census = census
+        self._stop_signals = StopSignals(census)
         self._dies_with_keeper = dies_with_keeper
         self._alive: dict[int, int] = {}  # pid -> index, of the listed processes only
         self._doomed: set[int] = set()  # pids that were alive when the agent ended the program
@@ -72,10 +74,13 @@ class Keeper:
             poll.register(child_ended, select.POLLIN)
             is_kept = True
             while is_kept:
-                ready = [descriptor for descriptor, _ in poll.poll()]
+                pause_s = self._stop_signals.poll_s
+                ready = [descriptor for descriptor, _ in poll.poll(None if pause_s is None else pause_s * 1000)]
                 if child_ended in ready:
                     _empty(child_ended)
                     self._reap()
+                if pause_s is not None:
+                    self._stop_signals.send_late()
                 if self._control.fileno() in ready:
                     is_kept = self._obey()
         finally:
@@ -110,7 +115,8 @@ class Keeper:
         else:
             if message["number"] in _ENDING_SIGNALS:
                 self._doomed.update(self._alive)
-            count = self._census.signal_all(message["number"])
+            is_stop = message["number"] == signal.SIGTERM
+            count = self._stop_signals.send() if is_stop else self._census.signal_all(message["number"])
             self._send(kind="signalled", id=message["id"], count=count)
         return True
 

@@ -3,6 +3,8 @@
 Where: `bin/torchrun` stands first in PATH of a job, so that launchers which call torchrun by name (SDK v3's driver,
 AWS's toolkit, users' scripts) get ranks that end cleanly; see the note in `clary_rank`. The command line is read by
 torch's own parser. Whatever cannot be read stays as it is: the real torchrun then runs, unchanged.
+Once a stop is announced, ranks are left alone: they have had their SIGTERM, and torchrun would send a second one and
+kill them after 30 s.
 It runs in the user's environment: Python 3.8 or later, the standard library and torch, nothing of clary.
 """
 
@@ -10,10 +12,16 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
 import shutil
 import sys
+import time
+from collections.abc import Iterable
 
+NOTICE_VARIABLE = "CLARY_STOP_NOTICE"  # path of a file that is there once a stop was ordered
+_POLL_S = 0.02
+_SIGNAL_BASE = 128  # a shell's exit code of a process that a signal ended: this and the signal's number
 _FOLDER = os.path.dirname(os.path.realpath(__file__))
 _NOT_FOUND_CODE = 127
 
@@ -28,7 +36,58 @@ def main() -> None:
         _run_real(arguments)
         return
     sys.argv = [os.path.join(_FOLDER, "bin", "torchrun"), *rewritten]
-    run.main(rewritten)
+    leave_ranks_alone_at_stop()
+    try:
+        run.main(rewritten)
+    except Exception as error:  # one kind of it, which only torch can name
+        if stop_deadline_s() is None or type(error).__name__ != "SignalException":
+            raise
+        sys.exit(_SIGNAL_BASE + error.sigval)  # type: ignore[attr-defined]
+
+
+def leave_ranks_alone_at_stop() -> None:
+    """Have torchrun wait for its ranks to end by themselves before it ends them, while a stop is on.
+
+    Source: `PContext.close` of torch.distributed.elastic, through which every version ends its ranks.
+    """
+    try:
+        context = importlib.import_module("torch.distributed.elastic.multiprocessing.api").PContext
+        close = context.close
+    except (ImportError, AttributeError):
+        return  # a torch that ends its ranks in another way does so as ever
+
+    def close_after_ranks(self: object, *arguments: object, **options: object) -> object:
+        wait_for_ranks(self.pids().values())  # type: ignore[attr-defined]
+        return close(self, *arguments, **options)
+
+    context.close = close_after_ranks
+
+
+def wait_for_ranks(pids: Iterable[int]) -> None:
+    """Wait until these children have ended, or until the agent kills them anyway; at once where no stop is on."""
+    deadline_s = stop_deadline_s()
+    left = list(pids)
+    while left and deadline_s is not None and time.time() < deadline_s:
+        left = [pid for pid in left if _is_running(pid)]
+        if left:
+            time.sleep(_POLL_S)
+
+
+def stop_deadline_s() -> float | None:
+    """Return when the agent kills what is left, in seconds since 1970; None if no stop was ordered."""
+    try:
+        with open(os.environ[NOTICE_VARIABLE], encoding="utf-8") as file:
+            return float(json.load(file)["deadline_s"])
+    except (KeyError, OSError, ValueError):
+        return None
+
+
+def _is_running(pid: int) -> bool:
+    """Whether a child has not ended; its exit status is left for who started it."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
 
 
 def rewrite(arguments: list[str], run: object) -> list[str]:

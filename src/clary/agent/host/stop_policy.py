@@ -1,0 +1,130 @@
+"""Who of a program hears SIGTERM at once, who later, and why: a pure decision.
+
+Where: the keeper asks when the agent signals SIGTERM. Three kinds of processes would take the last words, or the lives,
+of ranks that still save their state, if they died of the signal at once:
+
+- who reads a rank's output through a pipe and has no handler: SDK v3's driver, AWS's toolkit, `tee`. It hears the
+  signal when those who write to the pipe have ended.
+- an MPI launcher and its daemons: they pass the signal on, a second time for the ranks, and kill them soon after. They
+  hear nothing; they end with the ranks.
+- the ssh connection under which such a daemon runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+_MPI_LAUNCHERS = frozenset(("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"))
+_MPI_DAEMONS = frozenset(("hydra_pmi_proxy", "orted", "prted"))
+_SSH_CLIENT, _SSH_SERVER = "ssh", "sshd"
+# A shell that waits for $(...) would go on with the next command of its script.
+_SHELLS = frozenset(("ash", "bash", "busybox", "dash", "ksh", "sh", "zsh"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessView:
+    """What decides about one process.
+
+    Attributes:
+        pid: process id.
+        parent: process id of its parent.
+        name: command name as the kernel has it, 15 bytes at most.
+        dies_of_sigterm: whether it neither handles nor ignores nor blocks SIGTERM.
+        reads: inodes of the pipes that it can read and not write.
+        prints_to: inodes of the pipes that are its standard output or error. Other pipes do not count: those between
+            the processes of a pool tell of an end, and pools start anew who ended.
+    """
+
+    pid: int
+    parent: int
+    name: str
+    dies_of_sigterm: bool
+    reads: frozenset[int] = frozenset()
+    prints_to: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Deferral:
+    """Why a process does not hear SIGTERM at once.
+
+    Attributes:
+        until: processes after whose end it does; None if it never does, because it ends by itself.
+        reason: for people.
+    """
+
+    until: frozenset[int] | None
+    reason: str
+
+
+def decide_deferrals(processes: Sequence[ProcessView]) -> dict[int, Deferral]:
+    """Return pid -> deferral of those that do not hear SIGTERM at once; everyone else does."""
+    by_pid = {process.pid: process for process in processes}
+    carriers = _carriers(by_pid)
+    readers = {
+        process.pid: writers
+        for process in processes
+        if process.pid not in carriers
+        and process.dies_of_sigterm
+        and process.name not in _SHELLS
+        and (writers := _writers(process, by_pid))
+    }
+    deferrals = {pid: Deferral(None, reason) for pid, reason in carriers.items()}
+    for pid, writers in readers.items():
+        if not _waits_for(pid, pid, readers):
+            deferrals[pid] = Deferral(writers, f"it reads what {', '.join(map(str, sorted(writers)))} print")
+    return deferrals
+
+
+def _carriers(by_pid: Mapping[int, ProcessView]) -> dict[int, str]:
+    """Return pid -> reason for what carries the ranks of MPI."""
+    parents = {process.parent for process in by_pid.values()}
+    found = {}
+    for process in by_pid.values():
+        ancestors = list(_ancestors(process, by_pid))
+        if process.name in _MPI_LAUNCHERS and process.pid in parents:
+            found[process.pid] = "it started ranks that hear the signal themselves"
+        elif process.name in _MPI_DAEMONS:
+            found[process.pid] = "it started ranks that hear the signal themselves"
+            found |= {above.pid: "an MPI daemon runs under it" for above in _within_session(ancestors)}
+        elif process.name == _SSH_CLIENT and any(above.name in _MPI_LAUNCHERS for above in ancestors):
+            found[process.pid] = "it connects mpirun with another host"
+    return found
+
+
+def _within_session(ancestors: Sequence[ProcessView]) -> Sequence[ProcessView]:
+    """Return the ancestors that belong to one ssh session: those below the server that listens, if there is one."""
+    servers = [index for index, above in enumerate(ancestors) if above.name.startswith(_SSH_SERVER)]
+    return ancestors[: servers[-1]] if servers else ()
+
+
+def _writers(reader: ProcessView, by_pid: Mapping[int, ProcessView]) -> frozenset[int]:
+    """Return who prints what `reader` reads; its ancestors left out, because a child that outlives them helps nobody."""
+    above = {ancestor.pid for ancestor in _ancestors(reader, by_pid)}
+    return frozenset(
+        other.pid
+        for other in by_pid.values()
+        if other.pid != reader.pid and other.pid not in above and other.prints_to & reader.reads
+    )
+
+
+def _ancestors(process: ProcessView, by_pid: Mapping[int, ProcessView]) -> Iterable[ProcessView]:
+    """Yield parent, grandparent and so on, as far as they belong to the program."""
+    seen = {process.pid}
+    while process.parent in by_pid and process.parent not in seen:
+        process = by_pid[process.parent]
+        seen.add(process.pid)
+        yield process
+
+
+def _waits_for(pid: int, target: int, readers: Mapping[int, frozenset[int]]) -> bool:
+    """Whether `pid` waits, through whatever others, for `target`; a circle of waiting would hold until the kill."""
+    waiting, seen = list(readers.get(pid, ())), set()
+    while waiting:
+        other = waiting.pop()
+        if other == target:
+            return True
+        if other not in seen:
+            seen.add(other)
+            waiting.extend(readers.get(other, ()))
+    return False
