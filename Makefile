@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMPS := .venvs
 TEST_WORKERS ?= 2
-SYSTEM_PACKAGES := awscli iproute2 openmpi-bin openssh-client openssh-server postgresql
+SYSTEM_PACKAGES := awscli gcc iproute2 libc6-dev openmpi-bin openssh-client openssh-server postgresql
 export CLARY_COMMAND := $(BIN)/clary
 
 .PHONY: setup quickstart test check format bench clean
@@ -16,7 +16,7 @@ quickstart: $(STAMPS)/service.stamp $(STAMPS)/train.stamp $(STAMPS)/sdk2.stamp
 	@eval "$$($(BIN)/clary env)" && .venvs/sdk2/bin/python examples/mnist/submit.py
 
 setup: $(STAMPS)/service.stamp $(STAMPS)/train.stamp $(STAMPS)/sdk2.stamp $(STAMPS)/sdk3.stamp \
-       $(STAMPS)/awscli1.stamp $(STAMPS)/system.stamp $(STAMPS)/vectors.stamp
+       $(STAMPS)/awscli1.stamp $(STAMPS)/toolkit.stamp $(STAMPS)/system.stamp $(STAMPS)/vectors.stamp
 
 test: setup
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
@@ -73,7 +73,15 @@ $(STAMPS)/awscli1.stamp:
 	.venvs/awscli1/bin/pip install --quiet --disable-pip-version-check "awscli>=1.40,<2"
 	touch $@
 
-# AWS CLI v2, PostgreSQL, Open MPI, ssh and iproute2 for the tests; needs root, and says what to install without it.
+# AWS's own launcher, as its containers have it, on top of the training environment. It compiles one small file.
+$(STAMPS)/toolkit.stamp: $(STAMPS)/train.stamp $(STAMPS)/system.stamp
+	$(PYTHON) -m venv .venvs/toolkit
+	.venvs/toolkit/bin/pip install --quiet --disable-pip-version-check sagemaker-training sagemaker-pytorch-training
+	echo $(CURDIR)/$$(ls -d .venvs/train/lib/python3*/site-packages) \
+		> $$(ls -d .venvs/toolkit/lib/python3*/site-packages)/train.pth
+	touch $@
+
+# AWS CLI v2, PostgreSQL, Open MPI, ssh, iproute2 and a C compiler for the tests; needs root, and says what to install without it.
 $(STAMPS)/system.stamp:
 	mkdir -p $(STAMPS)
 	sh tools/install_system_packages.sh $(SYSTEM_PACKAGES)
