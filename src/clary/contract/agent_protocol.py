@@ -21,6 +21,8 @@ from typing import Any
 AGENT_PATH = "/clary/v1/agents/{job}/{attempt}/{host}"
 HEARTBEAT_INTERVAL_S = 1.0
 ORDER_WAIT_S = 10.0
+# A gang that has lost a member cannot go on: from SIGTERM to SIGKILL for the others, on its own host and everywhere.
+FAILURE_GRACE_S = 2.0
 
 
 class HostPhase(StrEnum):

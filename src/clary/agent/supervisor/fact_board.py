@@ -52,6 +52,13 @@ class FactBoard:
         with self._changed:
             self._facts = replace(self._facts, **changes)
 
+    def tell(self, **changes: Any) -> None:
+        """Change facts within a phase; told at once."""
+        with self._changed:
+            self._facts = replace(self._facts, **changes)
+            self._is_urgent = True
+            self._changed.notify_all()
+
     def add_timing(self, part: str, seconds: float) -> None:
         """Say how long a part took."""
         with self._changed:

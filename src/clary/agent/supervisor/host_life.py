@@ -22,9 +22,18 @@ from clary.agent.supervisor.fact_board import FactBoard
 from clary.agent.supervisor.failures import failure_of, is_expected
 from clary.agent.supervisor.host_log import HostLog
 from clary.agent.supervisor.preparation import Preparation
-from clary.agent.supervisor.program_watch import FAIL_FAST_GRACE_S, ProgramWatch, exit_in_words
+from clary.agent.supervisor.program_watch import ProgramWatch, exit_in_words
 from clary.agent.supervisor.steps import Steps, Uploaded
-from clary.contract.agent_protocol import Failure, HostPhase, Order, OrderKind, ProcessExit, StagedPart, UploadRole
+from clary.contract.agent_protocol import (
+    FAILURE_GRACE_S,
+    Failure,
+    HostPhase,
+    Order,
+    OrderKind,
+    ProcessExit,
+    StagedPart,
+    UploadRole,
+)
 from clary.contract.errors import ClaryError, ContractError, Fault
 from clary.contract.failure_reasons import OUT_OF_MEMORY
 from clary.contract.launch_plan import LaunchPlan
@@ -207,11 +216,13 @@ class HostLife:
             return
         failed = watch.take(exits)
         if failed is not None and watch.num_left and not watch.is_stopping:
+            # Told at once: the other hosts of the job do not wait for what is left of this one.
+            self._board.tell(exits=tuple(watch.exits))
             self._log.say(
                 f"rank {failed.rank} ended with {exit_in_words(failed)}: stopping the other {watch.num_left}"
                 f" processes of {self._host.name}"
             )
-            watch.stop(FAIL_FAST_GRACE_S)
+            watch.stop(FAILURE_GRACE_S)
 
     def _on_gone(self, watch: ProgramWatch) -> None:
         if watch is self._watch:

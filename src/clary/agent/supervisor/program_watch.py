@@ -18,7 +18,6 @@ from clary.contract.agent_protocol import Failure, ProcessExit
 from clary.contract.errors import ClaryError, Fault
 from clary.contract.failure_reasons import OUT_OF_MEMORY
 
-FAIL_FAST_GRACE_S = 5.0  # for the other processes of a host when one has failed
 KILL_TIMEOUT_S = 60.0  # for a killed process to be gone
 _POLL_S = 1.0
 _LIVE_POLL_S = 0.1

@@ -13,12 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from clary.contract.agent_protocol import HostPhase, Order, OrderKind, UploadRole
+from clary.contract.agent_protocol import FAILURE_GRACE_S, HostPhase, Order, OrderKind, UploadRole
 from clary.contract.plain import to_plain
 from clary.control.jobs.training_job import EndCause, HostRecord, TrainingJob
-
-# A gang that has lost a member cannot go on; the others get this long to end by themselves. Seconds.
-FAILURE_GRACE_S = 2.0
 
 # Phases in which something of the program may still run, or begin to.
 NOT_ENDED = (HostPhase.LAUNCHING, HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING)

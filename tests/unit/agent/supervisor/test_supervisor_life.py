@@ -220,12 +220,27 @@ def test_the_first_failure_stops_the_other_processes_of_the_host(service: FakeSe
 def test_processes_that_ignore_sigterm_are_killed_after_the_fail_fast_grace(
     service: FakeService, host_of, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clary.agent.supervisor.host_life.FAIL_FAST_GRACE_S", 0.2)
+    monkeypatch.setattr("clary.agent.supervisor.host_life.FAILURE_GRACE_S", 0.2)
     service.lead_through_life()
     host = host_of(FakeSteps(num_processes=2, ends_on_sigterm=False))
     host.program.end(1, rank=1)
     service.wait_for_phase(HostPhase.EXITED)
     assert host.program.signals == [signal.SIGTERM, signal.SIGKILL]
+
+
+def test_a_failed_rank_is_told_while_the_others_have_not_ended(
+    service: FakeService, host_of, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clary.agent.supervisor.host_life.FAILURE_GRACE_S", 600.0)
+    service.lead_through_life()
+    host = host_of(FakeSteps(num_processes=2, ends_on_sigterm=False))
+    host.program.end(1, rank=1)
+    service.wait_for("an exit in the facts", lambda told: told.facts is not None and told.facts.exits)
+    told = service.facts
+    assert told.phase is HostPhase.RUNNING
+    assert [(item.rank, item.exit_code) for item in told.exits] == [(1, 1)]
+    service.order(OrderKind.STOP, grace_s=0.1)
+    assert len(service.wait_for_phase(HostPhase.EXITED).exits) == 2
 
 
 def test_a_process_ended_by_a_signal_is_told_as_a_shell_would(service: FakeService, host_of) -> None:

@@ -22,9 +22,9 @@ from collections.abc import Sequence
 
 ETHERNET_TYPE = 0x88B5
 FRAME_INTERVAL_S = 0.2
-CUT_OFF_AFTER_S = 3.0  # of frames that did not arrive: as long as the service waits for a heartbeat
+CUT_OFF_AFTER_S = 2.0  # of frames that did not arrive; the rest of 5 s is for the others to end
 MIN_FRAME_BYTES = 60  # of Ethernet, without the checksum
-MAX_LOSS_PERCENT = 20.0  # links that are to lose more than this are not watched: 15 frames in a row could be lost
+MAX_LOSS_PERCENT = 20.0  # links that are to lose more than this are not watched: 10 frames in a row could be lost
 CUT_OFF_FILE = "cut-off.json"
 
 
