@@ -84,9 +84,9 @@ class Settings:
     default_python: str = _setting("", "interpreter for images that no rule names; empty looks for one with torch")
     stop_grace_s: float = _setting(120.0, "from SIGTERM to SIGKILL", least=0)
     host_timeout_s: float = _setting(
-        5.0,
-        "silence after which a host of a running job is lost: five heartbeats; 3 is quicker on machines that are never "
-        "overloaded (time in which the service itself was held up, or a report was being stored, does not count)",
+        3.0,
+        "silence after which a host of a running job is lost: three heartbeats; time in which the service itself was "
+        "held up, or a report was being stored, does not count",
         least=1,
     )
     launch_timeout_s: float = _setting(120.0, "time for a launched host's agent to report", least=1)

@@ -30,6 +30,7 @@ class FakeEngine:
         self.started: list[str] = []
         self.released: list[str] = []
         self.forgotten: list[str] = []
+        self.fenced: list[str] = []  # job/attempt/host of every call, in order
         self.cut_off_hosts: dict[str, str] = {}  # host name -> why
         self._alive: dict[str, dict[str, bool]] = {}
 
@@ -63,6 +64,11 @@ class FakeEngine:
     async def cut_off(self, plan: LaunchPlan) -> Mapping[str, str]:
         """Return what the test put into `cut_off_hosts`, for hosts of this job."""
         return {host.name: self.cut_off_hosts[host.name] for host in plan.hosts if host.name in self.cut_off_hosts}
+
+    async def fence(self, plan: LaunchPlan, host: str) -> None:
+        """Let the host's agent end."""
+        self.fenced.append(f"{_key(plan.job_name, plan.attempt)}/{host}")
+        self.end_agent(plan.job_name, host, attempt=plan.attempt)
 
     async def release(self, job_name: str, attempt: int) -> Released:
         """Forget the attempt's agents."""

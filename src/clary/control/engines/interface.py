@@ -51,6 +51,12 @@ class Engine(Protocol):
     async def cut_off(self, plan: LaunchPlan) -> Mapping[str, str]:
         """Return host name -> why, in words, for hosts whose network is gone though their agents may still report."""
 
+    async def fence(self, plan: LaunchPlan, host: str) -> None:
+        """End the agent of a host that was given up, and with it whatever runs on the host.
+
+        A host that is lost to its job, because it is silent or cut off, must not go on training behind its back.
+        """
+
     async def release(self, job_name: str, attempt: int) -> Released:
         """End whatever is left of the attempt and take its network, mounts, cgroups and host folders away.
 

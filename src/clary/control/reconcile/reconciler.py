@@ -70,6 +70,7 @@ class Reconciler:
         self._clock = clock
         self._limits = limits
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._fences: dict[str, asyncio.Task[None]] = {}  # job/attempt/host -> the killing of a lost host's agent
         self._launched: set[tuple[str, int]] = set()  # attempts that this service has launched
         self._release_at_s: dict[str, float] = {}  # ended job -> monotonic time at which its hosts are taken back
         self._retry_at_s: dict[str, float] = {}  # the same for a release that failed
@@ -86,7 +87,7 @@ class Reconciler:
                 # While requests pour in, one pass looks at many changes; no order to an agent waits for a pass.
                 await asyncio.sleep(GATHER_S)
         finally:
-            tasks = [listening, *self._tasks.values()]
+            tasks = [listening, *self._tasks.values(), *self._fences.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -214,7 +215,26 @@ class Reconciler:
         silent_s = self._gateway.silent_s(job)
         due = deadlines.due(job, now=self._clock.now(), limits=self._limits, silent_s=silent_s)
         if due is not None:
-            await self._hub.apply(job.name, due)
+            job = await self._hub.apply(job.name, due)
+        for host, record in job.hosts.items():
+            if record.facts.phase is HostPhase.LOST and alive.get(host, False):
+                self._fence(job, plan, host)
+
+    def _fence(self, job: TrainingJob, plan: LaunchPlan, host: str) -> None:
+        """End what still runs on a lost host; a failure is left to the release, which tries again until it is done."""
+        key = f"{job.name}/{job.attempt}/{host}"
+        if key in self._fences:
+            return
+
+        async def end_host() -> None:
+            try:
+                await self._engine.fence(plan, host)
+            except ClaryError as error:
+                log.warning("job %s: %s could not be ended: %s", job.name, host, error.message)
+            finally:
+                del self._fences[key]
+
+        self._fences[key] = asyncio.create_task(end_host(), name=f"job:{key}:fence")
 
     def _dead_agents(self, job: TrainingJob, alive: Mapping[str, bool]) -> list[events.HostLost]:
         return [

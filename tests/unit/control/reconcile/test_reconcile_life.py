@@ -155,6 +155,16 @@ async def test_a_host_that_is_cut_off_is_lost_though_its_agent_reports(plane):
     assert job.hosts["algo-1"].order.kind is OrderKind.STOP
 
 
+async def test_a_lost_host_is_fenced_at_once_and_once_and_the_others_are_left_to_end(plane):
+    first, _second = await running(plane, num_hosts=2)
+    plane.engine.cut_off_hosts["algo-2"] = "its link is dead"
+    await plane.passes()
+    await first.report()
+    await plane.passes()
+    assert plane.engine.fenced == ["job/1/algo-2"]
+    assert (await plane.job()).status is TrainingJobStatus.IN_PROGRESS
+
+
 async def test_an_agent_of_a_lost_host_is_not_waited_for_when_the_job_is_released(plane):
     first, _second = await running(plane, num_hosts=2)
     plane.engine.cut_off_hosts["algo-2"] = "its link is dead"

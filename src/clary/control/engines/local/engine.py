@@ -107,6 +107,11 @@ class LocalEngine:
         why = f"its link has carried nothing from or to the job's other hosts for {link_watch.CUT_OFF_AFTER_S:g} s"
         return dict.fromkeys(await asyncio.to_thread(link_watch.read_cut_off, str(path)), why)
 
+    async def fence(self, plan: LaunchPlan, host: str) -> None:
+        """Kill a host's agent; the host's first process sees it and ends everything else there."""
+        folder = self._folder(plan.job_name, plan.attempt)
+        await self._locked(folder, lambda: _end_agent(folder, host))
+
     async def release(self, job_name: str, attempt: int) -> Released:
         """End and remove what is left of the attempt."""
         folder = self._folder(job_name, attempt)
@@ -324,6 +329,20 @@ def _end_processes(folder: Path, record: AttemptRecord) -> list[str]:
     raise EngineError(
         f"attempt in {folder}: {len(left)} processes come back faster than they are killed", retryable=True
     )
+
+
+def _end_agent(folder: Path, host: str) -> None:
+    """Kill the agent of a host, if it was started and lives.
+
+    Raises: EngineError if it can not be killed.
+    """
+    record = attempt_record.read_record(folder)
+    if record is None or record.boot_id != attempt_record.boot_id() or host not in record.agents:
+        return
+    try:
+        killing.kill(record.agents[host])
+    except (OSError, TimeoutError) as error:
+        raise EngineError(f"the agent of {host} in {folder} could not be ended: {error}", retryable=True) from error
 
 
 def _marked(record: AttemptRecord, ready: NetworkReady | None) -> list[ProcessId]:
