@@ -14,8 +14,8 @@ def order(*, isolation=Isolation.NAMESPACES, network="/proc/7/ns/net", gpu_indic
     sandbox = Sandbox(
         isolation=isolation,
         hostname="algo-1",
-        host_folder="/work/host",
-        ml_folder="/work/ml",
+        host_folder="/srv/host",
+        ml_folder="/srv/ml",
         network_namespace_path=network,
         hosts_file={"algo-1": "10.0.0.1"},
         resources=Resources(num_cpus=1, memory_bytes=5, gpu_indices=gpu_indices),
@@ -25,7 +25,7 @@ def order(*, isolation=Isolation.NAMESPACES, network="/proc/7/ns/net", gpu_indic
     )
     process = ProcessSpec(argv=("a",), environment=environment or {}, working_folder="/", rank=0, local_rank=0)
     cgroup = HostCgroup(CgroupTree())
-    return host_order([process], sandbox, scratch_folder="/work/host/s", cgroup=cgroup, output_fds=[9])
+    return host_order([process], sandbox, scratch_folder="/srv/host/s", cgroup=cgroup, output_fds=[9])
 
 
 @pytest.mark.parametrize("value", ["", "it's", 'say "x"', "two\nlines", "\udcff", "\U0001f600", "\x7f"])
