@@ -18,7 +18,7 @@ import clary
 from clary.contract.errors import EngineError
 from clary.contract.launch_plan import Isolation, Link, Resources
 from clary.contract.processes import ProcessId
-from clary.control.engines.local import attempt_record, fabric
+from clary.control.engines.local import attempt_record, fabric, network_spec
 from clary.control.engines.local.engine import LocalEngine
 from clary.control.engines.local.network_faults import partition
 from clary.control.settings import Settings
@@ -516,11 +516,11 @@ async def test_network_that_can_not_be_made_says_why(engine, tmp_path):
 async def test_port_that_is_relayed_twice_names_host_and_step(tmp_path):
     folder = tmp_path / "jobs" / "job-1" / "1"
     folder.mkdir(parents=True)
-    relay = fabric.RelaySpec(4570, "127.0.0.1", 4570)
-    spec = fabric.NetworkSpec(
-        str(folder), 24, (fabric.HostSpec("algo-1", "10.77.0.1", None, 0.0, 0.0),), (relay, relay)
+    relay = network_spec.RelaySpec(4570, "127.0.0.1", 4570)
+    spec = network_spec.NetworkSpec(
+        str(folder), 24, (network_spec.HostSpec("algo-1", "10.77.0.1", None, 0.0, 0.0),), (relay, relay)
     )
-    command = [sys.executable, "-S", "-m", "clary.control.engines.local.fabric", fabric.write_spec(spec)]
+    command = [sys.executable, "-S", "-m", "clary.control.engines.local.fabric", network_spec.write_spec(spec)]
     done = await asyncio.to_thread(subprocess.run, command, env={"PYTHONPATH": SOURCE}, timeout=20, check=False)
     assert done.returncode == fabric.EXIT_FAILED
     assert attempt_record.read_ready(folder).error == "port 4570 of algo-1: Address already in use"

@@ -1,6 +1,6 @@
 """Namespaces of this process, through libc: Python has these calls from 3.12 on.
 
-Where: the anchor (`fabric`) makes namespaces with it, `network_faults` joins them.
+Where: the anchor (`network_building`) makes namespaces with it, `network_faults` joins them.
 Source: unshare(2), setns(2), user_namespaces(7).
 """
 

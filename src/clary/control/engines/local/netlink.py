@@ -1,7 +1,8 @@
 """The few rtnetlink requests that a job's network needs: bridge, veth pair, address, up, rename, token bucket.
 
-Where: `fabric` and `network_faults` call this inside the namespace that they have joined. A `Netlink` socket belongs
-to the network namespace in which it was made, whichever namespace its thread joins later. iproute2 is not needed.
+Where: `network_building` and `network_faults` call this inside the namespace that they have joined. A `Netlink` socket
+belongs to the network namespace in which it was made, whichever namespace its thread joins later. iproute2 is not
+needed.
 Source: rtnetlink(7), linux/if_link.h, linux/veth.h, linux/pkt_sched.h (tc_tbf_qopt); kernels 4.15 and later.
 """
 

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from clary.contract.errors import EngineError
 from clary.contract.launch_plan import Isolation, LaunchPlan
-from clary.control.engines.local import fabric, namespaces
+from clary.control.engines.local import fabric, namespaces, network_building
 from clary.control.engines.local.agent_processes import clary_folder
 from clary.control.engines.local.attempt_record import read_ready
 from clary.control.engines.local.netlink import Netlink
+from clary.control.engines.local.network_spec import write_json
 
 TIMEOUT_S = 10.0
 
@@ -78,7 +79,7 @@ def _set_connection(folder: Path, host: str, *, up: bool) -> None:
         _join(f"/proc/{ready.pid}/ns/user", namespaces.CLONE_NEWUSER)
     _join(f"/proc/{ready.pid}/fd/{ready.switch}", namespaces.CLONE_NEWNET)
     with Netlink() as switch:
-        switch.set_master(fabric.port_name(names.index(host)), bridge=fabric.BRIDGE if up else None)
+        switch.set_master(network_building.port_name(names.index(host)), bridge=network_building.BRIDGE if up else None)
 
 
 def _change_partitions(path: str, host: str, *, up: bool) -> None:
@@ -89,7 +90,7 @@ def _change_partitions(path: str, host: str, *, up: bool) -> None:
     except FileNotFoundError:
         cut = set()
     cut.difference_update([host]) if up else cut.add(host)
-    fabric.write_json(path, sorted(cut))
+    write_json(path, sorted(cut))
 
 
 def _join(path: str, kind: int) -> None:

@@ -2,7 +2,7 @@
 
 Where: a child of the anchor, one per job, with one TAP device (`eth0` of a host) per port. Kernels need not have netem.
 The one-way delay between two hosts is the larger of their links' delays, so is the loss. What a host sends is limited
-by a token bucket on its `eth0` (`fabric`); what it receives is limited here, one frame after the other.
+by a token bucket on its `eth0` (`network_building`); what it receives is limited here, one frame after the other.
 Addresses are known beforehand, so the switch learns nothing: unknown and group addresses go to every other port.
 TAP devices pass TCP segments of up to 64 KiB as one frame (virtio header, TSO), except where frames may be lost:
 there a frame is one packet, as on a wire.

@@ -1,0 +1,83 @@
+"""What a job's network is to be, and the files through which the engine and the anchor speak about it.
+
+Where: `anchors` writes the spec into the attempt's folder, the anchor (`fabric`) reads it and answers with the ready
+file. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from typing import Any, NamedTuple
+
+SPEC_FILE = "network.json"
+READY_FILE = "network-ready.json"
+RELEASED_FILE = "released"
+
+
+class HostSpec(NamedTuple):
+    """One host of the network."""
+
+    name: str
+    address: str
+    rate_mbit_s: float | None
+    delay_ms: float
+    loss_percent: float
+
+
+class RelaySpec(NamedTuple):
+    """A port of every host's 127.0.0.1 that leads to an address of the machine."""
+
+    port: int
+    target_address: str
+    target_port: int
+
+
+class NetworkSpec(NamedTuple):
+    """The whole network of one job."""
+
+    folder: str
+    prefix_length: int
+    hosts: tuple[HostSpec, ...]
+    relays: tuple[RelaySpec, ...]
+
+    @property
+    def is_switched_by_us(self) -> bool:
+        """Whether links ask for what a bridge cannot do."""
+        return any(host.delay_ms or host.loss_percent for host in self.hosts)
+
+
+def read_spec(path: str) -> NetworkSpec:
+    """Read what `write_spec` wrote."""
+    with open(path, encoding="utf-8") as file:
+        data = json.load(file)
+    return NetworkSpec(
+        folder=data["folder"],
+        prefix_length=data["prefix_length"],
+        hosts=tuple(HostSpec(**host) for host in data["hosts"]),
+        relays=tuple(RelaySpec(**relay) for relay in data["relays"]),
+    )
+
+
+def write_spec(spec: NetworkSpec) -> str:
+    """Write the spec into its folder and return the file's path."""
+    path = os.path.join(spec.folder, SPEC_FILE)
+    document = {
+        "folder": spec.folder,
+        "prefix_length": spec.prefix_length,
+        "hosts": [host._asdict() for host in spec.hosts],
+        "relays": [relay._asdict() for relay in spec.relays],
+    }
+    write_json(path, document)
+    return path
+
+
+def write_json(path: str, document: Any) -> None:
+    """Replace a file by a JSON document: a reader sees the old or the new one, also after a crash."""
+    partial = f"{path}.{os.getpid()}-{threading.get_native_id()}.partial"
+    with open(partial, "w", encoding="utf-8") as file:
+        json.dump(document, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
