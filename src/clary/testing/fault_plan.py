@@ -1,0 +1,199 @@
+"""Which faults strike, when, whom and for how long, and which jobs they meet: made from a seed alone. Pure.
+
+Where: `fault_runner` carries the plan out through `fault_executor`. The same seed, number and kinds give the same
+plan on every machine; what a fault meets when it strikes depends on the machine's pace, and is written down.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FaultKind(StrEnum):
+    """What goes wrong."""
+
+    KILL_SERVICE = "kill_service"
+    KILL_AGENT = "kill_agent"
+    KILL_PROGRAM = "kill_program"
+    KILL_NETWORK = "kill_network"  # the process that holds the namespaces of a job's hosts
+    KILL_STORE = "kill_store"
+    PAUSE_SERVICE = "pause_service"
+    PAUSE_AGENT = "pause_agent"
+    PAUSE_PROGRAM = "pause_program"
+    PAUSE_STORE = "pause_store"
+    CUT_AGENT_LINK = "cut_agent_link"  # agent and service
+    SLOW_AGENT_LINK = "slow_agent_link"
+    GARBLE_AGENT_LINK = "garble_agent_link"  # bytes that nobody sent
+    SWALLOW_AGENT_LINK = "swallow_agent_link"  # bytes that never arrive on a connection that stays open
+    CUT_STORE_LINK = "cut_store_link"  # whoever talks to the object store: service and agents
+    GARBLE_STORE_LINK = "garble_store_link"
+    SLOW_STORE_LINK = "slow_store_link"
+    CUT_HOSTS = "cut_hosts"  # one host of a job off the others
+    CUT_DATABASE = "cut_database"  # every connection of the service to PostgreSQL
+    KILL_DATABASE = "kill_database"  # one process of PostgreSQL, after which the server restarts itself
+    HOLD_DATABASE = "hold_database"  # somebody else has the lock
+    FILL_HOME = "fill_home"  # the disk of the service: database, logs, objects
+    FILL_HOSTS = "fill_hosts"  # the disk of the hosts
+    JUMP_CLOCK = "jump_clock"
+
+
+class Moment(StrEnum):
+    """When a fault strikes: at once, or as soon as some job is at this point."""
+
+    ANY = "any"
+    ACCEPTED = "accepted"  # CreateTrainingJob has just answered
+    STARTING = "starting"  # hosts are being made
+    DOWNLOADING = "downloading"
+    TRAINING = "training"  # the program runs and its output is shipped
+    UPLOADING = "uploading"  # between the program's end and the terminal status
+    ENDED = "ended"  # the status is terminal and hosts are taken back
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One thing that goes wrong."""
+
+    number: int  # from 1
+    kind: FaultKind
+    moment: Moment
+    pause_s: float  # after the fault before it
+    duration_s: float  # until it is mended; for a kill of the service, until it is started again
+    choice: float  # 0 to 1: which of the possible targets
+    amount: float = 0.0  # seconds that the clock is set off, bytes that are lost or made up
+    overlaps: bool = False  # the next fault strikes before this one is mended
+
+    def __str__(self) -> str:
+        return f"fault {self.number}: {self.kind} at {self.moment} for {self.duration_s:.1f} s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """One job that faults meet."""
+
+    name: str
+    num_hosts: int
+    num_lines: int  # that each host's program prints
+    work_s: float  # over this time
+    weights_bytes: int  # of each host's result
+    exit_code: int
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Names of the hosts."""
+        return tuple(f"algo-{index + 1}" for index in range(self.num_hosts))
+
+
+# How often each kind strikes, relative to the others, and how long at least and at most.
+_WEIGHTS: dict[FaultKind, tuple[int, float, float]] = {
+    FaultKind.KILL_SERVICE: (6, 0.0, 0.8),
+    FaultKind.KILL_AGENT: (7, 0.0, 0.0),
+    FaultKind.KILL_PROGRAM: (7, 0.0, 0.0),
+    FaultKind.KILL_NETWORK: (3, 0.0, 0.0),
+    FaultKind.KILL_STORE: (5, 0.0, 0.0),
+    FaultKind.PAUSE_SERVICE: (7, 0.2, 1.2),
+    FaultKind.PAUSE_AGENT: (7, 0.2, 1.2),
+    FaultKind.PAUSE_PROGRAM: (5, 0.2, 1.2),
+    FaultKind.PAUSE_STORE: (5, 0.2, 1.2),
+    FaultKind.CUT_AGENT_LINK: (10, 0.0, 0.8),
+    FaultKind.SLOW_AGENT_LINK: (4, 0.3, 1.0),
+    FaultKind.GARBLE_AGENT_LINK: (6, 0.0, 0.0),
+    FaultKind.SWALLOW_AGENT_LINK: (4, 0.0, 0.5),
+    FaultKind.CUT_STORE_LINK: (7, 0.0, 0.6),
+    FaultKind.GARBLE_STORE_LINK: (4, 0.0, 0.3),
+    FaultKind.SLOW_STORE_LINK: (3, 0.3, 1.0),
+    FaultKind.CUT_HOSTS: (3, 0.2, 4.0),
+    FaultKind.CUT_DATABASE: (8, 0.0, 0.5),
+    FaultKind.KILL_DATABASE: (3, 0.0, 0.0),
+    FaultKind.HOLD_DATABASE: (5, 0.2, 1.5),
+    FaultKind.FILL_HOME: (2, 0.2, 0.8),
+    FaultKind.FILL_HOSTS: (2, 0.2, 0.8),
+    FaultKind.JUMP_CLOCK: (5, 0.0, 0.0),
+}
+# Faults of a job need a job that has what they strike.
+_MOMENTS_OF_JOBS = (Moment.STARTING, Moment.DOWNLOADING, Moment.TRAINING, Moment.UPLOADING, Moment.ENDED)
+_MOMENTS_WITH_PROGRAM = (Moment.TRAINING,)
+_NEEDS_PROGRAM = {FaultKind.KILL_PROGRAM, FaultKind.PAUSE_PROGRAM, FaultKind.CUT_HOSTS}
+_OF_JOB = {
+    FaultKind.KILL_AGENT,
+    FaultKind.KILL_NETWORK,
+    FaultKind.PAUSE_AGENT,
+    FaultKind.CUT_AGENT_LINK,
+    FaultKind.SLOW_AGENT_LINK,
+    FaultKind.GARBLE_AGENT_LINK,
+    FaultKind.SWALLOW_AGENT_LINK,
+}
+_OVERLAP_SHARE = 0.7
+_ANY_SHARE = 0.4
+_MAX_PAUSE_S = 0.3
+MAX_CLOCK_JUMP_S = 120.0  # two of them in opposite directions stay within what signatures may be off
+MAX_GARBLED_BYTES = 400
+
+
+def make_faults(
+    seed: int, num_faults: int, kinds: Collection[FaultKind] = tuple(FaultKind), *, num_spare: int = 0
+) -> tuple[Fault, ...]:
+    """Return the faults that follow from a seed.
+
+    Args:
+        seed: any number.
+        num_faults: that shall strike.
+        kinds: only these, and each of them at least once if there is room.
+        num_spare: more of them, in place of those that find nobody to strike.
+    """
+    chooser = random.Random(f"faults:{seed}")
+    ordered = [kind for kind in FaultKind if kind in set(kinds)]
+    drawn = chooser.choices(ordered, weights=[_WEIGHTS[kind][0] for kind in ordered], k=num_faults + num_spare)
+    if num_faults >= len(ordered):
+        places = chooser.sample(range(num_faults), len(ordered))
+        for place, kind in zip(places, ordered, strict=True):
+            drawn[place] = kind
+    return tuple(_fault(chooser, number, kind) for number, kind in enumerate(drawn, start=1))
+
+
+def name_prefix(seed: int, run: str) -> str:
+    """Return how the names of all jobs of a run begin; `run` tells apart what runs at once with the same seed."""
+    return f"fault-{seed % 10**6}-{run}-"
+
+
+def make_jobs(seed: int, run: str) -> Iterator[JobSpec]:
+    """Yield the jobs that follow from a seed, without end; only their names tell the run."""
+    chooser = random.Random(f"jobs:{seed}")
+    number = 0
+    while True:
+        number += 1
+        yield JobSpec(
+            name=f"{name_prefix(seed, run)}{number:05d}",
+            num_hosts=chooser.choice((1, 1, 1, 2)),
+            num_lines=chooser.choice((20, 50, 200, 2000)),
+            work_s=round(chooser.uniform(0.3, 3.0), 2),
+            weights_bytes=chooser.choice((1_000, 50_000, 400_000)),
+            exit_code=chooser.choice((0,) * 11 + (3,)),
+        )
+
+
+def _fault(chooser: random.Random, number: int, kind: FaultKind) -> Fault:
+    _, least_s, most_s = _WEIGHTS[kind]
+    if kind in _NEEDS_PROGRAM:
+        moment = chooser.choice(_MOMENTS_WITH_PROGRAM)
+    elif kind in _OF_JOB:
+        moment = chooser.choice(_MOMENTS_OF_JOBS)
+    else:
+        moment = Moment.ANY if chooser.random() < _ANY_SHARE else chooser.choice(tuple(Moment)[1:])
+    amount = 0.0
+    if kind is FaultKind.JUMP_CLOCK:
+        amount = round(chooser.uniform(-MAX_CLOCK_JUMP_S, MAX_CLOCK_JUMP_S), 1)
+    elif kind in (FaultKind.GARBLE_AGENT_LINK, FaultKind.GARBLE_STORE_LINK, FaultKind.SWALLOW_AGENT_LINK):
+        amount = chooser.randint(1, MAX_GARBLED_BYTES)
+    return Fault(
+        number=number,
+        kind=kind,
+        moment=moment,
+        pause_s=round(chooser.uniform(0.0, _MAX_PAUSE_S), 3),
+        duration_s=round(chooser.uniform(least_s, most_s), 3),
+        choice=chooser.random(),
+        amount=amount,
+        overlaps=chooser.random() < _OVERLAP_SHARE,
+    )

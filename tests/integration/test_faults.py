@@ -1,0 +1,52 @@
+"""A short run of faults: whatever is killed, paused, cut or filled, no job is lost, doubled or left hanging.
+
+The long one is `make faults`; a seed that fails there can be run here, too.
+"""
+
+import sys
+
+import pytest
+from postgres_server import PostgresServer
+from running_service import TRAIN_PYTHON
+
+from clary.testing.fault_plan import FaultKind
+from clary.testing.fault_runner import run_faults
+
+pytestmark = [pytest.mark.timeout(420), pytest.mark.xdist_group("faults")]
+
+SEED = 20
+NUM_FAULTS, NUM_DATABASE_FAULTS = 30, 12
+OF_DATABASE = (
+    FaultKind.CUT_DATABASE,
+    FaultKind.KILL_DATABASE,
+    FaultKind.HOLD_DATABASE,
+    FaultKind.PAUSE_SERVICE,
+    FaultKind.KILL_AGENT,
+)
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def test_a_service_under_faults_loses_doubles_and_hangs_nothing():
+    result = run_faults(SEED, NUM_FAULTS, python=str(TRAIN_PYTHON), say=say)
+    print(result.table())
+    assert result.total.injected == NUM_FAULTS
+    assert result.violations == ()
+    assert result.statuses.get("Completed", 0) > 0, "no job got through, so nothing was shown"
+
+
+def test_a_service_on_postgresql_loses_doubles_and_hangs_nothing():
+    postgres = PostgresServer()
+    try:
+        url = postgres.url(postgres.create_database())
+        result = run_faults(
+            SEED, NUM_DATABASE_FAULTS, database_url=url, kinds=OF_DATABASE, python=str(TRAIN_PYTHON), say=say
+        )
+    finally:
+        postgres.remove()
+    print(result.table())
+    assert result.total.injected == NUM_DATABASE_FAULTS
+    assert result.violations == ()
+    assert result.statuses.get("Completed", 0) > 0, "no job got through, so nothing was shown"
