@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable, Iterator
 
-from benchmarks import bench_api, bench_signals, bench_start
+from benchmarks import (
+    bench_api,
+    bench_concurrency,
+    bench_failfast,
+    bench_faults,
+    bench_logs,
+    bench_signals,
+    bench_start,
+)
 from benchmarks.lines import Line, write
 
 BENCHMARKS: dict[str, tuple[str, Callable[[bool], Iterator[Line]]]] = {
     "api": ("accepted jobs a second and latency of describe, against moto's server", bench_api.run),
+    "concurrency": ("50 jobs at once by 8 clients: latencies, queueing, memory of the service", bench_concurrency.run),
+    "failfast": ("first death in a gang to the end of all of it, against torchrun", bench_failfast.run),
+    "faults": ("kills, pauses, cuts, full disks: what was lost, doubled or hung", bench_faults.run),
+    "logs": ("a program's output into the store: rate, cost, delay, held-up writes, against syslog-ng", bench_logs.run),
     "signals": ("first to last SIGTERM handler of a job that is stopped", bench_signals.run),
     "start": ("submit to first line of user code, in parts, against torchrun", bench_start.run),
 }
@@ -24,9 +37,11 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="few samples: proves that it runs")
     parser.add_argument("--record", action="store_true", help="append to benchmarks/results/NAME.jsonl")
     options = parser.parse_args()
+    # As for ctrl-c: what a benchmark has started ends with it.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if not options.name and not options.all:
         for name, (about, _) in BENCHMARKS.items():
-            print(f"{name:<8} {about}", file=sys.stderr)
+            print(f"{name:<12} {about}", file=sys.stderr)
         return 0
     failed = False
     for name in sorted(BENCHMARKS) if options.all else [options.name]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
-from benchmarks.lines import Line
+from benchmarks.lines import Line, percentile
 from benchmarks.service import free_port, running_service
 
 SECONDS = 30.0
@@ -78,9 +78,9 @@ def _measure(environment: dict[str, str], seconds: float, num_stored: int, num_d
     return {
         "accepted": accepted,
         "accepted_per_s": accepted / max(item["seconds"] for item in created),
-        "create_p99_ms": _percentile(latencies, 99),
+        "create_p99_ms": percentile(latencies, 99),
         "describe_p50_ms": statistics.median(described["latencies_ms"]),
-        "describe_p99_ms": _percentile(described["latencies_ms"], 99),
+        "describe_p99_ms": percentile(described["latencies_ms"], 99),
         "described_is_right": described["is_right"],
         "stored_is_right": all(item["is_right"] for item in created),
     }
@@ -130,7 +130,3 @@ def _load(environment: dict[str, str], act: str, num_clients: int, amount: float
             raise SystemExit(f"the load program failed with {client.returncode}")
         results.append(json.loads(output))
     return results
-
-
-def _percentile(values: list[float], percent: int) -> float:
-    return sorted(values)[min(len(values) - 1, len(values) * percent // 100)]

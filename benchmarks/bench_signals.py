@@ -6,18 +6,14 @@ after that, so that a signal which something forwards once more would be counted
 
 from __future__ import annotations
 
-import io
 import json
 import statistics
 import sys
-import tarfile
-import time
 from collections.abc import Iterator
-from typing import Any
 
-from benchmarks.bench_start import IMAGE, TIMEOUT_S, _client, _log
+from benchmarks.jobs import BenchmarkJobs
 from benchmarks.lines import Line, median_and_spread
-from benchmarks.service import BenchmarkService, running_service
+from benchmarks.service import running_service
 
 SCRIPT = """import json, os, signal, time
 times = []
@@ -38,10 +34,10 @@ def run(quick: bool) -> Iterator[Line]:
     num_samples = 2 if quick else NUM_SAMPLES
     samples = []
     with running_service() as service:
-        _upload(service)
+        jobs = BenchmarkJobs(service, "signals.py", SCRIPT)
         for index in range(num_samples):
             print(f"job {index + 1} of {num_samples}", file=sys.stderr)
-            samples.append(_stop_one(service, f"signals-{index}"))
+            samples.append(_stop_one(jobs, f"signals-{index}"))
     spreads = [max(times) - min(times) for times in samples]
     num_handled = [len(times) for times in samples]
     middle, spread = median_and_spread(spreads)
@@ -61,40 +57,13 @@ def run(quick: bool) -> Iterator[Line]:
     )
 
 
-def _upload(service: BenchmarkService) -> None:
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
-        member = tarfile.TarInfo("signals.py")
-        member.size = len(SCRIPT)
-        tar.addfile(member, io.BytesIO(SCRIPT.encode()))
-    _client(service, "s3").put_object(Bucket="clary", Key="bench/signals.tar.gz", Body=archive.getvalue())
-
-
-def _stop_one(service: BenchmarkService, name: str) -> list[float]:
+def _stop_one(jobs: BenchmarkJobs, name: str) -> list[float]:
     """Return the times of all handlers' runs."""
-    sagemaker = _client(service, "sagemaker")
-    sagemaker.create_training_job(
-        TrainingJobName=name,
-        RoleArn="arn:aws:iam::000000000000:role/ClaryExecutionRole",
-        AlgorithmSpecification={"TrainingImage": IMAGE, "TrainingInputMode": "File"},
-        HyperParameters={
-            "sagemaker_program": '"signals.py"',
-            "sagemaker_submit_directory": '"s3://clary/bench/signals.tar.gz"',
-            "sagemaker_torch_distributed_enabled": "true",
-        },
-        OutputDataConfig={"S3OutputPath": "s3://clary/bench"},
-        ResourceConfig={"InstanceCount": 2, "InstanceType": "ml.g5.12xlarge", "VolumeSizeInGB": 30},
-        StoppingCondition={"MaxRuntimeInSeconds": 600},
-    )
-    deadline = time.monotonic() + TIMEOUT_S
-    while _log(service, name).count("READY") < NUM_RANKS and time.monotonic() < deadline:
-        time.sleep(0.2)
-    sagemaker.stop_training_job(TrainingJobName=name)
-    facts: dict[str, Any] = {"TrainingJobStatus": "InProgress"}
-    while facts["TrainingJobStatus"] in ("InProgress", "Stopping") and time.monotonic() < deadline:
-        time.sleep(0.2)
-        facts = sagemaker.describe_training_job(TrainingJobName=name)
-    lines = [line for line in _log(service, name) if line.startswith("TIMES ")]
-    if facts["TrainingJobStatus"] != "Stopped" or len(lines) != NUM_RANKS:
-        raise SystemExit(f"{name} ended {facts['TrainingJobStatus']} and {len(lines)} ranks spoke")
+    jobs.create(name)
+    jobs.wait_for_lines(name, lambda lines: lines.count("READY") >= NUM_RANKS)
+    jobs.sagemaker.stop_training_job(TrainingJobName=name)
+    jobs.wait(name, status="Stopped")
+    lines = [line for line in jobs.log(name) if line.startswith("TIMES ")]
+    if len(lines) != NUM_RANKS:
+        raise SystemExit(f"{name}: expected a line of each of {NUM_RANKS} ranks, got {lines}")
     return [moment for line in lines for moment in json.loads(line.removeprefix("TIMES "))]

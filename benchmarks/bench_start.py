@@ -7,40 +7,35 @@ ranks on one host, without a service, a queue, an upload or logs: it is the leas
 
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
-
+from benchmarks.jobs import TIMEOUT_S, BenchmarkJobs
 from benchmarks.lines import Line, median_and_spread
-from benchmarks.service import TRAIN_PYTHON, BenchmarkService, running_service
+from benchmarks.service import TRAIN_PYTHON, running_service
 
 SCRIPT = """import time
 import os
 os.write(1, f"FIRST {time.time():.6f}\\n".encode())  # one write: lines of two ranks must not mix
 """
-IMAGE = "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch-training:2.8.0-gpu-py312"
 NUM_SAMPLES = 7
-TIMEOUT_S = 120
 
 
 def run(quick: bool) -> Iterator[Line]:
     """Measure the first job and later ones, alternating with torchrun."""
     num_samples = 2 if quick else NUM_SAMPLES
     with running_service() as service:
-        _upload(service)
+        jobs = BenchmarkJobs(service, "first.py", SCRIPT)
         samples = []
         theirs = []
         for index in range(num_samples + 1):
             print(f"job {index} of {num_samples}", file=sys.stderr)
-            samples.append(_submit(service, f"start-{index}"))
+            samples.append(_submit(jobs, f"start-{index}"))
             theirs.append(_torchrun())
     peer, _ = median_and_spread(theirs)
     for case, chosen in (("first", samples[:1]), ("second", samples[1:])):
@@ -73,40 +68,12 @@ def run(quick: bool) -> Iterator[Line]:
             )
 
 
-def _upload(service: BenchmarkService) -> None:
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
-        member = tarfile.TarInfo("first.py")
-        member.size = len(SCRIPT)
-        tar.addfile(member, io.BytesIO(SCRIPT.encode()))
-    _client(service, "s3").put_object(Bucket="clary", Key="bench/sourcedir.tar.gz", Body=archive.getvalue())
-
-
-def _submit(service: BenchmarkService, name: str) -> dict[str, Any]:
-    sagemaker = _client(service, "sagemaker")
+def _submit(jobs: BenchmarkJobs, name: str) -> dict[str, Any]:
     submitted_at = time.time()
-    sagemaker.create_training_job(
-        TrainingJobName=name,
-        RoleArn="arn:aws:iam::000000000000:role/ClaryExecutionRole",
-        AlgorithmSpecification={"TrainingImage": IMAGE, "TrainingInputMode": "File"},
-        HyperParameters={
-            "sagemaker_program": '"first.py"',
-            "sagemaker_submit_directory": '"s3://clary/bench/sourcedir.tar.gz"',
-            "sagemaker_torch_distributed_enabled": "true",
-        },
-        OutputDataConfig={"S3OutputPath": "s3://clary/bench"},
-        ResourceConfig={"InstanceCount": 2, "InstanceType": "ml.g5.12xlarge", "VolumeSizeInGB": 30},
-        StoppingCondition={"MaxRuntimeInSeconds": 600},
-    )
+    jobs.create(name)
     accepted_at = time.time()
-    deadline = time.monotonic() + TIMEOUT_S
-    facts: dict[str, Any] = {"TrainingJobStatus": "InProgress"}
-    while facts["TrainingJobStatus"] == "InProgress" and time.monotonic() < deadline:
-        time.sleep(0.2)
-        facts = sagemaker.describe_training_job(TrainingJobName=name)
-    if facts["TrainingJobStatus"] != "Completed":
-        raise SystemExit(f"{name} ended {facts['TrainingJobStatus']}: {facts.get('FailureReason')}")
-    firsts = [float(line.split()[1]) for line in _log(service, name) if line.startswith("FIRST ")]
+    facts = jobs.wait(name, status="Completed")
+    firsts = [float(line.split()[1]) for line in jobs.log(name) if line.startswith("FIRST ")]
     began = {row["Status"]: row["StartTime"].timestamp() for row in facts["SecondaryStatusTransitions"]}
     return {
         "submit_to_first_line_s": max(firsts) - submitted_at,
@@ -119,19 +86,6 @@ def _submit(service: BenchmarkService, name: str) -> dict[str, Any]:
             "after_first_line": facts["TrainingEndTime"].timestamp() - max(firsts),
         },
     }
-
-
-def _log(service: BenchmarkService, name: str) -> list[str]:
-    logs = _client(service, "logs")
-    group = "/aws/sagemaker/TrainingJobs"
-    streams = logs.describe_log_streams(logGroupName=group, logStreamNamePrefix=f"{name}/")["logStreams"]
-    return [
-        event["message"]
-        for stream in streams
-        for event in logs.get_log_events(logGroupName=group, logStreamName=stream["logStreamName"], startFromHead=True)[
-            "events"
-        ]
-    ]
 
 
 def _torchrun() -> float:
@@ -147,13 +101,3 @@ def _torchrun() -> float:
             timeout=TIMEOUT_S,
         )
     return max(float(line.split()[1]) for line in completed.stdout.splitlines()) - started_at
-
-
-def _client(service: BenchmarkService, name: str) -> Any:
-    return boto3.client(
-        name,
-        endpoint_url=service.environment["AWS_ENDPOINT_URL"],
-        region_name=service.environment["AWS_REGION"],
-        aws_access_key_id=service.environment["AWS_ACCESS_KEY_ID"],
-        aws_secret_access_key=service.environment["AWS_SECRET_ACCESS_KEY"],
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import statistics
@@ -73,6 +74,12 @@ def median_and_spread(samples: list[float]) -> tuple[float, float | None]:
         return middle, None
     first, _, third = statistics.quantiles(samples, n=4)
     return middle, (third - first) / middle
+
+
+def percentile(samples: list[float], percent: float) -> float:
+    """Return the smallest sample that at least `percent` of all are not above."""
+    ordered = sorted(samples)
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
 @cache

@@ -24,6 +24,11 @@ class BenchmarkService:
 
     home: Path
     environment: dict[str, str]
+    own_environment: dict[str, str]  # of the service itself
+
+    def start_again(self) -> None:
+        """Start the service after it was killed."""
+        _clary(self.own_environment, "up")
 
 
 @contextlib.contextmanager
@@ -47,7 +52,7 @@ def running_service(settings: str = "", *, default_python: Path = TRAIN_PYTHON) 
                 if line.startswith("export "):
                     name, _, value = line.removeprefix("export ").partition("=")
                     clients[name] = shlex.split(value)[0]
-            yield BenchmarkService(home, clients)
+            yield BenchmarkService(home, clients, environment)
         finally:
             _clary(environment, "down")
 

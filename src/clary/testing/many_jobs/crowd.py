@@ -1,0 +1,195 @@
+"""Starts the clients of a crowd, watches the service meanwhile, and puts together what they saw.
+
+Where: `python -m benchmarks concurrency` runs it for minutes, tests/integration for seconds, both against a service of
+their own. Every client is a process with boto3 as users have it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from clary.contract.plain import from_plain, to_plain
+from clary.testing.many_jobs.queue_order import longest_pause_s, overtakings
+from clary.testing.many_jobs.records import ClientReport, ClientTask, JobRecord
+from clary.testing.many_jobs.service_watch import Sample, ServiceWatch
+
+DRAIN_S = 300.0  # for what is left in the queue to end and to be deleted
+START_S = 60.0  # for the clients' interpreters and boto3, on a machine that does other things
+WATCH_INTERVAL_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrowdPlan:
+    """How many clients do what for how long."""
+
+    num_clients: int = 8
+    num_jobs: int = 50  # alive at once, of all clients together
+    seconds: float = 300.0
+    settle_s: float = 10.0  # between the last answer and the last look at the service
+    look_interval_s: float = 60.0  # between two looks at the service
+    pause_s: float = 0.1
+    seed: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrowdReport:
+    """What all clients saw, and what the service took."""
+
+    clients: tuple[ClientReport, ...]
+    samples: tuple[Sample, ...]
+
+    @property
+    def jobs(self) -> list[JobRecord]:
+        """Every job that was seen to its end."""
+        return [job for client in self.clients for job in client.jobs]
+
+    @property
+    def wrongs(self) -> list[str]:
+        """Everything that must not be: answers, ends of jobs, their order."""
+        return [*(wrong for client in self.clients for wrong in client.wrongs), *overtakings(self.jobs)]
+
+    @property
+    def statuses(self) -> dict[str, int]:
+        """How many jobs of each life ended how."""
+        return dict(sorted(Counter(f"{job.life} {job.status}" for job in self.jobs).items()))
+
+    @property
+    def refusals(self) -> dict[str, int]:
+        """How often each operation was refused with each code."""
+        total: Counter[str] = Counter()
+        for client in self.clients:
+            total.update(client.refusals)
+        return dict(sorted(total.items()))
+
+    @property
+    def latencies_s(self) -> dict[str, list[float]]:
+        """Of every operation, sorted."""
+        found: dict[str, list[float]] = {}
+        for client in self.clients:
+            for operation, values in client.latencies_s.items():
+                found.setdefault(operation, []).extend(values)
+        return {operation: sorted(found[operation]) for operation in sorted(found)}
+
+    @property
+    def first_lines_s(self) -> list[float]:
+        """From CreateTrainingJob to the first line of the last host, sorted."""
+        return sorted(job.first_line_at - job.submitted_at for job in self.jobs if job.first_line_at is not None)
+
+    @property
+    def longest_pause_s(self) -> float:
+        """The longest time in which nothing was admitted though something waited."""
+        return longest_pause_s(self.jobs)
+
+
+def run_crowd(
+    plan: CrowdPlan, environment: Mapping[str, str], home: Path, *, say: Callable[[str], None] = lambda _: None
+) -> CrowdReport:
+    """Let a crowd loose on the service of `home`; returns when every client has ended.
+
+    Args:
+        plan: who does what.
+        environment: what `clary env` prints.
+        home: the service's state folder.
+        say: told of each look at the service.
+
+    Raises: AssertionError naming the clients that did not end in time or did not report; they are killed then.
+    """
+    watch = ServiceWatch(home)
+    samples = [watch.look("start", elapsed_s=0.0)]
+    with tempfile.TemporaryDirectory(prefix="clary-crowd-") as folder:
+        clients = [_start_client(task, environment, Path(folder)) for task in _tasks(plan, environment)]
+        try:
+            _watch_until_they_end(plan, clients, watch, samples, say)
+            reports = tuple(client.report() for client in clients)
+        finally:
+            for client in clients:
+                client.end()
+    time.sleep(plan.settle_s)
+    samples.append(watch.look("settled", elapsed_s=samples[-1].elapsed_s + plan.settle_s))
+    return CrowdReport(clients=reports, samples=tuple(samples))
+
+
+@dataclass(frozen=True)
+class _ClientProcess:
+    index: int
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+    complaints: IO[bytes]
+
+    def report(self) -> ClientReport:
+        self.output.seek(0)
+        self.complaints.seek(0)
+        code = self.process.returncode
+        assert code == 0, f"client {self.index} ended with {code}: {self.complaints.read().decode()[-2000:]}"
+        return from_plain(ClientReport, json.load(self.output))
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.output.close()
+        self.complaints.close()
+
+
+def _tasks(plan: CrowdPlan, environment: Mapping[str, str]) -> list[ClientTask]:
+    shares = [len(range(index, plan.num_jobs, plan.num_clients)) for index in range(plan.num_clients)]
+    return [
+        ClientTask(
+            index=index,
+            endpoint_url=environment["AWS_ENDPOINT_URL"],
+            region=environment["AWS_REGION"],
+            access_key_id=environment["AWS_ACCESS_KEY_ID"],
+            secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
+            num_jobs=share,
+            seconds=plan.seconds,
+            drain_s=DRAIN_S,
+            pause_s=plan.pause_s,
+            seed=plan.seed,
+        )
+        for index, share in enumerate(shares)
+    ]
+
+
+def _start_client(task: ClientTask, environment: Mapping[str, str], folder: Path) -> _ClientProcess:
+    # Files and not pipes: a report may be larger than a pipe holds, and nobody reads before the end.
+    output = (folder / f"{task.index}.json").open("w+b")
+    complaints = (folder / f"{task.index}.err").open("w+b")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "clary.testing.many_jobs.client"],
+        env={**os.environ, **environment},
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=complaints,
+    )
+    assert process.stdin is not None
+    with process.stdin:
+        process.stdin.write(json.dumps(to_plain(task)).encode())
+    return _ClientProcess(task.index, process, output, complaints)
+
+
+def _watch_until_they_end(
+    plan: CrowdPlan,
+    clients: list[_ClientProcess],
+    watch: ServiceWatch,
+    samples: list[Sample],
+    say: Callable[[str], None],
+) -> None:
+    started_s = time.monotonic()
+    deadline_s = started_s + START_S + plan.seconds + DRAIN_S
+    while busy := [client.index for client in clients if client.process.poll() is None]:
+        elapsed_s = time.monotonic() - started_s
+        assert time.monotonic() < deadline_s, f"clients {busy} are still busy after {elapsed_s:.0f} s: a deadlock?"
+        if elapsed_s >= len(samples) * plan.look_interval_s:
+            samples.append(watch.look(f"after {elapsed_s:.0f} s", elapsed_s=elapsed_s))
+            say(f"{samples[-1]}")
+        time.sleep(WATCH_INTERVAL_S)
+    samples.append(watch.look("end", elapsed_s=time.monotonic() - started_s))

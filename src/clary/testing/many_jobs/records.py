@@ -1,0 +1,64 @@
+"""What a client of the crowd is told and what it reports; both travel as JSON between two processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Life(StrEnum):
+    """What a job is for."""
+
+    FINISHES = "finishes"  # ends by itself with 0
+    FAILS = "fails"  # ends by itself with another code
+    STOPPED_AT_ONCE = "stopped_at_once"  # would run for ever; stopped right after it was accepted, most often waiting
+    STOPPED_RUNNING = "stopped_running"  # would run for ever; stopped as soon as it says Training
+    STOPPED_ENDING = "stopped_ending"  # ends by itself with 0; stopped as soon as it says Training, perhaps too late
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientTask:
+    """What one client does."""
+
+    index: int
+    endpoint_url: str
+    region: str
+    access_key_id: str
+    secret_access_key: str
+    num_jobs: int  # that it keeps alive at once
+    seconds: float  # during which it creates jobs
+    drain_s: float  # after that, for what is left to end
+    pause_s: float  # between two looks at jobs
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRecord:
+    """One job from its creation to its deletion; times are seconds of `time.time`."""
+
+    name: str
+    client: int
+    life: Life
+    num_hosts: int
+    submitted_at: float
+    created_at: float  # CreationTime
+    admitted_from: float | None  # hosts were asked for not before this; None if they never were
+    admitted_until: float | None  # and not after this
+    first_line_at: float | None  # of the last of its hosts
+    status: str  # the terminal one
+    ended_at: float  # when the client saw that
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientReport:
+    """All that one client did and saw."""
+
+    index: int
+    jobs: tuple[JobRecord, ...]
+    latencies_s: Mapping[str, tuple[float, ...]]  # by operation, refused ones apart; with retries by boto3
+    refusals: Mapping[str, int]  # "Operation Code" -> how often
+    num_retries: int  # by boto3
+    num_throttled: int  # answers that were throttles; boto3 retries those
+    wrongs: tuple[str, ...]  # every observation that must not be
+    num_alive_at_most: int
