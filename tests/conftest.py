@@ -2,6 +2,8 @@
 
 from hypothesis import settings
 
+pytest_plugins = ["leftovers_check"]  # after every test: nothing of it is left on the machine
+
 # An example's time says how busy the machine is, not whether the code is right; pytest's own timeout ends a hang.
 settings.register_profile("clary", deadline=None)
 settings.load_profile("clary")

@@ -51,7 +51,7 @@ class HostWorld:
         self.mode = mode
         self.isolation = Isolation.PROCESSES if mode == "plain" else Isolation.NAMESPACES
         # Not pytest's folder: that one is closed to other users.
-        self.base = Path(tempfile.mkdtemp(prefix="clary-host-", dir="/var/tmp"))
+        self.base = Path(tempfile.mkdtemp(prefix=f"clary-host-{os.getpid()}-", dir="/var/tmp"))
         self.base.chmod(0o755)
         self._holders = []
         self._programs = []
@@ -92,7 +92,7 @@ class HostWorld:
             user_namespace_path=user,
             hosts_file=fields.pop("hosts_file", {"algo-1": "10.9.0.1", "algo-2": "10.9.0.2"}),
             resources=Resources(num_cpus=num_cpus, memory_bytes=memory_bytes),
-            cgroup_name=f"test-{unique}",
+            cgroup_name=f"test-{os.getpid()}-{unique}",  # the check for leftovers knows them by it
             **fields,
         )
 

@@ -4,7 +4,7 @@ import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
-from running_service import CLIENT_TIMEOUT_S, start_service
+from running_service import CLIENT_TIMEOUT_S, CLIENTS, start_service
 
 
 @pytest.fixture(scope="session")
@@ -43,8 +43,10 @@ class ClientRuns:
 
 
 @pytest.fixture(scope="session")
-def client_runs(service):
+def client_runs(service, leftover_owners):
     """Client scripts of the session."""
     runs = ClientRuns(service)
+    leftover_owners.excuse(f"{CLIENTS}/", "scripts that one test starts run beside the tests until another wants them")
     yield runs
     runs.close()
+    leftover_owners.withdraw(f"{CLIENTS}/")

@@ -14,13 +14,15 @@ from clary.contract.errors import ClaryError
 from clary.control.engines.images import default_python
 from clary.control.engines.interpreters import InterpreterProbe
 from clary.control.engines.local.engine import LocalEngine
-from clary.control.objects.weed_process import find_program
+from clary.control.engines.local.machine_census import dead_sockets, listening_ports
+from clary.control.objects.weed_process import StoreRecord, find_program, socket_paths
 from clary.control.scheduling.placement import capacity_of
 from clary.control.settings import Settings, load_settings
 from clary.control.state_folder import StateFolder
 
 GIB = 1024**3
 MIN_FREE_BYTES = 5 * GIB
+ROLES_ARE_NAMES = "Roles are names here: a job's own key opens every bucket and every job of this service."
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,11 @@ def run(options: argparse.Namespace) -> int:
         _checked("environment", lambda: _environment(settings)),
         _checked("machine", lambda: _machine(engine, settings)),
         *_isolation(engine),
+        Finding("not isolated", ROLES_ARE_NAMES),
         _disk(folder),
         *[Finding("left behind", text, is_problem=True) for text in asyncio.run(engine.leftovers())],
+        *[Finding("left behind", text, is_problem=True) for text in _store_leftovers(settings, folder)],
+        *[Finding("shared memory", text) for text in asyncio.run(engine.unclaimed_memory())],
         Finding("emulated", "instance types are names here: hosts share this machine's CPUs, memory and GPUs"),
         Finding("not here", "FastFile streaming, checkpoint sync, spot, warm pools, debugger and profiler, tuning"),
     ]
@@ -75,6 +80,21 @@ def _service(settings: Settings) -> Finding:
     if not running.is_healthy():
         return Finding("service", f"process {running.record.pid} runs but does not answer", is_problem=True)
     return Finding("service", f"{running.record.url}, process {running.record.pid}, version {running.record.version}")
+
+
+def _store_leftovers(settings: Settings, folder: StateFolder) -> list[str]:
+    """Say what the embedded object store of a service that does not run has left; a running service sees to its own."""
+    record = StoreRecord.read(folder.root / "run" / "seaweed.json")
+    if record is None or find_running(settings) is not None:
+        return []
+    if record.process is not None and record.process.is_alive():
+        pid = record.process.pid
+        ports = ", ".join(str(port) for port in sorted(listening_ports([pid]))) or "no port"
+        return [
+            f"The object store runs without a service (process {pid}, listens at {ports}); "
+            f"clary up takes it over; or end it: kill {pid}"
+        ]
+    return [f"The object store has ended and left {thing}" for thing in dead_sockets(socket_paths(record.ports))]
 
 
 def _environment(settings: Settings) -> Finding:

@@ -14,8 +14,10 @@ import time
 from collections.abc import Collection
 from typing import Protocol
 
+from clary.agent.host.shared_memory import ProgramMemory
 from clary.contract.processes import ProcessEntry, live_descendants
 
+LOOK_INTERVAL_S = 2.0  # at what plain processes have in shared memory; one look reads the machine's process list
 _KILL_LIMIT_S = 3.0  # after that what is left cannot be killed: it hangs in the kernel
 _KILL_PAUSE_S = 0.002
 
@@ -32,9 +34,21 @@ class Census(Protocol):
     def kill_all(self) -> None:
         """End every process for certain; their exits remain to be reaped."""
 
+    @property
+    def look_interval_s(self) -> float | None:
+        """How often `look` wants to be called; None for never."""
+
+    def look(self) -> None:
+        """Take note of what the program would leave behind if it ended now."""
+
 
 class NamespaceCensus:
     """All processes of the PID namespace of which the caller is the first."""
+
+    look_interval_s = None
+
+    def look(self) -> None:
+        """Note nothing: what the program leaves vanishes with its namespaces."""
 
     def live(self) -> dict[int, ProcessEntry]:
         """Return the live processes; none where /proc is the machine's and numbers them otherwise."""
@@ -56,6 +70,15 @@ class NamespaceCensus:
 class DescendantCensus:
     """All descendants of the caller, which must be a subreaper."""
 
+    look_interval_s = LOOK_INTERVAL_S
+
+    def __init__(self) -> None:
+        self._memory = ProgramMemory()
+
+    def look(self) -> None:
+        """Take note of the shared memory that the program would leave behind if it ended now."""
+        self._memory.look(live_descendants(os.getpid()))
+
     def live(self) -> dict[int, ProcessEntry]:
         """Return the live processes."""
         return live_descendants(os.getpid())
@@ -67,7 +90,7 @@ class DescendantCensus:
     def kill_all(self) -> None:
         """End every process for certain; their exits remain to be reaped.
 
-        Stops all of them first, so that none can fork ahead of the killing.
+        Stops all of them first, so that none can fork ahead of the killing. Takes their shared memory away after.
         """
         deadline = time.monotonic() + _KILL_LIMIT_S
         stopped: set[tuple[int, int]] = set()
@@ -79,10 +102,12 @@ class DescendantCensus:
             for pid, _ in new:
                 _signal(pid, signal.SIGSTOP)
             stopped |= new
+        self.look()
         while (alive := live_descendants(os.getpid())) and time.monotonic() < deadline:
             for pid in alive:
                 _signal(pid, signal.SIGKILL)
             time.sleep(_KILL_PAUSE_S)
+        self._memory.remove_unused()
 
 
 def _signal_each(signal_number: int, spare: Collection[int]) -> int:

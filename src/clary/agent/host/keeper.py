@@ -55,6 +55,7 @@ class Keeper:
         self._stop_signals = StopSignals(census)
         self._dies_with_keeper = dies_with_keeper
         self._alive: dict[int, int] = {}  # pid -> index, of the listed processes only
+        self._next_look_s = 0.0  # of the census, monotonic
         self._doomed: set[int] = set()  # pids that were alive when the agent ended the program
 
     def run(self, *, not_isolated: Sequence[str]) -> None:
@@ -75,7 +76,8 @@ class Keeper:
             is_kept = True
             while is_kept:
                 pause_s = self._stop_signals.poll_s
-                ready = [descriptor for descriptor, _ in poll.poll(None if pause_s is None else pause_s * 1000)]
+                pauses_s = [limit_s for limit_s in (pause_s, self._look_in_s()) if limit_s is not None]
+                ready = [descriptor for descriptor, _ in poll.poll(min(pauses_s) * 1000 if pauses_s else None)]
                 if child_ended in ready:
                     _empty(child_ended)
                     self._reap()
@@ -85,6 +87,17 @@ class Keeper:
                     is_kept = self._obey()
         finally:
             self._census.kill_all()
+
+    def _look_in_s(self) -> float | None:
+        """Have the census look if it is time; return when it wants to look next, None for never."""
+        interval_s = self._census.look_interval_s
+        if interval_s is None:
+            return None
+        now_s = time.monotonic()
+        if now_s >= self._next_look_s:
+            self._census.look()
+            self._next_look_s = now_s + interval_s
+        return self._next_look_s - now_s
 
     def _start_all(self) -> None:
         for index, process in enumerate(self._processes):

@@ -68,6 +68,9 @@ KEPT_CAPABILITIES = frozenset(
 )
 
 
+_IPC_RMID = 0  # linux/ipc.h
+
+
 class _CapabilityHeader(ctypes.Structure):
     _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
 
@@ -157,6 +160,11 @@ def die_with_parent(signal_number: int) -> None:
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent ends."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def remove_shared_memory(number: int) -> None:
+    """Remove a System V shared memory segment; its memory is freed when nobody is attached to it any more."""
+    _check(_libc().shmctl(ctypes.c_int(number), ctypes.c_int(_IPC_RMID), None), f"shmctl {number} IPC_RMID")
 
 
 def forbid_tracing() -> None:

@@ -28,6 +28,7 @@ import clary
 from clary.agent.host.cgroups import HostCgroup
 from clary.agent.host.keeper import MAX_MESSAGE_BYTES
 from clary.agent.host.leftovers import remove_tree
+from clary.agent.host.output_pipes import LONGEST_REST_S, rest_s_of
 from clary.agent.host.program_order import host_order
 from clary.agent.host.program_record import ProgramRecord
 from clary.agent.host.sandbox import ProcessSpec, ProgramResult, Sandbox
@@ -41,7 +42,7 @@ ANSWER_LIMIT_S = 5.0  # the first process answers in microseconds unless it cann
 KILL_LIMIT_S = 5.0  # for processes to vanish after SIGKILL; what hangs in the kernel takes longer
 DRAIN_LIMIT_S = 5.0  # for output that is still in the pipes when the program is gone
 
-_READ_BYTES = 65536
+_READ_BYTES = 256 * 1024
 _MAX_DRAIN_BYTES = 16 * 1024 * 1024  # taken at an exit from a pipe that descendants keep filling
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _START = "import sys; sys.path.insert(0, sys.argv.pop(2)); from clary.agent.host.init import main; main()"
@@ -71,6 +72,7 @@ class Program:
         self._init_pidfd: int | None = None
         self._reader: threading.Thread | None = None
         self._outputs: dict[int, int] = {}  # read end -> index
+        self._rest_s = LONGEST_REST_S
         self._scratch_folder = ""
         self._cgroup: HostCgroup | None = None
         self._control, self._remote_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -228,6 +230,7 @@ class Program:
             for index in range(len(self._processes)):
                 read_end, write_end = os.pipe()
                 os.set_blocking(read_end, False)
+                self._rest_s = min(self._rest_s, rest_s_of(read_end))
                 self._outputs[read_end] = index
                 write_ends.append(write_end)
             self._start_init(write_ends, errors)
@@ -334,20 +337,30 @@ class Program:
         poll = select.poll()
         control = self._control.fileno()
         open_outputs = dict(self._outputs)
+        rest = select.poll()
+        for descriptor in (control, self._wake_read):
+            rest.register(descriptor, select.POLLIN)
         for descriptor in (control, self._wake_read, *open_outputs):
             poll.register(descriptor, select.POLLIN)
         is_reporting = True
         while is_reporting or open_outputs:
+            num_read = 0
             for descriptor, _ in poll.poll():
                 if descriptor == self._wake_read:
                     return
                 if descriptor == control:
                     if not self._take_report():
                         poll.unregister(control)
+                        rest.unregister(control)
                         is_reporting = False
-                elif self._pass_output(descriptor) == 0:
+                elif (size_bytes := self._pass_output(descriptor)) == 0:
                     poll.unregister(descriptor)
                     del open_outputs[descriptor]
+                else:
+                    num_read = max(num_read, size_bytes or 0)
+            if 0 < num_read < _READ_BYTES // 8:
+                # Few bytes a time: programs write line by line, and waking up costs more than reading many at once.
+                rest.poll(self._rest_s * 1000)
 
     def _pass_output(self, descriptor: int) -> int | None:
         """Read once and pass on; returns the number of bytes, 0 at the end of file, None if there is nothing now."""

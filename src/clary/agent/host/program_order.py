@@ -68,7 +68,8 @@ def _shared_by_plan(sandbox: Sandbox) -> list[str]:
     if sandbox.isolation is Isolation.PROCESSES:
         return [
             "Nothing is kept apart: the program runs as plain processes of the agent's user and shares files, network, "
-            "process list, hostname and shared memory with this machine."
+            "process list, hostname and shared memory with this machine. It can read the keys of the service and of "
+            "other jobs."
         ]
     if sandbox.network_namespace_path is None:
         return ["Network: the program shares this machine's network and its ports."]

@@ -99,7 +99,7 @@ def _within_session(ancestors: Sequence[ProcessView]) -> Sequence[ProcessView]:
 
 
 def _writers(reader: ProcessView, by_pid: Mapping[int, ProcessView]) -> frozenset[int]:
-    """Return who prints what `reader` reads; its ancestors left out, because a child that outlives them helps nobody."""
+    """Return who prints what `reader` reads; ancestors left out: a child that outlives them helps nobody."""
     above = {ancestor.pid for ancestor in _ancestors(reader, by_pid)}
     return frozenset(
         other.pid

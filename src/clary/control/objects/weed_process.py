@@ -100,11 +100,19 @@ def taken_ports(ports: dict[str, int]) -> set[str]:
     return {name for name, port in ports.items() if not (_is_free(port) and _is_free(port + GRPC_OFFSET))}
 
 
+def socket_paths(ports: dict[str, int]) -> list[str]:
+    """Return the paths of the Unix sockets that weed makes in /tmp for every port."""
+    return [
+        path
+        for name, port in ports.items()
+        for path in (f"{SOCKET_PREFIX}{name}-{port}.sock", f"{SOCKET_PREFIX}{name}-grpc-{port + GRPC_OFFSET}.sock")
+    ]
+
+
 def remove_sockets(ports: dict[str, int]) -> None:
-    """Remove the Unix sockets that weed makes in /tmp for every port and does not remove itself."""
-    for name, port in ports.items():
-        for path in (f"{SOCKET_PREFIX}{name}-{port}.sock", f"{SOCKET_PREFIX}{name}-grpc-{port + GRPC_OFFSET}.sock"):
-            Path(path).unlink(missing_ok=True)
+    """Remove those sockets, which weed does not do itself."""
+    for path in socket_paths(ports):
+        Path(path).unlink(missing_ok=True)
 
 
 def command(program: str, *, data_folder: Path, ports: dict[str, int], bucket: str) -> list[str]:

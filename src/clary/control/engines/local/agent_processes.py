@@ -89,3 +89,17 @@ def tail(path: Path) -> str:
             return file.read().decode(errors="replace").strip()
     except OSError:
         return ""
+
+
+def last_words(path: Path) -> str:
+    """Return the end of a log for an error message, or why there is none."""
+    said = tail(path)
+    if said:
+        return said
+    try:
+        facts = os.statvfs(path.parent)
+    except OSError:
+        return "it said nothing"
+    free = facts.f_bavail * facts.f_frsize
+    full = f"it said nothing: No space left on device, {free} bytes are free at {path.parent}"
+    return full if free < TAIL_BYTES else "it said nothing"

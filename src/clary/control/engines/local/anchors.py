@@ -20,14 +20,8 @@ from clary.contract.launch_plan import HostPlan, LaunchPlan, NetworkPlan
 from clary.control.engines.local import agent_processes
 from clary.control.engines.local.agent_processes import LastingProcess
 from clary.control.engines.local.attempt_record import NetworkReady, read_ready
-from clary.control.engines.local.fabric import (
-    EXIT_FAILED,
-    EXIT_HELD,
-    HostSpec,
-    NetworkSpec,
-    RelaySpec,
-    write_spec,
-)
+from clary.control.engines.local.fabric import EXIT_FAILED, EXIT_HELD
+from clary.control.engines.local.network_spec import HostSpec, NetworkSpec, RelaySpec, write_spec
 
 ANCHOR_LOG = "anchor.log"
 ANCHOR_TIMEOUT_S = 30.0  # to make a network; measured: 0.15 s for 3 hosts
@@ -115,9 +109,9 @@ def ensure_anchor(spec: NetworkSpec, *, start: Start) -> NetworkReady:
             ready = read_ready(folder)
             if code == EXIT_FAILED and ready is not None and ready.pid == child.pid:
                 raise EngineError(f"the network of the job could not be made: {ready.error}", retryable=True)
-            said = agent_processes.tail(log_path)
+            said = agent_processes.last_words(log_path)
             raise EngineError(
-                f"the anchor of the job's network ended with exit code {code}: {said or 'it said nothing'}",
+                f"the anchor of the job's network ended with exit code {code}: {said}",
                 retryable=True,
             )
         time.sleep(POLL_S)

@@ -17,7 +17,7 @@ from pathlib import Path
 from clary.contract.errors import ContractError, EngineError
 from clary.contract.plain import from_plain, to_plain
 from clary.contract.processes import ProcessId
-from clary.control.engines.local.fabric import READY_FILE, RELEASED_FILE, write_json
+from clary.control.engines.local.network_spec import READY_FILE, RELEASED_FILE, write_json
 
 RECORD_FILE = "engine.json"
 

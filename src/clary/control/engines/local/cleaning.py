@@ -11,20 +11,36 @@ import os
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 MNT_DETACH = 2
 CGROUP_FAMILY = "clary"  # folder of all hosts' cgroups, below the agent's own cgroup
 
 
+class MountEntry(NamedTuple):
+    """One mount of this mount namespace."""
+
+    number: str  # never two at the same time, also where one covers another
+    point: str
+    file_system: str
+
+
+def mount_entries(mountinfo: str | None = None) -> list[MountEntry]:
+    """Return the mounts of `mountinfo`, or else of this mount namespace now."""
+    if mountinfo is None:
+        mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    found = []
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        fields = before.split(" ")
+        found.append(MountEntry(fields[0], _unescape(fields[4]), after.split(" ", 1)[0]))
+    return found
+
+
 def mounts_below(folder: Path) -> list[str]:
     """Return the mount points at or below `folder` in this mount namespace, deepest first."""
     prefix = str(folder)
-    found = []
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            point = _unescape(line.split()[4])
-            if point == prefix or point.startswith(prefix + "/"):
-                found.append(point)
+    found = [entry.point for entry in mount_entries() if entry.point == prefix or entry.point.startswith(prefix + "/")]
     return sorted(found, key=len, reverse=True)
 
 

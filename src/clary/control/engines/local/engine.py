@@ -18,17 +18,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from clary.contract.cgroup_names import host_cgroup_name
 from clary.contract.errors import EngineError
 from clary.contract.launch_plan import Isolation, LaunchPlan
 from clary.contract.processes import ProcessId
 from clary.control.engines.interface import Released
-from clary.control.engines.local import agent_processes, anchors, attempt_record, cleaning, killing, link_watch
+from clary.control.engines.local import (
+    agent_processes,
+    anchors,
+    attempt_leftovers,
+    attempt_record,
+    cleaning,
+    killing,
+    link_watch,
+)
 from clary.control.engines.local.agent_processes import MARK_VARIABLE, LastingProcess
 from clary.control.engines.local.attempt_record import AttemptRecord, NetworkReady
-from clary.control.engines.local.fabric import RELEASED_FILE
 from clary.control.engines.local.isolation import choose_isolation
 from clary.control.engines.local.machine_facts import measure_machine
+from clary.control.engines.local.network_spec import RELEASED_FILE
 from clary.control.scheduling.machine import Machine
 from clary.control.settings import Settings
 
@@ -132,7 +139,11 @@ class LocalEngine:
 
     async def leftovers(self) -> list[str]:
         """Say what released attempts, and attempts without a folder, have left behind."""
-        return await asyncio.to_thread(self._leftovers)
+        return await asyncio.to_thread(attempt_leftovers.leftovers, self._settings.home_folder / JOBS_FOLDER)
+
+    async def unclaimed_memory(self) -> list[str]:
+        """Say which shared memory on the machine plain processes may have left; nothing tells whose it is."""
+        return await asyncio.to_thread(attempt_leftovers.unclaimed_memory, self._settings.home_folder / JOBS_FOLDER)
 
     def _folder(self, job_name: str, attempt: int) -> Path:
         return self._settings.home_folder / JOBS_FOLDER / job_name / str(attempt)
@@ -214,8 +225,8 @@ class LocalEngine:
         if ready is not None and record is not None and record.boot_id == attempt_record.boot_id():
             killing.kill(ready.anchor)  # expected to be there, so not told
         removed += cleaning.unmount_below(folder)
-        hosts = _folders_in(folder)
-        cgroups = _cgroups_of(folder, hosts, record)
+        hosts = attempt_leftovers.folders_in(folder)
+        cgroups = attempt_leftovers.cgroups_of(folder, hosts, record)
         gone = cleaning.remove_empty_cgroups(cgroups)
         problems += [f"cgroup {path} still holds processes" for path in cgroups if path not in gone]
         removed += gone
@@ -226,33 +237,6 @@ class LocalEngine:
             raise EngineError(f"attempt in {folder} is not released yet: {'; '.join(problems)}", retryable=True)
         return Released(killed=tuple(killed), removed=tuple(removed))
 
-    def _leftovers(self) -> list[str]:
-        sentences = []
-        jobs = self._settings.home_folder / JOBS_FOLDER
-        for folder in sorted(jobs.glob("*/*")):
-            if not attempt_record.is_released(folder):
-                continue
-            name = f"{folder.parent.name}, attempt {folder.name}"
-            record = attempt_record.read_record(folder)
-            if record is not None and record.boot_id == attempt_record.boot_id():
-                sentences += [
-                    f"Job {name} is released and its process {process.pid} still runs; end it: kill -9 {process.pid}"
-                    for process in killing.with_variable(MARK_VARIABLE, record.mark)
-                ]
-            sentences += [
-                f"Job {name} is released and {point} is still mounted; detach it: umount -l {point}"
-                for point in cleaning.mounts_below(folder)
-            ]
-            sentences += [
-                f"Job {name} is released and its cgroup {path} is still there; remove it: rmdir {path}"
-                for path in _cgroups_of(folder, _folders_in(folder), record)
-            ]
-        return sentences + [
-            f"Process {process.pid} holds the network of a job whose folder {folder} is gone; it ends by itself soon."
-            for process, folder in _anchors_below(jobs)
-            if not folder.is_dir()
-        ]
-
     def _start(self, command: Sequence[str], log_path: Path, environment: Mapping[str, str]) -> LastingProcess:
         child = agent_processes.start(command, log_path=log_path, environment=environment)
         self._children[child.pid] = child
@@ -262,28 +246,14 @@ class LocalEngine:
         child = self._children.get(agent.pid)
         code = child.poll() if child is not None else None
         how = "ended" if code is None else f"ended with exit code {code}"
-        said = agent_processes.tail(host_folder / agent_processes.AGENT_LOG)
-        return f"the agent of {host} {how} before it reported: {said or 'it said nothing'}"
+        said = agent_processes.last_words(host_folder / agent_processes.AGENT_LOG)
+        return f"the agent of {host} {how} before it reported: {said}"
 
     def _reap(self) -> None:
         """Collect children that have ended; they would stay as zombies."""
         for pid, child in list(self._children.items()):
             if child.poll() is not None:
                 self._children.pop(pid, None)
-
-
-def _folders_in(attempt_folder: Path) -> list[str]:
-    """Return the names of an attempt's folders: its hosts, and what they share."""
-    return sorted(path.name for path in attempt_folder.iterdir() if path.is_dir() and not path.is_symlink())
-
-
-def _cgroups_of(attempt_folder: Path, hosts: Sequence[str], record: AttemptRecord | None) -> list[str]:
-    """Return the cgroups of these hosts that exist, wherever a service of this attempt may have made them."""
-    places = (*(record.cgroup_places if record is not None else ()), *cleaning.own_cgroup_places())
-    job_name, attempt = attempt_folder.parent.name, int(attempt_folder.name)
-    work_folder = str(attempt_folder)
-    names = [host_cgroup_name(job_name, attempt, host=host, work_folder=work_folder) for host in hosts]
-    return cleaning.host_cgroups(places, names)
 
 
 def _require_space(folder: Path) -> None:
@@ -313,15 +283,13 @@ def _end_processes(folder: Path, record: AttemptRecord) -> list[str]:
         for host, agent in agents.items():
             if killing.kill(agent):
                 killed.append(f"agent of {host}, process {agent.pid}")
-        left = killing.wait_until_gone(
-            {*below, *_marked(record, ready), *_in_networks(ready)}, timeout_s=LEAVE_TIMEOUT_S
-        )
+        left = killing.wait_until_gone({*below, *_found(folder, record, ready)}, timeout_s=LEAVE_TIMEOUT_S)
         for _ in range(MAX_KILL_ROUNDS):
             for process in left:
                 command = " ".join(killing.command_line(process))[:100]
                 if killing.kill(process):
                     killed.append(f"process {process.pid} ({command})")
-            left = [*_marked(record, ready), *_in_networks(ready)]
+            left = _found(folder, record, ready)
             if not left:
                 return killed
     except (OSError, TimeoutError) as error:
@@ -329,6 +297,14 @@ def _end_processes(folder: Path, record: AttemptRecord) -> list[str]:
     raise EngineError(
         f"attempt in {folder}: {len(left)} processes come back faster than they are killed", retryable=True
     )
+
+
+def _found(folder: Path, record: AttemptRecord, ready: NetworkReady | None) -> list[ProcessId]:
+    """Return the attempt's processes by what they carry and where they are, whoever their parents are."""
+    # Orphans of plain processes, whose agent and keeper died, are known by the host's cgroup alone.
+    cgroups = attempt_leftovers.cgroups_of(folder, attempt_leftovers.folders_in(folder), record)
+    found = [*_marked(record, ready), *_in_networks(ready), *killing.in_cgroups(cgroups)]
+    return list(dict.fromkeys(found))
 
 
 def _end_agent(folder: Path, host: str) -> None:
@@ -371,19 +347,6 @@ def _adopted_agents(mark: str) -> dict[str, ProcessId]:
         command = killing.command_line(process)
         if "clary.agent" in command and "--host" in command[:-1]:
             found[command[command.index("--host") + 1]] = process
-    return found
-
-
-def _anchors_below(jobs: Path) -> list[tuple[ProcessId, Path]]:
-    """Return the anchors whose networks were made for attempts below `jobs`, with the attempts' folders."""
-    found = []
-    for name in os.listdir("/proc"):
-        process = ProcessId.of(int(name)) if name.isdigit() else None
-        command = killing.command_line(process) if process is not None else []
-        if process is not None and len(command) > 1 and command[-2] == anchors.ANCHOR_COMMAND[-1]:
-            folder = Path(command[-1]).parent
-            if folder.is_relative_to(jobs):
-                found.append((process, folder))
     return found
 
 

@@ -23,7 +23,8 @@ AUTO = "auto"
 _SHARED_NETWORK = (
     "Hosts share this machine's network: all of them have the address 127.0.0.1, each job takes a free master port in "
     "place of 7777, and links can not be shaped.",
-    "Hosts share this machine's processes, hostname and files: a program sees those of other jobs.",
+    "Hosts share this machine's processes, hostname and files: a program sees those of other jobs. All of "
+    "them run as one user, so programs can read the service's keys, and with them do all that its owner can.",
 )
 
 

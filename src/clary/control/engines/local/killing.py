@@ -63,6 +63,22 @@ def in_network_namespaces(inodes: Iterable[int]) -> list[ProcessId]:
     return found
 
 
+def in_cgroups(folders: Iterable[str]) -> list[ProcessId]:
+    """Return the processes in these cgroups and in those below them; zombies are not among them."""
+    found = {}
+    for top in folders:
+        for folder, _, _ in os.walk(top):
+            try:
+                with open(f"{folder}/cgroup.procs", encoding="ascii") as file:
+                    pids = [int(line) for line in file]
+            except OSError:
+                continue  # removed meanwhile
+            for pid in pids:
+                if pid != os.getpid() and (process := ProcessId.of(pid)) is not None:
+                    found[pid] = process
+    return list(found.values())
+
+
 def with_variable(name: str, value: str) -> list[ProcessId]:
     """Return the processes that were started with this environment variable; only those of the own user can be seen."""
     wanted = f"{name}={value}".encode()

@@ -10,8 +10,9 @@ from clary.contract.errors import EngineError
 from clary.contract.launch_plan import Isolation
 from clary.contract.processes import ProcessId
 from clary.control.engines.local import anchors, cleaning, isolation, killing
-from clary.control.engines.local.fabric import RelaySpec, hardware_address
 from clary.control.engines.local.machine_facts import measure_machine
+from clary.control.engines.local.network_building import hardware_address
+from clary.control.engines.local.network_spec import RelaySpec
 
 GIB = 1024**3
 

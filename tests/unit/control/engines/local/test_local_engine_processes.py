@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from clary.contract.cgroup_names import host_cgroup_name
 from clary.contract.errors import EngineError
 from clary.contract.launch_plan import Isolation
 from clary.contract.processes import ProcessId
-from clary.control.engines.local import agent_processes, attempt_record, killing
+from clary.control.engines.local import agent_processes, attempt_record, cleaning, killing
 from clary.control.engines.local import engine as engine_module
 from clary.control.engines.local.engine import LocalEngine
 from clary.control.settings import Settings
@@ -258,6 +259,38 @@ async def test_leftover_process_of_a_released_attempt_is_told(engine):
             f"end it: kill -9 {stray.pid}"
         ]
         assert len((await engine.release(plan.job_name, plan.attempt)).killed) == 1
+
+
+def enter_host_cgroup(plan, host, pid):
+    """Put a process where a host's agent would have put it; returns the cgroup, or None if none can be had here."""
+    name = host_cgroup_name(plan.job_name, plan.attempt, host=host, work_folder=plan.work_folder)
+    for place in cleaning.own_cgroup_places():
+        cgroup = Path(place, cleaning.CGROUP_FAMILY, name)
+        try:
+            cgroup.mkdir(parents=True)
+            (cgroup / "cgroup.procs").write_text(str(pid))
+        except OSError:  # closed to this user, or a cpuset without processors
+            cleaning.remove_empty_cgroups([str(cgroup)])
+            continue
+        return cgroup
+    return None
+
+
+async def test_release_ends_orphans_that_are_known_by_their_cgroup_alone(engine):
+    """As after the death of an agent and of the keeper below it: nobody's children, with the program's environment."""
+    plan = await engine.launch(plan_of(1))
+    (Path(plan.work_folder) / "algo-1").mkdir()
+    with subprocess.Popen([sys.executable, "-S", "-c", IDLE], env={}) as orphan:
+        try:
+            cgroup = enter_host_cgroup(plan, "algo-1", orphan.pid)
+            if cgroup is None:
+                pytest.skip("no cgroup can be made here")
+            released = await engine.release(plan.job_name, plan.attempt)
+            assert orphan.wait(timeout=10) == -signal.SIGKILL
+            assert [words.split(" (")[0] for words in released.killed] == [f"process {orphan.pid}"]
+            assert not cgroup.exists()
+        finally:
+            orphan.kill()
 
 
 async def test_unreadable_record_is_an_error_and_no_guess(engine):

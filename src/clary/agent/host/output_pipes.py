@@ -1,0 +1,22 @@
+"""Pipes of a program's output: how much they hold, and how long they may stay unread.
+
+Where: `program` reads them. A program that prints line by line would wake up its reader for each; a reader that rests
+in between takes many lines at once. The rest is so short that a pipe has to fill at 100 MiB/s meanwhile to hold up its
+writer, who then waits for less than the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+
+PIPE_BYTES = 1024 * 1024  # what Linux grants to any user (pipe(7), pipe-max-size)
+LONGEST_REST_S = 0.008  # of a pipe of that size
+
+
+def rest_s_of(pipe: int) -> float:
+    """Enlarge a pipe, unless its user has too many large ones already; return how long it may stay unread."""
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    size_bytes: int = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
+    return LONGEST_REST_S * min(1.0, size_bytes / PIPE_BYTES)

@@ -1,0 +1,141 @@
+"""What released attempts, and attempts without a folder, have left on the machine, in sentences with the way out.
+
+Where: `LocalEngine.leftovers`, in a thread, for `clary doctor`. Only what can be told to be of an attempt of this state
+folder is told: by the mark in an environment, a cgroup's name, a path below the attempt's folder. An attempt that is
+not released is the service's business and leaves nothing yet.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from clary.contract.cgroup_names import host_cgroup_name
+from clary.contract.processes import ProcessId
+from clary.control.engines.local import anchors, attempt_record, cleaning, killing, machine_census
+from clary.control.engines.local.agent_processes import MARK_VARIABLE
+from clary.control.engines.local.attempt_record import AttemptRecord
+from clary.control.engines.local.leftover_things import Kind, Thing
+from clary.control.engines.local.network_spec import RELEASED_FILE
+
+_REMOVAL_S = 60.0  # from an attempt's release on its folders are being removed, which takes long for large ones
+_SLACK_S = 2.0  # between a segment's time stamp and those of the attempt's files, which come from coarser clocks
+
+
+def leftovers(jobs: Path) -> list[str]:
+    """Say what the attempts below `jobs` have left."""
+    sentences = []
+    for folder in sorted(jobs.glob("*/*")):
+        if attempt_record.is_released(folder):
+            sentences += _of_released(folder)
+    return sentences + [
+        f"Process {process.pid} holds the network of a job whose folder {folder} is gone; it ends by itself soon."
+        for process, folder in _anchors_below(jobs)
+        if not folder.is_dir()
+    ]
+
+
+def unclaimed_memory(jobs: Path) -> list[str]:
+    """Say which shared memory of this user nobody uses, where jobs have run as plain processes.
+
+    Those share /dev/shm with the machine, and nothing there says who made what: a segment may be of any program of the
+    user. Named are the jobs that ran when it was made.
+    """
+    plain = [attempt for folder in jobs.glob("*/*") if (attempt := _plain_attempt(folder)) is not None]
+    if not plain:
+        return []
+    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    used = machine_census.shared_memory_users(pids)
+    sentences = []
+    for thing in machine_census.shared_memory():
+        try:
+            facts = os.lstat(thing.name)
+        except FileNotFoundError:
+            continue
+        made_at = min(facts.st_mtime, facts.st_ctime)
+        during = sorted(name for name, start, end in plain if start - _SLACK_S <= made_at <= end + _SLACK_S)
+        if thing.name not in used and facts.st_uid == os.geteuid() and during:
+            sentences.append(
+                f"{thing.name} ({thing.detail}) is used by nobody and was written while {', '.join(during)} ran as "
+                f"plain processes; if it is not of another program of yours, remove it: {thing.removal}"
+            )
+    return sentences
+
+
+def folders_in(attempt_folder: Path) -> list[str]:
+    """Return the names of an attempt's folders: its hosts, and what they share."""
+    return sorted(path.name for path in attempt_folder.iterdir() if path.is_dir() and not path.is_symlink())
+
+
+def cgroups_of(attempt_folder: Path, hosts: Sequence[str], record: AttemptRecord | None) -> list[str]:
+    """Return the cgroups of these hosts that exist, wherever a service of this attempt may have made them."""
+    places = (*(record.cgroup_places if record is not None else ()), *cleaning.own_cgroup_places())
+    job_name, attempt = attempt_folder.parent.name, int(attempt_folder.name)
+    work_folder = str(attempt_folder)
+    names = [host_cgroup_name(job_name, attempt, host=host, work_folder=work_folder) for host in hosts]
+    return cleaning.host_cgroups(places, names)
+
+
+def _of_released(folder: Path) -> list[str]:
+    name = f"{folder.parent.name}, attempt {folder.name}"
+    record = attempt_record.read_record(folder)
+    hosts = folders_in(folder)
+    cgroups = cgroups_of(folder, hosts, record)
+    processes = killing.in_cgroups(cgroups)
+    if record is not None and record.boot_id == attempt_record.boot_id():
+        processes += killing.with_variable(MARK_VARIABLE, record.mark)
+    sentences = [
+        f"Job {name} is released and its process {process.pid} still runs; end it: kill -9 {process.pid}"
+        for process in dict.fromkeys(processes)
+    ]
+    users = machine_census.shared_memory_users(process.pid for process in processes)
+    things = [Thing(kind=Kind.SHARED_MEMORY, name=path) for path in sorted(users)]
+    sentences += [
+        f"Job {name} is released and its process {min(users[thing.name])} still uses shared memory {thing.name}; "
+        f"end that process, then remove it: {thing.removal}"
+        for thing in things
+    ]
+    sentences += [
+        f"Job {name} is released and {point} is still mounted; detach it: umount -l {point}"
+        for point in cleaning.mounts_below(folder)
+    ]
+    sentences += [
+        f"Job {name} is released and its cgroup {path} is still there; remove it: rmdir {path}" for path in cgroups
+    ]
+    is_being_removed = time.time() - (folder / RELEASED_FILE).stat().st_mtime < _REMOVAL_S
+    for host in () if is_being_removed else hosts:
+        for path in sorted((folder / host).iterdir()):
+            if path.is_dir() and not path.is_symlink():
+                thing = Thing(kind=Kind.FOLDER, name=str(path))
+                sentences.append(
+                    f"Job {name} is released and its folder {path} is still there; remove it: {thing.removal}"
+                )
+    return sentences
+
+
+def _plain_attempt(folder: Path) -> tuple[str, float, float] | None:
+    """Return name, start and end of an ended attempt whose hosts were plain processes; None for any other."""
+    released = folder / RELEASED_FILE
+    try:
+        record = attempt_record.read_record(folder)
+        if record is None or record.master_port is None:
+            return None
+        # The job's folder was last changed when that of its latest attempt was made.
+        return folder.parent.name, folder.parent.stat().st_mtime, released.stat().st_mtime
+    except OSError:
+        return None
+
+
+def _anchors_below(jobs: Path) -> list[tuple[ProcessId, Path]]:
+    """Return the anchors whose networks were made for attempts below `jobs`, with the attempts' folders."""
+    found = []
+    for name in os.listdir("/proc"):
+        process = ProcessId.of(int(name)) if name.isdigit() else None
+        command = killing.command_line(process) if process is not None else []
+        if process is not None and len(command) > 1 and command[-2] == anchors.ANCHOR_COMMAND[-1]:
+            folder = Path(command[-1]).parent
+            if folder.is_relative_to(jobs):
+                found.append((process, folder))
+    return found

@@ -1,0 +1,110 @@
+"""What was left on the machine: the difference of two censuses, each thing with its owner and the command for it. Pure.
+
+Where: `machine_census` takes a census; `LocalEngine.leftovers`, and with it `clary doctor`, says in these words what a
+released attempt has left, and the tests ask after each test.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What can be left; the value is what a sentence calls it."""
+
+    PROCESS = "process"
+    ZOMBIE = "zombie"
+    REGISTERED_NAMESPACE = "network namespace"
+    HELD_NAMESPACE = "unnamed network namespace"
+    MOUNT = "mount"
+    CGROUP = "cgroup"
+    LINK = "network link"
+    SHARED_MEMORY = "shared memory"
+    IPC_MEMORY = "System V shared memory"
+    IPC_SEMAPHORES = "System V semaphores"
+    IPC_QUEUE = "System V message queue"
+    SOCKET = "socket"
+    FOLDER = "folder"
+
+
+# Innermost first: a process holds mounts and memory, which vanish or can be removed when it has gone.
+_ORDER = {kind: place for place, kind in enumerate(Kind)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thing:
+    """One thing on the machine.
+
+    Args:
+        name: as the removing command takes it: a pid, a path, an id.
+        identity: tells it from a later one of the same name: a process's start time, a file's inode.
+        holder: pid of the process on which it depends: a zombie's parent, one that holds an unnamed namespace.
+        owner: whose it is, in words; empty if nobody can tell. Not part of what makes two things the same one.
+        detail: what else helps to recognise it: a command line, a size.
+    """
+
+    kind: Kind
+    name: str
+    identity: str = ""
+    holder: int = 0
+    owner: str = ""
+    detail: str = ""
+
+    @property
+    def key(self) -> tuple[Kind, str, str]:
+        """What makes it this thing and no other."""
+        return self.kind, self.name, self.identity
+
+    @property
+    def removal(self) -> str:
+        """The command that removes it."""
+        name = shlex.quote(self.name)
+        match self.kind:
+            case Kind.PROCESS:
+                return f"kill -9 {name}"
+            case Kind.ZOMBIE:
+                return f"kill {self.holder}"  # the parent that does not reap it: whoever adopts it then does
+            case Kind.HELD_NAMESPACE:
+                return f"kill -9 {self.holder}"
+            case Kind.REGISTERED_NAMESPACE:
+                return f"ip netns delete {name}"
+            case Kind.MOUNT:
+                return f"umount -l {name}"
+            case Kind.CGROUP:
+                return f"rmdir {name}"
+            case Kind.LINK:
+                return f"ip link delete {name}"
+            case Kind.IPC_MEMORY:
+                return f"ipcrm -m {name}"
+            case Kind.IPC_SEMAPHORES:
+                return f"ipcrm -s {name}"
+            case Kind.IPC_QUEUE:
+                return f"ipcrm -q {name}"
+            case Kind.SHARED_MEMORY | Kind.SOCKET:
+                return f"rm {name}"
+            case Kind.FOLDER:
+                return f"rm -rf {name}"
+
+    def __str__(self) -> str:
+        """Say what it is, whose, and how it goes away."""
+        detail = f" ({self.detail})" if self.detail else ""
+        owner = f" of {self.owner}" if self.owner else ""
+        return f"{self.kind} {self.name}{detail}{owner}; remove it: {self.removal}"
+
+
+def left_behind(
+    before: Iterable[Thing], after: Iterable[Thing], *, is_legitimate: Callable[[Thing], bool] = lambda _: False
+) -> list[Thing]:
+    """Return what is there after and was not before, in the order in which it is best removed.
+
+    Args:
+        before: the earlier census.
+        after: the later one.
+        is_legitimate: whether a thing may be there, for example because its job still runs.
+    """
+    known = {thing.key for thing in before}
+    found = {thing.key: thing for thing in after if thing.key not in known and not is_legitimate(thing)}
+    return sorted(found.values(), key=lambda thing: (_ORDER[thing.kind], thing.name))

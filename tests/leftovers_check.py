@@ -1,0 +1,197 @@
+"""After every test: no process, zombie, namespace, mount, cgroup, link, socket or shared memory of it is left.
+
+A plugin that tests/conftest.py names. Hooks and not a fixture, so that it comes after the fixtures of a module and of
+the session too. What is on its way out has `DEADLINE_S` for it; the condition is polled. A test that left nothing pays
+some tenths of a millisecond: only if something has changed on what is quick to look at, all of it is looked at.
+"""
+
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from clary.contract.processes import read_process_list
+from clary.control.engines.local import machine_census
+from clary.control.engines.local.cleaning import CGROUP_FAMILY
+from clary.control.engines.local.leftover_things import Kind, Thing, left_behind
+from clary.control.engines.local.network_building import BRIDGE
+from leftovers_owners import Owners
+from leftovers_world import OwnWorld
+
+DEADLINE_S = 20.0  # the service gives agents of an ended job 10 s to leave, then ends them
+POLL_S = 0.05
+_PLUGIN = "clary-leftovers"
+_OUTPUT = "clary_leftovers_missing"
+_QUICK_FILES = ("/proc/self/mountinfo", *(f"/proc/sysvipc/{table}" for table in ("shm", "sem", "msg")))
+_QUICK_BYTES = 65536  # of each file
+_QUICK_FOLDERS = (machine_census.SHARED_MEMORY_FOLDER, machine_census.REGISTERED_NAMESPACES_FOLDER)
+_TEMPORARY = Path("/var/tmp")
+_FABRIC_LINK = re.compile(rf"{BRIDGE}|p\d+")  # what `fabric` calls its own
+
+
+class LeftoversCheck:
+    """The check of one process that runs tests."""
+
+    def __init__(self, config):
+        self._config = config
+        self._world = OwnWorld()
+        self.owners = Owners()
+        self._quick_files = []  # kept open: they are read after every test
+        self._quick_folders = []
+        self._clean = ()
+        self._is_thorough = True
+        self._known = {}  # things that were there before, or for which a test was blamed already
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self):
+        self._world.enter()
+        if hasattr(self._config, "workeroutput"):
+            self._config.workeroutput[_OUTPUT] = self._world.what_is_missing
+        self._config.stash[MISSING].update(self._world.what_is_missing)
+        if self._world.has_own_memory:
+            self._quick_files = [os.open(path, os.O_RDONLY) for path in _QUICK_FILES if os.path.exists(path)]
+            self._quick_folders = [folder for folder in _QUICK_FOLDERS if os.path.isdir(folder)]
+        self._clean = self._quick_look()
+        self._known = {thing.key: thing for thing in self._census(read_process_list())}
+        try:
+            return (yield)
+        finally:
+            for descriptor in self._quick_files:
+                os.close(descriptor)
+            self._world.leave()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef, request):
+        if fixturedef.scope == "function":
+            return (yield)
+        before = list(self._known.values()) if self._is_clean() else self._census(read_process_list())
+        try:
+            return (yield)
+        finally:
+            if not self._is_clean():
+                self._note_what_is_kept(fixturedef, request, before)
+
+    def pytest_fixture_post_finalizer(self, fixturedef):
+        self.owners.let_go(fixturedef)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item):
+        self._is_thorough = "unit" not in item.path.parts  # unit tests start no daemons, and there are thousands
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item):
+        try:
+            return (yield)
+        finally:
+            # Before the fixtures are torn down, while what the test started still lives and can be recognised.
+            if not self._world.is_alone(is_thorough=self._is_thorough):
+                self.owners.look(item.nodeid, self._world.pids())
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self, item):
+        try:
+            result = yield
+        except BaseException as error:
+            if words := self._words_on_leftovers(item):
+                error.add_note(words)
+            raise
+        if words := self._words_on_leftovers(item):
+            pytest.fail(words, pytrace=False)
+        return result
+
+    def _note_what_is_kept(self, fixturedef, request, before):
+        entries = read_process_list()
+        made = left_behind(before, self._census(entries))
+        if made:
+            new = {int(thing.name) for thing in made if thing.kind is Kind.PROCESS}
+            self.owners.keep(fixturedef, f"{fixturedef.argname} ({fixturedef.baseid})", made, new)
+            self.owners.look(request.node.nodeid, self._world.pids(entries))
+
+    def _is_clean(self):
+        """Whether nothing has changed on what is quick to look at: then all else is as it was, too."""
+        return self._world.is_alone(is_thorough=self._is_thorough) and self._quick_look() == self._clean
+
+    def _words_on_leftovers(self, item):
+        """Wait until nothing is left; return what is at the deadline, in words."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not self._is_clean():
+            is_last = time.monotonic() > deadline  # asked first: however slow the machine, one look comes after it
+            entries = read_process_list()
+            left = self._leftovers(item, entries)
+            if not left:
+                return ""
+            if is_last:
+                self._known.update((thing.key, thing) for thing in left)
+                lines = [f"- {_with_owner(thing, self.owners.words_on(thing, entries))}" for thing in left]
+                return "\n".join(
+                    [f"{DEADLINE_S:g} s after {item.nodeid} this is left (whose it is, is said with it):", *lines]
+                )
+            time.sleep(POLL_S)
+        return ""
+
+    def _leftovers(self, item, entries):
+        pids = self._world.pids(entries)
+        self.owners.look(item.nodeid, pids)
+        memory_users = machine_census.shared_memory_users(pids)
+        return left_behind(
+            self._known.values(),
+            self._census(entries),
+            is_legitimate=lambda thing: self.owners.is_legitimate(thing, entries, memory_users),
+        )
+
+    def _quick_look(self):
+        """Return what tells quickly whether mounts, memory or namespaces have changed."""
+        files = [os.pread(descriptor, _QUICK_BYTES, 0) for descriptor in self._quick_files]
+        return files, [os.listdir(folder) for folder in self._quick_folders]
+
+    def _census(self, entries):
+        """Return everything on the machine that comes from this process's tests, for all that can be told."""
+        pids = self._world.pids(entries)
+        things = machine_census.processes(pids, entries) + machine_census.held_namespaces(pids)
+        ours = self.owners.cgroups_of_ours()
+        things += [
+            thing
+            for thing in machine_census.cgroups(CGROUP_FAMILY)
+            if (name := os.path.basename(thing.name)) in ours or name.startswith(f"test-{os.getpid()}-")
+        ]
+        things += machine_census.dead_sockets(self.owners.sockets)
+        things += [Thing(kind=Kind.FOLDER, name=str(path)) for path in _TEMPORARY.glob(f"clary-*-{os.getpid()}*")]
+        # Links lie in the machine's network namespace, which workers share: only where there is one are they ours.
+        if os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") == "1":
+            things += [link for link in machine_census.links() if _FABRIC_LINK.fullmatch(link.name)]
+        if self._world.has_own_memory:
+            things += machine_census.mounts() + machine_census.registered_namespaces()
+            things += machine_census.shared_memory() + machine_census.ipc_things()
+        return things
+
+
+def _with_owner(thing, owner):
+    return Thing(kind=thing.kind, name=thing.name, holder=thing.holder, owner=owner, detail=thing.detail)
+
+
+MISSING = pytest.StashKey()
+
+
+def pytest_configure(config):
+    config.stash[MISSING] = set()
+    is_worker = hasattr(config, "workerinput")
+    if is_worker or not config.getoption("numprocesses", None):
+        config.pluginmanager.register(LeftoversCheck(config), _PLUGIN)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    node.config.stash[MISSING].update(getattr(node, "workeroutput", {}).get(_OUTPUT, ()))
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    for sentence in sorted(config.stash[MISSING]):
+        terminalreporter.write_line(f"leftovers: {sentence}")
+
+
+@pytest.fixture(scope="session")
+def leftover_owners(pytestconfig):
+    """Who may have what after a test; a fixture that works beside the tests says so here, with a reason."""
+    return pytestconfig.pluginmanager.get_plugin(_PLUGIN).owners

@@ -1,0 +1,146 @@
+"""A world of its own for the process that runs tests, so that whatever is left in it was left by its own tests.
+
+Two workers of pytest-xdist, and other people's programs, share a machine. Where the kernel allows it (root), a worker
+gets what nobody else can leave anything in: a mount namespace with /dev/shm and /run/netns of its own, an IPC
+namespace, and a cgroup of a hierarchy that limits nothing and only says who is below whom: it holds every process that
+a test started, however it was started and whatever became of its parent. Hosts' own cgroups and namespaces are not
+touched by any of this. Elsewhere processes are known by a variable that they inherit, which is less: an orphan that was
+started with an environment of its own is not found, and shared memory is nobody's. `what_is_missing` says so.
+"""
+
+import contextlib
+import ctypes
+import os
+import tempfile
+from pathlib import Path
+
+from clary.contract.processes import read_process_list
+from clary.control.engines.local import machine_census
+
+MARK = "CLARYS_TEST_WORKER"  # not CLARY_...: the service withholds those from what it starts
+HIERARCHY = "clary-tests"
+CLONE_NEWNS, CLONE_NEWIPC = 0x00020000, 0x08000000
+MS_REC, MS_PRIVATE, MNT_DETACH = 0x4000, 0x40000, 2
+_LINKS_WITHOUT_CHILDREN = 2  # of a cgroup's folder
+PRIVATE_FOLDERS = {"/dev/shm": "mode=1777", "/run/netns": "mode=755"}
+
+
+class OwnWorld:
+    """The world of this process; `enter` it before anything is started, `leave` it in the end."""
+
+    def __init__(self):
+        self.what_is_missing = []
+        self.has_own_memory = False
+        self._cgroup = None
+        self._folder = -1  # its folder, kept open because it is looked into after every test
+
+    def enter(self):
+        """Take what can be had."""
+        os.environ[MARK] = f"{os.getpid()}"
+        try:
+            _call("unshare", CLONE_NEWNS | CLONE_NEWIPC)
+            _mount("none", "/", flags=MS_REC | MS_PRIVATE)
+            for folder, options in PRIVATE_FOLDERS.items():
+                if os.path.isdir(folder):
+                    _mount("tmpfs", folder, kind="tmpfs", options=options)
+            self.has_own_memory = True
+        except OSError as error:
+            self.what_is_missing.append(
+                f"shared memory, mounts and named network namespaces are not checked after tests: {error}"
+            )
+        try:
+            self._cgroup = _enter_cgroup()
+            self._folder = os.open(self._cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            self.what_is_missing.append(
+                f"orphans with an environment of their own are not found after tests: no cgroup hierarchy: {error}"
+            )
+
+    def leave(self):
+        """Let go of the cgroup; namespaces go with the process."""
+        if self._cgroup is not None:
+            os.close(self._folder)
+            _leave_cgroup(self._cgroup)
+            self._cgroup = None
+
+    def is_alone(self, *, is_thorough):
+        """Whether this process has neither children nor other processes.
+
+        Quick and sure with a cgroup. Without, `is_thorough` has every environment on the machine read, which takes
+        milliseconds; else only children are looked for.
+        """
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # takes nothing away: somebody waits for it
+            return False
+        if self._cgroup is None:
+            return not (is_thorough and self.pids())
+        # Opened each time: the kernel goes on giving the old list to who keeps the file open.
+        with open("cgroup.procs", "rb", opener=lambda name, flags: os.open(name, flags, dir_fd=self._folder)) as file:
+            if file.read().count(b"\n") > 1:
+                return False
+        return os.fstat(self._folder).st_nlink <= _LINKS_WITHOUT_CHILDREN
+
+    def pids(self, entries=None):
+        """Return every process that comes from this one, however distant, zombies that one of them has to reap too."""
+        entries = read_process_list() if entries is None else entries
+        found = machine_census.descendants([os.getpid()], entries)
+        if self._cgroup is not None:
+            for folder, _, _ in os.walk(self._cgroup):
+                with contextlib.suppress(OSError), open(f"{folder}/cgroup.procs") as file:
+                    found.update(int(line) for line in file)
+        else:
+            marked = f"{MARK}={os.getpid()}".encode()
+            for pid in entries:
+                with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+                    if marked in file.read().split(b"\0"):
+                        found.add(pid)
+        found |= machine_census.descendants(found, entries)
+        return {pid for pid in found if pid in entries and pid != os.getpid()}
+
+
+def _enter_cgroup():
+    """Make a cgroup below the one of this process, in a hierarchy of its own, and move into it; returns its folder.
+
+    The hierarchy is mounted nowhere for longer than it takes to open it, so nobody else sees it.
+    """
+    place = tempfile.mkdtemp(prefix="clary-tests-")
+    try:
+        _mount(HIERARCHY, place, kind="cgroup", options=f"none,name={HIERARCHY}")
+        try:
+            top = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        finally:
+            _call("umount2", place.encode(), MNT_DETACH)
+    finally:
+        os.rmdir(place)
+    root = f"/proc/{os.getpid()}/fd/{top}"
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    present = next(line.split(":", 2)[2] for line in lines if f":name={HIERARCHY}:" in line)
+    for name in os.listdir(root + present):
+        prefix, _, pid = name.partition("-")
+        if prefix == "worker" and not machine_census.is_process(int(pid)):
+            with contextlib.suppress(OSError):  # of a run that was killed; the kernel refuses while somebody is in it
+                os.rmdir(f"{root}{present}/{name}")
+    folder = f"{root}{present.rstrip('/')}/worker-{os.getpid()}"
+    os.mkdir(folder)
+    with open(f"{folder}/cgroup.procs", "w") as file:
+        file.write("0")
+    return folder
+
+
+def _leave_cgroup(folder):
+    with contextlib.suppress(OSError):
+        with open(f"{os.path.dirname(folder)}/cgroup.procs", "w") as file:
+            file.write("0")
+        os.rmdir(folder)
+
+
+def _mount(source, target, *, kind=None, flags=0, options=None):
+    texts = [None if text is None else text.encode() for text in (source, target, kind, options)]
+    _call("mount", texts[0], texts[1], texts[2], flags, texts[3])
+
+
+def _call(name, *arguments):
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")

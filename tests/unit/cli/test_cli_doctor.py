@@ -1,0 +1,155 @@
+"""What `clary doctor` says of leftovers, and what it does not call one."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from clary.cli.main import main
+from clary.contract.processes import ProcessId
+from clary.control.engines.local import attempt_leftovers, attempt_record, machine_census
+from clary.control.engines.local.network_spec import RELEASED_FILE
+from clary.control.objects import weed_process
+from clary.control.objects.weed_process import PORT_NAMES, StoreRecord
+from clary.control.state_folder import ServiceRecord, StateFolder
+
+SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(300)"]
+PORTS = dict(zip(PORT_NAMES, range(10_001, 10_001 + len(PORT_NAMES)), strict=True))
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("CLARY_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("CLARY_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("CLARY_ISOLATION", "processes")
+    folder = StateFolder(tmp_path / "state")
+    folder.create()
+    return folder
+
+
+@pytest.fixture
+def sockets(tmp_path, monkeypatch):
+    monkeypatch.setattr(weed_process, "SOCKET_PREFIX", f"{tmp_path}/weed-")
+
+
+def attempt(home, name, *, is_released=True, is_plain=True):
+    folder = home.jobs / name / "1"
+    (folder / "algo-1").mkdir(parents=True)
+    record = attempt_record.create_record(folder)
+    if is_plain:
+        attempt_record.write_record(folder, replace(record, master_port=7777))
+    if is_released:
+        (folder / RELEASED_FILE).touch()
+    return folder
+
+
+def lines_of(capsys, label):
+    return [line for line in capsys.readouterr().out.splitlines() if line[4:].startswith(label)]
+
+
+def test_an_object_store_without_a_service_is_left_behind_with_its_ports(home, sockets, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        process = ProcessId.of(os.getpid())
+        StoreRecord(ports=PORTS, process=process).write(home.root / "run" / "seaweed.json")
+        main(["doctor"])
+        (line,) = lines_of(capsys, "left behind")
+        assert line.startswith("!!")
+        assert f"process {process.pid}, listens at" in line
+        assert str(listener.getsockname()[1]) in line
+        assert line.endswith(f"or end it: kill {process.pid}")
+
+
+def test_the_object_store_of_a_service_that_runs_is_no_leftover(home, sockets, capsys):
+    own = ProcessId.of(os.getpid())
+    values = {"url": "http://127.0.0.1:9", "tls_url": "", "proxy_url": "", "region": "us-west-2", "version": "0"}
+    home.write_service_record(ServiceRecord(pid=own.pid, process_started=own.started, **values))
+    StoreRecord(ports=PORTS, process=own).write(home.root / "run" / "seaweed.json")
+    main(["doctor"])
+    assert lines_of(capsys, "left behind") == []
+
+
+def test_sockets_of_a_dead_store_are_told_with_the_way_to_remove_them(home, sockets, capsys):
+    StoreRecord(ports=PORTS, process=None).write(home.root / "run" / "seaweed.json")
+    path = weed_process.socket_paths(PORTS)[0]
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        main(["doctor"])
+        assert lines_of(capsys, "left behind") == [], "somebody listens there"
+    assert main(["doctor"]) == 1
+    (line,) = lines_of(capsys, "left behind")
+    assert f"socket {path}; remove it: rm {path}" in line
+
+
+def test_a_folder_of_a_released_attempt_is_told_when_its_removal_is_over(home):
+    folder = attempt(home, "job-a")
+    (folder / "algo-1" / "program-x").mkdir()
+    (folder / "algo-1" / "agent.log").touch()
+    assert attempt_leftovers.leftovers(home.jobs) == [], "it is being removed"
+    os.utime(folder / RELEASED_FILE, (0, 0))
+    place = folder / "algo-1" / "program-x"
+    assert attempt_leftovers.leftovers(home.jobs) == [
+        f"Job job-a, attempt 1 is released and its folder {place} is still there; remove it: rm -rf {place}"
+    ]
+
+
+def test_what_a_running_job_has_is_no_leftover(home):
+    folder = attempt(home, "job-a", is_released=False)
+    (folder / "algo-1" / "program-x").mkdir()
+    mark = attempt_record.read_record(folder).mark
+    with subprocess.Popen(SLEEP, env={**os.environ, "CLARY_ATTEMPT_MARK": mark}) as process:
+        assert attempt_leftovers.leftovers(home.jobs) == []
+        process.kill()
+
+
+def test_another_services_job_of_the_same_name_is_not_ours(home, tmp_path):
+    attempt(home, "job-a")
+    other = StateFolder(tmp_path / "other")
+    other.create()
+    mark = attempt_record.read_record(attempt(other, "job-a")).mark
+    with subprocess.Popen(SLEEP, env={**os.environ, "CLARY_ATTEMPT_MARK": mark}) as process:
+        assert attempt_leftovers.leftovers(home.jobs) == []
+        assert len(attempt_leftovers.leftovers(other.jobs)) == 1
+        process.kill()
+
+
+@pytest.fixture
+def memory(tmp_path, monkeypatch):
+    """A folder in place of the machine's /dev/shm."""
+    folder = tmp_path / "shm"
+    folder.mkdir()
+    plain_users, plain_segments = machine_census.shared_memory_users, machine_census.shared_memory
+    monkeypatch.setattr(machine_census, "shared_memory_users", lambda pids: plain_users(pids, str(folder)))
+    monkeypatch.setattr(machine_census, "shared_memory", lambda: plain_segments(str(folder)))
+    return folder
+
+
+def test_memory_that_nobody_uses_is_told_with_the_plain_jobs_that_ran_meanwhile_and_is_no_problem(home, memory, capsys):
+    folder = attempt(home, "job-a", is_released=False)
+    (memory / "segment").write_bytes(b"x" * 100)
+    assert attempt_leftovers.unclaimed_memory(home.jobs) == [], "the job runs"
+    (folder / RELEASED_FILE).touch()
+    main(["doctor"])
+    (line,) = lines_of(capsys, "shared memory")
+    assert line.startswith("ok")
+    assert "was written while job-a ran as plain processes" in line
+    assert line.endswith(f"rm {memory}/segment")
+
+
+def test_memory_from_another_time_or_of_isolated_jobs_or_in_use_is_not_told(home, memory):
+    attempt(home, "isolated", is_plain=False)
+    segment = memory / "segment"
+    segment.touch()
+    assert attempt_leftovers.unclaimed_memory(home.jobs) == []
+    attempt(home, "plain")
+    with open(segment):
+        assert attempt_leftovers.unclaimed_memory(home.jobs) == [], "somebody has it open"
+    assert len(attempt_leftovers.unclaimed_memory(home.jobs)) == 1
+    an_hour_ago = time.time() - 3600
+    os.utime(segment, (an_hour_ago, an_hour_ago))
+    assert attempt_leftovers.unclaimed_memory(home.jobs) == []
