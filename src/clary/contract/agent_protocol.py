@@ -16,11 +16,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
+MAX_BATCH_LINES = 65_536  # of a LogBatch: lines that are all line end would take a hundred times their size to store
 AGENT_PATH = "/clary/v1/agents/{job}/{attempt}/{host}"
 HEARTBEAT_INTERVAL_S = 1.0
 ORDER_WAIT_S = 10.0
+MAX_CLUE_CHARACTERS = 800  # of Clue.text; FailureReason has room for 1024
 # A gang that has lost a member cannot go on: from SIGTERM to SIGKILL for the others, on its own host and everywhere.
 FAILURE_GRACE_S = 2.0
 
@@ -157,13 +160,22 @@ class MetricValue:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogLine:
-    """One line of a host's log."""
+class LogBlock:
+    """Lines of a host's log that came together: what a host prints is carried by the block, not by the line."""
 
-    at_ms: int  # milliseconds since 1970, when the agent read it
-    text: str  # without the line end; never empty
+    at_ms: int  # milliseconds since 1970, when the agent read them
+    text: str  # one or more lines with `\n` between them and none behind the last; no line is empty
     rank: int | None = None
-    metrics: tuple[MetricValue, ...] = ()  # what the job's metric definitions found in the line
+    metrics: tuple[MetricValue, ...] = ()  # what the job's metric definitions found; such a line is a block of its own
+
+    @cached_property
+    def num_lines(self) -> int:
+        """How many numbers the block takes in its stream."""
+        return self.text.count("\n") + 1
+
+    def lines(self) -> list[str]:
+        """Return the lines one by one."""
+        return self.text.split("\n")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +183,12 @@ class LogBatch:
     """Lines of a host's stream, numbered from `first_sequence` without gaps."""
 
     first_sequence: int
-    lines: tuple[LogLine, ...]
+    blocks: tuple[LogBlock, ...]
+
+    @property
+    def end_sequence(self) -> int:
+        """Number behind the last line."""
+        return self.first_sequence + sum(block.num_lines for block in self.blocks)
 
 
 @dataclass(frozen=True, kw_only=True)

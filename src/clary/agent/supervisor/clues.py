@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from clary.agent.supervisor.small_files import read_start
-from clary.contract.agent_protocol import Clue
+from clary.agent.supervisor.small_files import names_in, read_start
+from clary.contract.agent_protocol import MAX_CLUE_CHARACTERS, Clue
 
 MAX_RECORDS = 256  # of one host
 MAX_RECORD_BYTES = 16 * 1024
-MAX_TEXT = 800  # characters; FailureReason has room for 1024
 
 
 def read_records(root: Path, parts: Sequence[str]) -> tuple[Clue, ...]:
@@ -27,13 +25,9 @@ def read_records(root: Path, parts: Sequence[str]) -> tuple[Clue, ...]:
 
     Args:
         root: folder that the program may write to.
-        parts: names that lead to the records; no link is followed.
+        parts: names that lead to the records; no link is followed, whichever of them it takes the place of.
     """
-    folder = root.joinpath(*parts)
-    if folder.is_symlink() or not folder.is_dir():
-        return ()
-    with os.scandir(folder) as entries:
-        names = sorted(entry.name for entry in entries if entry.name.endswith(".json"))[:MAX_RECORDS]
+    names = sorted(name for name in names_in(root, parts) if name.endswith(".json"))[:MAX_RECORDS]
     found = (_parse(read_start(root, (*parts, name), max_bytes=MAX_RECORD_BYTES)) for name in names)
     return tuple(clue for clue in found if clue is not None)
 
@@ -58,6 +52,6 @@ def _parse(data: bytes | None) -> Clue | None:
             return None
         if type(at) not in (int, float) or not math.isfinite(at):
             return None
-        return Clue(rank=rank, at=datetime.fromtimestamp(at, UTC), text=text.strip()[:MAX_TEXT] or "error")
+        return Clue(rank=rank, at=datetime.fromtimestamp(at, UTC), text=text.strip()[:MAX_CLUE_CHARACTERS] or "error")
     except (ValueError, KeyError, TypeError, OverflowError, OSError, RecursionError):
         return None

@@ -1,7 +1,8 @@
-"""Finds exceptions in the output of one process, with the time at which they were printed.
+"""Finds in the output of one process what ended it, with the time at which it was printed.
 
-Where: `log_intake` reads the last lines of each stream with it. It serves programs that leave no record of their own
-(`clues`): bash around Python, another interpreter, a launcher whose ranks share one pipe and mark their lines.
+Where: `log_intake` reads the last lines of each stream with it, `last_words` chooses one line for people. It serves
+programs that leave no record of their own (`clues`): bash around Python, another interpreter, a launcher whose ranks
+share one pipe and mark their lines.
 
 Only the last exception of each rank is kept, because programs print and survive others; of a chain ("During handling
 of the above exception...") the last, which ended the program, at the time of the first.
@@ -10,21 +11,27 @@ of the above exception...") the last, which ended the program, at the time of th
 from __future__ import annotations
 
 import re
-import signal
 from datetime import datetime
 
-from clary.contract.agent_protocol import Clue
+from clary.contract.agent_protocol import MAX_CLUE_CHARACTERS, Clue
+from clary.contract.signal_names import signal_name
 
-MAX_TEXT = 800
 MAX_RANKS = 256
 
 # What mpirun --tag-output, our own mpirun-style prefix and torch's excepthook put before a line.
-PREFIX = re.compile(r"^(?:\[1,(?:mpirank:)?(\d+)[^\]]*\]<std(?:out|err)>:\s?)?(?:\[rank(\d+)\]:\s?)?")
-TRACEBACK = "Traceback (most recent call last):"
+_PREFIX = re.compile(r"^(?:\[1,(?:mpirank:)?(\d+)[^\]]*\]<std(?:out|err)>:\s?)?(?:\[rank(\d+)\]:\s?)?")
+_TRACEBACK = "Traceback (most recent call last):"
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
+# Python prints no traceback above these when the program's own file is meant.
+_SYNTAX = re.compile(r"(?:SyntaxError|IndentationError|TabError): ")
+# What an exception of C++ leaves behind before it aborts: the watchdogs of NCCL and gloo end ranks in this way.
+_TERMINATE = re.compile(r"terminate called after throwing an instance of '([^']+)'")
+_WHAT = re.compile(r"\s*what\(\):\s+(.*)")
 # torchrun's own line about a rank that a signal ended; ranks that end with an exit code have words of their own.
 _ELASTIC = re.compile(r"failed \(exitcode: -(\d+)\) local_rank: (\d+) \(pid: \d+\) of binary")
 _MPIRUN = re.compile(r"mpirun noticed that (process rank (\d+) .*exited on signal \d+.*)")
+# No more than looks like an exception: a word for people where nothing better is found.
+_LOOSE = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?::.*)?")
 
 
 class ErrorScanner:
@@ -37,22 +44,30 @@ class ErrorScanner:
     def __init__(self, rank: int | None) -> None:
         self._rank = rank
         self._inside: dict[int | None, bool] = {}  # rank -> whether below a traceback's first line
+        self._terminated: dict[int | None, str] = {}  # rank -> class of the C++ exception whose text comes next
         self._chained: set[int | None] = set()  # ranks whose next exception belongs to the last one
         self._found: dict[int | None, Clue] = {}
+        self._last: str | None = None
+        self._loose: str | None = None
 
     @property
     def clues(self) -> tuple[Clue, ...]:
         """The last exception of each rank."""
         return tuple(self._found.values())
 
+    @property
+    def words(self) -> str | None:
+        """What was found last, of whichever rank; else the last line that looks like an exception's."""
+        return self._last or self._loose
+
     def feed(self, line: str, at: datetime) -> None:
         """Take the next line."""
-        match = PREFIX.match(line)
+        match = _PREFIX.match(line)
         assert match is not None  # every part may be absent
         marked = match[2] or match[1]
         rank = self._rank if self._rank is not None or marked is None else int(marked)
         text = line[match.end() :].rstrip()
-        if text.startswith(TRACEBACK):
+        if text.startswith(_TRACEBACK):
             if len(self._inside) < MAX_RANKS or rank in self._inside:
                 self._inside[rank] = True
         elif self._inside.get(rank):
@@ -62,9 +77,18 @@ class ErrorScanner:
         elif text.startswith(_CHAIN):
             self._chained.add(rank)
         elif (elastic := _ELASTIC.search(text)) is not None:
-            self._keep(rank, f"local rank {elastic[2]} was ended by {_signal_name(int(elastic[1]))}", at)
+            self._keep(rank, f"local rank {elastic[2]} was ended by {signal_name(int(elastic[1]))}", at)
         elif (mpirun := _MPIRUN.search(text)) is not None:
             self._keep(int(mpirun[2]) if self._rank is None else rank, mpirun[1], at)
+        elif _SYNTAX.match(text):
+            self._note(rank, text, at)
+        elif (terminate := _TERMINATE.match(text)) is not None:
+            if len(self._terminated) < MAX_RANKS or rank in self._terminated:
+                self._terminated[rank] = terminate[1]
+        elif rank in self._terminated and (what := _WHAT.match(text)) is not None:
+            self._note(rank, f"{self._terminated.pop(rank)}: {what[1]}", at)
+        elif _LOOSE.fullmatch(text):
+            self._loose = text
 
     def _note(self, rank: int | None, text: str, at: datetime) -> None:
         if rank in self._chained and rank in self._found:
@@ -75,11 +99,7 @@ class ErrorScanner:
         self._keep(rank, text, at)
 
     def _keep(self, rank: int | None, text: str, at: datetime) -> None:
-        self._found[rank] = Clue(rank=rank, at=at, text=text[:MAX_TEXT])
-
-
-def _signal_name(signum: int) -> str:
-    try:
-        return f"signal {signum} ({signal.Signals(signum).name})"
-    except ValueError:
-        return f"signal {signum}"
+        if len(self._found) >= MAX_RANKS and rank not in self._found:
+            return
+        self._last = text[:MAX_CLUE_CHARACTERS]
+        self._found[rank] = Clue(rank=rank, at=at, text=self._last)

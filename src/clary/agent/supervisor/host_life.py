@@ -239,8 +239,9 @@ class HostLife:
         watch.close()
         self._log.end_output()
         failure = self._with_cause(watch)
+        # Ranks that a launcher of another host has started leave records though every process of this one ends with 0.
         has_failed = any(item.exit_code != 0 for item in watch.exits)
-        clues = merge(self._steps.error_records(), self._log.clues()) if has_failed else ()
+        clues = merge(self._steps.error_records(), self._log.clues() if has_failed else ())
         seconds = time.monotonic() - watch.started_at_s
         self._log.say(*_summary(watch.exits, failure, seconds))
         self._board.add_timing("program", seconds)

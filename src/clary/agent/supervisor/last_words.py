@@ -8,42 +8,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
-from clary.agent.supervisor.error_scanner import PREFIX, TRACEBACK
+from clary.agent.supervisor.error_scanner import ErrorScanner
 
 NUM_LINES = 200  # kept of each process: ranks that share a pipe write their tracebacks one after the other
 LINE_CHARACTERS = 400  # kept of each line; FailureReason has room for 1024
 
-_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?::.*)?$")
-_MPIRUN = re.compile(r"mpirun noticed that (process rank .*)")
 _WORDS = re.compile(r"\w")
+_CHATTER = re.compile(r"(?:\[rank\d+\]:)?\s*\[?[IW]\d{4} \d\d:\d\d:\d\d")  # what torch's libraries tell and warn of
+_NO_TIME = datetime.fromtimestamp(0, UTC)  # the words are asked for, not their times
 
 
 def error_line(lines: Sequence[str]) -> str | None:
-    """Return the line that names the error; None if no line has a word in it.
-
-    In this order: the exception below the last traceback; what mpirun says of a rank that a signal ended; the last
-    line that looks like an exception's; the last line.
-    """
-    plain = [PREFIX.sub("", line, count=1).rstrip() for line in lines]
-    return _below_traceback(plain) or _last_match(plain, _MPIRUN) or _last_match(plain, _EXCEPTION) or _last_line(plain)
-
-
-def _below_traceback(lines: Sequence[str]) -> str | None:
-    starts = [index for index, line in enumerate(lines) if line == TRACEBACK]
-    if not starts:
-        return None
-    below = (line for line in lines[starts[-1] + 1 :] if line and not line[0].isspace())
-    return next(below, None)
-
-
-def _last_match(lines: Sequence[str], pattern: re.Pattern[str]) -> str | None:
-    for line in reversed(lines):
-        match = pattern.search(line)
-        if match is not None:
-            return match[match.lastindex or 0]
-    return None
-
-
-def _last_line(lines: Sequence[str]) -> str | None:
-    return next((line.strip() for line in reversed(lines) if _WORDS.search(line)), None)
+    """Return the line that names the error: what `ErrorScanner` found last, else the last line of the program's own."""
+    scanner = ErrorScanner(None)
+    for line in lines:
+        scanner.feed(line, _NO_TIME)
+    told = (line.strip() for line in reversed(lines) if _WORDS.search(line) and not _CHATTER.match(line))
+    return scanner.words or next(told, None)

@@ -17,6 +17,7 @@ from clary.agent.supervisor.steps import RunningProgram
 from clary.contract.agent_protocol import Failure, ProcessExit
 from clary.contract.errors import ClaryError, Fault
 from clary.contract.failure_reasons import OUT_OF_MEMORY
+from clary.contract.signal_names import signal_name
 
 KILL_TIMEOUT_S = 60.0  # for a killed process to be gone
 _POLL_S = 1.0
@@ -158,14 +159,6 @@ class ProgramWatch:
         except Exception as error:  # boundary: agent supervisor; the supervisor ends the host then
             logger.exception("the wait for the program failed")
             self._on_broken(error)
-
-
-def signal_name(signum: int | None) -> str:
-    """Return `signal 9 (SIGKILL)` for 9."""
-    try:
-        return f"signal {signum} ({signal.Signals(signum or 0).name})"
-    except ValueError:
-        return f"signal {signum}"
 
 
 def exit_in_words(item: ProcessExit) -> str:

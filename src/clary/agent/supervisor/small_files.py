@@ -1,31 +1,54 @@
-"""Small files that a program left behind, read without following anything that it may have put in their place."""
+"""Small files that a program left behind, read without following anything that it may have put in their place.
+
+The program owns the tree: a link could lead to files of the machine, and a pipe would hold its reader.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
+
+MAX_NAMES = 4096  # looked at in one folder, whatever a program has put there
+
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+def names_in(root: Path, parts: Sequence[str]) -> list[str]:
+    """Return names in the folder `parts` below `root`, at most `MAX_NAMES`; none if a step is a link or no folder."""
+    try:
+        with _opened_folder(root, parts) as folder, os.scandir(folder) as entries:
+            return [entry.name for entry in islice(entries, MAX_NAMES)]
+    except OSError:
+        return []
 
 
 def read_start(root: Path, parts: Sequence[str], *, max_bytes: int) -> bytes | None:
-    """Return the first `max_bytes` of the regular file `parts` below `root`; None if there is none that may be read.
-
-    The program owns the tree: a link could lead to files of the machine, and a pipe would hold its reader.
-    """
-    descriptors: list[int] = []
+    """Return the first `max_bytes` of the regular file `parts` below `root`; None if there is none that may be read."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        descriptors.append(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-        for part in parts[:-1]:
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptors.append(os.open(part, flags, dir_fd=descriptors[-1]))
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptors.append(os.open(parts[-1], flags, dir_fd=descriptors[-1]))
-        if not stat.S_ISREG(os.fstat(descriptors[-1]).st_mode):
-            return None
-        return os.read(descriptors[-1], max_bytes)
+        with _opened_folder(root, parts[:-1]) as folder:
+            descriptor = os.open(parts[-1], flags, dir_fd=folder)
+            try:
+                return os.read(descriptor, max_bytes) if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
+            finally:
+                os.close(descriptor)
     except OSError:
         return None
-    finally:
-        for descriptor in descriptors:
+
+
+@contextmanager
+def _opened_folder(root: Path, parts: Sequence[str]) -> Iterator[int]:
+    """Open a folder one step after the other; OSError where a step below `root` is a link."""
+    descriptor = os.open(root, _FOLDER_FLAGS)
+    try:
+        for part in parts:
+            below = os.open(part, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=descriptor)
             os.close(descriptor)
+            descriptor = below
+        yield descriptor
+    finally:
+        os.close(descriptor)

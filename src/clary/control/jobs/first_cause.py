@@ -8,7 +8,10 @@ ends what is left. So moments have a weight, and the earliest of the lightest we
 
     own      a process's own exception, death by signal, exit code; a full disk, a memory limit, a host that is gone
     effect   an exception that says that a peer or a connection is gone
-    wrapper  a launcher that says that its child has failed
+    wrapper  a launcher that says that its child has failed, or ends with an error when one of its ranks has told why
+
+`failure_words` weighs what processes say. Ranks of mpirun are known by their records, which lie on their own host, and
+by what mpirun prints on its host; a rank that both tell of counts once, where it was first told.
 
 A process that the agent has ended counts only with what it said before the first process ended by itself. What the
 program wrote into its failure file takes the place of the words, wherever the cause was found.
@@ -18,32 +21,21 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from enum import IntEnum
 
 from clary.contract.agent_protocol import Clue, Failure, HostFacts, HostPhase, ProcessExit
 from clary.contract.errors import Fault
 from clary.contract.failure_reasons import FULL_DISK, OUT_OF_MEMORY
+from clary.contract.signal_names import signal_name
+from clary.control.jobs.failure_words import Weight, weigh
 from clary.control.jobs.training_job import HostRecord, JobFailure
 from clary.control.jobs.verdicts import judge
 
 _SIGNAL_BASE = 128
-_WRAPPER = re.compile(r"\b(?:ChildFailedError|CalledProcessError|ExecuteUserScriptError|MPI_ABORT|mpirun detected)")
-_EFFECT = re.compile(
-    r"Connection(?:Reset|Refused|Aborted)Error|BrokenPipeError|Dist(?:Backend|Network|Store)Error"
-    r"|[Cc]onnection (?:closed|reset|refused|was closed)|[Bb]roken pipe|connectFullMesh|Socket [Tt]imeout"
-    r"|NCCL|gloo|[Tt]imed out (?:after|waiting)|recvValue|[Ww]ait timeout|IncompleteReadError|ProcessGroup"
-)
-
-
-class Weight(IntEnum):
-    """How near a moment is to a cause."""
-
-    OWN = 0
-    EFFECT = 1
-    WRAPPER = 2
+# What mpirun says on its own host of a rank on any host: the only word on a rank that a signal has ended.
+_MPIRUN = re.compile(r"process rank \d+ with PID \d+ on node (\S+) exited on signal (\d{1,3})\b")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +54,9 @@ class Moment:
 
 def find_first_cause(hosts: Mapping[str, HostRecord]) -> JobFailure | None:
     """Return the first cause of a failed job; None while no host has anything to say of a failure."""
-    found = moments(hosts)
-    if not found:
+    first = first_of(moments(hosts))
+    if first is None:
         return None
-    first = min(found, key=lambda moment: (moment.weight, moment.at))
     failure = JobFailure(
         fault=first.fault.value, message=first.words, host=first.host, rank=first.rank, exit_code=first.exit_code
     )
@@ -74,6 +65,11 @@ def find_first_cause(hosts: Mapping[str, HostRecord]) -> JobFailure | None:
     if own_words is not None:
         failure = replace(failure, message=own_words, is_own_words=True)
     return replace(failure, verdict=judgement.verdict.value, is_retryable=judgement.is_retryable)
+
+
+def first_of(found: Sequence[Moment]) -> Moment | None:
+    """Return the moment that is the cause of the others: the earliest of the lightest weight; None of none."""
+    return min(found, key=lambda moment: (moment.weight, moment.at), default=None)
 
 
 def moments(hosts: Mapping[str, HostRecord]) -> list[Moment]:
@@ -85,23 +81,35 @@ def moments(hosts: Mapping[str, HostRecord]) -> list[Moment]:
         if item.exit_code != 0 and not item.killed_by_agent
     ]
     until = min(ends, default=None)
-    found = [moment for name, record in hosts.items() for moment in _of_host(name, record, until)]
-    return sorted(found, key=lambda moment: moment.at)
+    found = [moment for name in hosts for moment in _of_host(name, hosts, until)]
+    return _each_rank_once(sorted(found, key=lambda moment: moment.at))
 
 
-def _of_host(name: str, record: HostRecord, until: datetime | None) -> Iterator[Moment]:
+def _each_rank_once(found: Sequence[Moment]) -> list[Moment]:
+    """Leave out what a second host tells of a rank: mpirun prints on its own host what ranks of others have said."""
+    hosts = {moment.rank: moment.host for moment in reversed(found) if moment.rank is not None}
+    return [moment for moment in found if moment.rank is None or hosts[moment.rank] == moment.host]
+
+
+def _of_host(name: str, hosts: Mapping[str, HostRecord], until: datetime | None) -> Iterator[Moment]:
+    record = hosts[name]
     facts = record.facts
     clues = {clue.rank: clue for clue in sorted(facts.clues, key=lambda clue: clue.at, reverse=True)}
-    for item in facts.exits:
-        if item.exit_code == 0:
+    of_exits = [(item, clues.pop(item.rank, None)) for item in facts.exits]
+    # What is left is of ranks that a launcher of the program's own has started, here or on another host: the agent
+    # knows their words, not their exits.
+    clues.pop(None, None)
+    for item, clue in of_exits:
+        if item.exit_code == 0:  # whatever it said, it survived
             continue
-        clue = clues.pop(item.rank, None)
         if item.killed_by_agent and (clue is None or until is None or clue.at > until):
             continue
-        yield _of_exit(name, item, clue, facts.failure)
-    if any(not item.killed_by_agent and item.exit_code != 0 for item in facts.exits):
-        # Ranks that a launcher of the program's own has started: the agent knows their words, not their exits.
-        yield from (_of_clue(name, clue) for rank, clue in clues.items() if rank is not None)
+        moment = _of_exit(name, item, clue, facts.failure)
+        is_launcher = item.rank is None and bool(clues) and not _is_certain(facts.failure)
+        yield replace(moment, weight=Weight.WRAPPER) if is_launcher else moment
+    if until is not None:
+        code = _launcher_code([item for item in facts.exits if not item.killed_by_agent and item.exit_code != 0])
+        yield from (_of_clue(name, clue, code, hosts) for clue in clues.values())
     if facts.failure is not None and _stands_alone(facts):
         yield Moment(
             at=facts.failure.at or facts.phase_started_at,
@@ -130,19 +138,20 @@ def _of_exit(name: str, item: ProcessExit, clue: Clue | None, failure: Failure |
     """Tell of a process that ended with an error, with its own words or with what the agent knows for certain."""
     who = "the program" if item.rank is None else f"rank {item.rank}"
     how = f"{who} ended with exit code {item.exit_code}" if item.exit_code is not None else None
-    words = how or f"{who} was ended by signal {item.signal}{_signal_name(item.signal)}"
+    words = how or f"{who} was ended by {signal_name(item.signal)}"
     if item.killed_by_agent:
         words = who
+    elif item.signal == signal.SIGKILL:
+        clue = None  # nobody has a last word before it: whatever the process printed, it had survived
     weight = Weight.OWN
-    if failure is not None and failure.message.startswith((OUT_OF_MEMORY, FULL_DISK)) and not item.killed_by_agent:
+    if failure is not None and _is_certain(failure) and not item.killed_by_agent:
         words = failure.message
     elif clue is not None and clue.text != f"SystemExit: exit code {item.exit_code}":
         words = f"{who if how else words}: {clue.text}"  # the exit code stands at the end of every reason
-        weight = _weight(clue.text)
-    elif failure is not None and failure.message.startswith(words):
+        weight = weigh(clue.text)
+    elif item.signal != signal.SIGKILL and failure is not None and failure.message.startswith(words):
         words = failure.message  # with the last line that the process has printed
-        weight = _weight(words)
-    code = item.exit_code if item.exit_code is not None else _SIGNAL_BASE + (item.signal or 0)
+        weight = weigh(words)
     return Moment(
         at=min(clue.at, item.ended_at) if clue is not None else item.ended_at,
         host=name,
@@ -150,30 +159,42 @@ def _of_exit(name: str, item: ProcessExit, clue: Clue | None, failure: Failure |
         weight=weight,
         fault=Fault.ALGORITHM,
         words=words,
-        exit_code=None if item.killed_by_agent else code,
+        exit_code=None if item.killed_by_agent else _shell_code(item),
     )
 
 
-def _of_clue(name: str, clue: Clue) -> Moment:
-    words = f"rank {clue.rank}: {clue.text}"
-    weight = _weight(clue.text)
-    return Moment(at=clue.at, host=name, rank=clue.rank, weight=weight, fault=Fault.ALGORITHM, words=words, exit_code=1)
+def _of_clue(name: str, clue: Clue, exit_code: int | None, hosts: Mapping[str, HostRecord]) -> Moment:
+    """Tell of a rank that a launcher of the program's own has started, with what it said or its launcher did."""
+    words, weight = f"rank {clue.rank}: {clue.text}", weigh(clue.text)
+    by_signal = _MPIRUN.search(clue.text)
+    if by_signal is not None:
+        name, weight = (by_signal[1] if by_signal[1] in hosts else name), Weight.OWN
+        words = f"rank {clue.rank} was ended by {signal_name(int(by_signal[2]))}"
+        failure = hosts[name].facts.failure
+        if failure is not None and _is_certain(failure):
+            words = failure.message
+    return Moment(
+        at=clue.at, host=name, rank=clue.rank, weight=weight, fault=Fault.ALGORITHM, words=words, exit_code=exit_code
+    )
 
 
-def _weight(words: str) -> Weight:
-    if _WRAPPER.search(words):
-        return Weight.WRAPPER
-    return Weight.EFFECT if _EFFECT.search(words) else Weight.OWN
+def _is_certain(failure: Failure | None) -> bool:
+    """Whether the agent knows for certain what ended processes of its host, whatever they said."""
+    return failure is not None and failure.message.startswith((OUT_OF_MEMORY, FULL_DISK))
+
+
+def _launcher_code(failed: Sequence[ProcessExit]) -> int | None:
+    """Return the exit code of a host's one process without a rank, which is how its launcher passes a rank's on."""
+    codes = [_shell_code(item) for item in failed if item.rank is None]
+    return codes[0] if len(codes) == 1 else None
+
+
+def _shell_code(item: ProcessExit) -> int:
+    """Return a process's exit code as a shell gives it."""
+    return item.exit_code if item.exit_code is not None else _SIGNAL_BASE + (item.signal or 0)
 
 
 def _failure_file(hosts: Mapping[str, HostRecord], first: Moment) -> str | None:
     """Return the failure file of the host where the cause was found; else of the first host that has one."""
     own = hosts[first.host].facts.failure_file
     return own or next((record.facts.failure_file for record in hosts.values() if record.facts.failure_file), None)
-
-
-def _signal_name(signum: int | None) -> str:
-    try:
-        return f" ({signal.Signals(signum or 0).name})"
-    except ValueError:
-        return ""

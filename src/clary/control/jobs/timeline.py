@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from clary.control.jobs.first_cause import Moment, Weight, moments
+from clary.control.jobs.failure_words import Weight
+from clary.control.jobs.first_cause import Moment, first_of, moments
 from clary.control.jobs.training_job import TrainingJob
 
 STATUS = "status"
@@ -35,7 +36,7 @@ def timeline(job: TrainingJob) -> list[TimelineRow]:
         for row in job.transitions
     ]
     found = moments(job.hosts) if job.failure is not None else []
-    first = min(found, key=lambda moment: (moment.weight, moment.at), default=None)
+    first = first_of(found)
     followers = [moment for moment in found if moment is not first and moment.weight is not Weight.OWN]
     rows += [_row(moment, CAUSE if moment is first else FAILURE) for moment in found if moment not in followers]
     for host in job.hosts:

@@ -5,6 +5,7 @@ Where: services create it from a parsed request, the store keeps it as one JSON 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -74,9 +75,18 @@ class JobFailure:
     @property
     def reason(self) -> str:
         """FailureReason as clients see it: the prefix of the fault, the host, the words, the exit code."""
-        has_host = self.host is None or self.is_own_words or self.host in self.message
-        message = self.message if has_host else f"{self.host}: {self.message}"
+        message = self.message
+        if self.host is not None and not self.is_own_words and not _begins_with_host(message, self.host):
+            message = f"{self.host}: {message}"
         return failure_reason(Fault(self.fault), message, exit_code=self.exit_code)
+
+
+def _begins_with_host(message: str, host: str) -> bool:
+    """Whether a message begins by naming its host, as in `algo-1 was lost` and `the agent of algo-1 did not report`.
+
+    A host's name anywhere else is that of a peer, of a path, or the beginning of another name: algo-1 of algo-10.
+    """
+    return re.match(rf"(?:the agent of )?{re.escape(host)}(?![\w.-])", message) is not None
 
 
 @dataclass(frozen=True, kw_only=True)

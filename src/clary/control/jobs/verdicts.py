@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from clary.contract.errors import Fault
+from clary.control.jobs.failure_words import Weight, is_misuse, is_of_the_code, weigh
 
 
 class Verdict(StrEnum):
@@ -43,24 +44,43 @@ _BY_FAULT = {
     Fault.INFRASTRUCTURE: Judgement(verdict=Verdict.HOST, is_retryable=True),
     Fault.INTERNAL: Judgement(verdict=Verdict.INTERNAL, is_retryable=False),
 }
-# The first pattern that is found decides: the certain before the general.
-_BY_WORDS: tuple[tuple[re.Pattern[str], Judgement], ...] = tuple(
-    (re.compile(pattern, re.IGNORECASE), Judgement(verdict=verdict, is_retryable=is_retryable))
-    for pattern, verdict, is_retryable in (
-        (r"out ?of ?memory|memoryerror|cannot allocate memory|bad_alloc", Verdict.MEMORY, False),
-        (r"no space left on device|errno 28\b|disk quota exceeded", Verdict.DISK, False),
-        (r"modulenotfounderror|importerror|syntaxerror|indentationerror|nameerror|attributeerror", Verdict.USER, False),
-        (r"command not found|exit code 12[67]\b|no such program|can't open file", Verdict.LAUNCHER, False),
-        (r"/opt/ml/input/data|unpicklingerror|jsondecodeerror|unicodedecodeerror|badzipfile", Verdict.DATA, False),
-        (r"\bchannel\b|bucket|\bs3://", Verdict.DATA, False),
-        (
-            r"connection(?:reset|refused|aborted)?error|connection (?:reset|refused|closed|timed out)|gaierror"
-            r"|distbackenderror|distnetworkerror|timeouterror|timed out|endpointconnectionerror|broken pipe"
-            r"|network is unreachable|no route to host|object store",
-            Verdict.NETWORK,
-            True,
-        ),
+_MEMORY = r"out ?of ?memory|memoryerror|cannot allocate memory|bad_alloc"
+_DISK = r"no space left on device|errno 28\b|disk quota exceeded"
+_NETWORK = (
+    r"gaierror|timeouterror|endpointconnectionerror|network is unreachable|no route to host|failure in name resolution"
+    r"|connection(?:reset|refused|aborted)error|connection (?:reset by peer|refused|timed out)|brokenpipeerror"
+)
+# Ranks that wait for each other in vain have more often lost step than lost their network: no retry is advised.
+_LOST_STEP = (
+    r"timed out waiting \d+ms for (?:recv|send) operation|diststoreerror: wait timeout|monitoredbarrier"
+    r"|watchdog caught collective operation timeout"
+)
+
+
+def _table(*rows: tuple[str, Verdict, bool]) -> tuple[tuple[re.Pattern[str], Judgement], ...]:
+    return tuple(
+        (re.compile(pattern, re.IGNORECASE), Judgement(verdict=verdict, is_retryable=is_retryable))
+        for pattern, verdict, is_retryable in rows
     )
+
+
+# The first pattern that is found decides: the certain before the general.
+_OF_PROGRAMS = _table(
+    (_MEMORY, Verdict.MEMORY, False),
+    (_DISK, Verdict.DISK, False),
+    (r"modulenotfounderror|importerror|syntaxerror|indentationerror|nameerror|attributeerror", Verdict.USER, False),
+    (r"command not found|exit code 12[67]\b|no such program|can't open file", Verdict.LAUNCHER, False),
+    (r"/opt/ml/input/data|unpicklingerror|jsondecodeerror|unicodedecodeerror|badzipfile", Verdict.DATA, False),
+    (r"\bnosuch(?:bucket|key)\b", Verdict.DATA, False),
+)
+_OF_CONNECTIONS = _table((_LOST_STEP, Verdict.NETWORK, False), (_NETWORK, Verdict.NETWORK, True))
+# Sentences of Clary's own: here a channel is one of the request.
+_OF_HOSTS = _table(
+    (_MEMORY, Verdict.MEMORY, False),
+    (_DISK, Verdict.DISK, False),
+    (r"command not found|no such program|is no program", Verdict.LAUNCHER, False),
+    (rf"{_NETWORK}|timed out|object store|no answer from", Verdict.NETWORK, True),
+    (r"\bchannel\b|bucket|\bs3://", Verdict.DATA, False),
 )
 # Ended by these from outside, a process was somebody's victim; by any other signal, its own.
 _FROM_OUTSIDE = re.compile(r"was ended by signal (\d+)")
@@ -76,14 +96,9 @@ def judge(fault: Fault, words: str, *, may_retry: bool = False) -> Judgement:
         words: the cause as FailureReason tells it.
         may_retry: whether what raised the error said that a retry can help; believed where no words say otherwise.
     """
-    by_words = next((judgement for pattern, judgement in _BY_WORDS if pattern.search(words)), None)
     if fault is Fault.ALGORITHM:
-        if by_words is not None:
-            return by_words
-        found = _FROM_OUTSIDE.search(words) or _MPIRUN_SIGNAL.search(words)
-        if found is not None and int(found[1]) in _VICTIMS:
-            return Judgement(verdict=Verdict.HOST, is_retryable=True)
-        return Judgement(verdict=Verdict.USER, is_retryable=False)
+        return _of_a_program(words)
+    by_words = _find(_OF_HOSTS, words)
     if fault is Fault.USER:
         if by_words is None:
             return Judgement(verdict=Verdict.USER, is_retryable=may_retry)
@@ -91,3 +106,24 @@ def judge(fault: Fault, words: str, *, may_retry: bool = False) -> Judgement:
     if fault is Fault.INFRASTRUCTURE and by_words is not None and by_words.verdict in (Verdict.DISK, Verdict.NETWORK):
         return Judgement(verdict=by_words.verdict, is_retryable=True)
     return _BY_FAULT[fault]
+
+
+def _of_a_program(words: str) -> Judgement:
+    by_words = _find(_OF_PROGRAMS, words)
+    if by_words is not None:
+        return by_words
+    if is_of_the_code(words) or is_misuse(words):
+        return Judgement(verdict=Verdict.USER, is_retryable=False)
+    by_words = _find(_OF_CONNECTIONS, words)
+    if by_words is not None:
+        return by_words
+    if weigh(words) is Weight.EFFECT:  # of something that nobody has told of
+        return Judgement(verdict=Verdict.NETWORK, is_retryable=True)
+    found = _FROM_OUTSIDE.search(words) or _MPIRUN_SIGNAL.search(words)
+    if found is not None and int(found[1]) in _VICTIMS:
+        return Judgement(verdict=Verdict.HOST, is_retryable=True)
+    return Judgement(verdict=Verdict.USER, is_retryable=False)
+
+
+def _find(table: tuple[tuple[re.Pattern[str], Judgement], ...], words: str) -> Judgement | None:
+    return next((judgement for pattern, judgement in table if pattern.search(words)), None)

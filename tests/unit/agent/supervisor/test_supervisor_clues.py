@@ -1,15 +1,17 @@
 """Records that ranks leave, exceptions in output, and programs that write nonsense into both."""
 
 import json
+import os
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clary.agent.launchers.shims import clary_rank
 from clary.agent.supervisor.clues import MAX_RECORDS, merge, read_records
-from clary.agent.supervisor.error_scanner import ErrorScanner
-from clary.contract.agent_protocol import Clue
+from clary.agent.supervisor.error_scanner import MAX_RANKS, ErrorScanner
+from clary.contract.agent_protocol import MAX_CLUE_CHARACTERS, Clue
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -59,18 +61,42 @@ def test_records_that_make_no_sense_are_left_out(tmp_path, content):
     assert [clue.text for clue in read_records(tmp_path, ())] == ["ok"]
 
 
-def test_no_link_is_followed_and_no_pipe_is_waited_for(tmp_path):
-    import os
+@pytest.mark.parametrize(
+    "step", ["opt", "opt/ml", "opt/ml/.clary", "opt/ml/.clary/errors", "opt/ml/.clary/errors/a.json"]
+)
+@pytest.mark.parametrize("is_absolute", [True, False])
+def test_no_link_is_followed_whichever_step_it_takes_the_place_of(tmp_path, monkeypatch, step, is_absolute):
+    """A program owns the folders that lead to its records, and may put a link to folders of the machine anywhere."""
+    looked_at = []
+    scan_folder = os.scandir
 
-    secret = tmp_path / "secret.json"
-    secret.write_text(json.dumps({"rank": 0, "at": 1, "text": "secret"}))
-    folder = tmp_path / "tree/errors"
-    folder.mkdir(parents=True)
-    (folder / "a.json").symlink_to(secret)
+    def scandir(place):
+        looked_at.append(os.path.realpath(f"/proc/self/fd/{place}" if isinstance(place, int) else place))
+        return scan_folder(place)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    place = "opt/ml/.clary/errors/a.json"
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    for folder, text in ((root, "own"), (outside, "secret")):
+        put((folder / place).parent, "a.json", rank=0, at=1, text=text)
+    assert [clue.text for clue in read_records(root, place.split("/")[:-1])] == ["own"]
+    planted = root / step
+    planted.rename(tmp_path / "aside")
+    target = outside / step
+    planted.symlink_to(target if is_absolute else os.path.relpath(target, planted.parent))
+    assert planted.exists(), "the link leads somewhere"
+    assert read_records(root, place.split("/")[:-1]) == ()
+    assert [path for path in looked_at if not path.startswith(os.path.realpath(root))] == []
+
+
+def test_no_pipe_is_waited_for_and_what_is_no_folder_has_no_records(tmp_path):
+    folder = tmp_path / "errors"
+    folder.mkdir()
     os.mkfifo(folder / "b.json")
-    (tmp_path / "tree/link").symlink_to(tmp_path)
-    assert read_records(tmp_path / "tree", ("errors",)) == ()
-    assert read_records(tmp_path / "tree", ("link",)) == ()
+    (folder / "c.json").mkdir()
+    (tmp_path / "file").write_text("x")
+    for parts in (("errors",), ("file",), ("file", "errors"), ("none",), ("errors", "b.json")):
+        assert read_records(tmp_path, parts) == ()
 
 
 def test_more_records_than_any_host_has_ranks_are_not_all_read(tmp_path):
@@ -119,6 +145,38 @@ def test_a_rank_that_a_signal_ended_is_told_by_its_launcher():
         "mpirun noticed that process rank 2 with PID 0 on node algo-2 exited on signal 11 (Segmentation fault)."
     )
     assert list(found) == [2]
+
+
+def test_a_file_that_python_cannot_compile_is_told_though_no_traceback_stands_above():
+    found = scan('  File "train.py", line 3', "    x = = 1", "        ^", "SyntaxError: invalid syntax", rank=0)
+    assert found == {0: ("SyntaxError: invalid syntax", 3)}
+
+
+def test_an_exception_of_a_library_in_cpp_is_told_with_its_text():
+    found = scan(
+        "[rank1]: terminate called after throwing an instance of 'c10::DistBackendError'",
+        "terminate called after throwing an instance of 'std::bad_alloc'",
+        "[rank1]:   what():  [PG 0 Rank 1] Process group watchdog thread terminated with exception",
+        "  what():  std::bad_alloc",
+    )
+    assert found == {
+        1: ("c10::DistBackendError: [PG 0 Rank 1] Process group watchdog thread terminated with exception", 2),
+        None: ("std::bad_alloc: std::bad_alloc", 3),
+    }
+
+
+def test_a_program_that_marks_its_lines_with_ever_new_ranks_has_no_more_clues_than_a_host_has_ranks():
+    lines = [
+        text
+        for rank in range(MAX_RANKS + 50)
+        for text in (f"[rank{rank}]: Traceback (most recent call last):", f"[rank{rank}]: SyntaxError: x")
+    ]
+    lines += [f"[rank{rank}]: SyntaxError: y" for rank in range(MAX_RANKS + 50)]
+    assert len(scan(*lines)) == MAX_RANKS
+
+
+def test_ranks_cut_their_words_where_the_agent_does():
+    assert clary_rank.MAX_ERROR_CHARACTERS == MAX_CLUE_CHARACTERS
 
 
 @given(st.lists(st.text(max_size=60)))

@@ -10,6 +10,12 @@ from clary.agent.supervisor.last_words import error_line
     [
         ("", None),
         ("----\n\n", None),
+        (
+            "bad flag\n[W1121 17:17:05.909337487 socket.cpp:207] [c10d] The hostname cannot be retrieved. err=-3\n"
+            "[rank1]:[W1121 17:17:06.1 ProcessGroup.cpp:1] destroy_process_group() was not called\n",
+            "bad flag",
+        ),
+        ("[W1121 17:17:05.909337487 socket.cpp:207] [c10d] The hostname cannot be retrieved. err=-3\n", None),
         ("loss=0.5\nbash: no-such: command not found\n", "bash: no-such: command not found"),
         (
             'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n    import x\n'
@@ -34,6 +40,16 @@ from clary.agent.supervisor.last_words import error_line
         (
             "------\nmpirun noticed that process rank 1 with PID 0 on node a exited on signal 9 (Killed).\n------\n",
             "process rank 1 with PID 0 on node a exited on signal 9 (Killed).",
+        ),
+        (
+            "E1121 api.py:874] failed (exitcode: -9) local_rank: 1 (pid: 42) of binary: /usr/bin/python\n"
+            "Traceback (most recent call last):\n  File\n"
+            "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n",
+            "local rank 1 was ended by signal 9 (SIGKILL)",
+        ),
+        (
+            "my.OddError: printed by a program of another language\nbye\n",
+            "my.OddError: printed by a program of another language",
         ),
     ],
 )

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from fake_steps import FakeProgram, FakeSteps
 from clary.agent.service_client import AgentAddress, ServiceClient
 from clary.agent.supervisor import program_watch
 from clary.agent.supervisor.supervisor import EXIT_FAILED, EXIT_RELEASED, EXIT_TERMINATED, Limits, Supervisor
-from clary.contract.agent_protocol import HostPhase, OrderKind, StagedPart, UploadRole
+from clary.contract.agent_protocol import Clue, HostPhase, OrderKind, StagedPart, UploadRole
 from clary.contract.errors import AgentError, Fault, ObjectStoreError
 from clary.contract.plain import to_plain
 from clary.testing.fake_service import FakeService
@@ -215,6 +216,17 @@ def test_the_first_failure_stops_the_other_processes_of_the_host(service: FakeSe
     assert facts.failure.message == "rank 2 ended with exit code 3"
     assert facts.failure_file == "Traceback: boom"
     assert any("rank 2 ended with exit code 3: stopping the other 3 processes" in text for text in service.texts)
+
+
+def test_what_a_rank_left_is_told_though_the_launcher_that_started_it_fails_on_another_host(
+    service: FakeService, host_of
+) -> None:
+    service.lead_through_life()
+    host = host_of(FakeSteps(num_processes=1))
+    left = Clue(rank=2, at=datetime(2026, 1, 1, tzinfo=UTC), text="ValueError: no such column")
+    host.steps.records = (left,)
+    host.program.end(0, rank=0)
+    assert service.wait_for_phase(HostPhase.EXITED).clues == (left,)
 
 
 def test_processes_that_ignore_sigterm_are_killed_after_the_fail_fast_grace(

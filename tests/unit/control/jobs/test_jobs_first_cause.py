@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from clary.contract.agent_protocol import Clue, Failure, HostFacts, HostPhase, ProcessExit
 from clary.contract.errors import Fault
 from clary.contract.failure_reasons import OUT_OF_MEMORY
+from clary.control.jobs.failure_words import Weight
 from clary.control.jobs.first_cause import find_first_cause, moments
 from clary.control.jobs.training_job import HostRecord
 from clary.control.jobs.verdicts import Verdict, judge
@@ -82,6 +83,80 @@ def test_a_launcher_never_hides_the_rank_that_failed():
     hosts = {"algo-1": host(ended(None, 3.0), clues=(clue(None, 0.5, wrapper), clue(1, 2.0, "ValueError: bad")))}
     cause = find_first_cause(hosts)
     assert (cause.rank, cause.message) == (1, "rank 1: ValueError: bad")
+
+
+@pytest.mark.parametrize(
+    ("exits", "code"),
+    [
+        ([ended(None, 3.0, code=3)], 3),
+        ([ended(None, 3.0, signum=9)], 137),
+        ([ended(0, 3.0, code=3)], None),
+        ([ended(None, 3.0, code=3), ended(None, 3.1, code=4)], None),
+    ],
+)
+def test_a_rank_that_the_agent_did_not_start_has_the_exit_code_of_its_launcher_or_none(exits, code):
+    cause = find_first_cause({"algo-1": host(*exits, clues=(clue(7, 2.0, "ValueError: bad"),))})
+    assert (cause.rank, cause.exit_code) == (7, code)
+    assert cause.reason == "AlgorithmError: algo-1: rank 7: ValueError: bad" + (f", exit code: {code}" if code else "")
+
+
+def test_a_rank_that_the_launcher_of_another_host_has_started_is_of_the_host_where_it_left_its_word():
+    hosts = {
+        "algo-1": host(ended(None, 3.0), clues=(clue(2, 2.1, "ValueError: bad"),)),
+        "algo-2": host(ended(None, 3.1, code=0), clues=(clue(2, 2.0, "ValueError: bad"),)),
+    }
+    for names in itertools.permutations(hosts):
+        cause = find_first_cause({name: hosts[name] for name in names})
+        assert (cause.host, cause.rank, cause.exit_code) == ("algo-2", 2, None)
+    assert [moment.rank for moment in moments(hosts)] == [2, None]
+
+
+@pytest.mark.parametrize(("node", "place"), [("algo-2", "algo-2"), ("localhost", "algo-1"), ("algo-10", "algo-1")])
+def test_a_rank_that_a_signal_ended_under_mpirun_is_of_the_host_that_mpirun_names(node, place):
+    words = f"process rank 3 with PID 0 on node {node} exited on signal 11 (Segmentation fault)."
+    message = f"the program ended with exit code 139: {words}"
+    failure = Failure(fault=Fault.ALGORITHM.value, message=message, exit_code=139)
+    launcher = host(ended(None, 3.0, code=139), clues=(clue(3, 2.9, words),), failure=failure)
+    hosts = {"algo-1": launcher, "algo-2": host(ended(None, 3.1, code=0))}
+    cause = find_first_cause(hosts)
+    assert (cause.host, cause.rank, cause.exit_code) == (place, 3, 139)
+    assert cause.message == "rank 3 was ended by signal 11 (SIGSEGV)"
+    assert (cause.verdict, cause.is_retryable) == ("user", False)
+    assert [moment.weight for moment in moments(hosts)] == [Weight.OWN, Weight.WRAPPER]
+
+
+def test_a_rank_that_the_memory_limit_ended_under_mpirun_is_no_victim_of_its_host():
+    failure = Failure(fault=Fault.ALGORITHM.value, message=f"{OUT_OF_MEMORY}: the host's memory limit of 64 MiB")
+    words = "process rank 1 with PID 0 on node algo-1 exited on signal 9 (Killed)."
+    hosts = {"algo-1": host(ended(None, 3.0, code=137), clues=(clue(1, 2.9, words),), failure=failure)}
+    cause = find_first_cause(hosts)
+    assert (cause.rank, cause.message) == (1, failure.message)
+    assert (cause.verdict, cause.is_retryable) == ("memory", False)
+
+
+def test_words_that_a_rank_has_left_are_no_failure_of_a_job_in_which_every_process_ended_well():
+    hosts = {"algo-1": host(ended(None, 3.0, code=0), clues=(clue(2, 2.0, "ValueError: survived"),))}
+    assert find_first_cause(hosts) is None
+
+
+def test_what_a_rank_said_that_ended_well_is_no_cause():
+    hosts = {
+        "algo-1": host(ended(0, 3.0, code=0), ended(1, 2.0, code=3), clues=(clue(0, 1.0, "ValueError: survived"),))
+    }
+    assert find_first_cause(hosts).rank == 1
+
+
+def test_what_a_killed_process_had_printed_before_is_no_word_on_its_end():
+    printed = clue(1, 0.5, "ConnectionResetError: tried again and went on")
+    failure = Failure(fault=Fault.ALGORITHM.value, message="rank 1 was ended by signal 9 (SIGKILL): BrokenPipeError: x")
+    hosts = {
+        "algo-1": host(ended(0, 2.0), clues=(clue(0, 2.0, "ConnectionResetError: [Errno 104]"),)),
+        "algo-2": host(ended(1, 1.9, signum=9), clues=(printed,), failure=failure),
+    }
+    cause = find_first_cause(hosts)
+    assert (cause.host, cause.rank, cause.exit_code) == ("algo-2", 1, 137)
+    assert (cause.verdict, cause.is_retryable) == ("host", True)
+    assert [moment.at for moment in moments(hosts)] == [at(1.9), at(2.0)]
 
 
 def test_words_of_a_process_that_was_told_to_end_count_only_if_they_came_first():

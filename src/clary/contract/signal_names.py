@@ -1,0 +1,16 @@
+"""How signals are named in messages.
+
+Where: agents tell of processes that a signal ended, the service tells of them in FailureReason.
+"""
+
+from __future__ import annotations
+
+import signal
+
+
+def signal_name(signum: int | None) -> str:
+    """Return `signal 9 (SIGKILL)` for 9, `signal 77` for a number that this system has no name for."""
+    try:
+        return f"signal {signum} ({signal.Signals(signum or 0).name})"
+    except ValueError:
+        return f"signal {signum}"

@@ -1,0 +1,88 @@
+"""What the words of an error tell of its place in a chain of failures. Pure.
+
+Where: `first_cause` weighs every moment of a failing job by its words, `verdicts` asks whether they are the code's own.
+
+A program may write anything into its messages: a ValueError that names NCCL is about the value all the same. So a
+class that says for certain that the code itself has failed decides first, then the classes of broken connections, and
+the texts of messages count only as torch, gloo, NCCL, Horovod and Open MPI really print them.
+Source: texts of torch 2.13 (gloo/transport/tcp/pair.cc, unbound_buffer.cc; ProcessGroupNCCL.cpp), NCCL 2.14 to 2.28
+as told in NVIDIA/nccl issues 795, 1141, 1514, 2076, Horovod issues 410 and 1421.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+
+
+class Weight(IntEnum):
+    """How near a moment is to a cause."""
+
+    OWN = 0
+    EFFECT = 1
+    WRAPPER = 2
+
+
+# How the agent begins the words of a process before what the process itself has said; see `first_cause`.
+_WHO = r"(?:(?:rank \d+|the program)(?: ended with exit code \d+| was ended by signal \d+(?: \(\w+\))?)?: )?"
+_CLASS = re.compile(rf"{_WHO}(?:[A-Za-z_]\w*(?:\.|::))*([A-Za-z_]\w*)(?::|\s*$)")
+# What the same code does with the same data again.
+_CODE_CLASSES = re.compile(
+    r"(?:Arithmetic|Assertion|Attribute|FloatingPoint|Import|Indentation|Index|Key|Lookup|ModuleNotFound|Name"
+    r"|NotImplemented|Overflow|Recursion|Syntax|Tab|Type|UnboundLocal|Unicode(?:Decode|Encode)?|Value|ZeroDivision)Error"
+)
+_EFFECT_CLASSES = re.compile(
+    r"(?:BrokenPipe|Connection(?:Aborted|Refused|Reset)?|Dist(?:Backend|Network|Store)|HorovodInternal"
+    r"|IncompleteRead)Error|IncompleteRead"
+)
+_WRAPPER_CLASSES = re.compile(r"(?:CalledProcess|ChildFailed|ExecuteUserScript)Error")
+_WRAPPER_WORDS = re.compile(rf"{_WHO}(?:MPI_ABORT was invoked|mpirun detected that)")
+# A misuse of NCCL or of ports is the code's own, though torch raises it in the classes of broken connections.
+_MISUSE = re.compile(
+    r"NCCL [Ee]rror[^\n]*[:,] (?:invalid usage|invalid argument|unhandled cuda error)"
+    r"|ncclInvalid(?:Usage|Argument):|ncclUnhandledCudaError:"
+    r"|socket has failed to (?:bind|listen)[^\n]*EADDRINUSE"
+)
+_EFFECT_WORDS = re.compile(
+    r"gloo/transport/\w+/\w+\.cc:\d+\]"  # `[.../gloo/transport/tcp/pair.cc:553] Connection closed by peer [...`
+    r"|Gloo connectFullMesh failed"
+    r"|Connection closed by peer \["
+    r"|socket has timed out after|Socket Timeout"
+    r"|failed to pass monitoredBarrier|reached monitoredBarrier, but received errors"
+    r"|NCCL [Ee]rror[^\n]*[:,] (?:remote process exited|unhandled system error|internal error)"
+    r"|nccl(?:Remote|System|Internal)Error:"
+    r"|NCCL communicator (?:was aborted|encountered error)"
+    r"|Watchdog caught collective operation timeout: WorkNCCL\("
+    r"|Some NCCL operations have failed or timed out"
+    r"|Horovod has been shut down\. This was caused by an exception on one of the ranks"
+    r"|An MPI communication peer process has unexpectedly disconnected"
+    r"|ORTE has lost communication with a remote daemon"
+    r"|(?:Connection reset by peer|Broken pipe|Connection refused|Connection was likely closed)"
+    r"(?:\.[^\n]*|, keys: [^\n]*|\s*\[[^\n]*)?\s*$"  # ends what the operating system or a library says
+)
+
+
+def weigh(words: str) -> Weight:
+    """Return whether words tell of a failure of the process itself, of a peer that is gone, or of a child's failure."""
+    name = class_of(words)
+    if _WRAPPER_CLASSES.fullmatch(name) or _WRAPPER_WORDS.match(words):
+        return Weight.WRAPPER
+    if is_of_the_code(words) or is_misuse(words):
+        return Weight.OWN
+    return Weight.EFFECT if _EFFECT_CLASSES.fullmatch(name) or _EFFECT_WORDS.search(words) else Weight.OWN
+
+
+def class_of(words: str) -> str:
+    """Return the name of the exception that words begin with, without its module; empty if they name none."""
+    match = _CLASS.match(words)
+    return match[1] if match is not None else ""
+
+
+def is_of_the_code(words: str) -> bool:
+    """Whether the exception is one that the same code raises with the same data again."""
+    return _CODE_CLASSES.fullmatch(class_of(words)) is not None
+
+
+def is_misuse(words: str) -> bool:
+    """Whether words tell that the program uses its collectives wrongly: a GPU twice, a port that is taken."""
+    return _MISUSE.search(words) is not None

@@ -1,0 +1,66 @@
+"""`clary describe --why`: what failed, where, whether to try again, and the rows of the timeline."""
+
+from clary.cli.describe import why
+
+
+def facts(*, cause=None, timeline=(), **members):
+    return {
+        "name": "job",
+        "status": "Failed",
+        "secondary_status": "Failed",
+        "failure_reason": "AlgorithmError: algo-2: rank 3: KeyError: 'label', exit code: 1",
+        "cause": cause,
+        "timeline": list(timeline),
+        **members,
+    }
+
+
+def cause(**members):
+    return {"host": "algo-2", "rank": 3, "verdict": "user", "is_retryable": False, **members}
+
+
+def row(at, kind, where, what):
+    return {"at": f"2026-01-01T00:00:{at}+00:00", "kind": kind, "where": where, "what": what, "num_folded": 1}
+
+
+def test_the_cause_is_told_with_its_place_verdict_and_advice():
+    lines = why(facts(cause=cause())).splitlines()
+    assert lines[0] == "job  Failed (Failed)"
+    assert lines[1] == "  failure   AlgorithmError: algo-2: rank 3: KeyError: 'label', exit code: 1"
+    assert lines[2] == "  where     algo-2, rank 3"
+    assert lines[3] == "  verdict   user"
+    assert lines[4] == "  retry     will not help as it stands"
+
+
+def test_a_failure_that_may_pass_by_itself_says_that_a_retry_can_help():
+    text = why(facts(cause=cause(rank=None, verdict="host", is_retryable=True)))
+    assert "  where     algo-2\n" in text
+    assert "  retry     can help: nothing of the job has to change\n" in text
+
+
+def test_a_failure_of_no_host_is_the_services_and_an_old_one_has_no_verdict():
+    text = why(facts(cause=cause(host=None, rank=None, verdict="")))
+    assert "  where     the service\n" in text
+    assert "  verdict   none\n" in text
+
+
+def test_a_job_without_failure_says_so():
+    lines = why(facts(status="Completed", secondary_status="Completed")).splitlines()
+    assert lines[:2] == ["job  Completed (Completed)", "  failure   none"]
+
+
+def test_rows_tell_time_to_the_millisecond_kind_place_and_words():
+    text = why(
+        facts(
+            cause=cause(),
+            timeline=[
+                row("01", "status", "", "Starting: begins"),
+                row("02.250", "cause", "algo-2, rank 3", "rank 3: KeyError: 'label'"),
+            ],
+        )
+    )
+    rows = [line.split() for line in text.split("what happened\n")[1].splitlines()]
+    assert rows[0] == ["TIME", "KIND", "WHERE", "WHAT"]
+    assert rows[1][1:] == ["status", "-", "Starting:", "begins"]
+    assert rows[2] == [rows[2][0], "cause", "algo-2,", "rank", "3", "rank", "3:", "KeyError:", "'label'"]
+    assert rows[2][0].endswith(":02.250")

@@ -1,0 +1,126 @@
+"""Words of errors as torch, gloo, NCCL, Horovod and mpirun print them, and words that only name them in passing."""
+
+import pytest
+
+from clary.contract.errors import Fault
+from clary.control.jobs.failure_words import Weight, class_of, weigh
+from clary.control.jobs.verdicts import Verdict, judge
+
+GLOO = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp"
+ADVICE = "Check the logs of the remote worker before reporting an error. GLHF!"
+# Printed by ranks of torch 2.13 whose peer was killed in all_reduce, barrier, broadcast, all_gather, send and recv.
+TORCH_EFFECTS = [
+    f"RuntimeError: {GLOO}/pair.cc:553] Connection closed by peer [127.0.0.1]:21935. This is typically caused by a "
+    f"remote worker crashing. {ADVICE}",
+    f"RuntimeError: {GLOO}/pair.cc:537] Read error [127.0.0.1]:33449: Connection reset by peer. This is typically "
+    f"caused by a remote worker hanging or bugs in the application. {ADVICE}",
+    "RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 3000 ms",
+    "RuntimeError: Rank 2 successfully reached monitoredBarrier, but received errors while waiting for send/recv from "
+    "rank 0. Please check rank 0 logs for faulty rank.",
+    f"RuntimeError: {GLOO}/unbound_buffer.cc:78] Timed out waiting 5000ms for recv operation to complete",
+    "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed. Did the remote "
+    "server shutdown or crash?",
+    "torch.distributed.DistNetworkError: Connection reset by peer",
+    "torch.distributed.DistStoreError: wait timeout after 5000ms, keys: /default_pg/0//k0-20, /default_pg/0//k1-20",
+]
+# Told in public: NVIDIA/nccl issues 2076, 1928 and 1514, stanford_alpaca 207, sglang 1693, horovod 3647 and 410.
+PUBLIC_EFFECTS = [
+    "torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, remote "
+    "process exited or there was a network error, NCCL version 2.21.5",
+    "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1275, "
+    "internal error, NCCL version 2.14.3\nncclInternalError: Internal check failed.\nLast error:\n"
+    "Net : Connection closed by remote peer user<50260>",
+    "std::runtime_error: NCCL error: remote process exited or there was a network error, NCCL version 2.14.3",
+    "c10::DistBackendError: [PG 3 Rank 0] Process group watchdog thread terminated with exception: [Rank 0] Watchdog "
+    "caught collective operation timeout: WorkNCCL(SeqNum=9141, OpType=_ALLGATHER_BASE, NumelIn=19008, "
+    "NumelOut=152064, Timeout(ms)=600000) ran for 600022 milliseconds before timing out.",
+    "horovod.common.exceptions.HorovodInternalError: Horovod has been shut down. This was caused by an exception on "
+    "one of the ranks or an attempt to allreduce, allgather or broadcast a tensor after one of the ranks finished "
+    "execution.",
+]
+PYTHON_EFFECTS = [
+    "ConnectionResetError: [Errno 104] Connection reset by peer",
+    "ConnectionRefusedError: [Errno 111] Connection refused",
+    "BrokenPipeError: [Errno 32] Broken pipe",
+    "OSError: [Errno 104] Connection reset by peer",
+]
+WRAPPERS = [
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+    "subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1.",
+    "sagemaker_training.errors.ExecuteUserScriptError: ",
+    "mpirun detected that one or more processes exited with non-zero status, thus causing",
+    "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD",
+]
+# Errors of the code's own that name what effects are made of.
+IN_PASSING = [
+    "ValueError: NCCL is not a backend that this script knows",
+    "RuntimeError: please set NCCL_DEBUG and use gloo on machines without GPUs",
+    "KeyError: 'ProcessGroup'",
+    "AssertionError: expected ConnectionResetError",
+    "RuntimeError: timed out after tuning: the loss has diverged",
+    "RuntimeError: connection closed contours are not supported by this model",
+    "ValueError: the reply was 'Connection reset by peer'",
+    "RuntimeError: got CalledProcessError where none was expected",
+    "torch.distributed.DistBackendError: NCCL error in: /opt/pytorch/torch/csrc/distributed/c10d/"
+    "ProcessGroupNCCL.cpp:1287, invalid usage, NCCL version 2.17.1\nncclInvalidUsage: This usually reflects invalid "
+    "usage of NCCL library.\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000",
+    "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
+    "port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
+]
+
+
+@pytest.mark.parametrize("prefix", ["", "rank 3: ", "rank 3 ended with exit code 1: "])
+@pytest.mark.parametrize("words", TORCH_EFFECTS + PUBLIC_EFFECTS + PYTHON_EFFECTS)
+def test_what_libraries_print_when_a_peer_is_gone_is_an_effect(words, prefix):
+    assert weigh(prefix + words) is Weight.EFFECT
+
+
+@pytest.mark.parametrize("prefix", ["", "the program ended with exit code 1: "])
+@pytest.mark.parametrize("words", WRAPPERS)
+def test_what_launchers_print_of_a_child_that_failed_is_a_wrapper(words, prefix):
+    assert weigh(prefix + words) is Weight.WRAPPER
+
+
+@pytest.mark.parametrize("prefix", ["", "rank 12: ", "rank 0 was ended by signal 6 (SIGABRT): "])
+@pytest.mark.parametrize("words", IN_PASSING)
+def test_words_that_name_libraries_and_errors_in_passing_are_the_codes_own(words, prefix):
+    assert weigh(prefix + words) is Weight.OWN
+    judgement = judge(Fault.ALGORITHM, prefix + words)
+    assert (judgement.verdict, judgement.is_retryable) == (Verdict.USER, False)
+
+
+@pytest.mark.parametrize("words", TORCH_EFFECTS + PUBLIC_EFFECTS + PYTHON_EFFECTS)
+def test_an_effect_with_no_other_cause_is_the_networks_and_a_wait_in_vain_is_no_reason_to_retry(words):
+    """Ranks that wait in vain have more often lost step with each other, which they do again."""
+    judgement = judge(Fault.ALGORITHM, f"rank 0 ended with exit code 1: {words}")
+    is_wait = any(text in words for text in ("Timed out waiting", "monitoredBarrier", "wait timeout", "timing out"))
+    assert (judgement.verdict, judgement.is_retryable) == (Verdict.NETWORK, not is_wait)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "RuntimeError: expected 3 channels, got channel 4 of the image",
+        "RuntimeError: bucket 7 of the histogram is empty",
+        "RuntimeError: model_dir s3:// is not supported here",
+        "ValueError: the read timed out flag must be a number",
+        "KeyError: 'object store'",
+    ],
+)
+def test_the_programs_own_words_are_not_taken_for_those_of_a_channel_or_a_store(words):
+    judgement = judge(Fault.ALGORITHM, f"rank 0 ended with exit code 1: {words}")
+    assert (judgement.verdict, judgement.is_retryable) == (Verdict.USER, False)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("ValueError: x", "ValueError"),
+        ("rank 1 ended with exit code 1: a.b.OddError", "OddError"),
+        ("rank 0 was ended by signal 6 (SIGABRT): c10::Error: boom", "Error"),
+        ("the program ended with exit code 3", ""),
+        ("", ""),
+    ],
+)
+def test_the_class_of_an_error_is_read_from_its_head(words, name):
+    assert class_of(words) == name

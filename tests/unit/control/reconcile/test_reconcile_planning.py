@@ -1,0 +1,36 @@
+"""What of the service's settings stands in launch plans."""
+
+from dataclasses import replace
+
+import pytest
+
+from clary.contract.launch_plan import AnsiCodes, LaunchPlan
+from clary.contract.plain import from_plain
+from clary.control.settings import load_settings
+from clary.testing.control_plane import ControlPlane
+
+
+@pytest.mark.parametrize(
+    ("variables", "ansi", "max_lines_per_s", "max_bytes_per_s"),
+    [
+        (
+            {"CLARY_LOG_ANSI": "strip", "CLARY_LOG_MAX_LINES_PER_S": "7", "CLARY_LOG_MAX_BYTES_PER_S": "4096"},
+            AnsiCodes.STRIP,
+            7,
+            4096,
+        ),
+        ({"CLARY_LOG_MAX_LINES_PER_S": "0", "CLARY_LOG_MAX_BYTES_PER_S": "0"}, AnsiCodes.KEEP, 0, 0),
+        ({}, AnsiCodes.KEEP, 250_000, 64 * 1024 * 1024),
+    ],
+)
+async def test_the_log_settings_reach_the_plan_that_agents_fetch(
+    tmp_path, variables, ansi, max_lines_per_s, max_bytes_per_s
+):
+    async with ControlPlane.open(tmp_path) as plane:
+        settings = load_settings({"CLARY_HOME": str(tmp_path), **variables})
+        plane.reconciler._site = replace(plane.reconciler._site, settings=settings)
+        await plane.create()
+        await plane.passes()
+        plan = (await plane.job()).plan
+    rules = from_plain(LaunchPlan, plan).log_rules
+    assert (rules.ansi, rules.max_lines_per_s, rules.max_bytes_per_s) == (ansi, max_lines_per_s, max_bytes_per_s)
