@@ -144,7 +144,7 @@ def test_follow_prints_lines_as_they_come_and_ends_with_the_job(service, aws):
     followed = service.clary("logs", "--follow", "--timestamps", name)
     ticks = [line for line in followed.stdout.splitlines() if "tick" in line]
     assert [line.partition(" | ")[2] for line in ticks] == [f"tick {number}" for number in range(1, 6)]
-    assert all(re.match(r"\d\d:\d\d:\d\d\.\d{3} algo-1 \| ", line) for line in ticks)
+    assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d algo-1 \| ", line) for line in ticks)
     assert wait(aws, name)["TrainingJobStatus"] == "Completed"
 
 

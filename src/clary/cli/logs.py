@@ -18,6 +18,7 @@ from clary.cli.moments import moment_ms
 from clary.contract.errors import ClaryError, Fault
 
 POLL_S = 0.3
+LATE_MS = 1000  # a line's time is that of its printing; as long as this it may be on its way
 COLOURS = ("36", "33", "35", "32", "34", "31")
 
 
@@ -25,29 +26,38 @@ def add_parser(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("logs", help="print a job's log")
     parser.add_argument("job")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="go on until the job has ended, or the time of --until has passed"
+    )
     parser.add_argument("--host", metavar="algo-N", help="of this host only")
     parser.add_argument("--rank", type=int, help="of this rank only")
     parser.add_argument("--attempt", type=int, help="of this attempt only")
     parser.add_argument(
-        "--since", type=moment_ms, metavar="WHEN", help="from this time on: 10m, 2h, 1d (ago) or an ISO time"
+        "--since",
+        type=moment_ms,
+        metavar="WHEN",
+        help="from this time on: 10m, 2h, 1d (ago) or an ISO time; without a zone, this machine's",
     )
-    parser.add_argument("--until", type=moment_ms, metavar="WHEN", help="before this time")
+    parser.add_argument("--until", type=moment_ms, metavar="WHEN", help="before this time, in the same forms")
     parser.add_argument(
         "--grep", type=_pattern, metavar="PATTERN", help="lines in which this regular expression is found, only"
     )
-    parser.add_argument("--timestamps", action="store_true", help="begin lines with their time")
+    parser.add_argument(
+        "--timestamps", action="store_true", help="begin lines with their time in this machine's zone, as ISO time"
+    )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print lines in the order of their times; with --follow, until the job has ended and every line is out."""
+    """Print lines in the order of their times; with --follow, until no line that is wanted can come any more."""
     if options.since is not None and options.until is not None and options.since >= options.until:
         raise ClaryError("--since must be a time before --until", fault=Fault.USER)
     connection = connect()
     tokens: dict[str, str] = {}
     held: list[dict[str, Any]] = []  # lines before which others may still come
     while True:
+        # Asked before the lines, so that none of them comes after the page and before the answer.
+        has_passed = options.until is not None and time.time() * 1000 >= options.until + LATE_MS
         page = _page(connection, options, tokens)
         tokens = page["tokens"]
         sure_until_ms = page["sure_until_ms"]
@@ -59,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
         held = held[num_sure:]
         if sure_until_ms is not None:
             continue
-        if not options.follow or page["is_over"]:
+        if not options.follow or page["is_over"] or has_passed:
             return 0
         time.sleep(POLL_S)
 
@@ -90,6 +100,6 @@ def _text(line: dict[str, Any], options: argparse.Namespace) -> str:
         colour = COLOURS[(int(line["host"].rpartition("-")[2]) - 1) % len(COLOURS)]
         prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
     if options.timestamps:
-        moment = datetime.fromtimestamp(line["at_ms"] / 1000, UTC)
-        prefix = f"{moment.strftime('%H:%M:%S.%f')[:-3]} {prefix}"
+        moment = datetime.fromtimestamp(line["at_ms"] / 1000, UTC).astimezone()
+        prefix = f"{moment.isoformat(timespec='milliseconds')} {prefix}"
     return f"{prefix} | {line['text']}"

@@ -148,6 +148,7 @@ class LogRules:
     ansi: AnsiCodes = AnsiCodes.KEEP
     max_lines_per_s: int = 0  # in the long run, of all processes of the host together; 0: no bound
     max_bytes_per_s: int = 0  # the same of the lines' text in UTF-8
+    spool_max_bytes: int = 0  # of lines that the service has not taken yet, on the host's disk; 0: no bound
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -103,6 +103,15 @@ class Settings:
         least=0,
     )
     log_max_bytes_per_s: int = _setting(64 * 1024 * 1024, "the same in bytes of text; 0 is no bound", least=0)
+    log_spool_max_bytes: int = _setting(
+        2 * 1024 * 1024 * 1024,
+        "log lines that one host keeps on disk while the service does not take them; newer ones are lost then, which "
+        "the log says; 0 is no bound",
+        least=0,
+    )
+    log_retention_days: int = _setting(
+        0, "age at which log lines are removed, where PutRetentionPolicy says nothing else; 0 keeps them", least=0
+    )
     images: Mapping[str, str] = _table("image pattern (repo:tag, * matches) = environment name", str)
     environments: Mapping[str, str] = _table("environment name = path of its Python interpreter", str)
     instance_types: Mapping[str, Mapping[str, Any]] = _table(

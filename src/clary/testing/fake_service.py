@@ -25,7 +25,7 @@ from clary.contract.agent_protocol import (
     HostFacts,
     HostPhase,
     LogBatch,
-    LogLine,
+    LogBlock,
     LogReceipt,
     Order,
     OrderKind,
@@ -42,7 +42,7 @@ WAIT_S = 10.0  # default patience of the `wait_for_...` methods
 class Delivered:
     """A log line with the time at which it was stored, seconds of `time.time`."""
 
-    line: LogLine
+    line: LogBlock  # of one line
     stored_at: float
 
 
@@ -232,7 +232,8 @@ class FakeService:
 
     def _take_lines(self, batch: LogBatch) -> LogReceipt:
         if batch.first_sequence <= len(self.lines):
-            new = batch.lines[len(self.lines) - batch.first_sequence :]
+            lines = [replace(block, text=text) for block in batch.blocks for text in block.lines()]
+            new = lines[len(self.lines) - batch.first_sequence :]
             self.lines += [Delivered(line, time.time()) for line in new]
         return LogReceipt(next_sequence=len(self.lines))
 

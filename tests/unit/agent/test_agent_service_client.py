@@ -15,7 +15,7 @@ from clary.agent.service_client import (
     ServiceRefused,
     ServiceUnreachable,
 )
-from clary.contract.agent_protocol import HostFacts, HostPhase, LogBatch, LogLine, OrderKind, Report
+from clary.contract.agent_protocol import HostFacts, HostPhase, LogBatch, LogBlock, OrderKind, Report
 from clary.testing.fake_service import FakeService
 from clary.testing.launch_plans import make_plan
 
@@ -46,8 +46,8 @@ def report(number: int = 1) -> Report:
 
 
 def batch(first_sequence: int, *texts: str) -> LogBatch:
-    lines = tuple(LogLine(at_ms=1, text=text) for text in texts)
-    return LogBatch(first_sequence=first_sequence, lines=lines)
+    lines = tuple(LogBlock(at_ms=1, text=text) for text in texts)
+    return LogBatch(first_sequence=first_sequence, blocks=lines)
 
 
 def test_everything_said_arrives_as_it_was(service: FakeService, client_of) -> None:

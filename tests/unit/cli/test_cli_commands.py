@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +16,7 @@ from clary.cli import connection, logs
 from clary.cli.connection import Connection
 from clary.cli.describe import describe
 from clary.cli.main import main
+from clary.cli.moments import moment_ms
 from clary.cli.tables import clock_time, duration, table
 from clary.contract.errors import ClaryError, Fault, WireError
 from clary.contract.processes import ProcessId
@@ -237,9 +240,30 @@ def test_follow_goes_on_until_the_job_is_over_and_every_line_is_out(home, monkey
     assert printed(capsys) == ["algo-1 at 1", "algo-1 at 2", "algo-1 at 3"]
 
 
-def test_lines_begin_with_their_time_if_asked_for(home, monkeypatch, capsys):
+@pytest.fixture
+def two_hours_east(monkeypatch):
+    """This machine's zone; POSIX counts to the west."""
+    monkeypatch.setenv("TZ", "EAST-2")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_lines_begin_with_their_time_here_if_asked_for(home, two_hours_east, monkeypatch, capsys):
     run_logs(monkeypatch, [page(("algo-1", 3_723_004))], "--timestamps")
-    assert capsys.readouterr().out == "01:02:03.004 algo-1 | algo-1 at 3723004\n"
+    shown = "1970-01-01T03:02:03.004+02:00"
+    assert capsys.readouterr().out == f"{shown} algo-1 | algo-1 at 3723004\n"
+    assert moment_ms(shown) == moment_ms(shown.removesuffix("+02:00")) == 3_723_004, "what is shown can be asked for"
+
+
+def test_follow_until_a_time_ends_when_no_line_before_it_can_come_any_more(home, monkeypatch, capsys):
+    pages = [page(("algo-1", 1)), page(), page(("algo-1", 2))]
+    moments = iter([100.0, 160.5, 161.0])
+    monkeypatch.setattr("clary.cli.logs.time", SimpleNamespace(time=lambda: next(moments), sleep=lambda _: None))
+    fake = run_logs(monkeypatch, pages, "--follow", "--until", "1970-01-01T00:02:40Z")
+    assert fake.answers == []
+    assert printed(capsys) == ["algo-1 at 1", "algo-1 at 2"]
 
 
 def test_jobs_beyond_one_page_are_listed(home, monkeypatch, capsys):

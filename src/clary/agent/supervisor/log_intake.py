@@ -1,7 +1,7 @@
 """Where output enters the log: bytes of processes and sentences of the agent become lines in the spool.
 
-Where: `clary.agent.host` calls `on_output` from the threads that read the program's pipes; the supervisor calls `say`.
-Neither waits for anything but a write to a local file.
+Where: `output_buffer` passes on what `clary.agent.host` read from the program's pipes and what the supervisor says.
+Both wait for nothing but a write to a local file.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from clary.agent.supervisor.error_scanner import ErrorScanner
 from clary.agent.supervisor.last_words import LINE_CHARACTERS, NUM_LINES
 from clary.agent.supervisor.log_limit import LogLimit
 from clary.agent.supervisor.log_lines import PIECE_BYTES, LineSplitter
+from clary.agent.supervisor.log_loss import OWN_PREFIX
 from clary.agent.supervisor.log_spool import LogSpool
 from clary.contract.agent_protocol import Clue
 from clary.contract.clock import Clock
 from clary.contract.launch_plan import AnsiCodes, LogRules
-
-OWN_PREFIX = "clary: "  # of lines that the agent adds to the program's own
 
 
 @dataclass
@@ -101,7 +100,20 @@ class LogIntake:
         """Add lines of the agent's own."""
         lines = [OWN_PREFIX + line for sentence in sentences for line in sentence.splitlines() if line.strip()]
         with self._lock:
-            self._spool.append(lines)
+            self._spool.append(lines, is_own=True)
+
+    def on_gap(self, key: Hashable, sentence: str) -> None:
+        """Take note that output of one stream is missing here; the line that it cuts ends.
+
+        Args:
+            key: of the stream.
+            sentence: what the log is to say of it.
+        """
+        with self._lock:
+            stream = self._streams.get(key)
+            if stream is not None:
+                self._append(stream, stream.splitter.finish())
+            self._spool.append([sentence], is_own=True)
 
     def tick(self) -> None:
         """Show progress bars that stand still and say what was dropped; call it about once a second."""
@@ -118,6 +130,7 @@ class LogIntake:
                 self._ended[stream.rank] = stream.last_lines
             self._streams.clear()
             self._tell_dropped(is_last=True)
+            self._spool.tell_loss()
 
     def _new_stream(self, rank: int | None, prefix: str) -> _Stream:
         return _Stream(rank=rank, prefix=prefix, splitter=LineSplitter(strips_ansi=self._rules.ansi is AnsiCodes.STRIP))
@@ -125,7 +138,7 @@ class LogIntake:
     def _tell_dropped(self, *, is_last: bool = False) -> None:
         sentence = self._limit.notice(self._clock.monotonic(), is_last=is_last)
         if sentence is not None:
-            self._spool.append([OWN_PREFIX + sentence])
+            self._spool.append([OWN_PREFIX + sentence], is_own=True)
 
     def _append(self, stream: _Stream, lines: list[str]) -> None:
         if not lines:
@@ -138,4 +151,4 @@ class LogIntake:
         self._spool.append(self._limit.admit(lines, self._clock.monotonic()), rank=stream.rank)
         if stream.splitter.has_cut and not stream.has_told_cut:
             stream.has_told_cut = True
-            self._spool.append([f"{OWN_PREFIX}lines longer than {PIECE_BYTES} bytes are shown in pieces"])
+            self._spool.append([f"{OWN_PREFIX}lines longer than {PIECE_BYTES} bytes are shown in pieces"], is_own=True)

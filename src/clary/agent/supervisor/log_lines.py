@@ -133,7 +133,8 @@ class LineSplitter:
 
 
 def _decode(data: bytes) -> str:
-    return data.decode("utf-8", "backslashreplace").replace("\0", "")
+    text = data.decode("utf-8", "backslashreplace")
+    return text.replace("\0", "") if "\0" in text else text
 
 
 def _last_state(line: str) -> str:

@@ -21,8 +21,8 @@ from clary.agent.supervisor.metrics import MetricFinder
 from clary.contract.agent_protocol import LogBatch, LogReceipt
 from clary.contract.errors import AgentError
 
-BATCH_LINES = 1000
-BATCH_BYTES = 512 * 1024  # of text
+BATCH_LINES = 16_384
+BATCH_BYTES = 1024 * 1024  # of text; as JSON at most six times as many, below the service's bound on bodies
 GATHER_S = 0.05  # a batch that is not full waits this long for more; well under the 300 ms that a line may take
 TICK_S = 1.0
 
@@ -126,8 +126,13 @@ class LogShipper:
                 if self._spool.wait(self._stored, TICK_S):
                     self._stopping.wait(GATHER_S)
                 continue
-            lines = self._spool.read(self._stored, max_lines=BATCH_LINES, max_bytes=BATCH_BYTES)
-            batch = LogBatch(first_sequence=self._stored, lines=tuple(self._metrics.find(lines)))
+            blocks = self._spool.read(self._stored, max_lines=BATCH_LINES, max_bytes=BATCH_BYTES)
+            if not blocks:  # an empty batch would be sent and answered as fast as both sides can
+                raise AgentError(
+                    f"the spool of this host holds lines {self._stored} to {self._spool.end_sequence - 1}, but gives"
+                    " back none of them; were its files removed?"
+                )
+            batch = LogBatch(first_sequence=self._stored, blocks=tuple(self._metrics.find(blocks)))
             if not self._deliver(batch):
                 return
 
@@ -152,10 +157,10 @@ class LogShipper:
                 self._back_off.reset()
             else:  # the service has fewer lines than it said: it gets them again, but not in a hurry
                 self._stopping.wait(self._back_off.next_s())
-            if receipt.next_sequence > batch.first_sequence + len(batch.lines):
+            if receipt.next_sequence > batch.end_sequence:
                 raise AgentError(
                     f"the service says that lines below {receipt.next_sequence} are stored, but only"
-                    f" {batch.first_sequence + len(batch.lines)} were sent; does another agent write to this log?"
+                    f" {batch.end_sequence} were sent; does another agent write to this log?"
                 )
             self._note_stored(receipt.next_sequence)
             return True

@@ -5,47 +5,44 @@ apart from the service: printing costs one write to a local file, whether the se
 bounded. Files of `SEGMENT_BYTES` each, named after their first line's number, are removed as soon as every line in them
 is stored.
 
-A record is a header (time in ms, rank or -1, size of the text in bytes) and the text in UTF-8.
+[Note: which lines a full spool loses]
+The newest: lines that have a number are never taken back, so what stands in the spool reaches the log, and a batch
+under way needs no second thought. The words that a program ends with are kept in memory by `log_intake`, so that the
+cause of a failure is named even when its line is lost. Where lines are missing, the log says how many and why; that
+sentence and the agent's other own ones are kept even when the disk is full.
 """
 
 from __future__ import annotations
 
-import os
-import struct
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clary.contract.agent_protocol import LogLine
+from clary.agent.supervisor.log_loss import LogLoss
+from clary.agent.supervisor.log_segment import Segment
+from clary.contract.agent_protocol import LogBlock
+from clary.contract.clock import Clock, SystemClock
 from clary.contract.errors import AgentError
+from clary.contract.log_blocks import pack_block, segment_name
 
 SEGMENT_BYTES = 16 * 1024 * 1024
-_HEADER = struct.Struct("<qii")
-_NO_RANK = -1
-_READ_BYTES = 1024 * 1024
-
-
-@dataclass
-class _Segment:
-    """One file of the spool."""
-
-    path: Path
-    descriptor: int
-    first_sequence: int
-    num_lines: int = 0
-    size_bytes: int = 0
+SEGMENTS_OF_BOUND = 8  # a bounded spool has at least so many files, so that storing lines soon makes room for others
+BLOCK_LINES = 4096  # more lines come as several blocks
+REFUSAL_S = 1.0  # after lines were lost nothing is tried for so long: one sentence tells of all of them
+OWN_BYTES = 1024 * 1024  # of the agent's own lines above the bound
+MEMORY_BYTES = 256 * 1024  # of the agent's own lines while the disk takes nothing
 
 
 @dataclass
 class _Cursor:
-    """Where reading stands: the next line's number and its place."""
+    """Where reading stands."""
 
-    sequence: int = 0
-    segment_first: int = 0  # number of the first line of the segment
+    sequence: int = 0  # next line's number
+    segment: Segment | None = None
     offset: int = 0
-    unread: list[LogLine] = field(default_factory=list)  # lines read from the file and not given out yet
+    unread: list[LogBlock] = field(default_factory=list)  # read from the segment and not given out yet; next one last
 
 
 class LogSpool:
@@ -53,18 +50,27 @@ class LogSpool:
 
     Args:
         folder: where the files lie; made if it does not exist.
+        clock: tells when to try again after a refusal.
+        max_bytes: bound on what lies here, overstepped by the agent's own lines alone; 0 is none.
         segment_bytes: size at which a new file begins.
     """
 
-    def __init__(self, folder: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+    def __init__(
+        self, folder: Path, *, clock: Clock | None = None, max_bytes: int = 0, segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._segment_bytes = segment_bytes
+        self._clock = clock or SystemClock()
+        self._max_bytes = max_bytes
+        self._segment_bytes = min(segment_bytes, max(max_bytes // SEGMENTS_OF_BOUND, 1)) if max_bytes else segment_bytes
         self._changed = threading.Condition()
-        self._segments: list[_Segment] = []
+        self._segments: list[Segment] = []
         self._end_sequence = 0
+        self._held_bytes = 0
+        self._memory_bytes = 0  # part of it that lies in memory
         self._last_at_ms = 0
-        self._num_lost = 0
+        self._loss = LogLoss()
+        self._refused_at_s: float | None = None  # when lines were lost last
         self._cursor = _Cursor()
         self._is_woken = False
         self._is_closed = False
@@ -76,29 +82,44 @@ class LogSpool:
 
     @property
     def num_lost(self) -> int:
-        """Lines that could not be written because the disk refused them."""
-        return self._num_lost
+        """Lines that are not in the log because the disk or the bound refused them."""
+        return self._loss.num_lines
 
-    def append(self, texts: Iterable[str], *, rank: int | None = None, at_ms: int | None = None) -> None:
+    def append(
+        self, lines: Sequence[str], *, rank: int | None = None, at_ms: int | None = None, is_own: bool = False
+    ) -> None:
         """Write lines, with one time for all of them; times never go back within a spool.
 
-        Never raises for a full disk: the lines are counted in `num_lost`, and nobody waits.
+        Never raises for a full disk or spool, and never waits for room: lines are lost then, and the log says so.
+
+        Args:
+            lines: none is empty or holds a line end.
+            rank: of the process that printed them.
+            at_ms: their time; None is now.
+            is_own: whether they are the agent's own.
         """
         with self._changed:
-            if self._is_closed:
+            if self._is_closed or not lines:
                 return
             now_ms = at_ms if at_ms is not None else time.time_ns() // 1_000_000
             self._last_at_ms = max(self._last_at_ms, now_ms)
-            rank_number = _NO_RANK if rank is None else rank
-            records = bytearray()
-            num_lines = 0
-            for text in texts:
-                encoded = text.encode("utf-8", "backslashreplace")
-                records += _HEADER.pack(self._last_at_ms, rank_number, len(encoded))
-                records += encoded
-                num_lines += 1
-            if num_lines and not self._write(records, num_lines):
-                self._num_lost += num_lines
+            if is_own or not self._is_refusing():
+                self._tell_loss(is_last=is_own)
+            for first in range(0, len(lines), BLOCK_LINES):
+                some = lines[first : first + BLOCK_LINES]
+                text = "\n".join(some).encode("utf-8", "backslashreplace")
+                block = pack_block(text, at_ms=self._last_at_ms, rank=rank)
+                refusal = self._loss.newest_reason if self._loss.is_open and not is_own else ""
+                if refusal := refusal or self._write(block, len(some), is_own=is_own):
+                    self._loss.add(len(some), len(text), refusal)
+                    self._refused_at_s = self._clock.monotonic()
+            self._changed.notify_all()
+
+    def tell_loss(self) -> None:
+        """Say what was lost since it was said last; call it when no more lines come."""
+        with self._changed:
+            if not self._is_closed:
+                self._tell_loss(is_last=True)
             self._changed.notify_all()
 
     def wait(self, after: int, timeout_s: float) -> bool:
@@ -114,121 +135,144 @@ class LogSpool:
             self._is_woken = True
             self._changed.notify_all()
 
-    def read(self, first_sequence: int, *, max_lines: int, max_bytes: int) -> list[LogLine]:
+    def read(self, first_sequence: int, *, max_lines: int, max_bytes: int) -> list[LogBlock]:
         """Return lines from number `first_sequence` on: at least one if there is one, else up to both bounds.
+
+        Args:
+            first_sequence: number of the first line.
+            max_lines: a block that has more is cut.
+            max_bytes: of text; a block is not cut for this.
 
         Raises: AgentError for a number that has been let go, or when the disk does not give back what it took.
         """
         if first_sequence != self._cursor.sequence:
-            self._seek(first_sequence)
-        lines: list[LogLine] = []
+            self._cursor = _Cursor(sequence=first_sequence)
+        blocks: list[LogBlock] = []
         size_bytes = 0
-        while len(lines) < max_lines:
-            if not self._cursor.unread and not self._fill():
+        while max_lines > 0 and (self._cursor.unread or self._fill()):
+            block = self._cursor.unread.pop()
+            size_bytes += len(block.text) if block.text.isascii() else len(block.text.encode())
+            if blocks and size_bytes > max_bytes:
+                self._cursor.unread.append(block)
                 break
-            line = self._cursor.unread[-1]
-            size_bytes += len(line.text) if line.text.isascii() else len(line.text.encode())
-            if lines and size_bytes > max_bytes:
-                break
-            lines.append(self._cursor.unread.pop())
-            self._cursor.sequence += 1
-        return lines
+            if block.num_lines > max_lines:
+                block, rest = _cut(block, max_lines)
+                self._cursor.unread.append(rest)
+            blocks.append(block)
+            self._cursor.sequence += block.num_lines
+            max_lines -= block.num_lines
+        return blocks
 
     def let_go(self, next_sequence: int) -> None:
-        """Remove files in which every line has a number below `next_sequence`."""
+        """Remove files in which every line has a number below `next_sequence`; the last one only when it is full."""
         with self._changed:
-            while len(self._segments) > 1 and self._segments[1].first_sequence <= next_sequence:
-                if self._segments[1].first_sequence > self._cursor.sequence:
-                    break  # still being read
-                _remove(self._segments.pop(0))
+            while self._segments:
+                first = self._segments[0]
+                is_done = first.end_sequence <= min(next_sequence, self._cursor.sequence)
+                if not is_done or (len(self._segments) == 1 and self._is_writable(first)):
+                    break
+                self._remove(self._segments.pop(0))
 
     def close(self) -> None:
         """Remove every file; later lines are dropped."""
         with self._changed:
             self._is_closed = True
             while self._segments:
-                _remove(self._segments.pop())
+                self._remove(self._segments.pop())
             self._changed.notify_all()
 
-    def _write(self, records: bytearray, num_lines: int) -> bool:
+    def _tell_loss(self, *, is_last: bool) -> None:
+        """Write the sentence about lost lines before the next ones come in.
+
+        Args:
+            is_last: whether it has to stand here, even if the next lines of the program will be lost as well.
+        """
+        sentence = self._loss.sentence()
+        if sentence is None:
+            return
+        is_full = self._max_bytes and self._held_bytes > self._max_bytes - self._segment_bytes
+        block = pack_block(sentence.encode(), at_ms=self._last_at_ms, rank=None)
+        if (is_full and not is_last) or self._write(block, 1, is_own=is_last):
+            self._refused_at_s = self._clock.monotonic()
+        else:
+            self._loss.note_told()
+
+    def _is_refusing(self) -> bool:
+        return self._refused_at_s is not None and self._clock.monotonic() - self._refused_at_s < REFUSAL_S
+
+    def _write(self, block: bytes, num_lines: int, *, is_own: bool) -> str:
+        """Write a block; return why it is refused, empty if it is not."""
+        if self._max_bytes and self._held_bytes + len(block) > self._max_bytes + is_own * OWN_BYTES:
+            return f"the spool was full (setting log_spool_max_bytes: {self._max_bytes}); the service took no lines"
         try:
             segment = self._writable_segment()
-            written = 0
-            view = memoryview(records)
-            while written < len(records):
-                written += os.pwrite(segment.descriptor, view[written:], segment.size_bytes + written)
-        except OSError:
-            return False  # what was written of it lies beyond `size_bytes` and is written over by the next lines
-        segment.size_bytes += len(records)
-        segment.num_lines += num_lines
+            segment.append(block, num_lines)
+        except OSError as error:
+            refusal = f"the disk of this host refused them ({error.strerror})"
+            if not is_own or self._memory_bytes + len(block) > MEMORY_BYTES:
+                return refusal
+            segment = self._memory_segment()
+            segment.append(block, num_lines)
+            self._memory_bytes += len(block)
+        self._held_bytes += len(block)
         self._end_sequence += num_lines
-        return True
+        return ""
 
-    def _writable_segment(self) -> _Segment:
-        if self._segments and self._segments[-1].size_bytes < self._segment_bytes:
+    def _is_writable(self, segment: Segment) -> bool:
+        return segment.size_bytes < self._segment_bytes and not segment.is_in_memory
+
+    def _writable_segment(self) -> Segment:
+        if self._segments and self._is_writable(self._segments[-1]):
             return self._segments[-1]
-        path = self._folder / f"{self._end_sequence:012d}.lines"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        self._segments.append(_Segment(path=path, descriptor=descriptor, first_sequence=self._end_sequence))
+        self._segments.append(Segment.create(self._next_path(), first_sequence=self._end_sequence))
         return self._segments[-1]
 
-    def _seek(self, sequence: int) -> None:
-        """Set the cursor by reading from the start of the segment; rare: the service asked for lines again."""
-        with self._changed:
-            holding = [segment for segment in self._segments if segment.first_sequence <= sequence]
-            if not holding and self._segments:
-                raise AgentError(
-                    f"log line {sequence} is asked for, but lines below {self._segments[0].first_sequence} were stored"
-                    " by the service and removed here; the service has lost lines"
-                )
-            first = holding[-1].first_sequence if holding else 0
-        self._cursor = _Cursor(sequence=first, segment_first=first)
-        while self._cursor.sequence < sequence and (self._cursor.unread or self._fill()):
-            self._cursor.unread.pop()
-            self._cursor.sequence += 1
+    def _memory_segment(self) -> Segment:
+        if not self._segments or not self._segments[-1].is_in_memory:
+            self._segments.append(Segment(self._next_path(), None, first_sequence=self._end_sequence))
+        return self._segments[-1]
+
+    def _next_path(self) -> Path:
+        return self._folder / segment_name(self._end_sequence)
+
+    def _remove(self, segment: Segment) -> None:
+        self._held_bytes -= segment.size_bytes
+        self._memory_bytes -= segment.size_bytes if segment.is_in_memory else 0
+        segment.remove()
 
     def _fill(self) -> bool:
-        """Read the next stretch of records into the cursor; false when there is none."""
+        """Read the next stretch of blocks into the cursor; false when there is none."""
         cursor = self._cursor
         with self._changed:
-            segments = [segment for segment in self._segments if segment.first_sequence >= cursor.segment_first]
-            if not segments:
+            if self._segments and cursor.sequence < self._segments[0].first_sequence:
+                raise AgentError(
+                    f"log line {cursor.sequence} is asked for, but lines below {self._segments[0].first_sequence} were"
+                    " stored by the service and removed here; the service has lost lines"
+                )
+            segment = next((item for item in self._segments if cursor.sequence < item.end_sequence), None)
+            if segment is None:
                 return False
-            segment = segments[0]
-            # The segment read last may have been let go: then the offset says nothing about the one that is first now.
-            is_read = segment.first_sequence == cursor.segment_first and cursor.offset >= segment.size_bytes
-            if is_read and len(segments) > 1:
-                segment = segments[1]
-            if segment.first_sequence != cursor.segment_first:
-                cursor.segment_first, cursor.offset = segment.first_sequence, 0
             size_bytes = segment.size_bytes
-            descriptor = segment.descriptor
-        if cursor.offset >= size_bytes:
-            return False
-        lines, used = _parse(os.pread(descriptor, min(_READ_BYTES, size_bytes - cursor.offset), cursor.offset))
-        if not lines:
-            raise AgentError(f"{segment.path}: expected {size_bytes} bytes of log lines, the disk gives back fewer")
-        cursor.offset += used
-        lines.reverse()
-        cursor.unread = lines
+        at = cursor.sequence
+        if segment is not cursor.segment:
+            cursor.segment, cursor.offset, at = segment, 0, segment.first_sequence
+        while not cursor.unread:
+            blocks, cursor.offset = segment.read(cursor.offset, size_bytes)
+            for block in blocks:  # those before the line that is wanted: the service asked for lines again; rare
+                num_lines = block.num_lines if at < cursor.sequence else 0
+                if at + num_lines > cursor.sequence or not num_lines:
+                    wanted = _cut(block, cursor.sequence - at)[1] if at < cursor.sequence else block
+                    cursor.unread.append(wanted)
+                    at = max(at, cursor.sequence)
+                else:
+                    at += num_lines
+        cursor.unread.reverse()
         return True
 
 
-def _parse(data: bytes) -> tuple[list[LogLine], int]:
-    """Return the whole records at the start of `data` and how many bytes they take."""
-    lines = []
-    offset = 0
-    while offset + _HEADER.size <= len(data):
-        at_ms, rank, size_bytes = _HEADER.unpack_from(data, offset)
-        start = offset + _HEADER.size
-        if start + size_bytes > len(data):
-            break
-        offset = start + size_bytes
-        text = data[start:offset].decode()
-        lines.append(LogLine(at_ms=at_ms, text=text, rank=None if rank == _NO_RANK else rank))
-    return lines, offset
-
-
-def _remove(segment: _Segment) -> None:
-    os.close(segment.descriptor)
-    segment.path.unlink(missing_ok=True)
+def _cut(block: LogBlock, num_lines: int) -> tuple[LogBlock, LogBlock]:
+    """Return the first `num_lines` of a block, and the rest."""
+    lines = block.lines()
+    parts = ("\n".join(lines[:num_lines]), "\n".join(lines[num_lines:]))
+    head, tail = (LogBlock(at_ms=block.at_ms, text=text, rank=block.rank) for text in parts)
+    return head, tail

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from clary.agent.supervisor.metric_matching import MATCH_LIMIT_S
-from clary.contract.agent_protocol import LogLine, MetricValue
+from clary.contract.agent_protocol import LogBlock, MetricValue
 from clary.contract.launch_plan import MetricDefinition
 
 MATCHED_CHARACTERS = 4096  # of each line; a metric further to the right is not found
@@ -46,32 +46,27 @@ class MetricFinder:
         self._has_given_up = not definitions
         self._unread = b""
 
-    def find(self, lines: list[LogLine]) -> list[LogLine]:
+    def find(self, blocks: list[LogBlock]) -> list[LogBlock]:
         """Return the lines with the values found in them; never raises for what patterns or lines hold."""
-        if self._has_given_up or not lines:
-            return lines
+        if self._has_given_up or not blocks:
+            return blocks
+        lines = [line for block in blocks for line in block.lines()]
         try:
-            answer = self._ask([line.text[:MATCHED_CHARACTERS] for line in lines])
+            answer = self._ask([line[:MATCHED_CHARACTERS] for line in lines])
         except (OSError, ValueError) as error:
             self._has_given_up = True
             self._end()
             self._on_note(f"metrics are not looked for any more: the matching process failed: {error}")
-            return lines
+            return blocks
         for index in answer["slow"]:
             self._on_note(
                 f"metric {self._definitions[index].name!r} is not looked for any more: its pattern"
                 f" {self._definitions[index].regex!r} took longer than {MATCH_LIMIT_S:g} s on one line"
             )
-        found = list(lines)
+        found: dict[int, list[tuple[str, float]]] = {}
         for line_index, definition_index, value in answer["found"]:
-            line = found[line_index]
-            metric = MetricValue(
-                name=self._definitions[definition_index].name,
-                value=float(value),
-                at=datetime.fromtimestamp(line.at_ms / 1000, UTC),
-            )
-            found[line_index] = replace(line, metrics=(*line.metrics, metric))
-        return found
+            found.setdefault(line_index, []).append((self._definitions[definition_index].name, float(value)))
+        return _with_values(blocks, found) if found else blocks
 
     def close(self) -> None:
         """End the matching process."""
@@ -132,3 +127,28 @@ class MetricFinder:
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+def _with_values(blocks: list[LogBlock], found: dict[int, list[tuple[str, float]]]) -> list[LogBlock]:
+    """Return the blocks with each line that has values as a block of its own.
+
+    Args:
+        blocks: their lines count from 0.
+        found: line -> name and value of each metric in it, in order of the lines.
+    """
+    result = []
+    first = 0
+    for block in blocks:
+        lines = block.lines()
+        done = 0
+        for index in [index for index in range(first, first + len(lines)) if index in found]:
+            if index - first > done:
+                result.append(replace(block, text="\n".join(lines[done : index - first])))
+            at = datetime.fromtimestamp(block.at_ms / 1000, UTC)
+            values = tuple(MetricValue(name=name, value=value, at=at) for name, value in found[index])
+            result.append(replace(block, text=lines[index - first], metrics=values))
+            done = index - first + 1
+        if done < len(lines):
+            result.append(replace(block, text="\n".join(lines[done:])) if done else block)
+        first += len(lines)
+    return result

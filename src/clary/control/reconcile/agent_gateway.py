@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from clary.contract.agent_protocol import (
+    MAX_BATCH_LINES,
     HostPhase,
     LogBatch,
-    LogLine,
+    LogBlock,
     LogReceipt,
     Order,
     OrderKind,
@@ -22,7 +23,7 @@ from clary.contract.agent_protocol import (
     ReportReceipt,
 )
 from clary.contract.clock import Clock
-from clary.contract.errors import WireError
+from clary.contract.errors import Fault, WireError
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.plain import from_plain
 from clary.control.jobs import events
@@ -32,6 +33,8 @@ from clary.control.store.errors import JobNotFound, SequenceGap, StreamNotFound
 
 LISTEN_INTERVAL_S = 0.25  # between looks at whether this service could listen at all
 MAX_LAG_S = 0.5  # a service that was held up for longer heard nobody meanwhile, and blames nobody for it
+MAX_METRIC_NAME_BYTES = 4 * 255  # CreateTrainingJob, MetricDefinition.Name: 255 characters
+_FAULTS = tuple(fault.value for fault in Fault)
 
 
 class LogSink(Protocol):
@@ -40,7 +43,7 @@ class LogSink(Protocol):
     async def next_sequence(self, stream: str) -> int:
         """Return the sequence that the stream expects next."""
 
-    async def append(self, stream: str, first_sequence: int, lines: Sequence[LogLine]) -> int:
+    async def append(self, stream: str, first_sequence: int, blocks: Sequence[LogBlock]) -> int:
         """Store lines exactly once by sequence; return the next sequence."""
 
 
@@ -80,8 +83,12 @@ class AgentGateway:
     async def keep_listening(self) -> None:
         """Notice, until cancelled, when this service is held up: by its disk, by other programs, by a paused machine.
 
-        Agents speak meanwhile and nobody listens; what they said waits behind whoever asks for their silence.
+        Agents speak meanwhile and nobody listens; what they said waits behind whoever asks for their silence. Until now
+        the service has been starting, so silence counts from here.
         """
+        self._started_s = self._clock.monotonic()
+        for heard_s in self._heard_s.values():
+            heard_s.update(dict.fromkeys(heard_s, self._started_s))
         try:
             while True:
                 self._excuse_silence()
@@ -139,10 +146,19 @@ class AgentGateway:
     async def report(self, job: TrainingJob, host: str, report: Report) -> ReportReceipt:
         """Take up facts; unchanged facts are a heartbeat and cost no write.
 
-        Raises: WireError 410 when the job was deleted meanwhile.
+        Raises: WireError 400 for facts that no agent can have, 410 when the job was deleted meanwhile.
         """
-        self._hear(job, host)
+        failure = report.facts.failure
+        if failure is not None and failure.fault not in _FAULTS:
+            raise WireError(
+                "ValidationException", f"{failure.fault[:80]!r} is to blame for nothing: {', '.join(_FAULTS)}"
+            )
         record = job.hosts[host]
+        was_told = record.order is not None and record.order.kind is OrderKind.RELEASE
+        if report.facts.phase is HostPhase.RELEASED and not was_told:
+            # Nothing is expected of a host that has left, nor is its silence noticed: the job would never end.
+            raise WireError("ValidationException", f"{host} was not told to leave: it is released by an order alone")
+        self._hear(job, host)
         if report.facts != record.facts and report.number > record.report_number:
             reporter = (job.name, job.attempt, host)
             self._open_reports[reporter] += 1
@@ -180,8 +196,15 @@ class AgentGateway:
     async def append_logs(self, job: TrainingJob, host: str, batch: LogBatch) -> LogReceipt:
         """Store lines exactly once, and once the metrics that agents found in them.
 
-        Raises: WireError 410 when the job was deleted meanwhile.
+        Raises: WireError 400 for numbers that no line can have and for too many lines; 410 when the job was deleted.
         """
+        if batch.first_sequence < 0:
+            raise WireError("ValidationException", f"first_sequence counts from 0, got {batch.first_sequence}")
+        num_lines = batch.end_sequence - batch.first_sequence
+        if num_lines > MAX_BATCH_LINES:
+            raise WireError("ValidationException", f"a batch has at most {MAX_BATCH_LINES} lines, got {num_lines}")
+        for metric in (metric for block in batch.blocks for metric in block.metrics):
+            _check_metric_name(metric.name)
         stream = next(name for name in job.log_streams if _host_of(name) == host)
         try:
             # A batch that is sent again while its first copy is still being stored must not count twice.
@@ -203,20 +226,20 @@ class AgentGateway:
         then, and this service still knows how far metrics are stored. One that has just started takes it that metrics
         of stored lines are.
         """
-        if stream not in self._counted and any(line.metrics for line in batch.lines):
+        if stream not in self._counted and any(block.metrics for block in batch.blocks):
             self._counted[stream] = await self._logs.next_sequence(stream)
-        next_sequence = await self._logs.append(stream, batch.first_sequence, batch.lines)
+        next_sequence = await self._logs.append(stream, batch.first_sequence, batch.blocks)
         if stream not in self._counted:
             return next_sequence
-        num_counted = max(self._counted[stream] - batch.first_sequence, 0)
-        values = [
-            FinalMetric(name=metric.name, value=metric.value, at=metric.at)
-            for line in batch.lines[num_counted:]
-            for metric in line.metrics
-        ]
+        values = []
+        end_sequence = batch.first_sequence
+        for block in batch.blocks:
+            end_sequence += block.num_lines
+            if end_sequence > self._counted[stream]:
+                values += [FinalMetric(name=found.name, value=found.value, at=found.at) for found in block.metrics]
         if values:
             await self._metrics.add_metrics(job.name, values)
-        self._counted[stream] = max(self._counted[stream], batch.first_sequence + len(batch.lines))
+        self._counted[stream] = max(self._counted[stream], end_sequence)
         if values:
             await self._hub.record_metrics(job.name, values)
         return next_sequence
@@ -225,6 +248,16 @@ class AgentGateway:
 def _host_of(stream: str) -> str:
     """Return `algo-1` of `job/algo-1-1767225600`."""
     return stream.partition("/")[2].rpartition("-")[0]
+
+
+def _check_metric_name(name: str) -> None:
+    """Refuse a name that no request can have given to a metric, and that not every database can keep."""
+    try:
+        num_bytes = len(name.encode("utf-8"))
+    except UnicodeEncodeError:
+        num_bytes = 0
+    if not 0 < num_bytes <= MAX_METRIC_NAME_BYTES or "\0" in name:
+        raise WireError("ValidationException", f"this is no name of a metric: {name[:80]!r}")
 
 
 def _attempt_over(name: str, attempt: int) -> WireError:

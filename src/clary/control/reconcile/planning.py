@@ -108,6 +108,7 @@ def build_plan(
             ansi=AnsiCodes(settings.log_ansi),
             max_lines_per_s=settings.log_max_lines_per_s,
             max_bytes_per_s=settings.log_max_bytes_per_s,
+            spool_max_bytes=settings.log_spool_max_bytes,
         ),
         proxy_url=site.proxy_url,
         stop_grace_s=settings.stop_grace_s,

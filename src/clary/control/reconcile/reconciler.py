@@ -14,7 +14,7 @@ from typing import Protocol
 
 from clary.contract.agent_protocol import HostPhase
 from clary.contract.clock import Clock
-from clary.contract.errors import ClaryError, EngineError, Fault
+from clary.contract.errors import ClaryError, EngineError, Fault, StoreError
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.plain import from_plain, to_plain
 from clary.control.engines.interface import Engine
@@ -24,6 +24,7 @@ from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.admission import Admission
 from clary.control.reconcile.agent_gateway import AgentGateway
 from clary.control.reconcile.hub import JobHub
+from clary.control.reconcile.log_salvage import LineStore, salvage_lost_hosts
 from clary.control.reconcile.planning import Site, build_plan
 from clary.control.scheduling.placement import HostMapping, Place, Refuse, Wait
 from clary.control.store.errors import StreamNotFound
@@ -36,7 +37,7 @@ RELEASE_WAIT_S = 10.0  # for agents of an ended job to leave by themselves
 RETRY_RELEASE_S = 2.0  # after a release that failed
 
 
-class LogStreams(Protocol):
+class LogStreams(LineStore, Protocol):
     """What the reconciler needs of the log store."""
 
     async def create_stream(self, stream: str, created_at: datetime) -> None:
@@ -95,6 +96,7 @@ class Reconciler:
     async def make_pass(self) -> None:
         """Look at every job once."""
         try:
+            await self._hub.settle_doubts()
             await self._end_overdue_waiting_jobs()
             if not self.is_draining:
                 await self._start_waiting_jobs()
@@ -170,6 +172,10 @@ class Reconciler:
                 await self._hub.apply(job.name, events.NetworkReady(plan=to_plain(plan)))
                 await self._engine.start_agents(plan)
             self._gateway.expect(job)
+        except StoreError as error:
+            if error.retryable:
+                raise  # a database that fails for a moment says nothing about hosts: the next pass launches again
+            await self._fail_launch(job, error)
         except TimeoutError as error:
             if not limit.expired():
                 await self._fail_launch(job, error)
@@ -266,6 +272,7 @@ class Reconciler:
         self._in_background(job, self._release)
 
     async def _release(self, job: TrainingJob) -> None:
+        await salvage_lost_hosts(self._logs, job, self._clock)
         await self._seal_logs(job)
         try:
             await self._engine.release(job.name, job.attempt)
@@ -297,6 +304,7 @@ class Reconciler:
                 await work(job)
             except Exception:  # boundary: as in make_pass, for the work of one job that takes longer than a pass
                 log.exception("job %s: background work failed; the next pass tries again", name)
+                self._launched.discard((name, job.attempt))  # or the next pass would look for agents, and miss them
             finally:
                 self._tasks.pop(name, None)
 

@@ -30,6 +30,7 @@ from clary.control.objects.store_client import StoreClient
 from clary.control.reconcile.admission import Admission
 from clary.control.reconcile.agent_gateway import AgentGateway
 from clary.control.reconcile.hub import JobHub
+from clary.control.reconcile.log_cleaning import keep_removing
 from clary.control.reconcile.planning import Site
 from clary.control.reconcile.reconciler import Reconciler
 from clary.control.server.agent_routes import AgentRoutes
@@ -72,7 +73,7 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
         store = await Store.open(settings.resolved_database_url)
         stack.push_async_callback(store.close)
         await stack.enter_async_context(database_lease(store, folder, leave))
-        logs = LogStore(folder.logs)
+        logs = LogStore(folder.logs, retention_days=settings.log_retention_days)
         stack.push_async_callback(logs.close)
         client = await stack.enter_async_context(StoreClient(object_store))
         await client.ensure_bucket(settings.default_bucket)
@@ -92,6 +93,7 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
             admission=admission,
             work_folders=engine,
         )
+        isolation = engine.isolation()[0]  # makes a network to find out: before anybody waits for an answer
         gateway = AgentGateway(hub, logs, store, clock)
         await _listen(stack, services, gateway, ports=ports, secrets=secrets, object_store=object_store)
         (folder.client / SAGEMAKER_CONFIG).write_text(sagemaker_config(settings))
@@ -108,12 +110,13 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
                 object_store=object_store,
                 service_url=urls.api,
                 proxy_url=urls.proxy or None,
-                isolation=engine.isolation()[0],
+                isolation=isolation,
             ),
             clock=clock,
             limits=_limits(settings),
         )
         stack.push_async_callback(cancel, asyncio.create_task(reconciler.run(), name="reconciler"))
+        stack.push_async_callback(cancel, asyncio.create_task(keep_removing(logs, hub), name="log-cleaning"))
         me = ProcessId.of(os.getpid())
         assert me is not None, "this process exists"
         folder.write_service_record(
@@ -128,7 +131,7 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
             )
         )
         stack.callback(folder.service_record_path.unlink, missing_ok=True)
-        log.info("clary %s answers at %s (isolation: %s)", __version__, urls.api, engine.isolation()[0].value)
+        log.info("clary %s answers at %s (isolation: %s)", __version__, urls.api, isolation.value)
         await leave.wait()
         await _end_jobs(hub, reconciler)
 

@@ -29,6 +29,8 @@ HANDLERS: Mapping[tuple[str, str], Handler] = {
     ("logs", "DescribeLogStreams"): logs.describe_log_streams,
     ("logs", "GetLogEvents"): logs.get_log_events,
     ("logs", "FilterLogEvents"): logs.filter_log_events,
+    ("logs", "PutRetentionPolicy"): logs.put_retention_policy,
+    ("logs", "DeleteRetentionPolicy"): logs.delete_retention_policy,
     ("sts", "GetCallerIdentity"): sts.get_caller_identity,
     ("iam", "GetRole"): iam.get_role,
     ("iam", "GetUser"): iam.get_user,

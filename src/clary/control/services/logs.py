@@ -1,7 +1,8 @@
 """CloudWatch Logs, as far as clients read training logs.
 
-Source: DescribeLogGroups, DescribeLogStreams, GetLogEvents, FilterLogEvents (API reference), and the token rules that
-both SDKs rely on: a forward token always comes back, an unchanged one means that nothing newer stands yet.
+Source: DescribeLogGroups, DescribeLogStreams, GetLogEvents, FilterLogEvents, PutRetentionPolicy, DeleteRetentionPolicy
+(API reference), and the token rules that both SDKs rely on: a forward token always comes back, an unchanged one means
+that nothing newer stands yet.
 """
 
 from __future__ import annotations
@@ -19,6 +20,11 @@ T = TypeVar("T")
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 MAX_STREAMS_PER_PAGE = 50
 MAX_EVENTS_PER_PAGE = 10_000
+# RetentionInDays (PutRetentionPolicy, API reference)
+RETENTION_DAYS = (
+    *(1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545),
+    *(731, 1096, 1827, 2192, 2557, 2922, 3288, 3653),
+)
 
 
 async def describe_log_groups(call: Call) -> Mapping[str, Any]:
@@ -27,7 +33,33 @@ async def describe_log_groups(call: Call) -> Mapping[str, Any]:
     pattern = call.params.get("logGroupNamePattern", "")
     if not LOG_GROUP.startswith(prefix) or pattern not in LOG_GROUP:
         return {"logGroups": []}
-    return {"logGroups": [{"logGroupName": LOG_GROUP, "arn": _arn(call), "creationTime": 0, "storedBytes": 0}]}
+    days = await call.services.logs.retention_days()
+    group = {
+        "logGroupName": LOG_GROUP,
+        "arn": _arn(call),
+        "creationTime": 0,
+        "storedBytes": 0,
+        "retentionInDays": days or None,
+    }
+    return {"logGroups": [_present(group)]}
+
+
+async def put_retention_policy(call: Call) -> Mapping[str, Any]:
+    """Set how long events are kept, above what the setting says."""
+    _check_group(call)
+    days = call.params["retentionInDays"]
+    if days not in RETENTION_DAYS:
+        valid = ", ".join(map(str, RETENTION_DAYS))
+        raise WireError("InvalidParameterException", f"retentionInDays must be one of {valid}; got {days}.")
+    await call.services.logs.set_retention(days)
+    return {}
+
+
+async def delete_retention_policy(call: Call) -> Mapping[str, Any]:
+    """Go back to what the setting says."""
+    _check_group(call)
+    await call.services.logs.set_retention(None)
+    return {}
 
 
 async def describe_log_streams(call: Call) -> Mapping[str, Any]:

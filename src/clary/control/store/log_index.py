@@ -12,7 +12,9 @@ import os
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 BLOCK_RECORDS = 256
@@ -53,6 +55,21 @@ class LogIndex:
         self.last_ingestion_ms = ingestion_ms
         self.end = end
         self.next_sequence += 1
+
+    def add_run(self, sizes: Sequence[int], *, at_ms: int, ingestion_ms: int) -> None:
+        """Take in records of these sizes behind the last one, all of one time."""
+        first = 0
+        while first < len(sizes):
+            # The first record may begin a block; those behind it fill that block up, or a part of it.
+            self.add(offset=self.end, end=self.end + sizes[first], at_ms=at_ms, ingestion_ms=ingestion_ms)
+            first += 1
+            room_bytes = self.block_offsets[-1] + BLOCK_BYTES - self.end
+            some = sizes[first : first + self.block_sequences[-1] + BLOCK_RECORDS - self.next_sequence]
+            if sum(some) > room_bytes:  # the record that passes the bound belongs to the block, the next one does not
+                some = some[: bisect_left(list(accumulate(some)), room_bytes) + 1] if room_bytes > 0 else ()
+            self.end += sum(some)
+            self.next_sequence += len(some)
+            first += len(some)
 
     def block_of(self, sequence: int, *, num_blocks: int) -> int:
         """Return the number of the block that holds a record."""

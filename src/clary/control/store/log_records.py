@@ -17,6 +17,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import NamedTuple
 
 from clary.control.store.errors import StreamDamaged
@@ -31,7 +32,9 @@ Reader = Callable[[int, int], bytes]  # (offset, count) -> up to `count` bytes, 
 
 _MAGIC = b"CLARYLOG1 "
 _RECORD = struct.Struct("<IIqqi")
+_LENGTH_AND_CHECKSUM = struct.Struct("<II")
 _CHECKED = struct.Struct("<qqi")
+_SUSPICIOUS_CHARACTERS = MAX_MESSAGE_BYTES // 4  # as many have more bytes than a message may only in a text so long
 _CHECKSUM_END = 8  # length and checksum come first and are not part of what is checked
 _MAX_RANK = 2**31 - 1
 # Records are at most this long; a longer length can only be damage.
@@ -90,14 +93,27 @@ def unpack_header(data: bytes, *, path: str) -> tuple[StreamHeader, int]:
         ) from error
 
 
-def pack_record(message: str, *, at_ms: int, ingestion_ms: int, rank: int | None) -> bytes:
-    """Return one line as it lies in the file; a message over MAX_MESSAGE_BYTES is cut, and ends by saying so."""
-    payload = message.encode("utf-8", _LENIENT)
-    if len(payload) > MAX_MESSAGE_BYTES:
-        payload = _cut(payload)
+def pack_lines(text: str, *, at_ms: int, ingestion_ms: int, rank: int | None) -> tuple[bytes, list[int]]:
+    """Return lines as they lie in the file, and the size of each record.
+
+    Args:
+        text: lines with line ends between them; one over MAX_MESSAGE_BYTES is cut, and ends by saying so.
+        at_ms: time of all of them.
+        ingestion_ms: when they came.
+        rank: of the process that wrote them.
+    """
+    # Each line of every log passes here: no statement of Python runs once a line.
+    messages = text.encode("utf-8", _LENIENT).split(b"\n")
+    if len(text) >= _SUSPICIOUS_CHARACTERS:
+        messages = [_cut(message) if len(message) > MAX_MESSAGE_BYTES else message for message in messages]
     stored_rank = rank if rank is not None and 0 <= rank <= _MAX_RANK else NO_RANK
-    checked = _CHECKED.pack(at_ms, ingestion_ms, stored_rank) + (payload or b" ")  # clients want at least one character
-    return _RECORD.pack(len(checked) - _CHECKED.size, zlib.crc32(checked), 0, 0, 0)[:_CHECKSUM_END] + checked
+    facts = _CHECKED.pack(at_ms, ingestion_ms, stored_rank)
+    if b"" in messages:
+        messages = [message or b" " for message in messages]  # clients want at least one character
+    lengths = list(map(len, messages))
+    heads = map(_LENGTH_AND_CHECKSUM.pack, lengths, map(zlib.crc32, messages, repeat(zlib.crc32(facts))))
+    records = b"".join(chain.from_iterable(zip(heads, repeat(facts), messages)))
+    return records, [length + _RECORD.size for length in lengths]
 
 
 def unpack_block(data: bytes, *, first_sequence: int, first_offset: int, path: str) -> list[LogRecord]:

@@ -11,19 +11,21 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clary.contract.agent_protocol import LogLine
+from clary.contract.agent_protocol import LogBlock
 from clary.contract.clock import Clock, SystemClock
 from clary.contract.errors import Fault, StoreError
 from clary.control.store import log_pages, tokens
 from clary.control.store.errors import BadLogQuery, StreamDamaged, StreamNotFound
 from clary.control.store.filter_patterns import compile_pattern
 from clary.control.store.log_pages import EventPage, FilteredPage, SearchKey, TimeRange
+from clary.control.store.log_retention import LogRetention
 from clary.control.store.stream_file import StreamView
 from clary.control.store.stream_registry import StreamRegistry, StreamSummary
 
@@ -32,6 +34,7 @@ T = TypeVar("T")
 NUM_THREADS = 4
 CALL_TIMEOUT_S = 60.0
 MAX_LISTED = 50  # DescribeLogStreams, limit
+REMOVED_AT_ONCE = 200  # streams looked at in one go, far below what CALL_TIMEOUT_S allows
 # Log tokens open nothing that their bearer could not read anyway: the digest only has to catch mistakes.
 _TOKEN_KEY = b"clary log pages"
 
@@ -58,13 +61,16 @@ class LogStore:
 
     Args:
         folder: holds one file a stream and belongs to this store alone; created if missing, at the first call.
-        clock: gives the ingestion times.
+        clock: gives the ingestion times, and the age of lines.
+        retention_days: how long lines are kept where `set_retention` says nothing else; 0 is for ever.
     """
 
-    def __init__(self, folder: Path | str, *, clock: Clock | None = None) -> None:
+    def __init__(self, folder: Path | str, *, clock: Clock | None = None, retention_days: int = 0) -> None:
         self._folder = Path(folder)
         self._clock = clock or SystemClock()
         self._registry = StreamRegistry(self._folder)
+        self._retention = LogRetention(self._folder, default_days=retention_days)
+        self._setting_retention = asyncio.Lock()
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="clary-log-store")
         self._is_closed = False
 
@@ -87,14 +93,14 @@ class LogStore:
         """Create an empty stream; one that exists stays as it is."""
         await self._run(lambda: self._registry.create(stream, int(created_at.timestamp() * 1000)))
 
-    async def append(self, stream: str, first_sequence: int, lines: Sequence[LogLine]) -> int:
+    async def append(self, stream: str, first_sequence: int, blocks: Sequence[LogBlock]) -> int:
         """Store lines exactly once and return the number of the line that is expected next.
 
         Args:
             stream: its name.
             first_sequence: number of the first line within the stream, from 0. Lines that are stored already are
                 dropped, so a batch may be sent again as often as its answer gets lost.
-            lines: numbered without gaps.
+            blocks: their lines are numbered without gaps.
 
         Raises: StreamNotFound; SequenceGap if lines before the first are missing. Nothing of the batch is stored then.
         """
@@ -104,7 +110,7 @@ class LogStore:
 
         def append() -> int:
             with self._registry.file_of(stream) as file:
-                return file.append(first_sequence, lines, now_ms=now_ms)
+                return file.append(first_sequence, blocks, now_ms=now_ms)
 
         return await self._run(append)
 
@@ -132,6 +138,41 @@ class LogStore:
         if not prefix:
             raise StoreError("deleting every log stream at once is refused: give a prefix", fault=Fault.USER)
         return await self._run(lambda: sum(self._registry.delete(name) for name in self._registry.names_with(prefix)))
+
+    async def retention_days(self) -> int:
+        """Return how long lines are kept; 0 is for ever."""
+        return await self._run(self._retention.days)
+
+    async def set_retention(self, days: int | None) -> None:
+        """Set how long lines are kept; None goes back to what the store was made with. It holds from now on."""
+        async with self._setting_retention:
+            await self._run(lambda: self._retention.put(days))
+
+    async def remove_expired(self, is_in_use: Callable[[str], bool]) -> int:
+        """Delete the streams whose lines have all expired; return how many.
+
+        Args:
+            is_in_use: whether lines may still come to the stream of that name, which is kept then; called from a
+                thread of this store.
+        """
+        begin_ms = await self._run(lambda: self._retention.begin_ms(self._clock.now()))
+        if begin_ms is None:
+            return 0
+
+        def remove(names: Sequence[str]) -> int:
+            return sum(
+                self._registry.delete(name)
+                for name in names
+                if not is_in_use(name)
+                and (summary := self._summary_or_none(name)) is not None
+                and max(summary.last_event_ms or 0, summary.created_at_ms) < begin_ms
+            )
+
+        names = await self._run(lambda: self._registry.names_with(""))
+        num_removed = 0
+        for first in range(0, len(names), REMOVED_AT_ONCE):
+            num_removed += await self._run(partial(remove, names[first : first + REMOVED_AT_ONCE]))
+        return num_removed
 
     async def list_streams(
         self,
@@ -193,7 +234,7 @@ class LogStore:
         within = TimeRange(start_ms=start_ms, end_ms=end_ms)
         return await self._run(
             lambda: log_pages.read_page(
-                self._registry.view(stream), within=within, from_head=from_head, token=token, limit=limit
+                self._registry.view(stream), within=self._kept(within), from_head=from_head, token=token, limit=limit
             )
         )
 
@@ -231,8 +272,9 @@ class LogStore:
         def search() -> FilteredPage:
             names = self._registry.names_with(prefix or "") if streams is None else sorted(set(streams))
             after: SearchKey | None = (position[0], position[1], position[2], position[3]) if position else None
-            views = self._views(names, within=within, after_ms=after[0] if after else None)
-            events, last_key = log_pages.search(views, within=within, matches=matches, after=after, limit=limit)
+            kept = self._kept(within)  # not part of the query's identity: it moves on with the clock
+            views = self._views(names, within=kept, after_ms=after[0] if after else None)
+            events, last_key = log_pages.search(views, within=kept, matches=matches, after=after, limit=limit)
             next_token = None
             if last_key is not None:
                 next_token = tokens.make_token(_TOKEN_KEY, query=query, position=list(last_key))
@@ -261,6 +303,11 @@ class LogStore:
                 fault=Fault.INFRASTRUCTURE,
                 retryable=True,
             ) from error
+
+    def _kept(self, within: TimeRange) -> TimeRange:
+        """Return the part of a range whose lines have not expired."""
+        begin_ms = self._retention.begin_ms(self._clock.now())
+        return within if begin_ms is None else replace(within, start_ms=max(within.start_ms or 0, begin_ms))
 
     def _views(self, names: Sequence[str], *, within: TimeRange, after_ms: int | None) -> Iterator[StreamView]:
         """Yield views of the streams that have events within a range of time."""

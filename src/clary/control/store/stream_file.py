@@ -11,10 +11,10 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clary.contract.agent_protocol import LogLine
+from clary.contract.agent_protocol import LogBlock
 from clary.contract.errors import Fault, StoreError
 from clary.control.store import log_records
 from clary.control.store.errors import SequenceGap, StreamNotFound
@@ -75,7 +75,7 @@ class StreamFile:
         """Bytes that the stream's records take."""
         return self.index.end - self._start
 
-    def append(self, first_sequence: int, lines: Sequence[LogLine], *, now_ms: int) -> int:
+    def append(self, first_sequence: int, blocks: Sequence[LogBlock], *, now_ms: int) -> int:
         """Store the lines that are not stored yet and return the number of the next one.
 
         Times never go back within a stream: a line that claims to be older than the one before gets that one's time.
@@ -86,19 +86,18 @@ class StreamFile:
         index = self.index
         if first_sequence > index.next_sequence:
             raise SequenceGap(self.header.stream, next_sequence=index.next_sequence, first_sequence=first_sequence)
-        fresh = lines[index.next_sequence - first_sequence :]
         at_ms = index.last_at_ms or 0
         ingestion_ms = max(now_ms, index.last_ingestion_ms or 0)
         records = []
-        times = []
-        for line in fresh:
-            at_ms = min(max(at_ms, line.at_ms), log_records.MAX_TIME_MS)
-            records.append(log_records.pack_record(line.text, at_ms=at_ms, ingestion_ms=ingestion_ms, rank=line.rank))
-            times.append(at_ms)
+        runs = []  # sizes of records that have one time, and that time
+        for block in _behind(blocks, index.next_sequence - first_sequence):
+            at_ms = min(max(at_ms, block.at_ms), log_records.MAX_TIME_MS)
+            packed, sizes = log_records.pack_lines(block.text, at_ms=at_ms, ingestion_ms=ingestion_ms, rank=block.rank)
+            records.append(packed)
+            runs.append((sizes, at_ms))
         self._write(b"".join(records))
-        for record, record_at_ms in zip(records, times, strict=True):
-            end = index.end + len(record)
-            index.add(offset=index.end, end=end, at_ms=record_at_ms, ingestion_ms=ingestion_ms)
+        for sizes, run_at_ms in runs:
+            index.add_run(sizes, at_ms=run_at_ms, ingestion_ms=ingestion_ms)
         return index.next_sequence
 
     def flush(self) -> None:
@@ -230,6 +229,19 @@ class StreamView:
             os.close(file)
         first_sequence = self.index.block_sequences[number]
         return log_records.unpack_block(data, first_sequence=first_sequence, first_offset=offset, path=str(self.path))
+
+
+def _behind(blocks: Sequence[LogBlock], num_lines: int) -> Iterator[LogBlock]:
+    """Yield the blocks without their first lines, which are stored already."""
+    for block in blocks:
+        count = block.num_lines if num_lines else 0
+        if not count:
+            yield block
+        elif num_lines >= count:
+            num_lines -= count
+        else:
+            yield replace(block, text="\n".join(block.lines()[num_lines:]))
+            num_lines = 0
 
 
 def _read_fully(file: int, offset: int, count: int, *, path: Path) -> bytes:

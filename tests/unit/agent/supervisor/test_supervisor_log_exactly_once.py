@@ -68,7 +68,7 @@ class UnreliableStore:
         self._loop.close()
 
     def _append(self, batch: LogBatch) -> int:
-        return self._loop.run_until_complete(self._logs.append(STREAM, batch.first_sequence, batch.lines))
+        return self._loop.run_until_complete(self._logs.append(STREAM, batch.first_sequence, batch.blocks))
 
 
 class FakeBackOff:

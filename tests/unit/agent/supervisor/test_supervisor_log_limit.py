@@ -87,7 +87,7 @@ def spool(tmp_path: Path):
 
 
 def texts(spool: LogSpool) -> list[str]:
-    return [line.text for line in spool.read(0, max_lines=100_000, max_bytes=1 << 30)]
+    return [line for block in spool.read(0, max_lines=100_000, max_bytes=1 << 30) for line in block.lines()]
 
 
 def test_the_log_says_once_a_second_and_at_the_end_what_it_dropped(spool: LogSpool) -> None:
@@ -126,3 +126,17 @@ def test_colours_stay_or_go_by_the_rules(spool: LogSpool) -> None:
         intake = LogIntake(spool, clock=FakeClock(), rules=LogRules(ansi=codes))
         intake.on_output("process", b"\x1b[31mred\x1b[0m\n")
     assert texts(spool) == ["\x1b[31mred\x1b[0m", "red"]
+
+
+def test_a_gap_ends_the_line_that_it_cuts(spool: LogSpool) -> None:
+    intake = LogIntake(spool, clock=FakeClock())
+    intake.open("process", rank=0, prefix="<0> ")
+    intake.on_output("process", b"whole\nbegun and ")
+    intake.on_gap("process", "clary: 3 lines (99 bytes) were lost here: why")
+    intake.on_output("process", b"rest of another\n")
+    assert texts(spool) == [
+        "<0> whole",
+        "<0> begun and ",
+        "clary: 3 lines (99 bytes) were lost here: why",
+        "<0> rest of another",
+    ]

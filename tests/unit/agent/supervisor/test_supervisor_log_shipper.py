@@ -9,11 +9,13 @@ import pytest
 
 from clary.agent.service_client import AgentAddress, ServiceClient
 from clary.agent.supervisor.host_log import HostLog
+from clary.agent.supervisor.log_spool import LogSpool
 from clary.contract.clock import SystemClock
 from clary.contract.launch_plan import MetricDefinition
 from clary.testing.fake_service import FakeService
 from clary.testing.launch_plans import make_plan
 
+PATIENCE_S = 60.0
 PLAN = make_plan(metric_definitions=(MetricDefinition(name="loss", regex=r"loss=(\S+)"),))
 
 
@@ -169,3 +171,35 @@ def test_cut_lines_are_told_once(log: LogUnderTest, service: FakeService) -> Non
         "clary: lines longer than 65536 bytes are shown in pieces"
     ]
     assert sum(text.count("x") for text in service.texts if set(text) == {"x"}) == 200_000
+
+
+def test_a_spool_that_gives_nothing_back_is_told_and_not_sent_for_ever(
+    log: LogUnderTest, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.print("first\n")
+    log.drain()
+    monkeypatch.setattr(LogSpool, "read", lambda *_args, **_options: [])
+    log.print("second\n")
+    log.drain(PATIENCE_S)
+    assert log.notes[0] == "log lines are not delivered any more: see agent.log of this host"
+    assert service.texts == ["first"]
+
+
+def test_output_that_a_disk_holds_up_delays_nobody_and_arrives(
+    log: LogUnderTest, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = threading.Event()
+    real_append = LogSpool.append
+
+    def append(spool: LogSpool, *arguments, **options) -> None:
+        assert disk.wait(PATIENCE_S)
+        real_append(spool, *arguments, **options)
+
+    monkeypatch.setattr(LogSpool, "append", append)
+    for number in range(1_000):
+        log.print(f"line {number}\n")
+    log.log.say("the supervisor goes on")
+    assert service.texts == []
+    disk.set()
+    log.drain(PATIENCE_S)
+    assert service.texts == [*(f"line {number}" for number in range(1_000)), "clary: the supervisor goes on"]

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from clary.agent.supervisor.metrics import MATCHED_CHARACTERS, MetricFinder
-from clary.contract.agent_protocol import LogLine
+from clary.contract.agent_protocol import LogBlock
 from clary.contract.launch_plan import MetricDefinition
 
 
@@ -30,11 +30,11 @@ def finder_of(notes: list[str]):
         finder.close()
 
 
-def lines(*texts: str) -> list[LogLine]:
-    return [LogLine(at_ms=1_700_000_000_000, text=text) for text in texts]
+def lines(*texts: str) -> list[LogBlock]:
+    return [LogBlock(at_ms=1_700_000_000_000, text=text) for text in texts]
 
 
-def values(found: list[LogLine]) -> list[list[tuple[str, float]]]:
+def values(found: list[LogBlock]) -> list[list[tuple[str, float]]]:
     return [[(metric.name, metric.value) for metric in line.metrics] for line in found]
 
 
@@ -101,3 +101,18 @@ def test_without_definitions_no_process_is_started(finder_of) -> None:
     finder = finder_of()
     assert finder.find(lines("v=1")) == lines("v=1")
     assert finder._process is None
+
+
+def test_a_line_with_a_metric_leaves_its_block_and_keeps_its_place(finder_of) -> None:
+    finder = finder_of(number=r"v=(\d+)", same=r"(\d+)!")
+    block = LogBlock(at_ms=1_700_000_000_000, text="a\nb\nv=1 2!\nc\nv=3", rank=4)
+    found = finder.find([*lines("v=0", "plain"), block, *lines("last")])
+    assert [(item.text, item.rank, [metric.value for metric in item.metrics]) for item in found] == [
+        ("v=0", None, [0.0]),
+        ("plain", None, []),
+        ("a\nb", 4, []),
+        ("v=1 2!", 4, [1.0, 2.0]),
+        ("c", 4, []),
+        ("v=3", 4, [3.0]),
+        ("last", None, []),
+    ]

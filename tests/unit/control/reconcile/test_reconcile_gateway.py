@@ -7,7 +7,15 @@ from datetime import timedelta
 
 import pytest
 
-from clary.contract.agent_protocol import HostPhase, LogBatch, LogLine, MetricValue, OrderKind
+from clary.contract.agent_protocol import (
+    MAX_BATCH_LINES,
+    Failure,
+    HostPhase,
+    LogBatch,
+    LogBlock,
+    MetricValue,
+    OrderKind,
+)
 from clary.contract.clock import SystemClock
 from clary.contract.errors import StoreError, WireError
 from clary.control.jobs.training_job import FinalMetric
@@ -26,13 +34,13 @@ async def plane(tmp_path):
 
 def line(text, *, at, loss=None):
     metrics = () if loss is None else (MetricValue(name="loss", value=loss, at=at),)
-    return LogLine(at_ms=int(at.timestamp() * 1000), text=text, metrics=metrics)
+    return LogBlock(at_ms=int(at.timestamp() * 1000), text=text, metrics=metrics)
 
 
 def batch(plane, *losses, first=0):
     now = plane.clock.now()
     lines = [line(f"line {first + index}", at=now, loss=loss) for index, loss in enumerate(losses)]
-    return LogBatch(first_sequence=first, lines=tuple(lines))
+    return LogBatch(first_sequence=first, blocks=tuple(lines))
 
 
 async def losses_of(plane, name="job"):
@@ -52,6 +60,42 @@ async def test_a_wrong_token_is_refused(plane, token):
     with pytest.raises(WireError) as refusal:
         agent.authorize()
     assert status_of(refusal) == 403
+
+
+@pytest.mark.parametrize("name", ["", "\ud800", "a\0b", "x" * 2000])
+async def test_a_metric_that_no_request_can_have_named_is_refused_before_its_line_is_stored(plane, name):
+    agent = plane.agent()
+    found = MetricValue(name=name, value=1.0, at=plane.clock.now())
+    with pytest.raises(WireError, match="no name of a metric") as refusal:
+        await agent.send_logs(LogBatch(first_sequence=0, blocks=(LogBlock(at_ms=1, text="x", metrics=(found,)),)))
+    assert status_of(refusal) == 400
+    assert await plane.logs.next_sequence((await plane.job()).log_streams[0]) == 0
+
+
+async def test_a_batch_below_the_first_line_is_refused(plane):
+    with pytest.raises(WireError, match="counts from 0") as refusal:
+        await plane.agent().send_logs(batch(plane, 1.0, first=-1))
+    assert status_of(refusal) == 400
+
+
+async def test_a_failure_whose_fault_is_none_is_refused_and_the_job_goes_on(plane):
+    agent = plane.agent()
+    with pytest.raises(WireError, match="to blame for nothing") as refusal:
+        await agent.report(HostPhase.PREPARING, failure=Failure(fault="moon", message="full"))
+    assert status_of(refusal) == 400
+    assert (await plane.job()).failure is None
+    await plane.agent().report(HostPhase.PREPARING)
+
+
+async def test_a_host_that_says_it_has_left_before_it_was_told_to_is_refused_and_the_job_can_end(plane):
+    agent = plane.agent()
+    with pytest.raises(WireError, match="was not told to leave") as refusal:
+        await agent.report(HostPhase.RELEASED, exits=(plane.exit_of(0),))
+    assert status_of(refusal) == 400
+    assert (await plane.job()).hosts["algo-1"].facts.phase is HostPhase.LAUNCHING
+    plane.engine.end_all_agents("job")
+    await plane.passes(2)
+    assert (await plane.job()).is_terminal
 
 
 async def test_an_unknown_host_is_not_found_and_another_attempt_is_over(plane):
@@ -194,7 +238,7 @@ async def test_lines_that_are_sent_again_are_stored_once_and_their_metrics_count
     agent = plane.agent()
     assert (await agent.send_logs(batch(plane, 3.0, None))).next_sequence == 2
     assert (await agent.send_logs(batch(plane, 3.0, None))).next_sequence == 2
-    longer = LogBatch(first_sequence=0, lines=(*batch(plane, 3.0, None).lines, *batch(plane, 1.0, first=2).lines))
+    longer = LogBatch(first_sequence=0, blocks=(*batch(plane, 3.0, None).blocks, *batch(plane, 1.0, first=2).blocks))
     assert (await agent.send_logs(longer)).next_sequence == 3
     assert await losses_of(plane) == [3.0, 1.0]
     page = await plane.logs.get_events((await plane.job()).log_streams[0], from_head=True)
@@ -247,7 +291,7 @@ async def test_the_tenth_host_s_lines_do_not_go_to_the_first_host_s_stream(tmp_p
         await plane.create(num_hosts=11)
         await plane.passes()
         for host in ("algo-10", "algo-1"):
-            words = LogBatch(first_sequence=0, lines=(line(f"from {host}", at=plane.clock.now()),))
+            words = LogBatch(first_sequence=0, blocks=(line(f"from {host}", at=plane.clock.now()),))
             await plane.agent(host=host).send_logs(words)
         for stream in (await plane.job()).log_streams:
             events = (await plane.logs.get_events(stream, from_head=True)).events
@@ -291,6 +335,17 @@ async def test_time_in_which_the_service_was_held_up_is_no_silence_of_its_hosts(
     assert min(plane.gateway.silent_s(job).values()) >= 30
 
 
+async def test_silence_counts_from_the_moment_at_which_a_service_begins_to_listen(plane):
+    agent = plane.agent()
+    await agent.report(HostPhase.PREPARING)
+    plane.clock.advance(30)  # the rest of a slow start
+    listening = asyncio.create_task(plane.gateway.keep_listening())
+    await asyncio.sleep(0)
+    assert set(plane.gateway.silent_s(await plane.job()).values()) == {0.0}
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)
+
+
 async def test_a_host_whose_report_is_being_stored_is_not_silent(plane, monkeypatch):
     agent = plane.agent()
     job = await plane.job()
@@ -308,3 +363,11 @@ async def test_a_host_whose_report_is_being_stored_is_not_silent(plane, monkeypa
     assert plane.gateway.silent_s(job)["algo-1"] == 0.0
     plane.clock.advance(2)
     assert plane.gateway.silent_s(job)["algo-1"] == 2.0
+
+
+async def test_a_batch_of_more_lines_than_an_agent_sends_is_refused(plane):
+    words = LogBatch(first_sequence=0, blocks=(LogBlock(at_ms=1, text="\n" * MAX_BATCH_LINES),))
+    with pytest.raises(WireError, match="at most 65536 lines"):
+        await plane.agent().send_logs(words)
+    fewer = LogBatch(first_sequence=0, blocks=(LogBlock(at_ms=1, text="\n" * (MAX_BATCH_LINES - 1)),))
+    assert (await plane.agent().send_logs(fewer)).next_sequence == MAX_BATCH_LINES

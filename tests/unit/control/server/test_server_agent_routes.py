@@ -9,7 +9,7 @@ from clary.contract.agent_protocol import (
     HostFacts,
     HostPhase,
     LogBatch,
-    LogLine,
+    LogBlock,
     LogReceipt,
     Order,
     OrderKind,
@@ -50,7 +50,7 @@ class FakeGateway:
 
     async def append_logs(self, job, host, batch):
         self.told.append((host, batch))
-        return LogReceipt(next_sequence=batch.first_sequence + len(batch.lines))
+        return LogReceipt(next_sequence=batch.end_sequence)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ async def test_reports_and_lines_reach_the_gateway_as_they_were_sent(gateway):
     report = Report(number=4, facts=HostFacts(phase=HostPhase.RUNNING, phase_started_at=START))
     answer = document(await AgentRoutes(gateway).handle(posted(f"{AGENT}/reports", report)))
     assert answer == {"accepted": True, "order_number": 4}
-    batch = LogBatch(first_sequence=7, lines=(LogLine(at_ms=1, text="\U0001f600 \x00"),))
+    batch = LogBatch(first_sequence=7, blocks=(LogBlock(at_ms=1, text="\U0001f600 \x00"),))
     answer = document(await AgentRoutes(gateway).handle(posted(f"{AGENT}/logs", batch)))
     assert answer == {"next_sequence": 8}
     assert [told for told in gateway.told if len(told) == 2] == [("algo-1", report), ("algo-1", batch)]

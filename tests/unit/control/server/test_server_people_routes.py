@@ -6,7 +6,7 @@ from urllib.parse import quote
 import pytest
 from server_parts import START, START_MS, FakeServices, document, request, running_job
 
-from clary.contract.agent_protocol import LogLine
+from clary.contract.agent_protocol import LogBlock
 from clary.contract.errors import WireError
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs.training_job import FinalMetric, JobFailure
@@ -99,7 +99,7 @@ async def logs(tmp_path):
 
 
 def lines(*numbers, rank=0, text="line"):
-    return [LogLine(at_ms=START_MS + number, text=f"{text} {number}", rank=rank) for number in numbers]
+    return [LogBlock(at_ms=START_MS + number, text=f"{text} {number}", rank=rank) for number in numbers]
 
 
 async def read_all(people, query=""):

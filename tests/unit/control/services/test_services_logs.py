@@ -2,8 +2,10 @@
 
 import pytest
 
-from clary.contract.agent_protocol import LogBatch, LogLine
-from clary.contract.errors import WireError
+from clary.contract.agent_protocol import LogBatch, LogBlock
+from clary.contract.errors import StoreError, WireError
+from clary.control.reconcile.log_cleaning import remove_expired_streams
+from clary.control.store.logs import LogStore
 from clary.testing.control_plane import ControlPlane
 
 GROUP = "/aws/sagemaker/TrainingJobs"
@@ -19,8 +21,8 @@ async def plane(tmp_path):
 
 async def say(plane, *texts, first=0, host="algo-1"):
     at_ms = int(plane.clock.now().timestamp() * 1000)
-    lines = tuple(LogLine(at_ms=at_ms + first + index, text=text) for index, text in enumerate(texts))
-    await plane.agent(host=host).send_logs(LogBatch(first_sequence=first, lines=lines))
+    lines = tuple(LogBlock(at_ms=at_ms + first + index, text=text) for index, text in enumerate(texts))
+    await plane.agent(host=host).send_logs(LogBatch(first_sequence=first, blocks=lines))
 
 
 async def logs(plane, operation, **params):
@@ -144,3 +146,88 @@ async def test_the_group_may_be_named_by_its_identifier(plane, identifier):
 )
 async def test_there_is_one_log_group(plane, params, num_groups):
     assert len((await plane.call("logs", "DescribeLogGroups", **params))["logGroups"]) == num_groups
+
+
+async def in_days(plane, days):
+    """Let days pass at once, without a pass of the reconciler."""
+    plane.clock.advance(days * 86_400)
+
+
+async def retention_of(plane):
+    answer = await plane.call("logs", "DescribeLogGroups")
+    return answer["logGroups"][0].get("retentionInDays")
+
+
+async def test_without_a_policy_lines_are_kept_for_ever(plane):
+    await say(plane, "old")
+    await in_days(plane, 10_000)
+    assert await retention_of(plane) is None
+    assert await remove_expired_streams(plane.logs, plane.hub) == 0
+    assert (await read(plane))[0] == ["old"]
+
+
+async def test_a_policy_hides_lines_that_are_older_in_every_reading(plane):
+    await logs(plane, "PutRetentionPolicy", retentionInDays=7)
+    assert await retention_of(plane) == 7
+    await say(plane, "old")
+    await in_days(plane, 5)
+    await say(plane, "young", first=1)
+    assert (await read(plane))[0] == ["old", "young"]
+    first = await logs(plane, "FilterLogEvents", limit=1)
+    assert [event["message"] for event in first["events"]] == ["old"]
+    await in_days(plane, 3)
+    assert (await read(plane))[0] == ["young"]
+    assert (await read(plane, startTime=0))[0] == ["young"]
+    rest = await logs(plane, "FilterLogEvents", limit=1, nextToken=first["nextToken"])
+    assert [event["message"] for event in rest["events"]] == ["young"]
+    await logs(plane, "DeleteRetentionPolicy")
+    assert await retention_of(plane) is None
+    assert (await read(plane))[0] == ["old", "young"], "nothing was removed yet: the stream has a younger line"
+
+
+async def test_streams_go_when_all_their_lines_have_expired_but_never_under_a_job_that_is_not_over(plane):
+    await logs(plane, "PutRetentionPolicy", retentionInDays=1)
+    await say(plane, "old")
+    await in_days(plane, 2)
+    assert await remove_expired_streams(plane.logs, plane.hub) == 0
+    await say(plane, "still taken", first=1)
+    assert (await read(plane))[0] == ["still taken"]
+    over = (await plane.job()).log_streams
+    plane.hub.live_job = lambda _name: None
+    await in_days(plane, 2)
+    assert await remove_expired_streams(plane.logs, plane.hub) == len(over) == 2
+    assert await refused(logs(plane, "GetLogEvents", logStreamName=over[0])) == "ResourceNotFoundException"
+
+
+async def test_a_policy_outlives_the_service_and_counts_above_its_setting(tmp_path):
+    for made_with, put, days in ((30, None, 30), (0, 3, 3), (30, 3, 3)):
+        store = LogStore(tmp_path, retention_days=made_with)
+        if put is not None:
+            await store.set_retention(put)
+        assert await store.retention_days() == days
+        await store.close()
+    store = LogStore(tmp_path, retention_days=30)
+    assert await store.retention_days() == 3
+    await store.set_retention(None)
+    assert await store.retention_days() == 30
+    await store.close()
+
+
+async def test_a_policy_that_cannot_be_read_removes_nothing(tmp_path):
+    (tmp_path / "retention.json").write_text("{}")
+    store = LogStore(tmp_path, retention_days=1)
+    with pytest.raises(StoreError, match="cannot read the retention policy"):
+        await store.remove_expired(lambda _name: False)
+    await store.close()
+
+
+@pytest.mark.parametrize("days", [0, 2, 4000])
+async def test_only_the_periods_that_aws_knows_are_taken(plane, days):
+    assert await refused(logs(plane, "PutRetentionPolicy", retentionInDays=days)) == "InvalidParameterException"
+    assert await retention_of(plane) is None
+
+
+async def test_no_other_group_has_a_policy(plane):
+    for operation, more in (("PutRetentionPolicy", {"retentionInDays": 1}), ("DeleteRetentionPolicy", {})):
+        other = plane.call("logs", operation, logGroupName="/other", **more)
+        assert await refused(other) == "ResourceNotFoundException"

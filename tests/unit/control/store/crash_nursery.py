@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
-from clary.contract.agent_protocol import LogLine
+from clary.contract.agent_protocol import LogBlock
 from clary.control.store.database import open_engines, parse_url
 from clary.control.store.logs import LogStore
 from clary.control.store.store import Store
@@ -142,7 +142,7 @@ async def _write_for_ever(url: str, log_folder: str, round_number: int) -> None:
         while True:
             # Begins one line too early, as an agent does whose last acknowledgement was lost.
             first = max(0, sequence - 1)
-            lines = [LogLine(at_ms=1000 + number, text=str(number)) for number in range(first, sequence + 3)]
+            lines = [LogBlock(at_ms=1000 + number, text=str(number)) for number in range(first, sequence + 3)]
             sequence = await logs.append(STREAM, first, lines)
             os.write(1, f"line {sequence}\n".encode())
 

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clary.contract.agent_protocol import LogLine
+from clary.contract.agent_protocol import LogBlock
 from clary.contract.errors import StoreError
 from clary.control.store import log_index, log_pages, stream_registry
 from clary.control.store.errors import BadLogQuery, BadToken, SequenceGap, StreamDamaged, StreamNotFound
+from clary.control.store.log_index import LogIndex
 from clary.control.store.log_pages import EventPage, LogEvent
 from clary.control.store.log_records import MAX_MESSAGE_BYTES
 from clary.control.store.logs import LogStore, StreamOrder
@@ -56,12 +57,12 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_index, "BLOCK_RECORDS", 3)
 
 
-def lines(*texts: str, at_ms: int = 1000, step_ms: int = 1) -> list[LogLine]:
-    return [LogLine(at_ms=at_ms + number * step_ms, text=text) for number, text in enumerate(texts)]
+def lines(*texts: str, at_ms: int = 1000, step_ms: int = 1) -> list[LogBlock]:
+    return [LogBlock(at_ms=at_ms + number * step_ms, text=text) for number, text in enumerate(texts)]
 
 
-def numbered(count: int, first: int = 0) -> list[LogLine]:
-    return [LogLine(at_ms=1000 + number, text=str(number)) for number in range(first, first + count)]
+def numbered(count: int, first: int = 0) -> list[LogBlock]:
+    return [LogBlock(at_ms=1000 + number, text=str(number)) for number in range(first, first + count)]
 
 
 def texts(events: tuple[LogEvent, ...]) -> list[str]:
@@ -85,7 +86,7 @@ async def read_on(logs: LogStore, token: str | None, **query: int) -> tuple[list
 
 
 async def test_lines_come_back_in_order_with_their_times(logs: LogStore) -> None:
-    assert await logs.append(STREAM, 0, [LogLine(at_ms=5, text="a", rank=3), LogLine(at_ms=5, text="b")]) == 2
+    assert await logs.append(STREAM, 0, [LogBlock(at_ms=5, text="a", rank=3), LogBlock(at_ms=5, text="b")]) == 2
     first, second = (await logs.get_events(STREAM)).events
     assert (first.timestamp_ms, first.ingestion_ms, first.message, first.rank, first.stream) == (
         5,
@@ -106,6 +107,42 @@ async def test_a_batch_sent_again_is_stored_once(logs: LogStore) -> None:
     assert await logs.next_sequence(STREAM) == 3
 
 
+async def test_lines_that_come_in_one_block_are_events_of_their_own(logs: LogStore) -> None:
+    assert await logs.append(STREAM, 0, [LogBlock(at_ms=5, text="a\n\nc", rank=1), LogBlock(at_ms=6, text="d")]) == 4
+    events = (await logs.get_events(STREAM)).events
+    assert [(event.timestamp_ms, event.message, event.rank) for event in events] == [
+        (5, "a", 1),
+        (5, " ", 1),
+        (5, "c", 1),
+        (6, "d", None),
+    ]
+
+
+@pytest.mark.parametrize("num_stored", range(7))
+async def test_a_block_of_which_a_part_is_stored_adds_the_rest(logs: LogStore, num_stored: int) -> None:
+    await logs.append(STREAM, 0, lines(*"abcdefg"[:num_stored]))
+    blocks = [LogBlock(at_ms=2000, text="a\nb\nc"), LogBlock(at_ms=2001, text="d\ne"), LogBlock(at_ms=2002, text="f")]
+    assert await logs.append(STREAM, 0, blocks) == 6
+    assert texts((await logs.get_events(STREAM)).events) == list("abcdef")
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 400), min_size=1, max_size=30), max_size=8),
+    st.integers(1, 9),
+    st.integers(1, 900),
+)
+def test_a_run_of_records_is_indexed_as_one_by_one(runs: list[list[int]], num_records: int, num_bytes: int) -> None:
+    at_once, one_by_one = LogIndex(end=50), LogIndex(end=50)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(log_index, "BLOCK_RECORDS", num_records)
+        patched.setattr(log_index, "BLOCK_BYTES", num_bytes)
+        for at_ms, sizes in enumerate(runs):
+            at_once.add_run(sizes, at_ms=at_ms, ingestion_ms=9)
+            for size in sizes:
+                one_by_one.add(offset=one_by_one.end, end=one_by_one.end + size, at_ms=at_ms, ingestion_ms=9)
+    assert at_once == one_by_one
+
+
 async def test_a_gap_is_refused_and_stores_nothing(logs: LogStore) -> None:
     await logs.append(STREAM, 0, lines("a"))
     with pytest.raises(SequenceGap, match="expected line 1 next, got a batch that begins at 2") as gap:
@@ -123,7 +160,7 @@ async def test_batches_that_arrive_twice_at_once_are_stored_once(logs: LogStore)
 
 
 async def test_times_never_go_back_within_a_stream(logs: LogStore, clock: FakeClock) -> None:
-    await logs.append(STREAM, 0, [LogLine(at_ms=at_ms, text="x") for at_ms in (10, 5, -3, 12, 11)])
+    await logs.append(STREAM, 0, [LogBlock(at_ms=at_ms, text="x") for at_ms in (10, 5, -3, 12, 11)])
     clock.time -= timedelta(hours=1)
     await logs.append(STREAM, 5, lines("y", at_ms=1))
     events = (await logs.get_events(STREAM)).events
@@ -133,7 +170,7 @@ async def test_times_never_go_back_within_a_stream(logs: LogStore, clock: FakeCl
 
 @pytest.mark.parametrize(
     "text",
-    ["\u00e9\u4e16\U0001f600", "\ud800 half a pair", "nul \0 and \r\n and \u2028", " ", "x" * 10_000, '{"json": [1]}'],
+    ["\u00e9\u4e16\U0001f600", "\ud800 half a pair", "nul \0 and \r and \u2028", " ", "x" * 10_000, '{"json": [1]}'],
 )
 async def test_any_text_comes_back_as_it_was(logs: LogStore, text: str) -> None:
     await logs.append(STREAM, 0, lines(text))
@@ -154,7 +191,7 @@ async def test_an_overlong_line_is_cut_and_says_so(logs: LogStore) -> None:
 
 async def test_absurd_numbers_from_an_agent_are_tamed(logs: LogStore) -> None:
     await logs.append(
-        STREAM, 0, [LogLine(at_ms=10**30, text="a", rank=10**12), LogLine(at_ms=-(10**30), text="b", rank=-5)]
+        STREAM, 0, [LogBlock(at_ms=10**30, text="a", rank=10**12), LogBlock(at_ms=-(10**30), text="b", rank=-5)]
     )
     events = (await logs.get_events(STREAM)).events
     assert [event.rank for event in events] == [None, None]
@@ -215,7 +252,7 @@ async def test_hostile_names_stay_in_the_folder_and_apart(tmp_path: Path) -> Non
     try:
         assert [stream.name for stream in (await logs.list_streams()).streams] == sorted(HOSTILE_NAMES)
         for name in HOSTILE_NAMES:
-            assert texts((await logs.get_events(name)).events) == [f"of {name}"]
+            assert texts((await logs.get_events(name)).events) == f"of {name}".split("\n")
     finally:
         await logs.close()
 
@@ -254,9 +291,9 @@ async def test_start_is_inclusive_and_end_is_exclusive(logs: LogStore) -> None:
 async def test_sdk_v2_resumes_by_time_and_skips_what_it_has_of_that_millisecond(
     logs: LogStore, short_blocks: None
 ) -> None:
-    await logs.append(STREAM, 0, [LogLine(at_ms=7, text=str(number)) for number in range(10)])
+    await logs.append(STREAM, 0, [LogBlock(at_ms=7, text=str(number)) for number in range(10)])
     seen = (await read_on(logs, None))[0]
-    await logs.append(STREAM, 10, [LogLine(at_ms=7, text="10"), LogLine(at_ms=8, text="11")])
+    await logs.append(STREAM, 10, [LogBlock(at_ms=7, text="10"), LogBlock(at_ms=8, text="11")])
     found, _token = await read_on(logs, None, start_ms=7, limit=4)
     assert found[: len(seen)] == seen
     assert found[len(seen) :] == ["10", "11"]
@@ -295,7 +332,7 @@ async def test_any_walk_by_tokens_shows_the_lines_around_its_place(
         patch.setattr(log_index, "BLOCK_RECORDS", data.draw(st.integers(1, 5)))
         try:
             await logs.create_stream(STREAM, CREATED)
-            await logs.append(STREAM, 0, [LogLine(at_ms=at, text=str(number)) for number, at in enumerate(times)])
+            await logs.append(STREAM, 0, [LogBlock(at_ms=at, text=str(number)) for number, at in enumerate(times)])
             page: EventPage | None = None
             for _ in range(data.draw(st.integers(1, 6))):
                 limit = data.draw(st.integers(1, 7))
@@ -319,7 +356,7 @@ async def test_any_walk_by_tokens_shows_the_lines_around_its_place(
 
 async def test_a_page_ends_at_its_limit_of_events_and_bytes(logs: LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
     large = "x" * 100_000
-    await logs.append(STREAM, 0, [LogLine(at_ms=1, text=large) for _ in range(25)])
+    await logs.append(STREAM, 0, [LogBlock(at_ms=1, text=large) for _ in range(25)])
     page = await logs.get_events(STREAM, from_head=True)
     assert len(page.events) == 10
     assert len((await read_on(logs, None))[0]) == 25
@@ -376,7 +413,7 @@ async def test_pages_of_a_search_together_are_the_whole_search(
         await logs.append(
             stream,
             0,
-            [LogLine(at_ms=at, text=f"{stream} {'odd' if i % 2 else 'even'} {i}") for i, at in enumerate(times)],
+            [LogBlock(at_ms=at, text=f"{stream} {'odd' if i % 2 else 'even'} {i}") for i, at in enumerate(times)],
         )
     whole = (await logs.filter_events(pattern="odd", start_ms=3, end_ms=17)).events
     assert len(whole) > 20

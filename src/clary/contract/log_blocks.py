@@ -1,0 +1,45 @@
+"""How log lines lie in the spool of a host: blocks in files that are named after their first line's number.
+
+Where: the agent's `log_segment` writes and reads them; the service reads what the agent of a lost host left behind
+(`control.reconcile.log_salvage`). A block is a header (time in ms, rank or -1, size of the text in bytes) and the text
+in UTF-8.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from clary.contract.agent_protocol import LogBlock
+
+SPOOL_FOLDER = "log-spool"  # below the host's work folder
+SEGMENT_SUFFIX = ".lines"
+_HEADER = struct.Struct("<qiI")
+_NO_RANK = -1
+
+
+def segment_name(first_sequence: int) -> str:
+    """Return the name of the file that begins with a line; names sort as numbers do."""
+    return f"{first_sequence:012d}{SEGMENT_SUFFIX}"
+
+
+def pack_block(text: bytes, *, at_ms: int, rank: int | None) -> bytes:
+    """Return a block as it lies in a file."""
+    return _HEADER.pack(at_ms, _NO_RANK if rank is None else rank, len(text)) + text
+
+
+def parse_blocks(data: bytes) -> tuple[list[LogBlock], int]:
+    """Return the whole blocks at the start of `data` and how many bytes they take.
+
+    Raises: UnicodeDecodeError for a text that no `pack_block` was given as UTF-8.
+    """
+    blocks = []
+    offset = 0
+    while offset + _HEADER.size <= len(data):
+        at_ms, rank, size_bytes = _HEADER.unpack_from(data, offset)
+        start = offset + _HEADER.size
+        if start + size_bytes > len(data):
+            break
+        offset = start + size_bytes
+        text = str(memoryview(data)[start:offset], "utf-8")
+        blocks.append(LogBlock(at_ms=at_ms, text=text, rank=None if rank == _NO_RANK else rank))
+    return blocks, offset

@@ -1,0 +1,36 @@
+"""Removes log streams that have expired, now and then.
+
+Where: the server runs one task of this. A stream of a job that is not over yet is kept whatever its age, because lines
+may still come to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from clary.contract.errors import StoreError
+from clary.control.reconcile.hub import JobHub
+from clary.control.store.logs import LogStore
+
+INTERVAL_S = 3600.0  # retention is counted in days
+
+_log = logging.getLogger(__name__)
+
+
+async def remove_expired_streams(logs: LogStore, hub: JobHub) -> int:
+    """Remove what has expired now; return how many streams that were."""
+    num_removed = await logs.remove_expired(lambda stream: hub.live_job(stream.partition("/")[0]) is not None)
+    if num_removed:
+        _log.info("removed %d log streams that have expired", num_removed)
+    return num_removed
+
+
+async def keep_removing(logs: LogStore, hub: JobHub) -> None:
+    """Remove what has expired until cancelled; a store that refuses is asked again the next time."""
+    while True:
+        try:
+            await remove_expired_streams(logs, hub)
+        except StoreError as error:
+            _log.warning("log streams that have expired stay for now: %s", error.message)
+        await asyncio.sleep(INTERVAL_S)

@@ -1,0 +1,89 @@
+"""Lines that the agent of a lost host had written to its spool and not sent any more.
+
+Where: the reconciler calls this when a job is over, before the host's folders go. An agent that is killed leaves its
+spool behind; lines are numbered, so what it had sent already is dropped by the store. The files lie where a job without
+isolation could reach them: nothing is believed of them but lines of that job's own log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from clary.contract.agent_protocol import HostPhase, LogBlock
+from clary.contract.clock import Clock
+from clary.contract.errors import ClaryError
+from clary.contract.log_blocks import SEGMENT_SUFFIX, SPOOL_FOLDER, parse_blocks
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.store.errors import SequenceGap
+
+MAX_FILE_BYTES = 64 * 1024 * 1024  # four times what an agent lets a file grow to
+BLOCKS_AT_ONCE = 64
+
+_log = logging.getLogger(__name__)
+
+
+class LineStore(Protocol):
+    """What this needs of the log store."""
+
+    async def next_sequence(self, stream: str) -> int:
+        """Return the number that the stream expects next."""
+
+    async def append(self, stream: str, first_sequence: int, blocks: Sequence[LogBlock]) -> int:
+        """Store lines exactly once by number; return the next one."""
+
+
+async def salvage_lost_hosts(logs: LineStore, job: TrainingJob, clock: Clock) -> None:
+    """Store what lost hosts had not sent, and say in their logs that something may be missing; never raises.
+
+    Twice is as good as once: the spool is removed behind it.
+    """
+    for stream in job.log_streams:
+        host = stream.partition("/")[2].rpartition("-")[0]
+        record = job.hosts.get(host)
+        if job.plan is None or record is None or record.facts.phase is not HostPhase.LOST:
+            continue
+        folder = Path(job.plan["work_folder"]) / host / SPOOL_FOLDER
+        try:
+            if await asyncio.to_thread(folder.is_dir):
+                await _salvage(logs, stream, folder, host=host, clock=clock)
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        except (ClaryError, OSError, ValueError) as error:
+            _log.warning("job %s: lines that %s had not sent are lost: %s", job.name, host, error)
+
+
+async def _salvage(logs: LineStore, stream: str, folder: Path, *, host: str, clock: Clock) -> None:
+    stored = first = await logs.next_sequence(stream)
+    is_whole = True
+    for path in sorted(await asyncio.to_thread(lambda: list(folder.glob("*" + SEGMENT_SUFFIX)))):
+        sequence = int(path.name.removesuffix(SEGMENT_SUFFIX))
+        blocks = await asyncio.to_thread(_read, path)
+        try:
+            for begin in range(0, len(blocks), BLOCKS_AT_ONCE):
+                some = blocks[begin : begin + BLOCKS_AT_ONCE]
+                stored = await logs.append(stream, sequence, some)
+                sequence += sum(block.num_lines for block in some)
+        except SequenceGap:  # the agent's own sentences, which it kept in memory while its disk was full
+            is_whole = False
+            break
+    words = (
+        f"clary: the agent of {host} ended without leave: {stored - first} lines came from its spool after its end;"
+        f" what it had not written there {'may be' if is_whole else 'is'} missing here"
+    )
+    await logs.append(stream, stored, [LogBlock(at_ms=int(clock.now().timestamp() * 1000), text=words)])
+
+
+def _read(path: Path) -> list[LogBlock]:
+    """Return the whole blocks of a file; a link, or anything else that is no file of an agent, has none."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size > MAX_FILE_BYTES:
+            raise ValueError(f"{path} is no file of an agent")
+        return parse_blocks(file.read(MAX_FILE_BYTES))[0]

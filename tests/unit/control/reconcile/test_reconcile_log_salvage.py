@@ -1,0 +1,104 @@
+"""Lines that an agent which was killed left in its spool, written by the agent's own code."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clary.agent.supervisor.log_spool import LogSpool
+from clary.contract.agent_protocol import HostPhase, LogBatch
+from clary.contract.log_blocks import SPOOL_FOLDER
+from clary.testing.control_plane import ControlPlane
+from clary.testing.fake_engine import FakeEngine
+
+MISSING = "clary: the agent of algo-1 ended without leave: {} lines came from its spool after its end; what it had not "
+
+
+class EngineWithFolder(FakeEngine):
+    """Gives attempts a work folder that is there."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self._folder = folder
+
+    async def launch(self, plan):
+        return replace(await super().launch(plan), work_folder=str(self._folder))
+
+
+@pytest.fixture
+async def plane(tmp_path):
+    async with ControlPlane.open(tmp_path, engine=EngineWithFolder(tmp_path / "work")) as plane:
+        await plane.create(num_hosts=2)
+        await plane.passes()
+        for phase in (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING):
+            for host in ("algo-1", "algo-2"):
+                await plane.agent(host=host).report(phase)
+        yield plane
+
+
+async def spool_of(plane, host="algo-1", **options):
+    work_folder = Path((await plane.job()).plan["work_folder"])
+    return LogSpool(work_folder / host / SPOOL_FOLDER, **options)
+
+
+async def texts(plane, host="algo-1"):
+    stream = next(name for name in (await plane.job()).log_streams if f"/{host}-" in name)
+    return [event.message for event in (await plane.logs.get_events(stream, from_head=True)).events]
+
+
+async def end_without_leave(plane, host="algo-1"):
+    """Kill an agent, have the other one leave, and let the job be released."""
+    plane.engine.end_agent("job", host)
+    await plane.passes(3)
+    plane.engine.end_all_agents("job")
+    await plane.passes(5)
+    assert (await plane.job()).is_released
+
+
+@pytest.mark.parametrize("num_sent", [0, 1, 7, 20])
+async def test_what_the_agent_had_not_sent_is_stored_once_and_the_log_says_so(plane, num_sent):
+    spool = await spool_of(plane, segment_bytes=100)
+    for first in range(0, 20, 2):
+        spool.append([f"line {first}", f"line {first + 1}"], rank=0)
+    if num_sent:
+        blocks = tuple(spool.read(0, max_lines=num_sent, max_bytes=1 << 20))
+        await plane.agent().send_logs(LogBatch(first_sequence=0, blocks=blocks))
+    await end_without_leave(plane)
+    *lines, last = await texts(plane)
+    assert lines == [f"line {number}" for number in range(20)]
+    assert last.startswith(MISSING.format(20 - num_sent))
+    assert await texts(plane, "algo-2") == []
+
+
+async def test_a_block_that_was_being_written_is_left_out(plane):
+    spool = await spool_of(plane)
+    spool.append(["whole"])
+    spool.append(["cut off by the end of the agent"])
+    [path] = (Path((await plane.job()).plan["work_folder"]) / "algo-1" / SPOOL_FOLDER).iterdir()
+    path.write_bytes(path.read_bytes()[:-5])
+    await end_without_leave(plane)
+    lines = await texts(plane)
+    assert lines[0] == "whole"
+    assert lines[1].startswith(MISSING.format(1))
+
+
+async def test_an_agent_that_left_in_order_has_nothing_to_salvage(plane):
+    spool = await spool_of(plane)
+    spool.append(["line"])
+    spool.close()
+    (Path((await plane.job()).plan["work_folder"]) / "algo-1" / SPOOL_FOLDER).rmdir()
+    await end_without_leave(plane)
+    assert await texts(plane) == []
+
+
+@pytest.mark.parametrize("name", ["000000000000.lines", "words.lines"])
+async def test_what_is_no_file_of_an_agent_is_not_followed_and_holds_nothing_up(plane, tmp_path, name):
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"\0" * 16 + b"secret")
+    (await spool_of(plane)).append(["line"])
+    folder = Path((await plane.job()).plan["work_folder"]) / "algo-1" / SPOOL_FOLDER
+    for path in folder.iterdir():
+        path.unlink()
+    (folder / name).symlink_to(secret)
+    await end_without_leave(plane)
+    assert await texts(plane) == []
