@@ -130,6 +130,34 @@ async def test_store_that_hangs_up_is_service_unavailable(bench: Bench) -> None:
     writer.close()
 
 
+async def test_store_that_could_not_read_what_arrived_is_service_unavailable(bench: Bench) -> None:
+    async def refuse_unread(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(
+            b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n400 Bad Request"
+        )
+        await writer.drain()
+
+    bench.script = refuse_unread
+    reader, writer = await bench.send("GET", "/bucket/key")
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 503")
+    assert b"damaged on its way" in await reader.readuntil(b"</Error>")
+    writer.close()
+
+
+async def test_what_the_store_itself_calls_bad_is_passed_on(bench: Bench) -> None:
+    async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        body = b"<Error><Code>InvalidPart</Code></Error>"
+        head = b"HTTP/1.1 400 Bad Request\r\nx-amz-request-id: 1\r\nContent-Length: %d\r\n\r\n" % len(body)
+        writer.write(head + body)
+        await writer.drain()
+
+    bench.script = refuse
+    reader, writer = await bench.send("GET", "/bucket/key")
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 400")
+    assert b"InvalidPart" in await reader.readuntil(b"</Error>")
+    writer.close()
+
+
 @pytest.mark.parametrize("framing", [b"Content-Length: 1000000\r\n", b"Transfer-Encoding: chunked\r\n"])
 async def test_download_that_breaks_off_never_looks_complete(bench: Bench, framing: bytes) -> None:
     async def break_off(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -294,6 +294,18 @@ def test_body_without_a_length_is_refused(service: Service, key: str) -> None:
     assert (answer.status, answer.code) == (411, "MissingContentLength")
 
 
+def test_length_with_thousands_of_digits_is_refused(service: Service, key: str) -> None:
+    answer = send(
+        service,
+        "PUT",
+        f"/{BUCKET}/{key}",
+        body=b"x",
+        payload_hash=sigv4.STREAMING_PAYLOAD,
+        headers={"x-amz-decoded-content-length": "9" * 5000},
+    )
+    assert (answer.status, answer.code) == (411, "MissingContentLength")
+
+
 def test_every_answer_has_a_request_id(service: Service, key: str) -> None:
     for answer in (send(service, "GET", "/"), send(service, "GET", f"/{BUCKET}/{key}")):
         assert answer.headers["x-amzn-requestid"]

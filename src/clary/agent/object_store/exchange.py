@@ -358,6 +358,9 @@ def _refusal(request: S3Request, answer: S3Response) -> Trouble:
     said = f" {code}" if code else ""
     said += f" ({message})" if message else ""
     is_retryable = answer.status in _RETRIED_STATUSES or code in _RETRIED_CODES
+    # Not an answer of S3, but of an HTTP server that could not read what arrived: bytes were damaged on their way.
+    is_unread = answer.status == HTTPStatus.BAD_REQUEST and not code and "x-amz-request-id" not in answer.headers
+    is_retryable = is_retryable or is_unread
     reason = f"S3 answered {answer.status}{said or ' ' + _phrase(answer.status)}"
     return Trouble(reason, status=answer.status, code=code, is_retryable=is_retryable)
 

@@ -39,6 +39,8 @@ STORE_TIMEOUT_S = 300.0  # without a byte from the store; completing a large mul
 SMALL_BODY_BYTES = 64 * 1024  # up to this a body is verified first and sent in one piece
 RETRY_AFTER_S = 1
 
+MAX_LENGTH_DIGITS = 18  # of a number of bytes
+
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 # Hop-by-hop headers, what is signed anew, and what is answered here.
 _NOT_FORWARDED = frozenset(
@@ -135,8 +137,8 @@ class S3Front:
         resource = request.raw_path.partition("?")[0]
         try:
             raw_path, raw_query = s3_request.split_target(request.raw_path)
-            caller = self._authenticate(request, raw_path, raw_query)
             bucket = s3_request.bucket_of_host(request.headers.get("Host", ""))
+            caller = self._authenticate(request, raw_path, raw_query, host_bucket=bucket)
             asked = s3_request.parse_request(request.method, f"/{bucket}{raw_path}" if bucket else raw_path, raw_query)
             resource = asked.resource
             outgoing = await self._translate(request, asked, caller, body)
@@ -144,9 +146,17 @@ class S3Front:
         except WireError as error:
             return _error_response(request, body.error or error, resource)
 
-    def _authenticate(self, request: web.BaseRequest, raw_path: str, raw_query: str) -> Caller:
+    def _authenticate(
+        self, request: web.BaseRequest, raw_path: str, raw_query: str, *, host_bucket: str | None
+    ) -> Caller:
         signing = sigv4.SigningRequest(request.method, raw_path, raw_query, list(request.headers.items()))
-        return authenticate(signing, find_secret=self._find_secret, now=self._clock.now(), skew_s=self._skew_s)
+        return authenticate(
+            signing,
+            find_secret=self._find_secret,
+            now=self._clock.now(),
+            skew_s=self._skew_s,
+            host_bucket=host_bucket,
+        )
 
     async def _translate(
         self, request: web.BaseRequest, asked: S3Request, caller: Caller, body: _IncomingBody
@@ -217,6 +227,13 @@ class S3Front:
                 http_status=503,
             ) from error
         try:
+            if answer.status == 400 and "x-amz-request-id" not in answer.headers:
+                # Not S3's answer: the store could not read what arrived. Clients send 503 again, and never 400.
+                raise WireError(
+                    "ServiceUnavailable",
+                    "The request was damaged on its way to the object store. Please try again.",
+                    http_status=503,
+                )
             if asked.key.endswith("/") and answer.headers.get("ETag") == _IMPLIED_FOLDER_ETAG:
                 raise WireError("NoSuchKey", "The specified key does not exist.", http_status=404)
             return await _relay(request, answer)
@@ -309,7 +326,7 @@ def _unframed(headers: list[tuple[str, str]], caller: Caller, body: _IncomingBod
     length_text = next((value for name, value in headers if name == "x-amz-decoded-content-length"), "")
     if caller.seed is None:
         raise WireError("InvalidRequest", "A presigned request can not have a body of signed chunks.")
-    if not (length_text.isascii() and length_text.isdigit()):
+    if not _is_length(length_text):
         raise WireError(
             "MissingContentLength", "You must provide the x-amz-decoded-content-length header.", http_status=411
         )
@@ -382,9 +399,13 @@ async def _relay(request: web.BaseRequest, answer: aiohttp.ClientResponse) -> we
 def _content_length(request: web.BaseRequest, headers: dict[str, str]) -> int | None:
     """Return the number of bytes of content, without framing; None if it is not known."""
     decoded = headers.get("x-amz-decoded-content-length", "")
-    if decoded.isascii() and decoded.isdigit():
+    if _is_length(decoded):
         return int(decoded)
     return request.content_length if request.body_exists else 0
+
+
+def _is_length(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= MAX_LENGTH_DIGITS
 
 
 def _is_sendable(value: str) -> bool:

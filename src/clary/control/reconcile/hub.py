@@ -7,13 +7,15 @@ one hub, so that orders reach agents and the loop wakes as soon as a change is d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Protocol
 
 from clary.contract.clock import Clock
 from clary.control.jobs import events, transitions
 from clary.control.jobs.training_job import FinalMetric, TrainingJob
+from clary.control.store.errors import JobExists, JobNotFound
 
 MAX_FINAL_METRICS = 40  # FinalMetricDataList of DescribeTrainingJob
 
@@ -50,6 +52,7 @@ class JobHub:
         self._active: dict[str, TrainingJob] = {}  # hosts asked for, until they are released
         self._watchers: dict[str, asyncio.Event] = {}
         self._changed = asyncio.Event()
+        self._doubtful: set[str] = set()  # jobs whose last write may or may not have happened
         # Held while a job goes with all that carries its name, so that a second deletion cannot hit a successor.
         self.deletion = asyncio.Lock()
 
@@ -73,7 +76,8 @@ class JobHub:
 
     async def create(self, job: TrainingJob, tags: Mapping[str, str]) -> None:
         """Store a new job and let the reconciler see it."""
-        await self._store.create_job(job, tags)
+        with self._doubting(job.name):
+            await self._store.create_job(job, tags)
         self._remember(job)
         self._changed.set()
 
@@ -97,7 +101,8 @@ class JobHub:
             has_changed = changed is not job
             return changed
 
-        job = await self._store.update_job(name, watched)
+        with self._doubting(name):
+            job = await self._store.update_job(name, watched)
         if has_changed:
             self._remember(job)
             self._notify(name)
@@ -146,6 +151,36 @@ class JobHub:
                 await event.wait()
         except TimeoutError:
             return
+
+    async def settle_doubts(self) -> None:
+        """Read anew the jobs whose last write failed: a commit whose confirmation was lost has happened all the same.
+
+        Without this, such a job would be accepted and never started, or wait in memory for what is stored already.
+
+        Raises: StoreError while the database is away.
+        """
+        for name in list(self._doubtful):
+            try:
+                # Through the writer, so that no newer write can be on its way to memory.
+                job = await self._store.update_job(name, lambda job: job)
+            except JobNotFound:
+                self._doubtful.discard(name)
+                continue
+            self._doubtful.discard(name)
+            if job != self.live_job(name):
+                self._remember(job)
+                self._notify(name)
+
+    @contextlib.contextmanager
+    def _doubting(self, name: str) -> Iterator[None]:
+        """Take note of a write that failed, or was given up, in a way that leaves open whether it has happened."""
+        try:
+            yield
+        except (JobExists, JobNotFound):
+            raise
+        except BaseException:
+            self._doubtful.add(name)
+            raise
 
     def _remember(self, job: TrainingJob) -> None:
         is_active = not job.is_released

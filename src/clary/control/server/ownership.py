@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Iterator
 
 from clary.contract.errors import EngineError, Fault, StoreError
 from clary.control.state_folder import StateFolder
+from clary.control.store.errors import StaleLease
 from clary.control.store.leases import Lease
 from clary.control.store.store import Store
 
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 LEASE_NAME = "service"
 LEASE_TTL_S = 30.0
 LEASE_RENEWAL_S = 10.0
+LEASE_RETRY_S = 1.0  # after a renewal that the database did not take
 
 
 @contextlib.contextmanager
@@ -60,14 +62,24 @@ async def database_lease(store: Store, folder: StateFolder, leave: asyncio.Event
 
 
 async def _renew(store: Store, lease: Lease, leave: asyncio.Event) -> None:
+    """Renew until somebody else holds the lease.
+
+    A database that is away for a while is no loss: nobody else can take the lease meanwhile, and a service that left
+    would stop every running job.
+    """
+    pause_s = LEASE_RENEWAL_S
     while True:
-        await asyncio.sleep(LEASE_RENEWAL_S)
+        await asyncio.sleep(pause_s)
         try:
             lease = await store.renew_lease(lease, LEASE_TTL_S)
-        except StoreError:
+            pause_s = LEASE_RENEWAL_S
+        except StaleLease:
             log.exception("the lease of the database is lost; leaving")
             leave.set()
             return
+        except StoreError as error:
+            log.warning("the lease of the database could not be renewed, trying again: %s", error.message)
+            pause_s = min(LEASE_RETRY_S, LEASE_RENEWAL_S)
 
 
 async def cancel(task: asyncio.Task[None]) -> None:

@@ -90,6 +90,31 @@ async def test_a_job_whose_log_stream_cannot_be_created_fails_and_is_released(pl
     assert (job.status, job.is_released) == (TrainingJobStatus.FAILED, True)
 
 
+@pytest.mark.parametrize("engine_error", [None, EngineError("no space left on device")])
+async def test_a_launch_that_can_not_be_written_down_is_made_again_and_blames_no_agent(
+    plane, monkeypatch, engine_error, caplog
+):
+    write, num_failures = plane.store.update_job, 0
+
+    async def fail_once_launched(name, change):
+        nonlocal num_failures
+        if plane.engine.launched and not num_failures:
+            num_failures += 1
+            raise StoreError("a write was not confirmed: the database said: database or disk is full", retryable=True)
+        return await write(name, change)
+
+    monkeypatch.setattr(plane.store, "update_job", fail_once_launched)
+    if engine_error is not None:
+        plane.engine.launch_errors.append(engine_error)
+    await plane.create()
+    await plane.passes(3)
+    assert num_failures == 1
+    assert plane.engine.launched == ["job/1", "job/1"]
+    assert plane.engine.started == ["job/1"]
+    assert (await plane.job()).status is TrainingJobStatus.IN_PROGRESS
+    assert "background work failed" in caplog.text
+
+
 async def test_logs_that_cannot_be_sealed_do_not_keep_hosts_for_ever(plane, monkeypatch, caplog):
     async def broken(stream):
         raise StoreError("input/output error")

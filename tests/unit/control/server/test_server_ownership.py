@@ -60,6 +60,25 @@ async def test_a_service_that_loses_the_lease_leaves(store, folder, monkeypatch)
     assert await store.acquire_lease(LEASE_NAME, "third", 1.0) is None, "the stranger's lease was given away"
 
 
+async def test_a_database_that_fails_for_a_while_costs_no_service_its_lease(store, folder, monkeypatch):
+    monkeypatch.setattr(ownership, "LEASE_RENEWAL_S", 0.01)
+    renew, outcomes = store.renew_lease, []
+
+    async def fail_twice(lease, ttl_s):
+        outcomes.append("failed" if len(outcomes) < 2 else "renewed")
+        if outcomes[-1] == "failed":
+            raise StoreError("a write was not confirmed: the server closed the connection", retryable=True)
+        return await renew(lease, ttl_s)
+
+    monkeypatch.setattr(store, "renew_lease", fail_twice)
+    leave = asyncio.Event()
+    async with database_lease(store, folder, leave):
+        async with asyncio.timeout(30):
+            while "renewed" not in outcomes:
+                await asyncio.sleep(0.01)
+        assert not leave.is_set()
+
+
 async def test_cancel_waits_until_the_task_has_ended():
     ended = []
 

@@ -1,0 +1,65 @@
+"""Which answers of a store are asked for again."""
+
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from clary.agent.object_store import ObjectStore
+from clary.contract.errors import ObjectStoreError
+from clary.contract.launch_plan import Credentials, Endpoint
+
+KEYS = Credentials(access_key_id="agent-key", secret_access_key="agent-secret")
+UNREAD = (400, {"Content-Type": "text/plain"}, b"400 Bad Request")
+REFUSED = (400, {"x-amz-request-id": "1"}, b"<Error><Code>InvalidRequest</Code></Error>")
+REFUSED_IN_BRIEF = (400, {"x-amz-request-id": "1"}, b"")
+STORED = (200, {"x-amz-request-id": "2", "ETag": '"e"'}, b"")
+
+
+@contextmanager
+def store_that_answers(*answers):
+    """Yield (a client of a store that gives these answers one after another, the methods that it was asked)."""
+    left, asked = list(answers), []
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *args):
+            """Say nothing."""
+
+        def handle_any(self):
+            self.rfile.read(int(self.headers.get("content-length") or 0))
+            asked.append(self.command)
+            status, headers, body = left.pop(0)
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_PUT = do_HEAD = do_GET = handle_any
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        endpoint = Endpoint(url=f"http://127.0.0.1:{server.server_port}", region="us-west-2", credentials=KEYS)
+        try:
+            with ObjectStore(endpoint, attempts=3, sleep=lambda pause_s: None) as store:
+                yield store, asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_request_that_arrived_damaged_is_sent_again():
+    with store_that_answers(UNREAD, STORED) as (store, asked):
+        store.put_bytes("data", "key", b"x")
+        assert asked == ["PUT", "PUT"]
+
+
+@pytest.mark.parametrize("answer", [REFUSED, REFUSED_IN_BRIEF])
+def test_what_s3_itself_calls_bad_is_not_sent_again(answer):
+    with store_that_answers(answer) as (store, asked):
+        with pytest.raises(ObjectStoreError, match="Not retried"):
+            store.put_bytes("data", "key", b"x")
+        assert asked == ["PUT"]
