@@ -5,10 +5,11 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMPS := .venvs
 TEST_WORKERS ?= 2
+FUZZ_SECONDS ?= 60
 SYSTEM_PACKAGES := awscli gcc iproute2 libc6-dev openmpi-bin openssh-client openssh-server postgresql
 export CLARY_COMMAND := $(BIN)/clary
 
-.PHONY: setup quickstart test check format bench clean
+.PHONY: setup quickstart test check format bench faults fuzz clean
 
 quickstart: $(STAMPS)/service.stamp $(STAMPS)/train.stamp $(STAMPS)/sdk2.stamp
 	@sh tools/write_first_settings.sh $(CURDIR)/.venvs/train/bin/python
@@ -34,6 +35,17 @@ format: $(STAMPS)/service.stamp
 
 bench: setup
 	$(BIN)/python -m benchmarks --all
+
+# Kills, pauses, cuts and fills until FAULTS faults have struck. A new seed each time, which is printed; the same SEED
+# gives the same faults. DATABASE_URL names a PostgreSQL that may be harmed.
+FAULTS ?= 1000
+faults: $(STAMPS)/service.stamp $(STAMPS)/train.stamp
+	$(BIN)/python -m clary.testing.fault_runner --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) \
+		$(if $(DATABASE_URL),--database-url "$(DATABASE_URL)") --python $(CURDIR)/.venvs/train/bin/python $(FAULT_ARGS)
+
+# Every target for FUZZ_SECONDS; FUZZ_TARGETS="wire s3" names some. What was found is kept in fuzz/corpus.
+fuzz: $(STAMPS)/fuzz.stamp
+	.venvs/fuzz/bin/python -m fuzz $(FUZZ_TARGETS) --seconds $(FUZZ_SECONDS)
 
 clean:
 	rm -rf .venv .venvs .cache build dist
@@ -71,6 +83,14 @@ $(STAMPS)/awscli1.stamp:
 	mkdir -p $(STAMPS)
 	$(PYTHON) -m venv .venvs/awscli1
 	.venvs/awscli1/bin/pip install --quiet --disable-pip-version-check "awscli>=1.40,<2"
+	touch $@
+
+# The fuzzer and this tree. Its wheels are for CPython 3.11 to 3.13 on Linux; without one the last line says so.
+$(STAMPS)/fuzz.stamp: pyproject.toml
+	mkdir -p $(STAMPS)
+	$(PYTHON) -m venv .venvs/fuzz
+	.venvs/fuzz/bin/pip install --quiet --disable-pip-version-check --editable ".[fuzz]"
+	@.venvs/fuzz/bin/python -c "import atheris" || { echo "atheris has no wheel for this Python: set PYTHON=python3.11"; exit 1; }
 	touch $@
 
 # AWS's own launcher, as its containers have it, on top of the training environment. It compiles one small file.

@@ -220,17 +220,25 @@ def _field_plan(cls: Any) -> tuple[tuple[str, Convert, bool], ...]:
 
 def _build_time(data: Any) -> datetime:
     try:
-        return datetime.fromisoformat(data)
-    except (TypeError, ValueError):
-        raise _MisfitError(f": expected an ISO 8601 time, got {type(data).__name__} {str(data)[:80]!r}") from None
+        found = datetime.fromisoformat(data)
+        # Every time is written again in UTC, which near the ends of the calendar holds not every time of other zones.
+        has_form, has_zone = True, found.tzinfo is not None
+        found = found.astimezone(UTC) if has_zone else found
+    except (TypeError, ValueError, OverflowError):
+        has_form = has_zone = False
+    _expect(has_form, "an ISO 8601 time", data)
+    _expect(has_zone, "an ISO 8601 time with its zone", data)
+    return found
 
 
 def _enum_builder(cls: type[Enum]) -> Convert:
     def build(data: Any) -> Enum:
         try:
-            return cls(data)
-        except ValueError as error:
-            raise _MisfitError(f": {error}") from error
+            if isinstance(data, str):
+                return cls(data)
+        except ValueError:
+            pass
+        raise _MisfitError(f": {_shown(data)} is not a valid {cls.__name__}")
 
     return build
 
@@ -239,7 +247,10 @@ def _build_float(data: Any) -> float:
     if isinstance(data, float):
         return data
     _expect(isinstance(data, int) and not isinstance(data, bool), "float", data)
-    return float(data)
+    try:
+        return float(data)
+    except OverflowError:
+        raise _MisfitError(f": expected float, got a whole number with {data.bit_length()} bits") from None
 
 
 def _scalar_builder(cls: type) -> Convert:
@@ -253,4 +264,12 @@ def _scalar_builder(cls: type) -> Convert:
 
 def _expect(fits: bool, wanted: str, got: Any) -> None:
     if not fits:
-        raise _MisfitError(f": expected {wanted}, got {type(got).__name__} {str(got)[:80]!r}")
+        raise _MisfitError(f": expected {wanted}, got {type(got).__name__} {_shown(got)}")
+
+
+def _shown(got: Any) -> str:
+    """Return the beginning of a value for people; one that came over the wire may be nested too deep to be written."""
+    try:
+        return repr(str(got)[:80])
+    except RecursionError:
+        return "(nested too deeply to be shown)"

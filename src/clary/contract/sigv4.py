@@ -48,6 +48,7 @@ _AUTHORIZATION = re.compile(
     r"\s*AWS4-HMAC-SHA256\s+Credential=(?P<credential>[^,\s]+)\s*,\s*SignedHeaders=(?P<headers>[^,\s]+)\s*,"
     r"\s*Signature=(?P<signature>[^,\s]+)\s*"
 )
+_SPACES = re.compile(r"[ \t]+")
 _HEX_SIGNATURE = re.compile(r"[0-9a-f]{64}")
 _PLAIN_PATH = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.~-]+)*/?")
 _CANONICAL_TEXT = re.compile(r"(?:[A-Za-z0-9_.~-]|%[0-9A-F]{2})*")
@@ -185,19 +186,25 @@ def canonical_request(
             send in another form (a raw `*` or `+`, lower-case percent-encoding).
     """
     path = request.raw_path or "/"
-    if normalize:
-        path = quote(unquote(path, errors="surrogateescape"), safe=PATH_SAFE, errors="surrogateescape")
-    if service != "s3":
+    if service == "s3":
+        path = _once_encoded(path, safe=PATH_SAFE) if normalize else path
+    else:
+        # Elsewhere an encoded slash belongs to a name and divides nothing.
+        path = "/".join(_once_encoded(part) for part in path.split("/")) if normalize else path
         path = _twice_encoded(path)
     values: dict[str, str] = {}
     for name, value in request.headers:
         lowered = name.lower()
         if lowered not in signed_headers:
             continue
-        # Sequential spaces count as one, several headers of a name as one with commas.
-        trimmed = " ".join(value.split())
+        # Sequential spaces count as one, several headers of a name as one with commas. Other kinds of white space stay:
+        # who reads the header does not take them for spaces either.
+        trimmed = _SPACES.sub(" ", value.strip(" \t"))
         values[lowered] = f"{values[lowered]},{trimmed}" if lowered in values else trimmed
-    lines = [request.method.upper(), path, canonical_query(request.query, normalize=normalize)]
+    query = request.query
+    if normalize and service != "s3":
+        query = query.replace("+", "%20")  # what forms mean by it, and what the service will read
+    lines = [request.method.upper(), path, canonical_query(query, normalize=normalize)]
     lines.extend(f"{name}:{values.get(name, '')}" for name in signed_headers)
     lines.append("")
     lines.append(";".join(signed_headers))
@@ -435,10 +442,10 @@ def _twice_encoded(path: str) -> str:
     return quote(normalized, safe=PATH_SAFE, errors="surrogateescape")
 
 
-def _once_encoded(text: str) -> str:
+def _once_encoded(text: str, *, safe: str = UNRESERVED) -> str:
     if _CANONICAL_TEXT.fullmatch(text) and "%" not in text:
         return text
-    return quote(unquote(text, errors="surrogateescape"), safe=UNRESERVED, errors="surrogateescape")
+    return quote(unquote(text, errors="surrogateescape"), safe=safe, errors="surrogateescape")
 
 
 def _pairs(headers: HeaderPairs) -> Iterable[tuple[str, str]]:

@@ -272,6 +272,42 @@ def test_clients_that_sign_the_canonical_form_of_what_they_send_can_be_verified(
     )
 
 
+@pytest.mark.parametrize(
+    ("signed", "sent"),
+    [
+        (("/a/b", ""), ("/a%2Fb", "")),  # one part of a path is not two
+        (("/", ""), ("/%2F", "")),
+        (("/", "a=%2B"), ("/", "a=+")),  # a form's plus is a space
+    ],
+)
+def test_other_spellings_of_a_request_that_mean_something_else_have_another_canonical_form(signed, sent):
+    kwargs = {"payload_hash": sigv4.EMPTY_HASH, "service": "sagemaker-metrics"}
+    first = sigv4.SigningRequest("GET", *signed, [("Host", HOST)])
+    second = sigv4.SigningRequest("GET", *sent, [("Host", HOST)])
+    forms = {sigv4.canonical_request(first, ("host",), normalize=normalize, **kwargs) for normalize in (False, True)}
+    for normalize in (False, True):
+        assert sigv4.canonical_request(second, ("host",), normalize=normalize, **kwargs) not in forms
+
+
+def test_a_plus_in_a_query_is_the_space_that_the_service_reads():
+    sent = sigv4.SigningRequest("GET", "/", "a=b+c", [("Host", HOST)])
+    meant = sigv4.SigningRequest("GET", "/", "a=b%20c", [("Host", HOST)])
+    kwargs = {"payload_hash": sigv4.EMPTY_HASH, "service": "iam"}
+    assert sigv4.canonical_request(sent, ("host",), normalize=True, **kwargs) == sigv4.canonical_request(
+        meant, ("host",), **kwargs
+    )
+
+
+@pytest.mark.parametrize("value", ["\u00a0bucket.s3.amazonaws.com", "a\u2003b", "a\x0bb", "\x85a"])
+def test_only_spaces_and_tabs_of_a_header_count_as_spaces(value):
+    kwargs = {"payload_hash": sigv4.EMPTY_HASH, "service": "s3"}
+    first = sigv4.SigningRequest("GET", "/", "", [("Host", value)])
+    second = sigv4.SigningRequest("GET", "/", "", [("Host", " ".join(value.split()))])
+    assert sigv4.canonical_request(first, ("host",), **kwargs) != sigv4.canonical_request(second, ("host",), **kwargs)
+    spaced = sigv4.SigningRequest("GET", "/", "", [("Host", f" \t{value}  ")])
+    assert sigv4.canonical_request(spaced, ("host",), **kwargs) == sigv4.canonical_request(first, ("host",), **kwargs)
+
+
 def test_signing_needs_a_host():
     with pytest.raises(ContractError, match="'host' header"):
         sigv4.sign("GET", "/", "", [], sigv4.EMPTY_HASH, credentials=KEY, region="us-west-2", service="s3", now=NOW)

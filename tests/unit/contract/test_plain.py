@@ -98,6 +98,10 @@ def test_whole_numbers_become_floats_where_floats_are_declared() -> None:
         ({"name": "t", "leaves": {}}, "Tree.leaves: expected a list, got dict"),
         ({"name": "t", "leaves": [{"at": NOON.isoformat()}, {}]}, r"Tree.leaves\[1\].at is missing"),
         ({"name": "t", "leaves": [{"at": "noon"}]}, r"Tree.leaves\[0\].at: expected an ISO 8601 time, got str 'noon'"),
+        ({"name": "t", "leaves": [{"at": "2026-01-02T12:00:00"}]}, r"at: expected an ISO 8601 time with its zone"),
+        ({"name": "t", "leaves": [{"at": "0001-01-01T00:00:00+23:59"}]}, r"at: expected an ISO 8601 time, got"),
+        ({"name": "t", "leaves": [{"at": NOON.isoformat(), "weight": 10**400}]}, r"expected float, got a whole number"),
+        ({"name": "t", "leaves": [{"at": NOON.isoformat(), "colour": ["pink"]}]}, r"colour: .* is not a valid"),
         ({"name": "t", "leaves": [{"at": 12}]}, r"Tree.leaves\[0\].at: expected an ISO 8601 time, got int '12'"),
         (
             {"name": "t", "by_name": {"x": {"at": NOON.isoformat(), "weight": True}}},
@@ -114,6 +118,15 @@ def test_whole_numbers_become_floats_where_floats_are_declared() -> None:
 def test_a_misfit_is_named_by_its_path(data: Any, words: str) -> None:
     with pytest.raises(ContractError, match=words):
         from_plain(Tree, data)
+
+
+def test_a_misfit_that_is_nested_too_deep_to_be_written_is_refused_all_the_same() -> None:
+    deep: Any = []
+    for _ in range(100_000):
+        deep = [deep]
+    for data in ({"name": deep}, {"name": "t", "leaves": [{"at": NOON.isoformat(), "colour": deep}]}):
+        with pytest.raises(ContractError, match="nested too deeply"):
+            from_plain(Tree, data)
 
 
 def test_a_type_without_plain_form_is_refused() -> None:

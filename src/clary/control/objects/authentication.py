@@ -19,11 +19,12 @@ from clary.contract import sigv4
 from clary.contract.errors import ContractError, WireError
 
 FORBIDDEN = 403
+MAX_EXPIRES_DIGITS = 12  # seconds since 1970; Python reads numbers of thousands of digits only with an error
 
 FindSecret = Callable[[str], str | None]
 
 # Parameters that Version 2 signs as part of the resource.
-_V2_SUBRESOURCES = frozenset(
+V2_SUBRESOURCES = frozenset(
     {
         "acl",
         "cors",
@@ -75,7 +76,14 @@ class Caller:
     seed: ChunkSeed | None = None  # None for presigned URLs
 
 
-def authenticate(request: sigv4.SigningRequest, *, find_secret: FindSecret, now: datetime, skew_s: float) -> Caller:
+def authenticate(
+    request: sigv4.SigningRequest,
+    *,
+    find_secret: FindSecret,
+    now: datetime,
+    skew_s: float,
+    host_bucket: str | None = None,
+) -> Caller:
     """Verify the signature of a request.
 
     Args:
@@ -83,6 +91,7 @@ def authenticate(request: sigv4.SigningRequest, *, find_secret: FindSecret, now:
         find_secret: secret access key of an access key id, None if it is unknown.
         now: aware time of day.
         skew_s: how far the request's time may be off.
+        host_bucket: bucket that the Host names, None if the path does. Version 2 signs no Host, but its bucket.
     Raises: WireError AccessDenied, InvalidAccessKeyId, SignatureDoesNotMatch, RequestTimeTooSkewed,
         MissingSecurityHeader, AuthorizationHeaderMalformed or AuthorizationQueryParametersError.
     """
@@ -98,7 +107,7 @@ def authenticate(request: sigv4.SigningRequest, *, find_secret: FindSecret, now:
         return _authenticate_presigned(request, headers, presigned, find_secret=find_secret, now=now, skew_s=skew_s)
     parameters = _parameters(request.query)
     if "AWSAccessKeyId" in parameters and "Signature" in parameters:
-        return _authenticate_version_2(request, parameters, find_secret=find_secret, now=now)
+        return _authenticate_version_2(request, parameters, find_secret=find_secret, now=now, host_bucket=host_bucket)
     raise WireError("AccessDenied", "Access Denied: the request is not signed.", http_status=FORBIDDEN)
 
 
@@ -168,11 +177,16 @@ def _authenticate_presigned(
 
 
 def _authenticate_version_2(
-    request: sigv4.SigningRequest, parameters: dict[str, str], *, find_secret: FindSecret, now: datetime
+    request: sigv4.SigningRequest,
+    parameters: dict[str, str],
+    *,
+    find_secret: FindSecret,
+    now: datetime,
+    host_bucket: str | None,
 ) -> Caller:
     secret = _secret(parameters["AWSAccessKeyId"], find_secret)
     expires = parameters.get("Expires", "")
-    if not (expires.isascii() and expires.isdigit()):
+    if not (expires.isascii() and expires.isdigit() and len(expires) <= MAX_EXPIRES_DIGITS):
         raise WireError("AccessDenied", "Query-string authentication requires Expires", http_status=FORBIDDEN)
     if now.timestamp() > int(expires):
         raise WireError("AccessDenied", "Request has expired", http_status=FORBIDDEN)
@@ -182,8 +196,8 @@ def _authenticate_version_2(
     for name, value in request.headers:
         signed[name.lower()] = value.strip()
     amz_lines = "".join(f"{name}:{signed[name]}\n" for name in sorted(signed) if name.startswith("x-amz-"))
-    subresources = sorted((name, value) for name, value in _pairs(request.query) if name in _V2_SUBRESOURCES)
-    resource = request.raw_path
+    subresources = sorted((name, value) for name, value in _pairs(request.query) if name in V2_SUBRESOURCES)
+    resource = f"/{host_bucket}{request.raw_path}" if host_bucket else request.raw_path
     if subresources:
         resource += "?" + "&".join(name if value is None else f"{name}={value}" for name, value in subresources)
     text = (

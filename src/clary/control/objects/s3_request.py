@@ -61,9 +61,15 @@ class S3Request:
 
 
 def split_target(raw_target: str) -> tuple[str, str]:
-    """Return raw path and raw query of a request target in origin or absolute form."""
+    """Return raw path and raw query of a request target in origin or absolute form.
+
+    Raises: WireError InvalidURI for an absolute form that is no URL.
+    """
     if not raw_target.startswith("/"):
-        parts = urlsplit(raw_target)
+        try:
+            parts = urlsplit(raw_target)
+        except ValueError as error:
+            raise WireError("InvalidURI", f"Couldn't parse the specified URI: {error}.") from error
         return parts.path or "/", parts.query
     path, _, query = raw_target.partition("?")
     return path, query

@@ -164,7 +164,8 @@ class _Check:
         for name in _MEANINGFUL_HEADERS:
             if name in authorization.signed_headers:
                 continue
-            if name == "host" or (name in present and not is_presigned):
+            # Who opens a presigned URL may add a content type: its body is signed, and what is asked of it is too.
+            if name == "host" or (name in present and not (is_presigned and name == "content-type")):
                 raise self.refused(
                     Refusal.WRONG, f"'{name}' must be a 'SignedHeader' in the AWS Authorization: sign it too."
                 )

@@ -149,3 +149,39 @@ def test_presigned_url_of_version_2_as_boto3_makes_it_is_accepted_until_it_expir
         sigv4.SigningRequest("GET", parts.path, parts.query, [*request.headers, ("x-amz-acl", "public-read")]),
     ):
         assert refused(changed, now=now) == ("SignatureDoesNotMatch", 403)
+
+
+def version_2_url(*, bucket: str, key: str, **options: str) -> tuple[str, str, str]:
+    """Return host, path and query of a URL that boto3 has presigned."""
+    config = Config(signature_version="s3", s3={"addressing_style": options.pop("style", "path")})
+    client = boto3.client(
+        "s3", region_name="us-west-2", aws_access_key_id="USER", aws_secret_access_key="user-secret", config=config
+    )
+    url = client.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": key}, ExpiresIn=60)
+    client.close()
+    parts = urlsplit(url)
+    return parts.netloc, parts.path, parts.query
+
+
+def test_presigned_url_of_version_2_opens_no_bucket_that_another_host_names() -> None:
+    host, path, query = version_2_url(bucket="bucket", key="key")
+    now = datetime.now(UTC)
+    request = sigv4.SigningRequest("GET", path, query, [("host", host)])
+    options = {"find_secret": SECRETS.get, "now": now, "skew_s": 300}
+    assert authenticate(request, **options, host_bucket=None).access_key_id == "USER"  # type: ignore[arg-type]
+    with pytest.raises(WireError, match="does not match"):
+        authenticate(request, **options, host_bucket="other-bucket")  # type: ignore[arg-type]
+
+
+def test_presigned_url_of_version_2_may_name_its_bucket_in_the_host() -> None:
+    host, path, query = version_2_url(bucket="bucket", key="key", style="virtual")
+    assert host.startswith("bucket.s3")
+    assert path == "/key"
+    request = sigv4.SigningRequest("GET", path, query, [("host", host)])
+    now = datetime.now(UTC)
+    assert authenticate(request, find_secret=SECRETS.get, now=now, skew_s=300, host_bucket="bucket")
+
+
+def test_presigned_url_of_version_2_with_a_number_of_thousands_of_digits_is_refused() -> None:
+    request = sigv4.SigningRequest("GET", "/b/k", f"AWSAccessKeyId=USER&Signature=x&Expires={'9' * 5000}", [])
+    assert refused(request) == ("AccessDenied", 403)

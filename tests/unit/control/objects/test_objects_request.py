@@ -34,6 +34,12 @@ def test_target_is_split_as_it_stands(target: str, expected: tuple[str, str]) ->
     assert split_target(target) == expected
 
 
+def test_target_that_is_no_url_is_refused() -> None:
+    with pytest.raises(WireError, match="parse the specified URI") as error:
+        split_target("http://[")
+    assert (error.value.code, error.value.http_status) == ("InvalidURI", 400)
+
+
 def test_service_bucket_and_object_are_told_apart() -> None:
     assert [
         (r.bucket, r.key) for r in (parse_request("GET", path, "") for path in ("/", "/b-1", "/b-1/", "/b-1/k/l"))

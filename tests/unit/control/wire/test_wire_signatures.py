@@ -205,6 +205,34 @@ def test_the_host_must_be_signed():
     assert refused(changed(request, authorization=authorization)).message.startswith("'host' must be a 'SignedHeader'")
 
 
+def test_whoever_holds_a_presigned_url_cannot_choose_what_it_asks_for():
+    url = sigv4.presign_url(
+        "POST",
+        "http://127.0.0.1:4570/",
+        credentials=KEY,
+        region="us-west-2",
+        now=NOW,
+        expires_s=60,
+        service="sagemaker",
+        headers={"x-amz-target": "SageMaker.ListTrainingJobs"},
+    )
+    bare = sigv4.presign_url(
+        "POST",
+        "http://127.0.0.1:4570/",
+        credentials=KEY,
+        region="us-west-2",
+        now=NOW,
+        expires_s=60,
+        service="sagemaker",
+    )
+    headers = [("host", "127.0.0.1:4570"), ("content-type", "application/x-amz-json-1.1")]
+    listing = [*headers, ("x-amz-target", "SageMaker.ListTrainingJobs")]
+    operation = sagemaker("ListTrainingJobs")
+    verifier().verify(HttpRequest("POST", "/", url.partition("?")[2], listing), operation=operation)
+    error = refused(HttpRequest("POST", "/", bare.partition("?")[2], listing), operation)
+    assert error.message.startswith("'x-amz-target' must be a 'SignedHeader'")
+
+
 def test_old_signatures_are_refused_with_both_times():
     error = refused(signed(at=NOW - timedelta(seconds=SKEW_S + 1)))
     assert error.code == "InvalidSignatureException"

@@ -1,0 +1,30 @@
+"""One target under atheris: `python -m fuzz.engine TARGET [libFuzzer's options] FOLDER...`.
+
+Where: `fuzz.__main__` starts this as a process of its own, because libFuzzer ends the process that it runs in.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+import atheris
+
+
+def main() -> None:
+    """Instrument the product, open the target, and hand over to libFuzzer; does not return."""
+    target = sys.argv[1]
+    # The targets themselves stay as they are: coverage of what makes requests says nothing of what reads them.
+    with atheris.instrument_imports(include=["clary"]):
+        from fuzz.targets import open_target
+
+        context = open_target(target)
+    run = context.__enter__()
+    # libFuzzer gives its first argument to a shell when it minimises a corpus in processes of its own.
+    command = f"{shlex.quote(sys.executable)} -m fuzz.engine {target}"
+    atheris.Setup([command, *sys.argv[2:]], run)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
