@@ -379,14 +379,14 @@ def test_program_dies_with_its_agent(world):
         eventually(lambda: not glob.glob(f"/sys/fs/cgroup/**/{sandbox.cgroup_name}", recursive=True))
 
 
-def test_death_of_the_first_process_ends_the_program_and_is_noted(world):
+def test_death_of_the_first_process_ends_the_program_and_is_told(world):
     sleep = unique_sleep()
     program, _ = world.start(shell(f"(setsid {sleep} &) ; exec {sleep}"))
     eventually(lambda: len(pids_with(sleep.split()[1])) == 2)
     os.kill(program.init_pid, signal.SIGKILL)
     result = program.wait(DEADLINE_S)
-    assert (result.exits[0].signal, result.exits[0].killed_by_agent) == (signal.SIGKILL, False)
-    assert "first process of algo-1 ended before its program did" in result.notes[0]
+    assert (result.exits[0].signal, result.exits[0].killed_by_agent) == (signal.SIGKILL, True)
+    assert "first process of algo-1 ended before its program did" in result.lost_why
     if world.mode != "plain" or os.geteuid() == 0:  # without a cgroup nobody knows of a daemon that lost its keeper
         program.close()
         assert pids_with(sleep.split()[1]) == []

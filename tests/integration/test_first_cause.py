@@ -119,10 +119,10 @@ CASES = (
     Case(
         group="loss",
         kind="first process",
-        words="signal 9 (SIGKILL)",  # the kernel ends every process of the host with it
+        words="the first process of algo-2 ended before its program did",
         verdict="host",
         is_retryable=True,
-        rank=2,
+        prefix="InternalServerError: ",
         host="algo-2",
     ),
     Case(

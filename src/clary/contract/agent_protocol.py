@@ -80,7 +80,7 @@ class ProcessExit:
     exit_code: int | None  # None if a signal ended it
     signal: int | None
     ended_at: datetime
-    killed_by_agent: bool = False  # true when the agent ended it, after a stop order or because another one failed
+    killed_by_agent: bool = False  # not of its own: after a stop order, because another one failed, with its host
 
 
 @dataclass(frozen=True, kw_only=True)

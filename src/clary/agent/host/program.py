@@ -162,6 +162,7 @@ class Program:
             exits=self._record.exits_in_order(),
             oom_kills=self._oom_kills,
             peak_memory_bytes=self._peak_memory_bytes,
+            lost_why=self._record.lost_why,
             notes=self._record.notes(),
         )
 

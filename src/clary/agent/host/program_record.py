@@ -38,6 +38,7 @@ class ProgramRecord:
         self._is_killed = False
         self._is_gone = False  # no more reports will come
         self.is_ready = False  # every process was started
+        self.lost_why = ""  # a sentence, if the first process ended before the program did
         self.failure = ""  # why the host could not be made, or what stopped its first process later
         self.init_pid = 0
         self.not_isolated: tuple[str, ...] = ()
@@ -80,7 +81,7 @@ class ProgramRecord:
             self._is_killed = True
 
     def lose_the_rest(self) -> None:
-        """No more reports will come: processes that have not ended count as killed."""
+        """No more reports will come: processes that have not ended were killed, and not by their own doing."""
         with self._changed:
             self._is_gone = True
             lost = [index for index in range(len(self._processes)) if index not in self._exits]
@@ -90,13 +91,13 @@ class ProgramRecord:
                     exit_code=None,
                     signal_number=int(signal.SIGKILL),
                     ended_at=self._clock.now(),
-                    killed_by_agent=self._is_killed,
+                    killed_by_agent=True,
                 )
             if lost and not self._is_killed and self.is_ready:
                 reason = f" ({self.failure})" if self.failure else ""
-                self._notes.append(
-                    f"The first process of {self._hostname} ended before its program did{reason}; the kernel killed "
-                    f"{len(lost)} of {len(self._processes)} processes with it."
+                self.lost_why = (
+                    f"the first process of {self._hostname} ended before its program did{reason}; the kernel killed "
+                    f"{len(lost)} of {len(self._processes)} processes with it"
                 )
             self._changed.notify_all()
 

@@ -63,3 +63,4 @@ class ProgramResult:
     oom_kills: int  # processes that the kernel killed because the host's memory limit was reached
     peak_memory_bytes: int | None  # None where no cgroup counted it
     notes: tuple[str, ...]  # what went wrong beside the exits, in sentences
+    lost_why: str = ""  # a sentence, if the host's first process ended before the program did

@@ -12,8 +12,8 @@ from clary.agent.channels import PipeFeeder
 from clary.agent.disk_space import free_bytes
 from clary.agent.host.program import Program
 from clary.contract.agent_protocol import ProcessExit
-from clary.contract.errors import AgentError, ClaryError
-from clary.contract.failure_reasons import FULL_DISK
+from clary.contract.errors import AgentError, ClaryError, Fault
+from clary.contract.failure_reasons import FULL_DISK, OUT_OF_MEMORY
 
 _POLL_S = 0.1  # longest time until the exit of one process among several is noticed
 _MIB = 1024 * 1024
@@ -104,8 +104,15 @@ class HostProgram:
         return f"{FULL_DISK}: the disk of this host is full ({free} bytes free for /opt/ml and /tmp)"
 
     def trouble(self) -> ClaryError | None:
-        """Return what broke beside the processes and made the agent end them; None if nothing did."""
-        return self._trouble
+        """Return what broke beside the processes and ended them; None if nothing did."""
+        if self._trouble is not None:
+            return self._trouble
+        result = self._program.wait(0.0)
+        if result is None or not result.lost_why:
+            return None
+        if (starved := self.out_of_memory()) is not None:
+            return AgentError(f"{OUT_OF_MEMORY}: {starved}", fault=Fault.ALGORITHM)
+        return AgentError(result.lost_why, retryable=True)
 
     def close(self) -> None:
         """Kill what is left, pass on the last output, free what the program held; harmless when repeated."""

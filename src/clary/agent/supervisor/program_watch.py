@@ -121,7 +121,12 @@ class ProgramWatch:
             return failure_of(self._trouble)
         first = self.first_failure()
         if first is None:
-            return None
+            # A launcher's server ends with 0 whatever became of the ranks on its host. What a program has survived is
+            # no failure of the job's by itself; whether it was one the service knows, who hears of all hosts.
+            starved = self._out_of_memory
+            if starved is None:
+                return None
+            return Failure(fault=Fault.ALGORITHM.value, message=f"{OUT_OF_MEMORY}: {starved}")
         who = "the program" if first.rank is None else f"rank {first.rank}"
         if self._out_of_memory is not None:
             message = f"{OUT_OF_MEMORY}: {self._out_of_memory}"

@@ -128,10 +128,11 @@ def _of_host(name: str, hosts: Mapping[str, HostRecord], until: datetime | None)
 
 
 def _stands_alone(facts: HostFacts) -> bool:
-    """Whether a host's failure says something else than how its processes ended."""
+    """Whether a host's failure says something else than how its processes ended, and they did not survive it."""
     assert facts.failure is not None
     has_failed_exit = any(item.exit_code != 0 and not item.killed_by_agent for item in facts.exits)
-    return not (has_failed_exit and facts.failure.fault == Fault.ALGORITHM.value)
+    has_survived = bool(facts.exits) and all(item.exit_code == 0 for item in facts.exits)
+    return not ((has_failed_exit or has_survived) and facts.failure.fault == Fault.ALGORITHM.value)
 
 
 def _of_exit(name: str, item: ProcessExit, clue: Clue | None, failure: Failure | None) -> Moment:

@@ -40,17 +40,17 @@ def test_exits_carry_what_the_processes_were_and_what_was_reported():
     assert (record.num_running(), record.running_pids()) == (1, [100])
 
 
-def test_processes_of_a_host_that_died_count_as_killed_by_nobody():
+def test_processes_of_a_host_that_died_did_not_end_by_themselves():
     record = record_of(2)
     record.apply({"kind": "ready", "not_isolated": []}, sender=99)
     record.apply(exited(0, code=0), sender=99)
     record.lose_the_rest()
     assert [(end.exit_code, end.signal, end.killed_by_agent) for end in record.exits_in_order()] == [
         (0, None, False),
-        (None, 9, False),
+        (None, 9, True),
     ]
     assert record.exits_in_order()[1].ended_at == NOON
-    assert "killed 1 of 2 processes" in record.notes()[0]
+    assert "killed 1 of 2 processes" in record.lost_why
 
 
 def test_processes_that_vanish_after_a_kill_are_the_agents_doing_and_no_news():
@@ -59,7 +59,7 @@ def test_processes_that_vanish_after_a_kill_are_the_agents_doing_and_no_news():
     record.expect_end()
     record.lose_the_rest()
     assert record.exits_in_order()[0].killed_by_agent
-    assert record.notes() == ()
+    assert record.lost_why == ""
 
 
 def test_a_host_that_never_came_to_be_leaves_no_note_about_its_end():

@@ -273,6 +273,16 @@ def test_out_of_memory_is_named(service: FakeService, host_of) -> None:
     assert "clary: OutOfMemory: the limit of 1 GiB was reached" in service.texts
 
 
+def test_out_of_memory_that_the_program_survived_is_told_too(service: FakeService, host_of) -> None:
+    service.lead_through_life()
+    host = host_of()
+    host.program.memory_note = "the limit of 1 GiB was reached"
+    host.program.end(0)
+    facts = service.wait_for_phase(HostPhase.EXITED)
+    assert [item.exit_code for item in facts.exits] == [0]
+    assert facts.failure.message == "OutOfMemory: the limit of 1 GiB was reached"
+
+
 def test_a_failure_holds_the_error_that_the_failed_process_printed(service: FakeService, host_of) -> None:
     service.lead_through_life()
     host = host_of(FakeSteps(num_processes=2))

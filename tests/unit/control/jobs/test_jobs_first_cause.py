@@ -134,6 +134,29 @@ def test_a_rank_that_the_memory_limit_ended_under_mpirun_is_no_victim_of_its_hos
     assert (cause.verdict, cause.is_retryable) == ("memory", False)
 
 
+def test_a_rank_that_the_memory_limit_of_another_host_ended_under_mpirun_is_no_victim_either():
+    failure = Failure(fault=Fault.ALGORITHM.value, message=f"{OUT_OF_MEMORY}: the host's memory limit of 64 MiB")
+    words = "process rank 3 with PID 0 on node algo-2 exited on signal 9 (Killed)."
+    hosts = {
+        "algo-1": host(ended(None, 3.0, code=137), clues=(clue(3, 2.9, words),)),
+        "algo-2": host(ended(None, 3.1, code=0), failure=failure),
+    }
+    cause = find_first_cause(hosts)
+    assert (cause.host, cause.rank, cause.message) == ("algo-2", 3, failure.message)
+    assert (cause.verdict, cause.is_retryable) == ("memory", False)
+
+
+def test_a_memory_limit_that_the_program_survived_is_no_failure_of_the_job():
+    failure = Failure(fault=Fault.ALGORITHM.value, message=f"{OUT_OF_MEMORY}: the host's memory limit of 64 MiB")
+    assert find_first_cause({"algo-1": host(ended(0, 1.0, code=0), failure=failure)}) is None
+
+
+def test_a_memory_limit_that_took_the_hosts_first_process_is_the_cause():
+    failure = Failure(fault=Fault.ALGORITHM.value, message=f"{OUT_OF_MEMORY}: the host's memory limit of 64 MiB")
+    hosts = {"algo-1": host(ended(0, 1.0, signum=9, by_agent=True), failure=failure)}
+    assert find_first_cause(hosts).verdict == "memory"
+
+
 def test_words_that_a_rank_has_left_are_no_failure_of_a_job_in_which_every_process_ended_well():
     hosts = {"algo-1": host(ended(None, 3.0, code=0), clues=(clue(2, 2.0, "ValueError: survived"),))}
     assert find_first_cause(hosts) is None
