@@ -167,6 +167,6 @@ class ProgramWatch:
 
 
 def exit_in_words(item: ProcessExit) -> str:
-    """Say how a process ended: `exit code 3` or `signal 9 (SIGKILL)`, and whether it was told to."""
+    """Say how a process ended: `exit code 3` or `signal 9 (SIGKILL)`, and whether by itself."""
     how = f"exit code {item.exit_code}" if item.exit_code is not None else signal_name(item.signal)
-    return f"{how} after it was told to stop" if item.killed_by_agent else how
+    return f"{how}, not by itself" if item.killed_by_agent else how

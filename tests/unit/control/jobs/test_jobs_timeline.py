@@ -80,7 +80,7 @@ def test_the_cause_stands_between_statuses_and_what_followed_is_folded_by_host()
             f"2 processes failed because of it, the first with: rank 0: {RESET}",
             2,
         ),
-        (9.0, CASCADE, "algo-2", "the agent ended 2 of this host's processes", 2),
+        (9.0, CASCADE, "algo-2", "2 of this host's processes were ended because of it", 2),
     ]
 
 
