@@ -82,7 +82,7 @@ class ServiceClient:
     """Talks to the service for one host.
 
     Threads: `report`, `next_order`, `send_logs` are called from one thread each, `fetch_assignment` before the thread
-    of `next_order` starts, `wake_orders` and `break_off` from any.
+    of `next_order` starts, `encode_logs`, `wake_orders` and `break_off` from any.
     """
 
     def __init__(self, address: AgentAddress, *, token: str) -> None:
@@ -101,7 +101,7 @@ class ServiceClient:
 
     def report(self, report: Report) -> ReportReceipt:
         """Tell the facts. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
-        return _read(ReportReceipt, self._reports.call("POST", "reports", body=to_plain(report)))
+        return _read(ReportReceipt, self._reports.call("POST", "reports", body=_encode(to_plain(report))))
 
     def next_order(self, after: int, *, wait_s: float) -> Order | None:
         """Wait up to `wait_s` for an order newer than number `after`; None when none came.
@@ -116,9 +116,13 @@ class ServiceClient:
         order = _read(Order, answer)
         return order if order.number > after else None
 
-    def send_logs(self, batch: LogBatch) -> LogReceipt:
-        """Hand over log lines. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
-        return _read(LogReceipt, self._logs.call("POST", "logs", body=to_plain(batch)))
+    def encode_logs(self, batch: LogBatch) -> bytes:
+        """Return a batch as `send_logs` takes it."""
+        return _encode(to_plain(batch))
+
+    def send_logs(self, body: bytes) -> LogReceipt:
+        """Hand over an encoded batch of log lines. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
+        return _read(LogReceipt, self._logs.call("POST", "logs", body=body))
 
     def wake_orders(self) -> None:
         """Break off the long poll that another thread waits in."""
@@ -145,12 +149,13 @@ class _Connection:
         self._lock = threading.Lock()  # guards `_http` and `_is_closed` against abort and close from other threads
         self._is_closed = False
 
-    def call(self, method: str, resource: str, *, body: Any = None, timeout_s: float = REQUEST_TIMEOUT_S) -> Any:
+    def call(
+        self, method: str, resource: str, *, body: bytes | None = None, timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> Any:
         """Return the answer's JSON, None for an answer without a body."""
-        payload = None if body is None else json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass")
         what = f"{method} {resource.partition('?')[0]}"
         try:
-            status, answer = self._exchange(method, f"{self._address.path}/{resource}", payload, timeout_s)
+            status, answer = self._exchange(method, f"{self._address.path}/{resource}", body, timeout_s)
         except (OSError, http.client.HTTPException) as error:
             raise ServiceUnreachable(
                 f"agent of {self._address.host}: {what}: the service at {self._address.service_url} did not answer:"
@@ -248,6 +253,10 @@ class _Connection:
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS:
             return ServiceUnreachable(message, retryable=True, details=details)
         return ServiceRefused(message, details=details)
+
+
+def _encode(document: Any) -> bytes:
+    return json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 def _read(cls: type[T], answer: Any) -> T:

@@ -56,7 +56,7 @@ def test_everything_said_arrives_as_it_was(service: FakeService, client_of) -> N
     sent = report(7)
     assert client.report(sent).accepted
     assert service.reports == [sent]
-    assert client.send_logs(batch(0, "one", "zw\u00f6lf \U0001f600")).next_sequence == 2
+    assert client.send_logs(client.encode_logs(batch(0, "one", "zw\u00f6lf \U0001f600"))).next_sequence == 2
     assert service.texts == ["one", "zw\u00f6lf \U0001f600"]
 
 

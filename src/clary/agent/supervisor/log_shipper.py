@@ -15,14 +15,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 from clary.agent.service_client import AttemptOver, BackOff, ServiceRefused, ServiceUnreachable
+from clary.agent.supervisor.log_batches import LogBatches, ReadyBatch
 from clary.agent.supervisor.log_intake import LogIntake
 from clary.agent.supervisor.log_spool import LogSpool
 from clary.agent.supervisor.metrics import MetricFinder
 from clary.contract.agent_protocol import LogBatch, LogReceipt
 from clary.contract.errors import AgentError
 
-BATCH_LINES = 16_384
-BATCH_BYTES = 1024 * 1024  # of text; as JSON at most six times as many, below the service's bound on bodies
 GATHER_S = 0.05  # a batch that is not full waits this long for more; well under the 300 ms that a line may take
 TICK_S = 1.0
 
@@ -32,8 +31,11 @@ logger = logging.getLogger(__name__)
 class LogReceiver(Protocol):
     """The service as the shipper sees it."""
 
-    def send_logs(self, batch: LogBatch) -> LogReceipt:
-        """Store lines; raises ServiceUnreachable, ServiceRefused or AttemptOver."""
+    def encode_logs(self, batch: LogBatch) -> bytes:
+        """Return a batch in the form in which it is sent; may be called from another thread than `send_logs`."""
+
+    def send_logs(self, body: bytes) -> LogReceipt:
+        """Store an encoded batch; raises ServiceUnreachable, ServiceRefused or AttemptOver."""
 
 
 class LogShipper:
@@ -61,7 +63,7 @@ class LogShipper:
         self._service = service
         self._spool = spool
         self._intake = intake
-        self._metrics = metrics
+        self._batches = LogBatches(spool, metrics, encode=service.encode_logs)
         self._on_over = on_over
         self._on_problem = on_problem
         self._back_off = BackOff()
@@ -111,7 +113,7 @@ class LogShipper:
             logger.exception("the log shipper has ended")
             self._on_problem("log lines are not delivered any more: see agent.log of this host")
         finally:
-            self._metrics.close()
+            self._batches.close()
             with self._stored_changed:
                 self._has_ended = True
                 self._stored_changed.notify_all()
@@ -126,22 +128,15 @@ class LogShipper:
                 if self._spool.wait(self._stored, TICK_S):
                     self._stopping.wait(GATHER_S)
                 continue
-            blocks = self._spool.read(self._stored, max_lines=BATCH_LINES, max_bytes=BATCH_BYTES)
-            if not blocks:  # an empty batch would be sent and answered as fast as both sides can
-                raise AgentError(
-                    f"the spool of this host holds lines {self._stored} to {self._spool.end_sequence - 1}, but gives"
-                    " back none of them; were its files removed?"
-                )
-            batch = LogBatch(first_sequence=self._stored, blocks=tuple(self._metrics.find(blocks)))
-            if not self._deliver(batch):
+            if not self._deliver(self._batches.take(self._stored)):
                 return
 
-    def _deliver(self, batch: LogBatch) -> bool:
+    def _deliver(self, batch: ReadyBatch) -> bool:
         """Send one batch until it is stored; false when there is no use in going on."""
         has_logged = False
         while not self._stopping.is_set():
             try:
-                receipt = self._service.send_logs(batch)
+                receipt = self._service.send_logs(batch.body)
             except AttemptOver as error:
                 self._on_over(error.message)
                 return False

@@ -56,8 +56,11 @@ class Service(Protocol):
     def next_order(self, after: int, *, wait_s: float) -> Order | None:
         """Wait for an order newer than number `after`."""
 
-    def send_logs(self, batch: LogBatch) -> LogReceipt:
-        """Store log lines."""
+    def encode_logs(self, batch: LogBatch) -> bytes:
+        """Return a batch of log lines in the form in which it is sent."""
+
+    def send_logs(self, body: bytes) -> LogReceipt:
+        """Store an encoded batch of log lines."""
 
     def wake_orders(self) -> None:
         """Break off the wait for an order."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import threading
 from datetime import UTC, datetime
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from clary.agent.service_client import ServiceUnreachable
-from clary.agent.supervisor import log_shipper
+from clary.agent.supervisor import log_batches, log_shipper
 from clary.agent.supervisor.log_intake import LogIntake
 from clary.agent.supervisor.log_shipper import LogShipper
 from clary.agent.supervisor.log_spool import LogSpool
@@ -19,6 +20,7 @@ from clary.agent.supervisor.metrics import MetricFinder
 from clary.contract.agent_protocol import LogBatch, LogReceipt
 from clary.contract.clock import SystemClock
 from clary.contract.errors import Fault
+from clary.contract.plain import from_plain, to_plain
 from clary.control.store.logs import LogStore
 
 STREAM = "job-1/algo-1-1"
@@ -38,7 +40,11 @@ class UnreliableStore:
         self._earlier: list[LogBatch] = []
         self.mishaps: set[str] = set()
 
-    def send_logs(self, batch: LogBatch) -> LogReceipt:
+    def encode_logs(self, batch: LogBatch) -> bytes:
+        return json.dumps(to_plain(batch)).encode()
+
+    def send_logs(self, body: bytes) -> LogReceipt:
+        batch = from_plain(LogBatch, json.loads(body))
         mishap = self._chance.choice(["none", "none", "request lost", "receipt lost", "doubled", "late", "restart"])
         self.mishaps.add(mishap)
         if mishap == "request lost":
@@ -84,7 +90,8 @@ class FakeBackOff:
 @pytest.mark.parametrize("seed", range(8))
 def test_each_line_arrives_once_and_in_order_whatever_is_lost_doubled_or_late(tmp_path, monkeypatch, seed) -> None:
     chance = random.Random(seed)
-    monkeypatch.setattr(log_shipper, "BATCH_LINES", 7)
+    monkeypatch.setattr(log_batches, "BATCH_LINES", 7)
+    monkeypatch.setattr(log_batches, "FLOOD_BYTES", 1)
     monkeypatch.setattr(log_shipper, "GATHER_S", 0.0)
     monkeypatch.setattr(log_shipper, "BackOff", FakeBackOff)
     store = UnreliableStore(tmp_path / "logs", chance)
