@@ -21,8 +21,11 @@ class Encoder:
 
     def __init__(self) -> None:
         self.threads: list[str] = []
+        self.is_failing_ahead = False
 
     def __call__(self, batch: LogBatch) -> bytes:
+        if self.is_failing_ahead and threading.current_thread() is not threading.main_thread():
+            raise AgentError("cannot be encoded")
         self.threads.append(threading.current_thread().name)
         return json.dumps(to_plain(batch)).encode()
 
@@ -73,14 +76,16 @@ def test_the_last_batch_is_followed_by_none(batches: LogBatches, encoder: Encode
 
 
 def test_an_error_of_a_batch_made_ahead_comes_when_it_is_wanted(batches: LogBatches, encoder: Encoder) -> None:
-    def refuse(batch: LogBatch) -> bytes:
-        raise AgentError("cannot be encoded")
-
+    encoder.is_failing_ahead = True
     first = batches.take(0)
-    batches._take_ahead(first.end_sequence)
-    batches._encode = refuse
     with pytest.raises(AgentError, match="cannot be encoded"):
         batches.take(first.end_sequence)
+
+
+def test_an_error_of_a_batch_that_is_not_wanted_is_nobodys(batches: LogBatches, encoder: Encoder) -> None:
+    encoder.is_failing_ahead = True
+    batches.take(0)
+    assert numbers(batches.take(1).body) == [1, 2, 3]
 
 
 def test_lines_that_the_spool_does_not_give_back_are_an_error(batches: LogBatches) -> None:
