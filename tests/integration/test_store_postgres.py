@@ -48,8 +48,19 @@ async def test_the_url_may_name_the_driver(database_url: str) -> None:
         await store.close()
 
 
-async def test_the_store_goes_on_after_the_server_was_restarted(server: PostgresServer, database_url: str) -> None:
-    store = await Store.open(database_url)
+@pytest.fixture
+def own_server() -> Iterator[PostgresServer]:
+    """A server that a test may stop: what it starts again then would outlive the test."""
+    server = PostgresServer()
+    try:
+        yield server
+    finally:
+        server.remove()
+
+
+async def test_the_store_goes_on_after_the_server_was_restarted(own_server: PostgresServer) -> None:
+    server = own_server
+    store = await Store.open(server.url(server.create_database()))
     try:
         await store.create_job(make_job("j"), {})
         server.stop()

@@ -104,7 +104,7 @@ def _of_host(name: str, hosts: Mapping[str, HostRecord], until: datetime | None)
             continue
         if item.killed_by_agent and (clue is None or until is None or clue.at > until):
             continue
-        moment = _of_exit(name, item, clue, facts.failure)
+        moment = _of_exit(name, item, clue, _failure_for(item, facts))
         is_launcher = item.rank is None and bool(clues) and not _is_certain(facts.failure)
         yield replace(moment, weight=Weight.WRAPPER) if is_launcher else moment
     if until is not None:
@@ -162,6 +162,18 @@ def _of_exit(name: str, item: ProcessExit, clue: Clue | None, failure: Failure |
         words=words,
         exit_code=None if item.killed_by_agent else _shell_code(item),
     )
+
+
+def _failure_for(item: ProcessExit, facts: HostFacts) -> Failure | None:
+    """Return the host's failure as far as it can be this process's: a memory limit ends by SIGKILL, and not everybody.
+
+    A launcher passes such an end on as an exit code, so where no process was killed, any may stand for it.
+    """
+    failure = facts.failure
+    if failure is None or not failure.message.startswith(OUT_OF_MEMORY) or item.signal == signal.SIGKILL:
+        return failure
+    was_killed = any(other.signal == signal.SIGKILL and not other.killed_by_agent for other in facts.exits)
+    return None if was_killed else failure
 
 
 def _of_clue(name: str, clue: Clue, exit_code: int | None, hosts: Mapping[str, HostRecord]) -> Moment:

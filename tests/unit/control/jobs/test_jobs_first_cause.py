@@ -146,6 +146,14 @@ def test_a_rank_that_the_memory_limit_of_another_host_ended_under_mpirun_is_no_v
     assert (cause.verdict, cause.is_retryable) == ("memory", False)
 
 
+def test_a_memory_limit_is_the_cause_of_who_was_killed_and_not_of_its_neighbour_whose_end_was_seen_first():
+    failure = Failure(fault=Fault.ALGORITHM.value, message=f"{OUT_OF_MEMORY}: the host's memory limit of 64 MiB")
+    neighbour = clue(1, 1.0, "ConnectionResetError: [Errno 104] Connection reset by peer")
+    hosts = {"algo-1": host(ended(1, 1.0), ended(0, 1.001, signum=9), clues=(neighbour,), failure=failure)}
+    cause = find_first_cause(hosts)
+    assert (cause.rank, cause.message, cause.exit_code) == (0, failure.message, 137)
+
+
 def test_a_memory_limit_that_the_program_survived_is_no_failure_of_the_job():
     failure = Failure(fault=Fault.ALGORITHM.value, message=f"{OUT_OF_MEMORY}: the host's memory limit of 64 MiB")
     assert find_first_cause({"algo-1": host(ended(0, 1.0, code=0), failure=failure)}) is None
