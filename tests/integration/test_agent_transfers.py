@@ -29,6 +29,7 @@ from clary.contract.agent_protocol import UploadRole
 from clary.contract.errors import AgentError, Fault, ObjectStoreError
 from clary.contract.launch_plan import Channel, Credentials, Endpoint, Output
 from clary.contract.ml_tree import MlTree
+from clary.control.objects.weed_process import remove_sockets
 from clary.testing.launch_plans import make_hosts, make_plan
 
 MIB = 1 << 20
@@ -105,6 +106,7 @@ class Weed:
         assert self._process is not None
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
+        remove_sockets(self.ports)
 
 
 @contextmanager
