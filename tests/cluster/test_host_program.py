@@ -30,7 +30,7 @@ from clary.agent.host.sandbox import Bind
 from clary.agent.host.support import supports
 from clary.contract.errors import AgentError
 from clary.contract.launch_plan import Isolation
-from clary.contract.processes import read_process_list
+from clary.contract.processes import read_entry, read_process_list
 
 COUNT_TERMS = """
 import os, signal, sys, time
@@ -246,6 +246,19 @@ def test_processes_alive_at_sigterm_count_as_ended_by_the_agent(world):
     result = program.wait(DEADLINE_S)
     assert [(end.exit_code, end.killed_by_agent) for end in result.exits] == [(9, False), (7, True)]
     assert program.first_failure().exit_code == 9
+
+
+def test_who_is_about_to_end_at_sigterm_ends_by_itself(world):
+    holding = "held = bytearray(700_000_000)\nprint('on', flush=True)\nimport time\ntime.sleep(600)"
+    program, listener = world.start(python(holding), shell("exec sleep 600"))
+    listener.wait_for("on")
+    (pid,) = [pid for pid in pids_with("held = bytearray") if read_entry(pid).parent != os.getpid()]
+    os.kill(pid, signal.SIGKILL)
+    # Its memory is given back page by page, so that its end takes a while.
+    eventually(lambda: (entry := read_entry(pid)) is None or entry.is_exiting or entry.has_ended)
+    program.signal_all(signal.SIGTERM)
+    result = program.wait(DEADLINE_S)
+    assert [(end.signal, end.killed_by_agent) for end in result.exits] == [(9, False), (15, True)]
 
 
 def test_a_signal_that_ends_nothing_leaves_the_blame_with_the_program(world):

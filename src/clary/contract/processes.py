@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 # Fields of /proc/PID/stat, counted from the one behind the command's closing bracket.
-_STATE_FIELD, _PARENT_FIELD, _START_TIME_FIELD = 0, 1, 19
+_STATE_FIELD, _PARENT_FIELD, _FLAGS_FIELD, _START_TIME_FIELD = 0, 1, 6, 19
 _ENDED_STATES = frozenset("ZX")
+_EXITING_FLAGS = 0x4 | 0x200  # PF_EXITING, PF_DUMPCORE of linux/sched.h
 
 
 class ProcessEntry(NamedTuple):
@@ -24,6 +25,7 @@ class ProcessEntry(NamedTuple):
     parent: int
     state: str  # one letter, as in proc(5)
     started_at: int  # clock ticks since the machine started; with the pid it names a process for good
+    is_exiting: bool = False  # whether its end has begun; it takes long where there is much memory to free, or a dump
 
     @property
     def has_ended(self) -> bool:
@@ -91,6 +93,7 @@ def parse_stat(line: bytes) -> ProcessEntry:
         parent=int(fields[_PARENT_FIELD]),
         state=fields[_STATE_FIELD].decode(),
         started_at=int(fields[_START_TIME_FIELD]),
+        is_exiting=bool(int(fields[_FLAGS_FIELD]) & _EXITING_FLAGS),
     )
 
 

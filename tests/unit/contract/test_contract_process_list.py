@@ -15,6 +15,12 @@ def test_command_names_of_any_form_do_not_shift_the_fields(name):
     assert (entry.parent, entry.state, entry.started_at) == (41, "S", 987654)
 
 
+@pytest.mark.parametrize(("flags", "is_exiting"), [(0x400000, False), (0x400004, True), (0x400200, True)])
+def test_a_process_whose_end_has_begun_is_told_by_its_flags(flags, is_exiting):
+    fields = [b"R", b"41"] + [b"0"] * 4 + [str(flags).encode()] + [b"0"] * 12 + [b"987654"] + [b"0"] * 30
+    assert parse_stat(b"42 (sh) " + b" ".join(fields) + b"\n").is_exiting is is_exiting
+
+
 def test_own_entry_names_the_real_parent():
     assert read_process_list()[os.getpid()].parent == os.getppid()
 

@@ -119,19 +119,24 @@ class Keeper:
         if not data:
             return False
         message = json.loads(data)
-        # Whoever has ended already has ended by itself.
+        # Whoever has ended already, or is about to, ends by itself.
         self._reap()
         if message["kind"] == "kill":
-            self._doomed.update(self._alive)
+            self._doomed.update(self._not_exiting())
             self._census.kill_all()
             self._reap()
         else:
             if message["number"] in _ENDING_SIGNALS:
-                self._doomed.update(self._alive)
+                self._doomed.update(self._not_exiting())
             is_stop = message["number"] == signal.SIGTERM
             count = self._stop_signals.send() if is_stop else self._census.signal_all(message["number"])
             self._send(kind="signalled", id=message["id"], count=count)
         return True
+
+    def _not_exiting(self) -> set[int]:
+        """Return the listed processes whose end has not begun; all that live where that cannot be told."""
+        live = self._census.live()
+        return {pid for pid in self._alive if not live or (pid in live and not live[pid].is_exiting)}
 
     def _reap(self) -> None:
         while True:
