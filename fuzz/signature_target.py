@@ -181,18 +181,25 @@ def meaning(sent: Sent, covered: frozenset[str]) -> dict[str, object]:
     return {
         "method": sent.method.upper(),
         "path": _plain_path(sent.raw_path),
-        "query": sorted(pair for pair in pairs if not pair[0].lower().startswith("x-amz-signature")),
+        "query": sorted(
+            (_octets(name), _octets(value)) for name, value in pairs if not name.lower().startswith("x-amz-signature")
+        ),
         "body": sent.body,
         "headers": {name: collapsed(headers.get(name, "")) for name in {*covered, *meaningful}},
     }
 
 
-def _plain_path(raw_path: str) -> tuple[str, ...]:
+def _plain_path(raw_path: str) -> tuple[bytes, ...]:
     """Return the parts of a path, `.`, `..` and empty ones resolved as services other than S3 do."""
-    kept: list[str] = []
-    for part in (unquote(part, errors="surrogateescape") for part in raw_path.split("/")):
-        if part == "..":
+    kept: list[bytes] = []
+    for part in (_octets(unquote(part, errors="surrogateescape")) for part in raw_path.split("/")):
+        if part == b"..":
             del kept[-1:]
-        elif part not in ("", "."):
+        elif part not in (b"", b"."):
             kept.append(part)
-    return (*kept, "/" if kept and raw_path.endswith("/") else "")
+    return (*kept, b"/" if kept and raw_path.endswith("/") else b"")
+
+
+def _octets(text: str) -> bytes:
+    """Return text as it is on the wire: the same byte may come as it is or as an escape."""
+    return text.encode("utf-8", "surrogateescape")
