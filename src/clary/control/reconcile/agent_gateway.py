@@ -32,7 +32,7 @@ from clary.control.reconcile.hub import JobHub
 from clary.control.store.errors import JobNotFound, SequenceGap, StreamNotFound
 
 LISTEN_INTERVAL_S = 0.25  # between looks at whether this service could listen at all
-MAX_LAG_S = 0.5  # a service that was held up for longer heard nobody meanwhile, and blames nobody for it
+MAX_LAG_S = 0.1  # a service that was held up for longer heard nobody meanwhile; on an overloaded machine that adds up
 MAX_METRIC_NAME_BYTES = 4 * 255  # CreateTrainingJob, MetricDefinition.Name: 255 characters
 _FAULTS = tuple(fault.value for fault in Fault)
 
