@@ -50,7 +50,7 @@ def timeline(job: TrainingJob) -> list[TimelineRow]:
         num_ended = sum(item.killed_by_agent for item in job.hosts[host].facts.exits)
         if num_ended and first is not None:
             at = max(item.ended_at for item in job.hosts[host].facts.exits if item.killed_by_agent)
-            what = f"{num_ended} of this host's processes were ended because of it"
+            what = f"{num_ended} of this host's processes {'was' if num_ended == 1 else 'were'} ended because of it"
             rows.append(TimelineRow(at=at, kind=CASCADE, where=host, what=what, num_folded=num_ended))
     return sorted(rows, key=lambda row: row.at)
 
