@@ -74,6 +74,7 @@ class ConnectProxy:
         if self._server is not None:
             self._server.close()
             self._server = None
+        await asyncio.sleep(0)  # what was accepted last begins, so that it is known here and closes what it has
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

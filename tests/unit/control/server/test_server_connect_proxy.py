@@ -21,6 +21,7 @@ class EchoServer:
     def __init__(self, name):
         self.name = name
         self.num_connections = 0
+        self._tasks = set()
 
     async def start(self):
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -28,6 +29,7 @@ class EchoServer:
 
     async def _serve(self, reader, writer):
         self.num_connections += 1
+        self._tasks.add(asyncio.current_task())
         try:
             writer.write(self.name + b":" + await reader.read(-1))
             await writer.drain()
@@ -39,6 +41,10 @@ class EchoServer:
     async def close(self):
         self._server.close()
         await self._server.wait_closed()
+        await asyncio.sleep(0)  # a task that is cancelled before its first step closes nothing
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 @pytest.fixture
