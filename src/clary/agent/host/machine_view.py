@@ -117,7 +117,13 @@ class MachineView:
             self._bind_shared(folder)
             return
         for name in sorted(names):
-            self._place(f"{folder.rstrip('/')}/{name}")
+            path = f"{folder.rstrip('/')}/{name}"
+            try:
+                self._place(path)
+            except FileNotFoundError:
+                if os.path.lexists(path):
+                    raise
+                # Somebody on the machine removed it meanwhile: a host that starts a moment later has none either.
 
     def _place_whole(self, path: str) -> None:
         target = self._new_root + path
