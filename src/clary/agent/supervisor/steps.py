@@ -67,7 +67,7 @@ class RunningProgram(Protocol):
         """Say in a sentence that the host's disk is full now; None if it is not."""
 
     def trouble(self) -> ClaryError | None:
-        """Return what broke beside the processes and made the agent end them; None if nothing did."""
+        """Return what broke beside the processes and ended them; None if nothing did."""
 
     def close(self) -> None:
         """Kill what is left, pass on the last output, free what the program held; harmless when repeated."""

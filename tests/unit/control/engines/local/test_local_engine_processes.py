@@ -71,6 +71,22 @@ async def test_launch_twice_gives_the_same_plan(engine):
     assert await engine.launch(plan_of()) == first
 
 
+async def test_a_fenced_host_has_no_agent_any_more_and_the_others_are_left_alone(engine):
+    plan = await engine.launch(plan_of())
+    await engine.start_agents(plan)
+    record = attempt_record.read_record(Path(plan.work_folder))
+    os.kill(record.agents["algo-2"].pid, signal.SIGSTOP)  # frozen: it hears nothing but SIGKILL
+    for _ in range(2):
+        await engine.fence(plan, "algo-2")
+    assert await engine.agents_alive(plan) == {"algo-1": True, "algo-2": False}
+
+
+async def test_a_host_that_never_had_an_agent_is_fenced_by_nothing(engine):
+    plan = await engine.launch(plan_of())
+    await engine.fence(plan, "algo-1")
+    assert await engine.agents_alive(plan) == {"algo-1": False, "algo-2": False}
+
+
 async def test_each_host_gets_one_agent_however_often_it_is_asked_for(engine):
     plan = await engine.launch(plan_of())
     assert await engine.agents_alive(plan) == {"algo-1": False, "algo-2": False}
@@ -300,3 +316,22 @@ async def test_unreadable_record_is_an_error_and_no_guess(engine):
     with pytest.raises(EngineError, match=r"engine\.json: the engine's record can not be read"):
         await engine.release(plan.job_name, plan.attempt)
     path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("said", "num_free", "words"),
+    [
+        ("Traceback: boom\n", 0, "Traceback: boom"),
+        ("", 1 << 30, "it said nothing"),
+        ("", 0, "it said nothing: No space left on device, 0 bytes are free at"),
+    ],
+)
+def test_a_process_that_said_nothing_on_a_full_disk_is_excused_by_the_disk(
+    tmp_path, monkeypatch, said, num_free, words
+):
+    log = tmp_path / "agent.log"
+    log.write_text(said)
+    facts = os.statvfs(tmp_path)
+    free_blocks = num_free // facts.f_frsize
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result((*facts[:4], free_blocks, *facts[5:])))
+    assert agent_processes.last_words(log).startswith(words)
