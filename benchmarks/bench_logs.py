@@ -200,14 +200,14 @@ def _steady_lines(job: PrintedJob, seconds: float, *, is_right: bool) -> Iterato
 def _write_line(trouble: str, facts: dict[str, Any], *, is_right: bool) -> Line:
     return Line(
         case=f"steady,bytes_per_s={STEADY_BYTES_PER_S},{trouble}",
-        metric="longest_wait_in_write_ms",
+        metric="longest_write_ms",
         unit="ms",
         better="lower",
-        ours=facts["max_of_waiting_ms"],
-        peer_note="writes that waited for a processor alone, because others had it, are in max_ms",
+        ours=facts["max_ms"],
+        peer_note="max_of_waiting_ms counts writes that waited for their reader, not those that waited for a processor",
         goal=f"<= {GOAL_WRITE_MS:g}",
-        met=facts["max_of_waiting_ms"] <= GOAL_WRITE_MS,
+        met=facts["max_ms"] <= GOAL_WRITE_MS,
         samples=facts["num_lines"],
         verified=is_right,
-        details={name: facts[name] for name in ("p50_ms", "p99_ms", "max_ms", "num_over_10_ms")},
+        details={name: facts[name] for name in ("p50_ms", "p99_ms", "max_of_waiting_ms", "num_over_10_ms")},
     )
