@@ -6,23 +6,31 @@ BIN := .venv/bin
 STAMPS := .venvs
 TEST_WORKERS ?= 2
 FUZZ_SECONDS ?= 60
-SYSTEM_PACKAGES := awscli gcc iproute2 libc6-dev openmpi-bin openssh-client openssh-server postgresql
+SYSTEM_PACKAGES := awscli gcc iproute2 libc6-dev libgtest-dev openmpi-bin openssh-client openssh-server postgresql
+NATIVE_SOURCES := CMakeLists.txt $(shell find native -type f)
+NATIVE_BUILD := build/native
+SANITIZERS ?= none address,undefined thread
 export CLARY_COMMAND := $(BIN)/clary
 
-.PHONY: setup quickstart test check format bench faults fuzz clean
+.PHONY: setup quickstart test native-test check format bench faults fuzz clean
 
-quickstart: $(STAMPS)/service.stamp $(STAMPS)/train.stamp $(STAMPS)/sdk2.stamp
+quickstart: $(STAMPS)/service.stamp $(STAMPS)/native.stamp $(STAMPS)/train.stamp $(STAMPS)/sdk2.stamp
 	@sh tools/write_first_settings.sh $(CURDIR)/.venvs/train/bin/python
 	@$(BIN)/clary up
 	@eval "$$($(BIN)/clary env)" && .venvs/sdk2/bin/python examples/mnist/submit.py
 
-setup: $(STAMPS)/service.stamp $(STAMPS)/train.stamp $(STAMPS)/sdk2.stamp $(STAMPS)/sdk3.stamp \
+setup: $(STAMPS)/service.stamp $(STAMPS)/native.stamp $(STAMPS)/train.stamp $(STAMPS)/sdk2.stamp $(STAMPS)/sdk3.stamp \
        $(STAMPS)/awscli1.stamp $(STAMPS)/toolkit.stamp $(STAMPS)/system.stamp $(STAMPS)/vectors.stamp
 
-test: setup
+test: setup native-test
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
+# The core's own tests, once a sanitizer. SANITIZERS=none runs them plain only.
+native-test: setup
+	sh tools/test_native.sh $(BIN) $(SANITIZERS)
+
 check: $(STAMPS)/service.stamp
+	$(BIN)/clang-format --dry-run --Werror $$(find native -name '*.cc' -o -name '*.hpp' -o -name '*.h')
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -30,6 +38,7 @@ check: $(STAMPS)/service.stamp
 	$(BIN)/python tools/check_sizes.py
 
 format: $(STAMPS)/service.stamp
+	$(BIN)/clang-format -i $$(find native -name '*.cc' -o -name '*.hpp' -o -name '*.h')
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -55,6 +64,12 @@ $(STAMPS)/service.stamp: pyproject.toml
 	mkdir -p $(STAMPS)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[all,dev]"
+	touch $@
+
+# The collectives core, into the package. Without a compiler collectives run on the slow reference; this says so.
+$(STAMPS)/native.stamp: $(STAMPS)/service.stamp $(NATIVE_SOURCES)
+	sh tools/install_system_packages.sh g++
+	sh tools/build_native.sh $(BIN) $(NATIVE_BUILD)
 	touch $@
 
 # The environment of training programs. torch is pinned: a resolver left alone takes a CUDA build of several GB.

@@ -17,6 +17,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 REQUESTS = HERE.parent / "requests"
+SHIMS = HERE.parents[2] / "src/clary/agent/launchers/shims/bin"  # first in PATH of a job; the toolkit looks there
 TRAIN = {"name": "training", "content_type": None}
 TEXT = {"name": "my-text.v1", "content_type": "text/csv"}
 
@@ -124,6 +125,7 @@ def toolkit():
     config = Path(base, "input", "config")
     config.mkdir(parents=True)
     os.environ["SAGEMAKER_BASE_DIR"] = base
+    os.environ["PATH"] = f"{SHIMS}:{os.environ['PATH']}"
     from sagemaker_training import environment
 
     for name, facts in cases().items():

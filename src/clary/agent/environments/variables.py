@@ -8,6 +8,8 @@ Source: sagemaker-training 5.1.4 `Environment.to_env_vars` (compared with its ow
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import logging
 from collections.abc import Mapping
@@ -39,6 +41,7 @@ RESERVED = frozenset(
         "SAGEMAKER_BASE_DIR",
         "CLARY_STOP_NOTICE",
         "CLARY_STOP_GRACE_S",
+        "CLARY_COLLECTIVE_SECRET",
         "AWS_ACCESS_KEY_ID",
         "AWS_SECRET_ACCESS_KEY",
         "AWS_ENDPOINT_URL",
@@ -122,6 +125,7 @@ def service_variables(
         "SAGEMAKER_METRICS_DIRECTORY": str(inside.output / "metrics" / "sagemaker"),
         "GLOO_SOCKET_IFNAME": interface,
         "NCCL_SOCKET_IFNAME": interface,
+        "CLARY_COLLECTIVE_INTERFACE": interface,
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, host.resources.gpu_indices)),
     }
     variables |= {name: value for name, value in plan.user_environment.items() if name not in RESERVED}
@@ -131,6 +135,7 @@ def service_variables(
         "CURRENT_HOST": host.name,
         "CLARY_STOP_NOTICE": str(stop_notice_path(inside)),
         "CLARY_STOP_GRACE_S": f"{plan.stop_grace_s:g}",
+        "CLARY_COLLECTIVE_SECRET": _collective_secret(plan),
         "AWS_ENDPOINT_URL": endpoint.url,
         "S3_ENDPOINT_URL": endpoint.url,  # the toolkit hands it to its S3 client itself
         "AWS_ACCESS_KEY_ID": endpoint.credentials.access_key_id,
@@ -244,8 +249,8 @@ def _training_env(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str,
         "is_hetero": len(groups) > 1,
         "is_master": host.name == master,
         "is_modelparallel_enabled": plan.user_environment.get("SM_HP_MP_PARAMETERS"),
-        "is_smddpmprun_installed": False,
-        "is_smddprun_installed": False,
+        "is_smddpmprun_installed": True,  # both stand among the launchers' shims, first in PATH
+        "is_smddprun_installed": True,
         "job_name": plan.job_name,
         "log_level": platform.get(hps.LOG_LEVEL, logging.INFO),
         "master_hostname": master,
@@ -281,6 +286,12 @@ def _v3_values(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str, An
     for name, value in hps.user_values(plan.hyperparameters).items():
         values[f"SM_HP_{name.replace('-', '_').upper()}"] = value
     return values
+
+
+def _collective_secret(plan: LaunchPlan) -> str:
+    """Return what the ranks of this attempt know each other by; the agents' token cannot be read from it."""
+    text = f"collectives:{plan.job_name}:{plan.attempt}"
+    return hmac.new(plan.agent_token.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
 def _distribution_groups(plan: LaunchPlan, host: HostPlan) -> list[Any]:

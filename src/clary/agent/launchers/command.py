@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from clary.agent.host.sandbox import ProcessSpec
 from clary.agent.launchers.context import LaunchContext
-from clary.agent.launchers.shim_files import SHIMS_FOLDER
 from clary.contract.ml_tree import OPT_ML
 
 
 def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
     """Return the one process of this host."""
     variables = {name: _relocated(context, value) for name, value in context.variables.items()}
-    variables["PYTHONPATH"] = ":".join(filter(None, (variables.get("PYTHONPATH"), SHIMS_FOLDER)))
+    variables["PYTHONPATH"] = context.python_path(variables.get("PYTHONPATH", ""))
     process = ProcessSpec(
         argv=tuple(_relocated(context, word) for word in context.plan.command or ()),
         environment=variables,

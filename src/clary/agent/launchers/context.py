@@ -28,6 +28,7 @@ class LaunchContext:
     host: HostPlan
     inside: MlTree  # the tree as the program sees it
     python: str  # interpreter of the prepared environment
+    library_folder: str  # Clary's train side, as the program sees it
     variables: Mapping[str, str]  # the program's environment, less what launchers add
     entry_point: EntryPoint | None  # None: hyperparameters name no program
     arguments: tuple[str, ...]  # of the program
@@ -85,13 +86,15 @@ class LaunchContext:
         # `exec` inside bash runs a file by its first line, or as a bash script where it has none.
         return ("/bin/bash", "-c", 'exec "$0" "$@"', f"./{entry_point.name}", *self.arguments)
 
+    def python_path(self, *before: str) -> str:
+        """Return PYTHONPATH: the paths of `before`, each one or several joined by colons, then what is ours."""
+        return ":".join(path for path in (*":".join(before).split(":"), SHIMS_FOLDER, self.library_folder) if path)
+
     def environment(self, additions: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the environment of a process: code first on PYTHONPATH, shims last, the master's address."""
-        user_path = self.variables.get("PYTHONPATH", "")
-        paths = [str(self.inside.code), *(path for path in user_path.split(":") if path), SHIMS_FOLDER]
+        """Return the environment of a process: code first on PYTHONPATH, ours last, the master's address."""
         return {
             **self.variables,
-            "PYTHONPATH": ":".join(paths),
+            "PYTHONPATH": self.python_path(str(self.inside.code), self.variables.get("PYTHONPATH", "")),
             "MASTER_ADDR": self.master_address,
             "MASTER_PORT": str(self.plan.network.master_port),
             **(additions or {}),
@@ -121,6 +124,7 @@ def make_context(
     *,
     inside: MlTree,
     python: str,
+    library_folder: str,
     variables: Mapping[str, str],
     entry_point: EntryPoint | None,
 ) -> LaunchContext:
@@ -132,6 +136,7 @@ def make_context(
         host=host,
         inside=inside,
         python=python,
+        library_folder=library_folder,
         variables=variables,
         entry_point=entry_point,
         arguments=cli_arguments(plan.hyperparameters),

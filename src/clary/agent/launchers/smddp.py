@@ -1,11 +1,15 @@
 """pytorchddp and smdistributed.dataparallel: ranks as `mpirun smddprun` makes them.
 
 The two are one on the wire. Ranks get torchrun's variables and mpirun's, because scripts of either kind occur, and
-what SMDDP's launcher sets; FI_* are left alone: they speak of Amazon's network cards.
-Source: sagemaker-training 5.1.4 `smdataparallel.SMDataParallelRunner`.
+what SMDDP's launcher sets; FI_* and NCCL_PROTO are left alone: they speak of Amazon's network cards.
+Source: sagemaker-training 5.1.4 `smdataparallel.SMDataParallelRunner`; SMDATAPARALLEL_LOCAL_RANK: transformers 5.23
+`Trainer._wrap_model`, which reads it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
 
 from clary.agent.host.sandbox import ProcessSpec
 from clary.agent.launchers.context import LaunchContext
@@ -13,18 +17,31 @@ from clary.agent.launchers.ranks import mpi_ranks, option_variables
 from clary.contract.hyperparameters import platform_text
 
 _SERVER_PORT = "7592"
+_DEFAULTS: Mapping[str, str] = {"RDMAV_FORK_SAFE": "1", "NCCL_DEBUG": "INFO"}
+# accelerate 1.15 `state.PartialState.set_device` and `Accelerator.prepare_model`, which else gives DDP a GPU's index.
+_ACCELERATE_ON_CPU: Mapping[str, str] = {"ACCELERATE_TORCH_DEVICE": "cpu", "ACCELERATE_BYPASS_DEVICE_MAP": "true"}
 
 
 def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
     """Return one process a local rank."""
-    shared = {"RDMAV_FORK_SAFE": "1", **_smddp_variables(context), **option_variables(context)}
-    return mpi_ranks(context, shared)
+    shared = {**_DEFAULTS, **_without_gpus(context), **_smddp_variables(context), **option_variables(context)}
+    return tuple(
+        replace(rank, environment={**rank.environment, "SMDATAPARALLEL_LOCAL_RANK": str(rank.local_rank)})
+        for rank in mpi_ranks(context, shared)
+    )
 
 
 def notes(context: LaunchContext) -> tuple[str, ...]:
     """Return what of the custom options has no effect."""
     ignored = context.distribution.mpi_options.only_mpirun
     return (f"custom_mpi_options without effect, as no mpirun runs: {', '.join(ignored)}",) if ignored else ()
+
+
+def _without_gpus(context: LaunchContext) -> dict[str, str]:
+    """Return what keeps accelerate on the CPU: it takes SMDDP to mean CUDA. The user's own settings stay."""
+    if context.host.resources.gpu_indices:
+        return {}
+    return {name: value for name, value in _ACCELERATE_ON_CPU.items() if name not in context.variables}
 
 
 def _smddp_variables(context: LaunchContext) -> dict[str, str]:

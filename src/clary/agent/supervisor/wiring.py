@@ -21,12 +21,12 @@ from clary.agent.environments.code import CodeFacts, code_channel, prepare_code
 from clary.agent.environments.config_files import channels_of, errors_folder, inside_tree, write_tree
 from clary.agent.environments.requirements import PreparedEnvironment, prepare_environment
 from clary.agent.environments.stop_notice import write_stop_notice
+from clary.agent.environments.train_library import PACKAGE_FOLDER, library_folder, write_train_library
 from clary.agent.environments.variables import program_variables
 from clary.agent.host.program import Program
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
 from clary.agent.host.ssh_access import prepare_ssh, why_no_ssh
 from clary.agent.launchers import SHIMS_BIN_FOLDER, LaunchContext, make_context, select
-from clary.agent.launchers.shim_files import SHIMS_FOLDER
 from clary.agent.object_store import ObjectStore
 from clary.agent.supervisor.clues import read_records
 from clary.agent.supervisor.host_program import HostProgram
@@ -96,6 +96,7 @@ class HostSteps:
         """Make `/opt/ml` with its folders and configuration files."""
         with disk_errors_named(self._tree.root, needed_bytes=None):
             write_tree(self._plan, self._host, self._tree)
+            write_train_library(self._tree)
 
     def fetch_code(self) -> None:
         """Put the user's code in its place."""
@@ -142,6 +143,7 @@ class HostSteps:
             self._host,
             inside=inside,
             python=python,
+            library_folder=str(library_folder(inside)),
             variables=variables,
             entry_point=self._code.entry_point,
         )
@@ -291,7 +293,7 @@ class HostSteps:
 
     def _binds(self, environment_folder: Path) -> tuple[Bind, ...]:
         # Seen at the same path wherever this package lies, /tmp included, which hosts have one of their own of.
-        binds = [Bind(source=SHIMS_FOLDER, target=SHIMS_FOLDER, read_only=True)]
+        binds = [Bind(source=str(PACKAGE_FOLDER), target=str(PACKAGE_FOLDER), read_only=True)]
         binds += [Bind(source=folder, target=folder, read_only=True) for folder in base_folders(environment_folder)]
         home = service_home(self._plan)
         # A system's own interpreter is part of the machine's files, which hosts have as a private copy anyhow.

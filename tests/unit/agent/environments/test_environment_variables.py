@@ -8,6 +8,7 @@ import pytest
 from clary.agent.environments.variables import program_variables, service_variables, sm_variables
 from clary.contract.launch_plan import Channel, HostPlan, Isolation, LaunchPlan, NetworkPlan, Resources
 from clary.contract.ml_tree import OPT_ML, MlTree
+from clary.contract.plain import to_plain
 from clary.testing.launch_plans import make_hosts, make_plan
 
 GOLDENS = Path(__file__).parents[3] / "assets" / "sm_variables"
@@ -110,6 +111,29 @@ def test_secrets_of_the_machine_do_not_reach_the_program() -> None:
     assert variables["PIP_INDEX_URL"] == "u"
     assert variables["AWS_SECRET_ACCESS_KEY"] == "job-secret"
     assert "token-of-the-attempt" not in variables.values()
+
+
+def test_ranks_of_an_attempt_and_nobody_else_share_the_secret_of_its_collectives() -> None:
+    hosts = make_hosts(2)
+    plan = make_plan(hosts=hosts, user_environment={"CLARY_COLLECTIVE_SECRET": "chosen"})
+    first, second = (
+        service_variables(plan, host, INSIDE, python="/env/bin/python", shims_folder="/shims/bin", machine={})
+        for host in hosts
+    )
+    secret = first["CLARY_COLLECTIVE_SECRET"]
+    assert second["CLARY_COLLECTIVE_SECRET"] == secret
+    assert len(bytes.fromhex(secret)) == 32
+    strangers = [make_plan(attempt=2), make_plan(job_name="job-2"), make_plan(agent_token="another")]
+    assert len({secret, *(service(stranger)["CLARY_COLLECTIVE_SECRET"] for stranger in strangers)}) == 4
+    assert secret not in json.dumps(sm_variables(plan, hosts[0], INSIDE)), "launchers of AWS print SM_*"
+    assert secret not in json.dumps(to_plain(plan))
+
+
+def test_collectives_use_the_interface_on_which_hosts_meet() -> None:
+    assert service(make_plan())["CLARY_COLLECTIVE_INTERFACE"] == "eth0"
+    assert service(make_plan(isolation=Isolation.PROCESSES))["CLARY_COLLECTIVE_INTERFACE"] == "lo"
+    plan = make_plan(user_environment={"CLARY_COLLECTIVE_INTERFACE": "eth7"})
+    assert service(plan)["CLARY_COLLECTIVE_INTERFACE"] == "eth7"
 
 
 def test_calls_to_the_service_pass_no_proxy_of_the_machine() -> None:

@@ -19,6 +19,7 @@ SCRIPT = EntryPoint(name="train.py", kind=EntryKind.SCRIPT)
 TORCH = {"sagemaker_torch_distributed_enabled": "true"}
 SMDDP = {"sagemaker_distributed_dataparallel_enabled": "true", "sagemaker_instance_type": '"ml.p4d.24xlarge"'}
 MPI = {"sagemaker_mpi_enabled": "true"}
+LIBRARY = "/opt/ml/.clary/python"
 
 
 def context_of(
@@ -41,6 +42,7 @@ def context_of(
         plan.host(host),
         inside=tree or MlTree(OPT_ML),
         python="/env/bin/python",
+        library_folder=LIBRARY,
         variables={"PATH": "/nowhere", "SM_HOSTS": "x", **(variables or {})},
         entry_point=entry_point,
     )
@@ -61,10 +63,10 @@ def test_plain_runs_the_program_once_on_every_host_without_ranks() -> None:
     assert process.environment["MASTER_PORT"] == "7777"
 
 
-def test_pythonpath_has_code_first_the_users_then_and_shims_last() -> None:
+def test_pythonpath_has_code_first_the_users_then_and_ours_last() -> None:
     context = context_of(variables={"PYTHONPATH": "/mine::/too"})
     (process,) = select(context).build(context)
-    assert process.environment["PYTHONPATH"] == f"/opt/ml/code:/mine:/too:{SHIMS_FOLDER}"
+    assert process.environment["PYTHONPATH"] == f"/opt/ml/code:/mine:/too:{SHIMS_FOLDER}:{LIBRARY}"
 
 
 def test_packages_and_commands_are_started_as_the_toolkit_starts_them() -> None:
@@ -135,7 +137,7 @@ def test_torch_distributed_refuses_what_is_no_script() -> None:
 
 
 def test_smddp_ranks_have_both_kinds_of_variables() -> None:
-    options = {"sagemaker_distributed_dataparallel_custom_mpi_options": '"-x FOO=bar -verbose"'}
+    options = {"sagemaker_distributed_dataparallel_custom_mpi_options": '"-x FOO=bar --NCCL_DEBUG WARN -verbose"'}
     context = context_of({**SMDDP, **options}, num_hosts=2, processes=2, host="algo-2")
     launcher = select(context)
     environment = launcher.build(context)[1].environment
@@ -147,10 +149,16 @@ def test_smddp_ranks_have_both_kinds_of_variables() -> None:
         "OMPI_COMM_WORLD_LOCAL_RANK": "1",
         "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
         "OMPI_COMM_WORLD_NODE_RANK": "1",
+        "SMDATAPARALLEL_LOCAL_RANK": "1",
         "SMDATAPARALLEL_USE_HOMOGENEOUS": "1",
         "SMDATAPARALLEL_SERVER_ADDR": "algo-1",
         "SMDATAPARALLEL_SERVER_PORT": "7592",
         "SAGEMAKER_INSTANCE_TYPE": "ml.p4d.24xlarge",
+        "MASTER_ADDR": "algo-1",
+        "MASTER_PORT": "7777",
+        "WORLD_SIZE": "4",
+        "RDMAV_FORK_SAFE": "1",
+        "NCCL_DEBUG": "WARN",
         "FOO": "bar",
     }
     assert {name: environment[name] for name in expected} == expected
@@ -158,8 +166,22 @@ def test_smddp_ranks_have_both_kinds_of_variables() -> None:
     assert "-verbose" in launcher.notes(context)[0]
     context = context_of(SMDDP)
     environment = select(context).build(context)[0].environment
+    assert (environment["RANK"], environment["LOCAL_RANK"], environment["WORLD_SIZE"]) == ("0", "0", "1")
+    assert environment["NCCL_DEBUG"] == "INFO"
     assert environment["SMDATAPARALLEL_USE_SINGLENODE"] == "1"
     assert "SMDATAPARALLEL_SERVER_ADDR" not in environment
+
+
+def test_accelerate_stays_on_the_cpu_where_a_host_of_smddp_has_no_gpu() -> None:
+    names = ("ACCELERATE_TORCH_DEVICE", "ACCELERATE_BYPASS_DEVICE_MAP")
+
+    def seen(**options: object) -> list[str | None]:
+        context = context_of(SMDDP, **options)
+        return [select(context).build(context)[0].environment.get(name) for name in names]
+
+    assert seen() == ["cpu", "true"]
+    assert seen(variables={names[0]: "xpu", names[1]: "false"}) == ["xpu", "false"]
+    assert seen(hosts=make_hosts(gpu_indices=(0,))) == [None, None]
 
 
 def test_mpi_without_open_mpi_starts_ranks_itself_and_says_so() -> None:
@@ -299,7 +321,7 @@ def test_command_is_verbatim_in_a_namespace_and_relocated_without(tmp_path: Path
     (process,) = launcher.build(context)
     assert launcher.name == "command"
     assert process.argv == command
-    assert process.environment["PYTHONPATH"] == SHIMS_FOLDER
+    assert process.environment["PYTHONPATH"] == f"{SHIMS_FOLDER}:{LIBRARY}"
     assert launcher.notes(context) == ()
     context = context_of(
         command=command,

@@ -1,0 +1,99 @@
+// One group as one of its ranks sees it: a queue of operations, a thread that runs them, and what became of them.
+//
+// A synchronous operation with nothing before it runs in its caller's thread: no hand-over, no wake-up. All others are
+// queued and run by the executor, which is started with the first of them. The first thing that goes wrong poisons the
+// group: it is told to all ranks, ends what is under way, and answers every later call.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/fork_guard.hpp"
+#include "engine/headers.hpp"
+#include "engine/operation.hpp"
+#include "engine/run.hpp"
+#include "engine/tickets.hpp"
+#include "topology/layout.hpp"
+#include "transport/host_team.hpp"
+#include "transport/lanes.hpp"
+#include "transport/side_channel.hpp"
+
+namespace clary {
+
+class Communicator {
+ public:
+  // Takes over the descriptors of the group, also when it throws Failure.
+  explicit Communicator(const clary_group& group);
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  // 0 when done, else a ticket. Throws Failure.
+  int64_t run(Operation& operation, bool isAsynchronous, double timeoutSeconds);
+  int64_t send(const void* data, uint64_t bytes, int peer, int64_t tag, double timeoutSeconds);
+  int64_t receive(void* data, uint64_t bytes, int peer, int64_t tag, double timeoutSeconds);
+  void abort(const std::string& reason);
+
+  Tickets& tickets() { return tickets_; }
+  const Layout& layout() const { return layout_; }
+  std::string explain(Collective kind, uint64_t bytes) const;
+  std::vector<uint64_t> counters() const;
+
+ private:
+  struct Job {
+    Job(const Operation& original, int ranks, int64_t ticket) : kept(original, ranks), ticket(ticket) {}
+    KeptOperation kept;
+    int64_t ticket;
+  };
+  void check(const Operation& operation) const;
+  void execute(const Operation& operation, Duration spin);
+  void runQueue();
+  void startExecutor();
+  Duration limitOf(double timeoutSeconds) const;
+  std::string where(const std::string& what) const;
+  // Remember the first that went wrong and end all waits. `isOwn`: found here, so the others must be told.
+  void poison(const BadNews& news, bool isOwn);
+  [[noreturn]] void raiseFirstCause() const;
+  void wakeWaiters();
+
+  std::string name_;
+  Layout layout_;
+  double timeoutSeconds_;
+  int wakeFd_ = -1;
+  std::unique_ptr<HostTeam> team_;
+  std::unique_ptr<LaneSet> lanes_;
+  std::unique_ptr<Headers> headers_;
+  std::unique_ptr<SideChannel> side_;
+  std::atomic<SideChannel*> messenger_{nullptr};  // side_, once its own thread may use it
+  std::unique_ptr<ForkGuard> guard_;
+  Machinery machinery_;
+  Duration spinInCaller_{};
+  Duration spinInExecutor_{};
+
+  std::mutex queueMutex_;
+  std::condition_variable queueChanged_;
+  std::deque<std::unique_ptr<Job>> queue_;
+  bool isBusy_ = false;
+  bool isStopping_ = false;
+  uint64_t sequence_ = 0;
+  std::thread executor_;
+  Tickets tickets_;
+
+  std::atomic<bool> hasBadNews_{false};
+  mutable std::mutex newsMutex_;
+  std::optional<BadNews> news_;
+  std::unique_ptr<std::atomic<bool>[]> hasLeft_;
+
+  std::atomic<uint64_t> operations_{0};
+  std::atomic<uint64_t> inCaller_{0};
+  std::atomic<uint64_t> bytesReduced_{0};
+};
+
+}  // namespace clary

@@ -1,0 +1,48 @@
+#include "engine/headers.hpp"
+
+namespace clary {
+
+Headers::Headers(const Layout& layout, LaneSet* lanes)
+    : layout_(layout), lanes_(lanes), byHost_(layout.hosts()), begun_(layout.hosts(), 0) {}
+
+void Headers::begin(const Operation& operation) {
+  if (lanes_ == nullptr || !layout_.isLeader()) return;
+  verify();
+  for (int host = 0; host < layout_.hosts(); ++host) {
+    if (host == layout_.host()) continue;
+    const int peer = layout_.leaderOf(host);
+    Exchange& exchange = byHost_[host].emplace_back();
+    exchange.own = operation.announcement();
+    exchange.sent = lanes_->postSend(peer, &exchange.own, sizeof(Announcement));
+    exchange.receivedAt = lanes_->postReceive(peer, &exchange.received, sizeof(Announcement));
+  }
+}
+
+void Headers::verify() {
+  if (lanes_ == nullptr || !layout_.isLeader()) return;
+  for (int host = 0; host < layout_.hosts(); ++host) {
+    auto& exchanges = byHost_[host];
+    const int peer = host == layout_.host() ? -1 : layout_.leaderOf(host);
+    for (Exchange& exchange : exchanges) {
+      if (exchange.isVerified) continue;
+      if (!lanes_->isReceived(peer, exchange.receivedAt)) break;
+      if (!exchange.own.matches(exchange.received)) {
+        throw Failure(Code::kOrderMismatch, peer,
+                      layout_.describe(layout_.rank) + " called " + describe(exchange.own) + " while " +
+                          layout_.describe(peer) + " called " + describe(exchange.received) +
+                          "; every rank must call the same collectives in the same order");
+      }
+      exchange.isVerified = true;
+      begun_[host] = exchange.own.sequence;
+    }
+    while (!exchanges.empty() && exchanges.front().isVerified && lanes_->isSent(peer, exchanges.front().sent)) {
+      exchanges.pop_front();
+    }
+  }
+}
+
+bool Headers::hasBegun(int host, uint64_t sequence) const {
+  return lanes_ == nullptr || !layout_.isLeader() || host == layout_.host() || begun_[host] >= sequence;
+}
+
+}  // namespace clary

@@ -1,0 +1,44 @@
+// What the hosts' leaders tell each other about every operation, so that a different order is noticed between hosts.
+//
+// The first rank of each host posts a header to those of the other hosts when it begins an operation, ahead of any
+// payload on the same lane. Nobody waits for headers; they are compared when they have come, at the latest before the
+// payload behind them is used.
+#pragma once
+
+#include <deque>
+#include <vector>
+
+#include "engine/operation.hpp"
+#include "topology/layout.hpp"
+#include "transport/lanes.hpp"
+
+namespace clary {
+
+class Headers {
+ public:
+  Headers(const Layout& layout, LaneSet* lanes);
+
+  // Post the header of `operation` to every other leader. Does nothing on ranks that lead no host.
+  void begin(const Operation& operation);
+
+  // Compare what has come. Throws Failure(kOrderMismatch).
+  void verify();
+
+  // Whether the leader of `host` has told of an operation with this sequence number. True for ranks that lead no host.
+  bool hasBegun(int host, uint64_t sequence) const;
+
+ private:
+  struct Exchange {
+    Announcement own;
+    Announcement received;
+    LaneSet::Position sent;
+    LaneSet::Position receivedAt;
+    bool isVerified = false;
+  };
+  const Layout& layout_;
+  LaneSet* lanes_;
+  std::vector<std::deque<Exchange>> byHost_;  // addresses of elements stay as they are while both ends move
+  std::vector<uint64_t> begun_;               // last sequence number verified, by host
+};
+
+}  // namespace clary

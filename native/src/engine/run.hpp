@@ -1,0 +1,80 @@
+// One operation under way: what algorithms may do, and how they wait.
+//
+// All waits end: with what was waited for, with bad news (another rank or thread found the group broken), or at the
+// operation's deadline. While a rank waits for its host its lanes go on moving, so that ranks which wait for each other
+// across hosts never stand still together.
+#pragma once
+
+#include <atomic>
+#include <functional>
+
+#include "engine/headers.hpp"
+#include "engine/operation.hpp"
+#include "topology/cost_model.hpp"
+#include "topology/layout.hpp"
+#include "transport/host_team.hpp"
+#include "transport/lanes.hpp"
+
+namespace clary {
+
+// What of a communicator an operation works with; lives as long as the communicator.
+struct Machinery {
+  const Layout* layout = nullptr;
+  HostTeam* team = nullptr;
+  LaneSet* lanes = nullptr;  // nullptr where all ranks share a host
+  Headers* headers = nullptr;
+  LinkConstants link;
+  std::string forcedAlgorithm;
+  std::atomic<bool>* hasBadNews = nullptr;
+  std::function<void()> raiseBadNews;  // throws the first cause as a Failure
+  std::function<bool(int)> hasLeft;    // whether a peer has closed the group in order
+  std::atomic<uint64_t>* bytesReduced = nullptr;
+};
+
+class Run {
+ public:
+  // spin: how long a wait in shared memory looks before it sleeps.
+  Run(const Operation& operation, Machinery& machinery, Duration spin);
+
+  const Operation& operation() const { return operation_; }
+  const Layout& layout() const { return *machinery_.layout; }
+  HostTeam& team() { return *machinery_.team; }
+  LaneSet& lanes() { return *machinery_.lanes; }
+  Machinery& machinery() { return machinery_; }
+
+  // First phase of every operation: says what this rank is doing, publishes, waits for the others of this host and
+  // compares. What a rank offers in the first phase must lie in its slot before.
+  void meet();
+
+  Step publish() { return team().publish(); }
+  void awaitHost(Step step);
+
+  // A slot or outbox half of this rank that nobody reads any more.
+  HostTeam::Buffer takeSlot();
+  HostTeam::Buffer takeOutbox();
+
+  void awaitReceived(int peer, LaneSet::Position position);
+  void awaitSent(int peer, LaneSet::Position position);
+
+  void reduce(void* destination, void* mirror, const void* const* sources, int numSources, size_t count, int divisor);
+
+  // For errors.
+  [[noreturn]] void failLane(const LaneBroken& broken);
+
+ private:
+  void checkNews();
+  void compareAnnouncements();
+  void moveLanes(Duration limit);
+  [[noreturn]] void timeOutOnHost(Step step);
+  [[noreturn]] void timeOutOnLane(int peer, const char* what);
+  template <typename Done>
+  void awaitLane(int peer, const char* what, Done done);
+  double elapsedSeconds() const;
+
+  const Operation& operation_;
+  Machinery& machinery_;
+  Duration spin_;
+  TimePoint began_;
+};
+
+}  // namespace clary

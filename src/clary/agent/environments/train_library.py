@@ -1,0 +1,67 @@
+"""The folder by which a job's programs find Clary's train side and the names that users' scripts import.
+
+Where: the supervisor builds it with `/opt/ml`; launchers put it last on PYTHONPATH. Nothing is installed anywhere.
+
+    /opt/ml/.clary/python/
+        clary/train, clary/contract     links to this installation; a namespace package, see below
+        smdistributed                   link to `clary.compat`
+        clary_autoload.py               link; what torch calls when it is imported
+        clary-VERSION.dist-info         entry point `torch.backends`, which names clary_autoload
+
+[Note: how the user's own wins]
+PYTHONPATH stands before site-packages, so coming last on it is not enough. `clary` and `smdistributed` are therefore
+namespace packages here: Python takes a regular package of that name wherever on the path it finds one. Where AWS's
+`smdistributed` is a namespace too, our `smdistributed.dataparallel` gives way by itself (see there).
+Source: PEP 420; torch 2.5 "Autoloading Out-of-Tree Extension".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import clary
+from clary.agent.environments.config_files import run_folder
+from clary.contract.ml_tree import MlTree
+
+PACKAGE_FOLDER = Path(clary.__file__).parent  # of this installation; hosts see it at the same path
+_WINGS = ("train", "contract")  # what programs may import
+_COMPAT = ("smdistributed", "clary_autoload.py")
+_METADATA = f"""\
+Metadata-Version: 2.1
+Name: clary
+Version: {clary.__version__}
+Summary: {(clary.__doc__ or "").strip()}
+"""
+_ENTRY_POINTS = """\
+[torch.backends]
+clary_smddp = clary_autoload:register
+"""
+
+
+def library_folder(tree: MlTree) -> Path:
+    """Return the folder that belongs last on PYTHONPATH."""
+    return run_folder(tree) / "python"
+
+
+def write_train_library(tree: MlTree, *, package_folder: Path = PACKAGE_FOLDER) -> None:
+    """Build the folder; harmless when repeated.
+
+    Args:
+        package_folder: of the installed `clary`, as the program sees it.
+
+    State after failure: what was written stays; the next call writes the rest.
+    Raises: OSError, a full disk for one.
+    """
+    folder = library_folder(tree)
+    links = {folder / "clary" / wing: package_folder / wing for wing in _WINGS}
+    links |= {folder / name: package_folder / "compat" / name for name in _COMPAT}
+    for place, source in links.items():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.symlink(source, place)
+    metadata = folder / f"clary-{clary.__version__}.dist-info"
+    metadata.mkdir(exist_ok=True)
+    (metadata / "METADATA").write_text(_METADATA, encoding="utf-8")
+    (metadata / "entry_points.txt").write_text(_ENTRY_POINTS, encoding="ascii")

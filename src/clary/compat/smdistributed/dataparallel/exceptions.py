@@ -1,0 +1,21 @@
+"""Errors of SMDDP. AWS's launchers look for the names of these classes in what a rank prints."""
+
+from clary.train.collective.errors import (
+    BootstrapError,
+    CollectiveError,
+    CollectiveTimeout,
+    CoreError,
+    GroupClosed,
+    OrderMismatch,
+    PeerLost,
+)
+
+__all__ = [
+    "BootstrapError",
+    "CollectiveError",
+    "CollectiveTimeout",
+    "CoreError",
+    "GroupClosed",
+    "OrderMismatch",
+    "PeerLost",
+]

@@ -1,0 +1,137 @@
+"""The module `dist` of SMDDP 1.3 and before, over torch.distributed with our backend.
+
+There is one group, of all ranks. An asynchronous call returns a handle with `wait()`, any other None.
+Source: sagemaker-python-sdk `doc/api/training/sdp_versions/v1.2.x/smd_data_parallel_pytorch.rst`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed
+
+from clary.train.collective.adapters.torch import registration
+
+_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # what a launcher of ranks sets
+
+
+class ReduceOp:
+    """What becomes of the ranks' values, element by element."""
+
+    SUM = torch.distributed.ReduceOp.SUM
+    AVERAGE = torch.distributed.ReduceOp.AVG
+    MIN = torch.distributed.ReduceOp.MIN
+    MAX = torch.distributed.ReduceOp.MAX
+
+
+class group:
+    """Groups of ranks; there is no other than WORLD."""
+
+    WORLD = "WORLD"
+
+
+def is_available() -> bool:
+    """Whether this process was started as a rank."""
+    return torch.distributed.is_available() and all(name in os.environ for name in _RANK_VARIABLES)
+
+
+def init_process_group(*args: object, **kwargs: object) -> None:
+    """Join the group of all ranks; to be called before anything else here. Arguments have no effect.
+
+    Raises: RuntimeError if this process is no rank.
+    """
+    if not is_available():
+        missing = ", ".join(name for name in _RANK_VARIABLES if name not in os.environ)
+        raise RuntimeError(
+            f"smdistributed.dataparallel: this process was not started as a rank, {missing or 'torch.distributed'} "
+            'is missing. Start it with distribution={"smdistributed": {"dataparallel": {"enabled": True}}} or torchrun.'
+        )
+    registration.register()
+    torch.distributed.init_process_group("smddp")
+
+
+def is_initialized() -> bool:
+    """Whether `init_process_group` was called."""
+    return bool(torch.distributed.is_initialized())
+
+
+def get_world_size(group: object = group.WORLD) -> int:
+    """Return the number of ranks."""
+    check_group(group)
+    return int(torch.distributed.get_world_size())
+
+
+def get_rank(group: object = group.WORLD) -> int:
+    """Return this process's rank among all."""
+    check_group(group)
+    return int(torch.distributed.get_rank())
+
+
+def get_local_rank() -> int:
+    """Return this process's rank on its host."""
+    return int(os.environ["LOCAL_RANK"])
+
+
+def all_reduce(
+    tensor: torch.Tensor, op: Any = ReduceOp.SUM, group: object = group.WORLD, async_op: bool = False
+) -> Any:
+    """Reduce `tensor` of all ranks in place."""
+    check_group(group)
+    return torch.distributed.all_reduce(tensor, op=op, async_op=async_op)
+
+
+def broadcast(tensor: torch.Tensor, src: int = 0, group: object = group.WORLD, async_op: bool = False) -> Any:
+    """Copy `tensor` of rank `src` to all."""
+    check_group(group)
+    return torch.distributed.broadcast(tensor, src=src, async_op=async_op)
+
+
+def all_gather(
+    tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: object = group.WORLD, async_op: bool = False
+) -> Any:
+    """Collect `tensor` of every rank in `tensor_list`, which has one tensor of its shape a rank."""
+    check_group(group)
+    return torch.distributed.all_gather(tensor_list, tensor, async_op=async_op)
+
+
+def all_to_all_single(
+    output_t: torch.Tensor,
+    input_t: torch.Tensor,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: object = group.WORLD,
+    async_op: bool = False,
+) -> Any:
+    """Send a part of `input_t`, split along its first dimension, to every rank; `output_t` is what came from each."""
+    check_group(group)
+    return torch.distributed.all_to_all_single(
+        output_t,
+        input_t,
+        None if output_split_sizes is None else list(output_split_sizes),
+        None if input_split_sizes is None else list(input_split_sizes),
+        async_op=async_op,
+    )
+
+
+def barrier(group: object = group.WORLD, async_op: bool = False) -> Any:
+    """Wait until every rank has come here."""
+    check_group(group)
+    return torch.distributed.barrier(async_op=async_op)
+
+
+def check_group(group: object) -> None:
+    """Check that a group is the one that there is.
+
+    Raises: ValueError for another.
+    """
+    is_default = torch.distributed.is_initialized() and group is torch.distributed.group.WORLD
+    if group != _WORLD and not is_default:
+        raise ValueError(
+            f"group {group!r}: smdistributed.dataparallel knows group.WORLD only; for others use torch.distributed"
+        )
+
+
+_WORLD = group.WORLD

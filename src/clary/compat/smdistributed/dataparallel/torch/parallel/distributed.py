@@ -1,0 +1,46 @@
+"""DistributedDataParallel with the arguments of SMDDP 1.3 and before: torch's own, over our backend.
+
+Source: sagemaker-python-sdk `doc/api/training/sdp_versions/v1.2.x/smd_data_parallel_pytorch.rst`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from smdistributed.dataparallel.torch import distributed
+from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
+
+
+class DistributedDataParallel(TorchDistributedDataParallel):  # type: ignore[misc]  # torch is not there to be checked
+    """A model whose gradients are averaged over all ranks while they are computed; `module` is the model itself.
+
+    Args:
+        module: the model; equal on all ranks afterwards, as rank 0 has it.
+        device_ids: the one GPU of this rank. Without effect for a model on the CPU, so that scripts run there too.
+        output_device: as device_ids.
+        broadcast_buffers: whether rank 0's buffers replace the others' before each forward pass.
+        process_group: None or `group.WORLD`; SMDDP has no other.
+        bucket_cap_mb: size of a bucket of gradients, in MiB; None means 25.
+
+    Raises: ValueError for another process group; RuntimeError if `init_process_group` was not called.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        device_ids: Sequence[int | torch.device] | None = None,
+        output_device: int | torch.device | None = None,
+        broadcast_buffers: bool = True,
+        process_group: object | None = None,
+        bucket_cap_mb: int | None = None,
+    ) -> None:
+        distributed.check_group(distributed.group.WORLD if process_group is None else process_group)
+        is_on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
+        super().__init__(
+            module,
+            device_ids=None if is_on_cpu else device_ids,
+            output_device=None if is_on_cpu else output_device,
+            broadcast_buffers=broadcast_buffers,
+            bucket_cap_mb=bucket_cap_mb,
+        )

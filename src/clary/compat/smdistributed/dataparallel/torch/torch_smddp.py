@@ -1,0 +1,12 @@
+"""Importing this registers the backend `smddp` with torch.distributed. Scripts take `torch` from here too.
+
+Source: SageMaker developer guide, "Use the SMDDP library in your PyTorch training script".
+"""
+
+import torch
+
+from clary.train.collective.adapters.torch import registration
+
+__all__ = ["torch"]
+
+registration.register()

@@ -1,0 +1,470 @@
+"""The compiled core, called by ctypes: one build of the library serves every Python (docs/adr/0008).
+
+Where: `collective.cores` opens it over connections that `collective.bootstrap` made; communicator and adapters call it.
+Every call releases the interpreter lock while it is in the library, so waiting in one thread stops no other.
+Signatures are those of native/include/clary/collectives.h; `interface.Core` says what the methods mean.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from ctypes import POINTER, c_char, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+from clary.train._native.interface import Code, GroupConnections
+from clary.train.collective.errors import error_of
+
+ABI_VERSION = 1
+_LIBRARY_NAME = "libclary_collectives.so"
+_FAILURE_TEXT_BYTES = 1024
+_EXPLANATION_BYTES = 2048
+_COUNTER_NAMES = (
+    "operations",
+    "bytes_reduced",
+    "lane_bytes_sent",
+    "lane_bytes_received",
+    "sleeps",
+    "wakes",
+    "operations_in_caller",
+)
+
+
+class _Group(ctypes.Structure):
+    """`clary_group`: see the header for each field."""
+
+    _fields_ = (
+        ("abi_version", c_uint32),
+        ("rank", c_int32),
+        ("size", c_int32),
+        ("name", c_char_p),
+        ("host_of_rank", POINTER(c_int32)),
+        ("host_names", POINTER(c_char_p)),
+        ("segment_fd", c_int32),
+        ("segment_bytes", c_uint64),
+        ("slot_bytes", c_uint64),
+        ("lane_fds", POINTER(c_int32)),
+        ("side_fds", POINTER(c_int32)),
+        ("timeout_s", c_double),
+        ("link_latency_s", c_double),
+        ("link_bytes_per_s", c_double),
+        ("algorithm", c_char_p),
+    )
+
+
+class _Failure(ctypes.Structure):
+    """`clary_failure`: why a call failed."""
+
+    _fields_ = (("code", c_int32), ("culprit", c_int32), ("text", c_char * _FAILURE_TEXT_BYTES))
+
+
+class _FailureOfThread(threading.local):
+    """One place a thread for the library to write a failure to, made at the thread's first call."""
+
+    def __init__(self) -> None:
+        self.failure = _Failure()
+        self.address = ctypes.addressof(self.failure)
+
+
+_failures = _FailureOfThread()
+
+
+# Argument types by function, after the communicator; each takes a failure's address last where it can fail.
+_LIST = c_void_p
+_TAIL = (c_int32, c_double, c_void_p)  # asynchronous, timeout_s, failure
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "all_reduce": (c_int64, (c_void_p, c_void_p, c_uint64, c_int32, c_int32, *_TAIL)),
+    "all_gather": (c_int64, (c_void_p, c_void_p, _LIST, c_uint64, c_int32, *_TAIL)),
+    "reduce_scatter": (c_int64, (c_void_p, _LIST, c_void_p, c_uint64, c_int32, c_int32, *_TAIL)),
+    "broadcast": (c_int64, (c_void_p, c_uint64, c_int32, c_int32, *_TAIL)),
+    "reduce": (c_int64, (c_void_p, c_void_p, c_uint64, c_int32, c_int32, c_int32, *_TAIL)),
+    "all_to_all": (
+        c_int64,
+        (c_void_p, _LIST, _LIST, c_void_p, _LIST, _LIST, c_uint64, c_int32, *_TAIL),
+    ),
+    "gather": (c_int64, (c_void_p, c_void_p, _LIST, c_uint64, c_int32, c_int32, *_TAIL)),
+    "scatter": (c_int64, (c_void_p, _LIST, c_void_p, c_uint64, c_int32, c_int32, *_TAIL)),
+    "barrier": (c_int64, _TAIL),
+    "send": (c_int64, (c_void_p, c_uint64, c_int32, c_int64, c_double, c_void_p)),
+    "receive": (c_int64, (c_void_p, c_uint64, c_int32, c_int64, c_double, c_void_p)),
+    "wait": (c_int64, (c_int64, c_double, c_void_p, c_void_p)),
+    "is_done": (c_int32, (c_int64,)),
+    "watch": (None, (c_int64,)),
+    "next_watched": (c_int64, (c_double,)),
+    "abort": (None, (c_char_p,)),
+    "explain": (None, (c_int32, c_uint64, c_char_p, c_uint64)),
+    "counters": (c_int32, (c_void_p, c_int32)),
+    "destroy": (None, ()),
+}
+
+
+def library_path() -> Path:
+    """Return where the shared library lies when it was built: beside this file."""
+    return Path(__file__).with_name(_LIBRARY_NAME)
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    """Load the library and declare its functions; OSError if it is missing or does not load."""
+    library = ctypes.CDLL(str(library_path()))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, f"clary_{name}")
+        function.restype = result
+        function.argtypes = (c_void_p, *arguments)
+    library.clary_create.restype = c_void_p
+    library.clary_create.argtypes = (POINTER(_Group), c_void_p)
+    library.clary_segment_bytes.restype = c_uint64
+    library.clary_segment_bytes.argtypes = (c_int32, c_uint64)
+    library.clary_instruction_set.restype = c_char_p
+    library.clary_instruction_set.argtypes = ()
+    return library
+
+
+def is_available() -> bool:
+    """Whether the library was built for this machine and loads."""
+    return _unavailable_reason() is None
+
+
+@cache
+def _unavailable_reason() -> str | None:
+    if not library_path().exists():
+        return f"{library_path()} was not built"
+    try:
+        _library()
+    except (OSError, AttributeError) as error:
+        return f"{library_path()} does not load: {error}"
+    return None
+
+
+def unavailable_reason() -> str | None:
+    """Say why there is no compiled core, or None if there is one."""
+    return _unavailable_reason()
+
+
+def segment_bytes(ranks_on_host: int, slot_bytes: int) -> int:
+    """Return the size of the memory that the ranks of one host share."""
+    return int(_library().clary_segment_bytes(ranks_on_host, slot_bytes))
+
+
+def instruction_set() -> str:
+    """Name the vector instructions that reductions run on: avx512, avx2 or baseline."""
+    return str(_library().clary_instruction_set().decode())
+
+
+class NativeCore:
+    """`interface.Core` over the compiled library.
+
+    Args:
+        connections: taken over with their descriptors, also when creation fails.
+
+    Raises:
+        CollectiveError: as `clary_create` reports.
+    """
+
+    def __init__(self, connections: GroupConnections) -> None:
+        library = _library()
+        self.rank = connections.rank
+        self.size = connections.size
+        self.name = connections.name
+        self._all_reduce = library.clary_all_reduce
+        self._broadcast = library.clary_broadcast
+        self._wait = library.clary_wait
+        self._library = library
+        self._closing = threading.Lock()
+        self._addresses = c_void_p * connections.size
+        self._counts = c_uint64 * connections.size
+        self._handle: int | None = library.clary_create(ctypes.byref(_group_of(connections)), _failures.address)
+        if self._handle is None:
+            self._fail(0)
+
+    def all_reduce(
+        self, source: int, target: int, count: int, dtype: int, op: int, asynchronous: bool, timeout_s: float
+    ) -> int:
+        """Reduce `count` elements of every rank into `target` of all."""
+        ticket: int = self._all_reduce(
+            self._handle or self._gone(), source, target, count, dtype, op, asynchronous, timeout_s, _failures.address
+        )
+        return ticket if ticket >= 0 else self._fail(ticket)
+
+    def all_gather(
+        self,
+        source: int,
+        target: int,
+        outputs: Sequence[int] | None,
+        count: int,
+        dtype: int,
+        asynchronous: bool,
+        timeout_s: float,
+    ) -> int:
+        """Collect `count` elements of every rank in rank order."""
+        ticket: int = self._library.clary_all_gather(
+            self._handle or self._gone(),
+            source,
+            target,
+            self._address_list(outputs),
+            count,
+            dtype,
+            asynchronous,
+            timeout_s,
+            _failures.address,
+        )
+        return ticket if ticket >= 0 else self._fail(ticket)
+
+    def reduce_scatter(
+        self,
+        source: int,
+        inputs: Sequence[int] | None,
+        target: int,
+        count: int,
+        dtype: int,
+        op: int,
+        asynchronous: bool,
+        timeout_s: float,
+    ) -> int:
+        """Reduce `size * count` elements of every rank; rank r keeps chunk r."""
+        ticket: int = self._library.clary_reduce_scatter(
+            self._handle or self._gone(),
+            source,
+            self._address_list(inputs),
+            target,
+            count,
+            dtype,
+            op,
+            asynchronous,
+            timeout_s,
+            _failures.address,
+        )
+        return ticket if ticket >= 0 else self._fail(ticket)
+
+    def broadcast(self, buffer: int, count: int, dtype: int, root: int, asynchronous: bool, timeout_s: float) -> int:
+        """Copy the root's buffer to all."""
+        ticket: int = self._broadcast(
+            self._handle or self._gone(), buffer, count, dtype, root, asynchronous, timeout_s, _failures.address
+        )
+        return ticket if ticket >= 0 else self._fail(ticket)
+
+    def reduce(
+        self, source: int, target: int, count: int, dtype: int, op: int, root: int, asynchronous: bool, timeout_s: float
+    ) -> int:
+        """Reduce into the root's `target`; others may pass 0."""
+        ticket: int = self._library.clary_reduce(
+            self._handle or self._gone(),
+            source,
+            target,
+            count,
+            dtype,
+            op,
+            root,
+            asynchronous,
+            timeout_s,
+            _failures.address,
+        )
+        return ticket if ticket >= 0 else self._fail(ticket)
+
+    def all_to_all(
+        self,
+        source: int,
+        inputs: Sequence[int] | None,
+        send_counts: Sequence[int] | None,
+        target: int,
+        outputs: Sequence[int] | None,
+        receive_counts: Sequence[int] | None,
+        count: int,
+        dtype: int,
+        asynchronous: bool,
+        timeout_s: float,
+    ) -> int:
+        """Send a chunk to every rank and receive one from each; counts None means `count` each."""
+        ticket: int = self._library.clary_all_to_all(
+            self._handle or self._gone(),
+            source,
+            self._address_list(inputs),
+            self._count_list(send_counts),
+            target,
+            self._address_list(outputs),
+            self._count_list(receive_counts),
+            count,
+            dtype,
+            asynchronous,
+            timeout_s,
+            _failures.address,
+        )
+        return ticket if ticket >= 0 else self._fail(ticket)
+
+    def gather(
+        self,
+        source: int,
+        target: int,
+        outputs: Sequence[int] | None,
+        count: int,
+        dtype: int,
+        root: int,
+        asynchronous: bool,
+        timeout_s: float,
+    ) -> int:
+        """Collect `count` elements of every rank on the root."""
+        ticket: int = self._library.clary_gather(
+            self._handle or self._gone(),
+            source,
+            target,
+            self._address_list(outputs),
+            count,
+            dtype,
+            root,
+            asynchronous,
+            timeout_s,
+            _failures.address,
+        )
+        return ticket if ticket >= 0 else self._fail(ticket)
+
+    def scatter(
+        self,
+        source: int,
+        inputs: Sequence[int] | None,
+        target: int,
+        count: int,
+        dtype: int,
+        root: int,
+        asynchronous: bool,
+        timeout_s: float,
+    ) -> int:
+        """Give each rank its chunk of the root's `size * count` elements."""
+        ticket: int = self._library.clary_scatter(
+            self._handle or self._gone(),
+            source,
+            self._address_list(inputs),
+            target,
+            count,
+            dtype,
+            root,
+            asynchronous,
+            timeout_s,
+            _failures.address,
+        )
+        return ticket if ticket >= 0 else self._fail(ticket)
+
+    def barrier(self, asynchronous: bool, timeout_s: float) -> int:
+        """End when every rank has called it."""
+        ticket: int = self._library.clary_barrier(
+            self._handle or self._gone(), asynchronous, timeout_s, _failures.address
+        )
+        return ticket if ticket >= 0 else self._fail(ticket)
+
+    def send(self, buffer: int, num_bytes: int, peer: int, tag: int, timeout_s: float) -> int:
+        """Begin to send; a ticket."""
+        ticket: int = self._library.clary_send(
+            self._handle or self._gone(), buffer, num_bytes, peer, tag, timeout_s, _failures.address
+        )
+        return ticket if ticket >= 0 else self._fail(ticket)
+
+    def receive(self, buffer: int, num_bytes: int, peer: int, tag: int, timeout_s: float) -> int:
+        """Begin to receive; a ticket."""
+        ticket: int = self._library.clary_receive(
+            self._handle or self._gone(), buffer, num_bytes, peer, tag, timeout_s, _failures.address
+        )
+        return ticket if ticket >= 0 else self._fail(ticket)
+
+    def wait(self, ticket: int, limit_s: float | None) -> int | None:
+        """Wait until the operation has ended; the peer of a receive, else 0. None when `limit_s` passed first."""
+        source = c_int32(0)
+        code: int = self._wait(
+            self._handle or self._gone(),
+            ticket,
+            -1.0 if limit_s is None else max(limit_s, 0.0),
+            ctypes.addressof(source),
+            _failures.address,
+        )
+        if code == 0:
+            return source.value
+        failure = _failures.failure
+        if code == -Code.TIMEOUT and failure.culprit < 0 and not failure.text:
+            return None
+        return self._fail(code)
+
+    def is_done(self, ticket: int) -> bool:
+        """Whether the operation has ended, well or not."""
+        return bool(self._library.clary_is_done(self._handle or self._gone(), ticket))
+
+    def watch(self, ticket: int) -> None:
+        """Have `next_watched` return this ticket once it has ended."""
+        self._library.clary_watch(self._handle or self._gone(), ticket)
+
+    def next_watched(self, limit_s: float) -> int:
+        """Wait for the end of a watched operation: its ticket, 0 when `limit_s` passed, -1 once the core is closed."""
+        handle = self._handle
+        if handle is None:
+            return -1
+        return int(self._library.clary_next_watched(handle, limit_s))
+
+    def abort(self, reason: str) -> None:
+        """Poison the group on all ranks."""
+        with self._closing:
+            if self._handle is not None:
+                self._library.clary_abort(self._handle, reason.encode())
+
+    def explain(self, collective: int, num_bytes: int) -> str:
+        """Say which algorithm the cost model takes and why."""
+        text = ctypes.create_string_buffer(_EXPLANATION_BYTES)
+        self._library.clary_explain(self._handle or self._gone(), collective, num_bytes, text, _EXPLANATION_BYTES)
+        return text.value.decode()
+
+    def counters(self) -> dict[str, int]:
+        """Count operations, bytes reduced, bytes on lanes, sleeps and wakes since creation."""
+        values = (c_uint64 * len(_COUNTER_NAMES))()
+        written = self._library.clary_counters(
+            self._handle or self._gone(), ctypes.addressof(values), len(_COUNTER_NAMES)
+        )
+        return dict(zip(_COUNTER_NAMES[:written], values[:written], strict=True))
+
+    def close(self) -> None:
+        """Leave the group in order; pending operations fail. A second call does nothing."""
+        with self._closing:
+            handle, self._handle = self._handle, None
+            if handle is not None:
+                self._library.clary_destroy(handle)
+
+    def _address_list(self, addresses: Sequence[int] | None) -> Any:
+        return None if addresses is None else self._addresses(*addresses)
+
+    def _count_list(self, counts: Sequence[int] | None) -> Any:
+        return None if counts is None else self._counts(*counts)
+
+    def _gone(self) -> NoReturn:
+        raise error_of(
+            Code.CLOSED, -1, f"group {self.name!r}, rank {self.rank}: it was closed by this rank; make another"
+        )
+
+    def _fail(self, code: int) -> NoReturn:
+        failure = _failures.failure
+        raise error_of(
+            -code if code else failure.code, failure.culprit, failure.text.decode(errors="replace") or _NO_WORDS
+        )
+
+
+_NO_WORDS = "the core refused the call without saying why"
+
+
+def _group_of(connections: GroupConnections) -> _Group:
+    size = connections.size
+    ints = c_int32 * size
+    names = [name.encode() for name in connections.host_names]
+    return _Group(
+        abi_version=ABI_VERSION,
+        rank=connections.rank,
+        size=size,
+        name=connections.name.encode(),
+        host_of_rank=ints(*connections.host_of_rank),
+        host_names=(c_char_p * len(names))(*names),
+        segment_fd=connections.segment_fd,
+        segment_bytes=connections.segment_bytes,
+        slot_bytes=connections.slot_bytes,
+        lane_fds=ints(*connections.lane_fds),
+        side_fds=ints(*connections.side_fds),
+        timeout_s=connections.timeout_s,
+        link_latency_s=connections.link_latency_s,
+        link_bytes_per_s=connections.link_bytes_per_s,
+        algorithm=connections.algorithm.encode(),
+    )

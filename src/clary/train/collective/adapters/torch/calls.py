@@ -1,0 +1,68 @@
+"""torch's two spellings of a call: lists with an options object, as torch.distributed and C++ write it, and single
+tensors with a root, an operation and a limit, as programs that hold a ProcessGroup may.
+
+Where: `collectives` brings every call to the first spelling. Options of torch before 2.7 do not tell whether the caller
+waits; then every call counts as one whose caller does not.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+from torch.distributed import AllreduceOptions
+
+Options = TypeVar("Options")
+
+
+def _always(_: Any) -> bool:
+    return True
+
+
+is_asynchronous: Callable[[Any], bool] = (
+    operator.attrgetter("asyncOp") if hasattr(AllreduceOptions, "asyncOp") else _always
+)
+
+
+def options_of(
+    kind: type[Options],
+    given: Any,
+    timeout: timedelta | None = None,
+    *,
+    root: int | None = None,
+    op: Any = None,
+) -> Options:
+    """Return `given` if it is options, else new ones of `kind` with what was named.
+
+    Args:
+        given: options; or, in the short spelling, nothing.
+    """
+    if isinstance(given, kind):
+        return given
+    options: Any = kind()
+    if root is not None:
+        options.rootRank = root
+    if op is not None:
+        options.reduceOp = op
+    if timeout is not None:
+        options.timeout = timeout
+    return options  # type: ignore[no-any-return]
+
+
+def as_list(tensors: Any) -> list[Any]:
+    """Return a list of tensors for a list or a single one."""
+    return [tensors] if isinstance(tensors, torch.Tensor) else tensors
+
+
+def as_nested(tensors: list[Any]) -> list[list[Any]]:
+    """Return a list of lists for one, or for a plain list of tensors."""
+    return [tensors] if tensors and isinstance(tensors[0], torch.Tensor) else tensors
+
+
+def limit_s_of(options: Any, default_s: float) -> float:
+    """Return the limit that options name, in seconds; `default_s` where they name none."""
+    timeout: timedelta = options.timeout
+    return default_s if timeout.days < 0 else timeout.total_seconds()

@@ -1,0 +1,559 @@
+"""torch's collectives over a core: addresses and counts out of tensors, works out of tickets.
+
+Where: `process_group.SmddpProcessGroup` inherits these; torch.distributed calls them directly, DDP's reducer and the
+functional collectives from C++. Ranks, roots and lists are the group's. Every rank must issue the same sequence.
+A call whose caller waits anyway (`asyncOp` false) runs in the calling thread and returns `work.ENDED`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from clary.train._native.interface import ANY_RANK, Core
+from clary.train.collective.adapters.torch.calls import (
+    as_list,
+    as_nested,
+    is_asynchronous,
+    limit_s_of,
+    options_of,
+)
+from clary.train.collective.adapters.torch.completion import CompletionThread
+from clary.train.collective.adapters.torch.tensors import check_equal, core_op, dense, moved, reduced, single
+from clary.train.collective.adapters.torch.work import ENDED, EndedWork, JointWork, PendingWork
+from torch.distributed import (
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+    Work,
+)
+from torch.distributed.distributed_c10d import AllgatherOptions
+
+Tensors = Sequence[torch.Tensor]
+
+
+class Collectives:
+    """The collectives of one group on host memory.
+
+    Args:
+        core: connected with the other ranks.
+        completion: ends futures.
+    """
+
+    def __init__(self, core: Core, completion: CompletionThread, rank: int, size: int) -> None:
+        self._core = core
+        self._completion = completion
+        self._own_rank = rank
+        self._num_ranks = size
+        self._timeout_s = 0.0  # the core's own
+        self._num_issued = 0
+        self._coalesced: list[Work] | None = None
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        """Reduce a tensor of any shape in place, on all ranks."""
+        if type(opts) is not AllreduceOptions:
+            tensors, opts = as_list(tensors), options_of(AllreduceOptions, opts, timeout, op=_op_in(opts))
+        tensor = single(tensors, "all_reduce")
+        if not tensor.is_cpu and (other := self._elsewhere(tensor)) is not None:
+            return other.allreduce(tensors, opts)
+        return self._reduce_all(tensor, opts)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
+        """Reduce several tensors in place; those of one type travel as one."""
+        opts = options_of(AllreduceCoalescedOptions, opts)
+        if (other := self._elsewhere_any(tensors)) is not None:
+            return other.allreduce_coalesced(tensors, opts)
+        by_type: dict[torch.dtype, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            by_type.setdefault(tensor.dtype, []).append(tensor)
+        return _joint([self._reduce_flat(group, opts) for group in by_type.values()], tensors)
+
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        """Copy the root's tensor to all ranks, in place."""
+        if type(opts) is not BroadcastOptions:
+            tensors, opts = as_list(tensors), options_of(BroadcastOptions, opts, timeout, root=opts)
+        tensor = single(tensors, "broadcast")
+        if not tensor.is_cpu and (other := self._elsewhere(tensor)) is not None:
+            return other.broadcast(tensors, opts)
+        buffer = dense(tensor, "broadcast")
+        count, dtype = moved(buffer)
+        asynchronous = is_asynchronous(opts)
+        ticket = self._core.broadcast(
+            buffer.data_ptr(), count, dtype, opts.rootRank, asynchronous, limit_s_of(opts, self._timeout_s)
+        )
+        return self._work(ticket, asynchronous, tensors, buffer, _copy_back_one(tensor, buffer))
+
+    def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> Work:
+        """Reduce to the root's tensor; those of other ranks stay as they were."""
+        if type(opts) is not ReduceOptions:
+            tensors, opts = as_list(tensors), options_of(ReduceOptions, opts, timeout, root=opts, op=op)
+        tensor = single(tensors, "reduce")
+        if not tensor.is_cpu and (other := self._elsewhere(tensor)) is not None:
+            return other.reduce(tensors, opts)
+        number = core_op(opts.reduceOp)
+        buffer = dense(tensor, "reduce")
+        count, dtype = reduced(buffer, number, "reduce")
+        root, asynchronous = opts.rootRank, is_asynchronous(opts)
+        is_root = root == self._own_rank
+        address = buffer.data_ptr()
+        ticket = self._core.reduce(
+            address,
+            address if is_root else 0,
+            count,
+            dtype,
+            number,
+            root,
+            asynchronous,
+            limit_s_of(opts, self._timeout_s),
+        )
+        return self._work(ticket, asynchronous, tensors, buffer, _copy_back_one(tensor, buffer) if is_root else None)
+
+    def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
+        """Collect a tensor of every rank into a list of tensors in rank order; their sizes may differ by rank."""
+        if type(opts) is not AllgatherOptions:
+            output_tensors, input_tensors = as_nested(output_tensors), as_list(input_tensors)
+            opts = options_of(AllgatherOptions, opts, timeout)
+        tensor = single(input_tensors, "all_gather")
+        if not tensor.is_cpu and (other := self._elsewhere(tensor)) is not None:
+            return other.allgather(output_tensors, input_tensors, opts)
+        outputs = self._one_a_rank(single(output_tensors, "all_gather"), "all_gather")
+        _check_types(outputs, tensor, "all_gather")
+        source = dense(tensor, "all_gather")
+        buffers, finish = _written(outputs, "all_gather")
+        count, dtype = moved(source)
+        counts = [moved(buffer)[0] for buffer in buffers]
+        addresses = [buffer.data_ptr() for buffer in buffers]
+        asynchronous, limit_s = is_asynchronous(opts), limit_s_of(opts, self._timeout_s)
+        if counts[self._own_rank] != count:
+            raise ValueError(
+                f"backend smddp: all_gather: the output for rank {self._own_rank} has "
+                f"{outputs[self._own_rank].numel()} elements, expected {tensor.numel()} as its input has"
+            )
+        if len(set(counts)) == 1:
+            ticket = self._core.all_gather(source.data_ptr(), 0, addresses, count, dtype, asynchronous, limit_s)
+        else:  # every rank sees the same sizes, so all come here
+            ticket = self._core.all_to_all(
+                0,
+                [source.data_ptr()] * self._num_ranks,
+                [count] * self._num_ranks,
+                0,
+                addresses,
+                counts,
+                0,
+                dtype,
+                asynchronous,
+                limit_s,
+            )
+        return self._work(ticket, asynchronous, output_tensors, (source, buffers), finish)
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:  # noqa: A002
+        """Collect a tensor of every rank into one that holds all, in rank order."""
+        opts = opts if type(opts) is AllgatherOptions else options_of(AllgatherOptions, opts)
+        if not input.is_cpu and (other := self._elsewhere(input)) is not None:
+            return other._allgather_base(output, input, opts)
+        _check_share(output, input, self._num_ranks, "all_gather_into_tensor", "output", "input")
+        source = dense(input, "all_gather_into_tensor")
+        buffer = dense(output, "all_gather_into_tensor")
+        count, dtype = moved(source)
+        asynchronous = is_asynchronous(opts)
+        ticket = self._core.all_gather(
+            source.data_ptr(),
+            buffer.data_ptr(),
+            None,
+            count,
+            dtype,
+            asynchronous,
+            limit_s_of(opts, self._timeout_s),
+        )
+        return self._work(ticket, asynchronous, [output], (source, buffer), _copy_back_one(output, buffer))
+
+    def allgather_coalesced(self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None) -> Work:
+        """Collect several tensors of every rank. `output_lists` holds a list a rank, as long as `input_list`."""
+        self._one_a_rank(output_lists, "all_gather_coalesced")
+        opts = options_of(AllgatherOptions, opts)
+        works = [
+            self.allgather([[outputs[index] for outputs in output_lists]], [tensor], opts)
+            for index, tensor in enumerate(input_list)
+        ]
+        return _joint(works, [tensor for outputs in output_lists for tensor in outputs])
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+        """Collect several tensors of every rank, each into one that holds all."""
+        opts = options_of(AllgatherOptions, opts)
+        works = [self.all_gather_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
+        return _joint(works, outputs)
+
+    def reduce_scatter(
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> Work:
+        """Reduce a list of tensors, one a rank; rank r keeps the r-th. Sizes may differ by rank."""
+        if type(opts) is not ReduceScatterOptions:
+            output_tensors, input_tensors = as_list(output_tensors), as_nested(input_tensors)
+            opts = options_of(ReduceScatterOptions, opts, timeout, op=_op_in(opts))
+        output = single(output_tensors, "reduce_scatter")
+        if not output.is_cpu and (other := self._elsewhere(output)) is not None:
+            return other.reduce_scatter(output_tensors, input_tensors, opts)
+        inputs = self._one_a_rank(single(input_tensors, "reduce_scatter"), "reduce_scatter")
+        _check_types(inputs, output, "reduce_scatter")
+        check_equal([inputs[self._own_rank]], output, "reduce_scatter")
+        if len({tensor.numel() for tensor in inputs}) > 1:  # every rank sees the same sizes, so all come here
+            return self._reduce_each(output, inputs, opts)
+        sources = [dense(tensor, "reduce_scatter") for tensor in inputs]
+        return self._reduce_scatter(output, 0, [source.data_ptr() for source in sources], sources, opts)
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:  # noqa: A002
+        """Reduce a tensor that holds a chunk a rank; rank r keeps chunk r."""
+        opts = opts if type(opts) is ReduceScatterOptions else options_of(ReduceScatterOptions, opts)
+        if not input.is_cpu and (other := self._elsewhere(input)) is not None:
+            return other._reduce_scatter_base(output, input, opts)
+        _check_share(input, output, self._num_ranks, "reduce_scatter_tensor", "input", "output")
+        source = dense(input, "reduce_scatter_tensor")
+        return self._reduce_scatter(output, source.data_ptr(), None, source, opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+        """Reduce several tensors that each hold a chunk a rank."""
+        opts = options_of(ReduceScatterOptions, opts)
+        works = [self.reduce_scatter_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
+        return _joint(works, outputs)
+
+    def gather(
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> Work:
+        """Collect a tensor of every rank in the root's list, in rank order."""
+        if type(opts) is not GatherOptions:
+            output_tensors, input_tensors = as_nested(output_tensors), as_list(input_tensors)
+            opts = options_of(GatherOptions, opts, timeout, root=opts)
+        tensor = single(input_tensors, "gather")
+        if not tensor.is_cpu and (other := self._elsewhere(tensor)) is not None:
+            return other.gather(output_tensors, input_tensors, opts)
+        source = dense(tensor, "gather")
+        count, dtype = moved(source)
+        addresses: list[int] | None = None
+        buffers: Tensors = ()
+        finish = None
+        if opts.rootRank == self._own_rank:
+            outputs = self._one_a_rank(single(output_tensors, "gather"), "gather")
+            check_equal(outputs, tensor, "gather")
+            buffers, finish = _written(outputs, "gather")
+            addresses = [buffer.data_ptr() for buffer in buffers]
+        asynchronous = is_asynchronous(opts)
+        ticket = self._core.gather(
+            source.data_ptr(),
+            0,
+            addresses,
+            count,
+            dtype,
+            opts.rootRank,
+            asynchronous,
+            limit_s_of(opts, self._timeout_s),
+        )
+        return self._work(ticket, asynchronous, output_tensors, (source, buffers), finish)
+
+    def scatter(
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> Work:
+        """Give each rank its tensor of the root's list."""
+        if type(opts) is not ScatterOptions:
+            output_tensors, input_tensors = as_list(output_tensors), as_nested(input_tensors)
+            opts = options_of(ScatterOptions, opts, timeout, root=opts)
+        output = single(output_tensors, "scatter")
+        if not output.is_cpu and (other := self._elsewhere(output)) is not None:
+            return other.scatter(output_tensors, input_tensors, opts)
+        buffer = dense(output, "scatter")
+        count, dtype = moved(buffer)
+        sources: Tensors = ()
+        addresses: list[int] | None = None
+        if opts.rootRank == self._own_rank:
+            inputs = self._one_a_rank(single(input_tensors, "scatter"), "scatter")
+            check_equal(inputs, output, "scatter")
+            sources = [dense(tensor, "scatter") for tensor in inputs]
+            addresses = [source.data_ptr() for source in sources]
+        asynchronous = is_asynchronous(opts)
+        ticket = self._core.scatter(
+            0,
+            addresses,
+            buffer.data_ptr(),
+            count,
+            dtype,
+            opts.rootRank,
+            asynchronous,
+            limit_s_of(opts, self._timeout_s),
+        )
+        return self._work(ticket, asynchronous, [output], (buffer, sources), _copy_back_one(output, buffer))
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,  # noqa: A002
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Send rows of a tensor to every rank and receive rows of each; split sizes count rows, none means equal."""
+        opts = options_of(AllToAllOptions, opts, timeout)
+        if not input.is_cpu and (other := self._elsewhere(input)) is not None:
+            return other.alltoall_base(output, input, output_split_sizes, input_split_sizes, opts)
+        _check_types([output], input, "all_to_all_single")
+        source = dense(input, "all_to_all_single")
+        buffer = dense(output, "all_to_all_single")
+        send_counts, dtype = self._split(source, input_split_sizes, "input")
+        receive_counts, _ = self._split(buffer, output_split_sizes, "output")
+        asynchronous = is_asynchronous(opts)
+        ticket = self._core.all_to_all(
+            source.data_ptr(),
+            None,
+            send_counts,
+            buffer.data_ptr(),
+            None,
+            receive_counts,
+            0,
+            dtype,
+            asynchronous,
+            limit_s_of(opts, self._timeout_s),
+        )
+        return self._work(ticket, asynchronous, [output], (source, buffer), _copy_back_one(output, buffer))
+
+    def alltoall(
+        self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None, timeout: timedelta | None = None
+    ) -> Work:
+        """Send a tensor to every rank and receive one from each; sizes may differ."""
+        opts = options_of(AllToAllOptions, opts, timeout)
+        if (other := self._elsewhere_any(input_tensors)) is not None:
+            return other.alltoall(output_tensors, input_tensors, opts)
+        inputs = self._one_a_rank(input_tensors, "all_to_all")
+        outputs = self._one_a_rank(output_tensors, "all_to_all")
+        _check_types([*outputs, *inputs], inputs[0], "all_to_all")
+        sources = [dense(tensor, "all_to_all") for tensor in inputs]
+        buffers, finish = _written(outputs, "all_to_all")
+        asynchronous = is_asynchronous(opts)
+        ticket = self._core.all_to_all(
+            0,
+            [source.data_ptr() for source in sources],
+            [moved(source)[0] for source in sources],
+            0,
+            [buffer.data_ptr() for buffer in buffers],
+            [moved(buffer)[0] for buffer in buffers],
+            0,
+            moved(sources[0])[1],
+            asynchronous,
+            limit_s_of(opts, self._timeout_s),
+        )
+        return self._work(ticket, asynchronous, outputs, (sources, buffers), finish)
+
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        """End when every rank has called it."""
+        opts = opts if type(opts) is BarrierOptions else options_of(BarrierOptions, opts, timeout)
+        asynchronous = is_asynchronous(opts)
+        return self._work(self._core.barrier(asynchronous, limit_s_of(opts, self._timeout_s)), asynchronous, ())
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """End when every rank has called it; the error of one that does not come names it, and the first such alone."""
+        self._core.barrier(False, self._timeout_s if timeout is None else timeout.total_seconds())
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
+        """Send a tensor to a rank; matched by tag, independent of collectives."""
+        tensor = single(as_list(tensors), "send")
+        if not tensor.is_cpu and (other := self._elsewhere(tensor)) is not None:
+            return other.send(tensors, dst, tag)
+        buffer = dense(tensor, "send")
+        ticket = self._core.send(buffer.data_ptr(), buffer.nbytes, dst, tag, self._timeout_s)
+        return self._pending(ticket, [tensor], buffer)
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
+        """Receive a tensor from a rank."""
+        tensor = single(as_list(tensors), "recv")
+        if not tensor.is_cpu and (other := self._elsewhere(tensor)) is not None:
+            return other.recv(tensors, src, tag)
+        buffer = dense(tensor, "recv")
+        ticket = self._core.receive(buffer.data_ptr(), buffer.nbytes, src, tag, self._timeout_s)
+        return self._pending(ticket, [tensor], buffer, _copy_back_one(tensor, buffer))
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+        """Receive a tensor from whichever rank sends first; the work's `source_rank` tells which."""
+        return self.recv(tensors, ANY_RANK, tag)
+
+    # Names that torch used before 2.13 and still calls where it finds them.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    def _elsewhere(self, tensor: torch.Tensor) -> Any:
+        """Return what serves the tensor's device, None if nothing does; `dense` then refuses the tensor by name."""
+        return None
+
+    def _elsewhere_any(self, tensors: Tensors) -> Any:
+        return self._elsewhere(tensors[0]) if len(tensors) > 0 and not tensors[0].is_cpu else None
+
+    def _reduce_all(self, tensor: torch.Tensor, opts: Any) -> Work:
+        op = core_op(opts.reduceOp)
+        buffer = dense(tensor, "all_reduce")
+        count, dtype = reduced(buffer, op, "all_reduce")
+        address, asynchronous = buffer.data_ptr(), is_asynchronous(opts)
+        ticket = self._core.all_reduce(
+            address, address, count, dtype, op, asynchronous, limit_s_of(opts, self._timeout_s)
+        )
+        return self._work(ticket, asynchronous, [tensor], buffer, _copy_back_one(tensor, buffer))
+
+    def _reduce_flat(self, tensors: list[torch.Tensor], opts: Any) -> Work:
+        """Reduce tensors of one type in place, as one."""
+        if len(tensors) == 1:
+            return self._reduce_all(tensors[0], opts)
+        op = core_op(opts.reduceOp)
+        flat = torch.cat([dense(tensor, "all_reduce_coalesced").detach().reshape(-1) for tensor in tensors])
+        count, dtype = reduced(flat, op, "all_reduce_coalesced")
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        finish = partial(_copy_back, list(zip(tensors, parts, strict=True)))
+        address, asynchronous = flat.data_ptr(), is_asynchronous(opts)
+        ticket = self._core.all_reduce(
+            address, address, count, dtype, op, asynchronous, limit_s_of(opts, self._timeout_s)
+        )
+        return self._work(ticket, asynchronous, tensors, flat, finish)
+
+    def _reduce_scatter(
+        self, output: torch.Tensor, source: int, sources: list[int] | None, held: Any, opts: Any
+    ) -> Work:
+        op = core_op(opts.reduceOp)
+        buffer = dense(output, "reduce_scatter")
+        count, dtype = reduced(buffer, op, "reduce_scatter")
+        asynchronous = is_asynchronous(opts)
+        ticket = self._core.reduce_scatter(
+            source,
+            sources,
+            buffer.data_ptr(),
+            count,
+            dtype,
+            op,
+            asynchronous,
+            limit_s_of(opts, self._timeout_s),
+        )
+        return self._work(ticket, asynchronous, [output], (held, buffer), _copy_back_one(output, buffer))
+
+    def _reduce_each(self, output: torch.Tensor, inputs: Tensors, opts: Any) -> Work:
+        """Reduce tensors of different sizes, each to its rank."""
+        op = core_op(opts.reduceOp)
+        buffer = dense(output, "reduce_scatter")
+        asynchronous, limit_s = is_asynchronous(opts), limit_s_of(opts, self._timeout_s)
+        works = []
+        for root, tensor in enumerate(inputs):
+            source = dense(tensor, "reduce_scatter")
+            count, dtype = reduced(source, op, "reduce_scatter")
+            target = buffer.data_ptr() if root == self._own_rank else 0
+            ticket = self._core.reduce(source.data_ptr(), target, count, dtype, op, root, asynchronous, limit_s)
+            finish = _copy_back_one(output, buffer) if target else None
+            works.append(self._work(ticket, asynchronous, [output], (source, buffer), finish))
+        return _joint(works, [output])
+
+    def _work(
+        self,
+        ticket: int,
+        asynchronous: bool,
+        results: Tensors,
+        held: Any = None,
+        finish: Callable[[], None] | None = None,
+    ) -> Work:
+        """Return what torch waits on for a collective that the core took."""
+        self._num_issued += 1
+        if ticket:
+            return self._pending(ticket, results, held, finish)
+        if finish is not None:
+            finish()
+        if not asynchronous:
+            return ENDED
+        return EndedWork(results)
+
+    def _pending(
+        self, ticket: int, results: Tensors, held: Any, finish: Callable[[], None] | None = None
+    ) -> PendingWork:
+        work = PendingWork(self._core, ticket, self._completion, results, held, finish)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def _one_a_rank(self, items: Sequence[Any], operation: str) -> Sequence[Any]:
+        if len(items) != self._num_ranks:
+            raise ValueError(
+                f"backend smddp: {operation} takes one tensor a rank, {self._num_ranks} in all, got {len(items)}"
+            )
+        return items
+
+    def _split(self, buffer: torch.Tensor, rows: Sequence[int], side: str) -> tuple[list[int], int]:
+        """Return the core's counts of a buffer's parts, and its type."""
+        count, dtype = moved(buffer)
+        num_rows = buffer.size(0) if buffer.dim() else 0
+        if not rows:
+            if num_rows % self._num_ranks:
+                raise ValueError(
+                    f"backend smddp: all_to_all_single: {num_rows} rows of {side} do not divide by "
+                    f"{self._num_ranks} ranks; pass {side}_split_sizes"
+                )
+            return [count // self._num_ranks] * self._num_ranks, dtype
+        self._one_a_rank(rows, f"all_to_all_single ({side}_split_sizes)")
+        if sum(rows) != num_rows or min(rows) < 0:
+            raise ValueError(
+                f"backend smddp: all_to_all_single: {side}_split_sizes {list(rows)} are {sum(rows)} rows, "
+                f"{side} has {num_rows}"
+            )
+        row = count // num_rows if num_rows else 0
+        return [part * row for part in rows], dtype
+
+
+def _op_in(given: Any) -> Any:
+    """Return the operation that stands where options may, None if none does."""
+    return given if isinstance(given, dist.ReduceOp) else None
+
+
+def _joint(works: list[Work], results: Tensors) -> Work:
+    if len(works) == 1:
+        return works[0]
+    if all(work is ENDED for work in works):
+        return EndedWork(results)
+    return JointWork(works, results)
+
+
+def _written(outputs: Tensors, operation: str) -> tuple[list[torch.Tensor], Callable[[], None] | None]:
+    """Return buffers for tensors to be written, and what brings them there if some are copies."""
+    buffers = [dense(output, operation) for output in outputs]
+    copies = [pair for pair in zip(outputs, buffers, strict=True) if pair[0] is not pair[1]]
+    return buffers, partial(_copy_back, copies) if copies else None
+
+
+def _copy_back_one(tensor: torch.Tensor, buffer: torch.Tensor) -> Callable[[], None] | None:
+    return None if tensor is buffer else partial(_copy_back, [(tensor, buffer)])
+
+
+def _copy_back(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    with torch.no_grad():
+        for tensor, buffer in pairs:
+            tensor.copy_(buffer.view_as(tensor))
+
+
+def _check_types(tensors: Tensors, like: torch.Tensor, operation: str) -> None:
+    for index, tensor in enumerate(tensors):
+        if tensor.dtype is not like.dtype:
+            raise TypeError(
+                f"backend smddp: {operation}: tensor {index} has type {tensor.dtype}, expected {like.dtype}"
+            )
+
+
+def _check_share(
+    whole: torch.Tensor, part: torch.Tensor, num_ranks: int, operation: str, whole_name: str, part_name: str
+) -> None:
+    _check_types([whole], part, operation)
+    if whole.numel() != part.numel() * num_ranks:
+        raise ValueError(
+            f"backend smddp: {operation}: {whole_name} has {whole.numel()} elements, expected "
+            f"{part.numel() * num_ranks}: {num_ranks} ranks times {part.numel()} of {part_name}"
+        )

@@ -1,0 +1,55 @@
+"""Forms a group: connections through torch's store, a core over them, a ProcessGroup over the core."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+
+import torch.distributed as dist
+from clary.train._native.interface import Core
+from clary.train.collective.adapters.torch.process_group import SmddpProcessGroup
+from clary.train.collective.adapters.torch.store import TorchStore
+from clary.train.collective.bootstrap.group import connect_group
+from clary.train.collective.cores import open_core
+from clary.train.collective.settings import CollectiveSettings
+
+_TIMEOUT_VARIABLE = "CLARY_COLLECTIVE_TIMEOUT_S"
+
+
+def connect(options: dist.distributed_c10d._DistributedBackendOptions) -> SmddpProcessGroup:
+    """Connect this rank with the other ranks of the group and return its ProcessGroup. All ranks must come.
+
+    Raises:
+        BootstrapError: a rank did not come, or could not be reached or believed.
+        ValueError: a setting in the environment is wrong.
+    """
+    rank, size = options.group_rank, options.group_size
+    settings = CollectiveSettings.from_environment(os.environ)
+    settings = replace(settings, timeout_s=timeout_s_of(options.timeout, settings))
+    store = TorchStore(options.store)
+
+    def open_named(name: str) -> Core:
+        connections = connect_group(store, rank=rank, size=size, group_name=name, settings=settings)
+        return open_core(connections, settings)
+
+    return SmddpProcessGroup(
+        options.store,
+        rank,
+        size,
+        name=options.group_id,
+        core=open_named(options.group_id),
+        open_second_core=partial(open_named, f"{options.group_id}-staged"),
+    )
+
+
+def timeout_s_of(asked: timedelta, settings: CollectiveSettings) -> float:
+    """Return the limit of one operation: what the script asked for; where it left torch's default, the variable's.
+
+    torch passes its default where the script says nothing. Scripts lean on that half hour, for instance while rank 0
+    alone prepares data, so it stands unless CLARY_COLLECTIVE_TIMEOUT_S is set.
+    """
+    asked_s = asked.total_seconds()
+    is_default = asked_s == dist.constants.default_pg_timeout.total_seconds()
+    return settings.timeout_s if is_default and os.environ.get(_TIMEOUT_VARIABLE) else asked_s

@@ -1,0 +1,170 @@
+"""The ProcessGroup behind backend `smddp`: what torch asks of a group besides its collectives.
+
+Where: `creation.connect` makes one for init_process_group and for every new_group; torch keeps it in its tables until
+destroy_process_group. C++ (DDP's reducer, functional collectives) reaches it through torch's own trampoline, which
+looks methods up by name, so their names are torch's (docs/adr/0009).
+"""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from clary.train._native.interface import Core
+from clary.train.collective.adapters.torch.collectives import Collectives
+from clary.train.collective.adapters.torch.completion import CompletionThread
+from clary.train.collective.adapters.torch.registration import BACKEND
+from clary.train.collective.adapters.torch.work import JointWork
+
+_open_groups: weakref.WeakSet[SmddpProcessGroup] = weakref.WeakSet()
+
+
+class SmddpProcessGroup(Collectives, dist.ProcessGroup):
+    """A group of ranks over a core.
+
+    torch asks a group for its backend by device to learn what it can do; here group and backend are one.
+
+    Args:
+        store: of the group, for whoever asks for it.
+        open_second_core: connects the same ranks once more, for tensors that pass through host memory; collective.
+    """
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+    supports_shrinking = False
+
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        *,
+        name: str,
+        core: Core,
+        open_second_core: Callable[[], Core],
+    ) -> None:
+        dist.ProcessGroup.__init__(self, rank, size)
+        Collectives.__init__(self, core, CompletionThread(core, name, rank), rank, size)
+        self._store = store
+        self._open_second_core = open_second_core
+        self._name = name
+        self._description = "undefined"
+        self._is_open = True
+        _open_groups.add(self)
+
+    # What it is called.
+
+    def getBackendName(self) -> str:
+        """Return the name of the backend."""
+        return BACKEND
+
+    def name(self) -> str:
+        """Return the name of the backend, as torch's groups do."""
+        return BACKEND
+
+    def getGroupName(self) -> str:
+        """Return the name under which torch knows the group."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        """Take the name under which torch knows the group."""
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        """Return what the group is for."""
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        """Take what the group is for."""
+        self._description = description
+
+    _get_backend_name = getBackendName
+    _set_group_name = setGroupName
+    _set_group_desc = setGroupDesc
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+
+    def get_group_store(self) -> dist.Store:
+        """Return the store of the group."""
+        return self._store
+
+    def __repr__(self) -> str:
+        return f"SmddpProcessGroup({self._name!r}, rank {self._own_rank} of {self._num_ranks})"
+
+    # What it can do.
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device(kind) for kind in (("cpu", "cuda") if torch.cuda.is_available() else ("cpu",))]
+
+    def _get_backend(self, device: torch.device) -> SmddpProcessGroup:
+        if torch.device(device).type not in ("cpu", "cuda"):
+            raise RuntimeError(f"backend smddp does not support device {device}; it serves cpu and cuda")
+        return self
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Return False: memory of a core's own is no faster to it."""
+        return False
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._coalesced = []
+
+    def _end_coalescing(self, device: torch.device) -> JointWork:
+        works, self._coalesced = self._coalesced or [], None
+        return JointWork(works, [tensor for work in works for tensor in work.result()])
+
+    def _get_sequence_number_for_group(self) -> int:
+        """Return how many collectives this rank has issued; equal on all ranks that are in step."""
+        return self._num_issued
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Do nothing: every rank counts from 0."""
+
+    def split_group(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse: connections are made for each group."""
+        raise NotImplementedError("backend smddp does not support split_group; use torch.distributed.new_group")
+
+    def merge_remote_group(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse: connections are made for each group."""
+        raise NotImplementedError("backend smddp does not support merge_remote_group; use init_process_group")
+
+    # Its limits and its end.
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the limit of operations from now on; the same on all ranks."""
+        self._timeout_s = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def abort(self) -> None:
+        """Fail what is under way, here and on all other ranks, and close the group."""
+        if self._is_open:
+            self._core.abort(f"rank {self._own_rank} aborted group {self._name!r}")
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        """Leave the group in order; what is under way fails here. A second call does nothing."""
+        if self._is_open:
+            self._is_open = False
+            _open_groups.discard(self)
+            self._core.close()
+            self._completion.join()
+
+    def __del__(self) -> None:
+        self.shutdown()
+
+
+@atexit.register
+def _leave_all_groups() -> None:
+    """Leave in order what a script did not destroy: peers that still work are not told of a death."""
+    for group in list(_open_groups):
+        group.shutdown()

@@ -1,0 +1,50 @@
+"""Makes torch.distributed know the backend `smddp`.
+
+Where: `autoload` is called by torch itself through the entry point group `torch.backends`, at the end of
+`import torch`; `register` by the module that users import. Both cost one import of torch.distributed, which torch does
+anyway; the process group and the library are loaded when the first group is made.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from clary.train.collective.adapters.torch.process_group import SmddpProcessGroup
+
+BACKEND = "smddp"
+_DEVICES = ["cpu", "cuda"]
+
+
+def autoload() -> None:
+    """Register the backend if this torch can have one; say nothing if it cannot."""
+    if dist.is_available():
+        register()
+
+
+def register() -> None:
+    """Register the backend once; a second call does nothing.
+
+    Raises:
+        RuntimeError: if this torch was built without torch.distributed.
+    """
+    if not dist.is_available():
+        raise RuntimeError(
+            f"backend {BACKEND}: this torch was built without torch.distributed; install one that has it"
+        )
+    if BACKEND.upper() in dist.Backend._plugins:
+        return
+    dist.Backend.register_backend(BACKEND, create_process_group, extended_api=True, devices=list(_DEVICES))
+
+
+def create_process_group(options: dist.distributed_c10d._DistributedBackendOptions, _: object) -> SmddpProcessGroup:
+    """Make the group that init_process_group and new_group ask for; all its ranks must come.
+
+    Args:
+        options: store, rank, size, name and timeout of the group. Backend options (the second argument) are not used.
+    """
+    from clary.train.collective.adapters.torch.creation import connect
+
+    return connect(options)

@@ -1,0 +1,134 @@
+"""Which tensors a core can take, and what they are to it: an address, a count and a type.
+
+A core reads and writes host memory that lies in one piece. A tensor that does not (a transposed one, every other
+element) is copied into one that does, and copied back where it is written; contiguous tensors are never copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from clary.train._native.interface import Dtype
+from clary.train._native.interface import ReduceOp as CoreOp
+from torch.distributed import ReduceOp
+
+DTYPES: dict[torch.dtype, int] = {
+    torch.float32: int(Dtype.FLOAT32),
+    torch.float64: int(Dtype.FLOAT64),
+    torch.float16: int(Dtype.FLOAT16),
+    torch.bfloat16: int(Dtype.BFLOAT16),
+    torch.int8: int(Dtype.INT8),
+    torch.int16: int(Dtype.INT16),
+    torch.int32: int(Dtype.INT32),
+    torch.int64: int(Dtype.INT64),
+    torch.uint8: int(Dtype.UINT8),
+    torch.bool: int(Dtype.BOOL),
+}
+BYTES = int(Dtype.UINT8)
+_LINEAR = (int(CoreOp.SUM), int(CoreOp.AVG))
+
+# By the number of torch's operation, which is what it hashes to.
+_OPS: tuple[tuple[object, CoreOp], ...] = (
+    (ReduceOp.SUM, CoreOp.SUM),
+    (ReduceOp.AVG, CoreOp.AVG),
+    (ReduceOp.PRODUCT, CoreOp.PRODUCT),
+    (ReduceOp.MIN, CoreOp.MIN),
+    (ReduceOp.MAX, CoreOp.MAX),
+    (ReduceOp.BAND, CoreOp.BAND),
+    (ReduceOp.BOR, CoreOp.BOR),
+    (ReduceOp.BXOR, CoreOp.BXOR),
+)
+CORE_OPS: dict[int, int] = {int(op): int(core_op) for op, core_op in _OPS}  # type: ignore[call-overload]
+
+
+def core_op(op: ReduceOp) -> int:
+    """Return the core's number for torch's operation.
+
+    Raises:
+        NotImplementedError: PREMUL_SUM, which scales each rank's input.
+    """
+    number = CORE_OPS.get(hash(op))
+    if number is None:
+        raise NotImplementedError(
+            f"backend smddp does not support ReduceOp {op.op}; scale the tensor, then use ReduceOp.SUM"
+        )
+    return number
+
+
+def check_memory(tensor: torch.Tensor, operation: str) -> None:
+    """Raise for a tensor that has no host memory of the plain kind.
+
+    Raises:
+        NotImplementedError: it is sparse, or lies on a device that this backend does not serve.
+    """
+    if tensor.layout is not torch.strided:
+        raise NotImplementedError(
+            f"backend smddp does not support {operation} on sparse tensors (layout {tensor.layout}); "
+            "call to_dense() first"
+        )
+    if not tensor.is_cpu:
+        raise NotImplementedError(
+            f"backend smddp does not support {operation} on device {tensor.device}; it serves cpu and cuda"
+        )
+
+
+def dense(tensor: torch.Tensor, operation: str) -> torch.Tensor:
+    """Return `tensor` if it lies in one piece of host memory, else a copy that does."""
+    if tensor.layout is torch.strided and tensor.is_cpu and tensor.is_contiguous():
+        return tensor
+    check_memory(tensor, operation)
+    return tensor.contiguous()
+
+
+def reduced(tensor: torch.Tensor, op: int, operation: str) -> tuple[int, int]:
+    """Return element count and type of a dense tensor as the core reduces it; complex numbers are pairs.
+
+    Raises:
+        NotImplementedError: no reduction is defined on its type.
+    """
+    dtype = DTYPES.get(tensor.dtype)
+    if dtype is not None:
+        return tensor.numel(), dtype
+    if tensor.dtype.is_complex and op in _LINEAR:
+        part = DTYPES.get(tensor.real.dtype)
+        if part is not None:
+            return 2 * tensor.numel(), part
+    raise NotImplementedError(
+        f"backend smddp does not support {operation} with {CoreOp(op).name} on {tensor.dtype}; convert the tensor first"
+    )
+
+
+def moved(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return element count and type of a dense tensor as the core moves it: bytes where it has no such type."""
+    dtype = DTYPES.get(tensor.dtype)
+    if dtype is not None:
+        return tensor.numel(), dtype
+    return tensor.nbytes, BYTES
+
+
+def single(tensors: Sequence[torch.Tensor], operation: str) -> torch.Tensor:
+    """Return the one tensor of a list.
+
+    Raises:
+        ValueError: there are several, which once meant several devices a process.
+    """
+    if len(tensors) != 1:
+        raise ValueError(f"backend smddp: {operation} takes one tensor a rank, got {len(tensors)}")
+    return tensors[0]
+
+
+def check_equal(tensors: Sequence[torch.Tensor], like: torch.Tensor, operation: str) -> None:
+    """Raise unless every tensor has the type and element count of `like`.
+
+    Raises:
+        TypeError: other types. ValueError: other counts.
+    """
+    dtype, count = like.dtype, like.numel()
+    for index, tensor in enumerate(tensors):
+        if tensor.dtype is not dtype:
+            raise TypeError(f"backend smddp: {operation}: tensor {index} has type {tensor.dtype}, expected {dtype}")
+        if tensor.numel() != count:
+            raise ValueError(
+                f"backend smddp: {operation}: tensor {index} has {tensor.numel()} elements, expected {count}"
+            )

@@ -1,0 +1,265 @@
+"""What torch waits on: the ends of operations.
+
+Where: `process_group` returns one of these for every call. DDP and FSDP wait on the future or on the work itself;
+`completion` ends the futures of operations that are under way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+from clary.train._native.interface import Core
+from clary.train.collective.errors import CollectiveTimeout
+from torch.distributed import Work
+
+if TYPE_CHECKING:
+    from clary.train.collective.adapters.torch.completion import CompletionThread
+
+Finish = Callable[[], None]
+
+
+class EndedWork(Work):
+    """An operation that had ended, well, when the call returned."""
+
+    def __init__(self, results: Sequence[torch.Tensor] = ()) -> None:
+        super().__init__()
+        self._results = list(results)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return True."""
+        return True
+
+    def is_completed(self) -> bool:
+        """Return True."""
+        return True
+
+    def is_success(self) -> bool:
+        """Return True."""
+        return True
+
+    def exception(self) -> None:
+        """Return None: nothing failed."""
+
+    def synchronize(self) -> None:
+        """Do nothing: results are there."""
+
+    def block_current_stream(self) -> None:
+        """Do nothing: results are there."""
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the tensors that were written."""
+        return self._results
+
+    def source_rank(self) -> int:
+        """Return -1: no receive from any rank ends at once."""
+        return -1
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """Return a future that is done, with the tensors that were written."""
+        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        future.set_result(self._results)
+        return future
+
+
+class PendingWork(Work):
+    """An operation under way in a core. It holds the tensors until the operation has ended.
+
+    The core tells the end of a ticket once. Whoever comes first takes it, under the lock: a caller of `wait`, or, when
+    a future was asked for, the completion thread; from then on waiting means waiting for that future.
+
+    Args:
+        held: every tensor whose memory the operation uses.
+        finish: run once the operation has ended well, before anybody learns of it.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        ticket: int,
+        completion: CompletionThread,
+        results: Sequence[torch.Tensor],
+        held: Any = None,
+        finish: Finish | None = None,
+    ) -> None:
+        super().__init__()
+        self._core = core
+        self.ticket = ticket
+        self._completion = completion
+        self._results = list(results)
+        self._held = held
+        self._finish = finish
+        self._lock = threading.Lock()
+        self._has_ended = False
+        self._error: BaseException | None = None
+        self._peer = -1
+        self._outcome: torch.futures.Future[None] | None = None
+        self._future: torch.futures.Future[list[torch.Tensor]] | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for the end; at most `timeout` if it is given and not zero, after which the operation goes on.
+
+        Raises:
+            CollectiveTimeout: `timeout` passed first.
+            CollectiveError: the operation failed.
+        """
+        if not self._has_ended:
+            limit_s = timeout.total_seconds() if timeout else None
+            if not self._await_end(limit_s):
+                raise CollectiveTimeout(
+                    f"rank {self._completion.rank} of {self._completion.name}: wait(timeout={limit_s:.3f} s) ended "
+                    "before the operation did, which goes on; wait longer or abort the group"
+                )
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether the operation has ended and its results, if any, are in place."""
+        if self._has_ended:
+            return True
+        if self._future is not None:
+            return False
+        with self._lock:
+            if self._has_ended or self._future is not None:
+                return self._has_ended
+            if not self._core.is_done(self.ticket):
+                return False
+            self._settle(None)
+            return True
+
+    def is_success(self) -> bool:
+        """Whether the operation has ended well."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """Return why the operation failed, None while it has not."""
+        return self._error
+
+    def synchronize(self) -> None:
+        """Wait for the end, as `wait` does: host memory has no streams to order."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """Wait for the end, as `wait` does: host memory has no streams to order."""
+        self.wait()
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the tensors that the operation writes."""
+        return self._results
+
+    def source_rank(self) -> int:
+        """Return the rank that a receive took its tensor from; wait first."""
+        return self._peer
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """Return a future of the tensors that the operation writes; it carries the error if the operation fails."""
+        with self._lock:
+            if self._future is None:
+                self._outcome = torch.futures.Future()
+                # An error set on a future from Python is a value to C++ waiters; one raised in a callback is an error.
+                self._future = self._outcome.then(self._results_or_error)
+                if not self._has_ended and not self._completion.watch(self):
+                    self._settle(None)
+                if self._has_ended:
+                    self._outcome.set_result(None)
+            return self._future
+
+    def end_from_completion(self) -> None:
+        """Take the end that `next_watched` announced and end the future. Called by the completion thread alone."""
+        with self._lock:
+            if not self._has_ended:
+                self._settle(None)
+        if self._outcome is not None:
+            self._outcome.set_result(None)
+
+    def __del__(self) -> None:
+        if not self._has_ended and self._future is None:
+            self._completion.adopt(self.ticket, self._held, self._finish)
+
+    def _await_end(self, limit_s: float | None) -> bool:
+        with self._lock:
+            future = self._future
+            if future is None:
+                return self._has_ended or self._settle(limit_s)
+        return self._completion.await_end(lambda: self._has_ended, limit_s)
+
+    def _settle(self, limit_s: float | None) -> bool:
+        """Take the end from the core; False when `limit_s` passed first. Called under the lock."""
+        try:
+            peer = self._core.wait(self.ticket, limit_s)
+            if peer is None:
+                return False
+            self._peer = peer
+            if self._finish is not None:
+                self._finish()
+        except Exception as error:  # noqa: BLE001 - kept for every later wait
+            self._error = error
+        self._held = self._finish = None
+        self._has_ended = True
+        return True
+
+    def _results_or_error(self, _: object) -> list[torch.Tensor]:
+        if self._error is not None:
+            raise self._error
+        return self._results
+
+
+class JointWork(Work):
+    """Several operations that are waited for together, in the order in which they were called.
+
+    Args:
+        results: the tensors that they write, in the order of the call that they came from.
+    """
+
+    def __init__(self, works: Sequence[Work], results: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._works = list(works)
+        self._results = list(results)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for all; `timeout` is for each."""
+        for work in self._works:
+            work.wait(*(() if timeout is None else (timeout,)))
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether all have ended."""
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        """Whether all have ended well."""
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> BaseException | None:
+        """Return the first failure, None if there is none."""
+        return next((error for work in self._works if (error := work.exception()) is not None), None)
+
+    def synchronize(self) -> None:
+        """Wait for all."""
+        self.wait()
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the tensors that the operations write."""
+        return self._results
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """Return a future of the tensors of all."""
+        together = torch.futures.collect_all([work.get_future() for work in self._works])
+        return together.then(self._results_once_good)
+
+    def _results_once_good(self, together: torch.futures.Future[Any]) -> list[torch.Tensor]:
+        for future in together.value():
+            future.value()  # raises the error of one that failed
+        return self._results
+
+
+ENDED = EndedWork()
+"""What calls return that block until their results are there: torch drops it, or waits for nothing."""

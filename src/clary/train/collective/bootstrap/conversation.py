@@ -1,0 +1,75 @@
+"""A handshake on one socket.
+
+Where: `meeting` and the server of `tcp_store` drive many without blocking; the client of `tcp_store` drives one with a
+socket that blocks. It never reads a byte beyond the handshake: what follows belongs to whoever gets the socket.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from typing import Generic
+
+from clary.train.collective.bootstrap.handshake import Result, Talk
+
+
+class Conversation(Generic[Result]):
+    """Moves one `handshake` talk over one socket. Does not own the socket."""
+
+    def __init__(self, sock: socket.socket, talk: Talk[Result]) -> None:
+        self.sock = sock
+        self.result: Result | None = None
+        self._talk = talk
+        self._has_begun = False
+        self._wanted = 0
+        self._inbound = bytearray()
+        self._outbound = b""
+
+    @property
+    def wants_to_write(self) -> bool:
+        """Whether it waits for room in the socket; else it waits for bytes."""
+        return not self._has_begun or bool(self._outbound)
+
+    def advance(self) -> bool:
+        """Go as far as the socket lets it; True once the handshake has succeeded, with `result` set.
+
+        A socket that connects without blocking is passed here once it is writable.
+        Raises: handshake.Refused; OSError if the connection failed or ended.
+        """
+        try:
+            if not self._has_begun:
+                self._begin()
+            while True:
+                if self._outbound:
+                    self._outbound = self._outbound[self.sock.send(self._outbound) :]
+                elif len(self._inbound) < self._wanted:
+                    self._read()
+                else:
+                    self._resume()
+        except BlockingIOError:
+            return False
+        except StopIteration as end:
+            self.result = end.value
+            return True
+
+    def _begin(self) -> None:
+        problem = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if problem:
+            raise OSError(problem, os.strerror(problem))
+        self._has_begun = True
+        self._take(next(self._talk))
+
+    def _read(self) -> None:
+        more = self.sock.recv(self._wanted - len(self._inbound))
+        if not more:
+            raise ConnectionResetError(errno.ECONNRESET, "the connection was ended during the handshake")
+        self._inbound += more
+
+    def _resume(self) -> None:
+        got, self._inbound = bytes(self._inbound), bytearray()
+        self._take(self._talk.send(got) if self._wanted else next(self._talk))
+
+    def _take(self, wish: int | bytes) -> None:
+        self._wanted = wish if isinstance(wish, int) else 0
+        self._outbound = wish if isinstance(wish, bytes) else b""

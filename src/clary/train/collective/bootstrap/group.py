@@ -1,0 +1,303 @@
+"""Forms a group: from a store and a rank to sockets and memory that a core can take.
+
+Where: `communicator.open_group` and the torch adapter call `connect_group` once a group, on every rank.
+
+1. Rank 0 puts the attempt's generation into the store, and a secret unless the job has one (`records.Root`).
+2. Every rank listens, publishes its record, and reads those of all others. Who has the same host is decided by them.
+3. Sockets are made and proved (`meeting`, `handshake`).
+4. The first rank of a host makes the shared memory; everybody tells everybody that it is ready (`words`).
+5. Listeners are closed, records deleted.
+
+All of it under one limit, CLARY_COLLECTIVE_CONNECT_TIMEOUT_S. A rank that fails tells those that it is connected with.
+Trust: without CLARY_COLLECTIVE_SECRET, whoever can read the store can join the group, and who can write it can lead
+ranks astray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+
+from clary.train._native.interface import GroupConnections
+from clary.train.collective.bootstrap.deadline import Deadline
+from clary.train.collective.bootstrap.handshake import Credentials, Role
+from clary.train.collective.bootstrap.hosts import host_identity, host_name, own_address
+from clary.train.collective.bootstrap.listeners import Listeners, open_listeners
+from clary.train.collective.bootstrap.meeting import Meeting, Need
+from clary.train.collective.bootstrap.records import (
+    Document,
+    Layout,
+    RankRecord,
+    Root,
+    Terms,
+    check_agreement,
+    decode,
+    encode,
+    layout_of,
+)
+from clary.train.collective.bootstrap.segment import check_segment, create_segment, segment_bytes
+from clary.train.collective.bootstrap.store import Store
+from clary.train.collective.bootstrap.words import GaveUp, await_ready, say_farewell, say_ready
+from clary.train.collective.cores import core_kind
+from clary.train.collective.errors import BootstrapError
+from clary.train.collective.settings import CollectiveSettings
+
+MAX_NAME_CHARACTERS = 500
+_GENERATION_BYTES = 16
+_SECRET_BYTES = 32
+
+
+def connect_group(
+    store: Store | None, *, rank: int, size: int, group_name: str, settings: CollectiveSettings
+) -> GroupConnections:
+    """Connect this rank with all others of a group. Every rank calls it with the same name and size.
+
+    Args:
+        store: seen by all ranks; None will do for a group of one.
+        group_name: new for every attempt: a store remembers what an earlier one left.
+
+    Returns: descriptors that the caller, in practice a core, owns; sockets are non-blocking.
+    Raises:
+        ValueError: rank, size or name cannot be.
+        BootstrapError: names the ranks that did not come or could not be reached or believed, and what to check.
+            Nothing is left open.
+    """
+    if size < 1 or not 0 <= rank < size:
+        raise ValueError(f"rank {rank} of {size}: expected a size of at least 1 and a rank in 0..size-1")
+    if not 0 < len(group_name) <= MAX_NAME_CHARACTERS:
+        raise ValueError(f"a group's name has 1 to {MAX_NAME_CHARACTERS} characters, got {len(group_name)}")
+    if size == 1:
+        layout = Layout((0,), (host_name(settings),))
+        return _connections(group_name, 0, layout, settings, sockets={}, segment_fd=-1)
+    if store is None:
+        raise ValueError(f"group {group_name!r} of {size} ranks needs a store through which they find each other")
+    forming = _Forming(store, rank=rank, size=size, group_name=group_name, settings=settings)
+    try:
+        return forming.run()
+    finally:
+        forming.tidy()
+
+
+class _Forming:
+    """One attempt of one rank."""
+
+    def __init__(self, store: Store, *, rank: int, size: int, group_name: str, settings: CollectiveSettings) -> None:
+        self._store = store
+        self._rank = rank
+        self._size = size
+        self._name = group_name
+        self._settings = settings
+        self._deadline = Deadline(settings.connect_timeout_s)
+        self._listeners: Listeners | None = None
+        self._is_ready = False  # and has said so: peers may have handed the streams to their cores already
+        self._own_keys: list[str] = []
+
+    def run(self) -> GroupConnections:
+        """Do all steps; `tidy` must follow."""
+        credentials = self._agree_on_credentials()
+        self._listeners = open_listeners(own_address(self._settings), self._size)
+        self._publish(str(self._rank), self._own_record(self._listeners, credentials.generation))
+        records = self._read_records(credentials.generation)
+        layout = layout_of(records)
+        meeting = Meeting(
+            credentials,
+            rank=self._rank,
+            records=records,
+            layout=layout,
+            listeners=self._listeners,
+            deadline=self._deadline,
+        )
+        try:
+            meeting.run()
+            segment_fd = self._share(meeting.sockets, layout)
+        except BaseException as error:
+            if isinstance(error, BootstrapError) and not self._is_ready:
+                say_farewell(_sides(meeting.sockets), str(error))
+            for sock in meeting.sockets.values():
+                sock.close()
+            raise
+        return _connections(
+            self._name, self._rank, layout, self._settings, sockets=meeting.sockets, segment_fd=segment_fd
+        )
+
+    def tidy(self) -> None:
+        """Close listeners, and delete from the store what this rank put there."""
+        if self._listeners is not None:
+            self._listeners.close()
+        for key in self._own_keys:
+            with contextlib.suppress(OSError, RuntimeError):  # rank 0 may have left already, with the store
+                self._store.delete(key)
+
+    def _agree_on_credentials(self) -> Credentials:
+        own_secret = self._settings.secret
+        if self._rank == 0:
+            root = Root(secrets.token_hex(_GENERATION_BYTES), "" if own_secret else secrets.token_hex(_SECRET_BYTES))
+            self._publish("root", root)
+        else:
+            try:
+                root = self._fetch(Root, "root")
+            except TimeoutError:
+                raise self._not_come([0]) from None
+        if bool(root.secret) == bool(own_secret):
+            has, lacks = (self._rank, 0) if own_secret else (0, self._rank)
+            raise BootstrapError(
+                f"{self._words()}: rank {has} has CLARY_COLLECTIVE_SECRET, rank {lacks} has not: set it on all ranks "
+                f"or on none",
+                culprit=lacks,
+                retryable=False,
+            )
+        return Credentials((own_secret or root.secret).encode(), self._name, root.generation)
+
+    def _own_record(self, listeners: Listeners, generation: str) -> RankRecord:
+        settings = self._settings
+        address, port = listeners.tcp.getsockname()[:2]
+        return RankRecord(
+            rank=self._rank,
+            identity=host_identity(settings, self._rank),
+            host=host_name(settings),
+            pid=os.getpid(),
+            address=address,
+            port=port,
+            unix_name=listeners.unix_name,
+            generation=generation,
+            terms=Terms(
+                size=self._size,
+                core=core_kind(settings),
+                slot_bytes=settings.slot_bytes,
+                link_latency_s=settings.link.latency_s,
+                link_bytes_per_s=settings.link.bytes_per_s,
+                algorithm=settings.algorithm,
+            ),
+        )
+
+    def _read_records(self, generation: str) -> list[RankRecord]:
+        """Return the records of all ranks, in order, after checking that they belong together."""
+        records: dict[int, RankRecord] = {}
+        for rank in range(self._size):
+            with contextlib.suppress(TimeoutError):  # once the limit has passed, the others are looked at once
+                records[rank] = self._fetch(RankRecord, str(rank))
+        if missing := [rank for rank in range(self._size) if rank not in records]:
+            raise self._not_come(missing, came=list(records.values()))
+        in_order = [records[rank] for rank in range(self._size)]
+        check_agreement(self._name, in_order, generation)
+        return in_order
+
+    def _share(self, sockets: dict[Need, socket.socket], layout: Layout) -> int:
+        """Make or receive this host's memory, and wait until all ranks are ready; return its descriptor or -1."""
+        mates = layout.ranks_of(layout.host_of_rank[self._rank])
+        leader, is_shared = mates[0], len(mates) > 1
+        num_bytes = segment_bytes(len(mates), self._settings.slot_bytes)
+        sides = _sides(sockets)
+        segment_fd = -1
+        try:
+            if is_shared and leader == self._rank:
+                segment_fd = self._create_segment(num_bytes)
+            self._is_ready = True
+            say_ready(sides, segment_fd=segment_fd, host_mates=frozenset(mates))
+            received = await_ready(
+                sides, leader=leader if is_shared and leader != self._rank else None, deadline=self._deadline
+            )
+            if received >= 0:
+                segment_fd = received
+                check_segment(segment_fd, num_bytes, leader=leader)
+        except BaseException as error:
+            if segment_fd >= 0:
+                os.close(segment_fd)
+            if isinstance(error, GaveUp):
+                raise BootstrapError(
+                    f"{self._words()}: {layout.describe(error.peer)} gave up: {error}", culprit=error.peer
+                ) from error
+            if isinstance(error, TimeoutError):
+                late = ", ".join(map(layout.describe, error.args[0]))
+                raise BootstrapError(
+                    f"{self._words()}: connected, but not heard to be ready: {late}. Are they stopped, or still "
+                    f"connecting to others?",
+                    culprit=error.args[0][0],
+                ) from error
+            raise
+        return segment_fd
+
+    def _create_segment(self, num_bytes: int) -> int:
+        try:
+            return create_segment(num_bytes)
+        except OSError as error:
+            raise BootstrapError(
+                f"{self._words()}: rank {self._rank} cannot make {num_bytes} bytes of shared memory: {error.strerror}",
+                culprit=self._rank,
+            ) from error
+
+    def _publish(self, name: str, document: RankRecord | Root) -> None:
+        self._own_keys.append(self._key(name))
+        try:
+            self._store.set(self._key(name), encode(document))
+        except (OSError, RuntimeError) as error:
+            raise self._store_failed(error) from error
+
+    def _fetch(self, kind: type[Document], name: str) -> Document:
+        """Read a document once it is there; TimeoutError when the limit has passed."""
+        try:
+            value = self._store.get(self._key(name), self._deadline.remaining_s)
+        except TimeoutError:
+            raise
+        except (OSError, RuntimeError) as error:
+            raise self._store_failed(error) from error
+        return decode(kind, value, key=self._key(name))
+
+    def _store_failed(self, error: Exception) -> BootstrapError:
+        return BootstrapError(
+            f"{self._words()}: its store failed: {error}; does rank 0 still run, and can this host reach it?", culprit=0
+        )
+
+    def _key(self, name: str) -> str:
+        return f"{self._name}/{name}"
+
+    def _words(self) -> str:
+        return f"group {self._name!r} was not formed after {self._deadline.elapsed_s:.1f} s"
+
+    def _not_come(self, missing: list[int], came: list[RankRecord] | None = None) -> BootstrapError:
+        names = ", ".join(map(str, missing))
+        here = f" Came: {'; '.join(record.in_words for record in came)}." if came else ""
+        return BootstrapError(
+            f"{self._words()}, the limit being {self._deadline.limit_s:g} s: {len(missing)} of {self._size} ranks did "
+            f"not come: {names}.{here} This is rank {self._rank} on {host_name(self._settings)}. Check that these "
+            f"ranks were started with the same size and group name and reach the same store, and what their logs say; "
+            f"CLARY_COLLECTIVE_CONNECT_TIMEOUT_S is the limit",
+            culprit=missing[0],
+        )
+
+
+def _sides(sockets: dict[Need, socket.socket]) -> dict[int, socket.socket]:
+    return {need.peer: sock for need, sock in sockets.items() if need.role is Role.SIDE}
+
+
+def _connections(
+    name: str,
+    rank: int,
+    layout: Layout,
+    settings: CollectiveSettings,
+    *,
+    sockets: dict[Need, socket.socket],
+    segment_fd: int,
+) -> GroupConnections:
+    """Return what a core takes. Sockets give up their descriptors."""
+    descriptors = {need: sock.detach() for need, sock in sockets.items()}
+    ranks = range(len(layout.host_of_rank))
+    mates = layout.ranks_of(layout.host_of_rank[rank])
+    return GroupConnections(
+        name=name,
+        rank=rank,
+        size=len(ranks),
+        host_of_rank=layout.host_of_rank,
+        host_names=layout.host_names,
+        segment_fd=segment_fd,
+        segment_bytes=segment_bytes(len(mates), settings.slot_bytes) if segment_fd >= 0 else 0,
+        slot_bytes=settings.slot_bytes,
+        lane_fds=tuple(descriptors.get(Need(peer, Role.LANE), -1) for peer in ranks),
+        side_fds=tuple(descriptors.get(Need(peer, Role.SIDE), -1) for peer in ranks),
+        timeout_s=settings.timeout_s,
+        link_latency_s=settings.link.latency_s,
+        link_bytes_per_s=settings.link.bytes_per_s,
+        algorithm=settings.algorithm,
+    )

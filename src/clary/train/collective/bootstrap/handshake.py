@@ -1,0 +1,119 @@
+"""How two ranks prove to each other that they belong to one group, before a socket is trusted.
+
+Where: `meeting` runs it on every socket between ranks, `tcp_store` on every connection to the store.
+
+    connecting rank                                     accepting rank
+      MAGIC, role, own rank, rank meant, nonce   ---->
+                                                 <----  nonce
+      HMAC over all of it, as "connecting"       ---->
+                                                 <----  verdict, HMAC over all of it, as "accepting"
+
+Both proofs bind the name of the group, its generation (a number that rank 0 draws for each attempt), both ranks, the
+role and both nonces, so that none can be replayed, reflected or used for another socket. The accepting side proves
+nothing to a caller that has not proved itself. Messages have fixed sizes. Nothing is encrypted afterwards: who can
+change packets between hosts is trusted.
+
+Written as generators without input or output: an int that is yielded asks for so many bytes, which `send` brings;
+bytes that are yielded are to be sent.
+Source: challenge-response with HMAC, RFC 2104; FIPS 198-1.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import struct
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TypeVar
+
+MAGIC = b"CLARYGR1"
+NONCE_BYTES = 32
+PROOF_BYTES = 32  # of SHA-256
+_GREETING = struct.Struct("<BII32s")  # role, own rank, rank meant, nonce
+_ACCEPTED, _REFUSED = b"\x01", b"\x00"
+
+Result = TypeVar("Result")
+Talk = Generator[int | bytes, bytes, Result]
+
+
+class Role(IntEnum):
+    """What a socket is for."""
+
+    LANE = 0  # collectives between hosts
+    SIDE = 1  # send, receive and bad news
+    STORE = 2  # a client of `tcp_store`
+
+
+class Refused(Exception):
+    """The other side is not who it should be; the text says why."""
+
+
+class SecretsDiffer(Refused):
+    """It is a rank of ours, but with another secret or of another attempt: trying again cannot help."""
+
+
+@dataclass(frozen=True)
+class Guest:
+    """Who connected, and for what."""
+
+    rank: int
+    role: Role
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What members of a group have in common."""
+
+    secret: bytes = field(repr=False)
+    group: str
+    generation: str
+
+    def proof(self, side: bytes, guest: Guest, host_rank: int, nonces: bytes) -> bytes:
+        """Return what only a member can know about this one conversation."""
+        words = (side, self.group.encode(), self.generation.encode(), nonces)
+        coordinates = struct.pack("<BII", guest.role, guest.rank, host_rank)
+        text = b"".join(struct.pack("<I", len(word)) + word for word in words) + coordinates
+        return hmac.digest(self.secret, text, "sha256")
+
+
+def introduce(credentials: Credentials, own: Guest, meant: int) -> Talk[None]:
+    """Talk as the connecting side to rank `meant`.
+
+    Raises: SecretsDiffer if it refused our proof; Refused if it could not prove itself.
+    """
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    yield MAGIC + _GREETING.pack(own.role, own.rank, meant, nonce)
+    nonces = nonce + (yield NONCE_BYTES)
+    yield credentials.proof(b"connecting", own, meant, nonces)
+    answer = yield 1 + PROOF_BYTES
+    if answer[:1] != _ACCEPTED:
+        raise SecretsDiffer(f"rank {meant} did not take the proof of rank {own.rank}")
+    if not hmac.compare_digest(answer[1:], credentials.proof(b"accepting", own, meant, nonces)):
+        raise Refused(f"what answers there is not rank {meant} of group {credentials.group!r}")
+
+
+def receive(credentials: Credentials, own_rank: int, is_expected: Callable[[Guest], bool]) -> Talk[Guest]:
+    """Talk as the accepting side; return who came.
+
+    Raises: Refused, after telling the guest where it went as far as a proof.
+    """
+    if (yield len(MAGIC)) != MAGIC:
+        raise Refused("no greeting of this protocol")
+    number, rank, meant, nonce = _GREETING.unpack((yield _GREETING.size))
+    try:
+        guest = Guest(rank, Role(number))
+    except ValueError:
+        raise Refused(f"greeting with unknown role {number}") from None
+    if meant != own_rank or not is_expected(guest):
+        raise Refused(f"rank {rank} with role {guest.role.name.lower()} for rank {meant} is not expected here")
+    own_nonce = secrets.token_bytes(NONCE_BYTES)
+    yield own_nonce
+    nonces = nonce + own_nonce
+    proof = yield PROOF_BYTES
+    if not hmac.compare_digest(proof, credentials.proof(b"connecting", guest, own_rank, nonces)):
+        yield _REFUSED + bytes(PROOF_BYTES)
+        raise SecretsDiffer(f"wrong secret, group or attempt (it says it is rank {rank})")
+    yield _ACCEPTED + credentials.proof(b"accepting", guest, own_rank, nonces)
+    return guest

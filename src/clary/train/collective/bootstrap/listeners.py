@@ -1,0 +1,126 @@
+"""Where a rank can be reached while its group is formed, and how others reach it.
+
+Where: `group.connect_group` opens the listeners and publishes them; `meeting` accepts on them and dials those of
+others. Ports and names come from the kernel or from chance, never from a guess. Inside a host ranks meet on an abstract
+Unix socket (Linux): it has no file, and the kernel tells who is at the other end.
+Source: unix(7).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import socket
+import struct
+import sys
+from dataclasses import dataclass
+
+from clary.train.collective.bootstrap.hosts import HAS_SHARED_MEMORY
+from clary.train.collective.bootstrap.records import RankRecord
+from clary.train.collective.errors import BootstrapError
+
+_BACKLOG_OVER = 64  # connections that wait to be accepted, beyond two a rank
+_PEER_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+_IDLE_S, _PROBE_S, _PROBES = 15, 5, 3  # a host that has gone without a word is noticed after their sum: 30 s
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """The listening sockets of one rank; non-blocking."""
+
+    tcp: socket.socket
+    unix: socket.socket | None
+    unix_name: str
+
+    @property
+    def all(self) -> tuple[socket.socket, ...]:
+        """Every listening socket."""
+        return (self.tcp,) if self.unix is None else (self.tcp, self.unix)
+
+    def close(self) -> None:
+        """Close them; what waits to be accepted is reset."""
+        for listener in self.all:
+            listener.close()
+
+
+def open_listeners(address: str, size: int) -> Listeners:
+    """Listen on `address` for a group of `size` ranks.
+
+    Raises: BootstrapError naming the address.
+    """
+    backlog = 2 * size + _BACKLOG_OVER
+    tcp = None
+    try:
+        family, _, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        tcp = socket.create_server(place[:2], family=family, backlog=backlog, reuse_port=False)
+        tcp.setblocking(False)
+        if not HAS_SHARED_MEMORY:
+            return Listeners(tcp, None, "")
+        name = f"clary-{secrets.token_hex(16)}"
+        unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            unix.setblocking(False)
+            unix.bind(_abstract(name))
+            unix.listen(backlog)
+        except OSError:
+            unix.close()
+            raise
+    except OSError as error:
+        if tcp is not None:
+            tcp.close()
+        raise BootstrapError(
+            f"cannot listen on {address}: {error.strerror or error}; CLARY_COLLECTIVE_INTERFACE chooses the interface"
+        ) from error
+    return Listeners(tcp, unix, name)
+
+
+def dial(record: RankRecord, *, is_local: bool) -> socket.socket:
+    """Begin to connect to a rank; the socket is non-blocking, and writable once it is connected or has failed.
+
+    Raises: OSError.
+    """
+    if is_local:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        place: object = _abstract(record.unix_name)
+    else:
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            record.address, record.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setblocking(False)
+        tune(sock)
+        code = sock.connect_ex(place)  # type: ignore[arg-type]  # text or a tuple, as the family wants
+        if code not in (0, errno.EINPROGRESS):
+            raise OSError(code, os.strerror(code))
+        if is_local and not is_of_same_user(sock):
+            raise OSError(errno.EACCES, "a process of another user listens there")
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def tune(sock: socket.socket) -> None:
+    """Set what all TCP sockets between ranks have: no delay, and probes that notice a host that has vanished."""
+    if sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
+
+
+def is_of_same_user(sock: socket.socket) -> bool:
+    """Whether the process at the other end of a Unix socket runs as this user, by the kernel's word."""
+    assert sys.platform == "linux", "only there are Unix sockets used (hosts.HAS_SHARED_MEMORY)"
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+    _, uid, _ = _PEER_CREDENTIALS.unpack(raw)
+    return bool(uid == os.getuid())
+
+
+def _abstract(name: str) -> str:
+    return f"\0{name}"

@@ -1,0 +1,156 @@
+"""What ranks leave in the store about themselves, and what follows from all of it together.
+
+Where: `group.connect_group` publishes one record a rank under GROUP/RANK, and rank 0 one `Root` under GROUP/root, as
+JSON. Whoever can write the store can join the group; its content is still checked, so that errors name their cause.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TypeVar
+
+from clary.contract.errors import ContractError
+from clary.contract.plain import from_plain, to_plain
+from clary.train.collective.errors import BootstrapError
+
+VERSION = 1
+MAX_RECORD_BYTES = 8192
+_TERM_VARIABLES = {
+    "core": "CLARY_COLLECTIVE_CORE, or whether the compiled library was built there",
+    "slot_bytes": "CLARY_COLLECTIVE_SLOT_BYTES",
+    "link_latency_s": "CLARY_COLLECTIVE_LINK",
+    "link_bytes_per_s": "CLARY_COLLECTIVE_LINK",
+    "algorithm": "CLARY_COLLECTIVE_ALGORITHM",
+    "size": "the number of ranks that the program was started with",
+    "version": "the version of Clary",
+}
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What must be equal on all ranks."""
+
+    size: int
+    core: str
+    slot_bytes: int
+    link_latency_s: float
+    link_bytes_per_s: float
+    algorithm: str
+    version: int = VERSION
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """One rank: who it is, where it listens.
+
+    Args:
+        identity: equal for ranks that can share memory (`hosts.host_identity`).
+        unix_name: of its abstract Unix socket, without the leading zero; "" if it has none.
+        generation: of the attempt it belongs to.
+    """
+
+    rank: int
+    identity: str
+    host: str
+    pid: int
+    address: str
+    port: int
+    unix_name: str
+    generation: str
+    terms: Terms
+
+    @property
+    def in_words(self) -> str:
+        """Rank, host and address, for messages."""
+        return f"rank {self.rank} on {self.host} ({self.address} port {self.port}, pid {self.pid})"
+
+
+@dataclass(frozen=True)
+class Root:
+    """What rank 0 decides for all. `secret` is "" where the job has one of its own."""
+
+    generation: str
+    secret: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which ranks share a host: `host_of_rank` is numbered in order of first appearance by rank."""
+
+    host_of_rank: tuple[int, ...]
+    host_names: tuple[str, ...]
+
+    def ranks_of(self, host: int) -> tuple[int, ...]:
+        """Ranks on a host, ascending; the first is its leader."""
+        return tuple(rank for rank, of in enumerate(self.host_of_rank) if of == host)
+
+    def describe(self, rank: int) -> str:
+        """Name a rank for messages."""
+        return f"rank {rank} on {self.host_names[self.host_of_rank[rank]]}"
+
+
+Document = TypeVar("Document", RankRecord, Root)
+
+
+def layout_of(records: Sequence[RankRecord]) -> Layout:
+    """Number the hosts of `records`, which lie in rank order."""
+    hosts: dict[str, int] = {}
+    names: list[str] = []
+    host_of_rank = []
+    for record in records:
+        if record.identity not in hosts:
+            hosts[record.identity] = len(hosts)
+            names.append(record.host)
+        host_of_rank.append(hosts[record.identity])
+    return Layout(tuple(host_of_rank), tuple(names))
+
+
+def check_agreement(group: str, records: Sequence[RankRecord], generation: str) -> None:
+    """Refuse ranks that were set up differently, or are left from an earlier attempt.
+
+    Raises: BootstrapError naming the ranks, what differs and both values.
+    """
+    for place, record in enumerate(records):
+        if record.generation != generation or record.rank != place:
+            raise BootstrapError(
+                f"group {group!r}: the record of rank {place} ({record.in_words}) belongs to another attempt: give "
+                f"every attempt a group name or a store of its own",
+                culprit=place,
+            )
+    for term in fields(Terms):
+        values = [getattr(record.terms, term.name) for record in records]
+        if len(set(values)) > 1:
+            common, _ = Counter(values).most_common(1)[0]
+            odd = next(rank for rank, value in enumerate(values) if value != common)
+            other = values.index(common)
+            raise BootstrapError(
+                f"group {group!r}: ranks differ in {term.name}: {values[odd]!r} on {records[odd].in_words}, "
+                f"{common!r} on {records[other].in_words}. Make it equal on all: {_TERM_VARIABLES[term.name]}",
+                culprit=odd,
+                retryable=False,
+            )
+
+
+def encode(document: RankRecord | Root) -> bytes:
+    """Return the stored form."""
+    return json.dumps(to_plain(document)).encode()
+
+
+def decode(kind: type[Document], value: bytes, *, key: str) -> Document:
+    """Read a stored `RankRecord` or `Root`.
+
+    Raises: BootstrapError naming the key and what is wrong.
+    """
+    if len(value) > MAX_RECORD_BYTES:
+        raise BootstrapError(f"key {key!r} of the store holds {len(value)} bytes, at most {MAX_RECORD_BYTES} expected")
+    try:
+        return from_plain(kind, json.loads(value))
+    except (ValueError, RecursionError, ContractError) as error:  # not UTF-8, not JSON, nested without end, or misfit
+        raise BootstrapError(
+            f"key {key!r} of the store holds no {kind.__name__} of version {VERSION}: {error}. Do all ranks run the "
+            f"same version of Clary, and does nothing else use these keys?",
+            retryable=False,
+        ) from error

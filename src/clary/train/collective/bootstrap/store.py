@@ -1,0 +1,28 @@
+"""Where ranks leave a few bytes for each other before they are connected.
+
+Where: `group.connect_group` uses any store with these three methods: our own (`tcp_store`) under the NumPy adapter,
+torch's behind the torch adapter. Keys of a group begin with its name. Values are at most a few kilobytes.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Store(Protocol):
+    """Keys and values that every rank of a job sees. Used from one thread at a time."""
+
+    def set(self, key: str, value: bytes) -> None:
+        """Store `value`; a second call replaces it.
+
+        Raises: OSError or RuntimeError if the store cannot be reached.
+        """
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """Wait until `key` is set and return its value; 0 looks once.
+
+        Raises: TimeoutError if it was not set within `timeout_s`; OSError or RuntimeError as `set`.
+        """
+
+    def delete(self, key: str) -> None:
+        """Forget `key` if the store can; tidiness, nothing depends on it."""

@@ -1,0 +1,130 @@
+"""What ranks say on side streams before these belong to the core: "I am ready", or "I give up, because".
+
+Where: `group.connect_group`, after the sockets stand; `meeting` looks for farewells while others are still missing.
+The group is formed when everybody has heard from everybody: all have it, or nobody.
+
+    R               ready; to ranks of the own host the leader attaches the descriptor of the shared memory
+    X length text   the sender gives up, and why
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import selectors
+import socket
+import struct
+from collections.abc import Mapping
+
+from clary.train.collective.bootstrap.deadline import Deadline
+
+READY = b"R"
+FAREWELL = b"X"
+_LENGTH = struct.Struct("<H")
+_MAX_TEXT_BYTES = 2000
+_FAREWELL_LIMIT_S = 5.0  # to read what a rank that gave up has sent
+
+
+class GaveUp(Exception):
+    """A peer said farewell, or ended without a word."""
+
+    def __init__(self, peer: int, words: str) -> None:
+        super().__init__(words)
+        self.peer = peer
+
+
+def say_ready(sides: Mapping[int, socket.socket], *, segment_fd: int, host_mates: frozenset[int]) -> None:
+    """Tell all; `host_mates` get a descriptor along if there is one (>= 0). A peer that has ended is noticed later."""
+    for peer, sock in sides.items():
+        with contextlib.suppress(OSError):
+            if segment_fd >= 0 and peer in host_mates:
+                socket.send_fds(sock, [READY], [segment_fd])
+            else:
+                sock.send(READY)
+
+
+def say_farewell(sides: Mapping[int, socket.socket], words: str) -> None:
+    """Tell all why this rank gives up, as far as their sockets take it."""
+    text = words.encode()[:_MAX_TEXT_BYTES]
+    for sock in sides.values():
+        with contextlib.suppress(OSError):
+            sock.send(FAREWELL + _LENGTH.pack(len(text)) + text)
+
+
+def await_ready(sides: Mapping[int, socket.socket], *, leader: int | None, deadline: Deadline) -> int:
+    """Wait until all are ready; return the descriptor that `leader` sent, -1 where there is none to expect.
+
+    Raises: GaveUp; TimeoutError with the ranks that were not heard of, as `args[0]`. No descriptor is left open then.
+    """
+    waiting = dict(sides)
+    segment_fd = -1
+    try:
+        with selectors.DefaultSelector() as selector:
+            for peer, sock in waiting.items():
+                selector.register(sock, selectors.EVENT_READ, peer)
+            while waiting:
+                if deadline.has_passed:
+                    raise TimeoutError(sorted(waiting))
+                for key, _ in selector.select(deadline.remaining_s):
+                    peer = key.data
+                    if peer == leader:
+                        segment_fd = _hear_leader(peer, waiting[peer])
+                    else:
+                        _hear(peer, waiting[peer])
+                    selector.unregister(waiting.pop(peer))
+    except BaseException:
+        if segment_fd >= 0:
+            os.close(segment_fd)
+        raise
+    return segment_fd
+
+
+def read_farewell(sock: socket.socket) -> str:
+    """Return the text of a farewell that has arrived, FAREWELL itself included, or a word on its absence."""
+    deadline = Deadline(_FAREWELL_LIMIT_S)
+    header = _read(sock, len(FAREWELL) + _LENGTH.size, deadline)
+    if len(header) < len(FAREWELL) + _LENGTH.size:
+        return "it ended without a word"
+    (length,) = _LENGTH.unpack(header[len(FAREWELL) :])
+    return _read(sock, min(length, _MAX_TEXT_BYTES), deadline).decode(errors="replace")
+
+
+def _hear(peer: int, sock: socket.socket) -> None:
+    _look_for_ready(peer, sock)
+    sock.recv(len(READY))
+
+
+def _hear_leader(peer: int, sock: socket.socket) -> int:
+    """Hear a rank that attaches a descriptor to its word, and return it."""
+    _look_for_ready(peer, sock)
+    _, descriptors, _, _ = socket.recv_fds(sock, len(READY), 1, socket.MSG_CMSG_CLOEXEC)
+    if not descriptors:
+        raise GaveUp(peer, "it sent no descriptor of the shared memory (are this process's descriptors used up?)")
+    return descriptors[0]
+
+
+def _look_for_ready(peer: int, sock: socket.socket) -> None:
+    """Leave the word where it is: what is attached to it comes with the first real read.
+
+    Raises: GaveUp.
+    """
+    try:
+        first = sock.recv(1, socket.MSG_PEEK)
+    except OSError:
+        first = b""
+    if first != READY:
+        raise GaveUp(peer, read_farewell(sock) if first == FAREWELL else "it ended without a word")
+
+
+def _read(sock: socket.socket, num_bytes: int, deadline: Deadline) -> bytes:
+    """Read up to so many bytes from a non-blocking socket, fewer at its end or the deadline's."""
+    got = b""
+    with contextlib.suppress(OSError):
+        while len(got) < num_bytes and not deadline.has_passed:
+            if select.select([sock], [], [], deadline.remaining_s)[0]:
+                more = sock.recv(num_bytes - len(got))
+                if not more:
+                    break
+                got += more
+    return got

@@ -1,0 +1,77 @@
+"""Which core runs a group: the compiled one where it was built, else the slow reference.
+
+Where: `bootstrap.group` publishes the kind, so that groups are never mixed; `communicator` and the adapters open one.
+The compiled one is loaded on first use, not on import.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from functools import cache
+
+from clary.train._native.interface import Core, GroupConnections
+from clary.train.collective.errors import CoreError
+from clary.train.collective.settings import CollectiveSettings
+
+NATIVE = "native"
+REFERENCE = "reference"
+
+
+def core_kind(settings: CollectiveSettings) -> str:
+    """Return NATIVE or REFERENCE: what was asked for, else what is there.
+
+    Raises: CoreError if the compiled core was asked for and is not there.
+    """
+    from clary.train._native import core
+
+    if settings.core == REFERENCE:
+        return REFERENCE
+    reason = core.unavailable_reason()
+    if reason is None:
+        return NATIVE
+    if settings.core == NATIVE:
+        raise CoreError(f"CLARY_COLLECTIVE_CORE is native, but {reason}. {_HOW_TO_BUILD}", retryable=False)
+    _warn_of_slowness(reason)
+    return REFERENCE
+
+
+def open_core(connections: GroupConnections, settings: CollectiveSettings | None = None) -> Core:
+    """Open a core over connections and hand it their descriptors.
+
+    Args:
+        settings: those that the connections were made with; None reads the environment again.
+
+    Raises: CollectiveError if it cannot start, ValueError for a wrong variable; the descriptors are closed then.
+    """
+    try:
+        kind = core_kind(settings or CollectiveSettings.from_environment(os.environ))
+    except (CoreError, ValueError):
+        for descriptor in (connections.segment_fd, *connections.lane_fds, *connections.side_fds):
+            if descriptor >= 0:
+                os.close(descriptor)
+        raise
+    if kind == NATIVE:
+        from clary.train._native.core import NativeCore
+
+        return NativeCore(connections)
+    from clary.train._native.reference import ReferenceCore
+
+    return ReferenceCore(connections)
+
+
+_HOW_TO_BUILD = (
+    "Build it in Clary's source tree with `cmake -S . -B build/native -G Ninja && cmake --build build/native && "
+    "cmake --install build/native --prefix src`"
+)
+
+
+@cache
+def _warn_of_slowness(reason: str) -> None:
+    """Warn once a process."""
+    warnings.warn(
+        f"collectives run on the reference core in plain Python, which is slow: {reason}. {_HOW_TO_BUILD}; "
+        f"CLARY_COLLECTIVE_CORE=reference says that this is meant",
+        RuntimeWarning,
+        stacklevel=2,
+    )

@@ -1,0 +1,78 @@
+"""Errors of collectives: the branch of the tree of `contract.errors` that training programs see.
+
+    CollectiveError
+    |-- CollectiveTimeout   a peer did not come or answer within the limit
+    |-- PeerLost            a peer's process ended or its connection broke
+    |-- OrderMismatch       ranks called different collectives
+    |-- GroupClosed         the group was closed or aborted by this rank
+    |-- BootstrapError      the group could not be formed
+    `-- CoreError           the operating system refused something
+
+After any of these the group is poisoned: pending and later calls raise the first cause. A bad argument is a ValueError
+or TypeError, and leaves the group as it was. All are RuntimeError too, as torch.distributed's callers expect.
+"""
+
+from __future__ import annotations
+
+from clary.contract.errors import ClaryError, Fault
+from clary.train._native.interface import Code
+
+
+class CollectiveError(ClaryError, RuntimeError):
+    """A collective operation that did not happen.
+
+    Args:
+        message: names group, operation, sequence number, bytes, own rank and host, and the culprit.
+        culprit: rank to blame, -1 if none.
+    """
+
+    default_fault = Fault.INFRASTRUCTURE
+
+    def __init__(self, message: str, *, culprit: int = -1, retryable: bool = True) -> None:
+        super().__init__(message, retryable=retryable, details={"culprit": culprit})
+        self.culprit = culprit
+
+
+class CollectiveTimeout(CollectiveError):
+    """The limit passed while a peer was waited for."""
+
+
+class PeerLost(CollectiveError):
+    """A peer's process ended, or its connection broke."""
+
+
+class OrderMismatch(CollectiveError):
+    """Ranks called different collectives, or with different sizes. A defect of the program: no retry helps."""
+
+    default_fault = Fault.ALGORITHM
+
+    def __init__(self, message: str, *, culprit: int = -1) -> None:
+        super().__init__(message, culprit=culprit, retryable=False)
+
+
+class GroupClosed(CollectiveError):
+    """The group was closed or aborted by this rank."""
+
+
+class BootstrapError(CollectiveError):
+    """The group could not be formed: a rank did not come, an address did not answer, a peer was refused."""
+
+
+class CoreError(CollectiveError):
+    """The operating system refused memory, a thread or a descriptor."""
+
+
+_CLASS_OF_CODE: dict[Code, type[CollectiveError]] = {
+    Code.TIMEOUT: CollectiveTimeout,
+    Code.PEER_LOST: PeerLost,
+    Code.ORDER_MISMATCH: OrderMismatch,
+    Code.CLOSED: GroupClosed,
+    Code.SYSTEM: CoreError,
+}
+
+
+def error_of(code: int, culprit: int, text: str) -> Exception:
+    """Return the exception for what a core reported."""
+    if code == Code.INVALID:
+        return ValueError(text)
+    return _CLASS_OF_CODE[Code(code)](text, culprit=culprit)

@@ -1,0 +1,99 @@
+"""An operation that was called, and what its caller waits on."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from clary.train._native.interface import Core
+from clary.train.collective.buffers import Buffer
+from clary.train.collective.errors import CollectiveError
+
+_HAS_ENDED = 0  # what cores return instead of a ticket
+
+
+class Work:
+    """One operation. Its buffers are kept until it has ended, whether or not anybody waits.
+
+    Outputs are undefined, and inputs must not be changed, before `wait` has returned True or `is_done` did.
+    """
+
+    def __init__(self, core: Core, ticket: int, buffers: Sequence[Buffer]) -> None:
+        self._core = core
+        self._ticket = ticket
+        self._buffers: Sequence[Buffer] = buffers if ticket != _HAS_ENDED else ()
+        self._turn = threading.Lock()
+        self._has_ended = ticket == _HAS_ENDED
+        self._error: Exception | None = None
+        self._source = 0
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the operation has ended; False if `timeout_s` passed first, and the operation goes on.
+
+        The operation's own limit ends it, however long one waits. May be called again, from any thread.
+        Raises: CollectiveError, the first cause why it failed.
+        """
+        with self._turn:
+            if not self._has_ended:
+                self._ask_core(timeout_s)
+        if self._error is not None:
+            raise self._error
+        return self._has_ended
+
+    def is_done(self) -> bool:
+        """Whether it has ended, well or not."""
+        if not self._has_ended and self._turn.acquire(blocking=False):  # else somebody waits: it is under way
+            try:
+                if self._core.is_done(self._ticket):
+                    self._ask_core(None)
+            except CollectiveError as error:  # the group was closed, and all tickets with it
+                self._end(error)
+            finally:
+                self._turn.release()
+        return self._has_ended
+
+    @property
+    def source(self) -> int:
+        """After a receive has ended: the rank that sent."""
+        return self._source
+
+    def _ask_core(self, timeout_s: float | None) -> None:
+        try:
+            source = self._core.wait(self._ticket, timeout_s)
+        except (CollectiveError, ValueError) as error:
+            self._end(error)
+            return
+        if source is not None:
+            self._source = source
+            self._end(None)
+
+    def _end(self, error: Exception | None) -> None:
+        self._error = error
+        self._buffers = ()
+        self._has_ended = True
+
+
+class PendingWorks:
+    """The works of a group that are under way: they live here even if their callers have dropped them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._works: deque[Work] = deque()
+
+    def add(self, work: Work) -> None:
+        """Keep a work, and let go of the first ones if they have ended: collectives end in the order of their calls."""
+        with self._lock:
+            self._works.append(work)
+            self._works.rotate(-self._num_ended())
+
+    def clear(self) -> None:
+        """Let go of all; nothing may be under way any more."""
+        with self._lock:
+            self._works.clear()
+
+    def __len__(self) -> int:
+        return len(self._works)
+
+    def _num_ended(self) -> int:
+        return 0

@@ -1,0 +1,59 @@
+"""The foreign names as files: what they may import, how old a Python may read them, what launchers read of them."""
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+
+import clary
+from clary.train.collective import errors
+
+COMPAT = Path(clary.__file__).parent / "compat"
+FILES = sorted(COMPAT.rglob("*.py"))
+# Imported whatever the interpreter's version is: torch's autoload, and the module that says what is wrong.
+ANY_PYTHON = ("clary_autoload.py", "smdistributed/dataparallel/__init__.py")
+ALLOWED = ("clary.train", "smdistributed.dataparallel", "torch")
+STANDARD = ("__future__", "collections", "importlib", "os", "sys", "typing")
+
+
+def imported_by(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names.add(node.module or "")
+    return names
+
+
+def test_there_are_names_to_look_at() -> None:
+    assert len(FILES) >= 8
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(COMPAT)))
+def test_the_names_rest_on_the_train_side_alone(path: Path) -> None:
+    for name in imported_by(path):
+        is_allowed = any(name == root or name.startswith(f"{root}.") for root in (*ALLOWED, *STANDARD))
+        assert is_allowed, f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("name", ANY_PYTHON)
+def test_what_every_python_imports_can_be_read_by_every_python(name: str) -> None:
+    ast.parse((COMPAT / name).read_text(), feature_version=(3, 8))
+
+
+def test_launchers_find_the_classes_of_errors_by_name() -> None:
+    from clary.compat.smdistributed.dataparallel import exceptions
+
+    # As sagemaker-training 5.1.4 `smdataparallel.get_dataparallel_exception_classes` looks.
+    found = {name for name in dir(exceptions) if inspect.isclass(getattr(exceptions, name))}
+    assert found == set(exceptions.__all__)
+    theirs = vars(errors).items()
+    assert found == {
+        name for name, value in theirs if isinstance(value, type) and issubclass(value, errors.CollectiveError)
+    }
+
+
+def test_smdistributed_is_a_namespace_in_which_others_have_room() -> None:
+    assert not (COMPAT / "smdistributed" / "__init__.py").exists()

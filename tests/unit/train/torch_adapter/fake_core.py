@@ -1,0 +1,91 @@
+"""A core whose operations end when a test says so."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from clary.train.collective.errors import GroupClosed
+
+
+class FakeCore:
+    """Takes every call, remembers it, and hands out tickets for asynchronous ones."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []
+        self._changed = threading.Condition()
+        self._last = 0
+        self._ends: dict[int, tuple[int, Exception | None]] = {}
+        self._open: set[int] = set()
+        self._watched: set[int] = set()
+        self._is_closed = False
+
+    def __getattr__(self, name: str):
+        def call(*arguments):
+            self.calls.append((name, *arguments))
+            if name in ("send", "receive") or arguments[-2] is True:
+                return self._ticket()
+            return 0
+
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return call
+
+    def _ticket(self) -> int:
+        with self._changed:
+            self._last += 1
+            self._open.add(self._last)
+            return self._last
+
+    def end(self, ticket: int, error: Exception | None = None, peer: int = 0) -> None:
+        """End an operation."""
+        with self._changed:
+            self._ends[ticket] = (peer, error)
+            self._changed.notify_all()
+
+    @property
+    def open_tickets(self) -> set[int]:
+        """Tickets whose end nobody has taken."""
+        return set(self._open)
+
+    def wait(self, ticket: int, limit_s: float | None) -> int | None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._is_closed or ticket in self._ends, limit_s):
+                return None
+            if ticket not in self._open:
+                raise AssertionError(f"the end of ticket {ticket} was taken twice")
+            self._open.discard(ticket)
+            peer, error = self._ends.get(ticket, (0, GroupClosed("closed")))
+        if error is not None:
+            raise error
+        return peer
+
+    def is_done(self, ticket: int) -> bool:
+        return ticket in self._ends
+
+    def watch(self, ticket: int) -> None:
+        with self._changed:
+            if self._is_closed:
+                raise GroupClosed("closed")
+            self._watched.add(ticket)
+            self._changed.notify_all()
+
+    def next_watched(self, limit_s: float) -> int:
+        deadline = time.monotonic() + limit_s
+        with self._changed:
+            while True:
+                for ticket in sorted(self._watched & self._ends.keys()):
+                    self._watched.discard(ticket)
+                    return ticket
+                if self._is_closed:
+                    return -1
+                if not self._changed.wait(max(deadline - time.monotonic(), 0)):
+                    return 0
+
+    def abort(self, reason: str) -> None:
+        self.calls.append(("abort", reason))
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()

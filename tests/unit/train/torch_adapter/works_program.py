@@ -1,0 +1,232 @@
+"""What torch waits on, over a core whose operations end when a test says so."""
+
+import gc
+import threading
+import time
+import weakref
+from datetime import timedelta
+
+import torch
+from fake_core import FakeCore
+
+from clary.train.collective.adapters.torch.completion import CompletionThread
+from clary.train.collective.adapters.torch.work import EndedWork, JointWork, PendingWork
+from clary.train.collective.errors import CollectiveTimeout, GroupClosed, PeerLost
+
+_SOON_S = 5.0
+
+
+def pending(finish=None):
+    core = FakeCore()
+    completion = CompletionThread(core, "group", 0)
+    tensor = torch.zeros(3)
+    ticket = core.barrier(True, 0.0)
+    return core, completion, PendingWork(core, ticket, completion, [tensor], tensor, finish)
+
+
+def raised(function, *arguments):
+    try:
+        function(*arguments)
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def until(condition):
+    deadline = time.monotonic() + _SOON_S
+    while not condition():
+        assert time.monotonic() < deadline, "did not come to pass"
+        time.sleep(0.001)
+
+
+def test_waiting_returns_once_the_operation_has_ended():
+    core, _, work = pending()
+    threading.Timer(0.05, core.end, (work.ticket,)).start()
+    assert not work.is_completed()
+    assert work.wait()
+    assert work.is_completed()
+    assert work.is_success()
+    assert work.wait()  # and again
+
+
+def test_waiting_for_too_short_a_time_leaves_the_operation_under_way():
+    core, _, work = pending()
+    error = raised(work.wait, timedelta(milliseconds=10))
+    assert isinstance(error, CollectiveTimeout)
+    assert "goes on" in str(error)
+    assert not work.is_completed()
+    core.end(work.ticket)
+    assert work.wait(timedelta(seconds=_SOON_S))
+
+
+def test_a_zero_timeout_means_none():
+    core, _, work = pending()
+    threading.Timer(0.05, core.end, (work.ticket,)).start()
+    assert work.wait(timedelta(0))
+
+
+def test_a_failed_operation_raises_its_error_at_every_wait():
+    core, _, work = pending()
+    core.end(work.ticket, PeerLost("rank 1 died", culprit=1))
+    for _ in range(2):
+        error = raised(work.wait)
+        assert isinstance(error, PeerLost)
+        assert error.culprit == 1
+    assert work.is_completed()
+    assert not work.is_success()
+    assert isinstance(work.exception(), PeerLost)
+
+
+def test_polling_takes_the_end_and_runs_what_finishes_the_operation():
+    finished = []
+    core, _, work = pending(lambda: finished.append(True))
+    assert not work.is_completed()
+    core.end(work.ticket)
+    assert work.is_completed()
+    assert finished == [True]
+    assert not core.open_tickets
+
+
+def test_what_finishes_an_operation_runs_once_and_not_after_a_failure():
+    finished = []
+    core, _, work = pending(lambda: finished.append(True))
+    core.end(work.ticket)
+    work.wait()
+    work.wait()
+    assert finished == [True]
+    core, _, work = pending(lambda: finished.append(True))
+    core.end(work.ticket, PeerLost("gone"))
+    raised(work.wait)
+    assert finished == [True]
+
+
+def test_a_future_ends_with_the_tensors_when_the_operation_ends():
+    core, completion, work = pending()
+    future = work.get_future()
+    assert not future.done()
+    core.end(work.ticket)
+    assert future.wait()[0] is work.result()[0]
+    assert work.get_future() is future
+    assert work.is_completed()
+    core.close()
+    completion.join()
+
+
+def test_a_future_of_an_operation_that_has_ended_is_done():
+    core, _, work = pending()
+    core.end(work.ticket)
+    work.wait()
+    assert work.get_future().done()
+
+
+def test_a_future_of_a_failed_operation_raises():
+    core, completion, work = pending()
+    future = work.get_future()
+    core.end(work.ticket, PeerLost("rank 1 died"))
+    assert "rank 1 died" in str(raised(future.wait))
+    assert isinstance(raised(work.wait), PeerLost)
+    core.close()
+    completion.join()
+
+
+def test_waiting_for_an_operation_with_a_future_does_not_take_its_end_twice():
+    core, completion, work = pending()
+    future = work.get_future()
+    threading.Timer(0.05, core.end, (work.ticket,)).start()
+    assert work.wait()
+    future.wait()
+    assert not core.open_tickets
+    core.close()
+    completion.join()
+
+
+def test_two_threads_may_wait_for_one_operation():
+    core, _, work = pending()
+    ends = []
+    threads = [threading.Thread(target=lambda: ends.append(work.wait())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    core.end(work.ticket)
+    for thread in threads:
+        thread.join(_SOON_S)
+    assert ends == [True, True]
+
+
+def test_closing_the_group_fails_futures_that_have_not_ended():
+    core, completion, work = pending()
+    future = work.get_future()
+    core.close()
+    completion.join()
+    assert "GroupClosed" in str(raised(future.wait))
+    assert isinstance(raised(work.wait), GroupClosed)
+
+
+def test_a_future_asked_for_after_the_group_was_closed_raises():
+    core, completion, work = pending()
+    core.close()
+    completion.join()
+    assert "GroupClosed" in str(raised(work.get_future().wait))
+
+
+def test_a_dropped_work_keeps_its_memory_until_the_operation_has_ended():
+    finished = []
+    core, completion, work = pending(lambda: finished.append(True))
+    ticket = work.ticket
+    memory = weakref.ref(work._held)
+    del work
+    gc.collect()
+    assert memory() is not None
+    core.end(ticket)
+    until(lambda: finished)
+    until(lambda: memory() is None)
+    assert not core.open_tickets
+    core.close()
+    completion.join()
+
+
+def test_a_work_dropped_after_its_end_leaves_nothing_behind():
+    core, completion, work = pending()
+    core.end(work.ticket)
+    work.wait()
+    memory = weakref.ref(work.result()[0])
+    del work
+    gc.collect()
+    assert memory() is None
+    assert completion._thread is None
+
+
+def test_a_joint_work_ends_with_the_last_of_its_works():
+    core = FakeCore()
+    completion = CompletionThread(core, "group", 0)
+    tensors = [torch.zeros(1), torch.ones(1)]
+    works = [PendingWork(core, core.barrier(True, 0.0), completion, [tensor]) for tensor in tensors]
+    joint = JointWork(works, tensors)
+    core.end(works[0].ticket)
+    assert not joint.is_completed()
+    future = joint.get_future()
+    core.end(works[1].ticket)
+    assert joint.wait()
+    assert joint.is_success()
+    assert future.wait() == tensors
+    core.close()
+    completion.join()
+
+
+def test_a_joint_work_fails_with_the_first_that_failed():
+    core = FakeCore()
+    completion = CompletionThread(core, "group", 0)
+    works = [PendingWork(core, core.barrier(True, 0.0), completion, []) for _ in range(2)]
+    joint = JointWork(works, [])
+    core.end(works[0].ticket, PeerLost("first"))
+    core.end(works[1].ticket, PeerLost("second"))
+    assert "first" in str(raised(joint.wait))
+    assert not joint.is_success() or joint.exception() is not None
+
+
+def test_an_ended_work_has_its_tensors_at_once():
+    tensor = torch.zeros(1)
+    work = EndedWork([tensor])
+    assert work.wait()
+    assert work.is_completed()
+    assert work.get_future().value()[0] is tensor
+    assert work.exception() is None
