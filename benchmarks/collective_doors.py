@@ -50,37 +50,58 @@ class TorchDoors:
 
         torch.set_num_threads(1)
         # A file in place of a TCP store: no port is taken, and nothing of it is on the links under test.
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{folder / 'store'}",
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=TIMEOUT_S),
-        )
+        self._store = dist.FileStore(str(folder / "store"), size)
+        timeout = timedelta(seconds=TIMEOUT_S)
+        dist.init_process_group("gloo", store=self._store, rank=rank, world_size=size, timeout=timeout)
         self.about = {"torch": str(torch.__version__)}
         self.rank, self.size = rank, size
         self.groups: dict[str, Any] = {"gloo": dist.group.WORLD}
+        self._communicators: dict[str, Any] = {}
 
     def open(self, name: str, backend: str, environment: dict[str, str]) -> None:
-        """Form another group of all ranks; what reads its settings from the environment finds `environment` there."""
+        """Form another group of all ranks; what reads its settings from the environment finds `environment` there.
+
+        Args:
+            backend: of torch.distributed; or `communicator`, which is ours without torch around it.
+        """
         import torch.distributed as dist
 
-        if backend == "smddp":
-            from clary.train.collective.adapters.torch import registration
-
-            registration.register()
         with _environment(environment):
+            if backend == "communicator":
+                self._communicators[name] = self._open_communicator(name)
+                return
+            if backend == "smddp":
+                from clary.train.collective.adapters.torch import registration
+
+                registration.register()
             self.groups[name] = dist.new_group(backend=backend, timeout=timedelta(seconds=TIMEOUT_S))
 
     def door(self, name: str) -> Door:
         """Return the door of a group."""
+        if name in self._communicators:
+            return _CommunicatorDoor(self._communicators[name])
         return _TorchDoor(self.groups[name])
+
+    def explain(self, name: str, num_bytes: int) -> str:
+        """Return why a communicator of ours would take which algorithm for an all_reduce."""
+        return str(self._communicators[name].core.explain(0, num_bytes))
 
     def close(self) -> None:
         """Leave all groups."""
         import torch.distributed as dist
 
+        for communicator in self._communicators.values():
+            communicator.close()
         dist.destroy_process_group()
+
+    def _open_communicator(self, name: str) -> Any:
+        import torch.distributed as dist
+
+        from clary.train.collective.adapters.torch.store import TorchStore
+        from clary.train.collective.communicator import open_group
+
+        store = TorchStore(dist.PrefixStore(name, self._store))
+        return open_group(store, rank=self.rank, size=self.size, group_name=name)
 
 
 class _TorchDoor:
@@ -96,6 +117,20 @@ class _TorchDoor:
             "all_reduce": lambda: dist.all_reduce(target, group=group),
             "all_gather": lambda: dist.all_gather_single(target, source, group=group),
             "reduce_scatter": lambda: dist.reduce_scatter_single(target, source, group=group),
+        }
+        return calls[collective]
+
+
+class _CommunicatorDoor:
+    def __init__(self, communicator: Any) -> None:
+        self._communicator = communicator
+
+    def call(self, collective: str, output: Any, values: Any) -> Callable[[], None]:
+        ours = self._communicator
+        calls: dict[str, Callable[[], None]] = {
+            "all_reduce": lambda: ours.all_reduce(output),
+            "all_gather": lambda: ours.all_gather(values, output),
+            "reduce_scatter": lambda: ours.reduce_scatter(values, output),
         }
         return calls[collective]
 

@@ -27,12 +27,18 @@ class Rank:
     def __init__(self, doors: TorchDoors | MpiDoors, board: Board) -> None:
         self._doors, self._board = doors, board
         self._samples: Samples | None = None
+        self._training: Any = None
 
     def open(self, *, door: str, backend: str, environment: dict[str, str]) -> dict[str, Any]:
         """Form a group and call it `door`."""
         assert isinstance(self._doors, TorchDoors)
         self._doors.open(door, backend, environment)
         return {}
+
+    def explain(self, *, door: str, num_bytes: int) -> dict[str, Any]:
+        """Say what our cost model chooses for an all_reduce."""
+        assert isinstance(self._doors, TorchDoors)
+        return {"text": self._doors.explain(door, num_bytes)}
 
     def size(self, *, collective: str, num_bytes: int) -> dict[str, Any]:
         """Allocate the buffers that all doors use from here on."""
@@ -53,6 +59,27 @@ class Rank:
             self._board, num_bytes=num_bytes, num_samples=num_samples, is_alone=is_alone, rank=self._doors.rank
         )
         return {"bytes_per_s": rates}
+
+    def begin_training(self, *, doors: list[str], **arguments: Any) -> dict[str, Any]:
+        """Make one model for each of these groups."""
+        from benchmarks.collective_training import Training  # MPI's ranks have no torch to load
+
+        assert isinstance(self._doors, TorchDoors)
+        groups = {door: self._doors.groups[door] for door in doors}
+        self._training = Training(groups, self._board, self._doors.rank, **arguments)
+        about: dict[str, Any] = self._training.about()
+        return about
+
+    def train(self, *, door: str, num_steps: int) -> dict[str, Any]:
+        """Train the model of one group further."""
+        trained: dict[str, Any] = self._training.steps(door, num_steps)
+        return trained
+
+    def end_training(self) -> dict[str, Any]:
+        """Tell the weights of all models apart, and forget them."""
+        digests: dict[str, Any] = self._training.digests()
+        self._training = None
+        return digests
 
 
 def main(arguments: list[str]) -> int:

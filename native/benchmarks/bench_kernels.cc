@@ -3,7 +3,8 @@
 //   bench_kernels [set ...]     the sets of instructions to measure; none means the one that is chosen by itself
 //
 // `output_gb_per_s` counts the bytes written to the destination alone, in 10^9 bytes a second, at the median of
-// kRounds rounds. Sizes are of one buffer: 64 KiB lies in a core's cache, 1 MiB in a shared one, 32 MiB mostly in memory.
+// kRounds rounds. Sizes are of one buffer: 64 KiB lies in a core's cache, 1 MiB in a shared one, 32 MiB mostly in
+// memory.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>

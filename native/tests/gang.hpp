@@ -75,6 +75,16 @@ class Gang {
     return clary_create(&group, failure);
   }
 
+  // After a fork: close what belongs to the other ranks; -1 closes everything.
+  void keepOnly(int rank) {
+    for (int other = 0; other < size(); ++other) {
+      for (int peer = 0; other != rank && peer < size(); ++peer) {
+        if (lanes_[other][peer] >= 0) close(lanes_[other][peer]);
+        if (sides_[other][peer] >= 0) close(sides_[other][peer]);
+      }
+    }
+  }
+
   // Runs `act` for every rank in a thread of its own; communicators are destroyed when all have returned.
   void run(const std::function<void(int rank, clary_communicator*)>& act) {
     std::vector<std::thread> threads;

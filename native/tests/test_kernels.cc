@@ -1,5 +1,8 @@
 // Reductions against sums made one element at a time, on every set of instructions this processor has.
 #include <gtest/gtest.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #include <algorithm>
 #include <bit>
@@ -208,7 +211,7 @@ Bytes expectedResult(const Inputs& inputs, Dtype dtype, ReduceOp op, int divisor
 template <class T, class Unsigned>
 void fillFloating(std::mt19937_64* random, Bytes* bytes, size_t count) {
   using Limits = std::numeric_limits<T>;
-  const T special[] = {T{0},          -T{0},         Limits::infinity(),      -Limits::infinity(), Limits::quiet_NaN(),
+  const T special[] = {T{0},          -T{0},         Limits::infinity(),   -Limits::infinity(), Limits::quiet_NaN(),
                        Limits::max(), Limits::min(), Limits::denorm_min(), -Limits::max(),      T{1}};
   std::uniform_real_distribution<double> near(-8, 8);
   for (size_t i = 0; i < count; ++i) {
@@ -279,7 +282,7 @@ struct Layout {
 };
 
 constexpr Layout kLayouts[] = {
-    {Place::kSeparate, false, 0, 0, 1},   {Place::kFirstSource, true, 0, 0, 4}, {Place::kSeparate, true, 1, 1, 3},
+    {Place::kSeparate, false, 0, 0, 1},    {Place::kFirstSource, true, 0, 0, 4}, {Place::kSeparate, true, 1, 1, 3},
     {Place::kFirstSource, false, 4, 8, 1}, {Place::kLastSource, true, 3, 5, 7},  {Place::kLastSource, false, 8, 0, 2},
 };
 
@@ -454,6 +457,22 @@ TEST_P(KernelsTest, NanOfEitherSourceIsTheResultOfEveryFloatingOperation) {
   }
 }
 
+#if defined(__x86_64__)
+TEST_P(KernelsTest, SubnormalsAreKeptInAThreadThatFlushesThem) {
+  constexpr unsigned kFlushing = 0x8040;  // of MXCSR: results and operands
+  const unsigned before = _mm_getcsr();
+  const float subnormal = std::numeric_limits<float>::denorm_min();
+  const void* sources[] = {&subnormal, &subnormal};
+  float sum = 0;
+  _mm_setcsr(before | kFlushing);
+  reduceInto(&sum, nullptr, sources, 2, 1, Dtype::kFloat32, ReduceOp::kSum);
+  const unsigned after = _mm_getcsr();
+  _mm_setcsr(before);
+  EXPECT_EQ(std::bit_cast<uint32_t>(sum), 2u);
+  EXPECT_EQ(after, before | kFlushing) << "the thread's own modes were not put back";
+}
+#endif
+
 // ---- Tests of what surrounds the sets.
 
 TEST(KernelChoiceTest, AnUnknownSetIsRefusedAndChangesNothing) {
@@ -486,7 +505,8 @@ std::string messageOf(int num_sources, Dtype dtype, ReduceOp op, int divisor) {
 }
 
 TEST(ReduceIntoTest, ArgumentsThatMakeNoSenseAreRefusedWithAReason) {
-  EXPECT_NE(messageOf(2, Dtype::kFloat32, ReduceOp::kBand, 1).find("band is not defined for float32"), std::string::npos);
+  EXPECT_NE(messageOf(2, Dtype::kFloat32, ReduceOp::kBand, 1).find("band is not defined for float32"),
+            std::string::npos);
   EXPECT_NE(messageOf(2, Dtype::kInt8, ReduceOp::kAvg, 1).find("avg is not defined for int8"), std::string::npos);
   EXPECT_NE(messageOf(0, Dtype::kInt8, ReduceOp::kSum, 1).find("1 source or more, got 0"), std::string::npos);
   EXPECT_NE(messageOf(2, Dtype::kInt8, ReduceOp::kSum, 2).find("divisor 1 for int8, got 2"), std::string::npos);

@@ -100,8 +100,8 @@ const char* collectiveName(Collective kind) {
 
 bool isDefined(ReduceOp op, Dtype dtype) {
   const bool is_known = elementBytes(dtype) > 0;
-  const bool is_floating = dtype == Dtype::kFloat32 || dtype == Dtype::kFloat64 || dtype == Dtype::kFloat16 ||
-                           dtype == Dtype::kBfloat16;
+  const bool is_floating =
+      dtype == Dtype::kFloat32 || dtype == Dtype::kFloat64 || dtype == Dtype::kFloat16 || dtype == Dtype::kBfloat16;
   switch (op) {
     case ReduceOp::kSum:
     case ReduceOp::kMin:

@@ -19,6 +19,8 @@ constexpr Duration kLaneTurn = microseconds(100);
 constexpr Duration kPatienceForCause = milliseconds(250);
 // A rank that waits for another host lets ranks that see the culprit itself speak first.
 constexpr Duration kPatienceForWitness = milliseconds(400);
+// And a rank whose neighbours wait for another host is farther from the culprit still.
+constexpr Duration kPatienceForNeighbour = milliseconds(800);
 constexpr int kLooksPerClock = 32;
 
 inline void relax() {
@@ -100,11 +102,11 @@ void Run::awaitHost(Step step) {
       throw Failure(Code::kPeerLost, peer, layout().describe(peer) + " has left the group");
     }
     const TimePoint now = Clock::now();
-    if (now >= operation_.deadline) timeOutOnHost(step);
+    if (now >= operation_.deadline) timeOutOnHost(step, now >= operation_.deadline + kPatienceForNeighbour);
     if (hasLanes && lanes().hasPending()) {
       moveLanes(kLaneTurn);
     } else {
-      shared.sleep(member, seen, std::min<Duration>(kLongestSleep, operation_.deadline - now));
+      shared.sleep(member, seen, kLongestSleep);
     }
   }
 }
@@ -123,12 +125,15 @@ HostTeam::Buffer Run::takeOutbox() {
 
 template <typename Done>
 void Run::awaitLane(int peer, const char* what, Done done) {
+  if (done()) return;
+  team().setWaitsFor(peer);
   while (!done()) {
     checkNews();
     const TimePoint now = Clock::now();
     if (now >= operation_.deadline + kPatienceForWitness) timeOutOnLane(peer, what);
-    moveLanes(std::min<Duration>(kLongestSleep, operation_.deadline + kPatienceForWitness - now));
+    moveLanes(kLongestSleep);
   }
+  team().setWaitsFor(-1);
 }
 
 void Run::awaitReceived(int peer, LaneSet::Position position) {
@@ -162,19 +167,33 @@ void Run::checkNews() {
   if (machinery_.hasBadNews->load(std::memory_order_acquire)) machinery_.raiseBadNews();
 }
 
-void Run::timeOutOnHost(Step step) {
+void Run::timeOutOnHost(Step step, bool isLastWord) {
   HostTeam& shared = team();
   std::string late;
+  std::string kept;
   int culprit = -1;
+  int keeper = -1;
   for (int member = 0; member < shared.members(); ++member) {
     if (hasReached(shared.published(member), step)) continue;
     const int peer = layout().localRanks()[member];
+    const int other = shared.waitsFor(member);
+    if (other >= 0) {
+      keeper = keeper < 0 ? other : keeper;
+      kept +=
+          (kept.empty() ? "" : ", ") + layout().describe(peer) + " (which waits for " + layout().describe(other) + ")";
+      continue;
+    }
     if (culprit < 0) culprit = peer;
     late += (late.empty() ? "" : ", ") + layout().describe(peer);
   }
-  throw Failure(Code::kTimeout, culprit,
-                "waited " + seconds(elapsedSeconds()) + " for " + late +
-                    ", which did not come this far: stopped, stuck elsewhere, or not calling this collective");
+  if (culprit >= 0) {
+    throw Failure(Code::kTimeout, culprit,
+                  "waited " + seconds(elapsedSeconds()) + " for " + late +
+                      ", which did not come this far: stopped, stuck elsewhere, or not calling this collective");
+  }
+  if (isLastWord && keeper >= 0) {
+    throw Failure(Code::kTimeout, keeper, "waited " + seconds(elapsedSeconds()) + " for " + kept);
+  }
 }
 
 void Run::timeOutOnLane(int peer, const char* what) {

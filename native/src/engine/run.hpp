@@ -65,7 +65,8 @@ class Run {
   void checkNews();
   void compareAnnouncements();
   void moveLanes(Duration limit);
-  [[noreturn]] void timeOutOnHost(Step step);
+  // Throws unless all who are late wait for another host themselves and may still learn who keeps them.
+  void timeOutOnHost(Step step, bool isLastWord);
   [[noreturn]] void timeOutOnLane(int peer, const char* what);
   template <typename Done>
   void awaitLane(int peer, const char* what, Done done);

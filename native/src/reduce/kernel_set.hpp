@@ -20,7 +20,7 @@ struct Reduction {
   int num_sources;
   size_t count;
   int divisor;
-  bool bypasses_cache;  // write past the cache where alignment allows; the destination must not be a source then
+  bool bypasses_cache;  // write past the cache, where alignment allows
 };
 
 using Kernel = void (*)(const Reduction&);

@@ -1,25 +1,29 @@
 // Element-wise reduction of several sources into one or two destinations, and plain copies.
 //
 // One pass over memory whatever the number of sources. The order is fixed, ((s0 op s1) op s2) ..., so equal inputs give
-// equal bits. float16 and bfloat16 are widened to float32 once, accumulated there, and rounded once, to nearest even, at
-// the end. The instruction set is chosen when the process first reduces; all give the same bits.
+// equal bits. float16 and bfloat16 are widened to float32 once, accumulated there, and rounded once, to nearest even,
+// at the end. Integers wrap. A bool is true if its byte is not 0, and is written as 0 or 1. On floating types NaN wins
+// every operation and is written as one quiet NaN whatever its payload was, and MIN and MAX take -0 for less than +0,
+// so they do not depend on the order of sources. The instruction set is chosen when the process first reduces; all give
+// the same bits, whatever the calling thread has set for its own arithmetic (say, to flush subnormals).
 #pragma once
 
 #include "common/types.hpp"
 
 namespace clary {
 
-// destination[i] = (sources[0][i] op sources[1][i] op ...) / divisor.
+// destination[i] = (sources[0][i] op sources[1][i] op ...) / divisor. Buffers may be unaligned.
 //   destination  may equal one of the sources; no other overlap.
 //   mirror       nullptr, or a second place for the result; overlaps nothing.
-//   num_sources  1 or more.
+//   num_sources  1 or more; one source with divisor 1 is copied, bit for bit unless it is bool.
 //   divisor      1 leaves the result alone; only floating types may have another. AVG reduces as SUM does; its division
 //                is asked for by this argument in the last reduction alone.
 //   op           defined for dtype (`isDefined`).
-void reduceInto(void* destination, void* mirror, const void* const* sources, int num_sources, size_t count,
-                Dtype dtype, ReduceOp op, int divisor = 1);
+// Throws Failure (INVALID), with nothing written, if num_sources, divisor or op is none of these.
+void reduceInto(void* destination, void* mirror, const void* const* sources, int num_sources, size_t count, Dtype dtype,
+                ReduceOp op, int divisor = 1);
 
-// As memcpy; large copies may bypass the cache where that is faster.
+// As memcpy; large copies bypass the cache, because that is faster.
 void copyBytes(void* destination, const void* source, size_t bytes);
 
 const char* instructionSet();  // "avx512", "avx2" or "baseline"

@@ -6,9 +6,9 @@
 // before the first aligned address, run through the same code by way of a padded copy, so every element meets the same
 // instructions.
 //
-// Equal bits on every instruction set: lanes are added, multiplied and divided by IEEE 754 instructions and never fused;
-// minimum and maximum are made of comparisons; and every NaN is written as kNan, because which of two NaNs an addition
-// hands on depends on the order of operands that the compiler happens to choose.
+// Equal bits on every instruction set: lanes are added, multiplied and divided by IEEE 754 instructions and never
+// fused; minimum and maximum are made of comparisons; and every NaN is written as kNan, because which of two NaNs an
+// addition hands on depends on the order of operands that the compiler happens to choose.
 #pragma once
 
 #include "reduce/kernel_set.hpp"
@@ -33,8 +33,8 @@ struct Product {
   }
 };
 
-// On floating types the minimum and maximum of IEEE 754-2019: NaN wins, and -0 is less than +0. Equal numbers have equal
-// bits except for zeros, so "or" of the bits is the lesser of equals and "and" the greater.
+// On floating types the minimum and maximum of IEEE 754-2019: NaN wins, and -0 is less than +0. Equal numbers have
+// equal bits except for zeros, so "or" of the bits is the lesser of equals and "and" the greater.
 struct Min {
   template <class Format, class Lanes>
   static Lanes combine(Lanes a, Lanes b) {
@@ -211,17 +211,14 @@ template <class Format, class Op>
 }
 
 // Bytes from `memory` to the next address where a vector is aligned.
-inline size_t bytesToAligned(const void* memory) {
-  return -reinterpret_cast<uintptr_t>(memory) % kVectorBytes;
-}
+inline size_t bytesToAligned(const void* memory) { return -reinterpret_cast<uintptr_t>(memory) % kVectorBytes; }
 
 template <class Format, class Op>
 void reduce(const Reduction& reduction) {
   const Finish<Format> finish(reduction.divisor);
   const size_t bytes = reduction.count * Format::kElementBytes;
   const size_t head = bytesToAligned(reduction.destination);
-  const bool streams =
-      kCanStream && reduction.bypasses_cache && head < bytes && head % Format::kElementBytes == 0;
+  const bool streams = kCanStream && reduction.bypasses_cache && head < bytes && head % Format::kElementBytes == 0;
   const bool mirror_streams = streams && bytesToAligned(reduction.mirror) == head;
   const Output destination{static_cast<char*>(reduction.destination), streams};
   const Output mirror{static_cast<char*>(reduction.mirror), mirror_streams};

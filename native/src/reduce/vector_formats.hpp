@@ -34,6 +34,7 @@ using Vector = typename VectorOf<T>::Type;
 
 using Floats = Vector<float>;
 using Words = Vector<uint32_t>;
+using SignedWords = Vector<int32_t>;
 using Packed = Vector<uint8_t>;
 
 // Memory may be unaligned and of any type, so it is touched through memcpy alone, which compiles to one instruction.
@@ -91,9 +92,7 @@ struct BoolFormat {
   static constexpr bool kIsFloating = false;
   static constexpr int kParts = 1;
   static constexpr size_t kElementBytes = 1;
-  static void load(const char* from, Lanes* parts) {
-    parts[0] = reinterpret_cast<Lanes>(loadAs<Lanes>(from) != 0) & 1;
-  }
+  static void load(const char* from, Lanes* parts) { parts[0] = reinterpret_cast<Lanes>(loadAs<Lanes>(from) != 0) & 1; }
   static Packed pack(const Lanes* parts) { return reinterpret_cast<Packed>(parts[0]); }
 };
 
@@ -229,8 +228,8 @@ struct Float16Format : WidenedFormat {
   static Lanes asLanes(Words bits) { return reinterpret_cast<Lanes>(bits); }
 
   // For magnitudes below 2^31, which compare as signed numbers: SSE2 has no unsigned comparison.
-  static Vector<int32_t> isBelow(Words magnitude, int32_t limit) {
-    return reinterpret_cast<Vector<int32_t>>(magnitude) < limit;
+  static SignedWords isBelow(Words magnitude, int32_t limit) {
+    return reinterpret_cast<SignedWords>(magnitude) < limit;
   }
 };
 #endif

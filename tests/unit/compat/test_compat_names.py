@@ -14,7 +14,7 @@ FILES = sorted(COMPAT.rglob("*.py"))
 # Imported whatever the interpreter's version is: torch's autoload, and the module that says what is wrong.
 ANY_PYTHON = ("clary_autoload.py", "smdistributed/dataparallel/__init__.py")
 ALLOWED = ("clary.train", "smdistributed.dataparallel", "torch")
-STANDARD = ("__future__", "collections", "importlib", "os", "sys", "typing")
+STANDARD = ("__future__", "collections", "importlib", "inspect", "os", "sys", "typing")
 
 
 def imported_by(path: Path) -> set[str]:

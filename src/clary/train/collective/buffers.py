@@ -32,7 +32,7 @@ class _PyBuffer(ctypes.Structure):
 
     _fields_ = (
         ("buf", ctypes.c_void_p),
-        ("obj", ctypes.py_object),
+        ("obj", ctypes.c_void_p),
         ("len", ctypes.c_ssize_t),
         ("itemsize", ctypes.c_ssize_t),
         ("readonly", ctypes.c_int),
@@ -101,7 +101,8 @@ def _from_protocol(memory: Any, name: str, dtype: Dtype | None) -> Buffer:
         view = memoryview(memory)
     except TypeError:
         raise TypeError(
-            f"{name} is a {type(memory).__name__}, which has no buffer: pass a bytearray, array, memoryview or numpy array"
+            f"{name} is a {type(memory).__name__}, which has no buffer: pass a bytearray, array, memoryview or numpy "
+            f"array"
         ) from None
     if not view.c_contiguous:
         raise ValueError(f"{name} is strided memory: pass a contiguous copy, numpy.ascontiguousarray(...) for example")
@@ -116,7 +117,7 @@ def _dtype_of(view: memoryview, name: str, dtype: Dtype | None) -> Dtype:
     code = view.format.lstrip("@=<>!") or "B"
     if view.format[0] in _FOREIGN_ORDER:
         raise TypeError(f"{name} has elements of format {view.format!r}, in the other byte order: convert it first")
-    found = _FORMATS.get(code) or (Dtype.UINT8 if code in _BYTE_CODES else None)
+    found = _FORMATS.get(code, Dtype.UINT8 if code in _BYTE_CODES else None)
     if found is None and code in _SIGNED_CODES:
         found = _SIGNED[view.itemsize]
     if dtype is None and found is not None:

@@ -17,7 +17,7 @@ _PAGE_BYTES = 4096
 _MAX_SLOT_BYTES = 1 << 30
 _MAX_SECONDS = 1e6
 _MAX_PORT = 65535
-_MICROSECOND = 1e-6
+_MICROSECONDS = 1e6  # a second
 _BYTES_PER_GBIT = 1e9 / 8
 _LINK_PARTS = ("latency_us", "gbit")
 
@@ -72,7 +72,7 @@ def _link(text: str) -> Link:
     latency_us, gbit = (float(parts.pop(name)) for name in _LINK_PARTS)
     if parts or not (0 <= latency_us < math.inf and 0 < gbit < math.inf):
         raise ValueError(text)
-    return Link(latency_us * _MICROSECOND, gbit * _BYTES_PER_GBIT)
+    return Link(latency_us / _MICROSECONDS, gbit * _BYTES_PER_GBIT)
 
 
 def _text_like(pattern: str) -> Callable[[str], str]:
@@ -147,7 +147,7 @@ class CollectiveSettings:
     algorithm: str = _setting(
         "CLARY_COLLECTIVE_ALGORITHM",
         "",
-        _text_like("[a-z0-9_]*"),
+        _text_like("[a-z0-9-]*"),
         "name of an algorithm; the same on all ranks",
         "use this one wherever it can serve; empty lets the cost model choose",
     )

@@ -32,11 +32,14 @@ class Work:
         """Wait until the operation has ended; False if `timeout_s` passed first, and the operation goes on.
 
         The operation's own limit ends it, however long one waits. May be called again, from any thread.
-        Raises: CollectiveError, the first cause why it failed.
+        Raises: CollectiveError, the first cause why it failed; ValueError if sender and receiver named other sizes.
         """
-        with self._turn:
-            if not self._has_ended:
-                self._ask_core(timeout_s)
+        if not self._has_ended and self._turn.acquire(timeout=-1 if timeout_s is None else max(timeout_s, 0.0)):
+            try:
+                if not self._has_ended:
+                    self._ask_core(timeout_s)
+            finally:
+                self._turn.release()
         if self._error is not None:
             raise self._error
         return self._has_ended
@@ -75,25 +78,23 @@ class Work:
 
 
 class PendingWorks:
-    """The works of a group that are under way: they live here even if their callers have dropped them."""
+    """The works of a group that are under way: their buffers live, even if callers have dropped the works."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._works: deque[Work] = deque()
 
     def add(self, work: Work) -> None:
-        """Keep a work, and let go of the first ones if they have ended: collectives end in the order of their calls."""
+        """Keep a work; let go of the oldest that have ended, which in collectives is the order of their calls."""
         with self._lock:
+            while self._works and self._works[0].is_done():
+                self._works.popleft()
             self._works.append(work)
-            self._works.rotate(-self._num_ended())
 
-    def clear(self) -> None:
-        """Let go of all; nothing may be under way any more."""
+    def settle(self) -> None:
+        """Let all that have ended know how, before or after the core is closed."""
         with self._lock:
-            self._works.clear()
+            self._works = deque(work for work in self._works if not work.is_done())
 
     def __len__(self) -> int:
         return len(self._works)
-
-    def _num_ended(self) -> int:
-        return 0

@@ -75,6 +75,12 @@ def port_name(index: int) -> str:
     return f"p{index}"
 
 
+def burst_bytes(rate_bytes_s: int) -> int:
+    """Return what passes a limited link at once before its rate holds."""
+    low = MIN_GIGABIT_BURST_BYTES if rate_bytes_s >= GIGABIT_BYTES_S else MIN_BURST_BYTES
+    return min(max(int(rate_bytes_s * BURST_S), low), MAX_BURST_BYTES)
+
+
 def hardware_address(address: str) -> bytes:
     """Return the Ethernet address of the host with this IPv4 address: 02:00 (locally administered) and its bytes."""
     return b"\x02\x00" + socket.inet_aton(address)
@@ -178,8 +184,7 @@ def _limit(here: Netlink, name: str, host: HostSpec) -> None:
     if host.rate_mbit_s is None:
         return
     rate = _bytes_s(host.rate_mbit_s)
-    low = MIN_GIGABIT_BURST_BYTES if rate >= GIGABIT_BYTES_S else MIN_BURST_BYTES
-    burst = min(max(int(rate * BURST_S), low), MAX_BURST_BYTES)
+    burst = burst_bytes(rate)
     _step(
         f"rate of {host.name}",
         here.set_rate,

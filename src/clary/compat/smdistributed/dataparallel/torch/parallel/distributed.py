@@ -5,11 +5,15 @@ Source: sagemaker-python-sdk `doc/api/training/sdp_versions/v1.2.x/smd_data_para
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 
 import torch
 from smdistributed.dataparallel.torch import distributed
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
+
+_PARAMETERS = inspect.signature(TorchDistributedDataParallel).parameters
+_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"  # before torch 2.13
 
 
 class DistributedDataParallel(TorchDistributedDataParallel):  # type: ignore[misc]  # torch is not there to be checked
@@ -41,6 +45,6 @@ class DistributedDataParallel(TorchDistributedDataParallel):  # type: ignore[mis
             module,
             device_ids=None if is_on_cpu else device_ids,
             output_device=None if is_on_cpu else output_device,
-            broadcast_buffers=broadcast_buffers,
             bucket_cap_mb=bucket_cap_mb,
+            **{_BUFFERS: broadcast_buffers},
         )

@@ -1,0 +1,281 @@
+"""NumPy arrays over a group, with MPI's words: ranks that send, reduce and gather arrays without a framework.
+
+    from clary.train.collective.adapters.numpy import init
+
+    with init() as comm:                     # RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as launchers set them
+        total = comm.all_reduce(gradients)   # a new array
+        comm.all_reduce(gradients, out=gradients)  # in place
+
+Where: on top of `communicator`, with a `tcp_store` kept by rank 0. Every rank calls the same in the same order.
+
+Arrays are taken as they are: C-contiguous, of a type that cores know, aligned. Nothing is converted or copied; what
+does not fit raises TypeError or ValueError with the fix. Results are new arrays unless `out` names one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from clary.train._native.interface import ANY_RANK, Dtype, ReduceOp
+from clary.train.collective.bootstrap.tcp_store import TcpStore
+from clary.train.collective.buffers import Buffer
+from clary.train.collective.communicator import Communicator, open_group
+from clary.train.collective.settings import CollectiveSettings
+from clary.train.collective.work import Work
+
+_RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_PORT_VARIABLE = "MASTER_PORT"
+_TORCHRUN_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"  # "True": torchrun's own store listens on MASTER_PORT
+_DTYPES = {
+    "float32": Dtype.FLOAT32,
+    "float64": Dtype.FLOAT64,
+    "float16": Dtype.FLOAT16,
+    "bfloat16": Dtype.BFLOAT16,  # of ml_dtypes
+    "int8": Dtype.INT8,
+    "int16": Dtype.INT16,
+    "int32": Dtype.INT32,
+    "int64": Dtype.INT64,
+    "uint8": Dtype.UINT8,
+    "bool": Dtype.BOOL,
+}
+
+
+def init(
+    environ: Mapping[str, str] = os.environ,
+    *,
+    rank: int | None = None,
+    size: int | None = None,
+    address: str | None = None,
+    port: int | None = None,
+    group_name: str = "world",
+    settings: CollectiveSettings | None = None,
+) -> World:
+    """Form the group of all ranks. What is not passed comes from the environment.
+
+    Args:
+        address: of rank 0's host.
+        port: on which rank 0 keeps the store.
+
+    Raises:
+        ValueError: a variable is missing or wrong.
+        BootstrapError: the group could not be formed; names who did not come.
+    """
+    settings = settings or CollectiveSettings.from_environment(environ)
+    rank = _number(environ, _RANK_VARIABLES) if rank is None else rank
+    size = _number(environ, _SIZE_VARIABLES) if size is None else size
+    if size == 1:
+        return World(open_group(None, rank=rank, size=size, group_name=group_name, settings=settings))
+    address = address or settings.master_address
+    if not address:
+        raise ValueError("MASTER_ADDR is not set: name rank 0's host there, or pass address=")
+    store = TcpStore(
+        address,
+        _port(environ, settings) if port is None else port,
+        rank=rank,
+        secret=settings.secret,
+        timeout_s=settings.connect_timeout_s,
+    )
+    try:
+        return World(open_group(store, rank=rank, size=size, group_name=group_name, settings=settings), store)
+    except BaseException:
+        store.close()
+        raise
+
+
+class World:
+    """A group of ranks that exchange arrays; `split` makes smaller ones.
+
+    Methods raise TypeError or ValueError for arrays that do not fit, with nothing sent, and CollectiveError if the
+    operation failed: the group is of no more use then. Close it, or use it in a `with` statement.
+    """
+
+    def __init__(self, communicator: Communicator, store: TcpStore | None = None) -> None:
+        self.communicator = communicator
+        self._store = store  # None in groups that `split` made: it lives in the first one
+
+    @property
+    def rank(self) -> int:
+        """Of this process."""
+        return self.communicator.rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.communicator.size
+
+    def all_reduce(
+        self, array: np.ndarray, op: ReduceOp | str = ReduceOp.SUM, out: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Reduce the arrays of all ranks, element by element; `out` may be `array` itself."""
+        result = np.empty_like(array, order="C", subok=False) if out is None else out
+        self.communicator.all_reduce(_buffer(array, "array"), _buffer(result, "out"), op=op)
+        return result
+
+    def allgather(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Collect the arrays of all ranks: shape [size, *array.shape]."""
+        result = self._room((self.size, *array.shape), array.dtype, out)
+        self.communicator.all_gather(_buffer(array, "array"), _buffer(result, "out"))
+        return result
+
+    def reduce_scatter(
+        self, array: np.ndarray, op: ReduceOp | str = ReduceOp.SUM, out: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Reduce the arrays and keep this rank's part of axis 0, whose length must be a multiple of `size`."""
+        result = self._room((self._part_of_axis(array), *array.shape[1:]), array.dtype, out)
+        self.communicator.reduce_scatter(_buffer(array, "array"), _buffer(result, "out"), op=op)
+        return result
+
+    def bcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
+        """Overwrite `array` of all with the root's; returns it."""
+        self.communicator.broadcast(_buffer(array, "array"), root=root)
+        return array
+
+    def alltoall(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Cut axis 0 into equal parts and give each rank its own; receive one from each, in rank order."""
+        self._part_of_axis(array)
+        result = self._room(array.shape, array.dtype, out)
+        self.communicator.all_to_all(_buffer(array, "array"), _buffer(result, "out"))
+        return result
+
+    def alltoallv(
+        self,
+        array: np.ndarray,
+        send_counts: Sequence[int],
+        receive_counts: Sequence[int],
+        out: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """As `alltoall`, with as many rows of axis 0 to and from each rank as the counts say."""
+        if array.ndim < 1 or array.shape[0] != sum(send_counts):
+            raise ValueError(f"array of shape {array.shape} has not the {sum(send_counts)} rows of send_counts")
+        result = self._room((sum(receive_counts), *array.shape[1:]), array.dtype, out)
+        row_elements = int(np.prod(array.shape[1:], dtype=np.int64))
+        self.communicator.all_to_all(
+            _buffer(array, "array"),
+            _buffer(result, "out"),
+            send_counts=[count * row_elements for count in send_counts],
+            receive_counts=[count * row_elements for count in receive_counts],
+        )
+        return result
+
+    def gather(self, array: np.ndarray, root: int = 0, out: np.ndarray | None = None) -> np.ndarray | None:
+        """Collect the arrays of all on the root, shape [size, *array.shape]; None on the others."""
+        if self.rank != root:
+            self.communicator.gather(_buffer(array, "array"), root=root)
+            return None
+        result = self._room((self.size, *array.shape), array.dtype, out)
+        self.communicator.gather(_buffer(array, "array"), _buffer(result, "out"), root=root)
+        return result
+
+    def scatter(self, array: np.ndarray | None, out: np.ndarray, root: int = 0) -> np.ndarray:
+        """Give each rank its row of the root's `array`, shape [size, *out.shape]; others pass None for it."""
+        if self.rank == root and array is not None and array.shape != (self.size, *out.shape):
+            raise ValueError(f"array has shape {array.shape}, expected {(self.size, *out.shape)}")
+        source = None if array is None else _buffer(array, "array")
+        self.communicator.scatter(source, _buffer(out, "out"), root=root)
+        return out
+
+    def send(self, array: np.ndarray, peer: int, tag: int = 0) -> None:
+        """Send to a rank; ends when `array` may be changed."""
+        self.isend(array, peer, tag).wait()
+
+    def recv(self, array: np.ndarray, peer: int = ANY_RANK, tag: int = 0) -> int:
+        """Overwrite `array` with what a rank, or any, has sent; returns which."""
+        work = self.irecv(array, peer, tag)
+        work.wait()
+        return work.source
+
+    def isend(self, array: np.ndarray, peer: int, tag: int = 0) -> Work:
+        """Begin to send; `array` must not be changed before the work has ended."""
+        return self.communicator.send(_buffer(array, "array"), peer, tag=tag)
+
+    def irecv(self, array: np.ndarray, peer: int = ANY_RANK, tag: int = 0) -> Work:
+        """Begin to receive; `array` is undefined before the work has ended."""
+        return self.communicator.receive(_buffer(array, "array"), peer, tag=tag)
+
+    def barrier(self) -> None:
+        """Wait until all ranks have called it."""
+        self.communicator.barrier()
+
+    def split(self, color: int | None, key: int = 0) -> World | None:
+        """Form a group of the ranks with equal `color`, ordered by `key`, then rank. All ranks call it.
+
+        Returns: None for the color None. Close the new group before this one.
+        """
+        choices = self.allgather(np.array([color is not None, color or 0, key], dtype=np.int64))
+        members = [
+            (int(their_key), rank)
+            for rank, (has_color, their_color, their_key) in enumerate(choices)
+            if has_color and their_color == color
+        ]
+        group = self.communicator.subgroup([rank for _, rank in sorted(members)])
+        return None if group is None else World(group)
+
+    def close(self) -> None:
+        """Leave the group. A second call does nothing."""
+        self.communicator.close()
+        if self._store is not None:
+            self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.communicator.__exit__(kind, error, trace)
+        self.close()
+
+    def _part_of_axis(self, array: np.ndarray) -> int:
+        if array.ndim < 1 or array.shape[0] % self.size:
+            raise ValueError(f"axis 0 of an array of shape {array.shape} is no multiple of {self.size} ranks: pad it")
+        return int(array.shape[0]) // self.size
+
+    @staticmethod
+    def _room(shape: tuple[int, ...], dtype: np.dtype, out: np.ndarray | None) -> np.ndarray:
+        """Return where a result goes: `out` if it has the shape, else a new array."""
+        if out is None:
+            return np.empty(shape, dtype)
+        if out.shape != shape:
+            raise ValueError(f"out has shape {out.shape}, expected {shape}")
+        return out
+
+
+def _buffer(array: Any, name: str) -> Buffer:
+    """Describe an array as cores take it; raises as the module says."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{name} is a {type(array).__name__}: pass a numpy array")
+    dtype = _DTYPES.get(array.dtype.name)
+    if dtype is None or not array.dtype.isnative:
+        raise TypeError(
+            f"{name} has elements of type {array.dtype}, which cores do not know: convert it to one of "
+            f"{', '.join(_DTYPES)} in this machine's byte order, {name}.astype(...) for example"
+        )
+    if not array.flags.c_contiguous or not array.flags.aligned:
+        raise ValueError(
+            f"{name} of shape {array.shape} is strided or unaligned memory (strides {array.strides}): pass "
+            f"np.ascontiguousarray({name}), and copy a result back yourself"
+        )
+    return Buffer(array.ctypes.data, array.size, dtype, bool(array.flags.writeable), array)
+
+
+def _number(environ: Mapping[str, str], names: Sequence[str]) -> int:
+    """Read the first variable that is set."""
+    for name in names:
+        if text := environ.get(name, "").strip():
+            if not text.isascii() or not text.isdigit():
+                raise ValueError(f"{name} is {text!r}; expected a whole number, 0 or more")
+            return int(text)
+    raise ValueError(f"none of {', '.join(names)} is set: start this program by a launcher, or pass rank= and size=")
+
+
+def _port(environ: Mapping[str, str], settings: CollectiveSettings) -> int:
+    if settings.port:
+        return settings.port
+    is_taken = environ.get(_TORCHRUN_VARIABLE) == "True"
+    return _number(environ, (_PORT_VARIABLE,)) + (1 if is_taken else 0)

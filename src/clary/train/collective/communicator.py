@@ -1,0 +1,398 @@
+"""One group of ranks, for buffers of any kind: checks what it is given, then has a core do it.
+
+Where: programs without a framework use it as it is, adapters put arrays before it. A core believes every address; here
+types, sizes, contiguity and overlap are checked, and memory is kept alive while an operation is under way.
+
+All ranks of a group must call the same collectives in the same order, from any thread. Methods return a `Work`; unless
+`asynchronous` it has ended. After a CollectiveError the group is poisoned and of no more use: close it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from clary.train._native.interface import ANY_RANK, Core, Dtype, ReduceOp
+from clary.train.collective.arguments import (
+    addresses,
+    check_length,
+    check_same_type,
+    chunks_like,
+    in_and_out,
+    reduction_of,
+    uneven_chunks,
+)
+from clary.train.collective.bootstrap.group import connect_group
+from clary.train.collective.bootstrap.store import Store
+from clary.train.collective.buffers import Buffer, buffer_of, check_apart
+from clary.train.collective.cores import open_core
+from clary.train.collective.errors import CollectiveError, GroupClosed
+from clary.train.collective.settings import CollectiveSettings
+from clary.train.collective.work import PendingWorks, Work
+
+_GROUP_TIMEOUT = 0.0  # what cores take for "the group's own limit"
+
+
+def open_group(
+    store: Store | None,
+    *,
+    rank: int,
+    size: int,
+    group_name: str = "world",
+    settings: CollectiveSettings | None = None,
+) -> Communicator:
+    """Form a group and open a core over it. Every rank calls it.
+
+    Args:
+        store: as for `bootstrap.group.connect_group`; it is used again by `subgroup`, and not closed.
+        settings: None reads the environment.
+
+    Raises: as `connect_group`; CoreError if the core cannot start.
+    """
+    if settings is None:
+        settings = CollectiveSettings.from_environment(os.environ)
+    connections = connect_group(store, rank=rank, size=size, group_name=group_name, settings=settings)
+    core = open_core(connections, settings)
+    return Communicator(core, rank=rank, size=size, name=group_name, store=store, settings=settings)
+
+
+class Communicator:
+    """A formed group; see the module.
+
+    Buffers are objects with the buffer protocol, or `buffers.Buffer`. Where a chunk goes to or comes from every rank,
+    one buffer holds all of them in rank order, or a list has one buffer a rank. `dtype` is for memory that does not say
+    what it holds.
+
+    All methods raise TypeError and ValueError for arguments that cannot be, naming the fix, with nothing sent; and
+    CollectiveError, from the call or from `Work.wait`.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        rank: int,
+        size: int,
+        name: str,
+        store: Store | None = None,
+        settings: CollectiveSettings | None = None,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.name = name
+        self.core = core
+        self._store = store
+        self._settings = settings or CollectiveSettings()
+        self._pending = PendingWorks()
+        self._num_subgroups = 0
+        self._is_closed = False
+
+    # Collectives
+
+    def all_reduce(
+        self,
+        source: Any,
+        target: Any = None,
+        *,
+        op: ReduceOp | str = ReduceOp.SUM,
+        dtype: Dtype | None = None,
+        asynchronous: bool = False,
+        timeout_s: float = _GROUP_TIMEOUT,
+    ) -> Work:
+        """Reduce `source` of all ranks into `target` of all; without a target in place."""
+        source, target = in_and_out(source, target, dtype)
+        reduction = reduction_of(op, source.dtype)
+        return self._start(
+            lambda: self.core.all_reduce(
+                source.address, target.address, source.num_elements, source.dtype, reduction, asynchronous, timeout_s
+            ),
+            (source, target),
+        )
+
+    def all_gather(
+        self,
+        source: Any,
+        target: Any,
+        *,
+        dtype: Dtype | None = None,
+        asynchronous: bool = False,
+        timeout_s: float = _GROUP_TIMEOUT,
+    ) -> Work:
+        """Collect `source` of every rank, in rank order, in `target`."""
+        source = buffer_of(source, name="source", dtype=dtype)
+        targets = chunks_like(source, target, self.size, name="target", is_output=True)
+        check_apart((source,), targets, may_be_equal=self.size == 1)
+        address, apart = addresses(targets)
+        return self._start(
+            lambda: self.core.all_gather(
+                source.address, address, apart, source.num_elements, source.dtype, asynchronous, timeout_s
+            ),
+            (source, *targets),
+        )
+
+    def reduce_scatter(
+        self,
+        source: Any,
+        target: Any,
+        *,
+        op: ReduceOp | str = ReduceOp.SUM,
+        dtype: Dtype | None = None,
+        asynchronous: bool = False,
+        timeout_s: float = _GROUP_TIMEOUT,
+    ) -> Work:
+        """Reduce `source`, which holds a chunk for every rank; each gets its own chunk in `target`."""
+        target = buffer_of(target, name="target", dtype=dtype, is_output=True)
+        sources = chunks_like(target, source, self.size, name="source")
+        check_apart(sources, (target,), may_be_equal=self.size == 1)
+        reduction = reduction_of(op, target.dtype)
+        address, apart = addresses(sources)
+        return self._start(
+            lambda: self.core.reduce_scatter(
+                address, apart, target.address, target.num_elements, target.dtype, reduction, asynchronous, timeout_s
+            ),
+            (*sources, target),
+        )
+
+    def broadcast(
+        self,
+        buffer: Any,
+        *,
+        root: int = 0,
+        dtype: Dtype | None = None,
+        asynchronous: bool = False,
+        timeout_s: float = _GROUP_TIMEOUT,
+    ) -> Work:
+        """Copy the root's buffer into that of all others."""
+        self._check_rank(root, "root")
+        memory = buffer_of(buffer, name="buffer", dtype=dtype, is_output=self.rank != root)
+        return self._start(
+            lambda: self.core.broadcast(
+                memory.address, memory.num_elements, memory.dtype, root, asynchronous, timeout_s
+            ),
+            (memory,),
+        )
+
+    def reduce(
+        self,
+        source: Any,
+        target: Any = None,
+        *,
+        root: int = 0,
+        op: ReduceOp | str = ReduceOp.SUM,
+        dtype: Dtype | None = None,
+        asynchronous: bool = False,
+        timeout_s: float = _GROUP_TIMEOUT,
+    ) -> Work:
+        """Reduce into the root's `target`, or in place there without one; other ranks' targets are not touched."""
+        self._check_rank(root, "root")
+        if self.rank == root:
+            source, target = in_and_out(source, target, dtype)
+            address = target.address
+        else:
+            source, target, address = buffer_of(source, name="source", dtype=dtype), None, 0
+        reduction = reduction_of(op, source.dtype)
+        return self._start(
+            lambda: self.core.reduce(
+                source.address, address, source.num_elements, source.dtype, reduction, root, asynchronous, timeout_s
+            ),
+            (source, target),
+        )
+
+    def all_to_all(
+        self,
+        source: Any,
+        target: Any,
+        *,
+        send_counts: Sequence[int] | None = None,
+        receive_counts: Sequence[int] | None = None,
+        dtype: Dtype | None = None,
+        asynchronous: bool = False,
+        timeout_s: float = _GROUP_TIMEOUT,
+    ) -> Work:
+        """Give every rank its chunk of `source`; receive one from each into `target`.
+
+        Args:
+            send_counts, receive_counts: elements to and from each rank; None means equal chunks. Lists of buffers have
+                counts of their own.
+        """
+        sources, sent = uneven_chunks(source, send_counts, self.size, name="source", dtype=dtype)
+        targets, received = uneven_chunks(target, receive_counts, self.size, name="target", dtype=dtype, is_output=True)
+        check_same_type(sources[0], targets[0])
+        check_apart(sources, targets, may_be_equal=False)
+        # What one rank passes cannot tell whether all pass equal counts, so counts are left out only where none can be.
+        is_even = send_counts is None and receive_counts is None and len(sources) == len(targets) == 1
+        if is_even:
+            check_length(targets[0], sources[0].num_elements, "target")
+        source_address, sources_apart = addresses(sources)
+        target_address, targets_apart = addresses(targets)
+        return self._start(
+            lambda: self.core.all_to_all(
+                source_address,
+                sources_apart,
+                None if is_even else sent,
+                target_address,
+                targets_apart,
+                None if is_even else received,
+                sent[0],
+                sources[0].dtype,
+                asynchronous,
+                timeout_s,
+            ),
+            (*sources, *targets),
+        )
+
+    def gather(
+        self,
+        source: Any,
+        target: Any = None,
+        *,
+        root: int = 0,
+        dtype: Dtype | None = None,
+        asynchronous: bool = False,
+        timeout_s: float = _GROUP_TIMEOUT,
+    ) -> Work:
+        """Collect `source` of every rank in the root's `target`; other ranks pass none."""
+        self._check_rank(root, "root")
+        source = buffer_of(source, name="source", dtype=dtype)
+        targets = self._root_chunks(target, source, root, name="target", is_output=True)
+        check_apart((source,), targets, may_be_equal=self.size == 1)
+        address, apart = addresses(targets)
+        return self._start(
+            lambda: self.core.gather(
+                source.address, address, apart, source.num_elements, source.dtype, root, asynchronous, timeout_s
+            ),
+            (source, *targets),
+        )
+
+    def scatter(
+        self,
+        source: Any,
+        target: Any,
+        *,
+        root: int = 0,
+        dtype: Dtype | None = None,
+        asynchronous: bool = False,
+        timeout_s: float = _GROUP_TIMEOUT,
+    ) -> Work:
+        """Give every rank its chunk of the root's `source`; other ranks pass None for it."""
+        self._check_rank(root, "root")
+        target = buffer_of(target, name="target", dtype=dtype, is_output=True)
+        sources = self._root_chunks(source, target, root, name="source")
+        check_apart(sources, (target,), may_be_equal=self.size == 1)
+        address, apart = addresses(sources)
+        return self._start(
+            lambda: self.core.scatter(
+                address, apart, target.address, target.num_elements, target.dtype, root, asynchronous, timeout_s
+            ),
+            (*sources, target),
+        )
+
+    def barrier(self, *, asynchronous: bool = False, timeout_s: float = _GROUP_TIMEOUT) -> Work:
+        """End when every rank has called it."""
+        return self._start(lambda: self.core.barrier(asynchronous, timeout_s), ())
+
+    # Point to point
+
+    def send(self, buffer: Any, peer: int, *, tag: int = 0, timeout_s: float = _GROUP_TIMEOUT) -> Work:
+        """Begin to send to a rank; the work has ended when the buffer may be changed."""
+        self._check_peer(peer)
+        memory = buffer_of(buffer, name="buffer")
+        return self._start(lambda: self.core.send(memory.address, memory.num_bytes, peer, tag, timeout_s), (memory,))
+
+    def receive(self, buffer: Any, peer: int = ANY_RANK, *, tag: int = 0, timeout_s: float = _GROUP_TIMEOUT) -> Work:
+        """Begin to receive as many bytes as `buffer` has, from a rank or any; `Work.source` tells which."""
+        if peer != ANY_RANK:
+            self._check_peer(peer)
+        memory = buffer_of(buffer, name="buffer", is_output=True)
+        return self._start(lambda: self.core.receive(memory.address, memory.num_bytes, peer, tag, timeout_s), (memory,))
+
+    # Life
+
+    def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
+        """Form a group of some ranks, numbered as they are listed. Every rank of this group calls it.
+
+        Different lists on different ranks are allowed where none has a rank in common with another; a rank that is to
+        be in none passes an empty one.
+        Returns: None on ranks that are not listed.
+        Raises: ValueError; otherwise as `open_group`.
+        """
+        members = list(ranks)
+        if len(set(members)) != len(members):
+            raise ValueError(f"subgroup of ranks {members}: list each rank once")
+        for member in members:
+            self._check_rank(member, "subgroup")
+        self._check_open()
+        self._num_subgroups += 1
+        if self.rank not in members:
+            return None
+        return open_group(
+            self._store,
+            rank=members.index(self.rank),
+            size=len(members),
+            group_name=f"{self.name}.{self._num_subgroups}.{min(members)}",
+            settings=self._settings,
+        )
+
+    def abort(self, reason: str) -> None:
+        """Poison the group on all ranks; `reason` is what they are told."""
+        if not self._is_closed:
+            self.core.abort(reason)
+
+    def close(self) -> None:
+        """Leave the group; what is under way fails. A second call does nothing."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._pending.settle()
+            self.core.close()
+            self._pending.settle()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:  # the others would wait for this rank until their limit
+            self.abort(f"the program of rank {self.rank} ended with {kind.__name__}: {error}")
+        self.close()
+
+    # Checks
+
+    def _start(self, call: Callable[[], int], buffers: Sequence[Buffer | None]) -> Work:
+        self._check_open()
+        try:
+            ticket = call()
+        except (CollectiveError, ValueError):
+            raise
+        except BaseException as error:  # interrupted while it was under way: its memory must not be touched any more
+            self.core.abort(f"rank {self.rank} was interrupted in an operation by {type(error).__name__}")
+            raise
+        work = Work(self.core, ticket, [buffer for buffer in buffers if buffer is not None])
+        if not work.is_done():
+            self._pending.add(work)
+        return work
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise GroupClosed(f"group {self.name!r} was closed by this rank, {self.rank}: open another")
+
+    def _check_rank(self, rank: int, what: str) -> None:
+        if not 0 <= rank < self.size:
+            raise ValueError(f"{what} {rank} is no rank of group {self.name!r}, which has 0 to {self.size - 1}")
+
+    def _check_peer(self, peer: int) -> None:
+        self._check_rank(peer, "peer")
+        if peer == self.rank:
+            raise ValueError(f"rank {peer} of group {self.name!r} cannot send to or receive from itself: copy instead")
+
+    def _root_chunks(
+        self, memories: Any, one: Buffer, root: int, *, name: str, is_output: bool = False
+    ) -> list[Buffer]:
+        """Return chunks like `one` on the root, nothing elsewhere."""
+        if self.rank != root:
+            return []
+        if memories is None:
+            raise ValueError(f"{name} is missing on rank {root}, which is the root: pass room for {self.size} chunks")
+        return chunks_like(one, memories, self.size, name=name, is_output=is_output)

@@ -1,0 +1,21 @@
+"""Backend smddp's collectives, on one, two and three ranks, with the compiled core and with the reference."""
+
+from pathlib import Path
+
+import pytest
+from torch_ranks import assert_passed, names
+
+PROGRAM = Path(__file__).with_name("torch_collectives_program.py")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("name", names(PROGRAM))
+def test_collectives_of_the_compiled_core(name: str, size: int) -> None:
+    assert_passed(PROGRAM, name, size, CLARY_COLLECTIVE_CORE="native")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", names(PROGRAM))
+def test_collectives_of_the_reference_core(name: str) -> None:
+    assert_passed(PROGRAM, name, 2, CLARY_COLLECTIVE_CORE="reference")

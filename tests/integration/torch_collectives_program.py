@@ -1,0 +1,469 @@
+"""Every collective of torch.distributed over backend smddp, in the forms that programs use."""
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch.distributed import ReduceOp
+
+REDUCIBLE = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+)
+SIZES = (0, 1, 7, 1000, 300_001)
+
+
+def raised(kind, function, *arguments, **options):
+    try:
+        function(*arguments, **options)
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind.__name__} was raised")
+
+
+def own(rank, count, dtype=torch.float32):
+    """Small whole numbers that tell ranks and places apart and sum exactly in every type."""
+    return ((torch.arange(count) + rank) % 5).to(dtype)
+
+
+def test_all_reduce_sums_every_type_and_size(rank, size):
+    for dtype in REDUCIBLE:
+        for count in SIZES:
+            tensor = own(rank, count, dtype)
+            assert dist.all_reduce(tensor) is None
+            assert torch.equal(tensor, sum(own(peer, count, dtype) for peer in range(size))), (dtype, count)
+
+
+def test_all_reduce_knows_every_operation_but_premul_sum(rank, size):
+    values = [torch.tensor([1, 2 + peer, 3 - peer], dtype=torch.int64) for peer in range(size)]
+    stacked = torch.stack(values)
+    expected = {
+        ReduceOp.SUM: stacked.sum(0),
+        ReduceOp.PRODUCT: stacked.prod(0),
+        ReduceOp.MIN: stacked.min(0).values,
+        ReduceOp.MAX: stacked.max(0).values,
+    }
+    bits = {ReduceOp.BAND: torch.bitwise_and, ReduceOp.BOR: torch.bitwise_or, ReduceOp.BXOR: torch.bitwise_xor}
+    for op, combine in bits.items():
+        total = values[0].clone()
+        for value in values[1:]:
+            total = combine(total, value)
+        expected[op] = total
+    for op, wanted in expected.items():
+        tensor = values[rank].clone()
+        dist.all_reduce(tensor, op)
+        assert torch.equal(tensor, wanted), op
+    mean = values[rank].double()
+    dist.all_reduce(mean, ReduceOp.AVG)
+    assert torch.allclose(mean, stacked.double().mean(0))
+    premul = dist._make_nccl_premul_sum(2.0)
+    assert "PREMUL_SUM" in raised(NotImplementedError, dist.all_reduce, torch.ones(1), premul)
+
+
+def test_all_reduce_of_bools_is_or_and_and(rank, size):
+    anyone = torch.tensor([rank == 0, False])
+    dist.all_reduce(anyone, ReduceOp.MAX)
+    assert anyone.tolist() == [True, False]
+    everyone = torch.tensor([rank == 0, True])
+    dist.all_reduce(everyone, ReduceOp.MIN)
+    assert everyone.tolist() == [size == 1, True]
+
+
+def test_all_reduce_sums_complex_numbers_and_refuses_their_maximum(rank, size):
+    tensor = torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex64) * (rank + 1)
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor, torch.tensor([1 + 2j, 3 - 1j]) * sum(range(1, size + 1)))
+    raised(ValueError, dist.all_reduce, tensor, ReduceOp.MAX)
+    work = dist.group.WORLD.allreduce([tensor.clone()])
+    work.wait()
+    message = raised(NotImplementedError, dist.group.WORLD.allreduce, tensor, ReduceOp.MAX)
+    assert "all_reduce" in message
+    assert "complex64" in message
+
+
+def test_tensors_that_lie_in_pieces_are_reduced_in_place(rank, size):
+    whole = own(rank, 60).reshape(6, 10)
+    dist.all_reduce(whole.t())
+    assert torch.equal(whole, sum(own(peer, 60) for peer in range(size)).reshape(6, 10))
+    columns = own(rank, 60).reshape(6, 10)
+    dist.all_reduce(columns[:, ::3], async_op=True).wait()
+    expected = own(rank, 60).reshape(6, 10)
+    expected[:, ::3] = sum(own(peer, 60) for peer in range(size)).reshape(6, 10)[:, ::3]
+    assert torch.equal(columns, expected)
+    image = own(rank, 48).reshape(1, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    dist.broadcast(image, 0)
+    assert torch.equal(image, own(0, 48).reshape(1, 3, 4, 4))
+
+
+def test_leaf_parameters_are_reduced_in_place(rank, size):
+    parameter = torch.nn.Parameter(own(rank, 10).reshape(2, 5).t())
+    assert not parameter.is_contiguous()
+    dist.all_reduce(parameter)
+    assert torch.equal(parameter.detach(), sum(own(peer, 10) for peer in range(size)).reshape(2, 5).t())
+
+
+def test_asynchronous_calls_end_in_order_and_in_place(rank, size):
+    tensors = [own(rank, count) for count in (5, 100_000, 3, 50_000)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    assert all(isinstance(work, dist.Work) for work in works)
+    for work in works:
+        assert work.wait()
+        assert work.is_completed()
+        assert work.is_success()
+        assert work.exception() is None
+    for tensor in tensors:
+        assert torch.equal(tensor, sum(own(peer, tensor.numel()) for peer in range(size)))
+
+
+def test_futures_hold_the_tensors(rank, size):
+    tensor = own(rank, 1000)
+    future = dist.all_reduce(tensor, async_op=True).get_future()
+    halves = future.then(lambda done: done.value()[0] / 2)
+    assert torch.equal(halves.wait(), sum(own(peer, 1000) for peer in range(size)) / 2)
+    outputs = [torch.empty(3) for _ in range(size)]
+    gathered = dist.all_gather(outputs, own(rank, 3), async_op=True).get_future().wait()
+    assert torch.equal(gathered[0][size - 1], own(size - 1, 3))
+
+
+def test_works_that_nobody_waits_for_still_come_to_pass(rank, size):
+    tensors = [own(rank, 100) for _ in range(50)]
+    for tensor in tensors:
+        dist.all_reduce(tensor, async_op=True)
+    dist.barrier()
+    assert all(torch.equal(tensor, sum(own(peer, 100) for peer in range(size))) for tensor in tensors)
+
+
+def test_broadcast_reaches_all_from_every_root_in_every_type(rank, size):
+    for root in range(size):
+        for dtype in (*REDUCIBLE, torch.bool, torch.complex64, torch.complex128):
+            tensor = own(rank, 100, dtype)
+            dist.broadcast(tensor, root)
+            assert torch.equal(tensor, own(root, 100, dtype)), (root, dtype)
+
+
+def test_reduce_writes_the_root_alone(rank, size):
+    for root in range(size):
+        tensor = own(rank, 1000)
+        dist.reduce(tensor, root)
+        expected = sum(own(peer, 1000) for peer in range(size)) if rank == root else own(rank, 1000)
+        assert torch.equal(tensor, expected)
+
+
+def test_all_gather_collects_lists_of_equal_and_of_different_sizes(rank, size):
+    for count in SIZES:
+        outputs = [torch.empty(count) for _ in range(size)]
+        dist.all_gather(outputs, own(rank, count))
+        assert all(torch.equal(output, own(peer, count)) for peer, output in enumerate(outputs))
+    outputs = [torch.empty(10 * peer + 1, 3) for peer in range(size)]
+    dist.all_gather(outputs, own(rank, 30 * rank + 3).reshape(-1, 3))
+    assert all(torch.equal(output.flatten(), own(peer, output.numel())) for peer, output in enumerate(outputs))
+
+
+def test_all_gather_into_tensor_works_in_place_too(rank, size):
+    output = torch.empty(size * 100)
+    dist.all_gather_into_tensor(output, own(rank, 100))
+    expected = torch.cat([own(peer, 100) for peer in range(size)])
+    assert torch.equal(output, expected)
+    output = torch.full((size * 100,), -1.0)
+    part = output.narrow(0, rank * 100, 100)
+    part.copy_(own(rank, 100))
+    dist.all_gather_into_tensor(output, part)
+    assert torch.equal(output, expected)
+    stacked = torch.empty(size, 100, dtype=torch.bool)
+    dist.all_gather_into_tensor(stacked, own(rank, 100, torch.bool))
+    assert torch.equal(stacked[size - 1], own(size - 1, 100, torch.bool))
+
+
+def test_reduce_scatter_in_all_its_forms(rank, size):
+    whole = own(rank, size * 100)
+    total = sum(own(peer, size * 100) for peer in range(size))
+    mine = slice(rank * 100, (rank + 1) * 100)
+    output = torch.empty(100)
+    dist.reduce_scatter_tensor(output, whole)
+    assert torch.equal(output, total[mine])
+    dist.reduce_scatter_tensor(output, whole, ReduceOp.AVG)
+    assert torch.allclose(output, total[mine] / size)
+    dist.reduce_scatter(output, list(whole.chunk(size)))
+    assert torch.equal(output, total[mine])
+    inside = whole.clone()
+    dist.reduce_scatter_tensor(inside[mine], inside)
+    assert torch.equal(inside[mine], total[mine])
+    inputs = [own(rank, peer + 1) for peer in range(size)]
+    uneven = torch.empty(rank + 1)
+    dist.reduce_scatter(uneven, inputs)
+    assert torch.equal(uneven, sum(own(peer, rank + 1) for peer in range(size)))
+
+
+def test_gather_and_scatter_between_root_and_all(rank, size):
+    root = size - 1
+    outputs = [torch.empty(5) for _ in range(size)] if rank == root else None
+    dist.gather(own(rank, 5), outputs, dst=root)
+    if rank == root:
+        assert all(torch.equal(output, own(peer, 5)) for peer, output in enumerate(outputs))
+    mine = torch.empty(5)
+    dist.scatter(mine, [own(peer, 5) for peer in range(size)] if rank == root else None, src=root)
+    assert torch.equal(mine, own(rank, 5))
+
+
+def test_all_to_all_with_and_without_split_sizes(rank, size):
+    source = torch.tensor([10 * rank + peer for peer in range(size)])
+    output = torch.empty_like(source)
+    dist.all_to_all_single(output, source)
+    assert output.tolist() == [10 * peer + rank for peer in range(size)]
+    rows = torch.arange(rank + 1).repeat(size).reshape(-1, 1).expand(-1, 2).contiguous() + 100 * rank
+    received = torch.empty(sum(range(1, size + 1)), 2, dtype=rows.dtype)
+    dist.all_to_all_single(received, rows, [peer + 1 for peer in range(size)], [rank + 1] * size)
+    expected = torch.cat([torch.arange(peer + 1) + 100 * peer for peer in range(size)])
+    assert torch.equal(received[:, 1], expected)
+    outputs = [torch.empty(peer + 1) for peer in range(size)]
+    dist.all_to_all(outputs, [own(rank, rank + 1) for _ in range(size)])
+    assert all(torch.equal(tensor, own(peer, peer + 1)) for peer, tensor in enumerate(outputs))
+    if size > 1:
+        message = raised(ValueError, dist.all_to_all_single, torch.empty(size + 1), torch.empty(size + 1))
+        assert "split_sizes" in message
+
+
+def test_send_and_receive_match_by_tag_and_from_anyone(rank, size):
+    if size == 1:
+        return
+    if rank == 0:
+        for tag in (7, 3):
+            dist.send(torch.full((10,), float(tag)), 1, tag=tag)
+        seen = set()
+        for _ in range(size - 1):
+            tensor = torch.empty(2)
+            source = dist.recv(tensor)
+            assert tensor.tolist() == [source, source]
+            seen.add(source)
+        assert seen == set(range(1, size))
+        return
+    if rank == 1:
+        three, seven = torch.empty(10), torch.empty(10)
+        works = [dist.irecv(three, 0, tag=3), dist.irecv(seven, 0, tag=7)]
+        for work in works:
+            work.wait()
+        assert three.tolist() == [3.0] * 10
+        assert seven.tolist() == [7.0] * 10
+    dist.send(torch.full((2,), float(rank)), 0)
+
+
+def test_batches_of_sends_and_receives(rank, size):
+    sent, received = own(rank, 1000), torch.empty(1000)
+    operations = [
+        dist.P2POp(dist.isend, sent, (rank + 1) % size),
+        dist.P2POp(dist.irecv, received, (rank - 1) % size),
+    ]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    assert torch.equal(received, own((rank - 1) % size, 1000))
+
+
+def test_objects_travel(rank, size):
+    objects = [None] * size
+    dist.all_gather_object(objects, {"rank": rank, "payload": "x" * (10 * rank)})
+    assert objects == [{"rank": peer, "payload": "x" * (10 * peer)} for peer in range(size)]
+    shared = [{"from": rank}, [rank]]
+    dist.broadcast_object_list(shared, src=size - 1)
+    assert shared == [{"from": size - 1}, [size - 1]]
+    gathered = [None] * size if rank == 0 else None
+    dist.gather_object(("from", rank), gathered, dst=0)
+    assert rank != 0 or gathered == [("from", peer) for peer in range(size)]
+    mine = [None]
+    dist.scatter_object_list(mine, [{"to": peer} for peer in range(size)] if rank == 0 else None, src=0)
+    assert mine == [{"to": rank}]
+    if size > 1 and rank == 0:
+        dist.send_object_list(["hello", 1], dst=1)
+    elif rank == 1:
+        letters = [None, None]
+        dist.recv_object_list(letters, src=0)
+        assert letters == ["hello", 1]
+
+
+def test_coalesced_calls(rank, size):
+    tensors = [own(rank, 3), own(rank, 4).reshape(2, 2), own(rank, 2, torch.int64)]
+    dist.all_reduce_coalesced(tensors[:2])
+    dist.all_reduce(tensors[2])
+    for tensor in tensors:
+        assert torch.equal(tensor.flatten(), sum(own(peer, tensor.numel(), tensor.dtype) for peer in range(size)))
+    with dist._coalescing_manager(async_ops=True) as manager:
+        more = [own(rank, 10), own(rank, 20)]
+        for tensor in more:
+            dist.all_reduce(tensor)
+    manager.wait()
+    assert torch.equal(more[1], sum(own(peer, 20) for peer in range(size)))
+    with dist._coalescing_manager():
+        outputs = [torch.empty(size * 4), torch.empty(size * 2)]
+        for output in outputs:
+            dist.all_gather_into_tensor(output, own(rank, output.numel() // size))
+    assert torch.equal(outputs[1], torch.cat([own(peer, 2) for peer in range(size)]))
+    with dist._coalescing_manager():
+        parts = [torch.empty(4), torch.empty(2)]
+        for part in parts:
+            dist.reduce_scatter_tensor(part, own(rank, part.numel() * size))
+    total = sum(own(peer, 2 * size) for peer in range(size))
+    assert torch.equal(parts[1], total[2 * rank : 2 * rank + 2])
+    lists = [[torch.empty(2), torch.empty(3)] for _ in range(size)]
+    dist.all_gather_coalesced(lists, [own(rank, 2), own(rank, 3)])
+    assert torch.equal(lists[size - 1][1], own(size - 1, 3))
+
+
+def test_functional_collectives(rank, size):
+    total = functional.all_reduce(own(rank, 10), "sum", dist.group.WORLD)
+    assert torch.equal(total + 0, sum(own(peer, 10) for peer in range(size)))
+    everything = functional.all_gather_tensor(own(rank, 10), 0, dist.group.WORLD)
+    assert torch.equal(everything + 0, torch.cat([own(peer, 10) for peer in range(size)]))
+    part = functional.reduce_scatter_tensor(own(rank, 10 * size), "sum", 0, dist.group.WORLD)
+    assert torch.equal(part + 0, sum(own(peer, 10 * size) for peer in range(size))[10 * rank : 10 * rank + 10])
+    exchanged = functional.all_to_all_single(own(rank, size), None, None, dist.group.WORLD)
+    assert (exchanged + 0).shape == (size,)
+    copied = functional.broadcast(own(rank, 10), 0, dist.group.WORLD)
+    assert torch.equal(copied + 0, own(0, 10))
+    several = functional.all_reduce_coalesced([own(rank, 2), own(rank, 3)], "sum", dist.group.WORLD)
+    assert torch.equal(several[1] + 0, sum(own(peer, 3) for peer in range(size)))
+    gathered = functional.all_gather_into_tensor_coalesced([own(rank, 2), own(rank, 3)], dist.group.WORLD)
+    assert torch.equal(gathered[1] + 0, torch.cat([own(peer, 3) for peer in range(size)]))
+    scattered = functional.reduce_scatter_tensor_coalesced([own(rank, 2 * size)], "sum", [0], dist.group.WORLD)
+    assert scattered[0].shape == (2,)
+
+
+def test_differentiable_collectives(rank, size):
+    from torch.distributed.nn import functional as differentiable
+
+    tensor = own(rank, 4).requires_grad_()
+    differentiable.all_reduce(tensor, group=dist.group.WORLD).sum().backward()
+    assert torch.equal(tensor.grad, torch.full((4,), float(size)))
+    tensor = own(rank, 4).requires_grad_()
+    torch.cat(differentiable.all_gather(tensor, group=dist.group.WORLD)).sum().backward()
+    assert torch.equal(tensor.grad, torch.full((4,), float(size)))
+
+
+def test_new_groups_are_independent_of_the_world(rank, size):
+    evens = list(range(0, size, 2))
+    group = dist.new_group(evens)
+    if rank in evens:
+        tensor = own(rank, 10)
+        dist.all_reduce(tensor, group=group)
+        assert torch.equal(tensor, sum(own(peer, 10) for peer in evens))
+        root = torch.tensor([float(rank)])
+        dist.broadcast(root, src=evens[-1], group=group)
+        assert root.item() == evens[-1]
+        assert dist.get_backend(group) == "smddp"
+        assert dist.get_process_group_ranks(group) == evens
+        assert dist.distributed_c10d._get_process_group_name(group) == group.group_name
+        assert dist.distributed_c10d._resolve_process_group(group.group_name) is group
+        dist.destroy_process_group(group)
+    else:
+        assert group == dist.GroupMember.NON_GROUP_MEMBER
+    dist.barrier()
+    subgroup, groups = dist.new_subgroups(group_size=1)
+    assert subgroup.size() == 1
+    assert len(groups) == size
+    alone = own(rank, 3)
+    dist.all_reduce(alone, group=subgroup)
+    assert torch.equal(alone, own(rank, 3))
+
+
+def test_groups_know_names_sizes_and_devices(rank, size):
+    world = dist.group.WORLD
+    assert (world.rank(), world.size(), world.name()) == (rank, size, "smddp")
+    assert dist.get_backend() == "smddp"
+    assert world._get_backend_name() == "smddp"
+    assert torch.device("cpu") in world._device_types
+    assert world._get_backend(torch.device("cpu")).name() == "smddp"
+    assert world.group_desc
+    assert world.get_group_store() is not None
+    raised(NotImplementedError, world.split_group, [0])
+    raised(NotImplementedError, world.merge_remote_group, None, 2)
+
+
+def test_ranks_count_their_collectives_alike(rank, size):
+    world = dist.group.WORLD
+    world._set_sequence_number_for_group()
+    before = world._get_sequence_number_for_group()
+    dist.all_reduce(torch.ones(1))
+    dist.barrier()
+    assert world._get_sequence_number_for_group() == before + 2
+
+
+def test_barriers_hold_and_name_who_does_not_come(rank, size):
+    dist.barrier()
+    dist.barrier(async_op=True).wait()
+    dist.group.WORLD.barrier().wait()
+    dist.group.WORLD.monitored_barrier(timedelta(seconds=10))
+    if size == 1:
+        return
+    if rank == 0:
+        message = raised(RuntimeError, dist.group.WORLD.monitored_barrier, timedelta(seconds=1))
+        assert "rank 1" in message or "rank 2" in message
+
+
+def test_a_shorter_limit_is_kept(rank, size):
+    if size == 1:
+        return
+    dist.group.WORLD.set_timeout(timedelta(seconds=1))
+    if rank == 0:
+        message = raised(RuntimeError, dist.all_reduce, torch.ones(1))
+        assert "rank 1" in message or "rank 2" in message
+
+
+def test_short_spellings_of_a_group_work_too(rank, size):
+    world = dist.group.WORLD
+    tensor = own(rank, 4)
+    world.allreduce(tensor, ReduceOp.MAX).wait()
+    assert torch.equal(tensor, torch.stack([own(peer, 4) for peer in range(size)]).max(0).values)
+    world.allreduce([tensor]).wait()
+    tensor = own(rank, 4)
+    world.broadcast(tensor, 0).wait()
+    assert torch.equal(tensor, own(0, 4))
+    world.reduce(tensor, 0, ReduceOp.SUM).wait()
+    outputs = [torch.empty(4) for _ in range(size)]
+    world.allgather(outputs, own(rank, 4)).wait()
+    assert torch.equal(outputs[-1], own(size - 1, 4))
+    part = torch.empty(1)
+    world.reduce_scatter(part, [torch.full((1,), float(peer)) for peer in range(size)], ReduceOp.SUM).wait()
+    assert part.item() == rank * size
+    world.barrier(timedelta(seconds=10)).wait()
+
+
+def test_what_is_not_supported_raises_with_its_name(rank, size):
+    sparse = torch.sparse_coo_tensor([[0]], [1.0], (2,))
+    message = raised(NotImplementedError, dist.all_reduce, sparse)
+    assert "all_reduce" in message
+    assert "sparse" in message
+    message = raised(NotImplementedError, dist.broadcast, torch.empty(1, device="meta"), 0)
+    assert "meta" in message
+    message = raised(ValueError, dist.group.WORLD.allreduce, [torch.ones(1), torch.ones(1)])
+    assert "one tensor" in message
+    raised(ValueError, dist.all_gather_into_tensor, torch.empty(size + 1), torch.empty(1))
+    raised(ValueError, dist.all_reduce, torch.ones(2), ReduceOp.BAND)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)  # none of these has broken the group
+    assert tensor.item() == size
+
+
+def test_different_calls_by_different_ranks_are_told_apart(rank, size):
+    if size == 1:
+        return
+    wrong = torch.ones(5) if rank == 0 else torch.ones(6)
+    message = raised(RuntimeError, dist.all_reduce, wrong)
+    assert "all" in message
+    raised(RuntimeError, dist.all_reduce, torch.ones(1))
+
+
+def test_an_abort_fails_what_peers_are_waiting_for(rank, size):
+    if size == 1:
+        return
+    if rank == 0:
+        dist.group.WORLD.abort()
+        return
+    assert "aborted" in raised(RuntimeError, dist.all_reduce, torch.ones(1))
+    failed = raised(RuntimeError, lambda: dist.all_reduce(torch.ones(1), async_op=True).wait())
+    assert "aborted" in failed

@@ -1,0 +1,123 @@
+"""Runs test functions on several ranks of torch.distributed, with the interpreter of training programs.
+
+A program is a file of functions `test_...(rank, size)`. `names` reads them without importing it. `outcomes` starts the
+ranks once a session; every function gets a default group of its own, and every rank tells how each ended. Ran as a
+script, this file is one rank.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN_PYTHON = Path(os.environ.get("CLARY_TEST_TRAIN_PYTHON", ROOT / ".venvs/train/bin/python"))
+_OPERATION_LIMIT_S = 20
+
+
+def names(program: Path) -> list[str]:
+    """Return the names of a program's test functions, in its order."""
+    tree = ast.parse(program.read_text(encoding="utf-8"))
+    return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+
+
+@cache
+def outcomes(program: Path, size: int, limit_s: float = 110.0, **variables: str) -> dict[str, list[str | None]]:
+    """Run a program on `size` ranks; by function, why it failed on each rank, None where it did not.
+
+    Args:
+        variables: for the ranks' environment; `{rank}` in a value stands for the rank.
+    """
+    with tempfile.TemporaryDirectory(prefix="clary-torch-ranks-") as folder:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT / "src"),
+            "OMP_NUM_THREADS": "1",
+            "MASTER_ADDR": "127.0.0.1",
+        }
+        ranks = [
+            subprocess.Popen(
+                [str(TRAIN_PYTHON), __file__, str(program), str(rank), str(size), folder],
+                env=environment | {key: value.format(rank=rank) for key, value in variables.items()},
+                stdout=(Path(folder) / f"log-{rank}").open("wb"),
+                stderr=subprocess.STDOUT,
+            )
+            for rank in range(size)
+        ]
+        deadline = time.monotonic() + limit_s
+        try:
+            for process in ranks:
+                process.wait(max(deadline - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+        by_rank = [_read(Path(folder), rank, process.returncode) for rank, process in enumerate(ranks)]
+    return {name: [told.get(name, told["ended"]) for told in by_rank] for name in names(program)}
+
+
+def assert_passed(program: Path, name: str, size: int, **variables: str) -> None:
+    """Fail with what each rank said of a function that failed."""
+    failures = outcomes(program, size, **variables)[name]
+    words = "\n".join(f"rank {rank}: {failure}" for rank, failure in enumerate(failures) if failure is not None)
+    assert not words, f"{program.name}: {name}\n{words}"
+
+
+def _read(folder: Path, rank: int, code: int) -> dict[str, str | None]:
+    told = folder / f"told-{rank}"
+    lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else []
+    log = (folder / f"log-{rank}").read_text(encoding="utf-8", errors="replace")[-4000:]
+    return {**dict(map(json.loads, lines)), "ended": f"the rank ended with {code} before it; its last words:\n{log}"}
+
+
+def _be_rank(program: Path, rank: int, size: int, folder: Path) -> None:
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    from clary.train.collective.adapters.torch.registration import register
+
+    torch.set_num_threads(1)
+    register()
+    spec = importlib.util.spec_from_file_location(program.stem, program)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with (folder / f"told-{rank}").open("w", encoding="utf-8") as told:
+        for name in names(program):
+            failure = None
+            try:
+                dist.init_process_group(
+                    os.environ.get("CLARY_TEST_BACKEND", "smddp"),
+                    store=dist.FileStore(str(folder / name), size),
+                    rank=rank,
+                    world_size=size,
+                    timeout=timedelta(seconds=_OPERATION_LIMIT_S),
+                )
+                torch.manual_seed(0)
+                getattr(module, name)(rank, size)
+            except Exception:
+                failure = traceback.format_exc()
+            finally:
+                if dist.is_initialized():
+                    dist.destroy_process_group()
+            told.write(json.dumps([name, failure]) + "\n")
+            told.flush()
+    os._exit(0)  # torch's own threads may end a process that leaves otherwise with a signal
+
+
+if __name__ == "__main__":
+    _be_rank(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

@@ -1,0 +1,12 @@
+"""TensorFlow: not there yet, and said so."""
+
+import pytest
+
+from clary.train.collective.adapters.tensorflow import adapter
+from clary.train.collective.errors import CollectiveError
+
+
+def test_asking_for_tensorflow_says_what_to_use_instead():
+    with pytest.raises(CollectiveError, match=r"not supported .*MultiWorkerMirroredStrategy") as refusal:
+        adapter()
+    assert not refusal.value.retryable
