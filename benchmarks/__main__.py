@@ -8,22 +8,38 @@ import sys
 from collections.abc import Callable, Iterator
 
 from benchmarks import (
+    bench_allgather_host,
+    bench_allreduce_host,
+    bench_allreduce_net,
     bench_api,
     bench_concurrency,
+    bench_ddp_real,
     bench_failfast,
     bench_faults,
     bench_logs,
+    bench_overlap,
+    bench_reducescatter_host,
+    bench_select,
+    bench_shrink,
     bench_signals,
     bench_start,
 )
 from benchmarks.lines import Line, write
 
 BENCHMARKS: dict[str, tuple[str, Callable[[bool], Iterator[Line]]]] = {
+    "allgather-host": ("all_gather among ranks of one host, the same as allreduce-host", bench_allgather_host.run),
+    "allreduce-host": ("all_reduce among ranks of one host, against gloo and MPI", bench_allreduce_host.run),
+    "allreduce-net": ("all_reduce between hosts: time and bytes on the links, against gloo", bench_allreduce_net.run),
     "api": ("accepted jobs a second and latency of describe, against moto's server", bench_api.run),
     "concurrency": ("50 jobs at once by 8 clients: latencies, queueing, memory of the service", bench_concurrency.run),
+    "ddp-real": ("real models trained over smddp and over gloo: samples a second, loss, bits", bench_ddp_real.run),
     "failfast": ("first death in a gang to the end of all of it, against torchrun", bench_failfast.run),
     "faults": ("kills, pauses, cuts, full disks: what was lost, doubled or hung", bench_faults.run),
     "logs": ("a program's output into the store: rate, cost, delay, held-up writes, against syslog-ng", bench_logs.run),
+    "overlap": ("communication that the backward pass does not hide, against gloo", bench_overlap.run),
+    "reducescatter-host": ("reduce_scatter among ranks of one host, the same", bench_reducescatter_host.run),
+    "select": ("what is lost by the choice of the algorithm, over sizes and topologies", bench_select.run),
+    "shrink": ("compressed gradients on slow links: tokens a second, bytes, loss", bench_shrink.run),
     "signals": ("first to last SIGTERM handler of a job that is stopped", bench_signals.run),
     "start": ("submit to first line of user code, in parts, against torchrun", bench_start.run),
 }
@@ -41,7 +57,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if not options.name and not options.all:
         for name, (about, _) in BENCHMARKS.items():
-            print(f"{name:<12} {about}", file=sys.stderr)
+            print(f"{name:<18} {about}", file=sys.stderr)
         return 0
     failed = False
     for name in sorted(BENCHMARKS) if options.all else [options.name]:

@@ -68,11 +68,13 @@ def alternate(
     *,
     seed: int,
     read_sent_bytes: Callable[[], list[int]] | None = None,
+    after_round: Callable[[], None] | None = None,
 ) -> dict[str, Series]:
     """Measure all contenders in turns.
 
     Args:
         read_sent_bytes: counters of the hosts' links, in any order that stays the same.
+        after_round: what else is measured in the same turns, once all contenders had theirs.
     Raises: GangError if a rank failed; wrong results are told in `problems` instead.
     """
     for gang in {id(contender.gang): contender.gang for contender in contenders}.values():
@@ -105,6 +107,8 @@ def alternate(
             if read_sent_bytes:
                 most = max(late - early for late, early in zip(after, before, strict=True))
                 result.link_bytes.append(most / (effort.samples * num_calls))
+        if after_round is not None:
+            after_round()
     return series
 
 

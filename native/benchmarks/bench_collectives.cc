@@ -105,7 +105,8 @@ int main(int argc, char** argv) {
       const uint64_t count = bytes / 4;
       const auto act = [&] {
         if (collective == "all_reduce") {
-          clary_all_reduce(it, input.data(), output.data(), count, CLARY_FLOAT32, CLARY_SUM, 0, 0, &failure);
+          // In place, as torch does; halved so that thousands of rounds do not overflow.
+          clary_all_reduce(it, output.data(), output.data(), count, CLARY_FLOAT32, CLARY_AVG, 0, 0, &failure);
         } else if (collective == "all_gather") {
           clary_all_gather(it, input.data(), output.data(), nullptr, count / ranks, CLARY_FLOAT32, 0, 0, &failure);
         } else {

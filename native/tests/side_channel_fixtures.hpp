@@ -1,12 +1,16 @@
 // Side channels of several ranks in one process, and a record of all that their listeners were told.
 #pragma once
 
+#include <sys/time.h>
+
+#include <algorithm>
 #include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 
+#include "transport/frames.hpp"
 #include "transport/side_channel.hpp"
 #include "transport_fixtures.hpp"
 
@@ -116,6 +120,57 @@ struct Group {
 };
 
 inline TimePoint later() { return Clock::now() + kPatience; }
+
+// A peer that speaks in frames of the test's choice. Reads and writes block, for kPatience at most.
+class RawPeer {
+ public:
+  explicit RawPeer(int fd) : fd_(fd) {
+    timeval limit{std::chrono::seconds(kPatience).count(), 0};
+    ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+  }
+  ~RawPeer() { close(); }
+  RawPeer(const RawPeer&) = delete;
+  RawPeer& operator=(const RawPeer&) = delete;
+
+  void close() {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = -1;
+  }
+  bool writeBytes(const void* data, size_t bytes) {
+    auto* at = static_cast<const std::byte*>(data);
+    while (bytes > 0) {
+      ssize_t written = ::send(fd_, at, bytes, MSG_NOSIGNAL);
+      if (written <= 0) return false;
+      at += written;
+      bytes -= static_cast<size_t>(written);
+    }
+    return true;
+  }
+  bool write(const Frame& frame, const void* payload = nullptr) {
+    Header header = encode(frame);
+    return writeBytes(header.data(), header.size()) && writeBytes(payload, payload ? frame.payloadBytes() : 0);
+  }
+  // The next frame, its payload thrown away; nothing at the end of the stream.
+  std::optional<Frame> read() {
+    Header header;
+    if (!readBytes(header.data(), header.size())) return std::nullopt;
+    Frame frame = decode(header.data());
+    payload_.resize(frame.payloadBytes());
+    if (!readBytes(payload_.data(), payload_.size())) return std::nullopt;
+    return frame;
+  }
+  // Of the last frame that was read.
+  std::string text() const { return {reinterpret_cast<const char*>(payload_.data()), payload_.size()}; }
+
+ private:
+  bool readBytes(void* data, size_t bytes) {
+    return bytes == 0 || ::recv(fd_, data, bytes, MSG_WAITALL) == static_cast<ssize_t>(bytes);
+  }
+
+  int fd_;
+  std::vector<std::byte> payload_;
+};
 
 #define EXPECT_WELL(end_expression)                                             \
   do {                                                                          \

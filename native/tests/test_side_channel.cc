@@ -207,21 +207,30 @@ TEST_P(SideChannels, LargeMessagesCrossEachOther) {
 }
 
 TEST_P(SideChannels, ASmallMessageDoesNotWaitForALargeOneBeforeIt) {
-  Group group(GetParam(), 2);
-  auto large = pattern(0, 1, size_t{256} << 20);
-  std::vector<uint8_t> in(large.size());
-  auto small = pattern(0, 2, 8);
-  std::vector<uint8_t> small_in(8);
-  group.channel(1).receive(1, 0, 1, in.data(), in.size(), later());
-  group.channel(1).receive(2, 0, 2, small_in.data(), 8, later());
-  group.channel(0).send(1, 1, 1, large.data(), large.size(), later());
-  std::this_thread::sleep_for(3ms);  // the large one is under way
-  group.channel(0).send(2, 1, 2, small.data(), 8, later());
-  EXPECT_WELL(group.record(1).end(2));
-  EXPECT_FALSE(group.record(1).hasEnded(1));
-  EXPECT_EQ(small_in, small);
-  EXPECT_WELL(group.record(1).end(1));
-  EXPECT_TRUE(in == large);
+  auto ends = connectedPair(GetParam());
+  Record record;
+  auto channel = makeChannel(0, {-1, ends[0]}, record);
+  RawPeer peer(ends[1]);
+  // More than the kernel takes before the peer reads.
+  std::vector<uint8_t> large(size_t{64} << 20);
+  std::vector<uint8_t> small(8);
+  channel->send(1, 1, 1, large.data(), large.size(), later());
+  auto request = peer.read();
+  ASSERT_TRUE(request && request->kind == FrameKind::kRequest && request->bytes == large.size());
+  ASSERT_TRUE(peer.write({FrameKind::kClear, request->id, 1}));
+  std::this_thread::sleep_for(30ms);  // the large one is under way
+  channel->send(2, 1, 2, small.data(), small.size(), later());
+  size_t before = 0;
+  while (auto frame = peer.read()) {
+    if (frame->kind == FrameKind::kEager) break;
+    ASSERT_EQ(frame->kind, FrameKind::kData);
+    before += frame->bytes;
+  }
+  EXPECT_LT(before, large.size());
+  EXPECT_WELL(record.end(2));
+  EXPECT_FALSE(record.hasEnded(1));
+  while (before < large.size()) before += peer.read().value().bytes;
+  EXPECT_WELL(record.end(1));
 }
 
 TEST_P(SideChannels, ThreadsOfOneRankMayUseItsChannelAtOnce) {

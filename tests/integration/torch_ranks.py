@@ -8,6 +8,7 @@ script, this file is one rank.
 from __future__ import annotations
 
 import ast
+import faulthandler
 import importlib.util
 import json
 import os
@@ -22,6 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN_PYTHON = Path(os.environ.get("CLARY_TEST_TRAIN_PYTHON", ROOT / ".venvs/train/bin/python"))
 _OPERATION_LIMIT_S = 20
+_STUCK_S = 45  # a function that takes longer has its threads' stacks logged
 
 
 def names(program: Path) -> list[str]:
@@ -99,6 +101,7 @@ def _be_rank(program: Path, rank: int, size: int, folder: Path) -> None:
     with (folder / f"told-{rank}").open("w", encoding="utf-8") as told:
         for name in names(program):
             failure = None
+            faulthandler.dump_traceback_later(_STUCK_S)
             try:
                 dist.init_process_group(
                     os.environ.get("CLARY_TEST_BACKEND", "smddp"),

@@ -7,7 +7,6 @@
 
 #include "algorithms/algorithms.hpp"
 #include "algorithms/split.hpp"
-#include "reduce/kernels.hpp"
 
 namespace clary {
 namespace {
@@ -92,7 +91,7 @@ void AllGather::layOut(int segment) {
                                     : static_cast<const std::byte*>(operation_.outputChunk(carried[i]));
     if (i > 0) run_.awaitReceived(carried[i], received_[i][segment]);
     if (isShared) {
-      copyBytes(team_.buffer(team_.index(), slot) + i * perSegment_ * elementSize_, chunk + offsetOf(segment), bytes);
+      run_.offer(team_.buffer(team_.index(), slot) + i * perSegment_ * elementSize_, chunk + offsetOf(segment), bytes);
     }
   }
 }
@@ -103,7 +102,7 @@ void AllGather::copyFromOthers(int segment) {
     const int member = (team_.index() + turn) % team_.members();
     const std::byte* slot = team_.buffer(member, slots_[segment & 1]);
     for (size_t i = 0; i < carried_[member].size(); ++i) {
-      copyBytes(operation_.outputChunk(carried_[member][i]) + offsetOf(segment), slot + i * perSegment_ * elementSize_,
+      run_.take(operation_.outputChunk(carried_[member][i]) + offsetOf(segment), slot + i * perSegment_ * elementSize_,
                 bytes);
     }
   }
@@ -120,7 +119,7 @@ void AllGather::go() {
     run_.awaitHost(run_.publish());
   }
   std::byte* own = operation_.outputChunk(layout_.rank);
-  if (own != operation_.input) copyBytes(own, operation_.input, total_ * elementSize_);
+  if (own != operation_.input) run_.take(own, operation_.input, total_ * elementSize_);
   for (int step = 0; step < segments_; ++step) {
     if (step + 1 < segments_) layOut(step + 1);
     copyFromOthers(step);

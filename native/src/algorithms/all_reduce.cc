@@ -17,7 +17,6 @@
 #include "algorithms/all_reduce_within.hpp"
 #include "algorithms/shard_exchange.hpp"
 #include "algorithms/split.hpp"
-#include "reduce/kernels.hpp"
 
 namespace clary {
 namespace {
@@ -104,7 +103,7 @@ void BetweenHostsReduction::layOut(int segment) {
   for (int owner = 0; owner < rails_; ++owner) {
     if (owner == team_.index()) continue;
     const Part part = shardOf(segment, owner);
-    copyBytes(slotShard(team_.index(), slot, owner), input_ + part.begin * elementSize_, part.count * elementSize_);
+    run_.offer(slotShard(team_.index(), slot, owner), input_ + part.begin * elementSize_, part.count * elementSize_);
   }
 }
 
@@ -138,7 +137,7 @@ void BetweenHostsReduction::takeResult(int segment) {
   Shard& shard = stageOf(segment).shard;
   exchange_->finish(shard);
   if (!isAlone()) {
-    copyBytes(team_.buffer(team_.index(), outboxes_[segment & 1]), shard.result, shard.count * elementSize_);
+    run_.offer(team_.buffer(team_.index(), outboxes_[segment & 1]), shard.result, shard.count * elementSize_);
   }
 }
 
@@ -147,7 +146,7 @@ void BetweenHostsReduction::copyResults(int segment) {
     const int owner = (team_.index() + turn) % team_.members();
     if (owner == team_.index() || owner >= rails_) continue;
     const Part part = shardOf(segment, owner);
-    copyBytes(output_ + part.begin * elementSize_, team_.buffer(owner, outboxes_[segment & 1]),
+    run_.take(output_ + part.begin * elementSize_, team_.buffer(owner, outboxes_[segment & 1]),
               part.count * elementSize_);
   }
 }

@@ -16,7 +16,6 @@
 
 #include "algorithms/algorithms.hpp"
 #include "algorithms/split.hpp"
-#include "reduce/kernels.hpp"
 
 namespace clary {
 
@@ -25,7 +24,7 @@ void allReduceOneShot(Run& run) {
   HostTeam& team = run.team();
   const size_t bytes = operation.count * operation.elementSize();
   const HostTeam::Buffer slot = run.takeSlot();
-  copyBytes(team.buffer(team.index(), slot), operation.input, bytes);
+  run.offer(team.buffer(team.index(), slot), operation.input, bytes);
   run.meet();
   std::vector<const void*> sources(team.members());
   for (int member = 0; member < team.members(); ++member) {
@@ -91,7 +90,7 @@ void allReduceTwoPhase(Run& run) {
     for (int owner = 0; owner < members; ++owner) {
       if (owner == self) continue;
       const Part part = segments.shard(segment, owner);
-      copyBytes(slotShard(self, slots[segment & 1], owner), input + part.begin * elementSize, part.count * elementSize);
+      run.offer(slotShard(self, slots[segment & 1], owner), input + part.begin * elementSize, part.count * elementSize);
     }
   };
   std::vector<const void*> sources(members);
@@ -103,8 +102,8 @@ void allReduceTwoPhase(Run& run) {
         // Everyone starts behind itself, so that not all read the same outbox at once.
         const int owner = (self + turn) % members;
         const Part part = segments.shard(step - 1, owner);
-        copyBytes(output + part.begin * elementSize, team.buffer(owner, outboxes[(step - 1) & 1]),
-                  part.count * elementSize);
+        run.take(output + part.begin * elementSize, team.buffer(owner, outboxes[(step - 1) & 1]),
+                 part.count * elementSize);
       }
     }
     if (step < segments.num) {

@@ -7,7 +7,6 @@
 
 #include "algorithms/algorithms.hpp"
 #include "algorithms/split.hpp"
-#include "reduce/kernels.hpp"
 
 namespace clary {
 namespace {
@@ -61,11 +60,11 @@ void broadcast(Run& run) {
     if (isSource) {
       if (place > 0) run.awaitReceived(upstream, received[segment]);
       for (const int target : targets) sent.emplace_back(target, run.lanes().postSend(target, piece, bytesOf(segment)));
-      if (isShared) copyBytes(team.buffer(team.index(), slot), piece, bytesOf(segment));
+      if (isShared) run.offer(team.buffer(team.index(), slot), piece, bytesOf(segment));
     }
     if (!isShared) continue;
     run.awaitHost(run.publish());
-    if (!isSource) copyBytes(piece, team.buffer(layout.indexOf[source], slot), bytesOf(segment));
+    if (!isSource) run.take(piece, team.buffer(layout.indexOf[source], slot), bytesOf(segment));
     team.setFreeAt(slot, team.step() + 1);
   }
   run.publish();

@@ -10,7 +10,6 @@
 
 #include "algorithms/algorithms.hpp"
 #include "algorithms/split.hpp"
-#include "reduce/kernels.hpp"
 
 namespace clary {
 namespace {
@@ -87,7 +86,7 @@ void ReduceScatter::layOut(int segment) {
   const HostTeam::Buffer slot = slots_[segment & 1] = run_.takeSlot();
   for (int d = 0; d < layout_.size; ++d) {
     if (reducerOf(d) == team_.index()) continue;
-    copyBytes(place(team_.index(), slot, d), input(d, segment), countOf(segment) * elementSize_);
+    run_.offer(place(team_.index(), slot, d), input(d, segment), countOf(segment) * elementSize_);
   }
 }
 

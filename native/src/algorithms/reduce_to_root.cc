@@ -7,7 +7,6 @@
 
 #include "algorithms/algorithms.hpp"
 #include "algorithms/split.hpp"
-#include "reduce/kernels.hpp"
 
 namespace clary {
 namespace {
@@ -77,7 +76,7 @@ void ReduceToRoot::layOut(int segment) {
   for (int owner = 0; owner < owners_; ++owner) {
     if (owner == team_.index()) continue;
     const Part part = shardOf(segment, owner);
-    copyBytes(slotShard(team_.index(), slot, owner), input_ + part.begin * elementSize_, part.count * elementSize_);
+    run_.offer(slotShard(team_.index(), slot, owner), input_ + part.begin * elementSize_, part.count * elementSize_);
   }
 }
 
@@ -131,7 +130,7 @@ void ReduceToRoot::copyToRoot(int segment) {
   for (int owner = 0; owner < owners_; ++owner) {
     if (owner == team_.index()) continue;
     const Part part = shardOf(segment, owner);
-    copyBytes(static_cast<std::byte*>(operation_.output) + part.begin * elementSize_,
+    run_.take(static_cast<std::byte*>(operation_.output) + part.begin * elementSize_,
               team_.buffer(owner, outboxes_[segment & 1]), part.count * elementSize_);
   }
 }

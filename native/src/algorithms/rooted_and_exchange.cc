@@ -6,7 +6,6 @@
 
 #include "algorithms/algorithms.hpp"
 #include "algorithms/split.hpp"
-#include "reduce/kernels.hpp"
 
 namespace clary {
 namespace {
@@ -39,7 +38,7 @@ void gatherToRoot(Run& run) {
         received.emplace_back(r, run.lanes().postReceive(r, operation.outputChunk(r), total));
       }
     }
-    if (operation.outputChunk(root) != operation.input) copyBytes(operation.outputChunk(root), operation.input, total);
+    if (operation.outputChunk(root) != operation.input) run.take(operation.outputChunk(root), operation.input, total);
   } else if (layout.hostOf[root] != layout.host()) {
     sent.emplace_back(root, run.lanes().postSend(root, operation.input, total));
   }
@@ -49,12 +48,12 @@ void gatherToRoot(Run& run) {
       const size_t bytes = std::min(perSegment, total - begin);
       const HostTeam::Buffer slot = run.takeSlot();
       if (!isRoot) {
-        copyBytes(team.buffer(team.index(), slot), static_cast<const std::byte*>(operation.input) + begin, bytes);
+        run.offer(team.buffer(team.index(), slot), static_cast<const std::byte*>(operation.input) + begin, bytes);
       }
       run.awaitHost(run.publish());
       for (int member = 0; isRoot && member < team.members(); ++member) {
         if (member == team.index()) continue;
-        copyBytes(operation.outputChunk(layout.localRanks()[member]) + begin, team.buffer(member, slot), bytes);
+        run.take(operation.outputChunk(layout.localRanks()[member]) + begin, team.buffer(member, slot), bytes);
       }
       team.setFreeAt(slot, team.step() + 1);
     }
@@ -81,7 +80,7 @@ void scatterFromRoot(Run& run) {
         sent.emplace_back(r, run.lanes().postSend(r, operation.inputChunk(r), total));
       }
     }
-    if (operation.inputChunk(root) != output) copyBytes(output, operation.inputChunk(root), total);
+    if (operation.inputChunk(root) != output) run.take(output, operation.inputChunk(root), total);
   } else if (layout.hostOf[root] != layout.host()) {
     received.emplace_back(root, run.lanes().postReceive(root, output, total));
   }
@@ -94,11 +93,11 @@ void scatterFromRoot(Run& run) {
       std::byte* places = team.buffer(rootMember, slot);
       for (int member = 0; isRoot && member < team.members(); ++member) {
         if (member == team.index()) continue;
-        copyBytes(places + static_cast<size_t>(member) * perSegment,
+        run.offer(places + static_cast<size_t>(member) * perSegment,
                   operation.inputChunk(layout.localRanks()[member]) + begin, bytes);
       }
       run.awaitHost(run.publish());
-      if (!isRoot) copyBytes(output + begin, places + static_cast<size_t>(team.index()) * perSegment, bytes);
+      if (!isRoot) run.take(output + begin, places + static_cast<size_t>(team.index()) * perSegment, bytes);
       team.setFreeAt(slot, team.step() + 1);
     }
   }
@@ -145,7 +144,7 @@ void allToAll(Run& run) {
       sent.emplace_back(target, run.lanes().postSend(target, from[target], sendBytes[target]));
     }
   }
-  copyBytes(to[layout.rank], from[layout.rank], std::min(sendBytes[layout.rank], receiveBytes[layout.rank]));
+  run.take(to[layout.rank], from[layout.rank], std::min(sendBytes[layout.rank], receiveBytes[layout.rank]));
   if (team.members() > 1) {
     for (int member = 0; member < team.members(); ++member) {
       extent = std::max(extent, static_cast<size_t>(team.announcement(member, operation.sequence).extent));
@@ -159,15 +158,15 @@ void allToAll(Run& run) {
       for (int member = 0; member < team.members(); ++member) {
         const int r = layout.localRanks()[member];
         if (member == team.index()) continue;
-        copyBytes(team.buffer(team.index(), slot) + static_cast<size_t>(member) * perSegment, from[r] + begin,
+        run.offer(team.buffer(team.index(), slot) + static_cast<size_t>(member) * perSegment, from[r] + begin,
                   bytesAt(sendBytes[r], begin));
       }
       run.awaitHost(run.publish());
       for (int member = 0; member < team.members(); ++member) {
         const int r = layout.localRanks()[member];
         if (member == team.index()) continue;
-        copyBytes(to[r] + begin, team.buffer(member, slot) + static_cast<size_t>(team.index()) * perSegment,
-                  bytesAt(receiveBytes[r], begin));
+        run.take(to[r] + begin, team.buffer(member, slot) + static_cast<size_t>(team.index()) * perSegment,
+                 bytesAt(receiveBytes[r], begin));
       }
       team.setFreeAt(slot, team.step() + 1);
     }

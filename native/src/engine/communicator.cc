@@ -1,7 +1,6 @@
 #include "engine/communicator.hpp"
 
 #include <pthread.h>
-#include <sched.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -18,17 +17,10 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 // A caller that waits has nothing better to do; the executor runs beside the computation that it must not slow down.
-constexpr Duration kSpinInCaller = microseconds(50);
-constexpr Duration kSpinInExecutor = microseconds(5);
+constexpr Duration kPatienceOfCaller = microseconds(1000);
+constexpr Duration kPatienceOfExecutor = microseconds(50);
 constexpr Duration kGoodbyeLimit = milliseconds(1000);
 constexpr double kLongestTimeoutSeconds = 1e8;
-
-int availableProcessors() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
-  return CPU_COUNT(&set);
-}
 
 void closeAll(const int32_t* descriptors, int size) {
   for (int r = 0; descriptors != nullptr && r < size; ++r) {
@@ -82,10 +74,6 @@ Communicator::Communicator(const clary_group& group)
     machinery_.raiseBadNews = [this] { raiseFirstCause(); };
     machinery_.hasLeft = [this](int peer) { return hasLeft_[peer].load(std::memory_order_acquire); };
     machinery_.bytesReduced = &bytesReduced_;
-    if (availableProcessors() >= layout_.localSize()) {
-      spinInCaller_ = kSpinInCaller;
-      spinInExecutor_ = kSpinInExecutor;
-    }
     SideChannel::Listener listener;
     listener.onBadNews = [this](const BadNews& news) { poison(news, news.code == Code::kPeerLost); };
     listener.onGoodbye = [this](int peer) {
@@ -223,7 +211,7 @@ int64_t Communicator::run(Operation& operation, bool isAsynchronous, double time
       queueChanged_.notify_all();
     };
     try {
-      execute(operation, spinInCaller_);
+      execute(operation, kPatienceOfCaller);
     } catch (...) {
       release();
       throw;
@@ -238,10 +226,10 @@ int64_t Communicator::run(Operation& operation, bool isAsynchronous, double time
   return 0;
 }
 
-void Communicator::execute(const Operation& operation, Duration spin) {
+void Communicator::execute(const Operation& operation, Duration patience) {
   try {
     if (hasBadNews_.load(std::memory_order_acquire)) raiseFirstCause();
-    Run run(operation, machinery_, spin);
+    Run run(operation, machinery_, patience);
     try {
       switch (operation.kind) {
         case Collective::kAllReduce:
@@ -301,7 +289,7 @@ void Communicator::runQueue() {
     job->kept.operation.deadline = Clock::now() + job->kept.operation.limit;
     std::optional<Failure> failure;
     try {
-      execute(job->kept.operation, spinInExecutor_);
+      execute(job->kept.operation, kPatienceOfExecutor);
     } catch (const Failure& caught) {
       failure.emplace(caught);
     }

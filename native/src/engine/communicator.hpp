@@ -53,7 +53,7 @@ class Communicator {
     int64_t ticket;
   };
   void check(const Operation& operation) const;
-  void execute(const Operation& operation, Duration spin);
+  void execute(const Operation& operation, Duration patience);
   void runQueue();
   void startExecutor();
   Duration limitOf(double timeoutSeconds) const;
@@ -74,8 +74,6 @@ class Communicator {
   std::atomic<SideChannel*> messenger_{nullptr};  // side_, once its own thread may use it
   std::unique_ptr<ForkGuard> guard_;
   Machinery machinery_;
-  Duration spinInCaller_{};
-  Duration spinInExecutor_{};
 
   std::mutex queueMutex_;
   std::condition_variable queueChanged_;

@@ -1,9 +1,13 @@
 #include "engine/run.hpp"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cstdio>
+#include <thread>
 
 #include "reduce/kernels.hpp"
+#include "transport/copy_past_cache.hpp"
 
 namespace clary {
 namespace {
@@ -15,13 +19,20 @@ using std::chrono::milliseconds;
 constexpr Duration kLongestSleep = milliseconds(50);
 // How long a rank that waits for its host stays with its lanes before it looks again.
 constexpr Duration kLaneTurn = microseconds(100);
-// A broken lane is often only the first sign; the cause is on its way on the side channel.
+// A broken lane, or a peer that leaves, is often only the first sign; the cause is on its way on the side channel.
 constexpr Duration kPatienceForCause = milliseconds(250);
+constexpr Duration kNewsLook = milliseconds(2);
 // A rank that waits for another host lets ranks that see the culprit itself speak first.
 constexpr Duration kPatienceForWitness = milliseconds(400);
 // And a rank whose neighbours wait for another host is farther from the culprit still.
 constexpr Duration kPatienceForNeighbour = milliseconds(800);
-constexpr int kLooksPerClock = 32;
+// A few microseconds of looking before the first system call: what ranks that run side by side need.
+constexpr int kLooks = 64;
+constexpr size_t kBlockBytes = 16384;
+// Buffers of this size and more come from memory and go back there.
+// Pieces that are long enough to tell fast from slow.
+constexpr size_t kLeastTimedBytes = 8192;
+constexpr uint64_t kLargeBytes = 2u << 20;
 
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -39,8 +50,12 @@ std::string seconds(double value) {
 
 }  // namespace
 
-Run::Run(const Operation& operation, Machinery& machinery, Duration spin)
-    : operation_(operation), machinery_(machinery), spin_(spin), began_(Clock::now()) {}
+Run::Run(const Operation& operation, Machinery& machinery, Duration patience)
+    : operation_(operation),
+      machinery_(machinery),
+      patience_(patience),
+      isLarge_(operation.bytes(machinery.layout->size) >= kLargeBytes),
+      began_(Clock::now()) {}
 
 void Run::meet() {
   HostTeam& shared = team();
@@ -81,24 +96,28 @@ void Run::compareAnnouncements() {
 void Run::awaitHost(Step step) {
   HostTeam& shared = team();
   if (shared.members() == 1 || shared.allReached(step)) return;
-  if (spin_.count() > 0) {
-    const TimePoint until = Clock::now() + spin_;
-    do {
-      for (int look = 0; look < kLooksPerClock; ++look) {
-        if (shared.allReached(step)) return;
-        relax();
-      }
-    } while (Clock::now() < until);
+  for (int look = 0; look < kLooks; ++look) {
+    relax();
+    if (shared.allReached(step)) return;
+  }
+  // A processor that nobody else wants stays awake for us; one that a peer or another program waits for is given up.
+  const TimePoint patient = Clock::now() + patience_;
+  while (Clock::now() < patient) {
+    sched_yield();
+    if (shared.allReached(step)) return;
   }
   const bool hasLanes = machinery_.lanes != nullptr;
   for (;;) {
+    if (shared.allReached(step)) return;
     const int member = shared.slowest();
     const Step seen = shared.published(member);
-    if (hasReached(seen, step)) return;
+    // That one has come meanwhile; another may be the slowest now.
+    if (hasReached(seen, step)) continue;
     checkNews();
     const int peer = layout().localRanks()[member];
     // What it published before it left is visible once its leaving is.
     if (machinery_.hasLeft(peer) && !hasReached(shared.published(member), step)) {
+      hearCause(kPatienceForCause);
       throw Failure(Code::kPeerLost, peer, layout().describe(peer) + " has left the group");
     }
     const TimePoint now = Clock::now();
@@ -154,13 +173,16 @@ void Run::moveLanes(Duration limit) {
 }
 
 void Run::failLane(const LaneBroken& broken) {
-  const TimePoint until = Clock::now() + kPatienceForCause;
+  hearCause(kPatienceForCause);
+  throw Failure(Code::kPeerLost, broken.peer, layout().describe(broken.peer) + " is lost: " + broken.what());
+}
+
+void Run::hearCause(Duration patience) {
+  const TimePoint until = Clock::now() + patience;
   while (Clock::now() < until) {
     checkNews();
-    timespec pause{0, 2000000};
-    nanosleep(&pause, nullptr);
+    std::this_thread::sleep_for(kNewsLook);
   }
-  throw Failure(Code::kPeerLost, broken.peer, layout().describe(broken.peer) + " is lost: " + broken.what());
 }
 
 void Run::checkNews() {
@@ -208,12 +230,54 @@ void Run::timeOutOnLane(int peer, const char* what) {
 
 double Run::elapsedSeconds() const { return std::chrono::duration<double>(Clock::now() - began_).count(); }
 
+void Run::offer(void* destination, const void* source, size_t bytes) {
+  if (!isLarge_ || bytes < kLeastTimedBytes) {
+    copyPastCache(destination, source, bytes);
+    return;
+  }
+  const bool isPast = machinery_.stores.isPastCache();
+  const TimePoint began = Clock::now();
+  if (isPast) {
+    copyPastCache(destination, source, bytes);
+  } else {
+    copyBytes(destination, source, bytes);
+  }
+  machinery_.stores.tell(isPast, bytes, Clock::now() - began);
+}
+
+void Run::take(void* destination, const void* source, size_t bytes) {
+  if (isLarge_) {
+    copyPastCache(destination, source, bytes);
+  } else {
+    copyBytes(destination, source, bytes);
+  }
+}
+
 void Run::reduce(void* destination, void* mirror, const void* const* sources, int numSources, size_t count,
                  int divisor) {
   if (count == 0) return;
-  reduceInto(destination, mirror, sources, numSources, count, operation_.dtype, operation_.op, divisor);
+  if (mirror == nullptr) {
+    reduceInto(destination, nullptr, sources, numSources, count, operation_.dtype, operation_.op, divisor);
+  } else {
+    reduceAndOffer(destination, mirror, sources, numSources, count, divisor);
+  }
   machinery_.bytesReduced->fetch_add(count * operation_.elementSize() * static_cast<uint64_t>(numSources),
                                      std::memory_order_relaxed);
+}
+
+// Block by block, so that the copy for the others reads from the nearest cache.
+void Run::reduceAndOffer(void* destination, void* mirror, const void* const* sources, int numSources, size_t count,
+                         int divisor) {
+  const size_t elementSize = operation_.elementSize();
+  const size_t perBlock = kBlockBytes / elementSize;
+  std::vector<const void*> at(sources, sources + numSources);
+  for (size_t begin = 0; begin < count; begin += perBlock) {
+    const size_t num = std::min(perBlock, count - begin);
+    for (int i = 0; i < numSources; ++i) at[i] = static_cast<const std::byte*>(sources[i]) + begin * elementSize;
+    std::byte* result = static_cast<std::byte*>(destination) + begin * elementSize;
+    reduceInto(result, nullptr, at.data(), numSources, num, operation_.dtype, operation_.op, divisor);
+    offer(static_cast<std::byte*>(mirror) + begin * elementSize, result, num * elementSize);
+  }
 }
 
 }  // namespace clary

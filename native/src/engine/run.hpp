@@ -10,6 +10,7 @@
 
 #include "engine/headers.hpp"
 #include "engine/operation.hpp"
+#include "engine/store_choice.hpp"
 #include "topology/cost_model.hpp"
 #include "topology/layout.hpp"
 #include "transport/host_team.hpp"
@@ -29,12 +30,13 @@ struct Machinery {
   std::function<void()> raiseBadNews;  // throws the first cause as a Failure
   std::function<bool(int)> hasLeft;    // whether a peer has closed the group in order
   std::atomic<uint64_t>* bytesReduced = nullptr;
+  StoreChoice stores;
 };
 
 class Run {
  public:
-  // spin: how long a wait in shared memory looks before it sleeps.
-  Run(const Operation& operation, Machinery& machinery, Duration spin);
+  // patience: how long a wait in shared memory stays awake, giving way to others, before it sleeps.
+  Run(const Operation& operation, Machinery& machinery, Duration patience);
 
   const Operation& operation() const { return operation_; }
   const Layout& layout() const { return *machinery_.layout; }
@@ -56,6 +58,15 @@ class Run {
   void awaitReceived(int peer, LaneSet::Position position);
   void awaitSent(int peer, LaneSet::Position position);
 
+  // Copy into memory of this host's ranks that others read, and from there into the caller's memory.
+  //
+  // [Note: caches] Slots of small operations are written past the cache: a plain store to a line that a reader holds
+  // must take it back first. Large operations are bound by memory; there the caller's memory is written past the cache,
+  // and slots as StoreChoice finds faster.
+  void offer(void* destination, const void* source, size_t bytes);
+  void take(void* destination, const void* source, size_t bytes);
+
+  // mirror: nullptr, or a second place for the result that other ranks read.
   void reduce(void* destination, void* mirror, const void* const* sources, int numSources, size_t count, int divisor);
 
   // For errors.
@@ -63,6 +74,9 @@ class Run {
 
  private:
   void checkNews();
+  void reduceAndOffer(void* destination, void* mirror, const void* const* sources, int numSources, size_t count,
+                      int divisor);
+  void hearCause(Duration patience);
   void compareAnnouncements();
   void moveLanes(Duration limit);
   // Throws unless all who are late wait for another host themselves and may still learn who keeps them.
@@ -74,7 +88,8 @@ class Run {
 
   const Operation& operation_;
   Machinery& machinery_;
-  Duration spin_;
+  Duration patience_;
+  bool isLarge_;
   TimePoint began_;
 };
 

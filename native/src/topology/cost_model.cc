@@ -10,10 +10,10 @@ namespace clary {
 namespace {
 
 // Fitted by `python -m benchmarks select` (docs/numbers/smddp.md); they steer choices, so only their order matters.
-constexpr double kHostBytesPerSecond = 8e9;  // one rank copying or reducing, per byte read
-constexpr double kStepSeconds = 6e-6;        // all ranks of a host reaching one step
-constexpr double kMessageSeconds = 12e-6;    // processor time of one message: two system calls and a wake-up
-constexpr uint64_t kOneRailBytes = 16384;    // below this more rails are only more messages
+constexpr double kHostBytesPerSecond = 2e10;  // one rank copying or reducing, per byte read
+constexpr double kStepSeconds = 8e-6;         // all ranks of a host reaching one step
+constexpr double kMessageSeconds = 12e-6;     // processor time of one message: two system calls and a wake-up
+constexpr uint64_t kOneRailBytes = 16384;     // below this more rails are only more messages
 
 bool isPowerOfTwo(int value) { return value > 0 && (value & (value - 1)) == 0; }
 

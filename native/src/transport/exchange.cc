@@ -45,8 +45,7 @@ bool Exchange::haveAllLeft() const {
   return peers_.size() > 1;
 }
 
-void Exchange::begin(Transfer transfer) {
-  transfer.begun = Clock::now();
+void Exchange::begin(const Transfer& transfer) {
   uint64_t id = transfers_.add(transfer);
   Transfer& added = *transfers_.find(id);
   bool isSend = added.kind == Transfer::Kind::kSend;

@@ -35,8 +35,8 @@ class Exchange : public Connection::Sink {
   // connections: one a rank; the one of ownRank, and of ranks without a socket, is not open.
   Exchange(int ownRank, std::vector<Connection> connections, SideChannel::Listener listener, Describe describe);
 
-  // Begin a send or a receive: kind, ticket, peer, tag, data, bytes and deadline are set.
-  void begin(Transfer transfer);
+  // Begin a send or a receive: all but stage, moved and remote are set.
+  void begin(const Transfer& transfer);
   void tellBadNews(const BadNews& news);
   // End all transfers with CLOSED. With `goodbye` say so to the peers.
   void shut(bool goodbye);

@@ -67,7 +67,7 @@ struct SideChannel::State {
 
   // Of any thread.
   bool post(Order order);  // false: no thread will carry it out
-  void begin(const Transfer& transfer);
+  void begin(Transfer transfer);
   void finish(bool goodbye, Duration limit);
 
   // Of the channel's thread.
@@ -133,7 +133,8 @@ bool SideChannel::State::post(Order order) {
   return true;
 }
 
-void SideChannel::State::begin(const Transfer& transfer) {
+void SideChannel::State::begin(Transfer transfer) {
+  transfer.begun = Clock::now();
   if (post(transfer)) return;
   BadNews closed{Code::kClosed, -1, "the group was closed by this rank before this operation began"};
   listener.onTransferEnd(transfer.ticket, transfer.peer, &closed);

@@ -22,7 +22,7 @@ struct Transfer {
   std::byte* data;  // of the caller; of a send only read
   uint64_t bytes;
   TimePoint deadline;
-  TimePoint begun{};
+  TimePoint begun{};  // when it was asked for
   Stage stage = Stage::kWaiting;
   uint64_t moved = 0;
   uint64_t remote = 0;  // of a send that was cleared: the id of the receive there

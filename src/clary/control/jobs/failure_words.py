@@ -30,10 +30,11 @@ _CLASS = re.compile(rf"{_WHO}(?:[A-Za-z_]\w*(?:\.|::))*([A-Za-z_]\w*)(?::|\s*$)"
 _CODE_CLASSES = re.compile(
     r"(?:Arithmetic|Assertion|Attribute|FloatingPoint|Import|Indentation|Index|Key|Lookup|ModuleNotFound|Name"
     r"|NotImplemented|Overflow|Recursion|Syntax|Tab|Type|UnboundLocal|Unicode(?:Decode|Encode)?|Value|ZeroDivision)Error"
+    r"|OrderMismatch"  # of `clary.train.collective.errors`, as are four effects below
 )
 _EFFECT_CLASSES = re.compile(
     r"(?:BrokenPipe|Connection(?:Aborted|Refused|Reset)?|Dist(?:Backend|Network|Store)|HorovodInternal"
-    r"|IncompleteRead)Error|IncompleteRead"
+    r"|IncompleteRead)Error|IncompleteRead|PeerLost|CollectiveTimeout|GroupClosed|BootstrapError"
 )
 _WRAPPER_CLASSES = re.compile(r"(?:CalledProcess|ChildFailed|ExecuteUserScript)Error")
 _WRAPPER_WORDS = re.compile(rf"{_WHO}(?:MPI_ABORT was invoked|mpirun detected that)")

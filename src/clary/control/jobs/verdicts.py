@@ -53,7 +53,7 @@ _NETWORK = (
 # Ranks that wait for each other in vain have more often lost step than lost their network: no retry is advised.
 _LOST_STEP = (
     r"timed out waiting \d+ms for (?:recv|send) operation|diststoreerror: wait timeout|monitoredbarrier"
-    r"|watchdog caught collective operation timeout"
+    r"|watchdog caught collective operation timeout|collectivetimeout"
 )
 
 

@@ -315,8 +315,9 @@ class Communicator:
 
         Different lists on different ranks are allowed where none has a rank in common with another; a rank that is to
         be in none passes an empty one.
-        Returns: None on ranks that are not listed.
-        Raises: ValueError; otherwise as `open_group`.
+        Returns: None on ranks that are not listed; on all ranks once the groups of all have been formed, so that none
+            closes the store before.
+        Raises: ValueError; otherwise as `open_group`, after which this group is poisoned too.
         """
         members = list(ranks)
         if len(set(members)) != len(members):
@@ -325,15 +326,14 @@ class Communicator:
             self._check_rank(member, "subgroup")
         self._check_open()
         self._num_subgroups += 1
-        if self.rank not in members:
-            return None
-        return open_group(
-            self._store,
-            rank=members.index(self.rank),
-            size=len(members),
-            group_name=f"{self.name}.{self._num_subgroups}.{min(members)}",
-            settings=self._settings,
-        )
+        group = self._form_subgroup(members) if self.rank in members else None
+        try:
+            self.barrier(timeout_s=self._settings.connect_timeout_s)
+        except CollectiveError:
+            if group is not None:
+                group.close()
+            raise
+        return group
 
     def abort(self, reason: str) -> None:
         """Poison the group on all ranks; `reason` is what they are told."""
@@ -357,6 +357,20 @@ class Communicator:
         if kind is not None:  # the others would wait for this rank until their limit
             self.abort(f"the program of rank {self.rank} ended with {kind.__name__}: {error}")
         self.close()
+
+    def _form_subgroup(self, members: list[int]) -> Communicator:
+        name = f"{self.name}.{self._num_subgroups}.{min(members)}"
+        try:
+            return open_group(
+                self._store,
+                rank=members.index(self.rank),
+                size=len(members),
+                group_name=name,
+                settings=self._settings,
+            )
+        except CollectiveError as error:  # the others would wait in the barrier
+            self.abort(f"group {name!r} could not be formed: {error}")
+            raise
 
     # Checks
 

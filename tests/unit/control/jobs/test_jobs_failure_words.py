@@ -38,6 +38,14 @@ PUBLIC_EFFECTS = [
     "one of the ranks or an attempt to allreduce, allgather or broadcast a tensor after one of the ranks finished "
     "execution.",
 ]
+_ERRORS = "clary.train.collective.errors"
+CLARY_EFFECTS = [
+    f"{_ERRORS}.PeerLost: group '0', rank 3 on algo-2: all_reduce #21 (float32, avg), 4 bytes: rank 2 on algo-2 was "
+    "lost: its connection ended without a goodbye, so its process has ended",
+    f"{_ERRORS}.CollectiveTimeout: group '0', rank 0 on algo-1: waited 30 s for rank 3 on algo-2, which did not come",
+    f"{_ERRORS}.GroupClosed: group '0' was closed by this rank",
+    f"{_ERRORS}.BootstrapError: group '0': rank 3 did not come within 300 s",
+]
 PYTHON_EFFECTS = [
     "ConnectionResetError: [Errno 104] Connection reset by peer",
     "ConnectionRefusedError: [Errno 111] Connection refused",
@@ -53,6 +61,8 @@ WRAPPERS = [
 ]
 # Errors of the code's own that name what effects are made of.
 IN_PASSING = [
+    f"{_ERRORS}.OrderMismatch: group '0': rank 0 called all_reduce of 4 bytes, rank 1 barrier",
+    "RuntimeError: PeerLost is what the other ranks will say",
     "ValueError: NCCL is not a backend that this script knows",
     "RuntimeError: please set NCCL_DEBUG and use gloo on machines without GPUs",
     "KeyError: 'ProcessGroup'",
@@ -70,7 +80,7 @@ IN_PASSING = [
 
 
 @pytest.mark.parametrize("prefix", ["", "rank 3: ", "rank 3 ended with exit code 1: "])
-@pytest.mark.parametrize("words", TORCH_EFFECTS + PUBLIC_EFFECTS + PYTHON_EFFECTS)
+@pytest.mark.parametrize("words", TORCH_EFFECTS + PUBLIC_EFFECTS + CLARY_EFFECTS + PYTHON_EFFECTS)
 def test_what_libraries_print_when_a_peer_is_gone_is_an_effect(words, prefix):
     assert weigh(prefix + words) is Weight.EFFECT
 
@@ -89,11 +99,12 @@ def test_words_that_name_libraries_and_errors_in_passing_are_the_codes_own(words
     assert (judgement.verdict, judgement.is_retryable) == (Verdict.USER, False)
 
 
-@pytest.mark.parametrize("words", TORCH_EFFECTS + PUBLIC_EFFECTS + PYTHON_EFFECTS)
+@pytest.mark.parametrize("words", TORCH_EFFECTS + PUBLIC_EFFECTS + CLARY_EFFECTS + PYTHON_EFFECTS)
 def test_an_effect_with_no_other_cause_is_the_networks_and_a_wait_in_vain_is_no_reason_to_retry(words):
     """Ranks that wait in vain have more often lost step with each other, which they do again."""
     judgement = judge(Fault.ALGORITHM, f"rank 0 ended with exit code 1: {words}")
-    is_wait = any(text in words for text in ("Timed out waiting", "monitoredBarrier", "wait timeout", "timing out"))
+    waits = ("Timed out waiting", "monitoredBarrier", "wait timeout", "timing out", "CollectiveTimeout")
+    is_wait = any(text in words for text in waits)
     assert (judgement.verdict, judgement.is_retryable) == (Verdict.NETWORK, not is_wait)
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from clary.train._native.interface import Dtype, ReduceOp
 from clary.train.collective.communicator import Communicator
-from clary.train.collective.errors import GroupClosed, PeerLost
+from clary.train.collective.errors import BootstrapError, GroupClosed, PeerLost
+from clary.train.collective.settings import CollectiveSettings
 
 SIZE = 3
 ROOT = 1
@@ -63,6 +64,13 @@ class FakeCore:
     def close(self):
         self.calls.append(("close",))
         self.ended |= set(range(self.next_ticket + 1))
+
+
+class NoStore:
+    """Nobody has put anything here."""
+
+    def get(self, key, timeout_s):
+        raise TimeoutError(key)
 
 
 class Memory(bytearray):
@@ -241,6 +249,17 @@ def test_a_call_that_is_interrupted_poisons_the_group(core, group):
     assert core.calls == [("abort", "rank 1 was interrupted in an operation by KeyboardInterrupt")]
 
 
-def test_a_rank_that_is_not_listed_has_no_subgroup(group):
+def test_a_rank_that_is_not_listed_has_no_subgroup_and_waits_for_those_of_the_others(core, group):
     assert group.subgroup([0, 2]) is None
     assert group.subgroup([]) is None
+    assert core.calls == [("barrier", ()), ("barrier", ())]
+
+
+def test_a_subgroup_that_cannot_be_formed_poisons_the_group(core):
+    settings = CollectiveSettings(connect_timeout_s=0.05, core="reference")
+    group = Communicator(core, rank=ROOT, size=SIZE, name="g", store=NoStore(), settings=settings)
+    with pytest.raises(BootstrapError, match=r"group 'g\.1\.0' was not formed"):
+        group.subgroup([0, 1])
+    ((name, reason),) = core.calls
+    assert name == "abort"
+    assert "group 'g.1.0' could not be formed" in reason

@@ -152,6 +152,26 @@ def test_two_threads_may_wait_for_one_operation():
     assert ends == [True, True]
 
 
+def test_a_callback_may_wait_for_the_futures_of_operations_that_it_starts():
+    core, completion, work = pending()
+    inner = []
+
+    def start_and_wait(_):
+        for _ in range(2):
+            more = PendingWork(core, core.barrier(True, 0.0), completion, [])
+            inner.append(more)
+            threading.Timer(0.02, core.end, (more.ticket,)).start()
+            more.get_future().then(lambda _: None).wait()
+        return len(inner)
+
+    both = work.get_future().then(start_and_wait)
+    core.end(work.ticket)
+    until(both.done)
+    assert both.value() == 2
+    core.close()
+    completion.join()
+
+
 def test_closing_the_group_fails_futures_that_have_not_ended():
     core, completion, work = pending()
     future = work.get_future()
@@ -192,7 +212,7 @@ def test_a_work_dropped_after_its_end_leaves_nothing_behind():
     del work
     gc.collect()
     assert memory() is None
-    assert completion._thread is None
+    assert not [thread for thread in threading.enumerate() if thread.name == "clary-completion-group"]
 
 
 def test_a_joint_work_ends_with_the_last_of_its_works():

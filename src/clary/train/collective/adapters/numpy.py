@@ -205,7 +205,7 @@ class World:
     def split(self, color: int | None, key: int = 0) -> World | None:
         """Form a group of the ranks with equal `color`, ordered by `key`, then rank. All ranks call it.
 
-        Returns: None for the color None. Close the new group before this one.
+        Returns: None for the color None.
         """
         choices = self.allgather(np.array([color is not None, color or 0, key], dtype=np.int64))
         members = [

@@ -8,7 +8,8 @@ Where: `communicator.open_group` and the torch adapter call `connect_group` once
 4. The first rank of a host makes the shared memory; everybody tells everybody that it is ready (`words`).
 5. Listeners are closed, records deleted.
 
-All of it under one limit, CLARY_COLLECTIVE_CONNECT_TIMEOUT_S. A rank that fails tells those that it is connected with.
+All of it under one limit, CLARY_COLLECTIVE_CONNECT_TIMEOUT_S. A rank that fails says why, in its record and to those
+that it is connected with.
 Trust: without CLARY_COLLECTIVE_SECRET, whoever can read the store can join the group, and who can write it can lead
 ranks astray.
 """
@@ -19,6 +20,7 @@ import contextlib
 import os
 import secrets
 import socket
+from dataclasses import replace
 
 from clary.train._native.interface import GroupConnections
 from clary.train.collective.bootstrap.deadline import Deadline
@@ -47,6 +49,7 @@ from clary.train.collective.settings import CollectiveSettings
 MAX_NAME_CHARACTERS = 500
 _GENERATION_BYTES = 16
 _SECRET_BYTES = 32
+_MAX_FAREWELL_CHARACTERS = 1000
 
 
 def connect_group(
@@ -75,9 +78,14 @@ def connect_group(
         raise ValueError(f"group {group_name!r} of {size} ranks needs a store through which they find each other")
     forming = _Forming(store, rank=rank, size=size, group_name=group_name, settings=settings)
     try:
-        return forming.run()
+        connections = forming.run()
+    except BaseException as error:
+        forming.leave_word(f"{type(error).__name__}: {error}")
+        raise
     finally:
-        forming.tidy()
+        forming.close_listeners()
+    forming.delete_records()
+    return connections
 
 
 class _Forming:
@@ -91,14 +99,17 @@ class _Forming:
         self._settings = settings
         self._deadline = Deadline(settings.connect_timeout_s)
         self._listeners: Listeners | None = None
+        self._generation = ""
+        self._core = ""
         self._is_ready = False  # and has said so: peers may have handed the streams to their cores already
         self._own_keys: list[str] = []
 
     def run(self) -> GroupConnections:
-        """Do all steps; `tidy` must follow."""
+        """Do all steps but the last."""
         credentials = self._agree_on_credentials()
+        self._core = core_kind(self._settings)
         self._listeners = open_listeners(own_address(self._settings), self._size)
-        self._publish(str(self._rank), self._own_record(self._listeners, credentials.generation))
+        self._publish(str(self._rank), self._own_record())
         records = self._read_records(credentials.generation)
         layout = layout_of(records)
         meeting = Meeting(
@@ -122,10 +133,20 @@ class _Forming:
             self._name, self._rank, layout, self._settings, sockets=meeting.sockets, segment_fd=segment_fd
         )
 
-    def tidy(self) -> None:
-        """Close listeners, and delete from the store what this rank put there."""
+    def leave_word(self, words: str) -> None:
+        """Put into this rank's record why it has given up: others may still wait for it."""
+        if self._generation:
+            record = replace(self._own_record(), farewell=words[:_MAX_FAREWELL_CHARACTERS])
+            with contextlib.suppress(BootstrapError):  # the store may be what failed
+                self._publish(str(self._rank), record)
+
+    def close_listeners(self) -> None:
+        """Let nobody come any more."""
         if self._listeners is not None:
             self._listeners.close()
+
+    def delete_records(self) -> None:
+        """Take back what this rank put into the store; all have read it, for all have said that they are ready."""
         for key in self._own_keys:
             with contextlib.suppress(OSError, RuntimeError):  # rank 0 may have left already, with the store
                 self._store.delete(key)
@@ -140,6 +161,7 @@ class _Forming:
                 root = self._fetch(Root, "root")
             except TimeoutError:
                 raise self._not_come([0]) from None
+        self._generation = root.generation
         if bool(root.secret) == bool(own_secret):
             has, lacks = (self._rank, 0) if own_secret else (0, self._rank)
             raise BootstrapError(
@@ -150,9 +172,9 @@ class _Forming:
             )
         return Credentials((own_secret or root.secret).encode(), self._name, root.generation)
 
-    def _own_record(self, listeners: Listeners, generation: str) -> RankRecord:
-        settings = self._settings
-        address, port = listeners.tcp.getsockname()[:2]
+    def _own_record(self) -> RankRecord:
+        settings, listeners = self._settings, self._listeners
+        address, port = listeners.place if listeners else ("no address yet", 0)
         return RankRecord(
             rank=self._rank,
             identity=host_identity(settings, self._rank),
@@ -160,11 +182,11 @@ class _Forming:
             pid=os.getpid(),
             address=address,
             port=port,
-            unix_name=listeners.unix_name,
-            generation=generation,
+            unix_name=listeners.unix_name if listeners else "",
+            generation=self._generation,
             terms=Terms(
                 size=self._size,
-                core=core_kind(settings),
+                core=self._core,
                 slot_bytes=settings.slot_bytes,
                 link_latency_s=settings.link.latency_s,
                 link_bytes_per_s=settings.link.bytes_per_s,

@@ -32,6 +32,7 @@ class Listeners:
     tcp: socket.socket
     unix: socket.socket | None
     unix_name: str
+    place: tuple[str, int]  # address and port of `tcp`
 
     @property
     def all(self) -> tuple[socket.socket, ...]:
@@ -56,7 +57,7 @@ def open_listeners(address: str, size: int) -> Listeners:
         tcp = socket.create_server(place[:2], family=family, backlog=backlog, reuse_port=False)
         tcp.setblocking(False)
         if not HAS_SHARED_MEMORY:
-            return Listeners(tcp, None, "")
+            return Listeners(tcp, None, "", tcp.getsockname()[:2])
         name = f"clary-{secrets.token_hex(16)}"
         unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -72,7 +73,7 @@ def open_listeners(address: str, size: int) -> Listeners:
         raise BootstrapError(
             f"cannot listen on {address}: {error.strerror or error}; CLARY_COLLECTIVE_INTERFACE chooses the interface"
         ) from error
-    return Listeners(tcp, unix, name)
+    return Listeners(tcp, unix, name, tcp.getsockname()[:2])
 
 
 def dial(record: RankRecord, *, is_local: bool) -> socket.socket:

@@ -50,6 +50,7 @@ class RankRecord:
         identity: equal for ranks that can share memory (`hosts.host_identity`).
         unix_name: of its abstract Unix socket, without the leading zero; "" if it has none.
         generation: of the attempt it belongs to.
+        farewell: why this rank has given up; "" while it has not.
     """
 
     rank: int
@@ -61,6 +62,7 @@ class RankRecord:
     unix_name: str
     generation: str
     terms: Terms
+    farewell: str = ""
 
     @property
     def in_words(self) -> str:
@@ -111,7 +113,7 @@ def layout_of(records: Sequence[RankRecord]) -> Layout:
 def check_agreement(group: str, records: Sequence[RankRecord], generation: str) -> None:
     """Refuse ranks that were set up differently, or are left from an earlier attempt.
 
-    Raises: BootstrapError naming the ranks, what differs and both values.
+    Raises: BootstrapError naming the ranks, what differs and both values; or what a rank that gave up has left to say.
     """
     for place, record in enumerate(records):
         if record.generation != generation or record.rank != place:
@@ -120,6 +122,8 @@ def check_agreement(group: str, records: Sequence[RankRecord], generation: str) 
                 f"every attempt a group name or a store of its own",
                 culprit=place,
             )
+        if record.farewell:
+            raise BootstrapError(f"group {group!r}: {record.in_words} gave up: {record.farewell}", culprit=place)
     for term in fields(Terms):
         values = [getattr(record.terms, term.name) for record in records]
         if len(set(values)) > 1:

@@ -22,6 +22,7 @@ from clary.train.collective.bootstrap.deadline import Deadline
 READY = b"R"
 FAREWELL = b"X"
 _LENGTH = struct.Struct("<H")
+_INT = struct.Struct("i")
 _MAX_TEXT_BYTES = 2000
 _FAREWELL_LIMIT_S = 5.0  # to read what a rank that gave up has sent
 
@@ -98,10 +99,13 @@ def _hear(peer: int, sock: socket.socket) -> None:
 def _hear_leader(peer: int, sock: socket.socket) -> int:
     """Hear a rank that attaches a descriptor to its word, and return it."""
     _look_for_ready(peer, sock)
-    _, descriptors, _, _ = socket.recv_fds(sock, len(READY), 1, socket.MSG_CMSG_CLOEXEC)
-    if not descriptors:
+    # socket.recv_fds drops its flags (Python 3.11), and children would inherit the descriptor.
+    _, attached, _, _ = sock.recvmsg(len(READY), socket.CMSG_LEN(_INT.size), socket.MSG_CMSG_CLOEXEC)
+    if not attached or len(attached[0][2]) < _INT.size:
         raise GaveUp(peer, "it sent no descriptor of the shared memory (are this process's descriptors used up?)")
-    return descriptors[0]
+    descriptor: int
+    (descriptor,) = _INT.unpack_from(attached[0][2])
+    return descriptor
 
 
 def _look_for_ready(peer: int, sock: socket.socket) -> None:

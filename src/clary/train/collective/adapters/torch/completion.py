@@ -3,6 +3,9 @@
 Where: `work.PendingWork.get_future` hands over its work; the thread blocks in the core, without the interpreter lock,
 until a handed-over operation has ended. Operations that nobody asks a future of never come here, but for those whose
 work was dropped before its end: they are kept until then, because the core still uses their memory.
+
+Callbacks of a future run in the thread that ends it. One that starts operations and waits for their futures, as the
+PowerSGD hook of DDP does, would wait for itself; so a future asked for there starts one more thread, which stays.
 """
 
 from __future__ import annotations
@@ -25,8 +28,11 @@ class _Ending(Protocol):
     def ticket(self) -> int:
         """Name of the operation in the core."""
 
-    def end_from_completion(self) -> None:
-        """Take the end from the core and tell who waits."""
+    def take_end(self) -> None:
+        """Take the end from the core."""
+
+    def tell(self) -> None:
+        """End the future; runs its callbacks."""
 
 
 class _Dropped:
@@ -38,13 +44,16 @@ class _Dropped:
         self._held = held
         self._finish = finish
 
-    def end_from_completion(self) -> None:
+    def take_end(self) -> None:
         try:
             self._core.wait(self.ticket, None)
         except CollectiveError:
             return  # the group is poisoned: its next call says so
         if self._finish is not None:
             self._finish()
+
+    def tell(self) -> None:
+        """Do nothing."""
 
 
 class CompletionThread:
@@ -62,16 +71,21 @@ class CompletionThread:
         self._works: dict[int, _Ending] = {}
         # Re-entrant: a work may be dropped, and adopted, by a collection that strikes while the lock is held.
         self._ends = threading.Condition(threading.RLock())
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        self._num_idle = 0  # threads that are not in a callback
+        self._turn = threading.Lock()  # to block in the core, one thread at a time
         self._is_closed = False
 
     def watch(self, work: _Ending) -> bool:
         """End `work` when its operation ends; False if the group was closed, so that it has ended already."""
         with self._ends:
             self._works[work.ticket] = work
-            if self._thread is None and not self._is_closed:
-                self._thread = threading.Thread(target=self._run, name=f"clary-completion-{self.name}", daemon=True)
-                self._thread.start()
+            is_in_callback = self._num_idle == 0 and threading.current_thread() in self._threads
+            if (not self._threads or is_in_callback) and not self._is_closed:
+                thread = threading.Thread(target=self._run, name=f"clary-completion-{self.name}", daemon=True)
+                self._threads.append(thread)
+                self._num_idle += 1
+                thread.start()
         try:
             self._core.watch(work.ticket)
         except CollectiveError:
@@ -89,22 +103,37 @@ class CompletionThread:
             return self._ends.wait_for(has_ended, limit_s)
 
     def join(self) -> None:
-        """Wait for the thread after the core was closed; what had not ended fails."""
+        """Wait for the threads after the core was closed; what had not ended fails."""
         with self._ends:
             self._is_closed = True
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(_JOIN_S)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(_JOIN_S)
 
     def _run(self) -> None:
-        while (ticket := self._core.next_watched(_LOOK_S)) >= 0:
+        while (ticket := self._next()) >= 0:
             self._end(self._works.pop(ticket, None))
         while self._works:
-            self._end(self._works.popitem()[1])
+            try:
+                _, work = self._works.popitem()
+            except KeyError:  # another thread took the last one
+                return
+            self._end(work)
+            del work
+
+    def _next(self) -> int:
+        with self._turn:
+            return self._core.next_watched(_LOOK_S)
 
     def _end(self, work: _Ending | None) -> None:
         if work is None:  # `watch` took it back
             return
-        work.end_from_completion()
+        work.take_end()
         with self._ends:
             self._ends.notify_all()
+            self._num_idle -= 1
+        try:
+            work.tell()
+        finally:
+            with self._ends:
+                self._num_idle += 1

@@ -172,11 +172,14 @@ class PendingWork(Work):
                     self._outcome.set_result(None)
             return self._future
 
-    def end_from_completion(self) -> None:
-        """Take the end that `next_watched` announced and end the future. Called by the completion thread alone."""
+    def take_end(self) -> None:
+        """Take the end that the core announced. Called by the completion thread alone."""
         with self._lock:
             if not self._has_ended:
                 self._settle(None)
+
+    def tell(self) -> None:
+        """End the future; runs its callbacks. Called by the completion thread alone."""
         if self._outcome is not None:
             self._outcome.set_result(None)
 

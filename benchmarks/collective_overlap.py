@@ -1,0 +1,113 @@
+"""A model whose backward pass takes a given time and no processor, to see how much communication hides behind it.
+
+Every layer holds a given number of bytes of weights. Its backward sleeps and then has a gradient, so gradients become
+ready one after the other, last layer first, as in a real model; torch's DistributedDataParallel does the rest.
+Where: `collective_rank` does this on order of `bench_overlap`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.collective_board import Board
+from benchmarks.collective_doors import FLOAT_BYTES
+
+MIB = 1 << 20
+NUM_PLACES = 64  # of every layer whose gradient is compared
+
+
+class _SlowLayer(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, value: Any, weight: Any, gradient: Any, backward_s: float) -> Any:
+        context.gradient, context.backward_s = gradient, backward_s
+        return value.clone()
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> tuple[Any, ...]:
+        time.sleep(context.backward_s)
+        return gradients[0], context.gradient.clone(), None, None
+
+
+class SlowModel(nn.Module):
+    """Layers in a row.
+
+    Args:
+        layer_bytes: of each layer's weights.
+        rank: whose gradients these are; every rank has others.
+    """
+
+    def __init__(self, num_layers: int, layer_bytes: int, *, seed: int, rank: int) -> None:
+        super().__init__()
+        count = layer_bytes // FLOAT_BYTES
+        self.weights = nn.ParameterList(nn.Parameter(torch.zeros(count)) for _ in range(num_layers))
+        draw = np.random.default_rng([seed, rank])
+        self.own_gradients = [torch.from_numpy(draw.random(count, dtype=np.float32)) for _ in range(num_layers)]
+        self.backward_s = 0.0  # of all layers together
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        for weight, gradient in zip(self.weights, self.own_gradients, strict=True):
+            value = _SlowLayer.apply(value, weight, gradient, self.backward_s / len(self.weights))
+        return value
+
+
+class Overlap:
+    """One slow model a group, each with its own DistributedDataParallel and one bucket a layer."""
+
+    def __init__(
+        self, groups: dict[str, Any], board: Board, rank: int, *, num_layers: int, layer_bytes: int, seed: int
+    ) -> None:
+        self._board, self._groups = board, groups
+        self._models = {name: SlowModel(num_layers, layer_bytes, seed=seed, rank=rank) for name in groups}
+        self._wrapped = {
+            name: DistributedDataParallel(model, process_group=groups[name], bucket_cap_mb=layer_bytes / MIB)
+            for name, model in self._models.items()
+        }
+        self._buckets = [torch.zeros(layer_bytes // FLOAT_BYTES) for _ in range(num_layers)]
+
+    def steps(self, name: str, *, backward_s: float, num_steps: int, with_sync: bool) -> list[float]:
+        """Seconds of each step, forward and backward; without `with_sync` nothing is communicated."""
+        model, wrapped = self._models[name], self._wrapped[name]
+        model.backward_s = backward_s
+        seconds = []
+        for _ in range(num_steps):
+            for weight in model.weights:
+                weight.grad = None
+            wrapped.require_backward_grad_sync = with_sync
+            value = torch.ones(1, requires_grad=True)
+            self._board.start_together()
+            began = time.perf_counter()
+            wrapped(value).backward()
+            seconds.append(time.perf_counter() - began)
+        return seconds
+
+    def communication(self, name: str, *, num_samples: int) -> list[float]:
+        """Seconds to reduce all buckets with nothing else going on, all asked for at once."""
+        seconds = []
+        for _ in range(num_samples):
+            self._board.start_together()
+            began = time.perf_counter()
+            works = [dist.all_reduce(bucket, group=self._groups[name], async_op=True) for bucket in self._buckets]
+            for work in works:
+                work.wait()
+            seconds.append(time.perf_counter() - began)
+        return seconds
+
+    def problems(self, name: str) -> list[str]:
+        """Compare the last step's gradients with the mean of all ranks' own, at some places of every layer."""
+        found = []
+        for index, (weight, own) in enumerate(
+            zip(self._models[name].weights, self._models[name].own_gradients, strict=True)
+        ):
+            places = np.linspace(0, len(own) - 1, NUM_PLACES).astype(np.int64)
+            shown = self._board.exchange(own.numpy()[places].astype(np.float64).tobytes())
+            wanted = np.mean([np.frombuffer(data) for data in shown], axis=0)
+            if weight.grad is None or not np.allclose(weight.grad.numpy()[places], wanted, rtol=1e-6, atol=0):
+                found.append(f"{name}: gradient of layer {index} is not the mean of all ranks'")
+        return found
