@@ -116,6 +116,7 @@ def _lines(benchmark: NetBenchmark, num_bytes: int, series: dict[str, Series]) -
         "times_gloo": gloo_s / ours.median_s,
         "spread_of_peers": {name: result.spread for name, result in series.items() if name != OURS},
         "our_link": shape.our_link,
+        "fast_s": {name: result.fast_s for name, result in series.items()},
         "problems": len(problems),
     }
     yield Line(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.collective_gang import Gang
-from benchmarks.lines import median_and_spread
+from benchmarks.lines import median_and_spread, percentile
 
 BLOCK_S = 0.004  # timed calls of one sample should last that long: clocks and wake-ups do not count then
 MAX_CALLS = 30  # of one sample; sums grow by the number of ranks with each
@@ -40,6 +40,11 @@ class Series:
     def median_s(self) -> float:
         """Of one call."""
         return median_and_spread(self.times_s)[0]
+
+    @property
+    def fast_s(self) -> float:
+        """The tenth percentile: what is left of other work on the machine has little part in it."""
+        return percentile(self.times_s, 10)
 
     @property
     def spread(self) -> float | None:

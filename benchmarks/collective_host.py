@@ -161,6 +161,7 @@ def _lines(
             details={
                 "times_gloo": gloo_s / ours.median_s,
                 "spread_of_peers": {name: result.spread for name, result in others.items()},
+                "fast_s": {door: ours.fast_s} | {name: result.fast_s for name, result in others.items()},
                 "problems": len(problems),
             },
         )

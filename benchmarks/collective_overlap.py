@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.collective_board import Board
 from benchmarks.collective_doors import FLOAT_BYTES
+from clary.train.collective.adapters.torch.overlap import BucketTuning, tune_buckets
 
 MIB = 1 << 20
 NUM_PLACES = 64  # of every layer whose gradient is compared
@@ -36,19 +37,12 @@ class _SlowLayer(torch.autograd.Function):
 
 
 class SlowModel(nn.Module):
-    """Layers in a row.
+    """Layers in a row, each with the gradient that it will have."""
 
-    Args:
-        layer_bytes: of each layer's weights.
-        rank: whose gradients these are; every rank has others.
-    """
-
-    def __init__(self, num_layers: int, layer_bytes: int, *, seed: int, rank: int) -> None:
+    def __init__(self, gradients: list[torch.Tensor]) -> None:
         super().__init__()
-        count = layer_bytes // FLOAT_BYTES
-        self.weights = nn.ParameterList(nn.Parameter(torch.zeros(count)) for _ in range(num_layers))
-        draw = np.random.default_rng([seed, rank])
-        self.own_gradients = [torch.from_numpy(draw.random(count, dtype=np.float32)) for _ in range(num_layers)]
+        self.weights = nn.ParameterList(nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients)
+        self.own_gradients = gradients
         self.backward_s = 0.0  # of all layers together
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
@@ -58,28 +52,44 @@ class SlowModel(nn.Module):
 
 
 class Overlap:
-    """One slow model a group, each with its own DistributedDataParallel and one bucket a layer."""
+    """Slow models, each with its own DistributedDataParallel.
+
+    Args:
+        models: by name, the group and what sets the buckets: `layer` (one a layer), `default` (torch), `tuned`
+            (`tune_buckets`), or `none`: one a layer, and nothing is communicated.
+        rank: whose gradients these are; every rank has others.
+    """
 
     def __init__(
-        self, groups: dict[str, Any], board: Board, rank: int, *, num_layers: int, layer_bytes: int, seed: int
+        self,
+        models: dict[str, tuple[Any, str]],
+        board: Board,
+        rank: int,
+        *,
+        num_layers: int,
+        layer_bytes: int,
+        seed: int,
     ) -> None:
-        self._board, self._groups = board, groups
-        self._models = {name: SlowModel(num_layers, layer_bytes, seed=seed, rank=rank) for name in groups}
+        self._board = board
+        count = layer_bytes // FLOAT_BYTES
+        draw = np.random.default_rng([seed, rank])
+        gradients = [torch.from_numpy(draw.random(count, dtype=np.float32)) for _ in range(num_layers)]
+        self._groups = {name: group for name, (group, _) in models.items()}
+        self._models = {name: SlowModel(gradients) for name in models}
+        self._tunings: dict[str, BucketTuning] = {}
         self._wrapped = {
-            name: DistributedDataParallel(model, process_group=groups[name], bucket_cap_mb=layer_bytes / MIB)
-            for name, model in self._models.items()
+            name: self._wrap(name, group, buckets, layer_bytes / MIB) for name, (group, buckets) in models.items()
         }
-        self._buckets = [torch.zeros(layer_bytes // FLOAT_BYTES) for _ in range(num_layers)]
+        self._buckets = [torch.zeros(count) for _ in range(num_layers)]
 
-    def steps(self, name: str, *, backward_s: float, num_steps: int, with_sync: bool) -> list[float]:
-        """Seconds of each step, forward and backward; without `with_sync` nothing is communicated."""
+    def steps(self, name: str, *, backward_s: float, num_steps: int) -> list[float]:
+        """Seconds of each step, forward and backward."""
         model, wrapped = self._models[name], self._wrapped[name]
         model.backward_s = backward_s
         seconds = []
         for _ in range(num_steps):
             for weight in model.weights:
                 weight.grad = None
-            wrapped.require_backward_grad_sync = with_sync
             value = torch.ones(1, requires_grad=True)
             self._board.start_together()
             began = time.perf_counter()
@@ -99,6 +109,10 @@ class Overlap:
             seconds.append(time.perf_counter() - began)
         return seconds
 
+    def buckets(self, name: str) -> str:
+        """Say what tuning did."""
+        return str(self._tunings[name].outcome) if name in self._tunings else ""
+
     def problems(self, name: str) -> list[str]:
         """Compare the last step's gradients with the mean of all ranks' own, at some places of every layer."""
         found = []
@@ -111,3 +125,19 @@ class Overlap:
             if weight.grad is None or not np.allclose(weight.grad.numpy()[places], wanted, rtol=1e-6, atol=0):
                 found.append(f"{name}: gradient of layer {index} is not the mean of all ranks'")
         return found
+
+    def _wrap(self, name: str, group: Any, buckets: str, layer_mib: float) -> DistributedDataParallel:
+        cap = layer_mib if buckets in ("layer", "none") else None
+        wrapped = DistributedDataParallel(self._models[name], process_group=group, bucket_cap_mb=cap)
+        if buckets == "tuned":
+            self._tunings[name] = tune_buckets(wrapped)
+        elif buckets == "none":
+            wrapped.register_comm_hook(None, _keep)
+        return wrapped
+
+
+def _keep(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Leave a bucket as it is: everything that the reducer does but communicate."""
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future

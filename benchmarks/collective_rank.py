@@ -83,23 +83,26 @@ class Rank:
         self._training = None
         return digests
 
-    def begin_overlap(self, *, doors: list[str], **arguments: int) -> dict[str, Any]:
-        """Make one slow model for each of these groups."""
+    def begin_overlap(self, *, models: dict[str, list[str]], **arguments: int) -> dict[str, Any]:
+        """Make these slow models; each is a door and what sets its buckets."""
         from benchmarks.collective_overlap import Overlap
 
         assert isinstance(self._doors, TorchDoors)
-        groups = {door: self._doors.groups[door] for door in doors}
-        self._overlap = Overlap(groups, self._board, self._doors.rank, **arguments)
+        groups = self._doors.groups
+        made = {name: (groups[door], buckets) for name, (door, buckets) in models.items()}
+        self._overlap = None  # the old ones go first
+        self._overlap = Overlap(made, self._board, self._doors.rank, **arguments)
         return {}
 
-    def communicate(self, *, door: str, num_samples: int) -> dict[str, Any]:
-        """Reduce all buckets of the slow model, with nothing to hide behind."""
-        return {"seconds": self._overlap.communication(door, num_samples=num_samples)}
+    def communicate(self, *, model: str, num_samples: int) -> dict[str, Any]:
+        """Reduce all layers of a slow model, with nothing to hide behind."""
+        return {"seconds": self._overlap.communication(model, num_samples=num_samples)}
 
-    def step(self, *, door: str, **arguments: Any) -> dict[str, Any]:
-        """Run steps of the slow model."""
-        seconds = self._overlap.steps(door, **arguments)
-        return {"seconds": seconds, "problems": self._overlap.problems(door) if arguments["with_sync"] else []}
+    def step(self, *, model: str, checked: bool, **arguments: Any) -> dict[str, Any]:
+        """Run steps of a slow model."""
+        seconds = self._overlap.steps(model, **arguments)
+        problems = self._overlap.problems(model) if checked else []
+        return {"seconds": seconds, "problems": problems, "buckets": self._overlap.buckets(model)}
 
 
 def main(arguments: list[str]) -> int:

@@ -111,6 +111,7 @@ TEST_P(SideChannels, AReceiveFromAnyRankTakesWhatCameFirstAndSaysFromWhom) {
     sources.push_back(end.source);
     EXPECT_EQ(all[static_cast<size_t>(i)], pattern(end.source, 5, 100'000));
   }
+  for (int peer : {1, 2, 3}) EXPECT_WELL(group.record(peer).end(10));
   std::sort(sources.begin(), sources.end());
   EXPECT_EQ(sources, (std::vector<int>{1, 2, 3}));
 }
@@ -127,6 +128,7 @@ TEST_P(SideChannels, AReceiveThatNamesItsRankLeavesTheOthersMessages) {
   EXPECT_EQ(group.record(0).end(2).source, 1);
   group.channel(2).send(1, 0, 4, two.data(), 10, later());
   EXPECT_EQ(group.record(0).end(1).source, 2);
+  for (int peer : {1, 2}) EXPECT_WELL(group.record(peer).end(1));
   EXPECT_EQ(from_two, two);
   EXPECT_EQ(from_any, one);
 }
@@ -330,6 +332,7 @@ TEST_P(SideChannels, UnequalSizesEndBothSidesOfALargeMessageAndOfASmallOneTheRec
   // The group is as before.
   group.channel(1).receive(50, 0, 5, in.data(), 1000, later());
   group.channel(0).send(50, 1, 5, out.data(), 1000, later());
+  EXPECT_WELL(group.record(0).end(50));
   EXPECT_WELL(group.record(1).end(50));
   EXPECT_TRUE(group.record(0).news().empty() && group.record(1).news().empty());
 }
@@ -351,6 +354,7 @@ TEST_P(SideChannels, ATransferThatPassesItsDeadlineNamesPeerTagAndBytes) {
   std::vector<uint8_t> next(77);
   group.channel(1).receive(4, 0, 13, next.data(), next.size(), later());
   group.channel(0).send(4, 1, 13, out.data(), next.size(), later());
+  EXPECT_WELL(group.record(0).end(4));
   EXPECT_WELL(group.record(1).end(4));
   EXPECT_TRUE(std::equal(next.begin(), next.end(), out.begin()));
   EXPECT_EQ(in, std::vector<uint8_t>(77));
@@ -382,6 +386,7 @@ TEST_P(SideChannels, ATransferToOneselfWorksAndTimesOut) {
   group.channel(0).receive(101, 0, 2, in.data(), in.size(), later());
   group.channel(0).send(102, 0, 2, out.data(), in.size(), later());
   EXPECT_WELL(group.record(0).end(101));
+  EXPECT_WELL(group.record(0).end(102));
   group.channel(0).send(103, 0, 2, out.data(), 70'000, later());
   group.channel(0).receive(104, 0, 2, in.data(), in.size(), later());
   expectFailure(group.record(0).end(103), Code::kInvalid, 0, {"70000 bytes", "20 bytes"});

@@ -87,6 +87,7 @@ TEST_P(SideChannelFaults, AGoodbyeFailsWhatNeedsThatPeerAndNothingElse) {
   // Another rank goes on, until it leaves too.
   group.channel(2).send(1, 0, 9, early.data(), early.size(), later());
   EXPECT_EQ(group.record(0).end(3).source, 2);
+  EXPECT_WELL(group.record(2).end(1));
   EXPECT_EQ(other, early);
   group.channel(0).receive(6, -1, 9, other.data(), other.size(), later());
   group.channel(2).close(kCloseLimit);
@@ -305,6 +306,7 @@ TEST_P(SideChannelFaults, AClearForAnotherPeersSendIsABreach) {
   BadNews news = record.firstNews();
   EXPECT_EQ(news.culprit, 2);
   EXPECT_TRUE(contains(news.text, "not made to it"));
+  for (int64_t ticket : {1, 2}) expectFailure(record.end(ticket), Code::kPeerLost, 2, {});
 }
 
 TEST_P(SideChannelFaults, RandomBytesAndRandomFramesNeverDoWorseThanBadNews) {

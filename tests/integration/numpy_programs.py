@@ -74,6 +74,8 @@ def refusals(comm):
         "read only": lambda: comm.bcast(frozen, root=1 - comm.rank),
         "other type": lambda: comm.all_reduce(good, out=np.zeros(4)),
         "other length": lambda: comm.all_reduce(good, out=np.zeros(5, np.float32)),
+        "list as out": lambda: comm.all_reduce(good, out=[0.0] * 4),
+        "list to gather": lambda: comm.allgather([0.0]),
         "other shape": lambda: comm.allgather(good, out=np.zeros((4, 2), np.float32)),
         "axis": lambda: comm.reduce_scatter(np.zeros(comm.size + 1)),
         "rows": lambda: comm.alltoallv(np.zeros(3), [1, 1], [1, 1]),

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from collective_groups import FAST, MemoryStore, open_descriptors, run_ranks
 
-from clary.train.collective.bootstrap import handshake, meeting
+from clary.train.collective.bootstrap import group, handshake, meeting
 from clary.train.collective.bootstrap.group import connect_group
 from clary.train.collective.bootstrap.records import RankRecord, decode, encode
 from clary.train.collective.errors import BootstrapError
@@ -147,6 +147,43 @@ def test_a_flood_of_connections_makes_the_oldest_go_and_the_group_is_formed(monk
     close(second)
     for sock in flood:
         sock.close()
+
+
+class Exhausted(socket.socket):
+    """A listener of a process whose descriptors are used up by the first connection, until that is closed."""
+
+    accepted = failed = 0
+
+    def accept(self):
+        if type(self).accepted == 1 and type(self).failed < 1:
+            type(self).failed += 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        sock, place = super().accept()
+        type(self).accepted += 1
+        return sock, place
+
+
+def test_used_up_descriptors_make_the_oldest_stranger_go_and_the_group_is_formed(monkeypatch):
+    real = group.open_listeners
+
+    def open_listeners(address, size):
+        found = real(address, size)
+        if Exhausted.accepted == 0:
+            found = replace(found, tcp=Exhausted(fileno=found.tcp.detach()))
+            found.tcp.setblocking(False)
+        return found
+
+    monkeypatch.setattr(group, "open_listeners", open_listeners)
+
+    def enemy(record):
+        with tcp(record) as first, tcp(record):
+            return is_hung_up_on(first)
+
+    first, was_hung_up_on, second = form(enemy)
+    assert was_hung_up_on
+    assert Exhausted.failed
+    close(first)
+    close(second)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")

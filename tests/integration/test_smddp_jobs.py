@@ -12,7 +12,7 @@ from program_jobs import failure_of, model_of, run, script_request
 from running_service import CLIENTS, SDK2_PYTHON, SETTINGS, start_service
 from test_clients_boto3 import Clients, log_of, unique
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(600), pytest.mark.xdist_group("service")]
 
 SIZE = 4
 SUMS, MNIST = "smddp_sums.py", "smddp_mnist.py"

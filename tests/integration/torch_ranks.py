@@ -46,15 +46,17 @@ def outcomes(program: Path, size: int, limit_s: float = 110.0, **variables: str)
             "OMP_NUM_THREADS": "1",
             "MASTER_ADDR": "127.0.0.1",
         }
-        ranks = [
-            subprocess.Popen(
-                [str(TRAIN_PYTHON), __file__, str(program), str(rank), str(size), folder],
-                env=environment | {key: value.format(rank=rank) for key, value in variables.items()},
-                stdout=(Path(folder) / f"log-{rank}").open("wb"),
-                stderr=subprocess.STDOUT,
-            )
-            for rank in range(size)
-        ]
+        ranks = []
+        for rank in range(size):
+            with (Path(folder) / f"log-{rank}").open("wb") as log:
+                ranks.append(
+                    subprocess.Popen(
+                        [str(TRAIN_PYTHON), __file__, str(program), str(rank), str(size), folder],
+                        env=environment | {key: value.format(rank=rank) for key, value in variables.items()},
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
         deadline = time.monotonic() + limit_s
         try:
             for process in ranks:

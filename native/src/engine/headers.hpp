@@ -24,9 +24,6 @@ class Headers {
   // Compare what has come. Throws Failure(kOrderMismatch).
   void verify();
 
-  // Whether the leader of `host` has told of an operation with this sequence number. True for ranks that lead no host.
-  bool hasBegun(int host, uint64_t sequence) const;
-
  private:
   struct Exchange {
     Announcement own;
@@ -38,7 +35,6 @@ class Headers {
   const Layout& layout_;
   LaneSet* lanes_;
   std::vector<std::deque<Exchange>> byHost_;  // addresses of elements stay as they are while both ends move
-  std::vector<uint64_t> begun_;               // last sequence number verified, by host
 };
 
 }  // namespace clary

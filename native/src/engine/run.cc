@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <thread>
+#include <vector>
 
 #include "reduce/kernels.hpp"
-#include "transport/copy_past_cache.hpp"
 
 namespace clary {
 namespace {
@@ -22,10 +22,8 @@ constexpr Duration kLaneTurn = microseconds(100);
 // A broken lane, or a peer that leaves, is often only the first sign; the cause is on its way on the side channel.
 constexpr Duration kPatienceForCause = milliseconds(250);
 constexpr Duration kNewsLook = milliseconds(2);
-// A rank that waits for another host lets ranks that see the culprit itself speak first.
-constexpr Duration kPatienceForWitness = milliseconds(400);
-// And a rank whose neighbours wait for another host is farther from the culprit still.
-constexpr Duration kPatienceForNeighbour = milliseconds(800);
+// How long a peer may take to say what it is doing. Its side channel answers even while it computes.
+constexpr Duration kAnswerLimit = milliseconds(300);
 // A few microseconds of looking before the first system call: what ranks that run side by side need.
 constexpr int kLooks = 64;
 constexpr size_t kBlockBytes = 16384;
@@ -108,7 +106,10 @@ void Run::awaitHost(Step step) {
   }
   const bool hasLanes = machinery_.lanes != nullptr;
   for (;;) {
-    if (shared.allReached(step)) return;
+    if (shared.allReached(step)) {
+      machinery_.waitsFor->store(-1, std::memory_order_relaxed);
+      return;
+    }
     const int member = shared.slowest();
     const Step seen = shared.published(member);
     // That one has come meanwhile; another may be the slowest now.
@@ -121,7 +122,8 @@ void Run::awaitHost(Step step) {
       throw Failure(Code::kPeerLost, peer, layout().describe(peer) + " has left the group");
     }
     const TimePoint now = Clock::now();
-    if (now >= operation_.deadline) timeOutOnHost(step, now >= operation_.deadline + kPatienceForNeighbour);
+    if (now >= operation_.deadline) timeOut(peer);
+    machinery_.waitsFor->store(peer, std::memory_order_relaxed);
     if (hasLanes && lanes().hasPending()) {
       moveLanes(kLaneTurn);
     } else {
@@ -143,25 +145,24 @@ HostTeam::Buffer Run::takeOutbox() {
 }
 
 template <typename Done>
-void Run::awaitLane(int peer, const char* what, Done done) {
+void Run::awaitLane(int peer, Done done) {
   if (done()) return;
-  team().setWaitsFor(peer);
+  machinery_.waitsFor->store(peer, std::memory_order_relaxed);
   while (!done()) {
     checkNews();
-    const TimePoint now = Clock::now();
-    if (now >= operation_.deadline + kPatienceForWitness) timeOutOnLane(peer, what);
+    if (Clock::now() >= operation_.deadline) timeOut(peer);
     moveLanes(kLongestSleep);
   }
-  team().setWaitsFor(-1);
+  machinery_.waitsFor->store(-1, std::memory_order_relaxed);
 }
 
 void Run::awaitReceived(int peer, LaneSet::Position position) {
-  awaitLane(peer, "receive from", [&] { return lanes().isReceived(peer, position); });
+  awaitLane(peer, [&] { return lanes().isReceived(peer, position); });
   machinery_.headers->verify();
 }
 
 void Run::awaitSent(int peer, LaneSet::Position position) {
-  awaitLane(peer, "send to", [&] { return lanes().isSent(peer, position); });
+  awaitLane(peer, [&] { return lanes().isSent(peer, position); });
 }
 
 void Run::moveLanes(Duration limit) {
@@ -189,43 +190,35 @@ void Run::checkNews() {
   if (machinery_.hasBadNews->load(std::memory_order_acquire)) machinery_.raiseBadNews();
 }
 
-void Run::timeOutOnHost(Step step, bool isLastWord) {
-  HostTeam& shared = team();
-  std::string late;
-  std::string kept;
-  int culprit = -1;
-  int keeper = -1;
-  for (int member = 0; member < shared.members(); ++member) {
-    if (hasReached(shared.published(member), step)) continue;
-    const int peer = layout().localRanks()[member];
-    const int other = shared.waitsFor(member);
-    if (other >= 0) {
-      keeper = keeper < 0 ? other : keeper;
-      kept +=
-          (kept.empty() ? "" : ", ") + layout().describe(peer) + " (which waits for " + layout().describe(other) + ")";
-      continue;
+void Run::timeOut(int peer) {
+  const std::string waited = "waited " + seconds(elapsedSeconds()) + " for ";
+  std::string path;
+  std::vector<bool> isAsked(layout().size, false);
+  for (int suspect = peer;;) {
+    checkNews();
+    path += (path.empty() ? "" : ", which waits for ") + layout().describe(suspect);
+    if (isAsked[suspect] || suspect == layout().rank) {
+      throw Failure(Code::kTimeout, peer,
+                    waited + path + ": they wait for each other; a slow or lossy link, or a defect");
     }
-    if (culprit < 0) culprit = peer;
-    late += (late.empty() ? "" : ", ") + layout().describe(peer);
+    isAsked[suspect] = true;
+    const std::optional<Whereabouts> answer = machinery_.ask(suspect, kAnswerLimit);
+    checkNews();
+    if (!answer) {
+      throw Failure(Code::kTimeout, suspect,
+                    waited + path + ", which does not answer: its process is stopped, or cut off");
+    }
+    if (answer->waitsFor < 0) {
+      const bool isBehind = answer->sequence < operation_.sequence;
+      throw Failure(
+          Code::kTimeout, suspect,
+          waited + path + ", which is alive but " +
+              (isBehind ? "has not called this collective (its last was #" + std::to_string(answer->sequence) +
+                              "): stuck elsewhere, or not calling what the others call"
+                        : "does not come forward: short of processor time, or stuck"));
+    }
+    suspect = answer->waitsFor;
   }
-  if (culprit >= 0) {
-    throw Failure(Code::kTimeout, culprit,
-                  "waited " + seconds(elapsedSeconds()) + " for " + late +
-                      ", which did not come this far: stopped, stuck elsewhere, or not calling this collective");
-  }
-  if (isLastWord && keeper >= 0) {
-    throw Failure(Code::kTimeout, keeper, "waited " + seconds(elapsedSeconds()) + " for " + kept);
-  }
-}
-
-void Run::timeOutOnLane(int peer, const char* what) {
-  const int host = layout().hostOf[peer];
-  const bool begun = machinery_.headers->hasBegun(host, operation_.sequence);
-  throw Failure(
-      Code::kTimeout, peer,
-      "waited " + seconds(elapsedSeconds()) + " to " + what + " " + layout().describe(peer) +
-          (begun ? ": stopped, cut off, or waiting itself"
-                 : ": its host never began this operation (stopped, cut off, or not calling this collective)"));
 }
 
 double Run::elapsedSeconds() const { return std::chrono::duration<double>(Clock::now() - began_).count(); }
@@ -257,7 +250,10 @@ void Run::reduce(void* destination, void* mirror, const void* const* sources, in
                  int divisor) {
   if (count == 0) return;
   if (mirror == nullptr) {
-    reduceInto(destination, nullptr, sources, numSources, count, operation_.dtype, operation_.op, divisor);
+    // What is a source too is in the cache already.
+    const bool isSource = std::find(sources, sources + numSources, destination) != sources + numSources;
+    reduceInto(destination, sources, numSources, count, operation_.dtype, operation_.op, divisor,
+               isLarge_ && !isSource ? Placement::kPastCache : Placement::kCached);
   } else {
     reduceAndOffer(destination, mirror, sources, numSources, count, divisor);
   }
@@ -275,7 +271,7 @@ void Run::reduceAndOffer(void* destination, void* mirror, const void* const* sou
     const size_t num = std::min(perBlock, count - begin);
     for (int i = 0; i < numSources; ++i) at[i] = static_cast<const std::byte*>(sources[i]) + begin * elementSize;
     std::byte* result = static_cast<std::byte*>(destination) + begin * elementSize;
-    reduceInto(result, nullptr, at.data(), numSources, num, operation_.dtype, operation_.op, divisor);
+    reduceInto(result, at.data(), numSources, num, operation_.dtype, operation_.op, divisor);
     offer(static_cast<std::byte*>(mirror) + begin * elementSize, result, num * elementSize);
   }
 }

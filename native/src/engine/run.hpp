@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <functional>
+#include <optional>
 
 #include "engine/headers.hpp"
 #include "engine/operation.hpp"
@@ -15,6 +16,7 @@
 #include "topology/layout.hpp"
 #include "transport/host_team.hpp"
 #include "transport/lanes.hpp"
+#include "transport/side_channel.hpp"
 
 namespace clary {
 
@@ -29,6 +31,9 @@ struct Machinery {
   std::atomic<bool>* hasBadNews = nullptr;
   std::function<void()> raiseBadNews;  // throws the first cause as a Failure
   std::function<bool(int)> hasLeft;    // whether a peer has closed the group in order
+  // Ask a peer what it is doing; nullopt if it does not answer.
+  std::function<std::optional<Whereabouts>(int peer, Duration limit)> ask;
+  std::atomic<int>* waitsFor = nullptr;  // what this rank answers: whom it waits for, -1 for nobody
   std::atomic<uint64_t>* bytesReduced = nullptr;
   StoreChoice stores;
 };
@@ -79,11 +84,10 @@ class Run {
   void hearCause(Duration patience);
   void compareAnnouncements();
   void moveLanes(Duration limit);
-  // Throws unless all who are late wait for another host themselves and may still learn who keeps them.
-  void timeOutOnHost(Step step, bool isLastWord);
-  [[noreturn]] void timeOutOnLane(int peer, const char* what);
+  // Find out who keeps `peer`, that this rank waits for, and throw a timeout that names the culprit.
+  [[noreturn]] void timeOut(int peer);
   template <typename Done>
-  void awaitLane(int peer, const char* what, Done done);
+  void awaitLane(int peer, Done done);
   double elapsedSeconds() const;
 
   const Operation& operation_;

@@ -15,12 +15,11 @@ namespace clary {
 // The arguments of reduceInto without type and operation. `destination` and the sources may be unaligned.
 struct Reduction {
   void* destination;
-  void* mirror;  // or nullptr
   const void* const* sources;
   int num_sources;
   size_t count;
   int divisor;
-  bool bypasses_cache;  // write past the cache, where alignment allows
+  bool is_past_cache;  // write past the cache, where alignment allows
 };
 
 using Kernel = void (*)(const Reduction&);

@@ -149,10 +149,10 @@ struct Output {
   }
 };
 
-// Reduce `kVectors` vectors that lie `at` bytes into every source and output.
+// Reduce `kVectors` vectors that lie `at` bytes into every source and the destination.
 template <class Format, class Op, int kVectors>
-inline void reduceVectors(const void* const* sources, int num_sources, const Output& destination, const Output& mirror,
-                          size_t at, const Finish<Format>& finish) {
+inline void reduceVectors(const void* const* sources, int num_sources, const Output& destination, size_t at,
+                          const Finish<Format>& finish) {
   using Lanes = typename Format::Lanes;
   constexpr int kParts = Format::kParts;
   Lanes result[kVectors * kParts];
@@ -180,9 +180,6 @@ inline void reduceVectors(const void* const* sources, int num_sources, const Out
     packed[v] = Format::pack(result + v * kParts);
   }
   destination.put(at, packed);
-  if (mirror.to != nullptr) {
-    mirror.put(at, packed);
-  }
 }
 
 // The same for `bytes` < kVectorBytes. Not inline: it is called once or twice a reduction and would double the code.
@@ -205,9 +202,6 @@ template <class Format, class Op>
   finish.apply(result);
   storeAs(padded, Format::pack(result));
   __builtin_memcpy(static_cast<char*>(reduction.destination) + at, padded, bytes);
-  if (reduction.mirror != nullptr) {
-    __builtin_memcpy(static_cast<char*>(reduction.mirror) + at, padded, bytes);
-  }
 }
 
 // Bytes from `memory` to the next address where a vector is aligned.
@@ -218,10 +212,8 @@ void reduce(const Reduction& reduction) {
   const Finish<Format> finish(reduction.divisor);
   const size_t bytes = reduction.count * Format::kElementBytes;
   const size_t head = bytesToAligned(reduction.destination);
-  const bool streams = kCanStream && reduction.bypasses_cache && head < bytes && head % Format::kElementBytes == 0;
-  const bool mirror_streams = streams && bytesToAligned(reduction.mirror) == head;
+  const bool streams = kCanStream && reduction.is_past_cache && head < bytes && head % Format::kElementBytes == 0;
   const Output destination{static_cast<char*>(reduction.destination), streams};
-  const Output mirror{static_cast<char*>(reduction.mirror), mirror_streams};
   const void* const* sources = reduction.sources;
   const int num_sources = reduction.num_sources;
   size_t at = 0;
@@ -230,10 +222,10 @@ void reduce(const Reduction& reduction) {
     at = head;
   }
   for (; bytes - at >= kGroup * kVectorBytes; at += kGroup * kVectorBytes) {
-    reduceVectors<Format, Op, kGroup>(sources, num_sources, destination, mirror, at, finish);
+    reduceVectors<Format, Op, kGroup>(sources, num_sources, destination, at, finish);
   }
   for (; bytes - at >= kVectorBytes; at += kVectorBytes) {
-    reduceVectors<Format, Op, 1>(sources, num_sources, destination, mirror, at, finish);
+    reduceVectors<Format, Op, 1>(sources, num_sources, destination, at, finish);
   }
   if (at < bytes) {
     reducePart<Format, Op>(reduction, at, bytes - at, finish);

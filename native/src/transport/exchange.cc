@@ -23,8 +23,13 @@ void copyMessage(std::byte* to, const std::byte* from, uint64_t bytes) {
 
 }  // namespace
 
-Exchange::Exchange(int ownRank, std::vector<Connection> connections, SideChannel::Listener listener, Describe describe)
-    : ownRank_(ownRank), listener_(std::move(listener)), describe_(std::move(describe)), peers_(connections.size()) {
+Exchange::Exchange(int ownRank, std::vector<Connection> connections, SideChannel::Listener listener, Describe describe,
+                   OnTell onTell)
+    : ownRank_(ownRank),
+      listener_(std::move(listener)),
+      describe_(std::move(describe)),
+      onTell_(std::move(onTell)),
+      peers_(connections.size()) {
   for (size_t peer = 0; peer < peers_.size(); ++peer) {
     peers_[peer].connection = std::move(connections[peer]);
     peers_[peer].credit = kEagerWindow;
@@ -43,6 +48,10 @@ bool Exchange::haveAllLeft() const {
     if (static_cast<int>(peer) != ownRank_ && !peers_[peer].hasLeft) return false;
   }
   return peers_.size() > 1;
+}
+
+void Exchange::ask(int peer) {
+  if (!ended_ && peer != ownRank_ && at(peer).connection.isOpen() && !at(peer).hasLeft) push(peer, {FrameKind::kAsk});
 }
 
 void Exchange::begin(const Transfer& transfer) {

@@ -33,11 +33,16 @@ class Exchange : public Connection::Sink {
   using Describe = std::function<std::string(int)>;
 
   // connections: one a rank; the one of ownRank, and of ranks without a socket, is not open.
-  Exchange(int ownRank, std::vector<Connection> connections, SideChannel::Listener listener, Describe describe);
+  // onTell: a peer has answered a question.
+  using OnTell = std::function<void(int peer, const Whereabouts&)>;
+  Exchange(int ownRank, std::vector<Connection> connections, SideChannel::Listener listener, Describe describe,
+           OnTell onTell);
 
   // Begin a send or a receive: all but stage, moved and remote are set.
   void begin(const Transfer& transfer);
   void tellBadNews(const BadNews& news);
+  // Send the question; the answer is for onTell.
+  void ask(int peer);
   // End all transfers with CLOSED. With `goodbye` say so to the peers.
   void shut(bool goodbye);
   bool hasToldBadNews() const { return hasTold_; }
@@ -100,6 +105,8 @@ class Exchange : public Connection::Sink {
   void takeCredit(int peer, const Frame& frame);
   void takeBadNews(int peer, const Frame& frame);
   void takeGoodbye(int peer);
+  void takeAsk(int peer);
+  void takeTell(int peer, const Frame& frame);
 
   void push(int peer, const Frame& frame, const std::byte* payload = nullptr, uint64_t transfer = 0);
   void markDirty(int peer);
@@ -119,6 +126,7 @@ class Exchange : public Connection::Sink {
   int ownRank_;
   SideChannel::Listener listener_;
   Describe describe_;
+  OnTell onTell_;
   std::vector<Peer> peers_;
   TransferTable transfers_;
   Matching matching_;

@@ -42,6 +42,10 @@ void Exchange::take(int peer, const Frame& frame, uint64_t transfer) {
       return takeCredit(peer, frame);
     case FrameKind::kBadNews:
       return takeBadNews(peer, frame);
+    case FrameKind::kAsk:
+      return takeAsk(peer);
+    case FrameKind::kTell:
+      return takeTell(peer, frame);
     case FrameKind::kGoodbye:
       return;
   }
@@ -154,6 +158,19 @@ void Exchange::takeGoodbye(int peer) {
     const Transfer& transfer = *transfers_.find(id);
     if (transfer.peer == peer || (haveAll && transfer.peer == kAnyRank)) fail(id, departed(transfer));
   }
+}
+
+void Exchange::takeAsk(int peer) {
+  if (!listener_.onAsk) return;
+  const Whereabouts it = listener_.onAsk();
+  push(peer, {FrameKind::kTell, it.sequence, it.waitsFor});
+}
+
+void Exchange::takeTell(int peer, const Frame& frame) {
+  if (frame.value < -1 || frame.value >= static_cast<int64_t>(peers_.size())) {
+    throw BadFrame("said that it waits for rank " + std::to_string(frame.value) + ", which there is not");
+  }
+  onTell_(peer, {frame.id, static_cast<int>(frame.value)});
 }
 
 }  // namespace clary

@@ -57,8 +57,8 @@ size_t characterBytes(std::string_view text) {
 }  // namespace
 
 const char* frameName(FrameKind kind) {
-  constexpr std::array<const char*, 9> kNames = {"?",    "EAGER",  "REQUEST",  "CLEAR",  "REFUSE",
-                                                 "DATA", "CREDIT", "BAD_NEWS", "GOODBYE"};
+  constexpr std::array<const char*, 11> kNames = {"?",    "EAGER",  "REQUEST",  "CLEAR",  "REFUSE",
+                                                 "DATA", "CREDIT", "BAD_NEWS", "GOODBYE", "ASK", "TELL"};
   auto index = static_cast<size_t>(kind);
   return kNames[index < kNames.size() ? index : 0];
 }
@@ -80,7 +80,7 @@ Frame decode(const std::byte* header) {
   auto version = std::to_integer<uint8_t>(header[4]);
   auto kind = std::to_integer<uint8_t>(header[5]);
   auto zero = get<uint16_t>(header + 6);
-  bool isKnown = kind >= static_cast<uint8_t>(FrameKind::kEager) && kind <= static_cast<uint8_t>(FrameKind::kGoodbye);
+  bool isKnown = kind >= static_cast<uint8_t>(FrameKind::kEager) && kind <= static_cast<uint8_t>(FrameKind::kTell);
   if (magic != kMagic || version != kVersion || !isKnown || zero != 0) {
     char text[128];
     std::snprintf(text, sizeof text, "sent 32 bytes that are no frame (magic %08x, version %u, kind %u)",

@@ -29,6 +29,8 @@ enum class FrameKind : uint8_t {
   kCredit = 6,   // eager messages were received.  value: their cost (`eagerCost`)
   kBadNews = 7,  // the sender's group is poisoned. id: Code. value: culprit. payload: text
   kGoodbye = 8,  // the sender closed the group in order; nothing follows.
+  kAsk = 9,      // what are you doing?
+  kTell = 10,    // the answer.                    id: sequence number of its last operation. value: whom it waits for
 };
 
 // Limits of payloads. A message of at most kEagerBytes goes at once, a longer one when it is asked for, in parts of

@@ -125,12 +125,6 @@ int HostTeam::slowest() const {
   return slowestMember;
 }
 
-void HostTeam::setWaitsFor(int rank) {
-  if (members_ > 1) counter(index_).waitsForPlusOne.store(rank + 1, std::memory_order_relaxed);
-}
-
-int HostTeam::waitsFor(int member) const { return counter(member).waitsForPlusOne.load(std::memory_order_relaxed) - 1; }
-
 void HostTeam::sleep(int member, Step seen, Duration limit) {
   Counter& other = counter(member);
   const auto nanoseconds = std::chrono::duration_cast<std::chrono::nanoseconds>(limit).count();

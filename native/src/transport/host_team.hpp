@@ -65,11 +65,6 @@ class HostTeam {
   bool allReached(Step step) const;
   int slowest() const;  // the member that has published least
 
-  // The rank on another host that a member waits for at this moment, -1 for none: a witness for messages about
-  // timeouts.
-  void setWaitsFor(int rank);
-  int waitsFor(int member) const;
-
   // Sleep until `member` publishes something new, someone calls wakeAll, or `limit` passes. May return early.
   void sleep(int member, Step seen, Duration limit);
   void wakeAll();
@@ -88,7 +83,6 @@ class HostTeam {
   struct alignas(128) Counter {
     std::atomic<uint32_t> step;
     std::atomic<uint32_t> sleepers;
-    std::atomic<int32_t> waitsForPlusOne;  // zeroed memory means nobody
   };
   Counter& counter(int member) const;
   std::byte* control(int member) const;

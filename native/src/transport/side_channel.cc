@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <condition_variable>
 #include <csignal>
 #include <mutex>
 #include <system_error>
@@ -33,7 +34,10 @@ struct Finish {
   bool goodbye;
   Duration limit;
 };
-using Order = std::variant<Transfer, BadNews, Finish>;
+struct Question {
+  int peer;
+};
+using Order = std::variant<Transfer, BadNews, Finish, Question>;
 
 int milliseconds(TimePoint until) {
   if (until == TimePoint::max()) return -1;
@@ -69,6 +73,8 @@ struct SideChannel::State {
   bool post(Order order);  // false: no thread will carry it out
   void begin(Transfer transfer);
   void finish(bool goodbye, Duration limit);
+  std::optional<Whereabouts> ask(int peer, Duration limit);
+  void answer(int peer, const Whereabouts& it);
 
   // Of the channel's thread.
   void run();
@@ -96,6 +102,10 @@ struct SideChannel::State {
   std::vector<int> unfinished;  // peers whose turn to write was over before their output
   std::optional<Finish> ending;
 
+  std::mutex asking;  // guards the two below
+  std::condition_variable answered;
+  std::optional<std::pair<int, Whereabouts>> lastAnswer;
+
   std::mutex joining;
   std::thread thread;
 };
@@ -103,7 +113,8 @@ struct SideChannel::State {
 SideChannel::State::State(int ownRank, const std::vector<int>& fds, Listener given,
                           std::function<std::string(int)> describe)
     : listener(given),
-      exchange(ownRank, adopt(ownRank, fds), std::move(given), std::move(describe)),
+      exchange(ownRank, adopt(ownRank, fds), std::move(given), std::move(describe),
+               [this](int peer, const Whereabouts& it) { answer(peer, it); }),
       wake(checked(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
       poll(checked(::epoll_create1(EPOLL_CLOEXEC), "epoll set")),
       isBlocked(fds.size()) {
@@ -146,6 +157,24 @@ void SideChannel::State::finish(bool goodbye, Duration limit) {
   if (thread.joinable()) thread.join();
 }
 
+std::optional<Whereabouts> SideChannel::State::ask(int peer, Duration limit) {
+  {
+    std::lock_guard lock(asking);
+    lastAnswer.reset();
+  }
+  if (!post(Question{peer})) return std::nullopt;
+  std::unique_lock lock(asking);
+  answered.wait_for(lock, limit, [&] { return lastAnswer && lastAnswer->first == peer; });
+  if (!lastAnswer || lastAnswer->first != peer) return std::nullopt;
+  return lastAnswer->second;
+}
+
+void SideChannel::State::answer(int peer, const Whereabouts& it) {
+  std::lock_guard lock(asking);
+  lastAnswer.emplace(peer, it);
+  answered.notify_all();
+}
+
 void SideChannel::State::run() {
   while (!ending) {
     try {
@@ -178,6 +207,8 @@ void SideChannel::State::carryOut() {
       exchange.begin(*transfer);
     } else if (auto* news = std::get_if<BadNews>(&order)) {
       exchange.tellBadNews(*news);
+    } else if (auto* question = std::get_if<Question>(&order)) {
+      exchange.ask(question->peer);
     } else if (!ending) {
       ending = std::get<Finish>(order);
     }
@@ -317,6 +348,8 @@ void SideChannel::receive(int64_t ticket, int peer, int64_t tag, void* data, uin
   auto* memory = static_cast<std::byte*>(data);
   state_->begin({Transfer::Kind::kReceive, ticket, peer, tag, memory, bytes, deadline});
 }
+
+std::optional<Whereabouts> SideChannel::ask(int peer, Duration limit) { return state_->ask(peer, limit); }
 
 void SideChannel::tellBadNews(const BadNews& news) { state_->post(news); }
 

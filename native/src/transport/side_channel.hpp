@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,12 @@ struct BadNews {
   std::string text;  // a sentence that names the first cause
 };
 
+// What a rank is doing, as its side channel tells whoever asks.
+struct Whereabouts {
+  uint64_t sequence = 0;  // of the last collective that it has begun
+  int waitsFor = -1;      // the rank that it waits for at this moment
+};
+
 class SideChannel {
  public:
   // Called from the channel's thread.
@@ -31,6 +38,8 @@ class SideChannel {
     std::function<void(int peer)> onGoodbye;
     // A point-to-point operation ended. `failure` is nullptr when it went well; `source` is the peer.
     std::function<void(int64_t ticket, int source, const BadNews* failure)> onTransferEnd;
+    // A peer asks what this rank is doing. A process that is stopped does not answer.
+    std::function<Whereabouts()> onAsk = nullptr;
   };
 
   // fds: one a rank, -1 for the own; made non-blocking, owned. The thread starts here.
@@ -49,6 +58,9 @@ class SideChannel {
 
   // Tell all peers, best effort: the group is poisoned. Then fail all transfers. Never blocks for long.
   void tellBadNews(const BadNews& news);
+
+  // Ask a peer what it is doing; nullopt if no answer comes within `limit`. One thread at a time.
+  std::optional<Whereabouts> ask(int peer, Duration limit);
 
   // Say GOODBYE to all, wait at most `limit` until it is in the kernel's hands, end the thread, close the sockets.
   void close(Duration limit);

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from clary.train._native.interface import ANY_RANK, Code, GroupConnections
 from clary.train._native.reference_streams import Callbacks, Frame, FrameKind, StreamLoop
-from clary.train._native.reference_transfers import EAGER_BYTES, Arrival, Meeting, Receive, Send, TransferBook
+from clary.train._native.reference_transfers import EAGER_BYTES, Arrival, Match, Receive, Send, TransferBook
 from clary.train.collective.errors import error_of
 
 _CLOSE_LIMIT_S = 5.0  # to hand the last frames to the kernel
@@ -115,8 +115,8 @@ class PeerExchange:
             ticket = self._new_ticket()
             deadline_s = time.monotonic() + self._limit_s(timeout_s)
             call = Receive(ticket.number, peer, tag, buffer, num_bytes, deadline_s)
-            if meeting := self._book.receive(call):
-                self._settle(meeting)
+            if match := self._book.receive(call):
+                self._settle(match)
             elif peer != ANY_RANK:
                 self._check_present(peer)
             self._streams.wake()
@@ -290,8 +290,8 @@ class PeerExchange:
                     self._counts["lane_bytes_received"] += len(frame.encode())
                 self._changed.notify_all()
             elif frame.kind is FrameKind.MESSAGE:
-                if meeting := self._book.arrive(Arrival(peer, frame.number, frame.second, frame.payload)):
-                    self._settle(meeting)
+                if match := self._book.arrive(Arrival(peer, frame.number, frame.second, frame.payload)):
+                    self._settle(match)
             elif frame.kind is FrameKind.RECEIPT:
                 if self._book.sends.pop(frame.second, None) is not None:
                     problem = _Failure(Code.INVALID, -1, frame.label) if frame.label else None
@@ -346,12 +346,12 @@ class PeerExchange:
         self._book = TransferBook()
         self._changed.notify_all()
 
-    def _settle(self, meeting: Meeting) -> None:
+    def _settle(self, match: Match) -> None:
         """End a receive, and tell the sender."""
-        arrival = meeting.arrival
-        failure = _Failure(Code.INVALID, -1, f"{self._words()}: {meeting.problem}") if meeting.problem else None
-        self._end(self._tickets[meeting.ticket], failure, source=arrival.peer)
-        receipt = Frame(FrameKind.RECEIPT, arrival.tag, arrival.sender_ticket, label=meeting.problem)
+        arrival = match.arrival
+        failure = _Failure(Code.INVALID, -1, f"{self._words()}: {match.problem}") if match.problem else None
+        self._end(self._tickets[match.ticket], failure, source=arrival.peer)
+        receipt = Frame(FrameKind.RECEIPT, arrival.tag, arrival.sender_ticket, label=match.problem)
         self._streams.post(arrival.peer, receipt)
 
     def _new_ticket(self) -> _Ticket:

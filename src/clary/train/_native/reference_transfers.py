@@ -48,7 +48,7 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Match:
     """A message and a call that have met. `problem` is "" when its bytes were copied."""
 
     arrival: Arrival
@@ -64,7 +64,7 @@ class TransferBook:
         self.receives: list[Receive] = []
         self._arrivals: list[Arrival] = []
 
-    def receive(self, call: Receive) -> Meeting | None:
+    def receive(self, call: Receive) -> Match | None:
         """Enter a call; return what it met."""
         for arrival in self._arrivals:
             if _fits(arrival, call):
@@ -73,7 +73,7 @@ class TransferBook:
         self.receives.append(call)
         return None
 
-    def arrive(self, arrival: Arrival) -> Meeting | None:
+    def arrive(self, arrival: Arrival) -> Match | None:
         """Enter a message; return what it met."""
         for call in self.receives:
             if _fits(arrival, call):
@@ -105,7 +105,7 @@ def _fits(arrival: Arrival, call: Receive) -> bool:
     return arrival.tag == call.tag and call.peer in (arrival.peer, ANY_RANK)
 
 
-def _meet(arrival: Arrival, call: Receive) -> Meeting:
+def _meet(arrival: Arrival, call: Receive) -> Match:
     problem = ""
     if len(arrival.payload) != call.num_bytes:
         problem = (
@@ -114,4 +114,4 @@ def _meet(arrival: Arrival, call: Receive) -> Meeting:
         )
     else:
         ctypes.memmove(call.address, arrival.payload, call.num_bytes)
-    return Meeting(arrival, call.ticket, problem)
+    return Match(arrival, call.ticket, problem)

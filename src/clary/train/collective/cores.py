@@ -9,10 +9,13 @@ from __future__ import annotations
 import os
 import warnings
 from functools import cache
+from typing import cast
 
 from clary.train._native.interface import Core, GroupConnections
+from clary.train.collective import trace
 from clary.train.collective.errors import CoreError
 from clary.train.collective.settings import CollectiveSettings
+from clary.train.collective.traced_core import TracedCore
 
 NATIVE = "native"
 REFERENCE = "reference"
@@ -42,15 +45,23 @@ def open_core(connections: GroupConnections, settings: CollectiveSettings | None
     Args:
         settings: those that the connections were made with; None reads the environment again.
 
-    Raises: CollectiveError if it cannot start, ValueError for a wrong variable; the descriptors are closed then.
+    Raises: CollectiveError if it cannot start, ValueError for a wrong variable, OSError if a trace cannot be written;
+        the descriptors are closed then.
     """
     try:
-        kind = core_kind(settings or CollectiveSettings.from_environment(os.environ))
-    except (CoreError, ValueError):
+        settings = settings or CollectiveSettings.from_environment(os.environ)
+        kind = core_kind(settings)
+        writer = trace.writer_of_process(settings.trace, connections.rank)
+    except (CoreError, ValueError, OSError):
         for descriptor in (connections.segment_fd, *connections.lane_fds, *connections.side_fds):
             if descriptor >= 0:
                 os.close(descriptor)
         raise
+    core = _open(kind, connections)
+    return core if writer is None else cast("Core", TracedCore(core, writer, connections.name))
+
+
+def _open(kind: str, connections: GroupConnections) -> Core:
     if kind == NATIVE:
         from clary.train._native.core import NativeCore
 

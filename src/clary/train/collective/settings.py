@@ -158,6 +158,13 @@ class CollectiveSettings:
         "native or reference; the same on all ranks",
         "which core runs; empty takes the compiled one if it was built",
     )
+    trace: str = _setting(
+        "CLARY_COLLECTIVE_TRACE",
+        "",
+        _text,
+        "path of a folder",
+        "write what computes and what communicates on each rank there, in Chrome's format; empty writes nothing",
+    )
     host: str = _setting(
         "CLARY_COLLECTIVE_HOST",
         "",

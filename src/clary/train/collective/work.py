@@ -95,6 +95,3 @@ class PendingWorks:
         """Let all that have ended know how, before or after the core is closed."""
         with self._lock:
             self._works = deque(work for work in self._works if not work.is_done())
-
-    def __len__(self) -> int:
-        return len(self._works)

@@ -29,16 +29,16 @@ def test_early_messages_wait_and_any_rank_takes_the_first():
     book, memory = TransferBook(), memory_of()
     book.arrive(Arrival(4, 7, 1, b"ab"))
     book.arrive(Arrival(5, 7, 2, b"cd"))
-    meeting = book.receive(call(1, ANY_RANK, 7, memory))
-    assert (meeting.arrival.peer, memory.raw) == (4, b"ab")
+    match = book.receive(call(1, ANY_RANK, 7, memory))
+    assert (match.arrival.peer, memory.raw) == (4, b"ab")
     assert book.receive(call(2, 5, 7, memory)).arrival.payload == b"cd"
 
 
 def test_a_message_of_another_size_is_named_and_not_copied():
     book, memory = TransferBook(), memory_of(3)
     book.arrive(Arrival(4, 7, 1, b"ab"))
-    meeting = book.receive(call(1, 4, 7, memory))
-    assert "rank 4 sent 2 bytes with tag 7, the receive is for 3 bytes" in meeting.problem
+    match = book.receive(call(1, 4, 7, memory))
+    assert "rank 4 sent 2 bytes with tag 7, the receive is for 3 bytes" in match.problem
     assert memory.raw == bytes(3)
 
 

@@ -113,22 +113,25 @@ class World:
         self, array: np.ndarray, op: ReduceOp | str = ReduceOp.SUM, out: np.ndarray | None = None
     ) -> np.ndarray:
         """Reduce the arrays of all ranks, element by element; `out` may be `array` itself."""
-        result = np.empty_like(array, order="C", subok=False) if out is None else out
-        self.communicator.all_reduce(_buffer(array, "array"), _buffer(result, "out"), op=op)
+        source = _buffer(array, "array")
+        result = self._room(array.shape, array.dtype, out)
+        self.communicator.all_reduce(source, _buffer(result, "out"), op=op)
         return result
 
     def allgather(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Collect the arrays of all ranks: shape [size, *array.shape]."""
+        source = _buffer(array, "array")
         result = self._room((self.size, *array.shape), array.dtype, out)
-        self.communicator.all_gather(_buffer(array, "array"), _buffer(result, "out"))
+        self.communicator.all_gather(source, _buffer(result, "out"))
         return result
 
     def reduce_scatter(
         self, array: np.ndarray, op: ReduceOp | str = ReduceOp.SUM, out: np.ndarray | None = None
     ) -> np.ndarray:
         """Reduce the arrays and keep this rank's part of axis 0, whose length must be a multiple of `size`."""
+        source = _buffer(array, "array")
         result = self._room((self._part_of_axis(array), *array.shape[1:]), array.dtype, out)
-        self.communicator.reduce_scatter(_buffer(array, "array"), _buffer(result, "out"), op=op)
+        self.communicator.reduce_scatter(source, _buffer(result, "out"), op=op)
         return result
 
     def bcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
@@ -138,9 +141,10 @@ class World:
 
     def alltoall(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Cut axis 0 into equal parts and give each rank its own; receive one from each, in rank order."""
+        source = _buffer(array, "array")
         self._part_of_axis(array)
         result = self._room(array.shape, array.dtype, out)
-        self.communicator.all_to_all(_buffer(array, "array"), _buffer(result, "out"))
+        self.communicator.all_to_all(source, _buffer(result, "out"))
         return result
 
     def alltoallv(
@@ -151,12 +155,13 @@ class World:
         out: np.ndarray | None = None,
     ) -> np.ndarray:
         """As `alltoall`, with as many rows of axis 0 to and from each rank as the counts say."""
+        source = _buffer(array, "array")
         if array.ndim < 1 or array.shape[0] != sum(send_counts):
             raise ValueError(f"array of shape {array.shape} has not the {sum(send_counts)} rows of send_counts")
         result = self._room((sum(receive_counts), *array.shape[1:]), array.dtype, out)
         row_elements = int(np.prod(array.shape[1:], dtype=np.int64))
         self.communicator.all_to_all(
-            _buffer(array, "array"),
+            source,
             _buffer(result, "out"),
             send_counts=[count * row_elements for count in send_counts],
             receive_counts=[count * row_elements for count in receive_counts],
@@ -165,19 +170,21 @@ class World:
 
     def gather(self, array: np.ndarray, root: int = 0, out: np.ndarray | None = None) -> np.ndarray | None:
         """Collect the arrays of all on the root, shape [size, *array.shape]; None on the others."""
+        source = _buffer(array, "array")
         if self.rank != root:
-            self.communicator.gather(_buffer(array, "array"), root=root)
+            self.communicator.gather(source, root=root)
             return None
         result = self._room((self.size, *array.shape), array.dtype, out)
-        self.communicator.gather(_buffer(array, "array"), _buffer(result, "out"), root=root)
+        self.communicator.gather(source, _buffer(result, "out"), root=root)
         return result
 
     def scatter(self, array: np.ndarray | None, out: np.ndarray, root: int = 0) -> np.ndarray:
         """Give each rank its row of the root's `array`, shape [size, *out.shape]; others pass None for it."""
+        target = _buffer(out, "out")
+        source = None if array is None else _buffer(array, "array")
         if self.rank == root and array is not None and array.shape != (self.size, *out.shape):
             raise ValueError(f"array has shape {array.shape}, expected {(self.size, *out.shape)}")
-        source = None if array is None else _buffer(array, "array")
-        self.communicator.scatter(source, _buffer(out, "out"), root=root)
+        self.communicator.scatter(source, target, root=root)
         return out
 
     def send(self, array: np.ndarray, peer: int, tag: int = 0) -> None:
@@ -241,6 +248,7 @@ class World:
         """Return where a result goes: `out` if it has the shape, else a new array."""
         if out is None:
             return np.empty(shape, dtype)
+        _buffer(out, "out")
         if out.shape != shape:
             raise ValueError(f"out has shape {out.shape}, expected {shape}")
         return out

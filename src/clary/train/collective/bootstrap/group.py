@@ -109,8 +109,9 @@ class _Forming:
         credentials = self._agree_on_credentials()
         self._core = core_kind(self._settings)
         self._listeners = open_listeners(own_address(self._settings), self._size)
-        self._publish(str(self._rank), self._own_record())
-        records = self._read_records(credentials.generation)
+        record = self._own_record()
+        self._publish(str(self._rank), record)
+        records = self._read_records(record)
         layout = layout_of(records)
         meeting = Meeting(
             credentials,
@@ -194,17 +195,18 @@ class _Forming:
             ),
         )
 
-    def _read_records(self, generation: str) -> list[RankRecord]:
-        """Return the records of all ranks, in order, after checking that they belong together."""
-        records: dict[int, RankRecord] = {}
+    def _read_records(self, own: RankRecord) -> list[RankRecord]:
+        """Return the records of all ranks, in order, once they are there and belong together."""
+        records = {self._rank: own}
         for rank in range(self._size):
             with contextlib.suppress(TimeoutError):  # once the limit has passed, the others are looked at once
-                records[rank] = self._fetch(RankRecord, str(rank))
+                record = records[rank] = self._fetch(RankRecord, str(rank))
+                if record.farewell or record.terms != own.terms or record.generation != own.generation:
+                    check_agreement(self._name, records, own.generation)
         if missing := [rank for rank in range(self._size) if rank not in records]:
-            raise self._not_come(missing, came=list(records.values()))
-        in_order = [records[rank] for rank in range(self._size)]
-        check_agreement(self._name, in_order, generation)
-        return in_order
+            raise self._not_come(missing, came=[records[rank] for rank in sorted(records)])
+        check_agreement(self._name, records, own.generation)
+        return [records[rank] for rank in range(self._size)]
 
     def _share(self, sockets: dict[Need, socket.socket], layout: Layout) -> int:
         """Make or receive this host's memory, and wait until all ranks are ready; return its descriptor or -1."""

@@ -40,6 +40,9 @@ GUEST_LIMIT_S = 10.0  # for the handshake of one that connects, from its arrival
 RETRY_S = 0.05  # between attempts to connect
 GONE_LIMIT_S = 5.0  # an address of the store that refuses for so long has no process any more
 _GUESTS_OVER = 64  # connections in handshake beyond two a rank; then the oldest has to go
+_ACCEPTS_AT_ONCE = 64  # then those that wait are looked at: a flood must not use up the descriptors
+_MAX_REASONS = 100  # refusals that are counted apart
+_EXHAUSTED = {errno.EMFILE, errno.ENFILE}
 _TRANSIENT = {errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.EPROTO}  # of accept: the guest went away
 
 
@@ -211,11 +214,14 @@ class Meeting:
     # Accepting
 
     def _accept(self, listener: socket.socket) -> None:
-        while True:
+        for _ in range(_ACCEPTS_AT_ONCE):
             try:
                 sock, place = listener.accept()
             except OSError as error:
                 if error.errno in _TRANSIENT:
+                    return
+                if error.errno in _EXHAUSTED and self._guests:
+                    self._drop(self._guests[0])
                     return
                 raise BootstrapError(
                     f"{self._words_on_group()}: rank {self._rank} cannot accept connections: {error.strerror}; "
@@ -236,15 +242,18 @@ class Meeting:
         return Need(guest.rank, guest.role) in self._expected
 
     def _count_refusal(self, source: str, reason: str) -> None:
-        self.refusals[f"{source} ({reason})"] += 1
+        words = f"{source} ({reason})"
+        self.refusals[words if words in self.refusals or len(self.refusals) < _MAX_REASONS else "others"] += 1
 
     def _drop_slow_guests(self) -> None:
         limit = _GUESTS_OVER + 2 * len(self._records)
         while self._guests and (self._guests[0].deadline.has_passed or len(self._guests) > limit):
-            guest = self._guests[0]
-            self._leave(guest)
-            guest.sock.close()
-            self._count_refusal(guest.source, "no complete greeting")
+            self._drop(self._guests[0])
+
+    def _drop(self, guest: _Caller) -> None:
+        self._leave(guest)
+        guest.sock.close()
+        self._count_refusal(guest.source, "no complete greeting")
 
     # Both
 

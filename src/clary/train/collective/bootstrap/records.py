@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
@@ -110,12 +110,15 @@ def layout_of(records: Sequence[RankRecord]) -> Layout:
     return Layout(tuple(host_of_rank), tuple(names))
 
 
-def check_agreement(group: str, records: Sequence[RankRecord], generation: str) -> None:
+def check_agreement(group: str, records: Mapping[int, RankRecord], generation: str) -> None:
     """Refuse ranks that were set up differently, or are left from an earlier attempt.
+
+    Args:
+        records: by the rank that was asked for; not all need to be there yet.
 
     Raises: BootstrapError naming the ranks, what differs and both values; or what a rank that gave up has left to say.
     """
-    for place, record in enumerate(records):
+    for place, record in sorted(records.items()):
         if record.generation != generation or record.rank != place:
             raise BootstrapError(
                 f"group {group!r}: the record of rank {place} ({record.in_words}) belongs to another attempt: give "
@@ -125,11 +128,11 @@ def check_agreement(group: str, records: Sequence[RankRecord], generation: str) 
         if record.farewell:
             raise BootstrapError(f"group {group!r}: {record.in_words} gave up: {record.farewell}", culprit=place)
     for term in fields(Terms):
-        values = [getattr(record.terms, term.name) for record in records]
-        if len(set(values)) > 1:
-            common, _ = Counter(values).most_common(1)[0]
-            odd = next(rank for rank, value in enumerate(values) if value != common)
-            other = values.index(common)
+        values = {rank: getattr(record.terms, term.name) for rank, record in sorted(records.items())}
+        common, _ = Counter(values.values()).most_common(1)[0]
+        odd = next((rank for rank, value in values.items() if value != common), None)
+        if odd is not None:
+            other = next(rank for rank, value in values.items() if value == common)
             raise BootstrapError(
                 f"group {group!r}: ranks differ in {term.name}: {values[odd]!r} on {records[odd].in_words}, "
                 f"{common!r} on {records[other].in_words}. Make it equal on all: {_TERM_VARIABLES[term.name]}",

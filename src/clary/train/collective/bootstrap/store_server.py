@@ -72,11 +72,6 @@ class StoreServer:
         self._thread = threading.Thread(target=self._serve, name="clary-store", daemon=True)
         self._thread.start()
 
-    @property
-    def port(self) -> int:
-        """Where it listens."""
-        return int(self._listener.getsockname()[1])
-
     def close(self) -> None:
         """End the thread and hang up on everybody. A second call does nothing."""
         self._wake.close()

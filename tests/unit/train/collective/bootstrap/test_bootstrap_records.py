@@ -39,7 +39,7 @@ def test_hosts_are_numbered_in_order_of_first_appearance_by_rank():
 
 
 def test_ranks_that_agree_are_accepted():
-    check_agreement("g", [record(rank) for rank in range(4)], "first")
+    check_agreement("g", {rank: record(rank) for rank in range(4)}, "first")
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_ranks_that_agree_are_accepted():
     ],
 )
 def test_ranks_that_were_set_up_differently_are_named_with_both_values(changes, words):
-    records = [record(rank) for rank in range(4)]
+    records = {rank: record(rank) for rank in range(4)}
     records[2] = record(2, terms=replace(TERMS, **changes))
     with pytest.raises(BootstrapError, match=words) as failure:
         check_agreement("g", records, "first")
@@ -64,7 +64,13 @@ def test_ranks_that_were_set_up_differently_are_named_with_both_values(changes, 
 
 def test_a_record_of_an_earlier_attempt_is_noticed():
     with pytest.raises(BootstrapError, match=r"record of rank 1 .* belongs to another attempt"):
-        check_agreement("g", [record(0), record(1, generation="older")], "first")
+        check_agreement("g", {0: record(0), 1: record(1, generation="older")}, "first")
+
+
+def test_a_rank_that_gave_up_is_quoted():
+    with pytest.raises(BootstrapError, match=r"rank 2 on host-a .* gave up: no library") as failure:
+        check_agreement("g", {0: record(0), 2: record(2, farewell="no library")}, "first")
+    assert failure.value.culprit == 2
 
 
 @pytest.mark.parametrize(

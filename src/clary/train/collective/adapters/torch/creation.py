@@ -9,11 +9,13 @@ from functools import partial
 
 import torch.distributed as dist
 from clary.train._native.interface import Core
+from clary.train.collective.adapters.torch import compute_trace
 from clary.train.collective.adapters.torch.process_group import SmddpProcessGroup
 from clary.train.collective.adapters.torch.store import TorchStore
 from clary.train.collective.bootstrap.group import connect_group
 from clary.train.collective.cores import open_core
 from clary.train.collective.settings import CollectiveSettings
+from clary.train.collective.trace import writer_of_process
 
 _TIMEOUT_VARIABLE = "CLARY_COLLECTIVE_TIMEOUT_S"
 
@@ -28,6 +30,8 @@ def connect(options: dist.distributed_c10d._DistributedBackendOptions) -> SmddpP
     rank, size = options.group_rank, options.group_size
     settings = CollectiveSettings.from_environment(os.environ)
     settings = replace(settings, timeout_s=timeout_s_of(options.timeout, settings))
+    if (writer := writer_of_process(settings.trace, rank)) is not None:
+        compute_trace.install(writer)
     store = TorchStore(options.store)
 
     def open_named(name: str) -> Core:

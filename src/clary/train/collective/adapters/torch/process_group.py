@@ -8,6 +8,7 @@ looks methods up by name, so their names are torch's (docs/adr/0009).
 from __future__ import annotations
 
 import atexit
+import sys
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,10 +16,13 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from clary.train._native import core as core_module
 from clary.train._native.interface import Core
+from clary.train.collective.adapters.torch import calls, collectives, completion, tensors, work
 from clary.train.collective.adapters.torch.collectives import Collectives
 from clary.train.collective.adapters.torch.completion import CompletionThread
 from clary.train.collective.adapters.torch.registration import BACKEND
+from clary.train.collective.adapters.torch.untraced import keep_untraced
 from clary.train.collective.adapters.torch.work import JointWork
 
 _open_groups: weakref.WeakSet[SmddpProcessGroup] = weakref.WeakSet()
@@ -119,8 +123,8 @@ class SmddpProcessGroup(Collectives, dist.ProcessGroup):
         self._coalesced = []
 
     def _end_coalescing(self, device: torch.device) -> JointWork:
-        works, self._coalesced = self._coalesced or [], None
-        return JointWork(works, [tensor for work in works for tensor in work.result()])
+        issued, self._coalesced = self._coalesced or [], None
+        return JointWork(issued, [tensor for one in issued for tensor in one.result()])
 
     def _get_sequence_number_for_group(self) -> int:
         """Return how many collectives this rank has issued; equal on all ranks that are in step."""
@@ -161,6 +165,9 @@ class SmddpProcessGroup(Collectives, dist.ProcessGroup):
 
     def __del__(self) -> None:
         self.shutdown()
+
+
+keep_untraced(core_module, calls, collectives, completion, tensors, work, sys.modules[__name__])
 
 
 @atexit.register

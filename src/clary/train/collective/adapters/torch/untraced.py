@@ -1,0 +1,35 @@
+"""Keeps torch.compile out of this package.
+
+Where: `process_group` names its modules once. C++ calls our methods while compiled code runs (DDP's reducer, say), and
+dynamo would take them for more of the program and try to trace them, down to ctypes. The documented decorator,
+torch.compiler.disable, imports the compiler and costs a microsecond a call; marking code costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+
+def keep_untraced(*modules: ModuleType) -> None:
+    """Mark every function that is defined in `modules`; do nothing in a torch that has no such mark."""
+    try:
+        from torch._C._dynamo.eval_frame import skip_code
+    except ImportError:
+        return
+    mark: Callable[[CodeType], None] = skip_code
+    for module in modules:
+        for function in _functions_of(module, module.__name__):
+            mark(function.__code__)
+
+
+def _functions_of(owner: Any, module_name: str) -> Iterator[FunctionType]:
+    for value in vars(owner).values():
+        unwrapped = value.fget if isinstance(value, property) else value
+        if getattr(unwrapped, "__module__", None) != module_name:
+            continue
+        if isinstance(unwrapped, FunctionType):
+            yield unwrapped
+        elif isinstance(unwrapped, type):
+            yield from _functions_of(unwrapped, module_name)

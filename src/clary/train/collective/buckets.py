@@ -1,0 +1,199 @@
+"""Where to cut a sequence of gradients into buckets, so that communication ends as early as it can.
+
+Pure: no clock, no framework. `adapters.torch.overlap` measures what goes in and rebuilds a reducer with what comes out.
+Equal inputs give equal plans, so ranks that agree on their measurements agree on their buckets.
+
+Gradients become ready one after the other during the backward pass; a bucket is sent when its last gradient is ready
+and the bucket before it has been sent, and takes `latency_s + bytes / bytes_per_s`. With r(i) the time at which the
+first i gradients are ready, and S(k, i) the seconds on the wire of those after k up to i, the earliest end of the
+first i is
+
+    f(0) = 0,  f(i) = min over k < i of  max(r(i), f(k)) + latency + S(k, i)
+
+because an earlier end of a prefix never makes what follows later. Many plans come close to f(n). The one taken cuts
+from the back, each bucket as large as it can be with every cut's end at most `slack` after the earliest possible: few
+buckets, each with a cost outside this model, and none that the next jitter would push past the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+
+MAX_PIECES = 1024  # gradients that are cut between; more are joined first, as the search takes their square
+DEFAULT_SLACK = 0.01  # of the earliest end
+_MILLISECONDS = 1e3  # a second
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """One gradient.
+
+    Args:
+        ready_s: from the beginning of the backward pass until it is there.
+    """
+
+    num_bytes: int
+    ready_s: float
+
+
+@dataclass(frozen=True)
+class CommunicationCost:
+    """What reducing a bucket takes: `latency_s + bytes / bytes_per_s`."""
+
+    latency_s: float
+    bytes_per_s: float
+
+    def seconds(self, num_bytes: float) -> float:
+        """Return the seconds of one bucket."""
+        return self.latency_s + num_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True)
+class BucketPlan:
+    """A decision.
+
+    Args:
+        sizes: bytes of each bucket, in the order in which gradients become ready.
+        ends: for each bucket, how many gradients it and those before it hold.
+        end_s: when the last bucket has been reduced, from the beginning of the backward pass, as predicted.
+        earliest_s: the earliest that any cut could end, as predicted.
+        reason: one sentence, with numbers.
+    """
+
+    sizes: tuple[int, ...]
+    ends: tuple[int, ...]
+    end_s: float
+    earliest_s: float
+    reason: str
+
+
+def plan_buckets(gradients: Sequence[Gradient], cost: CommunicationCost, *, slack: float = DEFAULT_SLACK) -> BucketPlan:
+    """Cut gradients into buckets.
+
+    Args:
+        gradients: in the order in which they become ready; a time before its predecessor's counts as that.
+        slack: how much later than the earliest possible a bucket may end, as a part of the earliest end of all.
+    Raises: ValueError if there are no gradients, or a number is negative, no number, or no rate.
+    """
+    _check(gradients, cost, slack)
+    pieces = _pieces(gradients)
+    ready = list(accumulate((piece.ready_s for piece in pieces), max))
+    sent = [0, *accumulate(piece.num_bytes for piece in pieces)]
+    earliest = _earliest_ends(ready, sent, cost)
+    cuts = _cuts_from_the_back(ready, sent, cost, earliest, slack * earliest[-1])
+    last_of = list(accumulate(piece.num_gradients for piece in pieces))
+    end_s = 0.0
+    for first, last in zip([0, *cuts], cuts, strict=False):
+        end_s = max(end_s, ready[last - 1]) + cost.seconds(sent[last] - sent[first])
+    sizes = tuple(sent[last] - sent[first] for first, last in zip([0, *cuts], cuts, strict=False))
+    return BucketPlan(sizes, tuple(last_of[cut - 1] for cut in cuts), end_s, earliest[-1], _reason(sizes, ready, cost))
+
+
+def end_of(gradients: Sequence[Gradient], cost: CommunicationCost, first_bytes: int, next_bytes: int) -> float:
+    """Predict when communication ends if buckets close once they hold `first_bytes`, later ones `next_bytes`."""
+    end_s = ready_s = 0.0
+    num_bytes, cap = 0, first_bytes
+    for gradient in gradients:
+        num_bytes += gradient.num_bytes
+        ready_s = max(ready_s, gradient.ready_s)
+        if num_bytes >= cap:
+            end_s = max(end_s, ready_s) + cost.seconds(num_bytes)
+            num_bytes, cap = 0, next_bytes
+    return max(end_s, ready_s) + cost.seconds(num_bytes) if num_bytes else end_s
+
+
+def plan_caps(gradients: Sequence[Gradient], cost: CommunicationCost) -> tuple[int, int]:
+    """Choose the caps of the first bucket and of all others, for a framework that takes no list of sizes.
+
+    Caps tried are powers of two, and the sizes that `plan_buckets` would give its first bucket and its median one;
+    among equal ends the larger caps win.
+    """
+    plan = plan_buckets(gradients, cost)
+    total = sum(gradient.num_bytes for gradient in gradients)
+    powers = {1 << bits for bits in range(max(total - 1, 1).bit_length() + 1)}
+    planned = {plan.sizes[0], sorted(plan.sizes)[len(plan.sizes) // 2]} - {0}
+    pairs = ((first, rest) for rest in powers | planned for first in powers | planned if first <= rest)
+    return min(pairs, key=lambda pair: (end_of(gradients, cost, *pair), -pair[1], -pair[0]))
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Neighbouring gradients that are not cut apart."""
+
+    num_bytes: int
+    ready_s: float
+    num_gradients: int
+
+
+def _check(gradients: Sequence[Gradient], cost: CommunicationCost, slack: float) -> None:
+    if not gradients:
+        raise ValueError("no gradients to plan buckets for: expected one or more")
+    numbers = [cost.latency_s, slack, *(gradient.ready_s for gradient in gradients)]
+    if not all(0 <= number < math.inf for number in numbers) or not 0 < cost.bytes_per_s < math.inf:
+        raise ValueError(f"expected finite times of 0 or more and a rate above 0, got {cost}, slack {slack}")
+    if any(gradient.num_bytes < 0 for gradient in gradients):
+        raise ValueError("expected gradients of 0 bytes or more")
+
+
+def _pieces(gradients: Sequence[Gradient]) -> list[_Piece]:
+    """Join neighbours until each piece has its share of the bytes, if there are too many."""
+    share = 0 if len(gradients) <= MAX_PIECES else 2 * sum(g.num_bytes for g in gradients) // MAX_PIECES + 1
+    pieces: list[_Piece] = []
+    num_bytes = num_gradients = 0
+    ready_s = 0.0
+    for index, gradient in enumerate(gradients):
+        num_bytes += gradient.num_bytes
+        num_gradients += 1
+        ready_s = max(ready_s, gradient.ready_s)
+        if num_bytes >= share or index == len(gradients) - 1:
+            pieces.append(_Piece(num_bytes, ready_s, num_gradients))
+            num_bytes = num_gradients = 0
+    return pieces
+
+
+def _earliest_ends(ready: list[float], sent: list[int], cost: CommunicationCost) -> list[float]:
+    """Return f of the module's docstring, for 0 to n pieces."""
+    earliest = [0.0]
+    for last in range(1, len(sent)):
+        earliest.append(
+            min(max(ready[last - 1], earliest[first]) + cost.seconds(sent[last] - sent[first]) for first in range(last))
+        )
+    return earliest
+
+
+def _cuts_from_the_back(
+    ready: list[float], sent: list[int], cost: CommunicationCost, earliest: list[float], slack_s: float
+) -> list[int]:
+    """Return after how many pieces to cut, the last cut behind all."""
+    cuts = [len(ready)]
+    deadline_s = earliest[-1] + slack_s
+    while (last := cuts[-1]) > 0:
+        in_time = (k for k in range(last) if _end(ready, sent, cost, earliest, k, last) <= deadline_s)
+        first = next(in_time, None)
+        if first is None:  # rounding: the cut that `earliest` came from ends by the deadline
+            first = min(range(last), key=partial(_end, ready, sent, cost, earliest, last=last))
+        deadline_s = min(deadline_s - cost.seconds(sent[last] - sent[first]), earliest[first] + slack_s)
+        cuts.append(first)
+    return cuts[-2::-1]
+
+
+def _end(
+    ready: list[float], sent: list[int], cost: CommunicationCost, earliest: list[float], first: int, last: int
+) -> float:
+    """Return when the pieces after `first` up to `last` can be sent at the earliest, as one bucket."""
+    return max(ready[last - 1], earliest[first]) + cost.seconds(sent[last] - sent[first])
+
+
+def _reason(sizes: tuple[int, ...], ready: list[float], cost: CommunicationCost) -> str:
+    backward_s, wire_s = ready[-1], sum(sizes) / cost.bytes_per_s
+    limit = "the backward pass" if wire_s <= backward_s else "communication"
+    return (
+        f"{limit} sets the pace: gradients take {backward_s * _MILLISECONDS:.1f} ms, their {sum(sizes)} bytes "
+        f"{wire_s * _MILLISECONDS:.1f} ms at {cost.bytes_per_s / 1e6:.0f} MB/s with "
+        f"{cost.latency_s * _MILLISECONDS:.2f} ms a bucket; {len(sizes)} buckets, first {sizes[0]} bytes, "
+        f"last {sizes[-1]}"
+    )

@@ -1,0 +1,191 @@
+"""What computes and what communicates on each rank, as a trace in Chrome's format (chrome://tracing, Perfetto).
+
+Off unless CLARY_COLLECTIVE_TRACE names a folder (`settings`). Then `cores.open_core` puts a `traced_core.TracedCore`
+around every core, whose operations are lanes named `communication GROUP`, and the torch adapter reports modules on the
+lane `compute`. Each rank writes one file, `rank-RANK.PROCESS.json`. Put together they are one trace:
+
+    python -m clary.train.collective.trace merge FOLDER OUTPUT
+
+Times are the wall clock's at the first event, carried on by the monotonic clock: lanes of one host fit exactly, those
+of different hosts as well as their clocks do. A file holds at most MAX_EVENTS; later ones are counted and dropped.
+The file is written every FLUSH_EVENTS and when the process leaves; one that is killed loses what it had not written,
+and its file still opens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "CLARY_COLLECTIVE_TRACE"
+COMPUTE = "compute"
+COMMUNICATION = "communication"
+MAX_EVENTS = 500_000  # about 100 MB
+FLUSH_EVENTS = 2000
+_NANOSECONDS = 1000  # a microsecond, Chrome's unit
+_SEPARATOR = ",\n"
+
+
+class TraceWriter:
+    """Writes the trace of one rank; from any thread.
+
+    Args:
+        path: of the file; one that is there is replaced.
+        rank: the trace's process.
+        max_events: after which events are only counted.
+    """
+
+    def __init__(self, path: Path, rank: int, *, max_events: int = MAX_EVENTS) -> None:
+        self._rank = rank
+        self._max_events = max_events
+        self._num_events = 0
+        self._num_dropped = 0
+        self._lanes: dict[str, int] = {}
+        self._lines: list[str] = []
+        self._lock = threading.RLock()  # a collection may end an operation while an event is being added
+        self._offset_ns = time.time_ns() - time.perf_counter_ns()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("w", encoding="ascii")
+        self._file.write("[\n")
+        self._describe("process_name", 0, name=f"rank {rank}")
+        self._describe("process_sort_index", 0, sort_index=rank)
+
+    def span(self, lane: str, name: str, begin_ns: int, end_ns: int, **details: Any) -> None:
+        """Add what lasted from `begin_ns` to `end_ns` of `time.perf_counter_ns`; spans of a lane must nest."""
+        self._add(lane, {"ph": "X", "name": name, "dur": (end_ns - begin_ns) / _NANOSECONDS}, begin_ns, details)
+
+    def loose_span(self, lane: str, name: str, number: int, begin_ns: int, end_ns: int, **details: Any) -> None:
+        """Add what may overlap others of its lane.
+
+        Args:
+            number: tells it from others of its name.
+        """
+        same = {"name": name, "cat": lane, "id": number}
+        self._add(lane, {"ph": "b", **same}, begin_ns, details)
+        self._add(lane, {"ph": "e", **same}, end_ns, {})
+
+    def instant(self, lane: str, name: str, at_ns: int, **details: Any) -> None:
+        """Add what happened at one time."""
+        self._add(lane, {"ph": "i", "s": "t", "name": name}, at_ns, details)
+
+    def flush(self) -> None:
+        """Write what was added."""
+        with self._lock:
+            self._write()
+
+    def close(self) -> None:
+        """Write what was added, and the end of the file. Later events are dropped."""
+        with self._lock:
+            if self._file.closed:
+                return
+            self._describe("process_labels", 0, labels=f"{self._num_dropped} events dropped")
+            self._write()
+            self._file.seek(self._file.tell() - len(_SEPARATOR))
+            self._file.write("\n]\n")
+            self._file.truncate()
+            self._file.close()
+
+    def _add(self, lane: str, event: dict[str, Any], at_ns: int, details: dict[str, Any]) -> None:
+        with self._lock:
+            if self._num_events >= self._max_events or self._file.closed:
+                self._num_dropped += 1
+                return
+            self._num_events += 1
+            number = self._lanes.get(lane)
+            if number is None:
+                number = self._lanes[lane] = len(self._lanes) + 1
+                self._describe("thread_name", number, name=lane)
+                self._describe("thread_sort_index", number, sort_index=0 if lane == COMPUTE else number)
+            event |= {"pid": self._rank, "tid": number, "ts": (at_ns + self._offset_ns) / _NANOSECONDS}
+            self._lines.append(json.dumps(event | {"args": details} if details else event))
+            if len(self._lines) >= FLUSH_EVENTS:
+                self._write()
+
+    def _describe(self, what: str, lane: int, **values: Any) -> None:
+        self._lines.append(json.dumps({"ph": "M", "name": what, "pid": self._rank, "tid": lane, "args": values}))
+
+    def _write(self) -> None:
+        if self._lines and not self._file.closed:
+            self._file.write(_SEPARATOR.join(self._lines) + _SEPARATOR)
+            self._file.flush()
+            self._lines.clear()
+
+
+def writer_of_process(folder: str, rank: int) -> TraceWriter | None:
+    """Return the writer of this process into `folder`; None if that is empty: traces are off.
+
+    The first caller's `rank` names the file and the trace's process; a launcher's RANK wins, as `rank` may be that in a
+    group of some ranks.
+
+    Raises: OSError if the file cannot be written.
+    """
+    process = os.getpid()
+    if not folder:
+        return None
+    with _opening:
+        writer = _writers.get((folder, process))
+        if writer is None:
+            rank = int(os.environ.get("RANK") or rank)
+            writer = _writers[folder, process] = TraceWriter(Path(folder) / f"rank-{rank}.{process}.json", rank)
+            atexit.register(writer.close)
+    return writer
+
+
+_writers: dict[tuple[str, int], TraceWriter] = {}
+_opening = threading.Lock()
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Return the events of one file, also of one that was cut off when its process was killed.
+
+    Raises: ValueError naming the file, if it is no trace.
+    """
+    text = path.read_text(encoding="ascii").rstrip().removesuffix("]").rstrip()
+    while True:
+        try:
+            events: list[dict[str, Any]] = json.loads(text.removesuffix(",") + "]")
+        except ValueError:
+            text, separator, _ = text.rpartition(_SEPARATOR)
+            if not separator:
+                raise ValueError(f"{path} is no trace: expected one JSON array, an event a line") from None
+        else:
+            return events
+
+
+def merge(folder: Path) -> dict[str, Any]:
+    """Return one trace of all ranks' files in `folder`.
+
+    Raises: ValueError if there is none.
+    """
+    paths = sorted(folder.glob("rank-*.json"))
+    if not paths:
+        raise ValueError(f"{folder} holds no rank-*.json: run the program with {VARIABLE}={folder}")
+    return {"displayTimeUnit": "ms", "traceEvents": [event for path in paths for event in read_events(path)]}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Merge from the command line."""
+    parser = argparse.ArgumentParser(prog="python -m clary.train.collective.trace", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    merging = parser.add_subparsers(dest="command", required=True).add_parser("merge", help="make one trace of a run's")
+    merging.add_argument("folder", type=Path)
+    merging.add_argument("output", type=Path)
+    options = parser.parse_args(arguments)
+    try:
+        trace = merge(options.folder)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    options.output.write_text(json.dumps(trace), encoding="ascii")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

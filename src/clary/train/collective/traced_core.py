@@ -1,0 +1,148 @@
+"""A core that reports each of its operations to a trace.
+
+Where: `cores.open_core` puts it around every core while traces are on. Beside each call it keeps the times of asking
+and of the end. Ends of asynchronous operations are looked for every LOOK_S, so that one that nobody waits for yet is
+seen to end when it does; spans are that exact.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from clary.train._native.interface import Core, Dtype
+from clary.train.collective import trace
+from clary.train.collective.errors import CollectiveError
+
+LOOK_S = 0.0005
+_JOIN_S = 10.0
+_COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "barrier",
+)
+_MESSAGES = ("send", "receive")
+_MICROSECOND_NS = 1000
+
+
+class TracedCore:
+    """Everything that a core can do, with each operation on the lane of its group.
+
+    A collective's span begins when it was asked for and the one before it had ended; `waited_us` is how long that took.
+    """
+
+    def __init__(self, core: Core, writer: trace.TraceWriter, group: str) -> None:
+        self._core = core
+        self._writer = writer
+        self._lane = f"{trace.COMMUNICATION} {group}"
+        self._pending: dict[int, _Operation] = {}  # by ticket, in the order of their calls
+        self._last_end_ns = 0
+        self._changed = threading.Condition(threading.RLock())
+        self._is_open = True
+        self._looking = threading.Thread(target=self._look, name=f"clary-trace-{group}", daemon=True)
+        self._looking.start()
+        for name in (*_COLLECTIVES, *_MESSAGES):
+            setattr(self, name, self._traced(name))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+    def wait(self, ticket: int, limit_s: float | None) -> int | None:
+        """Wait as the core does, and note the end."""
+        try:
+            peer = self._core.wait(ticket, limit_s)
+        except CollectiveError:
+            self._note_end(ticket)
+            raise
+        if peer is not None:
+            self._note_end(ticket)
+        return peer
+
+    def next_watched(self, limit_s: float) -> int:
+        """Wait as the core does, and note the end."""
+        ticket = self._core.next_watched(limit_s)
+        if ticket > 0:
+            self._note_end(ticket)
+        return ticket
+
+    def close(self) -> None:
+        """Leave the group, and write what was traced."""
+        with self._changed:
+            self._is_open = False
+            self._changed.notify_all()
+        self._looking.join(_JOIN_S)
+        self._core.close()
+        self._writer.flush()
+
+    def _traced(self, name: str) -> Callable[..., int]:
+        call: Callable[..., int] = getattr(self._core, name)
+        signature = inspect.signature(call)
+
+        def traced(*arguments: Any, **named: Any) -> int:
+            operation = _Operation(name, _num_bytes(signature.bind(*arguments, **named).arguments))
+            ticket = call(*arguments, **named)
+            with self._changed:
+                if ticket:
+                    self._pending[ticket] = operation
+                    self._changed.notify_all()
+                else:
+                    self._report(operation, 0)
+            return ticket
+
+        return traced
+
+    def _note_end(self, ticket: int) -> None:
+        with self._changed:
+            operation = self._pending.pop(ticket, None)
+            if operation is not None:
+                self._report(operation, ticket)
+
+    def _report(self, operation: _Operation, ticket: int) -> None:
+        end_ns = time.perf_counter_ns()
+        if operation.name in _MESSAGES:
+            self._writer.loose_span(
+                self._lane, operation.name, ticket, operation.asked_ns, end_ns, bytes=operation.num_bytes
+            )
+            return
+        begin_ns = max(operation.asked_ns, self._last_end_ns)
+        self._last_end_ns = end_ns
+        waited_us = (begin_ns - operation.asked_ns) / _MICROSECOND_NS
+        self._writer.span(
+            self._lane, operation.name, begin_ns, end_ns, bytes=operation.num_bytes, waited_us=round(waited_us)
+        )
+
+    def _look(self) -> None:
+        while self._is_open:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pending or not self._is_open)
+                tickets = list(self._pending)
+            try:
+                for ticket in tickets:
+                    if self._is_open and self._core.is_done(ticket):
+                        self._note_end(ticket)
+            except CollectiveError:
+                return  # the core was closed under us
+            time.sleep(LOOK_S)
+
+
+class _Operation:
+    def __init__(self, name: str, num_bytes: int) -> None:
+        self.name, self.num_bytes = name, num_bytes
+        self.asked_ns = time.perf_counter_ns()
+
+
+def _num_bytes(arguments: dict[str, Any]) -> int:
+    """Return the bytes that a call names: of one rank's part where chunks are counted a rank."""
+    if "num_bytes" in arguments:
+        return int(arguments["num_bytes"])
+    count = sum(arguments.get("send_counts") or ()) or arguments.get("count", 0)
+    return int(count) * Dtype(arguments["dtype"]).element_bytes if count else 0

@@ -1,0 +1,207 @@
+"""Overlap of computing and communicating, on every rank. Functions `test_...(rank, size)`; see `torch_ranks`."""
+
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from clary.train.collective.adapters.torch.overlap import MEASURED_STEPS, SETTLING_STEPS, tune_buckets
+
+_WIDTH, _BATCH = 48, 4
+_STEPS = SETTLING_STEPS + MEASURED_STEPS + 4
+
+
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(_WIDTH, _WIDTH) for _ in range(8))
+
+    def forward(self, features):
+        for layer in self.layers:
+            features = torch.tanh(layer(features))
+        return features
+
+
+class Slow(torch.autograd.Function):
+    @staticmethod
+    def forward(context, features, seconds):
+        context.seconds = seconds
+        return features.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        time.sleep(context.seconds)
+        return gradient, None
+
+
+def model():
+    torch.manual_seed(4)
+    return Deep()
+
+
+def train(wrapped, rank, steps=_STEPS):
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(1000 * step + rank)
+        optimizer.zero_grad()
+        wrapped(torch.randn(_BATCH, _WIDTH, generator=generator)).pow(2).mean().backward()
+        optimizer.step()
+    return [parameter.detach().clone() for parameter in wrapped.parameters()]
+
+
+def bucket_sizes(wrapped):
+    text = wrapped._get_ddp_logging_data().get("rebuilt_bucket_sizes", "")
+    return [int(size) for size in text.split(",") if size.strip()]
+
+
+def test_tuned_buckets_are_as_planned_and_train_alike(rank, size):
+    results = []
+    for tuned in (False, True):
+        wrapped = DistributedDataParallel(model())
+        tuning = tune_buckets(wrapped) if tuned else None
+        results.append(train(wrapped, rank))
+        if tuning is not None and size > 1:
+            assert tuning.caps is not None, tuning.outcome
+            assert "buckets" in tuning.outcome
+            assert bucket_sizes(wrapped) == tuning.caps or len(tuning.caps) == 2, (bucket_sizes(wrapped), tuning.caps)
+            everybody = [None] * size
+            dist.all_gather_object(everybody, tuning.caps)
+            assert everybody == [tuning.caps] * size, everybody
+    for plain, tuned in zip(*results, strict=True):
+        if size <= 2:
+            assert torch.equal(plain, tuned)
+        else:
+            torch.testing.assert_close(plain, tuned)
+
+
+def test_tuning_goes_with_views_static_graphs_and_accumulation(rank, size):
+    for options in ({"gradient_as_bucket_view": True}, {"static_graph": True}):
+        reference = train(DistributedDataParallel(model(), **options), rank)
+        wrapped = DistributedDataParallel(model(), **options)
+        tuning = tune_buckets(wrapped)
+        for ours, theirs in zip(train(wrapped, rank), reference, strict=True):
+            torch.testing.assert_close(ours, theirs)
+        assert size == 1 or tuning.caps is not None, tuning.outcome
+    wrapped = DistributedDataParallel(model())
+    tuning = tune_buckets(wrapped)
+    for step in range(2 * _STEPS):
+        wrapped.require_backward_grad_sync = step % 2 == 1
+        wrapped(torch.ones(_BATCH, _WIDTH)).sum().backward()
+        assert tuning.caps is None or step // 2 >= SETTLING_STEPS + MEASURED_STEPS
+    assert size == 1 or tuning.caps is not None, tuning.outcome
+
+
+def test_models_that_cannot_be_tuned_say_why(rank, size):
+    if size == 1:
+        assert "one rank" in tune_buckets(DistributedDataParallel(model())).outcome
+        return
+    hooked = DistributedDataParallel(model())
+    hooked.register_comm_hook(None, lambda state, bucket: dist.all_reduce(bucket.buffer(), async_op=True).get_future())
+    assert "hook" in tune_buckets(hooked).outcome
+    unused = DistributedDataParallel(model(), find_unused_parameters=True)
+    assert "find_unused_parameters" in tune_buckets(unused).outcome
+    later = DistributedDataParallel(model())
+    tuning = tune_buckets(later)
+    later.register_comm_hook(None, lambda state, bucket: dist.all_reduce(bucket.buffer(), async_op=True).get_future())
+    train(later, rank)
+    assert tuning.caps is None
+    assert "hook" in tuning.outcome
+
+
+def test_gradients_leave_while_the_backward_pass_runs(rank, size):
+    """The first bucket has been reduced before the last gradient is there: nobody waits for it meanwhile."""
+    if size == 1:
+        return
+    first, last = nn.Linear(_WIDTH, _WIDTH), nn.Linear(_WIDTH, _WIDTH)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = first, last
+
+        def forward(self, features):
+            return self.last(Slow.apply(self.first(features), 0.3))
+
+    wrapped = DistributedDataParallel(Model(), bucket_cap_mb=0.001)
+    ended = []
+
+    def hook(state, bucket):
+        asked_s = time.perf_counter()
+        future = dist.all_reduce(bucket.buffer().div_(size), async_op=True).get_future()
+
+        def note(value):
+            ended.append((asked_s, time.perf_counter()))
+            return value.value()[0]
+
+        return future.then(note)
+
+    wrapped.register_comm_hook(None, hook)
+    for _ in range(2):  # torch sets buckets after the first step
+        ended.clear()
+        wrapped(torch.ones(_BATCH, _WIDTH)).sum().backward()
+    # Buckets of the last layer ended within the pause that comes before the first layer's were asked for.
+    assert len(ended) >= 2, ended
+    assert ended[0][1] < ended[-1][0] - 0.1, ended
+
+
+def test_sharded_layers_are_gathered_ahead(rank, size):
+    """FSDP asks for the next layer's AllGather while a layer computes, and the core runs it meanwhile."""
+    if size == 1:
+        return
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    computing, gathers = [], []
+
+    class Busy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(256, 256)
+
+        def forward(self, features):
+            began_s = time.perf_counter()
+            time.sleep(0.1)
+            computing.append((began_s, time.perf_counter()))
+            return self.linear(features)
+
+    sharded = nn.Sequential(*(Busy() for _ in range(4)))
+    mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu")
+    for layer in sharded:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(sharded, mesh=mesh)
+    for layer, following in zip(list(sharded), list(sharded)[1:], strict=False):
+        layer.set_modules_to_forward_prefetch([following])
+    group = dist.group.WORLD
+    plain = group.all_gather_single
+
+    def noting(output, source, opts=None):
+        asked_s = time.perf_counter()
+        work = plain(output, source, opts)
+
+        def look():
+            while not work.is_completed():
+                time.sleep(0.001)
+            gathers.append((asked_s, time.perf_counter()))
+
+        looking.append(threading.Thread(target=look))
+        looking[-1].start()
+        return work
+
+    looking = []
+    group.all_gather_single = group._allgather_base = noting
+    features = torch.ones(2, 256)
+    with torch.no_grad():
+        sharded(features)
+        computing.clear()
+        gathers.clear()
+        sharded(features)
+    for thread in looking:
+        thread.join(10)
+    inside = [(gather, layer) for gather in gathers for layer in computing[:-1] if layer[0] <= gather[1] <= layer[1]]
+    ahead = [gather for gather in gathers if any(gather[0] <= begin < gather[1] + 0.1 for begin, _ in computing)]
+    assert len(gathers) >= 4, gathers
+    assert len(inside) >= 3, (gathers, computing)
+    assert len(ahead) >= 3, (gathers, computing)
