@@ -142,9 +142,7 @@ class Core(Protocol):
     ) -> int:
         """Reduce `size * count` elements of every rank; rank r keeps chunk r, `count` elements."""
 
-    def broadcast(
-        self, buffer: int, count: int, dtype: int, root: int, asynchronous: bool, timeout_s: float
-    ) -> int:
+    def broadcast(self, buffer: int, count: int, dtype: int, root: int, asynchronous: bool, timeout_s: float) -> int:
         """Copy the root's buffer to all."""
 
     def reduce(

@@ -21,7 +21,7 @@ class TorchStore:
 
     def set(self, key: str, value: bytes) -> None:
         """Store `value`; a second call replaces it."""
-        self._store.set(key, value)  # type: ignore[arg-type]  # torch's stub says str, its code takes bytes
+        self._store.set(key, value)
 
     def get(self, key: str, timeout_s: float) -> bytes:
         """Wait until `key` is set and return its value; 0 looks once.
@@ -33,7 +33,7 @@ class TorchStore:
         if timeout_s <= 0:
             if not self._store.check([key]):
                 raise TimeoutError(f"{key} is not set")
-            return self._store.get(key)
+            return bytes(self._store.get(key))
         began_s = time.monotonic()
         try:
             self._store.wait([key], timedelta(seconds=timeout_s))
@@ -41,7 +41,7 @@ class TorchStore:
             if time.monotonic() - began_s < timeout_s:
                 raise
             raise TimeoutError(f"{key} was not set within {timeout_s:.1f} s") from error
-        return self._store.get(key)
+        return bytes(self._store.get(key))
 
     def delete(self, key: str) -> None:
         """Forget `key` if the store can."""

@@ -14,14 +14,21 @@ from typing import Any
 
 def keep_untraced(*modules: ModuleType) -> None:
     """Mark every function that is defined in `modules`; do nothing in a torch that has no such mark."""
-    try:
-        from torch._C._dynamo.eval_frame import skip_code
-    except ImportError:
-        return
-    mark: Callable[[CodeType], None] = skip_code
-    for module in modules:
-        for function in _functions_of(module, module.__name__):
-            mark(function.__code__)
+    mark = _marker()
+    if mark is not None:
+        for module in modules:
+            for function in _functions_of(module, module.__name__):
+                mark(function.__code__)
+
+
+def _marker() -> Callable[[CodeType], None] | None:
+    """Return what marks code, as torch has it since 2.7, or before."""
+    from torch._C._dynamo import eval_frame
+
+    if hasattr(eval_frame, "set_code_exec_strategy"):
+        skip, strategy = eval_frame._FrameAction.SKIP, eval_frame._FrameExecStrategy
+        return lambda code: eval_frame.set_code_exec_strategy(code, strategy(skip, skip))
+    return getattr(eval_frame, "skip_code", None)
 
 
 def _functions_of(owner: Any, module_name: str) -> Iterator[FunctionType]:

@@ -16,7 +16,7 @@ _PARAMETERS = inspect.signature(TorchDistributedDataParallel).parameters
 _BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"  # before torch 2.13
 
 
-class DistributedDataParallel(TorchDistributedDataParallel):  # type: ignore[misc]  # torch is not there to be checked
+class DistributedDataParallel(TorchDistributedDataParallel):
     """A model whose gradients are averaged over all ranks while they are computed; `module` is the model itself.
 
     Args:
