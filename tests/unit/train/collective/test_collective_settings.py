@@ -1,5 +1,7 @@
 """Settings of collectives: what the environment may say, and what is said of a wrong value."""
 
+from pathlib import Path
+
 import pytest
 
 from clary.train.collective.settings import VARIABLES, CollectiveSettings, Link
@@ -91,3 +93,10 @@ def test_every_variable_is_declared_once_with_its_meaning():
     names = [variable.name for variable in VARIABLES]
     assert len(names) == len(set(names))
     assert all(variable.meaning and variable.expects for variable in VARIABLES)
+
+
+def test_the_page_of_smddp_names_every_setting_with_its_default():
+    page = (Path(__file__).parents[4] / "docs" / "smddp.md").read_text()
+    for variable in VARIABLES:
+        assert f"| `{variable.name}` | {variable.expects} | " in page, variable.name
+        assert not variable.default or f"| `{variable.default}` | {variable.meaning} |" in page, variable.name
