@@ -1,8 +1,9 @@
 """Contenders take turns at the same collective: who was how fast, with what spread, and whether every result was right.
 
 Where: the benchmarks of collectives build gangs, name contenders, and get `Series` of samples back. A sample is the
-longest time that any rank took for one call, ranks having started together. Turns are blocks of samples, A B C, B C A,
-and so on, so that what slows the machine down for a while slows down all.
+longest time that any rank took for one call, ranks having started together; of quick calls a sample has as many as
+make it long enough to be measured. Turns are blocks of samples, A B C, B C A, and so on, so that what slows the machine
+down for a while slows down all.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from benchmarks.collective_gang import Gang
 from benchmarks.lines import median_and_spread, percentile
 
 BLOCK_S = 0.004  # timed calls of one sample should last that long: clocks and wake-ups do not count then
-MAX_CALLS = 30  # of one sample; sums grow by the number of ranks with each
+MAX_CALLS = 60  # of one sample; sums grow by the number of ranks with each
+WARM_UP_SAMPLES = 3
 MAX_GROWTH_BITS = 90  # by all calls of a sample: float32 overflows at 127
 
 
@@ -59,11 +61,6 @@ class Effort:
     rounds: int
     samples: int
 
-    @property
-    def total(self) -> int:
-        """Samples of one contender."""
-        return self.rounds * self.samples
-
 
 def alternate(
     contenders: Sequence[Contender],
@@ -87,31 +84,31 @@ def alternate(
     series = {contender.name: Series() for contender in contenders}
     numbers = itertools.count()
 
-    def take(contender: Contender, num_samples: int, num_calls: int) -> tuple[list[float], list[str]]:
-        order = {"do": "take", "door": contender.door, "seed": seed, "num_samples": num_samples, "num_calls": num_calls}
-        first = next(numbers) * max(effort.samples, 2)
+    def take(contender: Contender, num_samples: int, calls: int) -> tuple[list[float], list[str]]:
+        order = {"do": "take", "door": contender.door, "seed": seed, "num_samples": num_samples, "num_calls": calls}
+        first = next(numbers) * max(effort.samples, WARM_UP_SAMPLES)
         answers = contender.gang.ask(order | {"first": first})
         slowest = [max(times) for times in zip(*(answer["times_s"] for answer in answers), strict=True)]
         return slowest, [problem for answer in answers for problem in answer["problems"]]
 
-    longest_s = 0.0
+    num_calls: dict[str, int] = {}
     for contender in contenders:
-        times_s, problems = take(contender, 2, 1)  # the first also warms up: connections, pages, caches
-        longest_s = max(longest_s, times_s[-1])
+        times_s, problems = take(contender, WARM_UP_SAMPLES, 1)  # connections, pages, caches
+        num_calls[contender.name] = calls_a_sample(min(times_s), contender.gang.num_ranks)
         series[contender.name].problems += problems
-    num_calls = calls_a_sample(longest_s, contenders[0].gang.num_ranks)
     for turn in range(effort.rounds):
         for index in range(len(contenders)):
             contender = contenders[(turn + index) % len(contenders)]
             before = read_sent_bytes() if read_sent_bytes else []
-            times_s, problems = take(contender, effort.samples, num_calls)
+            calls = num_calls[contender.name]
+            times_s, problems = take(contender, effort.samples, calls)
             after = read_sent_bytes() if read_sent_bytes else []
             result = series[contender.name]
             result.times_s += times_s
             result.problems += problems
             if read_sent_bytes:
                 most = max(late - early for late, early in zip(after, before, strict=True))
-                result.link_bytes.append(most / (effort.samples * num_calls))
+                result.link_bytes.append(most / (effort.samples * calls))
         if after_round is not None:
             after_round()
     return series

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -75,6 +76,9 @@ def running_lab(shape: LabShape, *, with_mpi: bool) -> Iterator[Lab]:
                 Gang("mpi", shape.num_ranks, launcher=_mpi_launcher(network, folder, ranks_a_host))
             )
         yield Lab(network, torch, mpi)
+    if counts := list(network.switch_counts.values()):
+        late_us, dropped = (max(count[key] for count in counts) for key in ("worst_lateness_us", "dropped_frames"))
+        print(f"clary_switch: latest frame {late_us / 1000:.1f} ms late, at most {dropped} dropped", file=sys.stderr)
 
 
 def _mpi_launcher(network: LabNetwork, folder: Path, ranks_a_host: int) -> list[str]:

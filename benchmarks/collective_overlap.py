@@ -132,11 +132,11 @@ class Overlap:
         if buckets == "tuned":
             self._tunings[name] = tune_buckets(wrapped)
         elif buckets == "none":
-            wrapped.register_comm_hook(None, _keep)
+            wrapped.register_comm_hook(None, lambda _, bucket: _keep(bucket))
         return wrapped
 
 
-def _keep(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _keep(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Leave a bucket as it is: everything that the reducer does but communicate."""
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())

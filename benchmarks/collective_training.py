@@ -11,21 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.collective_board import Board
 from benchmarks.training_models import Workload
+from clary.train.collective.adapters.torch.compression import compress
+from clary.train.collective.adapters.torch.local_update import LocalUpdates
 
 POWERSGD_RANK = 4
-POWERSGD_FIRST_STEP = 2  # the least that torch allows with error feedback
+ONE_BUCKET_MB = 1024
+LOCAL_PERIOD = 20  # steps between agreements
 
 
 class Training:
     """Runs of one model, equal at first.
 
     Args:
-        runs: by name, each a group and the name of a compression of gradients (`_compress`).
+        runs: by name, each a group and a compression: `none`, one of `compress`, or `local` for LocalUpdates.
         images: mnist_5k.csv.gz.
     """
 
@@ -61,8 +63,18 @@ class _Run:
         self.workload = workload
         self._rank = rank
         self._num_steps = 0
-        self._model = DistributedDataParallel(workload.model, process_group=group)
-        _compress(self._model, compression, group)
+        self._local: LocalUpdates | None = None
+        if compression == "local":
+            self._model: torch.nn.Module = workload.model
+            self._local = LocalUpdates(workload.model, group, period=LOCAL_PERIOD)
+        else:
+            # torch's PowerSGD calls collectives from callbacks: only with one bucket is their order certainly the same
+            # on all ranks.
+            bucket_mb = ONE_BUCKET_MB if compression == "powersgd" else None
+            wrapped = DistributedDataParallel(workload.model, process_group=group, bucket_cap_mb=bucket_mb)
+            if compression != "none":
+                compress(wrapped, compression, matrix_rank=POWERSGD_RANK)
+            self._model = wrapped
         self._optimizer = workload.optimizer(self._model)
 
     def step(self) -> float:
@@ -71,6 +83,8 @@ class _Run:
         loss = self.workload.loss(self._model, self._num_steps, self._rank)
         loss.backward()
         self._optimizer.step()
+        if self._local is not None:
+            self._local.step()
         self._num_steps += 1
         return float(loss.detach())
 
@@ -81,26 +95,3 @@ class _Run:
             for parameter in self.workload.model.parameters():
                 found.update(memoryview(parameter.numpy()).cast("B"))
         return found.hexdigest()
-
-
-def _compress(model: DistributedDataParallel, compression: str, group: Any) -> None:
-    """Have gradients pass the group in fewer bytes, by torch's own hooks."""
-    match compression:
-        case "none":
-            return
-        case "fp16":
-            model.register_comm_hook(group, default_hooks.fp16_compress_hook)
-        case "bf16":
-            # Behind another name: torch refuses its own hook by name where there is no CUDA, which it does not need.
-            model.register_comm_hook(group, lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket))
-        case "powersgd":
-            state = powerSGD_hook.PowerSGDState(
-                group,
-                matrix_approximation_rank=POWERSGD_RANK,
-                start_powerSGD_iter=POWERSGD_FIRST_STEP,
-                use_error_feedback=True,
-                warm_start=True,
-            )
-            model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-        case _:
-            raise ValueError(f"expected none, fp16, bf16 or powersgd, got {compression!r}")

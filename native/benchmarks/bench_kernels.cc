@@ -1,4 +1,4 @@
-// Speed of reduceInto and copyBytes beside memcpy: one JSON object a line.
+// Speed of reduceInto and of copies beside memcpy, on one core: one JSON object a line.
 //
 //   bench_kernels [set ...]     the sets of instructions to measure; none means the one that is chosen by itself
 //
@@ -70,12 +70,11 @@ void measureReduce(Dtype dtype, int num_sources, const std::string& placement, i
     sources.push_back(buffers.back().get());
   }
   const Buffer output = makeBuffer(bytes);
-  const Buffer second = makeBuffer(bytes);
   void* destination = placement == "in_place" ? buffers[0].get() : output.get();
-  void* mirror = placement == "mirrored" ? second.get() : nullptr;
+  const Placement written = placement == "past_cache" ? Placement::kPastCache : Placement::kCached;
   const double seconds = medianSeconds(bytes, [&] {
-    reduceInto(destination, mirror, sources.data(), num_sources, bytes / elementBytes(dtype), dtype, ReduceOp::kSum,
-               divisor);
+    reduceInto(destination, sources.data(), num_sources, bytes / elementBytes(dtype), dtype, ReduceOp::kSum, divisor,
+               written);
   });
   report("\"call\": \"reduceInto\", \"set\": \"" + std::string(instructionSet()) + "\", \"dtype\": \"" +
              dtypeName(dtype) + "\", \"num_sources\": " + std::to_string(num_sources) + ", \"placement\": \"" +
@@ -86,8 +85,12 @@ void measureReduce(Dtype dtype, int num_sources, const std::string& placement, i
 void measureCopies(size_t bytes) {
   const Buffer from = makeBuffer(bytes);
   const Buffer to = makeBuffer(bytes);
-  report("\"call\": \"memcpy\"", bytes, medianSeconds(bytes, [&] { std::memcpy(to.get(), from.get(), bytes); }));
-  report("\"call\": \"copyBytes\"", bytes, medianSeconds(bytes, [&] { copyBytes(to.get(), from.get(), bytes); }));
+  const auto measure = [&](const std::string& name, auto copy) {
+    report("\"call\": \"" + name + "\"", bytes, medianSeconds(bytes, [&] { copy(to.get(), from.get(), bytes); }));
+  };
+  measure("memcpy", std::memcpy);
+  measure("copyBytes", copyBytes);
+  measure("copyPastCache", copyPastCache);
 }
 
 void measureSet() {
@@ -98,7 +101,7 @@ void measureSet() {
       }
     }
     measureReduce(Dtype::kFloat32, 2, "in_place", 1, bytes);
-    measureReduce(Dtype::kFloat32, 2, "mirrored", 1, bytes);
+    measureReduce(Dtype::kFloat32, 2, "past_cache", 1, bytes);
     measureReduce(Dtype::kFloat32, 2, "separate", 2, bytes);
     measureReduce(Dtype::kFloat32, 2, "separate", 3, bytes);
   }

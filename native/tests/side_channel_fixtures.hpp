@@ -16,7 +16,9 @@
 
 namespace clary::test {
 
-inline std::string nameOf(int rank) { return "rank " + std::to_string(rank) + " on algo-" + std::to_string(rank / 2 + 1); }
+inline std::string nameOf(int rank) {
+  return "rank " + std::to_string(rank) + " on algo-" + std::to_string(rank / 2 + 1);
+}
 
 struct End {
   int source;
@@ -33,7 +35,8 @@ class Record {
                 ends_[ticket].push_back({source, failure == nullptr ? std::nullopt : std::make_optional(*failure)});
                 ++count_;
               });
-            }};
+            },
+            [] { return Whereabouts{17, 1}; }};
   }
 
   // Wait for the end of a transfer. A failed expectation and an empty End if it does not come.
@@ -55,9 +58,8 @@ class Record {
   }
   bool waitForGoodbye(int peer) {
     std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, kPatience, [&] {
-      return std::find(goodbyes_.begin(), goodbyes_.end(), peer) != goodbyes_.end();
-    });
+    return changed_.wait_for(lock, kPatience,
+                             [&] { return std::find(goodbyes_.begin(), goodbyes_.end(), peer) != goodbyes_.end(); });
   }
   bool hasEnded(int64_t ticket) {
     std::lock_guard lock(mutex_);
@@ -172,10 +174,10 @@ class RawPeer {
   std::vector<std::byte> payload_;
 };
 
-#define EXPECT_WELL(end_expression)                                             \
-  do {                                                                          \
-    auto end_value = (end_expression);                                          \
-    EXPECT_FALSE(end_value.failure.has_value()) << end_value.failure->text;     \
+#define EXPECT_WELL(end_expression)                                         \
+  do {                                                                      \
+    auto end_value = (end_expression);                                      \
+    EXPECT_FALSE(end_value.failure.has_value()) << end_value.failure->text; \
   } while (false)
 
 inline testing::AssertionResult contains(const std::string& text, const std::string& part) {

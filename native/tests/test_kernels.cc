@@ -26,11 +26,10 @@ constexpr Dtype kDtypes[] = {Dtype::kFloat32, Dtype::kFloat64, Dtype::kFloat16, 
 constexpr ReduceOp kOps[] = {ReduceOp::kSum,     ReduceOp::kAvg,  ReduceOp::kMin, ReduceOp::kMax,
                              ReduceOp::kProduct, ReduceOp::kBand, ReduceOp::kBor, ReduceOp::kBxor};
 constexpr const char* kSets[] = {"baseline", "avx2", "avx512"};
-constexpr size_t kBeyondCacheBytes = 8 << 20;  // results of this size and more are written past the cache
 
 bool isFloating(Dtype dtype) { return isDefined(ReduceOp::kAvg, dtype); }
 
-// ---- The oracle: one element at a time, in the plainest words.
+// The oracle: one element at a time, in the plainest words.
 
 template <class T>
 T elementAt(const Bytes& bytes, size_t index) {
@@ -205,7 +204,7 @@ Bytes expectedResult(const Inputs& inputs, Dtype dtype, ReduceOp op, int divisor
       [op](bool a, bool b) { return combineBool(op, a, b); });
 }
 
-// ---- Inputs.
+// Inputs.
 
 // Bits of all kinds: NaN with payloads, infinities, subnormals, zeros of both signs, and numbers near each other.
 template <class T, class Unsigned>
@@ -241,7 +240,7 @@ Bytes randomElements(std::mt19937_64* random, Dtype dtype, size_t count) {
   return bytes;
 }
 
-// ---- How buffers lie, and the run that is compared with the oracle.
+// How buffers lie, and the run that is compared with the oracle.
 
 // Memory at a chosen distance from an aligned address, with guards on both sides.
 class GuardedBuffer {
@@ -275,15 +274,16 @@ enum class Place { kSeparate, kFirstSource, kLastSource };
 
 struct Layout {
   Place place;
-  bool has_mirror;
-  size_t offset;  // in bytes, of the destination; the sources and the mirror lie at others
+  Placement placement;
+  size_t offset;  // in bytes, of the destination; the sources lie at others
   size_t spread;  // what the offsets differ by
   int divisor;    // on floating types
 };
 
 constexpr Layout kLayouts[] = {
-    {Place::kSeparate, false, 0, 0, 1},    {Place::kFirstSource, true, 0, 0, 4}, {Place::kSeparate, true, 1, 1, 3},
-    {Place::kFirstSource, false, 4, 8, 1}, {Place::kLastSource, true, 3, 5, 7},  {Place::kLastSource, false, 8, 0, 2},
+    {Place::kSeparate, Placement::kCached, 0, 0, 1},    {Place::kFirstSource, Placement::kPastCache, 0, 0, 4},
+    {Place::kSeparate, Placement::kPastCache, 1, 1, 3}, {Place::kFirstSource, Placement::kCached, 4, 8, 1},
+    {Place::kLastSource, Placement::kCached, 3, 5, 7},  {Place::kSeparate, Placement::kPastCache, 8, 0, 2},
 };
 
 // The first element that differs, in words; empty if none does.
@@ -309,7 +309,8 @@ void expectReduction(const Inputs& inputs, const Bytes& expected, Dtype dtype, R
   const size_t num_sources = inputs.sources.size();
   SCOPED_TRACE(testing::Message() << dtypeName(dtype) << " " << reduceOpName(op) << ", " << num_sources
                                   << " sources, count " << inputs.count << ", offset " << layout.offset << ", divisor "
-                                  << divisor << ", place " << static_cast<int>(layout.place));
+                                  << divisor << ", place " << static_cast<int>(layout.place) << ", placement "
+                                  << static_cast<int>(layout.placement));
   std::vector<GuardedBuffer> sources;
   std::vector<const void*> addresses;
   const size_t in_place = layout.place == Place::kFirstSource ? 0 : num_sources - 1;
@@ -318,18 +319,13 @@ void expectReduction(const Inputs& inputs, const Bytes& expected, Dtype dtype, R
     addresses.push_back(sources.back().data());
   }
   GuardedBuffer separate(Bytes(expected.size()), layout.offset);
-  GuardedBuffer mirror(Bytes(expected.size()), layout.offset + 2 * layout.spread);
   GuardedBuffer& destination = layout.place == Place::kSeparate ? separate : sources[in_place];
 
-  reduceInto(destination.data(), layout.has_mirror ? mirror.data() : nullptr, addresses.data(),
-             static_cast<int>(num_sources), inputs.count, dtype, op, divisor);
+  reduceInto(destination.data(), addresses.data(), static_cast<int>(num_sources), inputs.count, dtype, op, divisor,
+             layout.placement);
 
   EXPECT_EQ(difference(expected, destination.content(), elementBytes(dtype)), "");
   EXPECT_TRUE(destination.areGuardsIntact());
-  EXPECT_TRUE(mirror.areGuardsIntact());
-  if (layout.has_mirror) {
-    EXPECT_EQ(difference(expected, mirror.content(), elementBytes(dtype)), "") << "in the mirror";
-  }
   for (size_t s = 0; s < num_sources; ++s) {
     EXPECT_TRUE(&sources[s] == &destination || sources[s].content() == inputs.sources[s]) << "source " << s;
   }
@@ -340,7 +336,7 @@ void expectReduction(const Inputs& inputs, Dtype dtype, ReduceOp op, const Layou
   expectReduction(inputs, expectedResult(inputs, dtype, op, divisor), dtype, op, layout);
 }
 
-// ---- Tests that run on every set.
+// Tests that run on every set.
 
 class KernelsTest : public testing::TestWithParam<const char*> {
  protected:
@@ -403,31 +399,36 @@ TEST_P(KernelsTest, EveryNumberOf16BitsIsWidenedAndRoundedRight) {
   }
 }
 
-TEST_P(KernelsTest, ResultsThatBypassTheCacheAreTheSame) {
+TEST_P(KernelsTest, ResultsWrittenPastTheCacheAreTheSameAtEveryAlignment) {
+  constexpr size_t kBytes = 8192;  // enough to go past the cache
+  constexpr size_t kLargestVectorBytes = 64;
   std::mt19937_64 random(7);
-  for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBfloat16, Dtype::kInt64}) {
-    const size_t count = kBeyondCacheBytes / elementBytes(dtype) + 37;
+  for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBfloat16, Dtype::kInt64, Dtype::kBool}) {
+    const size_t count = kBytes / elementBytes(dtype) + 37;
     const Inputs inputs{{randomElements(&random, dtype, count), randomElements(&random, dtype, count)}, count};
     const Bytes expected = expectedResult(inputs, dtype, ReduceOp::kSum, 1);
-    for (const Layout& layout : {Layout{Place::kSeparate, false, 0, 0, 1}, Layout{Place::kSeparate, true, 8, 0, 1},
-                                 Layout{Place::kSeparate, true, 16, 2, 1}, Layout{Place::kSeparate, false, 1, 1, 1},
-                                 Layout{Place::kFirstSource, true, 8, 0, 1}}) {
-      expectReduction(inputs, expected, dtype, ReduceOp::kSum, layout);
-      ASSERT_FALSE(HasFailure());
+    for (size_t offset = 0; offset <= kLargestVectorBytes; ++offset) {
+      for (const Place place : {Place::kSeparate, Place::kFirstSource}) {
+        expectReduction(inputs, expected, dtype, ReduceOp::kSum, {place, Placement::kPastCache, offset, 1, 1});
+        ASSERT_FALSE(HasFailure());
+      }
     }
   }
 }
 
-TEST_P(KernelsTest, CopiesAreExact) {
+TEST_P(KernelsTest, CopiesAreExactWhateverTheirSizeAndPlacement) {
   std::mt19937_64 random(11);
-  for (const size_t bytes : {size_t{0}, size_t{1}, size_t{1000}, kBeyondCacheBytes + 13}) {
+  // 2048 and 4096 are where another way of copying takes over.
+  for (const size_t bytes : {0, 1, 1000, 2047, 2048, 4095, 4096, 4097, 100013}) {
     const Bytes content = randomElements(&random, Dtype::kUint8, bytes);
     for (const size_t offset : {0, 1, 32}) {
-      GuardedBuffer source(content, 3 * offset);
-      GuardedBuffer destination(Bytes(bytes), offset);
-      copyBytes(destination.data(), source.data(), bytes);
-      EXPECT_TRUE(destination.content() == content) << bytes << " bytes at offset " << offset;
-      EXPECT_TRUE(destination.areGuardsIntact()) << bytes << " bytes at offset " << offset;
+      for (const auto copy : {copyBytes, copyPastCache}) {
+        GuardedBuffer source(content, 3 * offset);
+        GuardedBuffer destination(Bytes(bytes), offset);
+        copy(destination.data(), source.data(), bytes);
+        EXPECT_TRUE(destination.content() == content) << bytes << " bytes at offset " << offset;
+        EXPECT_TRUE(destination.areGuardsIntact()) << bytes << " bytes at offset " << offset;
+      }
     }
   }
 }
@@ -438,8 +439,8 @@ TEST_P(KernelsTest, MinimumAndMaximumOfZerosDoNotDependOnTheirOrder) {
     const void* sources[] = {&zeros[first], &zeros[1 - first]};
     float least = 1;
     float greatest = 1;
-    reduceInto(&least, nullptr, sources, 2, 1, Dtype::kFloat32, ReduceOp::kMin);
-    reduceInto(&greatest, nullptr, sources, 2, 1, Dtype::kFloat32, ReduceOp::kMax);
+    reduceInto(&least, sources, 2, 1, Dtype::kFloat32, ReduceOp::kMin);
+    reduceInto(&greatest, sources, 2, 1, Dtype::kFloat32, ReduceOp::kMax);
     EXPECT_EQ(std::bit_cast<uint32_t>(least), 0x80000000u);
     EXPECT_EQ(std::bit_cast<uint32_t>(greatest), 0u);
   }
@@ -451,7 +452,7 @@ TEST_P(KernelsTest, NanOfEitherSourceIsTheResultOfEveryFloatingOperation) {
     const void* sources[] = {&values[first], &values[1 - first]};
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
       uint32_t result = 0;
-      reduceInto(&result, nullptr, sources, 2, 1, Dtype::kFloat32, op);
+      reduceInto(&result, sources, 2, 1, Dtype::kFloat32, op);
       EXPECT_EQ(result, 0x7fc00000u) << reduceOpName(op);
     }
   }
@@ -465,7 +466,7 @@ TEST_P(KernelsTest, SubnormalsAreKeptInAThreadThatFlushesThem) {
   const void* sources[] = {&subnormal, &subnormal};
   float sum = 0;
   _mm_setcsr(before | kFlushing);
-  reduceInto(&sum, nullptr, sources, 2, 1, Dtype::kFloat32, ReduceOp::kSum);
+  reduceInto(&sum, sources, 2, 1, Dtype::kFloat32, ReduceOp::kSum);
   const unsigned after = _mm_getcsr();
   _mm_setcsr(before);
   EXPECT_EQ(std::bit_cast<uint32_t>(sum), 2u);
@@ -473,7 +474,7 @@ TEST_P(KernelsTest, SubnormalsAreKeptInAThreadThatFlushesThem) {
 }
 #endif
 
-// ---- Tests of what surrounds the sets.
+// Tests of what surrounds the sets.
 
 TEST(KernelChoiceTest, AnUnknownSetIsRefusedAndChangesNothing) {
   const std::string before = instructionSet();
@@ -495,7 +496,7 @@ std::string messageOf(int num_sources, Dtype dtype, ReduceOp op, int divisor) {
   uint64_t memory[2] = {};
   const void* sources[] = {&memory[0], &memory[1]};
   try {
-    reduceInto(memory, nullptr, sources, num_sources, 1, dtype, op, divisor);
+    reduceInto(memory, sources, num_sources, 1, dtype, op, divisor);
   } catch (const Failure& failure) {
     EXPECT_EQ(failure.code, Code::kInvalid);
     EXPECT_EQ(failure.culprit, -1);

@@ -1,10 +1,9 @@
-#include "transport/lanes.hpp"
-
 #include <sys/eventfd.h>
 
 #include <functional>
 #include <thread>
 
+#include "transport/lanes.hpp"
 #include "transport_fixtures.hpp"
 
 namespace clary {

@@ -1,12 +1,11 @@
 // Messages between ranks that behave. Those that do not: test_side_channel_faults.cc.
-#include "transport/side_channel.hpp"
-
 #include <random>
 #include <thread>
 
 #include "side_channel_fixtures.hpp"
 #include "transport/exchange_limits.hpp"
 #include "transport/frames.hpp"
+#include "transport/side_channel.hpp"
 
 namespace clary {
 namespace {
@@ -318,8 +317,8 @@ TEST_P(SideChannels, UnequalSizesEndBothSidesOfALargeMessageAndOfASmallOneTheRec
         std::this_thread::sleep_for(5ms);
         post();
       }
-      std::vector<std::string> both{"of " + std::to_string(sent) + " bytes", "of " + std::to_string(received) + " bytes",
-                                    nameOf(0), nameOf(1), "tag 5"};
+      std::vector<std::string> both{"of " + std::to_string(sent) + " bytes",
+                                    "of " + std::to_string(received) + " bytes", nameOf(0), nameOf(1), "tag 5"};
       expectFailure(group.record(1).end(ticket), Code::kInvalid, 0, both);
       if (sent > 1000) {
         expectFailure(group.record(0).end(ticket), Code::kInvalid, 1, both);
@@ -391,6 +390,22 @@ TEST_P(SideChannels, ATransferToOneselfWorksAndTimesOut) {
   group.channel(0).receive(104, 0, 2, in.data(), in.size(), later());
   expectFailure(group.record(0).end(103), Code::kInvalid, 0, {"70000 bytes", "20 bytes"});
   expectFailure(group.record(0).end(104), Code::kInvalid, 0, {"70000 bytes", "20 bytes"});
+}
+
+TEST_P(SideChannels, APeerThatIsAskedTellsWhatItDoesAndOneThatIsStoppedDoesNot) {
+  auto stopped = connectedPair(GetParam());
+  auto live = connectedPair(GetParam());
+  Record own;
+  Record other;
+  auto asking = makeChannel(0, {-1, stopped[0], live[0]}, own);
+  auto asked = makeChannel(2, {live[1], -1, -1}, other);
+  RawPeer silent(stopped[1]);
+  auto told = asking->ask(2, kPatience);
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->sequence, 17u);
+  EXPECT_EQ(told->waitsFor, 1);
+  EXPECT_FALSE(asking->ask(1, 20ms));
+  for (int nobody : {0, -1, 3}) EXPECT_FALSE(asking->ask(nobody, 10ms)) << nobody;
 }
 
 TEST_P(SideChannels, ARankThatDoesNotExistIsRefused) {

@@ -99,10 +99,11 @@ TEST_P(SideChannelFaults, AGoodbyeFailsWhatNeedsThatPeerAndNothingElse) {
 TEST_P(SideChannelFaults, APeerThatLeavesInOrderWhileOthersSendToItIsNoBadNews) {
   for (int round = 0; round < 20; ++round) {
     Group group(GetParam(), 2);
-    std::vector<uint8_t> memory(300'000);
+    std::vector<uint8_t> out(300'000);
+    std::vector<uint8_t> in(out.size());
     for (int64_t ticket = 0; ticket < 50; ++ticket) {
-      group.channel(0).send(ticket, 1, ticket, memory.data(), ticket % 5 == 0 ? memory.size() : 30'000, later());
-      if (ticket % 5 == 0) group.channel(1).receive(ticket, 0, ticket, memory.data(), memory.size(), later());
+      group.channel(0).send(ticket, 1, ticket, out.data(), ticket % 5 == 0 ? out.size() : 30'000, later());
+      if (ticket % 5 == 0) group.channel(1).receive(ticket, 0, ticket, in.data(), in.size(), later());
     }
     if (round % 2 == 0) std::this_thread::sleep_for(std::chrono::microseconds(100 * round));
     group.channel(1).close(kCloseLimit);
@@ -253,23 +254,26 @@ TEST_P(SideChannelFaults, EveryBreachOfTheProtocolIsBadNewsAboutThatPeer) {
   std::vector<std::pair<std::string, Step>> breaches{
       {"no frame", [](RawPeer& p) { p.writeBytes(std::string(32, 'G').data(), 32); }},
       {"payload of 65537 bytes", frame({FrameKind::kEager, 0, 0, kEagerBytes + 1})},
-      {"payload of 262145 bytes", [](RawPeer& p) {
+      {"payload of 262145 bytes",
+       [](RawPeer& p) {
          Header header = encode({FrameKind::kData, 1, 0, kPartBytes + 1});
          p.writeBytes(header.data(), header.size());
        }},
-      {"payload of 18446744073709551615 bytes", [](RawPeer& p) {
+      {"payload of 18446744073709551615 bytes",
+       [](RawPeer& p) {
          Header header = encode({FrameKind::kBadNews, 2, 0, ~uint64_t{0}});
          p.writeBytes(header.data(), header.size());
        }},
       {"payload of 1 bytes", frame({FrameKind::kGoodbye, 0, 0, 1})},
-      {"not asked for", frame({FrameKind::kData, 1, 0, 10})},   // transfer 1 is a receive that has no message yet
+      {"not asked for", frame({FrameKind::kData, 1, 0, 10})},  // transfer 1 is a receive that has no message yet
       {"was not made", frame({FrameKind::kClear, 2, 0})},
       {"gave back", frame({FrameKind::kCredit, 0, 85})},  // 84 were spent
       {"gave back", frame({FrameKind::kCredit, 0, -5})},
       {"unknown kind", frame({FrameKind::kBadNews, 0, 0, 5})},
       {"unknown kind", frame({FrameKind::kBadNews, 7, 0, 5})},
       {"unknown kind", frame({FrameKind::kBadNews, 2, 99, 5})},
-      {"window", [&payload](RawPeer& p) {
+      {"window",
+       [&payload](RawPeer& p) {
          for (int i = 0; i < 65; ++i) p.write({FrameKind::kEager, 0, 77, kEagerBytes}, payload.data());
        }},
   };
@@ -339,13 +343,14 @@ TEST_P(SideChannelFaults, RandomBytesAndRandomFramesNeverDoWorseThanBadNews) {
       }
     }
     for (int i = 0; i < 30; ++i) {
-      Frame frame{static_cast<FrameKind>(1 + random() % 8), random() % 16, static_cast<int64_t>(random() % 5),
+      Frame frame{static_cast<FrameKind>(1 + random() % 10), random() % 16, static_cast<int64_t>(random() % 5),
                   random() % 3 == 0 ? random() % kPartBytes : random() % 300};
       if (frame.kind != FrameKind::kRequest && frame.kind != FrameKind::kEager && frame.kind != FrameKind::kData &&
           frame.kind != FrameKind::kBadNews) {
         frame.bytes = 0;
       }
-      if (frame.kind >= FrameKind::kBadNews && random() % 4 != 0) frame.kind = FrameKind::kRequest;
+      bool isLast = frame.kind == FrameKind::kBadNews || frame.kind == FrameKind::kGoodbye;
+      if (isLast && random() % 4 != 0) frame.kind = FrameKind::kRequest;
       Header header = encode(frame);
       if (random() % 20 == 0) header[random() % kHeaderBytes] ^= static_cast<std::byte>(1 + random() % 255);
       if (!adversary->writeBytes(header.data(), header.size())) break;
@@ -369,6 +374,25 @@ TEST_P(SideChannelFaults, RandomBytesAndRandomFramesNeverDoWorseThanBadNews) {
     EXPECT_LE(own.news().size(), 1u);
     friendly.reset();
   }
+}
+
+TEST_P(SideChannelFaults, APeerThatAsksAndReadsNoAnswerFillsNoMemory) {
+  playPeer();
+  constexpr size_t kAsks = 400'000;
+  std::vector<std::byte> asks;
+  Header ask = encode({FrameKind::kAsk});
+  for (size_t i = 0; i < kAsks; ++i) asks.insert(asks.end(), ask.begin(), ask.end());
+  ASSERT_TRUE(player->writeBytes(asks.data(), asks.size()));
+  channel->send(1, 1, 0, asks.data(), 1, later());
+  size_t answers = 0;
+  while (auto frame = player->read()) {
+    if (frame->kind == FrameKind::kEager) break;
+    ASSERT_EQ(frame->kind, FrameKind::kTell);
+    ++answers;
+  }
+  EXPECT_GT(answers, 0u);
+  EXPECT_LT(answers, kAsks);
+  EXPECT_WELL(record.end(1));
 }
 
 TEST_P(SideChannelFaults, CloseEndsPendingTransfersWithClosedAndLaterOnesToo) {

@@ -17,6 +17,10 @@ from program_jobs import members_of, object_at, script_request, start
 from running_service import CLIENTS, ROOT, SETTINGS, start_service
 from test_clients_boto3 import Clients, job_request, log_of, unique, wait
 
+from clary.agent.environments.variables import collective_secret
+from clary.contract.launch_plan import LaunchPlan
+from clary.contract.plain import from_plain
+
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(600), pytest.mark.xdist_group("service")]
 
 START_TIMEOUT_S = 150
@@ -89,6 +93,7 @@ def secrets_of(home, victim, own):
         plan = json.loads(rows[name])["plan"]
         secrets[f"{label} agent token"] = plan["agent_token"]
         secrets[f"{label} job key"] = plan["job_endpoint"]["credentials"]["secret_access_key"]
+        secrets[f"{label} collective secret"] = collective_secret(from_plain(LaunchPlan, plan))
         secrets["store key"] = plan["object_store"]["credentials"]["secret_access_key"]
     for path in (home / "tls").glob("*"):
         text = path.read_text()
@@ -125,13 +130,13 @@ def test_the_program_looked_everywhere_and_finds_its_own_key(snooped):
         assert places.get(place, 0) > 0, places
     assert places.get("files", 0) > 5 or snooped.isolation == "processes", places
     assert snooped.found()["own job key"] in ("environment", "environ of processes")
-    assert len(snooped.secrets) >= 9, snooped.secrets.keys()
+    assert len(snooped.secrets) >= 11, snooped.secrets.keys()
 
 
 def test_an_isolated_program_gets_at_no_key_but_its_own(snooped):
     if snooped.isolation == "processes":
         pytest.skip("plain processes of one user keep nothing from each other; another test checks that this is said")
-    assert snooped.found() == {"own job key": snooped.found()["own job key"]}
+    assert set(snooped.found()) == {"own job key", "own collective secret"}
 
 
 def test_an_isolated_program_sees_no_process_but_its_own_hosts(snooped):

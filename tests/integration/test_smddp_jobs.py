@@ -97,7 +97,7 @@ def smddp_request(aws, label, files, *, hyperparameters=None, instance_count=2, 
 
 
 DIES = """
-import os, signal, sys, time
+import os, signal
 import torch
 torch.set_num_threads(1)
 torch.distributed.init_process_group("smddp")
@@ -110,7 +110,7 @@ for step in range(1_000_000):
 
 def test_a_rank_that_dies_inside_a_collective_is_the_cause_and_its_peers_are_not(aws):
     request = smddp_request(aws, "smddp-dies", {"train.py": DIES})
-    reason = failure_of(run(aws, request, timeout_s=90))
+    reason = failure_of(run(aws, request, timeout_s=150))
     assert "rank 2" in reason
     assert "algo-2" in reason
     assert "signal 9" in reason
@@ -137,7 +137,7 @@ def test_ranks_find_launchers_names_and_one_secret_that_nobody_is_shown(aws, ser
     lines = log_of(aws, request["TrainingJobName"])
     (secret,) = set(model_of(aws, described).values())
     assert sum("secret 64 interface" in line for line in lines) == SIZE
-    assert sum("path /opt/ml/.clary/python" in line or line.endswith("/ml/.clary/python") for line in lines) == SIZE
+    assert sum(line.endswith("/ml/.clary/python") for line in lines) == SIZE
     assert sum("version 2.6.0 ['train']" in line for line in lines) == SIZE
     for rank in range(SIZE):
         assert any(line.endswith(f"smddprun {rank} {SIZE}") for line in lines), lines
@@ -150,7 +150,7 @@ def test_ranks_find_launchers_names_and_one_secret_that_nobody_is_shown(aws, ser
 
 
 OTHERS_INSTALLED = """
-import os, sys
+import sys
 sys.path.append("/opt/ml/code/site")  # where site-packages stand
 import torch
 print("backends", "smddp" in torch.distributed.Backend.backend_list)
@@ -160,9 +160,8 @@ print("theirs", theirs.WHOSE)
 
 
 def test_aws_own_package_wins_where_the_environment_has_one(aws):
-    files = {"train.py": OTHERS_INSTALLED, "sitecustomize.py": "import sys; sys.path.append('/opt/ml/code/site')"}
     base = "site/smdistributed/dataparallel"
-    files |= {f"{base}/__init__.py": "", f"{base}/torch/__init__.py": ""}
+    files = {"train.py": OTHERS_INSTALLED, f"{base}/__init__.py": "", f"{base}/torch/__init__.py": ""}
     files[f"{base}/torch/torch_smddp.py"] = "WHOSE = 'FakeAws'"
     request = smddp_request(aws, "smddp-theirs", files)
     described = run(aws, request)
@@ -180,7 +179,7 @@ def test_without_autoload_the_explicit_import_is_enough(aws):
         hyperparameters={"way": json.dumps("torch_smddp")},
         Environment={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
     )
-    ranks = model_of(aws, run(aws, request, timeout_s=90))
+    ranks = model_of(aws, run(aws, request, timeout_s=150))
     check_sums([json.loads(ranks[f"rank-{rank}.json"]) for rank in range(SIZE)])
 
 
@@ -197,8 +196,9 @@ def plain_service(tmp_path_factory):
 def test_hosts_that_share_the_machine_form_one_group(plain_service):
     aws = Clients(plain_service)
     request = smddp_request(aws, "smddp-plain", {"train.py": (CLIENTS / "source" / SUMS).read_text()})
-    ranks = model_of(aws, run(aws, request, timeout_s=90))
+    ranks = model_of(aws, run(aws, request, timeout_s=150))
     check_sums([json.loads(ranks[f"rank-{rank}.json"]) for rank in range(SIZE)])
+    assert "not isolated" in plain_service.clary("describe", request["TrainingJobName"]).stdout
 
 
 def test_the_toolkit_of_aws_runs_its_ranks_through_smddprun_on_both_hosts(aws):

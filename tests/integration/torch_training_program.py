@@ -148,11 +148,6 @@ def test_ddp_communication_hooks(rank, size):
             powerSGD_hook.powerSGD_hook,
         ),
         "builtin": lambda wrapped, group: wrapped._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE),
-        "pertensor": lambda wrapped, group: (
-            wrapped.register_comm_hook(group, quantization_hooks.quantization_pertensor_hook)
-            if torch.cuda.is_available()
-            else None
-        ),
     }
     for name, hook in hooks.items():
         torch.manual_seed(3)
@@ -171,12 +166,13 @@ def test_a_failing_peer_ends_the_backward_pass_of_ddp(rank, size):
     if rank == 0:
         dist.group.WORLD.abort()
         return
+    failure = None
     try:
         loss.backward()
     except RuntimeError as error:
-        assert "aborted" in str(error)
-    else:
-        raise AssertionError("backward() came back although a peer was gone")
+        failure = error
+    assert failure is not None, "backward() came back although a peer was gone"
+    assert "aborted" in str(failure)
 
 
 def test_ddp_synchronises_models_that_differ_at_first(rank, size):
@@ -193,7 +189,9 @@ def test_zero_redundancy_optimizer(rank, size):
     results = []
     for group in (dist.group.WORLD, gloo()):
         wrapped = DistributedDataParallel(model(), process_group=group)
-        optimizer = ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.Adam, process_group=group, lr=0.01)
+        optimizer = ZeroRedundancyOptimizer(
+            wrapped.parameters(), torch.optim.SGD, process_group=group, lr=0.1, momentum=0.9
+        )
         results.append(train(wrapped, rank, optimizer=optimizer))
         optimizer.consolidate_state_dict()
     assert_same(*results, exactly=exactly(size))

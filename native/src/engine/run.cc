@@ -27,10 +27,13 @@ constexpr Duration kAnswerLimit = milliseconds(300);
 // A few microseconds of looking before the first system call: what ranks that run side by side need.
 constexpr int kLooks = 64;
 constexpr size_t kBlockBytes = 16384;
-// Buffers of this size and more come from memory and go back there.
 // Pieces that are long enough to tell fast from slow.
 constexpr size_t kLeastTimedBytes = 8192;
+// Buffers of this size and more come from memory and go back there.
 constexpr uint64_t kLargeBytes = 2u << 20;
+// Results of operations of this size gain by being written past the cache: reduce_scatter of two ranks of a Zen 3 takes
+// a tenth less time from here on, and a fifth more at half of it.
+constexpr uint64_t kColdBytes = 8u << 20;
 
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -38,6 +41,16 @@ inline void relax() {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
+}
+
+// Whether a reduction writes what nobody reads soon: large results for the caller, not what this rank sends on. A
+// source that is overwritten is in the cache already.
+bool isColdResult(const Operation& operation, int ranks, const void* destination, const void* const* sources,
+                  int numSources) {
+  if (operation.bytes(ranks) < kColdBytes) return false;
+  const auto offset = reinterpret_cast<uintptr_t>(destination) - reinterpret_cast<uintptr_t>(operation.output);
+  return offset < operation.count * operation.elementSize() &&
+         std::find(sources, sources + numSources, destination) == sources + numSources;
 }
 
 std::string seconds(double value) {
@@ -250,10 +263,9 @@ void Run::reduce(void* destination, void* mirror, const void* const* sources, in
                  int divisor) {
   if (count == 0) return;
   if (mirror == nullptr) {
-    // What is a source too is in the cache already.
-    const bool isSource = std::find(sources, sources + numSources, destination) != sources + numSources;
+    const bool isCold = isColdResult(operation_, layout().size, destination, sources, numSources);
     reduceInto(destination, sources, numSources, count, operation_.dtype, operation_.op, divisor,
-               isLarge_ && !isSource ? Placement::kPastCache : Placement::kCached);
+               isCold ? Placement::kPastCache : Placement::kCached);
   } else {
     reduceAndOffer(destination, mirror, sources, numSources, count, divisor);
   }

@@ -99,15 +99,13 @@ class DefaultArithmetic {
 
 Kernel kernelOf(Dtype dtype, ReduceOp op) { return activeSet().kernels[static_cast<int>(dtype)][static_cast<int>(op)]; }
 
-bool isPastCache(Placement placement, size_t bytes) {
-  return placement == Placement::kPastCache && bytes >= kPastCacheBytes;
+// A copy is a reduction of one source by an operation that leaves bytes alone.
+void copyByKernel(void* destination, const void* source, size_t bytes, bool is_past_cache) {
+  kernelOf(Dtype::kUint8, ReduceOp::kBor)({destination, &source, 1, bytes, 1, is_past_cache});
 }
 
-// A copy is a reduction of one source by an operation that leaves bytes alone.
-void copy(void* destination, const void* source, size_t bytes, Placement placement) {
-  if (bytes >= kVectorCopyBytes) {
-    kernelOf(Dtype::kUint8, ReduceOp::kBor)({destination, &source, 1, bytes, 1, isPastCache(placement, bytes)});
-  } else if (bytes > 0) {
+void copyByLibrary(void* destination, const void* source, size_t bytes) {
+  if (bytes > 0) {
     std::memcpy(destination, source, bytes);
   }
 }
@@ -117,22 +115,33 @@ void copy(void* destination, const void* source, size_t bytes, Placement placeme
 void reduceInto(void* destination, const void* const* sources, int num_sources, size_t count, Dtype dtype, ReduceOp op,
                 int divisor, Placement placement) {
   check(num_sources, dtype, op, divisor);
+  const bool is_past_cache = placement == Placement::kPastCache;
   const size_t bytes = count * elementBytes(dtype);
   if (num_sources == 1 && divisor == 1 && dtype != Dtype::kBool) {
     // Not as elements: arithmetic does not keep the bits of NaN.
-    copy(destination, sources[0], bytes, placement);
+    (is_past_cache ? copyPastCache : copyBytes)(destination, sources[0], bytes);
     return;
   }
   [[maybe_unused]] const DefaultArithmetic arithmetic;
-  kernelOf(dtype, op)({destination, sources, num_sources, count, divisor, isPastCache(placement, bytes)});
+  kernelOf(dtype, op)({destination, sources, num_sources, count, divisor, is_past_cache && bytes >= kPastCacheBytes});
 }
 
 void copyBytes(void* destination, const void* source, size_t bytes) {
-  copy(destination, source, bytes, Placement::kCached);
+  if (bytes >= kVectorCopyBytes) {
+    copyByKernel(destination, source, bytes, false);
+  } else {
+    copyByLibrary(destination, source, bytes);
+  }
 }
 
+// What is too small to go past the cache is memcpy's, not the loop's above: `rep movsb` is slow to read what others
+// wrote, but quick to write where others have read.
 void copyPastCache(void* destination, const void* source, size_t bytes) {
-  copy(destination, source, bytes, Placement::kPastCache);
+  if (bytes >= kPastCacheBytes) {
+    copyByKernel(destination, source, bytes, true);
+  } else {
+    copyByLibrary(destination, source, bytes);
+  }
 }
 
 const char* instructionSet() { return activeSet().name; }

@@ -13,8 +13,8 @@
 namespace clary {
 
 // How a destination is written: through the caches of this processor or past them, without being read into them first.
-// Past them is slow to be read again by this processor and fast to be read by another; who reads next, the caller knows.
-// Pieces that are too small to gain by it are written through the caches all the same.
+// Past them is slow to be read again by this processor and fast to be read by another; who reads next, the caller
+// knows. Pieces that are too small to gain by it are written through the caches all the same.
 enum class Placement { kCached, kPastCache };
 
 // destination[i] = (sources[0][i] op sources[1][i] op ...) / divisor. Buffers may be unaligned.

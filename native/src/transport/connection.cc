@@ -122,10 +122,13 @@ Connection::Stream Connection::read(Sink& sink) {
     if (result < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return Stream::kOpen;
-      if (!isBroken_) errorNumber_ = errno;
+      errorNumber_ = errno;
       return Stream::kEnded;
     }
-    if (result == 0) return Stream::kEnded;
+    if (result == 0) {
+      errorNumber_ = 0;
+      return Stream::kEnded;
+    }
     auto bytes = static_cast<size_t>(result);
     if (isInPayload_) {
       size_t landed = static_cast<size_t>(std::min<uint64_t>(bytes, payloadLeft_));

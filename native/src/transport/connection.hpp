@@ -1,5 +1,6 @@
 // One peer's stream of the side channel: a queue of frames going out, a parser of what comes in. It knows where frames
-// begin and end; what they mean is its Sink's business (exchange.hpp). Used by the channel's thread alone, never blocks.
+// begin and end; what they mean is its Sink's business (exchange.hpp). Used by the channel's thread alone, never
+// blocks.
 #pragma once
 
 #include <deque>
@@ -10,10 +11,13 @@
 
 namespace clary {
 
+// A frame that is no transfer's, whose sender wants to know all the same when it is written.
+inline constexpr uint64_t kOwnFrame = ~uint64_t{0};
+
 class Connection {
  public:
-  // Where the payload of a frame goes: `at` nullptr reads it and throws it away. `transfer` (0 for none) is whose memory
-  // it is, for `divert`.
+  // Where the payload of a frame goes: `at` nullptr reads it and throws it away. `transfer` (0 for none) is whose
+  // memory it is, for `divert`.
   struct Landing {
     std::byte* at = nullptr;
     uint64_t transfer = 0;
@@ -29,7 +33,7 @@ class Connection {
     // A frame of this transfer is wholly in the kernel's hands.
     virtual void onWritten(int peer, const Frame& frame, uint64_t transfer) = 0;
   };
-  enum class Stream { kOpen, kEnded };                    // what `read` found
+  enum class Stream { kOpen, kEnded };                       // what `read` found
   enum class Output { kWritten, kBlocked, kMore, kBroken };  // kMore: others should have their turn
 
   Connection() = default;

@@ -25,8 +25,8 @@ class Descriptor {
   bool isOpen() const { return fd_ >= 0; }
   void close();
 
-  // For sockets: end the connection too, so that the peer learns of it although a forked child still holds a copy of the
-  // descriptor. What was written before is still delivered.
+  // For sockets: end the connection too, so that the peer learns of it although a forked child still holds a copy of
+  // the descriptor. What was written before is still delivered.
   void endAndClose();
 
  private:

@@ -51,7 +51,8 @@ bool Exchange::haveAllLeft() const {
 }
 
 void Exchange::ask(int peer) {
-  if (!ended_ && peer != ownRank_ && at(peer).connection.isOpen() && !at(peer).hasLeft) push(peer, {FrameKind::kAsk});
+  bool canAnswer = peer != ownRank_ && isReachable(peer) && !at(peer).hasLeft;
+  if (!ended_ && canAnswer) push(peer, {FrameKind::kAsk});
 }
 
 void Exchange::begin(const Transfer& transfer) {
@@ -163,7 +164,11 @@ void Exchange::sendPart(uint64_t id, const Transfer& send) {
   push(send.peer, {FrameKind::kData, send.remote, 0, bytes}, send.data + send.moved, id);
 }
 
-void Exchange::onWritten(int, const Frame& frame, uint64_t transfer) {
+void Exchange::onWritten(int peer, const Frame& frame, uint64_t transfer) {
+  if (frame.kind == FrameKind::kTell) {
+    --at(peer).tells;
+    return;
+  }
   Transfer* send = transfers_.find(transfer);
   if (send == nullptr) return;
   send->moved += frame.bytes;
@@ -208,7 +213,7 @@ void Exchange::shut(bool goodbye) {
 
 void Exchange::onStreamEnd(int peer) {
   int error = at(peer).connection.errorNumber();
-  lose(peer, error == 0 ? "was lost: its connection ended without a goodbye, so its process has ended"
+  lose(peer, error == 0 ? "was lost: its connection ended without a goodbye, so its process has ended or gave up"
                         : "was lost: its connection broke: " + errorWords(error));
 }
 

@@ -1,11 +1,11 @@
 // What the frames of the side channel mean: who sends what to whom, and what has gone wrong.
 //
-// A message of at most kEagerBytes goes at once (EAGER) and its send ends when the kernel has taken it. Where no receive
-// waits for it, the receiver keeps a copy. What it keeps is bounded: each pair of ranks has a window of kEagerWindow
-// bytes, which the sender spends and the receiver gives back (CREDIT) as receives take the messages. A longer message,
-// and a small one when the window is spent, is asked for (REQUEST), and its bytes (DATA) go straight into the receiver's
-// memory once a receive was posted (CLEAR, or REFUSE if sizes differ). No send ever waits for another, so all ranks may
-// post sends to all before any posts a receive.
+// A message of at most kEagerBytes goes at once (EAGER) and its send ends when the kernel has taken it. Where no
+// receive waits for it, the receiver keeps a copy. What it keeps is bounded: each pair of ranks has a window of
+// kEagerWindow bytes, which the sender spends and the receiver gives back (CREDIT) as receives take the messages. A
+// longer message, and a small one when the window is spent, is asked for (REQUEST), and its bytes (DATA) go straight
+// into the receiver's memory once a receive was posted (CLEAR, or REFUSE if sizes differ). No send ever waits for
+// another, so all ranks may post sends to all before any posts a receive.
 //
 // A rank may send to itself: small messages are kept likewise, others are copied when both sides are there.
 //
@@ -70,16 +70,17 @@ class Exchange : public Connection::Sink {
  private:
   struct Peer {
     Connection connection;
-    bool hasLeft = false;                   // it said GOODBYE
+    bool hasLeft = false;                      // it said GOODBYE
     TimePoint brokenUntil = TimePoint::max();  // output has broken; the stream should have ended by then
     // Sending to it: what is left of the window, and requests without an answer.
     uint64_t credit = 0;
     uint64_t unanswered = 0;
-    // Receiving from it: cost of eager messages that credit was not given back for; the part of it that is due; requests
-    // that wait for a receive.
+    // Receiving from it: cost of eager messages that credit was not given back for; the part of it that is due;
+    // requests that wait for a receive.
     uint64_t held = 0;
     uint64_t due = 0;
     uint64_t requests = 0;
+    uint64_t tells = 0;  // answers to its questions on their way out
     // A payload on its way that is for no receive: an early message, or the text of bad news.
     std::unique_ptr<std::byte[]> landing;
   };

@@ -1,8 +1,8 @@
 // What peers send: where payloads go, and what each frame does. A peer may send anything; a frame that breaks the
 // protocol is a BadFrame, and nothing that a peer says is used as an address, an index or a length unchecked.
 //
-// Two things look like violations and are none: an answer to a send that has ended here meanwhile, and data for a receive
-// that has. Both are thrown away.
+// Two things look like violations and are none: an answer to a send that has ended here meanwhile, and data for a
+// receive that has. Both are thrown away.
 #include <string>
 
 #include "transport/exchange.hpp"
@@ -129,8 +129,8 @@ void Exchange::takeCredit(int peer, const Frame& frame) {
   Peer& from = at(peer);
   auto spent = static_cast<int64_t>(kEagerWindow - from.credit);
   if (frame.value <= 0 || frame.value > spent) {
-    throw BadFrame("gave back " + std::to_string(frame.value) + " bytes of a window of which " +
-                   std::to_string(spent) + " were spent");
+    throw BadFrame("gave back " + std::to_string(frame.value) + " bytes of a window of which " + std::to_string(spent) +
+                   " were spent");
   }
   from.credit += static_cast<uint64_t>(frame.value);
 }
@@ -161,9 +161,11 @@ void Exchange::takeGoodbye(int peer) {
 }
 
 void Exchange::takeAsk(int peer) {
-  if (!listener_.onAsk) return;
+  // Who asks and asks and reads no answer gets no more of them: they would lie in our memory.
+  if (!listener_.onAsk || at(peer).tells >= kMaxTells) return;
+  ++at(peer).tells;
   const Whereabouts it = listener_.onAsk();
-  push(peer, {FrameKind::kTell, it.sequence, it.waitsFor});
+  push(peer, {FrameKind::kTell, it.sequence, it.waitsFor}, nullptr, kOwnFrame);
 }
 
 void Exchange::takeTell(int peer, const Frame& frame) {

@@ -12,6 +12,9 @@ inline constexpr uint64_t kCreditsPerWindow = 4;
 // Requests of one peer without a receive, about 100 bytes each.
 inline constexpr uint64_t kMaxRequests = uint64_t{1} << 18;
 
+// Answers to questions of one peer that the kernel has not taken.
+inline constexpr uint64_t kMaxTells = 16;
+
 // What an eager message costs of the window: its bytes, and what is kept beside them.
 inline constexpr uint64_t kArrivalBytes = 64;
 constexpr uint64_t eagerCost(uint64_t bytes) { return bytes + kArrivalBytes; }

@@ -57,8 +57,8 @@ size_t characterBytes(std::string_view text) {
 }  // namespace
 
 const char* frameName(FrameKind kind) {
-  constexpr std::array<const char*, 11> kNames = {"?",    "EAGER",  "REQUEST",  "CLEAR",  "REFUSE",
-                                                 "DATA", "CREDIT", "BAD_NEWS", "GOODBYE", "ASK", "TELL"};
+  constexpr std::array<const char*, 11> kNames = {"?",      "EAGER",    "REQUEST", "CLEAR", "REFUSE", "DATA",
+                                                  "CREDIT", "BAD_NEWS", "GOODBYE", "ASK",   "TELL"};
   auto index = static_cast<size_t>(kind);
   return kNames[index < kNames.size() ? index : 0];
 }
@@ -87,8 +87,8 @@ Frame decode(const std::byte* header) {
                   static_cast<unsigned>(magic), static_cast<unsigned>(version), static_cast<unsigned>(kind));
     throw BadFrame(text);
   }
-  Frame frame{static_cast<FrameKind>(kind), get<uint64_t>(header + 8),
-              static_cast<int64_t>(get<uint64_t>(header + 16)), get<uint64_t>(header + 24)};
+  Frame frame{static_cast<FrameKind>(kind), get<uint64_t>(header + 8), static_cast<int64_t>(get<uint64_t>(header + 16)),
+              get<uint64_t>(header + 24)};
   uint64_t limit = payloadLimit(frame.kind);
   if (frame.kind != FrameKind::kRequest && frame.bytes > limit) {
     throw BadFrame("sent a frame " + std::string(frameName(frame.kind)) + " with a payload of " +

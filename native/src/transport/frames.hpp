@@ -1,4 +1,5 @@
-// The words of the side channel on the wire: one header of 32 bytes, little-endian, then the payload where there is one.
+// The words of the side channel on the wire: one header of 32 bytes, little-endian, then the payload where there is
+// one.
 //
 //   offset  bytes  what
 //   0       4      magic "CLSC"

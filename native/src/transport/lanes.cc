@@ -76,7 +76,7 @@ LaneSet::Position LaneSet::postReceive(int peer, void* data, size_t bytes) {
   return post(peer, &Lane::in, static_cast<std::byte*>(data), bytes);
 }
 
-LaneSet::Position LaneSet::post(int peer, Flow Lane::*direction, std::byte* data, size_t bytes) {
+LaneSet::Position LaneSet::post(int peer, Flow Lane::* direction, std::byte* data, size_t bytes) {
   Lane& lane = lanes_.at(static_cast<size_t>(peer));
   assert(lane.socket.isOpen() && "a post names a peer that has no lane");
   Flow& flow = lane.*direction;
@@ -93,7 +93,7 @@ LaneSet::Position LaneSet::post(int peer, Flow Lane::*direction, std::byte* data
 
 // Move one direction of a lane as far as it goes. Returns whether anything moved. An error is noted, not thrown: it
 // belongs to `progress`, and the kernel tells it only once.
-bool LaneSet::move(int peer, Flow Lane::*direction) {
+bool LaneSet::move(int peer, Flow Lane::* direction) {
   Lane& lane = lanes_[static_cast<size_t>(peer)];
   Flow& flow = lane.*direction;
   bool sends = direction == &Lane::out;
@@ -109,8 +109,8 @@ bool LaneSet::move(int peer, Flow Lane::*direction) {
     msghdr message{};
     message.msg_iov = parts.data();
     message.msg_iovlen = count;
-    ssize_t result = sends ? ::sendmsg(lane.socket.fd(), &message, MSG_NOSIGNAL)
-                           : ::recvmsg(lane.socket.fd(), &message, 0);
+    ssize_t result =
+        sends ? ::sendmsg(lane.socket.fd(), &message, MSG_NOSIGNAL) : ::recvmsg(lane.socket.fd(), &message, 0);
     if (result < 0) {
       if (errno == EINTR) continue;
       if (errno != EAGAIN && errno != EWOULDBLOCK) noteBroken(peer, errorWords(errno));

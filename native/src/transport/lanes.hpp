@@ -80,8 +80,8 @@ class LaneSet {
     std::string broken;     // why nothing moves any more; empty while all is well
   };
 
-  Position post(int peer, Flow Lane::*direction, std::byte* data, size_t bytes);
-  bool move(int peer, Flow Lane::*direction);
+  Position post(int peer, Flow Lane::* direction, std::byte* data, size_t bytes);
+  bool move(int peer, Flow Lane::* direction);
   void noteBroken(int peer, const std::string& text);
   void throwIfBroken() const;
   void unlistIdle();

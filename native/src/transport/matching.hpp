@@ -1,8 +1,8 @@
 // Which message a receive takes: receives that wait for messages, and messages that came before their receive.
 //
-// A receive and a message match when their tags are equal and the receive names the message's peer or any rank. Of equal
-// candidates the one that came first is taken, so messages of one peer and tag are received in the order of sending.
-// Pure bookkeeping: no sockets, no clocks, no memory of transfers.
+// A receive and a message match when their tags are equal and the receive names the message's peer or any rank. Of
+// equal candidates the one that came first is taken, so messages of one peer and tag are received in the order of
+// sending. Pure bookkeeping: no sockets, no clocks, no memory of transfers.
 #pragma once
 
 #include <list>

@@ -48,7 +48,9 @@ int milliseconds(TimePoint until) {
 }
 
 Descriptor checked(int fd, const char* what) {
-  if (fd < 0) throw Failure(Code::kSystem, -1, std::string("the side channel got no ") + what + ": " + errorWords(errno));
+  if (fd < 0) {
+    throw Failure(Code::kSystem, -1, std::string("the side channel got no ") + what + ": " + errorWords(errno));
+  }
   return Descriptor(fd);
 }
 
@@ -318,8 +320,7 @@ bool SideChannel::State::isAllDelivered() {
   return isAll;
 }
 
-SideChannel::SideChannel(int ownRank, std::vector<int> fds, Listener listener,
-                         std::function<std::string(int)> describe)
+SideChannel::SideChannel(int ownRank, std::vector<int> fds, Listener listener, std::function<std::string(int)> describe)
     : state_(std::make_unique<State>(ownRank, fds, std::move(listener), std::move(describe))) {
   // Signals are for the program's own threads.
   sigset_t all;

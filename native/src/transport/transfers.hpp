@@ -34,7 +34,7 @@ class TransferTable {
   Transfer* find(uint64_t id);             // nullptr if it has ended
   void remove(uint64_t id);
 
-  TimePoint nextDeadline() const;  // TimePoint::max() if there is none
+  TimePoint nextDeadline() const;              // TimePoint::max() if there is none
   uint64_t firstExpired(TimePoint now) const;  // 0 if there is none
   std::vector<uint64_t> all() const;           // oldest first
 

@@ -1,6 +1,7 @@
 """The foreign names as files: what they may import, how old a Python may read them, what launchers read of them."""
 
 import ast
+import importlib
 import inspect
 from pathlib import Path
 
@@ -53,6 +54,13 @@ def test_launchers_find_the_classes_of_errors_by_name() -> None:
     assert found == {
         name for name, value in theirs if isinstance(value, type) and issubclass(value, errors.CollectiveError)
     }
+
+
+def test_tensorflow_is_refused_by_name_and_with_what_to_use_instead() -> None:
+    with pytest.raises(
+        ImportError, match=r"dataparallel\.tensorflow: TensorFlow is not supported .*: use tf\.distribute"
+    ):
+        importlib.import_module("clary.compat.smdistributed.dataparallel.tensorflow")
 
 
 def test_smdistributed_is_a_namespace_in_which_others_have_room() -> None:

@@ -135,7 +135,7 @@ def service_variables(
         "CURRENT_HOST": host.name,
         "CLARY_STOP_NOTICE": str(stop_notice_path(inside)),
         "CLARY_STOP_GRACE_S": f"{plan.stop_grace_s:g}",
-        "CLARY_COLLECTIVE_SECRET": _collective_secret(plan),
+        "CLARY_COLLECTIVE_SECRET": collective_secret(plan),
         "AWS_ENDPOINT_URL": endpoint.url,
         "S3_ENDPOINT_URL": endpoint.url,  # the toolkit hands it to its S3 client itself
         "AWS_ACCESS_KEY_ID": endpoint.credentials.access_key_id,
@@ -159,6 +159,12 @@ def service_variables(
     if any(name.lower() in ("http_proxy", "https_proxy") for name in variables):
         _keep_from_proxy(variables, endpoint.url)
     return variables
+
+
+def collective_secret(plan: LaunchPlan) -> str:
+    """Return what the ranks of an attempt know each other by; the agents' token cannot be read from it."""
+    text = f"collectives:{plan.job_name}:{plan.attempt}"
+    return hmac.new(plan.agent_token.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
 def sm_variables(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str, str]:
@@ -286,12 +292,6 @@ def _v3_values(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str, An
     for name, value in hps.user_values(plan.hyperparameters).items():
         values[f"SM_HP_{name.replace('-', '_').upper()}"] = value
     return values
-
-
-def _collective_secret(plan: LaunchPlan) -> str:
-    """Return what the ranks of this attempt know each other by; the agents' token cannot be read from it."""
-    text = f"collectives:{plan.job_name}:{plan.attempt}"
-    return hmac.new(plan.agent_token.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
 def _distribution_groups(plan: LaunchPlan, host: HostPlan) -> list[Any]:

@@ -127,7 +127,7 @@ class Core(Protocol):
         asynchronous: bool,
         timeout_s: float,
     ) -> int:
-        """Collect `count` elements of every rank in rank order: `size * count` at `target`, or one of `outputs` each."""
+        """Collect `count` elements of every rank, in rank order, at `target` or one chunk at each of `outputs`."""
 
     def reduce_scatter(
         self,

@@ -162,8 +162,7 @@ class PeerExchange:
 
     def abort(self, reason: str) -> None:
         """Poison the group on all ranks."""
-        own = _Failure(Code.CLOSED, self.rank, f"{self._words()} aborted the group: {reason}")
-        self._poison(own, told=_Failure(Code.PEER_LOST, self.rank, own.text))
+        self._poison(_Failure(Code.CLOSED, self.rank, f"{self._words()} aborted the group: {reason}"))
 
     def counters(self) -> dict[str, int]:
         """Count operations, bytes reduced and bytes on lanes since creation."""
@@ -326,7 +325,7 @@ class PeerExchange:
 
     # State
 
-    def _poison(self, failure: _Failure, *, told: _Failure | None = None, is_own: bool = True) -> None:
+    def _poison(self, failure: _Failure, *, is_own: bool = True) -> None:
         """Keep the first cause, fail all that is open, and tell the others."""
         with self._changed:
             if self._failure is not None:
@@ -334,8 +333,7 @@ class PeerExchange:
             self._failure = failure
             self._fail_tickets(failure)
             if is_own:
-                news = told or failure
-                frame = Frame(FrameKind.BAD_NEWS, news.code, news.culprit, label=news.text)
+                frame = Frame(FrameKind.BAD_NEWS, failure.code, failure.culprit, label=failure.text)
                 for peer in range(self.size):
                     if peer != self.rank:
                         self._streams.post(peer, frame)

@@ -129,6 +129,15 @@ def test_a_folder_of_the_machine_is_shown_as_a_channel(steps_of, tmp_path: Path)
     assert "not protected from writing" in steps.notes[0]
 
 
+def test_hosts_see_this_installation_at_its_own_path_and_cannot_change_it(steps_of) -> None:
+    steps = steps_of()
+    steps.build_tree()
+    library = steps._tree.root / ".clary" / "python"
+    target = (library / "clary" / "train").readlink()
+    binds = [bind for bind in steps._binds(Path(sys.prefix)) if Path(bind.target) in target.parents]
+    assert [(bind.source == bind.target, bind.read_only) for bind in binds] == [(True, True)]
+
+
 @pytest.mark.parametrize(
     ("hyperparameters", "prefix"),
     [

@@ -27,7 +27,7 @@ def pending(finish=None):
 def raised(function, *arguments):
     try:
         function(*arguments)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, the caller looks at it
         return error
     raise AssertionError("nothing was raised")
 
@@ -205,7 +205,7 @@ def test_a_dropped_work_keeps_its_memory_until_the_operation_has_ended():
 
 
 def test_a_work_dropped_after_its_end_leaves_nothing_behind():
-    core, completion, work = pending()
+    core, _, work = pending()
     core.end(work.ticket)
     work.wait()
     memory = weakref.ref(work.result()[0])

@@ -14,17 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from clary.train._native.interface import ANY_RANK, Core
-from clary.train.collective.adapters.torch.calls import (
-    as_list,
-    as_nested,
-    is_asynchronous,
-    limit_s_of,
-    options_of,
-)
-from clary.train.collective.adapters.torch.completion import CompletionThread
-from clary.train.collective.adapters.torch.tensors import check_equal, core_op, dense, moved, reduced, single
-from clary.train.collective.adapters.torch.work import ENDED, EndedWork, JointWork, PendingWork
 from torch.distributed import (
     AllreduceCoalescedOptions,
     AllreduceOptions,
@@ -38,6 +27,18 @@ from torch.distributed import (
     Work,
 )
 from torch.distributed.distributed_c10d import AllgatherOptions
+
+from clary.train._native.interface import ANY_RANK, Core
+from clary.train.collective.adapters.torch.calls import (
+    as_list,
+    as_nested,
+    is_asynchronous,
+    limit_s_of,
+    options_of,
+)
+from clary.train.collective.adapters.torch.completion import CompletionThread
+from clary.train.collective.adapters.torch.tensors import check_equal, core_op, dense, moved, reduced, single
+from clary.train.collective.adapters.torch.work import ENDED, EndedWork, JointWork, PendingWork
 
 Tensors = Sequence[torch.Tensor]
 

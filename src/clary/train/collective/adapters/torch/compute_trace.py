@@ -14,9 +14,10 @@ import time
 from typing import Any
 
 import torch
-from clary.train.collective.trace import COMPUTE, TraceWriter
 from torch.autograd import Variable
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from clary.train.collective.trace import COMPUTE, TraceWriter
 
 _installing = threading.Lock()
 _installed: list[_ComputeTrace] = []

@@ -8,6 +8,7 @@ from datetime import timedelta
 from functools import partial
 
 import torch.distributed as dist
+
 from clary.train._native.interface import Core
 from clary.train.collective.adapters.torch import compute_trace
 from clary.train.collective.adapters.torch.process_group import SmddpProcessGroup
@@ -45,6 +46,7 @@ def connect(options: dist.distributed_c10d._DistributedBackendOptions) -> SmddpP
         name=options.group_id,
         core=open_named(options.group_id),
         open_second_core=partial(open_named, f"{options.group_id}-staged"),
+        timeout=options.timeout,
     )
 
 

@@ -19,13 +19,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from clary.train.collective.buckets import CommunicationCost, Gradient, plan_buckets, plan_caps
 from torch.nn.parallel import DistributedDataParallel
+
+from clary.train.collective.buckets import CommunicationCost, Gradient, plan_buckets, plan_caps
 
 SETTLING_STEPS = 2  # torch itself sets buckets anew after the first
 MEASURED_STEPS = 3
 _SMALL_BYTES = 4096
-_LARGE_BYTES = 4 << 20  # of a sample for the rate; the model's bytes if it has fewer
+_LARGE_BYTES = 1 << 20  # of a sample for the rate; a burst is no more than the model's bytes
+_BURST = 4
 _NUM_SAMPLES = 5
 _FLOAT_BYTES = 4
 _LEAST_S = 1e-9  # between the times of the two samples, where noise turned them round
@@ -106,7 +108,7 @@ class BucketTuning:
         plan = plan_buckets(gradients, cost)
         # Caps close a bucket when they are reached: those of the plan's very sizes cut where it cuts.
         self.caps = list(plan.sizes) if _takes_list(self._model) else list(plan_caps(gradients, cost))
-        _rebuild_reducer(self._model, self.caps)
+        set_bucket_caps(self._model, self.caps)
         self.outcome = plan.reason
 
     def _times(self) -> list[float]:
@@ -147,11 +149,48 @@ def tune_buckets(model: DistributedDataParallel, *, num_steps: int = MEASURED_ST
     return tuning
 
 
+def set_bucket_caps(model: DistributedDataParallel, caps: list[int]) -> None:
+    """Give the model a reducer whose buckets close at these sizes, as its __setstate__ does. Not within a step.
+
+    The old one takes its hooks off the parameters when it goes, which is when the model forgets it.
+
+    Args:
+        caps: in bytes, in the order in which gradients become ready; the last counts for all that follow. Before torch
+            2.13 the first and the last count.
+    Raises: ValueError if a communication hook is registered: it would go with the old one.
+    """
+    if _has_hook(model):
+        raise ValueError("buckets cannot be set once a communication hook is registered; set them first")
+    parameters, expects_sparse = model._build_params_for_reducer()
+    names = model._build_debug_param_to_name_mapping(parameters)
+    model.bucket_bytes_cap = max(caps)
+    first_bytes = dist._DEFAULT_FIRST_BUCKET_BYTES
+    if _takes_list(model):
+        model._bucket_config = replace(
+            model._bucket_config,
+            bucket_bytes_cap=max(caps),
+            per_bucket_bytes_caps=tuple(caps),
+            first_bucket_bytes_cap=caps[0],
+        )
+        model.bucket_bytes_cap_list = list(caps)
+    else:  # before torch 2.13
+        first_bytes, model.bucket_bytes_cap, model.bucket_bytes_cap_default = caps[0], caps[-1], True
+    default_bytes, dist._DEFAULT_FIRST_BUCKET_BYTES = dist._DEFAULT_FIRST_BUCKET_BYTES, first_bytes
+    try:
+        model._ddp_init_helper(parameters, expects_sparse, names, model.static_graph)
+    finally:
+        dist._DEFAULT_FIRST_BUCKET_BYTES = default_bytes
+    if model.static_graph:
+        model._static_graph_delay_allreduce_enqueued = False  # a reducer's first step with a static graph reduces late
+        model.reducer._set_static_graph()
+        model.logger._set_static_graph()
+
+
 def _obstacle(model: DistributedDataParallel) -> str | None:
     """Return why this model's buckets cannot be set; the same on all ranks."""
     if model.process_group.size() == 1:
         return "there is one rank"
-    if getattr(model, "_comm_hooks", None) or model._get_ddp_logging_data().get("comm_hook"):
+    if _has_hook(model):
         return "a communication hook is registered, whose state may depend on buckets"
     if model.find_unused_parameters:
         return "find_unused_parameters keeps torch from ordering buckets as gradients become ready"
@@ -166,51 +205,28 @@ def _obstacle(model: DistributedDataParallel) -> str | None:
     return None
 
 
+def _has_hook(model: DistributedDataParallel) -> bool:
+    return bool(getattr(model, "_comm_hooks", None) or model._get_ddp_logging_data().get("comm_hook"))
+
+
 def _takes_list(model: DistributedDataParallel) -> bool:
     return hasattr(getattr(model, "_bucket_config", None), "per_bucket_bytes_caps")
 
 
-def _rebuild_reducer(model: DistributedDataParallel, caps: list[int]) -> None:
-    """Give the model a reducer whose buckets close at these sizes; as its __setstate__ does.
-
-    The old one takes its hooks off the parameters when it goes, which is when the model forgets it.
-    """
-    parameters, expects_sparse = model._build_params_for_reducer()
-    names = model._build_debug_param_to_name_mapping(parameters)
-    model.bucket_bytes_cap = max(caps)
-    first_bytes = dist._DEFAULT_FIRST_BUCKET_BYTES
-    if _takes_list(model):
-        model._bucket_config = replace(
-            model._bucket_config,
-            bucket_bytes_cap=max(caps),
-            per_bucket_bytes_caps=tuple(caps),
-            first_bucket_bytes_cap=caps[0],
-        )
-        model.bucket_bytes_cap_list = list(caps)
-    else:  # before torch 2.13
-        first_bytes, model.bucket_bytes_cap, model.bucket_bytes_cap_default = caps[0], caps[1], True
-    default_bytes, dist._DEFAULT_FIRST_BUCKET_BYTES = dist._DEFAULT_FIRST_BUCKET_BYTES, first_bytes
-    try:
-        model._ddp_init_helper(parameters, expects_sparse, names, model.static_graph)
-    finally:
-        dist._DEFAULT_FIRST_BUCKET_BYTES = default_bytes
-    if model.static_graph:
-        model.reducer._set_static_graph()
-        model.logger._set_static_graph()
-
-
 def _measure_cost(group: Any, model_bytes: int) -> CommunicationCost:
-    """Time reductions of two sizes, asked for as DistributedDataParallel asks; the slowest rank's count."""
-    sizes = (_SMALL_BYTES, max(min(_LARGE_BYTES, model_bytes), 2 * _SMALL_BYTES))
+    """Time reductions of two sizes, several asked for at once as when the wire is busy; the slowest rank's count."""
+    sizes = (_SMALL_BYTES, max(min(_LARGE_BYTES, model_bytes // _BURST), 2 * _SMALL_BYTES))
     medians = []
     for num_bytes in sizes:
-        values = torch.zeros(num_bytes // _FLOAT_BYTES)
+        burst = [torch.zeros(num_bytes // _FLOAT_BYTES) for _ in range(_BURST)]
         taken = []
         for _ in range(_NUM_SAMPLES):
             dist.barrier(group=group)
             began = time.perf_counter()
-            dist.all_reduce(values, group=group, async_op=True).get_future().wait()
-            taken.append(time.perf_counter() - began)
+            futures = [dist.all_reduce(values, group=group, async_op=True).get_future() for values in burst]
+            for future in futures:
+                future.wait()
+            taken.append((time.perf_counter() - began) / _BURST)
         medians.append(statistics.median(taken))
     seconds = torch.tensor(medians, dtype=torch.float64)
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX, group=group)

@@ -8,7 +8,9 @@ looks methods up by name, so their names are torch's (docs/adr/0009).
 from __future__ import annotations
 
 import atexit
+import logging
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
@@ -16,15 +18,17 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+
 from clary.train._native import core as core_module
 from clary.train._native.interface import Core
-from clary.train.collective.adapters.torch import calls, collectives, completion, tensors, work
+from clary.train.collective.adapters.torch import calls, collectives, completion, devices, staging, tensors, work
 from clary.train.collective.adapters.torch.collectives import Collectives
 from clary.train.collective.adapters.torch.completion import CompletionThread
 from clary.train.collective.adapters.torch.registration import BACKEND
 from clary.train.collective.adapters.torch.untraced import keep_untraced
 from clary.train.collective.adapters.torch.work import JointWork
 
+_log = logging.getLogger(__name__)
 _open_groups: weakref.WeakSet[SmddpProcessGroup] = weakref.WeakSet()
 
 
@@ -36,6 +40,7 @@ class SmddpProcessGroup(Collectives, dist.ProcessGroup):
     Args:
         store: of the group, for whoever asks for it.
         open_second_core: connects the same ranks once more, for tensors that pass through host memory; collective.
+        timeout: what the script asked for, for NCCL.
     """
 
     supports_splitting = False
@@ -52,14 +57,19 @@ class SmddpProcessGroup(Collectives, dist.ProcessGroup):
         name: str,
         core: Core,
         open_second_core: Callable[[], Core],
+        timeout: timedelta,
     ) -> None:
         dist.ProcessGroup.__init__(self, rank, size)
         Collectives.__init__(self, core, CompletionThread(core, name, rank), rank, size)
         self._store = store
         self._open_second_core = open_second_core
+        self._asked_timeout = timeout
         self._name = name
         self._description = "undefined"
         self._is_open = True
+        self._device_group: Any = None
+        self._staged_on: SmddpProcessGroup | None = None
+        self._choosing = threading.Lock()
         _open_groups.add(self)
 
     # What it is called.
@@ -141,6 +151,39 @@ class SmddpProcessGroup(Collectives, dist.ProcessGroup):
         """Refuse: connections are made for each group."""
         raise NotImplementedError("backend smddp does not support merge_remote_group; use init_process_group")
 
+    # Tensors on GPUs.
+
+    def _elsewhere(self, tensor: torch.Tensor) -> Any:
+        if not tensor.is_cuda:
+            return None
+        with self._choosing:
+            if self._device_group is None:
+                self._device_group = self._make_device_group(tensor.device)
+        return self._device_group
+
+    def _make_device_group(self, device: torch.device) -> Any:
+        """Choose the way of CUDA tensors with all other ranks and open it. Collective."""
+        record = devices.encode(devices.own_placement(device))
+        records = torch.empty(self._num_ranks, record.numel(), dtype=torch.uint8)
+        self.all_gather_single(records, record).wait()
+        path, reason = devices.choose_path([devices.decode(one) for one in records])
+        _log.info("group %s: CUDA tensors go by %s: %s", self._name, path, reason)
+        if path is devices.Path.NCCL:
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = self._asked_timeout
+            store = dist.PrefixStore("nccl/", self._store)
+            return dist.ProcessGroupNCCL(store, self._own_rank, self._num_ranks, options)
+        self._staged_on = SmddpProcessGroup(
+            self._store,
+            self._own_rank,
+            self._num_ranks,
+            name=f"{self._name}-staged",
+            core=self._open_second_core(),
+            open_second_core=self._open_second_core,
+            timeout=self._asked_timeout,
+        )
+        return staging.StagedGroup(self._staged_on, staging.CudaStreams(device))
+
     # Its limits and its end.
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -162,12 +205,17 @@ class SmddpProcessGroup(Collectives, dist.ProcessGroup):
             _open_groups.discard(self)
             self._core.close()
             self._completion.join()
+            if self._staged_on is not None:
+                self._staged_on.shutdown()
+                self._device_group.close()
+            elif self._device_group is not None:
+                self._device_group.shutdown()
 
     def __del__(self) -> None:
         self.shutdown()
 
 
-keep_untraced(core_module, calls, collectives, completion, tensors, work, sys.modules[__name__])
+keep_untraced(core_module, calls, collectives, completion, staging, tensors, work, sys.modules[__name__])
 
 
 @atexit.register

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.distributed import ReduceOp
+
 from clary.train._native.interface import Dtype
 from clary.train._native.interface import ReduceOp as CoreOp
-from torch.distributed import ReduceOp
 
 DTYPES: dict[torch.dtype, int] = {
     torch.float32: int(Dtype.FLOAT32),

@@ -12,9 +12,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed import Work
+
 from clary.train._native.interface import Core
 from clary.train.collective.errors import CollectiveTimeout
-from torch.distributed import Work
 
 if TYPE_CHECKING:
     from clary.train.collective.adapters.torch.completion import CompletionThread

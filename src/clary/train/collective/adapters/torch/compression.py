@@ -1,0 +1,72 @@
+"""Gradients of DistributedDataParallel in fewer bytes: torch's own communication hooks, made to fit backend smddp.
+
+    compress(ddp, "bf16")                         # half the bytes
+    compress(ddp, "powersgd", matrix_rank=4)      # far fewer, and another path of training
+
+Opt in, once, before the first step; the loss is the price, so look at it (docs/benchmarks.md, `shrink`).
+
+What "half on the wire" means here: hooks divide by the number of ranks and then round to 16 bits, once. The core widens
+to float32 to add, and rounds once for each addition it makes: once for the ranks of a host together, and between hosts
+once for all with the direct exchange, once a host with ring and halving-doubling. Partial sums that travel between
+hosts are 16 bit numbers. PowerSGD's factors are float32; it starts its collectives when earlier ones end, in an order
+that is the same on all ranks only within a bucket, so a model that it compresses gets one bucket a type of gradients.
+"""
+
+# No annotations from __future__: torch looks at those of hooks, and wants types.
+from enum import StrEnum
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from clary.train.collective.adapters.torch.overlap import set_bucket_caps
+
+FIRST_STEP = 2  # of PowerSGD: torch sets buckets anew after the first step, error feedback needs them settled
+
+
+class Compression(StrEnum):
+    """What gradients are compressed with."""
+
+    FP16 = "fp16"  # 10 bits of mantissa; gradients below 6e-8 vanish, above 65504 overflow
+    BF16 = "bf16"  # 7 bits of mantissa, float32's range
+    POWERSGD = "powersgd"  # two factors of low rank a matrix, what is lost is added to the next step's gradient
+
+
+def bf16_hook(group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Reduce a bucket in bfloat16, as `default_hooks.bf16_compress_hook` does.
+
+    Behind another name: torch refuses its own by name where there is no NCCL, which it does not need.
+    """
+    return default_hooks.bf16_compress_hook(group, bucket)
+
+
+def compress(
+    model: DistributedDataParallel, compression: str, *, matrix_rank: int = 4, first_step: int = FIRST_STEP
+) -> None:
+    """Have the gradients of `model` reduced in fewer bytes from its first step on. Call it on every rank.
+
+    Args:
+        compression: one of `Compression`.
+        matrix_rank: of PowerSGD's factors: of a matrix of m x n, m + n numbers a rank travel in place of m * n.
+        first_step: of PowerSGD; steps before it are reduced whole. 2 or more.
+    Raises: ValueError for another word; what register_comm_hook raises, as where a hook is registered already.
+    """
+    group = model.process_group
+    match compression:
+        case Compression.FP16:
+            model.register_comm_hook(group, default_hooks.fp16_compress_hook)
+        case Compression.BF16:
+            model.register_comm_hook(group, bf16_hook)
+        case Compression.POWERSGD:
+            set_bucket_caps(model, [sum(parameter.nbytes for parameter in model.parameters())])
+            state = powerSGD_hook.PowerSGDState(
+                group,
+                matrix_approximation_rank=matrix_rank,
+                start_powerSGD_iter=first_step,
+                use_error_feedback=True,
+                warm_start=True,
+            )
+            model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        case _:
+            raise ValueError(f"compression is {compression!r}, expected one of {', '.join(Compression)}")

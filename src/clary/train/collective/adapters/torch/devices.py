@@ -1,0 +1,72 @@
+"""Which way CUDA tensors go: through NCCL, or through host memory.
+
+Where: `process_group` decides once a group, at the first operation on CUDA tensors, in which all its ranks take part.
+All decide the same, because all decide from what all have told. Never run on a GPU: this project has had none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+import torch.distributed as dist
+
+_RECORD_BYTES = 256
+
+
+class Path(StrEnum):
+    """Where bytes of CUDA tensors are reduced and moved."""
+
+    NCCL = "nccl"
+    STAGED = "staged"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The GPU of a rank.
+
+    Args:
+        device: equal for ranks that use one GPU, wherever they run; "" for a rank without.
+        has_nccl: whether the rank's torch has NCCL.
+    """
+
+    device: str
+    has_nccl: bool
+
+
+def choose_path(placements: Sequence[Placement]) -> tuple[Path, str]:
+    """Return the way for a group with these ranks, in order, and the reason."""
+    without = [rank for rank, placement in enumerate(placements) if not placement.device]
+    if without:
+        return Path.STAGED, f"rank {without[0]} has no GPU"
+    first_on: dict[str, int] = {}
+    for rank, placement in enumerate(placements):
+        other = first_on.setdefault(placement.device, rank)
+        if other != rank:
+            return Path.STAGED, f"ranks {other} and {rank} share GPU {placement.device}, which NCCL refuses"
+    lacking = [rank for rank, placement in enumerate(placements) if not placement.has_nccl]
+    if lacking:
+        return Path.STAGED, f"the torch of rank {lacking[0]} has no NCCL"
+    return Path.NCCL, "every rank has a GPU of its own"
+
+
+def own_placement(device: torch.device) -> Placement:
+    """Return the placement of this rank, whose tensors lie on `device`."""
+    properties = torch.cuda.get_device_properties(device)
+    return Placement(str(properties.uuid), dist.is_nccl_available())
+
+
+def encode(placement: Placement) -> torch.Tensor:
+    """Return a placement as bytes, shape [_RECORD_BYTES], for an all-gather on host memory."""
+    text = f"{int(placement.has_nccl)}{placement.device}".encode()
+    if len(text) > _RECORD_BYTES:
+        raise ValueError(f"the name of GPU {placement.device!r} has over {_RECORD_BYTES - 1} bytes")
+    return torch.tensor(list(text.ljust(_RECORD_BYTES, b"\0")), dtype=torch.uint8)
+
+
+def decode(record: torch.Tensor) -> Placement:
+    """Return the placement that `encode` made bytes of."""
+    text = bytes(record.tolist()).rstrip(b"\0").decode()
+    return Placement(text[1:], text[0] == "1")

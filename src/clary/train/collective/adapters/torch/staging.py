@@ -1,0 +1,249 @@
+"""CUDA tensors by way of host memory, for what NCCL cannot: several ranks on one GPU, or no NCCL at all.
+
+Where: `process_group` sends CUDA tensors here when `devices.choose_path` says so. Tensors are copied to pinned memory
+on one side stream, go through a group on host memory, and are copied back on another; the program's stream waits for
+that, the program does not. An all-reduce is cut into segments, so that while one is reduced the next comes down and the
+one before goes up. Never run on a GPU: this project has had none; tests run it on host memory with streams that are
+fakes.
+
+Operations run in the order of their calls in one thread, over connections of their own, so that operations on host
+memory, which run in other threads, cannot come between in another order on another rank. Sends and receives have a
+thread each: one that waits for its peer must not hold up the one that the peer waits for.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+from torch.distributed import Work
+
+from clary.train.collective.adapters.torch.collectives import Collectives
+from clary.train.collective.errors import CollectiveTimeout
+
+SEGMENT_BYTES = 8 << 20  # PCIe is at its full rate well below; the first and last segments are not overlapped
+_JOIN_S = 10.0
+
+
+class Streams(Protocol):
+    """Copies between a device and host memory, in the background."""
+
+    def to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:
+        """Begin to copy a tensor, once what the program has put on its stream is done; the copy, and what awaits it."""
+
+    def to_device(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Begin to copy back."""
+
+    def up_mark(self) -> Callable[[], None]:
+        """Return what has the caller's stream wait for all copies back that have begun."""
+
+    def going_up(self) -> AbstractContextManager[Any]:
+        """Return a block in which futures are ended, so that their consumers wait for the copies back."""
+
+    def make_future(self) -> torch.futures.Future[Any]:
+        """Return a future whose consumers' streams wait for the copies back that had begun when it was ended."""
+
+
+class CudaStreams:
+    """`Streams` of one GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._down = torch.cuda.Stream(device)
+        self._up = torch.cuda.Stream(device)
+
+    def to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:
+        """Begin to copy a tensor to pinned memory."""
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self._down.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._down):
+            host.copy_(tensor, non_blocking=True)
+            tensor.record_stream(self._down)
+            copied = torch.cuda.Event()
+            copied.record(self._down)
+        return host, copied.synchronize
+
+    def to_device(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Begin to copy pinned memory back."""
+        with torch.no_grad(), torch.cuda.stream(self._up):
+            target.copy_(source, non_blocking=True)
+            target.record_stream(self._up)
+
+    def up_mark(self) -> Callable[[], None]:
+        """Return what has the caller's stream wait for the copies back."""
+        done = torch.cuda.Event()
+        done.record(self._up)
+        return lambda: torch.cuda.current_stream(self._device).wait_event(done)
+
+    def going_up(self) -> AbstractContextManager[Any]:
+        """Return a block in which the stream of the copies back is the current one: futures take it down."""
+        return torch.cuda.stream(self._up)  # type: ignore[no-any-return]
+
+    def make_future(self) -> torch.futures.Future[Any]:
+        """Return a future that knows the GPU."""
+        return torch.futures.Future(devices=[self._device])
+
+
+class StagedWork(Work):
+    """An operation on its way through host memory. To wait is to have the caller's stream wait, as with NCCL."""
+
+    def __init__(self, results: Any, future: torch.futures.Future[Any]) -> None:
+        super().__init__()
+        self._results = results
+        self._ended = threading.Event()
+        self._error: BaseException | None = None
+        self._order: Callable[[], None] | None = None
+        self._peer = -1
+        self._outcome = future
+        self._future = future.then(self._results_or_error)
+
+    def end(self, error: BaseException | None, order: Callable[[], None] | None, peer: int = -1) -> None:
+        """Tell who waits: copies back have begun, or the operation failed."""
+        self._error, self._order, self._peer = error, order, peer
+        self._ended.set()
+        self._outcome.set_result(None)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until the copies back have begun, then have the caller's stream wait for them."""
+        if not self._ended.wait(timeout.total_seconds() if timeout else None):
+            raise CollectiveTimeout(f"wait(timeout={timeout}) ended before the operation did, which goes on")
+        if self._error is not None:
+            raise self._error
+        if self._order is not None:
+            self._order()
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether the copies back have begun, or the operation failed."""
+        return self._ended.is_set()
+
+    def is_success(self) -> bool:
+        """Whether it has come so far without an error."""
+        return self._ended.is_set() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """Return why it failed, None while it has not."""
+        return self._error
+
+    def synchronize(self) -> None:
+        """Wait, as `wait` does."""
+        self.wait()
+
+    def result(self) -> Any:
+        """Return the tensors that the operation writes."""
+        return self._results
+
+    def source_rank(self) -> int:
+        """Return the rank that a receive took its tensor from; wait first."""
+        return self._peer
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Return a future of the tensors that the operation writes."""
+        return self._future
+
+    def _results_or_error(self, _: object) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._results
+
+
+class StagedGroup:
+    """The methods of a group for CUDA tensors, each by the method of the same name of a group on host memory.
+
+    Args:
+        host: over connections that nothing else uses.
+    """
+
+    def __init__(self, host: Collectives, streams: Streams, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self._host = host
+        self._streams = streams
+        self._segment_bytes = segment_bytes
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="clary-staging", daemon=True)
+        self._thread.start()
+
+    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> Work:
+        """Reduce in place, segment by segment."""
+        (tensor,) = tensors
+        flat = tensor.detach().reshape(-1)  # a copy if the tensor lies in pieces
+        length = max(self._segment_bytes // max(flat.element_size(), 1), 1)
+        targets = list(flat.split(length))
+        staged = [self._streams.to_host(part) for part in targets]
+        work = StagedWork(list(tensors), self._streams.make_future())
+
+        def run() -> None:
+            for target, (host, await_copy) in zip(targets, staged, strict=True):
+                await_copy()
+                self._host.allreduce([host], opts).wait()
+                self._streams.to_device(host, target)
+            if flat.data_ptr() != tensor.data_ptr():
+                self._streams.to_device(flat.view(tensor.shape), tensor)
+
+        self._jobs.put(lambda: self._finish(work, run))
+        return work
+
+    def close(self) -> None:
+        """End the thread, after the host group was closed."""
+        self._jobs.put(None)
+        self._thread.join(_JOIN_S)
+
+    def __getattr__(self, name: str) -> Callable[..., Work]:
+        method = getattr(self._host, name)
+        if name.startswith("__") or not callable(method):
+            raise AttributeError(name)
+
+        def staged(*arguments: Any) -> Work:
+            return self._stage(method, arguments, is_alone=name in ("send", "recv", "recv_anysource"))
+
+        return staged
+
+    def _stage(self, method: Callable[..., Work], arguments: tuple[Any, ...], *, is_alone: bool) -> Work:
+        """Run a method with host copies of all tensors among its arguments; the first argument is what it writes."""
+        copies: dict[int, tuple[torch.Tensor, torch.Tensor, Callable[[], None]]] = {}
+
+        def on_host(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                if id(value) not in copies:
+                    copies[id(value)] = (value, *self._streams.to_host(value))
+                return copies[id(value)][1]
+            return [on_host(item) for item in value] if isinstance(value, list) else value
+
+        host_arguments = [on_host(arguments[0])]
+        written = list(copies.values())
+        host_arguments += [on_host(argument) for argument in arguments[1:]]
+        work = StagedWork(arguments[0], self._streams.make_future())
+
+        def run() -> int:
+            for _, _, await_copy in copies.values():
+                await_copy()
+            done = method(*host_arguments)
+            done.wait()
+            for tensor, host, _ in written:
+                self._streams.to_device(host, tensor)
+            return done.source_rank()
+
+        if is_alone:
+            threading.Thread(target=self._finish, args=(work, run), daemon=True).start()
+        else:
+            self._jobs.put(lambda: self._finish(work, run))
+        return work
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def _finish(self, work: StagedWork, run: Callable[[], int | None]) -> None:
+        try:
+            peer = run()
+        except Exception as error:  # noqa: BLE001 - kept for every later wait
+            work.end(error, None)
+        else:
+            with self._streams.going_up():
+                work.end(None, self._streams.up_mark(), -1 if peer is None else peer)

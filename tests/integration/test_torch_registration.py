@@ -1,0 +1,96 @@
+"""How torch comes to know backend smddp, in fresh interpreters of training programs."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from torch_ranks import ROOT, TRAIN_PYTHON
+
+ENTRY_POINT = "[torch.backends]\nclary_smddp = clary.train.collective.adapters.torch.registration:autoload\n"
+HEAVY = ("clary.train._native", "clary.train.collective.adapters.torch.process_group")
+
+
+def run(source: str, *folders: Path, **variables: str) -> str:
+    """What a program printed; its errors fail the test."""
+    path = os.pathsep.join(map(str, (*folders, ROOT / "src")))
+    done = subprocess.run(
+        [str(TRAIN_PYTHON), "-c", source],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder in which a distribution announces the backend, as an installed one does."""
+    metadata = tmp_path / "clary_smddp-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: clary-smddp\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(ENTRY_POINT)
+    return tmp_path
+
+
+def test_torch_registers_the_backend_at_its_import_when_it_is_installed(installed: Path) -> None:
+    assert run("import torch; print(torch.distributed.Backend.SMDDP)", installed).strip() == "smddp"
+
+
+def test_registering_loads_nothing_that_is_heavy(installed: Path) -> None:
+    loaded = run("import sys, torch; print(*sys.modules)", installed).split()
+    assert "clary.train.collective.adapters.torch.registration" in loaded
+    assert not [name for name in loaded if name.startswith(HEAVY)]
+
+
+def test_the_backend_is_not_known_without_being_registered() -> None:
+    source = "import torch.distributed as dist; print('smddp' in dist.Backend.backend_list)"
+    assert run(source).strip() == "False"
+
+
+def test_autoload_can_be_switched_off_as_for_every_backend(installed: Path) -> None:
+    source = "import torch.distributed as dist; print('smddp' in dist.Backend.backend_list)"
+    assert run(source, installed, TORCH_DEVICE_BACKEND_AUTOLOAD="0").strip() == "False"
+
+
+def test_registering_twice_does_nothing() -> None:
+    source = (
+        "import warnings; warnings.simplefilter('error')\n"
+        "from clary.train.collective.adapters.torch.registration import register\n"
+        "register(); register()\n"
+        "import torch.distributed as dist; print(dist.Backend.backend_list.count('smddp'))"
+    )
+    assert run(source).strip() == "1"
+
+
+def test_gloo_stays_the_default_of_cpu_tensors(installed: Path) -> None:
+    source = "import torch.distributed as dist; print(dist.get_default_backend_for_device('cpu'))"
+    assert run(source, installed).strip() == "gloo"
+
+
+def test_a_script_trains_alone_with_the_variables_of_a_launcher(installed: Path) -> None:
+    source = (
+        "import os, torch, torch.distributed as dist\n"
+        "dist.init_process_group('smddp')\n"
+        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))\n"
+        "model(torch.ones(1, 2)).sum().backward()\n"
+        "print(dist.get_backend(), dist.get_world_size(), model.module.weight.grad is not None, flush=True)\n"
+        "os._exit(0)"
+    )
+    launcher = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    assert run(source, installed, **launcher).split() == ["smddp", "1", "True"]
+
+
+def test_a_script_may_end_without_destroying_its_group(installed: Path) -> None:
+    source = (
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('smddp')\n"
+        "work = dist.all_reduce(torch.ones(10), async_op=True)\n"
+        "work.get_future().wait()\n"
+        "print('done')"
+    )
+    launcher = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    assert run(source, installed, **launcher).strip() == "done"

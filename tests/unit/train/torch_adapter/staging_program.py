@@ -1,0 +1,185 @@
+"""CUDA tensors' two ways: how one is chosen, and the one through host memory with streams that are fakes."""
+
+import contextlib
+import threading
+
+import torch
+from torch.distributed import AllreduceOptions, ReduceOp
+
+from clary.train.collective.adapters.torch.devices import Path, Placement, choose_path, decode, encode
+from clary.train.collective.adapters.torch.staging import StagedGroup
+from clary.train.collective.adapters.torch.work import EndedWork
+from clary.train.collective.errors import PeerLost
+
+_SOON_S = 5.0
+
+
+class FakeStreams:
+    """Copies at once, and tells what was asked for."""
+
+    def __init__(self):
+        self.log = []
+
+    def to_host(self, tensor):
+        self.log.append("down")
+        return tensor.clone(), lambda: self.log.append("arrived")
+
+    def to_device(self, source, target):
+        self.log.append("up")
+        target.copy_(source)
+
+    def up_mark(self):
+        return lambda: self.log.append("ordered")
+
+    def going_up(self):
+        return contextlib.nullcontext()
+
+    def make_future(self):
+        return torch.futures.Future()
+
+
+class FakeHost:
+    """A group of two on host memory, whose other rank has the same tensors."""
+
+    def __init__(self):
+        self.seen = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.error = None
+
+    def allreduce(self, tensors, opts):
+        assert self.gate.wait(_SOON_S)
+        if self.error is not None:
+            raise self.error
+        self.seen.append(tensors[0].numel())
+        tensors[0].mul_(2)
+        return EndedWork(tensors)
+
+    def _allgather_base(self, output, source, opts):
+        output.copy_(torch.cat([source, source]))
+        return EndedWork([output])
+
+    def _reduce_scatter_base(self, output, source, opts):
+        output.copy_(source[: output.numel()] * 2)
+        return EndedWork([output])
+
+    def allgather(self, outputs, sources, opts):
+        for output in outputs[0]:
+            output.copy_(sources[0])
+        return EndedWork(outputs)
+
+    def recv(self, tensors, src, tag):
+        assert self.gate.wait(_SOON_S)
+        tensors[0].fill_(7)
+        work = EndedWork(tensors)
+        work.source_rank = lambda: src
+        return work
+
+
+def group(segment_bytes=1 << 20):
+    host, streams = FakeHost(), FakeStreams()
+    return StagedGroup(host, streams, segment_bytes), host, streams
+
+
+def options():
+    made = AllreduceOptions()
+    made.reduceOp = ReduceOp.SUM
+    return made
+
+
+def test_a_gpu_for_every_rank_goes_by_nccl():
+    path, reason = choose_path([Placement("a", True), Placement("b", True)])
+    assert path is Path.NCCL
+    assert "own" in reason
+
+
+def test_two_ranks_on_one_gpu_are_staged_and_both_are_named():
+    path, reason = choose_path([Placement("a", True), Placement("b", True), Placement("a", True)])
+    assert path is Path.STAGED
+    assert "ranks 0 and 2" in reason
+    assert "GPU a" in reason
+
+
+def test_a_rank_without_a_gpu_or_without_nccl_is_named():
+    assert choose_path([Placement("a", True), Placement("", True)]) == (Path.STAGED, "rank 1 has no GPU")
+    path, reason = choose_path([Placement("a", True), Placement("b", False)])
+    assert path is Path.STAGED
+    assert "rank 1 has no NCCL" in reason
+
+
+def test_placements_travel_as_bytes():
+    for placement in (Placement("GPU-1234-abcd", True), Placement("", False)):
+        assert decode(encode(placement)) == placement
+
+
+def test_an_all_reduce_is_cut_into_segments_that_come_down_before_the_first_goes_up():
+    staged, host, streams = group(segment_bytes=40)
+    tensor = torch.arange(25.0)
+    staged.allreduce([tensor], options()).wait()
+    assert torch.equal(tensor, torch.arange(25.0) * 2)
+    assert host.seen == [10, 10, 5]
+    assert streams.log[:3] == ["down"] * 3
+    assert streams.log[3:9] == ["arrived", "up"] * 3
+    assert streams.log[9:] == ["ordered"]
+
+
+def test_a_tensor_in_pieces_is_reduced_in_place():
+    staged, _, _ = group()
+    whole = torch.arange(12.0).reshape(3, 4)
+    staged.allreduce([whole.t()], options()).wait()
+    assert torch.equal(whole, torch.arange(12.0).reshape(3, 4) * 2)
+
+
+def test_outputs_are_copied_back_and_inputs_are_not():
+    staged, _, streams = group()
+    output, source = torch.empty(4), torch.ones(2)
+    staged._allgather_base(output, source, None).wait()
+    assert output.tolist() == [1.0] * 4
+    assert streams.log.count("down") == 2
+    assert streams.log.count("up") == 1
+
+
+def test_an_output_inside_the_input_keeps_its_result():
+    staged, _, _ = group()
+    whole = torch.ones(4)
+    staged._reduce_scatter_base(whole[:2], whole, None).wait()
+    assert whole.tolist() == [2.0, 2.0, 1.0, 1.0]
+
+
+def test_lists_of_lists_are_staged_too():
+    staged, _, _ = group()
+    outputs = [torch.empty(2), torch.empty(2)]
+    staged.allgather([outputs], [torch.ones(2)], None).wait()
+    assert all(output.tolist() == [1.0, 1.0] for output in outputs)
+
+
+def test_futures_hold_the_tensors_and_errors_are_raised():
+    staged, host, _ = group()
+    tensor = torch.ones(2)
+    assert staged.allreduce([tensor], options()).get_future().wait()[0] is tensor
+    host.error = PeerLost("rank 1 died")
+    work = staged.allreduce([tensor], options())
+    for wait in (work.wait, work.get_future().wait):
+        try:
+            wait()
+        except RuntimeError as error:
+            assert "rank 1 died" in str(error)
+        else:
+            raise AssertionError("nothing was raised")
+    assert work.is_completed()
+    assert not work.is_success()
+
+
+def test_a_receive_that_waits_does_not_hold_up_collectives():
+    staged, host, _ = group()
+    host.gate.clear()
+    received = torch.zeros(1)
+    receive = staged.recv([received], 1, 0)
+    gathered = torch.empty(4)
+    staged._allgather_base(gathered, torch.ones(2), None).wait()
+    assert not receive.is_completed()
+    host.gate.set()
+    receive.wait()
+    assert received.item() == 7
+    assert receive.source_rank() == 1
+    staged.close()
