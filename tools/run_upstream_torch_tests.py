@@ -120,7 +120,7 @@ def _load_tests(backend: str, size: int) -> Any:
 @contextlib.contextmanager
 def _environment(environment: Mapping[str, str]) -> Iterator[None]:
     kept = os.environ
-    os.environ = environment  # type: ignore[assignment]  # a dict will do for reading
+    os.environ = environment  # type: ignore[assignment]  # noqa: B003 - a dict to read from, for a moment
     try:
         yield
     finally:

@@ -227,7 +227,7 @@ class StagedGroup:
             done.wait()
             for tensor, host, _ in written:
                 self._streams.to_device(host, tensor)
-            return done.source_rank()
+            return int(done.source_rank())
 
         if is_alone:
             threading.Thread(target=self._finish, args=(work, run), daemon=True).start()
