@@ -103,6 +103,9 @@ def _load_tests(backend: str, size: int) -> Any:
         from clary.train.collective.adapters.torch.registration import register
 
         register()
+    from torch.testing._internal.common_distributed import DistTestCases
+
+    DistTestCases.backend_feature["plugin"].add(backend)
     with _environment(_Environment(os.environ)):
         from torch.testing._internal.distributed import distributed_test as tests
 

@@ -12,6 +12,8 @@ fi
 for sanitizer in "$@"; do
     build="$here/build/native-test-$sanitizer"
     [ "$sanitizer" = none ] && flag="" || flag=$sanitizer
+    # Processes start slowly with a sanitizer; the plain build kills more of them.
+    [ "$sanitizer" = none ] || export CLARY_KILL_ROUNDS="${CLARY_KILL_ROUNDS:-10}"
     echo "native tests, sanitizer: $sanitizer"
     cmake -S "$here" -B "$build" -G Ninja -DCLARY_TESTS=ON "-DCLARY_SANITIZE=$flag" >/dev/null
     cmake --build "$build"

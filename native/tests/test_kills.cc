@@ -23,8 +23,10 @@ constexpr int kRight = 10;  // the group broke, and the culprit was named
 constexpr int kWrongSum = 11;
 constexpr int kWrongBlame = 12;
 constexpr int kNoFailure = 13;  // went on to the end though a peer was gone
-constexpr double kTimeoutSeconds = 1.0;
+constexpr double kTimeoutSeconds = 5.0;
 constexpr int kOperations = 200000;
+// Far above what a busy machine needs, far below a hang.
+constexpr double kSoonSeconds = 15;
 
 long fromEnvironment(const char* name, long otherwise) {
   const char* text = std::getenv(name);
@@ -109,7 +111,7 @@ void strike(const std::vector<int>& hostOf, int signalNumber, long rounds) {
     const auto struck = steady_clock::now();
     std::vector<int> codes(children.size(), -1);
     size_t left = children.size() - 1;
-    while (left > 0 && steady_clock::now() - struck < std::chrono::seconds(15)) {
+    while (left > 0 && steady_clock::now() - struck < std::chrono::seconds(40)) {
       for (size_t i = 0; i < children.size(); ++i) {
         int status = 0;
         if (static_cast<int>(i) == victim || codes[i] >= 0 || waitpid(children[i], &status, WNOHANG) == 0) continue;
@@ -127,7 +129,7 @@ void strike(const std::vector<int>& hostOf, int signalNumber, long rounds) {
       if (static_cast<int>(i) == victim) continue;
       EXPECT_EQ(kRight, codes[i]) << "rank " << i << ", seed " << seed;
     }
-    EXPECT_LT(seconds, signalNumber == SIGKILL ? 3.0 : kTimeoutSeconds + 4.0) << "seed " << seed;
+    EXPECT_LT(seconds, signalNumber == SIGKILL ? kSoonSeconds : kTimeoutSeconds + kSoonSeconds) << "seed " << seed;
   }
 }
 
