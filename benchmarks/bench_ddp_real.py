@@ -74,7 +74,7 @@ def _lines(case: RealCase, peer_name: str, trained: Trained) -> Iterator[Line]:
     same_bits = ours.losses == peer.losses and trained.digests[0][OURS] == trained.digests[0][PEER]
     is_close = abs(ours.final_loss() / peer.final_loss() - 1) <= LOSS_TOLERANCE
     must_be_same = case.num_ranks == 2
-    is_right = trained.ranks_agree() and (same_bits if must_be_same else is_close)
+    is_right = trained.ranks_agree(OURS, PEER) and (same_bits if must_be_same else is_close)
     likeness = "losses and weights have gloo's bits" if must_be_same else f"within {LOSS_TOLERANCE:.0%} of gloo's"
     has_learnt = statistics.mean(ours.losses[-1]) < statistics.mean(ours.losses[0])
     median, spread = median_and_spread(ours.samples_per_s)

