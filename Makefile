@@ -116,6 +116,13 @@ $(STAMPS)/toolkit.stamp: $(STAMPS)/train.stamp $(STAMPS)/system.stamp
 		> $$(ls -d .venvs/toolkit/lib/python3*/site-packages)/train.pth
 	touch $@
 
+# Hugging Face's trainers, on top of the training environment. Not part of the set-up: their tests say when they skip.
+$(STAMPS)/hf.stamp: $(STAMPS)/train.stamp
+	$(PYTHON) -m venv .venvs/hf
+	echo $(CURDIR)/$$(ls -d .venvs/train/lib/python3*/site-packages) > $$(ls -d .venvs/hf/lib/python3*/site-packages)/train.pth
+	.venvs/hf/bin/pip install --quiet --disable-pip-version-check transformers accelerate
+	touch $@
+
 # AWS CLI v2, PostgreSQL, Open MPI, ssh, iproute2 and a C compiler for the tests; needs root, and says what to install without it.
 $(STAMPS)/system.stamp:
 	mkdir -p $(STAMPS)

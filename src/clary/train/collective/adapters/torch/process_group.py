@@ -47,6 +47,7 @@ class SmddpProcessGroup(Collectives, dist.ProcessGroup):
     supports_coalescing = False
     supports_time_estimate = False
     supports_shrinking = False
+    _is_open = False
 
     def __init__(
         self,
