@@ -8,4 +8,6 @@ completion      the thread that ends futures of operations under way
 store           torch's key-value store as the bootstrap wants it
 devices         which path CUDA tensors take: NCCL, or staging through host memory
 staging         CUDA tensors by way of pinned host memory
+keeping         what torch before its PyWorkHolder needs: works that outlive their callers
+untraced        keeps torch.compile out of these files
 """

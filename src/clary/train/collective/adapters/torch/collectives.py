@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,7 @@ from torch.distributed import (
 from torch.distributed.distributed_c10d import AllgatherOptions
 
 from clary.train._native.interface import ANY_RANK, Core
+from clary.train.collective.adapters.torch import keeping
 from clary.train.collective.adapters.torch.calls import (
     as_list,
     as_nested,
@@ -41,6 +42,7 @@ from clary.train.collective.adapters.torch.tensors import check_equal, core_op, 
 from clary.train.collective.adapters.torch.work import ENDED, EndedWork, JointWork, PendingWork
 
 Tensors = Sequence[torch.Tensor]
+AnyWork = TypeVar("AnyWork", bound=Work)
 
 
 class Collectives:
@@ -473,7 +475,7 @@ class Collectives:
             finish()
         if not asynchronous:
             return ENDED
-        return EndedWork(results)
+        return _kept(EndedWork(results))
 
     def _pending(
         self, ticket: int, results: Tensors, held: Any, finish: Callable[[], None] | None = None
@@ -481,7 +483,7 @@ class Collectives:
         work = PendingWork(self._core, ticket, self._completion, results, held, finish)
         if self._coalesced is not None:
             self._coalesced.append(work)
-        return work
+        return _kept(work)
 
     def _one_a_rank(self, items: Sequence[Any], operation: str) -> Sequence[Any]:
         if len(items) != self._num_ranks:
@@ -511,6 +513,13 @@ class Collectives:
         return [part * row for part in rows], dtype
 
 
+def _kept(work: AnyWork) -> AnyWork:
+    """Return a work that may be dropped on our side while C++ holds it."""
+    if keeping.IS_NEEDED:
+        keeping.keep(work)
+    return work
+
+
 def _op_in(given: Any) -> Any:
     """Return the operation that stands where options may, None if none does."""
     return given if isinstance(given, dist.ReduceOp) else None
@@ -521,7 +530,7 @@ def _joint(works: list[Work], results: Tensors) -> Work:
         return works[0]
     if all(work is ENDED for work in works):
         return EndedWork(results)
-    return JointWork(works, results)
+    return _kept(JointWork(works, results))
 
 
 def _written(outputs: Tensors, operation: str) -> tuple[list[torch.Tensor], Callable[[], None] | None]:

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import torch
 from torch.distributed import Work
 
+from clary.train.collective.adapters.torch import keeping
 from clary.train.collective.adapters.torch.collectives import Collectives
 from clary.train.collective.errors import CollectiveTimeout
 
@@ -101,6 +102,8 @@ class StagedWork(Work):
         self._peer = -1
         self._outcome = future
         self._future = future.then(self._results_or_error)
+        if keeping.IS_NEEDED:
+            keeping.keep(self)
 
     def end(self, error: BaseException | None, order: Callable[[], None] | None, peer: int = -1) -> None:
         """Tell who waits: copies back have begun, or the operation failed."""
@@ -110,6 +113,8 @@ class StagedWork(Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the copies back have begun, then have the caller's stream wait for them."""
+        if keeping.IS_NEEDED:
+            keeping.let_go(self)
         if not self._ended.wait(timeout.total_seconds() if timeout else None):
             raise CollectiveTimeout(f"wait(timeout={timeout}) ended before the operation did, which goes on")
         if self._error is not None:
@@ -146,6 +151,8 @@ class StagedWork(Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the tensors that the operation writes."""
+        if keeping.IS_NEEDED:
+            keeping.let_go(self)
         return self._future
 
     def _results_or_error(self, _: object) -> Any:

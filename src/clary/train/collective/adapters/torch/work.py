@@ -15,6 +15,7 @@ import torch
 from torch.distributed import Work
 
 from clary.train._native.interface import Core
+from clary.train.collective.adapters.torch import keeping
 from clary.train.collective.errors import CollectiveTimeout
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class EndedWork(Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Return True."""
+        if keeping.IS_NEEDED:
+            keeping.let_go(self)
         return True
 
     def is_completed(self) -> bool:
@@ -63,6 +66,8 @@ class EndedWork(Work):
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Return a future that is done, with the tensors that were written."""
+        if keeping.IS_NEEDED:
+            keeping.let_go(self)
         future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
         future.set_result(self._results)
         return future
@@ -116,6 +121,8 @@ class PendingWork(Work):
                     f"rank {self._completion.rank} of {self._completion.name}: wait(timeout={limit_s:.3f} s) ended "
                     "before the operation did, which goes on; wait longer or abort the group"
                 )
+        if keeping.IS_NEEDED:
+            keeping.let_go(self)
         if self._error is not None:
             raise self._error
         return True
@@ -171,6 +178,8 @@ class PendingWork(Work):
                     self._settle(None)
                 if self._has_ended:
                     self._outcome.set_result(None)
+            if keeping.IS_NEEDED:
+                keeping.let_go(self)
             return self._future
 
     def take_end(self) -> None:
@@ -232,6 +241,8 @@ class JointWork(Work):
         """Wait for all; `timeout` is for each."""
         for work in self._works:
             work.wait(*(() if timeout is None else (timeout,)))
+        if keeping.IS_NEEDED:
+            keeping.let_go(self)
         return True
 
     def is_completed(self) -> bool:
@@ -256,6 +267,8 @@ class JointWork(Work):
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Return a future of the tensors of all."""
+        if keeping.IS_NEEDED:
+            keeping.let_go(self)
         together = torch.futures.collect_all([work.get_future() for work in self._works])
         return together.then(self._results_once_good)
 

@@ -1,0 +1,45 @@
+"""Keeps works alive for C++ in versions of torch that do not.
+
+Where: `collectives` hands every work that it returns to `keep`; a work lets go of itself once it was waited for or
+asked for its future. C++ callers hold the C++ half of a work alone; when the Python half is collected, the methods of
+the base class answer, and its `wait` never ends. torch holds both halves (PyWorkHolder) since some version after 2.6;
+this module can go when that is the oldest that is served.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch.distributed import Work
+
+_TRAMPOLINE = "include/torch/csrc/distributed/c10d/PyProcessGroup.hpp"
+_MAX_KEPT = 4096  # works that nobody waits for; the oldest that have ended go first
+
+
+def _torch_holds_works() -> bool:
+    """Look into the header that torch's wheel ships; without it, suppose the worse, which costs memory alone."""
+    try:
+        return "PyWorkHolder" in (Path(torch.__file__).parent / _TRAMPOLINE).read_text(
+            encoding="utf-8", errors="replace"
+        )
+    except OSError:
+        return False
+
+
+IS_NEEDED = not _torch_holds_works()
+_kept: dict[int, Work] = {}
+
+
+def keep(work: Work) -> None:
+    """Keep a work until `let_go`."""
+    if len(_kept) >= _MAX_KEPT:
+        for key, old in list(_kept.items()):
+            if old.is_completed():
+                _kept.pop(key, None)
+    _kept[id(work)] = work
+
+
+def let_go(work: Work) -> None:
+    """Keep a work no longer."""
+    _kept.pop(id(work), None)
