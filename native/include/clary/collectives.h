@@ -64,7 +64,7 @@ enum clary_code {
   CLARY_TIMEOUT = 2,         // the deadline passed while a peer was waited for
   CLARY_PEER_LOST = 3,       // a peer's process ended or its connection broke
   CLARY_ORDER_MISMATCH = 4,  // peers called different collectives
-  CLARY_CLOSED = 5,          // the communicator was closed or aborted here
+  CLARY_CLOSED = 5,          // the communicator was closed here, or a rank aborted the group
   CLARY_SYSTEM = 6,          // the operating system refused something
 };
 

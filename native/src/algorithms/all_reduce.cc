@@ -182,9 +182,7 @@ int finalDivisor(const Run& run) { return run.operation().op == ReduceOp::kAvg ?
 void allReduce(Run& run) {
   const Layout& layout = run.layout();
   const Operation& operation = run.operation();
-  int mostLocal = 1;
-  for (const auto& ranks : layout.ranksOf) mostLocal = std::max(mostLocal, static_cast<int>(ranks.size()));
-  const Shape shape{mostLocal, layout.hosts(), layout.rails, run.team().slotBytes()};
+  const Shape shape{layout.mostRanksOnAHost(), layout.hosts(), layout.rails, run.team().slotBytes()};
   const Choice choice =
       chooseAllReduce(operation.bytes(layout.size), shape, run.machinery().link, run.machinery().forcedAlgorithm);
   if (layout.size == 1) {

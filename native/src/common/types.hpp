@@ -4,8 +4,9 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <stdexcept>
+#include <exception>
 #include <string>
+#include <utility>
 
 #include "clary/collectives.h"
 
@@ -69,12 +70,15 @@ using Clock = std::chrono::steady_clock;
 using TimePoint = Clock::time_point;
 using Duration = Clock::duration;
 
-// What ended an operation. `culprit` is the rank to blame, -1 if there is none.
-class Failure : public std::runtime_error {
+// What ended an operation. `culprit` is the rank to blame, -1 if there is none. Copies pass between threads, so each
+// has a text of its own: std::runtime_error shares its text, with a count that the thread sanitizer cannot see.
+class Failure : public std::exception {
  public:
-  Failure(Code why, int rank, const std::string& text) : std::runtime_error(text), code(why), culprit(rank) {}
+  Failure(Code why, int rank, std::string what) : code(why), culprit(rank), text(std::move(what)) {}
+  const char* what() const noexcept override { return text.c_str(); }
   Code code;
   int culprit;
+  std::string text;
 };
 
 }  // namespace clary

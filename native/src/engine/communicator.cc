@@ -207,11 +207,14 @@ int64_t Communicator::run(Operation& operation, bool isAsynchronous, double time
   if (ticket == 0) {
     inCaller_.fetch_add(1, std::memory_order_relaxed);
     const auto release = [this] {
+      bool isAwaited = false;
       {
         const std::lock_guard lock(queueMutex_);
         isBusy_ = false;
+        isAwaited = isStopping_ || !queue_.empty();
       }
-      queueChanged_.notify_all();
+      // Nobody else waits for a free communicator: waking the executor for nothing would double the cost of a call.
+      if (isAwaited) queueChanged_.notify_all();
     };
     try {
       execute(operation, kPatienceOfCaller);
@@ -361,10 +364,8 @@ std::string Communicator::where(const std::string& what) const {
 
 std::string Communicator::explain(Collective kind, uint64_t bytes) const {
   if (kind != Collective::kAllReduce) return std::string(collectiveName(kind)) + ": one algorithm for every size";
-  int mostLocal = 1;
-  for (const auto& ranks : layout_.ranksOf) mostLocal = std::max(mostLocal, static_cast<int>(ranks.size()));
-  return explainAllReduce(bytes, Shape{mostLocal, layout_.hosts(), layout_.rails, team_->slotBytes()}, machinery_.link,
-                          machinery_.forcedAlgorithm);
+  return explainAllReduce(bytes, Shape{layout_.mostRanksOnAHost(), layout_.hosts(), layout_.rails, team_->slotBytes()},
+                          machinery_.link, machinery_.forcedAlgorithm);
 }
 
 std::vector<uint64_t> Communicator::counters() const {

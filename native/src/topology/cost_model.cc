@@ -9,7 +9,8 @@
 namespace clary {
 namespace {
 
-// Fitted by `python -m benchmarks select` (docs/numbers/smddp.md); they steer choices, so only their order matters.
+// Chosen by hand after runs of native/benchmarks/bench_collectives on two cores of a Zen 3; not fitted yet. They steer
+// choices, so only their order matters.
 constexpr double kHostBytesPerSecond = 2e10;  // one rank copying or reducing, per byte read
 constexpr double kStepSeconds = 8e-6;         // all ranks of a host reaching one step
 constexpr double kMessageSeconds = 12e-6;     // processor time of one message: two system calls and a wake-up

@@ -10,6 +10,12 @@ std::string Layout::describe(int aRank) const {
   return "rank " + std::to_string(aRank) + " on " + hostNames[hostOf[aRank]];
 }
 
+int Layout::mostRanksOnAHost() const {
+  size_t most = 0;
+  for (const auto& ranks : ranksOf) most = std::max(most, ranks.size());
+  return static_cast<int>(most);
+}
+
 Layout makeLayout(int rank, int size, const int* hostOfRank, const char* const* hostNames) {
   if (size < 1 || rank < 0 || rank >= size) {
     throw Failure(Code::kInvalid, -1,

@@ -18,6 +18,7 @@ struct Layout {
   int host() const { return hostOf[rank]; }
   int index() const { return indexOf[rank]; }
   int hosts() const { return static_cast<int>(ranksOf.size()); }
+  int mostRanksOnAHost() const;
   int localSize() const { return static_cast<int>(ranksOf[host()].size()); }
   const std::vector<int>& localRanks() const { return ranksOf[host()]; }
   int leaderOf(int aHost) const { return ranksOf[aHost][0]; }

@@ -8,6 +8,8 @@
 #include <poll.h>
 
 #include <atomic>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "common/types.hpp"

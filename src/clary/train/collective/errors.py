@@ -4,7 +4,7 @@
     |-- CollectiveTimeout   a peer did not come or answer within the limit
     |-- PeerLost            a peer's process ended or its connection broke
     |-- OrderMismatch       ranks called different collectives
-    |-- GroupClosed         the group was closed or aborted by this rank
+    |-- GroupClosed         the group was closed by this rank, or a rank aborted it
     |-- BootstrapError      the group could not be formed
     `-- CoreError           the operating system refused something
 
@@ -51,7 +51,7 @@ class OrderMismatch(CollectiveError):
 
 
 class GroupClosed(CollectiveError):
-    """The group was closed or aborted by this rank."""
+    """The group was closed by this rank, or a rank aborted it; `culprit` is who did."""
 
 
 class BootstrapError(CollectiveError):
