@@ -69,6 +69,8 @@ $(STAMPS)/service.stamp: pyproject.toml
 # The collectives core, into the package. Without a compiler collectives run on the slow reference; this says so.
 $(STAMPS)/native.stamp: $(STAMPS)/service.stamp $(NATIVE_SOURCES)
 	sh tools/install_system_packages.sh g++
+	test -e "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" || \
+		sh tools/install_system_packages.sh python3-dev
 	sh tools/build_native.sh $(BIN) $(NATIVE_BUILD)
 	touch $@
 

@@ -9,8 +9,11 @@ if ! command -v "${CXX:-c++}" >/dev/null; then
 fi
 here=$(cd "$(dirname "$0")/.." && pwd)
 PATH="$here/$bin:$PATH"
-cmake -S "$here" -B "$here/$build" -G Ninja >/dev/null
-cmake --build "$here/$build" --target clary_collectives clary_switch
+cmake -S "$here" -B "$here/$build" -G Ninja "-DPython_EXECUTABLE=$here/$bin/python" >/dev/null
+cmake --build "$here/$build" --target all clary_switch
 # A process that has the old library loaded keeps it; the new one takes its place in one step.
-cp "$here/$build/libclary_collectives.so" "$here/src/clary/train/_native/.libclary_collectives.so.new"
-mv "$here/src/clary/train/_native/.libclary_collectives.so.new" "$here/src/clary/train/_native/libclary_collectives.so"
+for built in libclary_collectives.so _door.abi3.so; do
+    [ -e "$here/$build/$built" ] || continue
+    cp "$here/$build/$built" "$here/src/clary/train/_native/.$built.new"
+    mv "$here/src/clary/train/_native/.$built.new" "$here/src/clary/train/_native/$built"
+done

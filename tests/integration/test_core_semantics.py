@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 from collective_groups import CORES, FAST, MemoryStore, open_descriptors, run_group, run_ranks
 
+from clary.train._native import core as native
 from clary.train._native.interface import Dtype, ReduceOp
 from clary.train._native.reference_math import expected_all_reduce, expected_all_to_all, expected_reduce_scatter
 from clary.train.collective.communicator import open_group
@@ -27,11 +28,32 @@ SMALL_NUMBERS = {  # by type: format, one number a rank and element that no roun
     Dtype.INT64: "q",
     Dtype.UINT8: "B",
 }
-pytestmark = pytest.mark.parametrize("core", CORES)
+BY_CTYPES = "native by ctypes"
+pytestmark = pytest.mark.parametrize(
+    "core",
+    [
+        *CORES,
+        pytest.param(
+            BY_CTYPES,
+            marks=pytest.mark.skipif(native.door() is None, reason="_door was not built: native is by ctypes"),
+        ),
+    ],
+)
+
+
+@pytest.fixture(autouse=True)
+def _without_door(core, monkeypatch):
+    if core == BY_CTYPES:
+        monkeypatch.setattr(native, "door", lambda: None)
+        native._calls.cache_clear()
+        yield
+        native._calls.cache_clear()
+    else:
+        yield
 
 
 def with_core(core, **changes):
-    return replace(FAST, core=core, **changes)
+    return replace(FAST, core=core.removesuffix(" by ctypes"), **changes)
 
 
 def values_of(rank, dtype, count):

@@ -27,12 +27,6 @@ class BetweenHostsReduction {
   void go();
 
  private:
-  struct Stage {
-    Shard shard;
-    std::vector<std::byte> partial;
-    std::vector<std::byte> result;
-    std::vector<std::byte> scratch;
-  };
   Part shardOf(int segment, int owner) const;
   bool isOwner() const { return team_.index() < rails_; }
   bool isAlone() const { return team_.members() == 1; }
@@ -41,7 +35,7 @@ class BetweenHostsReduction {
   void addWithinHost(int segment);
   void takeResult(int segment);
   void copyResults(int segment);
-  Stage& stageOf(int segment) { return stages_[static_cast<size_t>(segment) % stages_.size()]; }
+  size_t stageOf(int segment) const { return static_cast<size_t>(segment) % stages_.size(); }
 
   Run& run_;
   HostTeam& team_;
@@ -56,7 +50,7 @@ class BetweenHostsReduction {
   int segments_ = 0;
   int divisor_;
   std::unique_ptr<ShardExchange> exchange_;
-  std::vector<Stage> stages_;
+  std::vector<Shard> stages_;  // segments under way
   HostTeam::Buffer slots_[2] = {};
   HostTeam::Buffer outboxes_[2] = {};
 };
@@ -71,10 +65,8 @@ BetweenHostsReduction::BetweenHostsReduction(Run& run, const Choice& choice)
       input_(static_cast<const std::byte*>(operation_.input)),
       output_(static_cast<std::byte*>(operation_.output)),
       divisor_(finalDivisor(run)) {
-  // All hosts must cut alike, so nothing here may depend on the own host's number of ranks: a slot holds `rails` shards
-  // on every host, and half of a slot one shard of the outbox.
-  const size_t most = static_cast<size_t>(choice.segmentBytes) / 2 / kGrainBytes * kGrainBytes / elementSize_;
-  shardCapacity_ = rails_ == 1 ? most : most * 2 / static_cast<size_t>(rails_) / grain_ * grain_;
+  // All hosts must cut alike, so nothing here may depend on the own host's number of ranks.
+  shardCapacity_ = static_cast<size_t>(choice.segmentBytes) / static_cast<size_t>(rails_) / kGrainBytes * grain_;
   perSegment_ = shardCapacity_ * static_cast<size_t>(rails_);
   segments_ = static_cast<int>((operation_.count + perSegment_ - 1) / perSegment_);
   if (isOwner()) {
@@ -110,23 +102,22 @@ void BetweenHostsReduction::layOut(int segment) {
 void BetweenHostsReduction::addWithinHost(int segment) {
   if (!isOwner()) return;
   const Part part = shardOf(segment, team_.index());
-  Stage& stage = stageOf(segment);
-  Shard& shard = stage.shard;
+  const size_t number = stageOf(segment);
+  Shard& shard = stages_[number];
   shard.count = part.count;
-  stage.scratch.resize(exchange_->scratchElements(shardCapacity_) * elementSize_);
-  shard.scratch = stage.scratch.data();
+  shard.scratch = run_.room(2 * number).atLeast(exchange_->scratchElements(shardCapacity_) * elementSize_);
   shard.result = output_ + part.begin * elementSize_;
   if (isAlone()) {
     shard.partial = input_ + part.begin * elementSize_;
   } else {
-    stage.partial.resize(shardCapacity_ * elementSize_);
+    std::byte* partial = run_.room(2 * number + 1).atLeast(shardCapacity_ * elementSize_);
     std::vector<const void*> sources(team_.members());
     for (int member = 0; member < team_.members(); ++member) {
       sources[member] = member == team_.index() ? input_ + part.begin * elementSize_
                                                 : slotShard(member, slots_[segment & 1], team_.index());
     }
-    run_.reduce(stage.partial.data(), nullptr, sources.data(), team_.members(), part.count, 1);
-    shard.partial = stage.partial.data();
+    run_.reduce(partial, nullptr, sources.data(), team_.members(), part.count, 1);
+    shard.partial = partial;
   }
   exchange_->begin(shard);
 }
@@ -134,7 +125,7 @@ void BetweenHostsReduction::addWithinHost(int segment) {
 void BetweenHostsReduction::takeResult(int segment) {
   if (!isAlone()) outboxes_[segment & 1] = run_.takeOutbox();
   if (!isOwner()) return;
-  Shard& shard = stageOf(segment).shard;
+  Shard& shard = stages_[stageOf(segment)];
   exchange_->finish(shard);
   if (!isAlone()) {
     run_.offer(team_.buffer(team_.index(), outboxes_[segment & 1]), shard.result, shard.count * elementSize_);
@@ -165,7 +156,7 @@ void BetweenHostsReduction::go() {
     if (isSegment(step - copyLag)) copyResults(step - copyLag);
     // The stage of segment `step` is the one that segment `step - resultLag - 1` has left.
     if (isSegment(step)) addWithinHost(step);
-    if (isSegment(step - advanceLag) && isOwner()) exchange_->advance(stageOf(step - advanceLag).shard);
+    if (isSegment(step - advanceLag) && isOwner()) exchange_->advance(stages_[stageOf(step - advanceLag)]);
     if (isSegment(step - resultLag)) takeResult(step - resultLag);
     if (isSegment(step + 1)) layOut(step + 1);
     const Step done = run_.publish();

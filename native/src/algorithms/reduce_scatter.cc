@@ -6,6 +6,7 @@
 // segment of the chunks:
 //
 //   step s:   take in what other hosts sent of segment s-1 | add segment s and send | lay out segment s+1
+#include <utility>
 #include <vector>
 
 #include "algorithms/algorithms.hpp"
@@ -21,9 +22,8 @@ class ReduceScatter {
 
  private:
   struct Stage {
-    std::vector<std::byte> own;                    // this host's sum of the own chunk
-    std::vector<std::vector<std::byte>> foreign;   // sums for owners on other hosts, as in `foreign_`
-    std::vector<std::vector<std::byte>> incoming;  // by host
+    std::byte* own = nullptr;          // this host's sum of the own chunk
+    std::vector<std::byte*> incoming;  // by host
     std::vector<LaneSet::Position> sent;
     std::vector<LaneSet::Position> received;
   };
@@ -106,33 +106,35 @@ void ReduceScatter::addWithinHost(int segment) {
   }
   Stage& stage = stages_[segment & 1];
   const size_t bytes = countOf(segment) * elementSize_;
-  stage.incoming.resize(layout_.hosts());
+  std::byte* next = run_.room(static_cast<size_t>(segment & 1))
+                        .atLeast((1 + foreign_.size() + static_cast<size_t>(layout_.hosts())) * bytes);
+  const auto takeRoom = [&next, bytes] { return std::exchange(next, next + bytes); };
+  stage.incoming.assign(layout_.hosts(), nullptr);
   stage.received.assign(layout_.hosts(), 0);
   for (int host = 0; host < layout_.hosts(); ++host) {
     if (host == layout_.host()) continue;
-    stage.incoming[host].resize(bytes);
-    stage.received[host] = run_.lanes().postReceive(suppliers_[host], stage.incoming[host].data(), bytes);
+    stage.incoming[host] = takeRoom();
+    stage.received[host] = run_.lanes().postReceive(suppliers_[host], stage.incoming[host], bytes);
   }
-  stage.foreign.resize(foreign_.size());
   stage.sent.assign(foreign_.size(), 0);
   for (size_t i = 0; i < foreign_.size(); ++i) {
     const void* sum = input(foreign_[i], segment);
     if (team_.members() > 1) {
-      stage.foreign[i].resize(bytes);
-      addOne(stage.foreign[i].data(), foreign_[i], segment, 1);
-      sum = stage.foreign[i].data();
+      std::byte* place = takeRoom();
+      addOne(place, foreign_[i], segment, 1);
+      sum = place;
     }
     stage.sent[i] = run_.lanes().postSend(foreign_[i], sum, bytes);
   }
-  stage.own.resize(bytes);
-  addOne(stage.own.data(), layout_.rank, segment, 1);
+  stage.own = takeRoom();
+  addOne(stage.own, layout_.rank, segment, 1);
 }
 
 void ReduceScatter::takeIn(int segment) {
   Stage& stage = stages_[segment & 1];
   std::vector<const void*> sources(layout_.hosts());
   for (int host = 0; host < layout_.hosts(); ++host) {
-    sources[host] = host == layout_.host() ? stage.own.data() : stage.incoming[host].data();
+    sources[host] = host == layout_.host() ? stage.own : stage.incoming[host];
     if (host != layout_.host()) run_.awaitReceived(suppliers_[host], stage.received[host]);
   }
   for (size_t i = 0; i < foreign_.size(); ++i) run_.awaitSent(foreign_[i], stage.sent[i]);

@@ -112,12 +112,13 @@ void Run::awaitHost(Step step) {
     if (shared.allReached(step)) return;
   }
   // A processor that nobody else wants stays awake for us; one that a peer or another program waits for is given up.
+  const bool hasLanes = machinery_.lanes != nullptr;
   const TimePoint patient = Clock::now() + patience_;
   while (Clock::now() < patient) {
     sched_yield();
     if (shared.allReached(step)) return;
+    if (hasLanes && lanes().hasPending()) moveLanes(Duration::zero());
   }
-  const bool hasLanes = machinery_.lanes != nullptr;
   for (;;) {
     if (shared.allReached(step)) {
       machinery_.waitsFor->store(-1, std::memory_order_relaxed);
@@ -160,6 +161,12 @@ HostTeam::Buffer Run::takeOutbox() {
 template <typename Done>
 void Run::awaitLane(int peer, Done done) {
   if (done()) return;
+  const TimePoint patient = Clock::now() + patience_;
+  while (Clock::now() < patient) {
+    moveLanes(Duration::zero());
+    if (done()) return;
+    sched_yield();
+  }
   machinery_.waitsFor->store(peer, std::memory_order_relaxed);
   while (!done()) {
     checkNews();

@@ -5,10 +5,12 @@
 // across hosts never stand still together.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <optional>
 
+#include "common/room.hpp"
 #include "engine/headers.hpp"
 #include "engine/operation.hpp"
 #include "engine/store_choice.hpp"
@@ -36,6 +38,7 @@ struct Machinery {
   std::atomic<int>* waitsFor = nullptr;  // what this rank answers: whom it waits for, -1 for nobody
   std::atomic<uint64_t>* bytesReduced = nullptr;
   StoreChoice stores;
+  std::array<Room, 6> rooms;  // of whichever algorithm runs
 };
 
 class Run {
@@ -48,6 +51,8 @@ class Run {
   HostTeam& team() { return *machinery_.team; }
   LaneSet& lanes() { return *machinery_.lanes; }
   Machinery& machinery() { return machinery_; }
+  // Working memory; each algorithm numbers its own from 0.
+  Room& room(size_t number) { return machinery_.rooms.at(number); }
 
   // First phase of every operation: says what this rank is doing, publishes, waits for the others of this host and
   // compares. What a rank offers in the first phase must lie in its slot before.

@@ -14,7 +14,11 @@ namespace {
 constexpr double kHostBytesPerSecond = 2e10;  // one rank copying or reducing, per byte read
 constexpr double kStepSeconds = 8e-6;         // all ranks of a host reaching one step
 constexpr double kMessageSeconds = 12e-6;     // processor time of one message: two system calls and a wake-up
-constexpr uint64_t kOneRailBytes = 16384;     // below this more rails are only more messages
+constexpr uint64_t kLoneSegments = 8;         // what a buffer is cut into where no slot limits it
+constexpr uint64_t kLeastLoneSegment = 128u << 10;
+constexpr uint64_t kMostLoneSegment = 1u << 20;
+constexpr uint64_t kSegmentGrain = 4096;
+constexpr uint64_t kOneRailBytes = 16384;  // below this more rails are only more messages
 
 bool isPowerOfTwo(int value) { return value > 0 && (value & (value - 1)) == 0; }
 
@@ -43,6 +47,16 @@ double secondsBetween(BetweenHosts algorithm, double bytes, int hosts, const Lin
       return 2 * std::log2(hosts) * hop + 2 * others / hosts * wire;
   }
   return 0;
+}
+
+// Segments of an all-reduce between hosts. With slots, what one slot takes, or half of it where one rail's sum has to
+// pass an outbox of that size. Ranks that are alone on their hosts have no slots: there a segment is long enough for
+// two of them to fill the link's round trip, and short enough for adding to hide behind receiving.
+uint64_t segmentBetween(uint64_t bytes, const Shape& shape, const LinkConstants& link, int rails) {
+  if (shape.localRanks > 1) return rails > 1 ? shape.slotBytes : shape.slotBytes / 2;
+  const auto filling = static_cast<uint64_t>(2 * link.latencySeconds * link.bytesPerSecond);
+  const uint64_t wanted = std::clamp(bytes / kLoneSegments, kLeastLoneSegment, kMostLoneSegment);
+  return (std::max(wanted, filling) + kSegmentGrain - 1) / kSegmentGrain * kSegmentGrain;
 }
 
 bool isPossible(BetweenHosts algorithm, int hosts) {
@@ -107,9 +121,7 @@ Choice chooseAllReduce(uint64_t bytes, const Shape& shape, const LinkConstants& 
   }
   choice.predictedSeconds =
       best + secondsWithin(WithinHost::kTwoPhase, size, shape.localRanks, static_cast<double>(shape.slotBytes));
-  // A segment fills one slot of every rank; ranks that are alone on their hosts have no slots and overlap sending and
-  // reducing only by cutting.
-  choice.segmentBytes = shape.localRanks > 1 ? shape.slotBytes : std::max<uint64_t>(shape.slotBytes, 4u << 20);
+  choice.segmentBytes = segmentBetween(bytes, shape, link, choice.rails);
   return choice;
 }
 

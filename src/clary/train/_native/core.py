@@ -1,4 +1,7 @@
-"""The compiled core, called by ctypes: one build of the library serves every Python (docs/adr/0008).
+"""The compiled core: one build of the library serves every Python (docs/adr/0008).
+
+Functions that must cost little are called through `_door`, a module in CPython's limited API, where it was built and
+loads; all others, and all of them where it does not, by ctypes. Both take the same arguments, addresses as numbers.
 
 Where: `collective.cores` opens it over connections that `collective.bootstrap` made; communicator and adapters call it.
 Every call releases the interpreter lock while it is in the library, so waiting in one thread stops no other.
@@ -8,11 +11,13 @@ Signatures are those of native/include/clary/collectives.h; `interface.Core` say
 from __future__ import annotations
 
 import ctypes
+import importlib
 import threading
 from collections.abc import Sequence
 from ctypes import POINTER, c_char, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from clary.train._native.interface import Code, GroupConnections
@@ -73,7 +78,7 @@ _failures = _FailureOfThread()
 
 
 # Argument types by function, after the communicator; each takes a failure's address last where it can fail.
-_LIST = c_void_p
+_LIST = c_void_p  # the address of an array, with one entry a rank
 _TAIL = (c_int32, c_double, c_void_p)  # asynchronous, timeout_s, failure
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "all_reduce": (c_int64, (c_void_p, c_void_p, c_uint64, c_int32, c_int32, *_TAIL)),
@@ -104,6 +109,24 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 def library_path() -> Path:
     """Return where the shared library lies when it was built: beside this file."""
     return Path(__file__).with_name(_LIBRARY_NAME)
+
+
+@cache
+def door() -> Any:
+    """Return the module `_door`; None where it was not built, or not for this Python."""
+    try:
+        return importlib.import_module("clary.train._native._door")
+    except ImportError:
+        return None
+
+
+@cache
+def _calls() -> SimpleNamespace:
+    """Return the functions of the library that take a communicator first, by their names without `clary_`."""
+    library, fast = _library(), door()
+    return SimpleNamespace(
+        **{name: getattr(fast, name, None) or getattr(library, f"clary_{name}") for name in _SIGNATURES}
+    )
 
 
 @cache
@@ -169,10 +192,10 @@ class NativeCore:
         self.rank = connections.rank
         self.size = connections.size
         self.name = connections.name
-        self._all_reduce = library.clary_all_reduce
-        self._broadcast = library.clary_broadcast
-        self._wait = library.clary_wait
-        self._library = library
+        calls = _calls()
+        self._all_reduce = calls.all_reduce
+        self._wait = calls.wait
+        self._calls = calls
         self._closing = threading.Lock()
         self._addresses = c_void_p * connections.size
         self._counts = c_uint64 * connections.size
@@ -200,7 +223,7 @@ class NativeCore:
         timeout_s: float,
     ) -> int:
         """Collect `count` elements of every rank in rank order."""
-        ticket: int = self._library.clary_all_gather(
+        ticket: int = self._calls.all_gather(
             self._handle or self._gone(),
             source,
             target,
@@ -225,7 +248,7 @@ class NativeCore:
         timeout_s: float,
     ) -> int:
         """Reduce `size * count` elements of every rank; rank r keeps chunk r."""
-        ticket: int = self._library.clary_reduce_scatter(
+        ticket: int = self._calls.reduce_scatter(
             self._handle or self._gone(),
             source,
             self._address_list(inputs),
@@ -241,7 +264,7 @@ class NativeCore:
 
     def broadcast(self, buffer: int, count: int, dtype: int, root: int, asynchronous: bool, timeout_s: float) -> int:
         """Copy the root's buffer to all."""
-        ticket: int = self._broadcast(
+        ticket: int = self._calls.broadcast(
             self._handle or self._gone(), buffer, count, dtype, root, asynchronous, timeout_s, _failures.address
         )
         return ticket if ticket >= 0 else self._fail(ticket)
@@ -250,7 +273,7 @@ class NativeCore:
         self, source: int, target: int, count: int, dtype: int, op: int, root: int, asynchronous: bool, timeout_s: float
     ) -> int:
         """Reduce into the root's `target`; others may pass 0."""
-        ticket: int = self._library.clary_reduce(
+        ticket: int = self._calls.reduce(
             self._handle or self._gone(),
             source,
             target,
@@ -278,7 +301,7 @@ class NativeCore:
         timeout_s: float,
     ) -> int:
         """Send a chunk to every rank and receive one from each; counts None means `count` each."""
-        ticket: int = self._library.clary_all_to_all(
+        ticket: int = self._calls.all_to_all(
             self._handle or self._gone(),
             source,
             self._address_list(inputs),
@@ -306,7 +329,7 @@ class NativeCore:
         timeout_s: float,
     ) -> int:
         """Collect `count` elements of every rank on the root."""
-        ticket: int = self._library.clary_gather(
+        ticket: int = self._calls.gather(
             self._handle or self._gone(),
             source,
             target,
@@ -332,7 +355,7 @@ class NativeCore:
         timeout_s: float,
     ) -> int:
         """Give each rank its chunk of the root's `size * count` elements."""
-        ticket: int = self._library.clary_scatter(
+        ticket: int = self._calls.scatter(
             self._handle or self._gone(),
             source,
             self._address_list(inputs),
@@ -348,21 +371,19 @@ class NativeCore:
 
     def barrier(self, asynchronous: bool, timeout_s: float) -> int:
         """End when every rank has called it."""
-        ticket: int = self._library.clary_barrier(
-            self._handle or self._gone(), asynchronous, timeout_s, _failures.address
-        )
+        ticket: int = self._calls.barrier(self._handle or self._gone(), asynchronous, timeout_s, _failures.address)
         return ticket if ticket >= 0 else self._fail(ticket)
 
     def send(self, buffer: int, num_bytes: int, peer: int, tag: int, timeout_s: float) -> int:
         """Begin to send; a ticket."""
-        ticket: int = self._library.clary_send(
+        ticket: int = self._calls.send(
             self._handle or self._gone(), buffer, num_bytes, peer, tag, timeout_s, _failures.address
         )
         return ticket if ticket >= 0 else self._fail(ticket)
 
     def receive(self, buffer: int, num_bytes: int, peer: int, tag: int, timeout_s: float) -> int:
         """Begin to receive; a ticket."""
-        ticket: int = self._library.clary_receive(
+        ticket: int = self._calls.receive(
             self._handle or self._gone(), buffer, num_bytes, peer, tag, timeout_s, _failures.address
         )
         return ticket if ticket >= 0 else self._fail(ticket)
@@ -386,37 +407,35 @@ class NativeCore:
 
     def is_done(self, ticket: int) -> bool:
         """Whether the operation has ended, well or not."""
-        return bool(self._library.clary_is_done(self._handle or self._gone(), ticket))
+        return bool(self._calls.is_done(self._handle or self._gone(), ticket))
 
     def watch(self, ticket: int) -> None:
         """Have `next_watched` return this ticket once it has ended."""
-        self._library.clary_watch(self._handle or self._gone(), ticket)
+        self._calls.watch(self._handle or self._gone(), ticket)
 
     def next_watched(self, limit_s: float) -> int:
         """Wait for the end of a watched operation: its ticket, 0 when `limit_s` passed, -1 once the core is closed."""
         handle = self._handle
         if handle is None:
             return -1
-        return int(self._library.clary_next_watched(handle, limit_s))
+        return int(self._calls.next_watched(handle, limit_s))
 
     def abort(self, reason: str) -> None:
         """Poison the group on all ranks."""
         with self._closing:
             if self._handle is not None:
-                self._library.clary_abort(self._handle, reason.encode())
+                self._calls.abort(self._handle, reason.encode())
 
     def explain(self, collective: int, num_bytes: int) -> str:
         """Say which algorithm the cost model takes and why."""
         text = ctypes.create_string_buffer(_EXPLANATION_BYTES)
-        self._library.clary_explain(self._handle or self._gone(), collective, num_bytes, text, _EXPLANATION_BYTES)
+        self._calls.explain(self._handle or self._gone(), collective, num_bytes, text, _EXPLANATION_BYTES)
         return text.value.decode()
 
     def counters(self) -> dict[str, int]:
         """Count operations, bytes reduced, bytes on lanes, sleeps and wakes since creation."""
         values = (c_uint64 * len(_COUNTER_NAMES))()
-        written = self._library.clary_counters(
-            self._handle or self._gone(), ctypes.addressof(values), len(_COUNTER_NAMES)
-        )
+        written = self._calls.counters(self._handle or self._gone(), ctypes.addressof(values), len(_COUNTER_NAMES))
         return dict(zip(_COUNTER_NAMES[:written], values[:written], strict=True))
 
     def close(self) -> None:
@@ -424,7 +443,7 @@ class NativeCore:
         with self._closing:
             handle, self._handle = self._handle, None
             if handle is not None:
-                self._library.clary_destroy(handle)
+                self._calls.destroy(handle)
 
     def _address_list(self, addresses: Sequence[int] | None) -> Any:
         return None if addresses is None else self._addresses(*addresses)

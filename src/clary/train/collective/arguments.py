@@ -72,6 +72,8 @@ def addresses(buffers: Sequence[Buffer]) -> tuple[int, list[int] | None]:
 
 def reduction_of(op: ReduceOp | str, dtype: Dtype) -> ReduceOp:
     """Read a reduction and check that elements of `dtype` can be reduced so."""
+    if op is ReduceOp.SUM:
+        return op
     try:
         reduction = ReduceOp[op.upper()] if isinstance(op, str) else ReduceOp(op)
     except (KeyError, ValueError):

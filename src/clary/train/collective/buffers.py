@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from clary.train._native import core
 from clary.train._native.interface import Dtype
 
 _FORMATS = {
@@ -21,6 +22,7 @@ _FORMATS = {
     "e": Dtype.FLOAT16,
     "?": Dtype.BOOL,
 }
+_NATIVE_FORMATS: dict[str, Dtype] = {**_FORMATS, "b": Dtype.INT8, "B": Dtype.UINT8}  # sure without a second look
 _SIGNED = {1: Dtype.INT8, 2: Dtype.INT16, 4: Dtype.INT32, 8: Dtype.INT64}
 _SIGNED_CODES, _BYTE_CODES, _WORD_CODES = "bhilqn", "Bc", "hH"
 _FOREIGN_ORDER = ">!" if sys.byteorder == "little" else "<"
@@ -45,9 +47,9 @@ class _PyBuffer(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # frozen would cost more than the rest of a small call
 class Buffer:
-    """Contiguous memory.
+    """Contiguous memory; not changed once made.
 
     Args:
         owner: what must live as long as the memory is used.
@@ -106,10 +108,13 @@ def _from_protocol(memory: Any, name: str, dtype: Dtype | None) -> Buffer:
         ) from None
     if not view.c_contiguous:
         raise ValueError(f"{name} is strided memory: pass a contiguous copy, numpy.ascontiguousarray(...) for example")
-    kind = _dtype_of(view, name, dtype)
-    if view.nbytes % kind.element_bytes:
-        raise ValueError(f"{name} has {view.nbytes} bytes, which is no whole number of {_word(kind)}")
-    return Buffer(_address_of(view), view.nbytes // kind.element_bytes, kind, not view.readonly, view)
+    kind = _NATIVE_FORMATS.get(view.format) if dtype is None else None
+    if kind is None:
+        kind = _dtype_of(view, name, dtype)
+    num_bytes, element_bytes = view.nbytes, kind.element_bytes
+    if num_bytes % element_bytes:
+        raise ValueError(f"{name} has {num_bytes} bytes, which is no whole number of {_word(kind)}")
+    return Buffer(_address_of(view), num_bytes // element_bytes, kind, not view.readonly, view)
 
 
 def _dtype_of(view: memoryview, name: str, dtype: Dtype | None) -> Dtype:
@@ -135,6 +140,8 @@ def _dtype_of(view: memoryview, name: str, dtype: Dtype | None) -> Dtype:
 
 def _address_of(view: memoryview) -> int:
     """Return where the memory lies. The view keeps it there."""
+    if (fast := core.door()) is not None:
+        return int(fast.address_of(view))
     raw = _PyBuffer()
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(raw), _PLAIN)
     address = raw.buf or 0

@@ -86,6 +86,7 @@ class Communicator:
         self._store = store
         self._settings = settings or CollectiveSettings()
         self._pending = PendingWorks()
+        self._ended = Work(core, 0, ())  # of every operation that had ended when its call returned
         self._num_subgroups = 0
         self._is_closed = False
 
@@ -383,6 +384,8 @@ class Communicator:
         except BaseException as error:  # interrupted while it was under way: its memory must not be touched any more
             self.core.abort(f"rank {self.rank} was interrupted in an operation by {type(error).__name__}")
             raise
+        if not ticket:
+            return self._ended
         work = Work(self.core, ticket, [buffer for buffer in buffers if buffer is not None])
         if not work.is_done():
             self._pending.add(work)

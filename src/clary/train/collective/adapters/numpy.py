@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import cache
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
+from clary.train._native import core
 from clary.train._native.interface import ANY_RANK, Dtype, ReduceOp
 from clary.train.collective.bootstrap.tcp_store import TcpStore
 from clary.train.collective.buffers import Buffer
@@ -114,6 +116,9 @@ class World:
     ) -> np.ndarray:
         """Reduce the arrays of all ranks, element by element; `out` may be `array` itself."""
         source = _buffer(array, "array")
+        if out is array:
+            self.communicator.all_reduce(source, op=op)
+            return array
         result = self._room(array.shape, array.dtype, out)
         self.communicator.all_reduce(source, _buffer(result, "out"), op=op)
         return result
@@ -258,18 +263,31 @@ def _buffer(array: Any, name: str) -> Buffer:
     """Describe an array as cores take it; raises as the module says."""
     if not isinstance(array, np.ndarray):
         raise TypeError(f"{name} is a {type(array).__name__}: pass a numpy array")
-    dtype = _DTYPES.get(array.dtype.name)
-    if dtype is None or not array.dtype.isnative:
+    dtype = _dtype_of(array.dtype)
+    if dtype is None:
         raise TypeError(
             f"{name} has elements of type {array.dtype}, which cores do not know: convert it to one of "
             f"{', '.join(_DTYPES)} in this machine's byte order, {name}.astype(...) for example"
         )
-    if not array.flags.c_contiguous or not array.flags.aligned:
+    flags = array.flags
+    if not flags.c_contiguous or not flags.aligned:
         raise ValueError(
             f"{name} of shape {array.shape} is strided or unaligned memory (strides {array.strides}): pass "
             f"np.ascontiguousarray({name}), and copy a result back yourself"
         )
-    return Buffer(array.ctypes.data, array.size, dtype, bool(array.flags.writeable), array)
+    return Buffer(_address_of(array, dtype), array.size, dtype, bool(flags.writeable), array)
+
+
+@cache
+def _dtype_of(kind: np.dtype) -> Dtype | None:
+    return _DTYPES.get(kind.name) if kind.isnative else None
+
+
+def _address_of(array: np.ndarray, dtype: Dtype) -> int:
+    fast = core.door()
+    if fast is None or dtype is Dtype.BFLOAT16:  # which has no format in the buffer protocol
+        return int(array.ctypes.data)
+    return int(fast.address_of(array))
 
 
 def _number(environ: Mapping[str, str], names: Sequence[str]) -> int:

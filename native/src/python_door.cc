@@ -1,0 +1,125 @@
+// The C interface as a Python module: what `ctypes` does, in a tenth of its time.
+//
+// Functions carry the names of the C interface without `clary_` and take the same arguments, as numbers; for an address
+// also None, and objects with the buffer protocol. They release the interpreter lock while they are in the library.
+// Built against the limited API (CMake), so that one build serves every version from 3.11 on (docs/adr/0008); callers
+// have ctypes where it does not load.
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <cstdint>
+#include <limits>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "clary/collectives.h"
+
+namespace {
+
+// Where the memory of an object with the buffer protocol lies; nullptr with an error. Who calls keeps the object.
+void* addressOf(PyObject* object) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(object, &view, PyBUF_SIMPLE) != 0) return nullptr;
+  void* address = view.buf;
+  PyBuffer_Release(&view);
+  return address;
+}
+
+// A number as the C interface takes it. An error is left to be found by PyErr_Occurred.
+template <typename Value>
+Value taken(PyObject* given) {
+  if constexpr (std::is_pointer_v<Value>) {
+    if (given == Py_None) return nullptr;
+    return static_cast<Value>(PyLong_Check(given) ? PyLong_AsVoidPtr(given) : addressOf(given));
+  } else if constexpr (std::is_same_v<Value, double>) {
+    return PyFloat_AsDouble(given);
+  } else if constexpr (std::is_same_v<Value, uint64_t>) {
+    return PyLong_AsUnsignedLongLong(given);
+  } else {
+    const long long number = PyLong_AsLongLong(given);
+    if (number < std::numeric_limits<Value>::min() || number > std::numeric_limits<Value>::max()) {
+      PyErr_SetString(PyExc_OverflowError, "a number does not fit the C interface of the collectives core");
+    }
+    return static_cast<Value>(number);
+  }
+}
+
+template <typename Result, typename... Values, size_t... Places>
+PyObject* call(Result (*function)(Values...), PyObject* const* given, std::index_sequence<Places...>) {
+  const std::tuple<Values...> values{taken<Values>(given[Places])...};
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  PyThreadState* state = PyEval_SaveThread();
+  if constexpr (std::is_void_v<Result>) {
+    std::apply(function, values);
+    PyEval_RestoreThread(state);
+    Py_RETURN_NONE;
+  } else {
+    const Result result = std::apply(function, values);
+    PyEval_RestoreThread(state);
+    return PyLong_FromLongLong(result);
+  }
+}
+
+template <typename Result, typename... Values>
+constexpr size_t arity(Result (*)(Values...)) {
+  return sizeof...(Values);
+}
+
+template <auto Function>
+PyObject* door(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  constexpr size_t kWanted = arity(Function);
+  if (count != static_cast<Py_ssize_t>(kWanted)) {
+    return PyErr_Format(PyExc_TypeError, "expected %zu arguments, got %zd", kWanted, count);
+  }
+  return call(Function, given, std::make_index_sequence<kWanted>());
+}
+
+// address_of(object) -> int. The object must not be resized while the address is used.
+PyObject* addressOfMemory(PyObject*, PyObject* object) {
+  void* address = addressOf(object);
+  return address == nullptr && PyErr_Occurred() != nullptr ? nullptr : PyLong_FromVoidPtr(address);
+}
+
+template <auto Function>
+constexpr PyMethodDef entry(const char* name) {
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(door<Function>)), METH_FASTCALL, nullptr};
+}
+
+PyMethodDef* methods() {
+  static PyMethodDef all[] = {
+      entry<clary_all_reduce>("all_reduce"),
+      entry<clary_all_gather>("all_gather"),
+      entry<clary_reduce_scatter>("reduce_scatter"),
+      entry<clary_broadcast>("broadcast"),
+      entry<clary_reduce>("reduce"),
+      entry<clary_all_to_all>("all_to_all"),
+      entry<clary_gather>("gather"),
+      entry<clary_scatter>("scatter"),
+      entry<clary_barrier>("barrier"),
+      entry<clary_send>("send"),
+      entry<clary_receive>("receive"),
+      entry<clary_wait>("wait"),
+      entry<clary_is_done>("is_done"),
+      entry<clary_watch>("watch"),
+      entry<clary_next_watched>("next_watched"),
+      {"address_of", addressOfMemory, METH_O, nullptr},
+      {nullptr, nullptr, 0, nullptr},
+  };
+  return all;
+}
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__door() {
+  static PyModuleDef definition = {PyModuleDef_HEAD_INIT,
+                                   "_door",
+                                   "The collectives core, called without ctypes; see core.py.",
+                                   -1,
+                                   methods(),
+                                   nullptr,
+                                   nullptr,
+                                   nullptr,
+                                   nullptr};
+  return PyModule_Create(&definition);
+}
