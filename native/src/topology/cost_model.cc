@@ -9,12 +9,12 @@
 namespace clary {
 namespace {
 
-// Chosen by hand after runs of native/benchmarks/bench_collectives on two cores of a Zen 3; not fitted yet. They steer
-// choices, so only their order matters.
-constexpr double kHostBytesPerSecond = 2e10;  // one rank copying or reducing, per byte read
-constexpr double kStepSeconds = 8e-6;         // all ranks of a host reaching one step
-constexpr double kMessageSeconds = 12e-6;     // processor time of one message: two system calls and a wake-up
-constexpr uint64_t kLoneSegments = 8;         // what a buffer is cut into where no slot limits it
+// Fitted by benchmarks/fit_cost_model.py to what `select` measured on two cores of a Zen 3 (docs/numbers/smddp.md): the
+// least regret of the choices, in the middle of what is equally good. Only the order of costs matters.
+constexpr double kHostBytesPerSecond = 3.1e10;  // one rank copying or reducing, per byte read
+constexpr double kStepSecondsPerRank = 5.2e-6;  // all ranks of a host reaching one step
+constexpr double kMessageSeconds = 3.3e-6;      // beside the time of its hop
+constexpr uint64_t kLoneSegments = 8;           // what a buffer is cut into where no slot limits it
 constexpr uint64_t kLeastLoneSegment = 128u << 10;
 constexpr uint64_t kMostLoneSegment = 1u << 20;
 constexpr uint64_t kSegmentGrain = 4096;
@@ -24,27 +24,29 @@ bool isPowerOfTwo(int value) { return value > 0 && (value & (value - 1)) == 0; }
 
 double secondsWithin(WithinHost algorithm, double bytes, int ranks, double slotBytes) {
   if (ranks == 1) return 0;
+  const double step = kStepSecondsPerRank * ranks;
   const double others = static_cast<double>(ranks - 1) / ranks;
-  if (algorithm == WithinHost::kOneShot) return kStepSeconds + bytes * (1 + ranks) / kHostBytesPerSecond;
+  if (algorithm == WithinHost::kOneShot) return step + bytes * (1 + ranks) / kHostBytesPerSecond;
   const double segments = std::max(1.0, std::ceil(bytes * others / slotBytes));
-  return (segments + 1) * kStepSeconds + bytes * (2 * others + 1) / kHostBytesPerSecond;
+  return (segments + 1) * step + bytes * (2 * others + 1) / kHostBytesPerSecond;
 }
 
 double secondsBetween(BetweenHosts algorithm, double bytes, int hosts, const LinkConstants& link) {
   const double others = hosts - 1;
   const double wire = bytes / link.bytesPerSecond;
+  const double adding = bytes / kHostBytesPerSecond;
   const double hop = link.latencySeconds + kMessageSeconds;
   switch (algorithm) {
     case BetweenHosts::kNone:
       return 0;
-    case BetweenHosts::kOneShot:
-      return link.latencySeconds + others * (kMessageSeconds + wire);
+    case BetweenHosts::kOneShot:  // every host adds all of it
+      return link.latencySeconds + others * (kMessageSeconds + wire) + hosts * adding;
     case BetweenHosts::kDirect:
-      return 2 * (link.latencySeconds + others * kMessageSeconds) + 2 * others / hosts * wire;
+      return 2 * (link.latencySeconds + others * kMessageSeconds) + 2 * others / hosts * wire + adding;
     case BetweenHosts::kRing:
-      return 2 * others * hop + 2 * others / hosts * wire;
+      return 2 * others * hop + 2 * others / hosts * wire + adding;
     case BetweenHosts::kHalvingDoubling:
-      return 2 * std::log2(hosts) * hop + 2 * others / hosts * wire;
+      return 2 * std::log2(hosts) * hop + 2 * others / hosts * wire + adding;
   }
   return 0;
 }
