@@ -81,6 +81,63 @@ PyObject* addressOfMemory(PyObject*, PyObject* object) {
   return address == nullptr && PyErr_Occurred() != nullptr ? nullptr : PyLong_FromVoidPtr(address);
 }
 
+// The element type of a buffer's format, -1 for all that `collective.buffers` must look at twice.
+int32_t dtypeOf(const Py_buffer& view) {
+  if (view.format == nullptr || view.format[0] == '\0' || view.format[1] != '\0') return -1;
+  switch (view.format[0]) {
+    case 'f':
+      return CLARY_FLOAT32;
+    case 'd':
+      return CLARY_FLOAT64;
+    case 'e':
+      return CLARY_FLOAT16;
+    case '?':
+      return CLARY_BOOL;
+    case 'b':
+      return CLARY_INT8;
+    case 'B':
+      return CLARY_UINT8;
+    case 'h':
+      return CLARY_INT16;
+    case 'i':
+      return CLARY_INT32;
+    case 'l':
+    case 'q':
+      return view.itemsize == 8 ? CLARY_INT64 : CLARY_INT32;
+    default:
+      return -1;
+  }
+}
+
+// sum_memory(communicator, object, timeout_s, failure) -> what clary_all_reduce returns for the sum of all ranks, in
+// place; None, with nothing sent, for memory that is not plain: who calls then says what is wrong with it.
+PyObject* sumMemory(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  if (count != 4) return PyErr_Format(PyExc_TypeError, "expected 4 arguments, got %zd", count);
+  Py_buffer view;
+  if (PyObject_GetBuffer(given[1], &view, PyBUF_CONTIG | PyBUF_FORMAT) != 0) {
+    PyErr_Clear();
+    Py_RETURN_NONE;
+  }
+  const int32_t dtype = dtypeOf(view);
+  auto* communicator = taken<clary_communicator*>(given[0]);
+  const double timeout = taken<double>(given[2]);
+  auto* failure = taken<clary_failure*>(given[3]);
+  PyObject* result = nullptr;
+  if (PyErr_Occurred() == nullptr && dtype < 0) {
+    Py_INCREF(Py_None);
+    result = Py_None;
+  } else if (PyErr_Occurred() == nullptr) {
+    const auto elements = static_cast<uint64_t>(view.len / view.itemsize);
+    PyThreadState* state = PyEval_SaveThread();
+    const int64_t ticket =
+        clary_all_reduce(communicator, view.buf, view.buf, elements, dtype, CLARY_SUM, 0, timeout, failure);
+    PyEval_RestoreThread(state);
+    result = PyLong_FromLongLong(ticket);
+  }
+  PyBuffer_Release(&view);
+  return result;
+}
+
 template <auto Function>
 constexpr PyMethodDef entry(const char* name) {
   return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(door<Function>)), METH_FASTCALL, nullptr};
@@ -103,6 +160,7 @@ PyMethodDef* methods() {
       entry<clary_is_done>("is_done"),
       entry<clary_watch>("watch"),
       entry<clary_next_watched>("next_watched"),
+      {"sum_memory", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(sumMemory)), METH_FASTCALL, nullptr},
       {"address_of", addressOfMemory, METH_O, nullptr},
       {nullptr, nullptr, 0, nullptr},
   };

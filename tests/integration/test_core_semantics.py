@@ -4,6 +4,7 @@ Ranks are threads here; `test_rank_processes` has them as processes. Values are 
 do not depend on which ranks share a host.
 """
 
+import array
 import struct
 import time
 from dataclasses import replace
@@ -84,6 +85,36 @@ def test_every_type_is_reduced_by_every_operation_that_is_defined_on_it(core, si
         expected = expected_all_reduce([values_of(rank, dtype, count) for rank in range(size)], dtype, op)
         for rank in range(size):
             assert outcomes[rank][place] == expected, (dtype, op, count, rank)
+
+
+@pytest.mark.parametrize("code", "fdbBhilq")
+def test_objects_of_every_plain_format_are_summed_where_they_lie(core, code):
+    def act(group):
+        numbers = array.array(code, [group.rank + 1, 2, 3])
+        work = group.all_reduce(numbers)
+        assert work.wait()
+        return numbers.tolist()
+
+    assert run_group(3, act, settings=with_core(core)) == [[6, 6, 9]] * 3
+
+
+@pytest.mark.parametrize(
+    ("memory", "error", "words"),
+    [
+        (b"read only", ValueError, "read-only"),
+        (memoryview(bytearray(8))[::2], ValueError, "strided"),
+        (array.array("H", [1]), TypeError, "format 'H'"),
+        (5, TypeError, "no buffer"),
+    ],
+)
+def test_memory_that_is_not_plain_is_refused_before_anything_is_sent(core, memory, error, words):
+    def act(group):
+        with pytest.raises(error, match=words):
+            group.all_reduce(memory)
+        group.barrier()
+        return group.size
+
+    assert run_group(2, act, settings=with_core(core)) == [2, 2]
 
 
 @pytest.mark.parametrize("count", [0, 1, 3001])

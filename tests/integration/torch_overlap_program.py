@@ -1,8 +1,11 @@
 """Overlap of computing and communicating, on every rank. Functions `test_...(rank, size)`; see `torch_ranks`."""
 
 import copy
+import importlib
+import sys
 import threading
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -15,6 +18,7 @@ from clary.train.collective.adapters.torch.local_update import LocalUpdates
 from clary.train.collective.adapters.torch.overlap import MEASURED_STEPS, SETTLING_STEPS, tune_buckets
 from clary.train.collective.adapters.torch.prefetch import gather_ahead
 
+COMPAT = Path(__file__).resolve().parents[2] / "src/clary/compat"
 _WIDTH, _BATCH = 48, 4
 _STEPS = SETTLING_STEPS + MEASURED_STEPS + 4
 
@@ -97,6 +101,21 @@ def test_tuning_goes_with_views_static_graphs_and_accumulation(rank, size):
         wrapped(torch.ones(_BATCH, _WIDTH)).sum().backward()
         assert tuning.caps is None or step // 2 >= SETTLING_STEPS + MEASURED_STEPS
     assert size == 1 or tuning.caps is not None, tuning.outcome
+
+
+def test_the_model_of_the_deprecated_module_is_tuned_unless_a_bucket_size_is_given(rank, size):
+    if str(COMPAT) not in sys.path:
+        sys.path.append(str(COMPAT))  # as the agent sets PYTHONPATH in a job
+    deprecated = importlib.import_module("smdistributed.dataparallel.torch.parallel.distributed")
+    wrapped = deprecated.DistributedDataParallel(model())
+    given = deprecated.DistributedDataParallel(model(), bucket_cap_mb=1)
+    before = wrapped.bucket_bytes_cap
+    for one in (wrapped, given):
+        train(one, rank)
+    assert given.bucket_bytes_cap == 1 << 20
+    assert size == 1 or wrapped.bucket_bytes_cap < before == 25 << 20
+    for ours, theirs in zip(wrapped.parameters(), given.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_models_that_cannot_be_tuned_say_why(rank, size):

@@ -111,6 +111,7 @@ void clary_abort(clary_communicator* communicator, const char* reason);
 // Collectives. They return 0 when done, a ticket > 0 when `asynchronous` and not done yet, and -clary_code on failure,
 // with `failure` filled. `timeout_s` <= 0 means the group's. Buffers may be equal (in place) but not overlap otherwise.
 // Where `inputs` or `outputs` name one address a rank, chunks lie apart; else pass NULL and one contiguous buffer.
+// Lists of addresses and counts are copied by the call; buffers stay the caller's until the operation has ended.
 int64_t clary_all_reduce(clary_communicator*, const void* input, void* output, uint64_t count, int32_t dtype,
                          int32_t op, int32_t asynchronous, double timeout_s, clary_failure*);
 int64_t clary_all_gather(clary_communicator*, const void* input, void* output, void* const* outputs, uint64_t count,

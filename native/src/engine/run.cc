@@ -211,7 +211,7 @@ void Run::checkNews() {
 }
 
 void Run::timeOut(int peer) {
-  const std::string waited = "waited " + seconds(elapsedSeconds()) + " for ";
+  const std::string waited = "timeout after " + seconds(elapsedSeconds()) + " of waiting for ";
   std::string path;
   std::vector<bool> isAsked(layout().size, false);
   for (int suspect = peer;;) {

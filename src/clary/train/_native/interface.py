@@ -31,7 +31,7 @@ class Dtype(IntEnum):
     @property
     def element_bytes(self) -> int:
         """Bytes of one element."""
-        return _ELEMENT_BYTES[self]
+        return ELEMENT_BYTES[self]
 
     @property
     def is_floating(self) -> bool:
@@ -39,7 +39,7 @@ class Dtype(IntEnum):
         return self <= Dtype.BFLOAT16
 
 
-_ELEMENT_BYTES = (4, 8, 2, 2, 1, 2, 4, 8, 1, 1)
+ELEMENT_BYTES = (4, 8, 2, 2, 1, 2, 4, 8, 1, 1)  # by Dtype
 
 
 class ReduceOp(IntEnum):

@@ -259,8 +259,8 @@ class PeerExchange:
                 return _Failure(
                     Code.TIMEOUT,
                     missing[0],
-                    f"{words}: waited {operation.limit_s:g} s for {names}, which did not come to it: look for what it "
-                    f"does instead, or raise CLARY_COLLECTIVE_TIMEOUT_S",
+                    f"{words}: timeout after {operation.limit_s:g} s of waiting for {names}, who did not come to it: "
+                    f"look for what is done there instead, or raise CLARY_COLLECTIVE_TIMEOUT_S",
                 )
             self._changed.wait(remaining_s)
 

@@ -40,6 +40,8 @@ class TracedCore:
     A collective's span begins when it was asked for and the one before it had ended; `waited_us` is how long that took.
     """
 
+    sum_memory = None  # a core's short way passes the trace by
+
     def __init__(self, core: Core, writer: trace.TraceWriter, group: str) -> None:
         self._core = core
         self._writer = writer

@@ -117,7 +117,7 @@ class World:
         """Reduce the arrays of all ranks, element by element; `out` may be `array` itself."""
         source = _buffer(array, "array")
         if out is array:
-            self.communicator.all_reduce(source, op=op)
+            self.communicator.all_reduce(source if source.dtype is Dtype.BFLOAT16 else array, op=op)
             return array
         result = self._room(array.shape, array.dtype, out)
         self.communicator.all_reduce(source, _buffer(result, "out"), op=op)

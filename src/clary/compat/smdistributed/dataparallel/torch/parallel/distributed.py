@@ -12,6 +12,8 @@ import torch
 from smdistributed.dataparallel.torch import distributed
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
+from clary.train.collective.adapters.torch.overlap import tune_buckets
+
 _PARAMETERS = inspect.signature(TorchDistributedDataParallel).parameters
 _BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"  # before torch 2.13
 
@@ -25,7 +27,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         output_device: as device_ids.
         broadcast_buffers: whether rank 0's buffers replace the others' before each forward pass.
         process_group: None or `group.WORLD`; SMDDP has no other.
-        bucket_cap_mb: size of a bucket of gradients, in MiB; None means 25.
+        bucket_cap_mb: size of a bucket of gradients, in MiB. None has the first steps measured and buckets fitted to
+            what they show; until then, and where that cannot be done, it means 25.
 
     Raises: ValueError for another process group; RuntimeError if `init_process_group` was not called.
     """
@@ -48,3 +51,5 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             bucket_cap_mb=bucket_cap_mb,
             **{_BUFFERS: broadcast_buffers},
         )
+        if bucket_cap_mb is None:
+            tune_buckets(self)
