@@ -125,6 +125,16 @@ $(STAMPS)/hf.stamp: $(STAMPS)/train.stamp
 	.venvs/hf/bin/pip install --quiet --disable-pip-version-check transformers accelerate
 	touch $@
 
+# DeepSpeed for tests of ZeRO. It compiles a part of its own (a minute and a half) before it takes any backend on a CPU.
+$(STAMPS)/deepspeed.stamp: $(STAMPS)/train.stamp
+	$(PYTHON) -m venv .venvs/deepspeed
+	echo $(CURDIR)/$$(ls -d .venvs/train/lib/python3*/site-packages) > $$(ls -d .venvs/deepspeed/lib/python3*/site-packages)/train.pth
+	.venvs/deepspeed/bin/pip install --quiet --disable-pip-version-check deepspeed ninja
+	TORCH_EXTENSIONS_DIR=$(CURDIR)/.venvs/deepspeed/extensions DS_ACCELERATOR=cpu PATH=$(CURDIR)/.venvs/deepspeed/bin:$$PATH \
+		.venvs/deepspeed/bin/python -c \
+		"from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder; ShareMemCommBuilder().load(verbose=False)"
+	touch $@
+
 # AWS CLI v2, PostgreSQL, Open MPI, ssh, iproute2 and a C compiler for the tests; needs root, and says what to install without it.
 $(STAMPS)/system.stamp:
 	mkdir -p $(STAMPS)
