@@ -1,0 +1,5 @@
+"""Model parallelism on torch: a model cut over ranks, trained as if it were whole.
+
+mesh            which rank lies where, and the groups along every axis
+configuration   the keys that scripts and jobs set, checked
+"""
