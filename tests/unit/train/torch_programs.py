@@ -16,7 +16,7 @@ import traceback
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[3]
 TRAIN_PYTHON = ROOT / ".venvs/train/bin/python"
 _LIMIT_S = 50.0
 

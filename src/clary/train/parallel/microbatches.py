@@ -1,0 +1,178 @@
+"""Cutting a batch into microbatches, and putting what each gave together again.
+
+Where: `step` cuts its arguments here, calls its function once a microbatch, and hands the results back here.
+
+Arguments may be nested in lists, tuples, dicts and sets; so may results, whose containers come back as they were.
+Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_pytorch.rst`, `smp.step`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+SLICE_METHOD = "smp_slice"  # of objects that cut themselves: smp_slice(num_mb, mb, axis)
+
+
+class StepOutput:
+    """What a tensor that the function returned is after all microbatches: one tensor each, in their order."""
+
+    def __init__(self, outputs: Sequence[torch.Tensor]) -> None:
+        self.outputs = list(outputs)
+
+    def reduce_mean(self) -> torch.Tensor:
+        """Return the mean over the microbatches."""
+        return self.reduce_sum() / len(self.outputs)
+
+    def reduce_sum(self) -> torch.Tensor:
+        """Return the sum over the microbatches."""
+        total = self.outputs[0]
+        for output in self.outputs[1:]:
+            total = total + output
+        return total
+
+    def concat(self) -> torch.Tensor:
+        """Return all behind each other along axis 0."""
+        return torch.cat(self.outputs)
+
+    def stack(self) -> torch.Tensor:
+        """Return all along a new axis 0."""
+        return torch.stack(self.outputs)
+
+    def __repr__(self) -> str:
+        return f"StepOutput({self.outputs!r})"
+
+
+def split_arguments(
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    keywords: Mapping[str, Any],
+    num_microbatches: int,
+    *,
+    whole: Collection[str] = (),
+    axes: Mapping[str, int] | None = None,
+) -> list[tuple[list[Any], dict[str, Any]]]:
+    """Cut what a function is called with; one list of arguments and one dict of keywords a microbatch.
+
+    Tensors are cut along axis 0, or as `axes` says by the name of the argument; those of no axis, and all that is no
+    tensor, go whole to every microbatch.
+
+    Args:
+        whole: names of arguments that are not cut.
+        axes: axis by name of an argument.
+
+    Raises:
+        ValueError: a length that the number of microbatches does not divide, or a name that the function has not.
+        TypeError: arguments that the function does not take.
+    """
+    signature = inspect.signature(function)
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+    for name in {*whole, *(axes or {})}:
+        if name not in signature.parameters and not takes_any:
+            raise ValueError(
+                f"smp.step: {function.__name__} has no argument {name!r}, which non_split_inputs or "
+                "input_split_axes names"
+            )
+    named = _names_of(signature, arguments)
+
+    def cut(name: str, value: Any) -> list[Any]:
+        if name in whole:
+            return [value] * num_microbatches
+        return _split(value, num_microbatches, (axes or {}).get(name, 0), name)
+
+    positional = [cut(name, value) for name, value in zip(named, arguments, strict=True)]
+    by_keyword = {name: cut(name, value) for name, value in keywords.items()}
+    return [
+        ([pieces[number] for pieces in positional], {name: pieces[number] for name, pieces in by_keyword.items()})
+        for number in range(num_microbatches)
+    ]
+
+
+def merge_results(results: Sequence[Any], *, detach: bool = False) -> Any:
+    """Put the results of all microbatches together: tensors to a `StepOutput`, other leaves to a list.
+
+    Containers keep their kind and shape; they must be alike in all microbatches.
+
+    Args:
+        detach: whether tensors leave their graphs.
+
+    Raises: ValueError if one microbatch returned what another did not.
+    """
+    first = results[0]
+    if isinstance(first, torch.Tensor):
+        _check_alike(results, torch.Tensor)
+        return StepOutput([result.detach() for result in results] if detach else results)
+    if isinstance(first, Mapping):
+        _check_alike(results, type(first))
+        if any(list(result) != list(first) for result in results):
+            raise ValueError(f"smp.step: microbatches returned other keys: {[list(result) for result in results]}")
+        merged = {key: merge_results([result[key] for result in results], detach=detach) for key in first}
+        return _mapping_like(first, merged)
+    if isinstance(first, list | tuple):
+        _check_alike(results, type(first))
+        if len({len(result) for result in results}) != 1:
+            raise ValueError(f"smp.step: microbatches returned {[len(result) for result in results]} values")
+        items = [merge_results(pieces, detach=detach) for pieces in zip(*results, strict=True)]
+        return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
+    return list(results)
+
+
+def _split(value: Any, num_microbatches: int, axis: int, name: str) -> list[Any]:
+    if isinstance(value, torch.Tensor):
+        return _split_tensor(value, num_microbatches, axis, name)
+    if hasattr(value, SLICE_METHOD):
+        return [getattr(value, SLICE_METHOD)(num_microbatches, number, axis) for number in range(num_microbatches)]
+    if isinstance(value, Mapping):
+        pieces = {key: _split(item, num_microbatches, axis, f"{name}[{key!r}]") for key, item in value.items()}
+        return [
+            _mapping_like(value, {key: piece[number] for key, piece in pieces.items()})
+            for number in range(num_microbatches)
+        ]
+    if isinstance(value, list | tuple | set | frozenset):
+        cut = [_split(item, num_microbatches, axis, f"{name}[{place}]") for place, item in enumerate(value)]
+        kind: Any = getattr(type(value), "_make", type(value))  # of a named tuple
+        return [kind([pieces[number] for pieces in cut]) for number in range(num_microbatches)]
+    return [value] * num_microbatches
+
+
+def _split_tensor(tensor: torch.Tensor, num_microbatches: int, axis: int, name: str) -> list[torch.Tensor]:
+    if tensor.dim() == 0:
+        return [tensor] * num_microbatches
+    if not -tensor.dim() <= axis < tensor.dim():
+        raise ValueError(f"smp.step: {name} has shape {tuple(tensor.shape)}, which has no axis {axis}")
+    if tensor.shape[axis] % num_microbatches:
+        raise ValueError(
+            f"smp.step: {name} has {tensor.shape[axis]} along axis {axis} (shape {tuple(tensor.shape)}), no multiple "
+            f"of {num_microbatches} microbatches: change the batch size, or name it in non_split_inputs"
+        )
+    return list(tensor.chunk(num_microbatches, axis)) if tensor.shape[axis] else [tensor] * num_microbatches
+
+
+def _mapping_like(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """Return a mapping of the same kind; one whose keys are fields of a dataclass (transformers' results) by those."""
+    kind: Any = type(like)
+    return kind(**items) if dataclasses.is_dataclass(like) else kind(items)
+
+
+def _names_of(signature: inspect.Signature, arguments: Sequence[Any]) -> list[str]:
+    """Return the names under which a function takes these positional arguments; those of `*args` share its name."""
+    names: list[str] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            names += [parameter.name] * max(0, len(arguments) - len(names))
+            break
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+    if len(arguments) > len(names):
+        raise TypeError(f"takes {len(names)} positional arguments but {len(arguments)} were given")
+    return names[: len(arguments)]
+
+
+def _check_alike(results: Sequence[Any], kind: type) -> None:
+    others = {type(result).__name__ for result in results if not isinstance(result, kind)}
+    if others:
+        raise ValueError(f"smp.step: microbatches returned {kind.__name__} and {', '.join(sorted(others))}")

@@ -1,0 +1,1 @@
+"""Puts `torch_programs`, which the folders here share, on the path of their tests."""
