@@ -1,0 +1,196 @@
+"""Who does what when: a schedule as one list of actions a rank, and what can be known of it before it runs.
+
+Where: `schedules` writes lists, an executor runs them; `simulate` stands between and refuses what would not end.
+
+[Note: actions] `2F0` is the forward pass of stage 2 on microbatch 0, `2B0` its whole backward pass; `2I0` and `2W0` are
+the two halves of it, the gradient of the stage's input, which the stage before waits for, and that of its weights,
+which nobody waits for. A stage's activations of a microbatch live from F to B, or to W.
+Source: the notation follows torch.distributed.pipelining.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Kind(Enum):
+    """What is done; see [Note: actions]."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    INPUT = "I"
+    WEIGHT = "W"
+
+
+class ScheduleError(ValueError):
+    """A schedule that cannot be run: what is missing, or who waits for whom."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """One stage does one thing for one microbatch."""
+
+    stage: int
+    kind: Kind
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind.value}{self.microbatch}"
+
+
+def parse_action(text: str) -> Action:
+    """Read what `str` wrote.
+
+    Raises: ValueError if it is no action.
+    """
+    match = re.fullmatch(r"(\d+)([FBIW])(\d+)", text)
+    if match is None:
+        raise ValueError(f"{text!r} is no action; expected stage, one of F B I W, microbatch, such as 2F0")
+    return Action(int(match[1]), Kind(match[2]), int(match[3]))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The actions of every rank, each in its order.
+
+    Args:
+        name: for messages.
+    """
+
+    name: str
+    num_stages: int
+    num_microbatches: int
+    ranks: tuple[tuple[Action, ...], ...]
+
+    def rank_of(self) -> dict[int, int]:
+        """Return the rank of every stage.
+
+        Raises: ScheduleError if two ranks act for one stage.
+        """
+        found: dict[int, int] = {}
+        for rank, actions in enumerate(self.ranks):
+            for action in actions:
+                if found.setdefault(action.stage, rank) != rank:
+                    raise ScheduleError(
+                        f"{self.name}: ranks {found[action.stage]} and {rank} both act for stage {action}"
+                    )
+        return found
+
+    def __str__(self) -> str:
+        lines = [f"rank {rank}: {' '.join(map(str, actions))}" for rank, actions in enumerate(self.ranks)]
+        return "\n".join([f"{self.name}, {self.num_stages} stages, {self.num_microbatches} microbatches", *lines])
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What a schedule would do if every action took its time.
+
+    Args:
+        begins: by rank, when each action begins, in seconds.
+        length_s: from the first begin to the last end.
+        idle: by rank, the part of `length_s` in which it does nothing.
+        peak_activations: by rank, the most microbatches of its stages whose activations live at once.
+    """
+
+    begins: tuple[tuple[float, ...], ...]
+    length_s: float
+    idle: tuple[float, ...]
+    peak_activations: tuple[int, ...]
+
+
+def simulate(
+    schedule: Schedule, seconds_of: Callable[[Action], float] = lambda _: 1.0, *, transfer_s: float = 0.0
+) -> Simulation:
+    """Go through a schedule without running it.
+
+    Args:
+        seconds_of: how long an action takes.
+        transfer_s: how long what a stage hands on is under way to another rank.
+
+    Raises:
+        ScheduleError: an action is missing or there twice, or the ranks would wait for each other for ever; it says
+            which action of each rank waits for what.
+    """
+    _check_complete(schedule)
+    rank_of = schedule.rank_of()
+    ends: dict[Action, float] = {}
+    begins: list[list[float]] = [[] for _ in schedule.ranks]
+    free_s = [0.0] * len(schedule.ranks)
+    has_moved = True
+    while has_moved:
+        has_moved = False
+        for rank, actions in enumerate(schedule.ranks):
+            for action in actions[len(begins[rank]) :]:
+                needed = needs(action, schedule)
+                if any(one not in ends for one in needed):
+                    break
+                ready_s = [ends[one] + (transfer_s if rank_of[one.stage] != rank else 0.0) for one in needed]
+                begin_s = max([free_s[rank], *ready_s])
+                begins[rank].append(begin_s)
+                ends[action] = free_s[rank] = begin_s + seconds_of(action)
+                has_moved = True
+    stuck = [
+        f"rank {rank} at {action} waits for {', '.join(str(one) for one in needs(action, schedule) if one not in ends)}"
+        for rank, actions in enumerate(schedule.ranks)
+        for action in actions[len(begins[rank]) :][:1]
+    ]
+    if stuck:
+        raise ScheduleError(f"{schedule.name} would never end: {'; '.join(stuck)}")
+    length_s = max(free_s)
+    busy_s = [sum(map(seconds_of, actions)) for actions in schedule.ranks]
+    return Simulation(
+        tuple(map(tuple, begins)),
+        length_s,
+        tuple(1 - busy / length_s for busy in busy_s),
+        tuple(map(_peak_activations, schedule.ranks)),
+    )
+
+
+def needs(action: Action, schedule: Schedule) -> list[Action]:
+    """Return the actions that must have ended before this one begins."""
+    stage, microbatch = action.stage, action.microbatch
+    if action.kind is Kind.FORWARD:
+        return [Action(stage - 1, Kind.FORWARD, microbatch)] if stage else []
+    if action.kind is Kind.WEIGHT:
+        return [Action(stage, Kind.INPUT, microbatch)]
+    needed = [Action(stage, Kind.FORWARD, microbatch)]
+    if stage + 1 < schedule.num_stages:
+        needed.append(Action(stage + 1, _backward_kind(schedule, stage + 1), microbatch))
+    return needed
+
+
+def _backward_kind(schedule: Schedule, stage: int) -> Kind:
+    """Return which action of a stage gives the gradient of its input."""
+    is_split = any(action.stage == stage and action.kind is Kind.INPUT for rank in schedule.ranks for action in rank)
+    return Kind.INPUT if is_split else Kind.BACKWARD
+
+
+def _check_complete(schedule: Schedule) -> None:
+    """Refuse a schedule in which a stage does not do for every microbatch all that it must, once."""
+    done: dict[tuple[int, int], list[str]] = {}
+    for actions in schedule.ranks:
+        for action in actions:
+            done.setdefault((action.stage, action.microbatch), []).append(action.kind.value)
+    expected = {(stage, one) for stage in range(schedule.num_stages) for one in range(schedule.num_microbatches)}
+    for stage, microbatch in sorted(expected | set(done)):
+        kinds = "".join(sorted(done.get((stage, microbatch), [])))
+        if (stage, microbatch) not in expected or kinds not in ("BF", "FIW"):
+            raise ScheduleError(
+                f"{schedule.name}: stage {stage} does {kinds or 'nothing'} for microbatch {microbatch}; expected F and "
+                f"B, or F, I and W, once each, in {schedule.num_stages} stages and {schedule.num_microbatches} "
+                "microbatches"
+            )
+
+
+def _peak_activations(actions: Sequence[Action]) -> int:
+    alive = peak = 0
+    for action in actions:
+        if action.kind is Kind.FORWARD:
+            alive += 1
+            peak = max(peak, alive)
+        elif action.kind is not Kind.INPUT:
+            alive -= 1
+    return peak

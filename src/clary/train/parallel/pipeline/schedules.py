@@ -1,0 +1,66 @@
+"""The schedules, as functions that write lists of actions. One stage a rank.
+
+    gpipe       all forwards, then all backwards; activations of every microbatch live at once
+    one_f_one_b a backward as soon as there is one; activations of as many microbatches as stages follow
+    zb1p        1F1B with backwards in halves: gradients of weights fill what would be idle
+
+Source: GPipe, arXiv 1811.06965; PipeDream-flush, arXiv 2006.09503; zero bubble (ZB-H1), arXiv 2401.10241.
+"""
+
+from __future__ import annotations
+
+from clary.train.parallel.pipeline.schedule import Action, Kind, Schedule
+
+
+def gpipe(num_stages: int, num_microbatches: int) -> Schedule:
+    """Write GPipe; idle (p - 1) / (m + p - 1)."""
+    _check(num_stages, num_microbatches)
+    order = range(num_microbatches)
+    ranks = tuple(
+        tuple(Action(stage, kind, one) for kind in (Kind.FORWARD, Kind.BACKWARD) for one in order)
+        for stage in range(num_stages)
+    )
+    return Schedule("gpipe", num_stages, num_microbatches, ranks)
+
+
+def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
+    """Write 1F1B; idle as GPipe, activations of at most p - s microbatches on stage s."""
+    _check(num_stages, num_microbatches)
+    ranks = []
+    for stage in range(num_stages):
+        ahead = min(num_stages - stage - 1, num_microbatches)
+        actions = [Action(stage, Kind.FORWARD, one) for one in range(ahead)]
+        for one in range(num_microbatches):
+            if one + ahead < num_microbatches:
+                actions.append(Action(stage, Kind.FORWARD, one + ahead))
+            actions.append(Action(stage, Kind.BACKWARD, one))
+        ranks.append(tuple(actions))
+    return Schedule("1f1b", num_stages, num_microbatches, tuple(ranks))
+
+
+def zb1p(num_stages: int, num_microbatches: int) -> Schedule:
+    """Write ZB1P; a third of 1F1B's idle time where F, I and W last alike, activations of at most p microbatches.
+
+    Stage s puts off the gradients of weights of s microbatches: as many as it would stand idle for at the end.
+    """
+    _check(num_stages, num_microbatches)
+    ranks = []
+    for stage in range(num_stages):
+        ahead = min(num_stages - stage - 1, num_microbatches)
+        actions = [Action(stage, Kind.FORWARD, one) for one in range(ahead)]
+        num_weights = 0
+        for one in range(num_microbatches):
+            if one + ahead < num_microbatches:
+                actions.append(Action(stage, Kind.FORWARD, one + ahead))
+            actions.append(Action(stage, Kind.INPUT, one))
+            if one >= stage:
+                actions.append(Action(stage, Kind.WEIGHT, num_weights))
+                num_weights += 1
+        actions.extend(Action(stage, Kind.WEIGHT, one) for one in range(num_weights, num_microbatches))
+        ranks.append(tuple(actions))
+    return Schedule("zb1p", num_stages, num_microbatches, tuple(ranks))
+
+
+def _check(num_stages: int, num_microbatches: int) -> None:
+    if num_stages < 1 or num_microbatches < 1:
+        raise ValueError(f"{num_stages} stages and {num_microbatches} microbatches: expected 1 or more of both")

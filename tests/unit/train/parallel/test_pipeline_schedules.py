@@ -1,0 +1,124 @@
+"""Schedules before they run: complete, without deadlock, as idle and as greedy for memory as their formulas say."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clary.train.parallel.pipeline.schedule import Action, Kind, Schedule, ScheduleError, parse_action, simulate
+from clary.train.parallel.pipeline.schedules import gpipe, one_f_one_b, zb1p
+
+SECONDS = {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0, Kind.INPUT: 1.0, Kind.WEIGHT: 1.0}
+shapes = {"num_stages": st.integers(1, 8), "num_microbatches": st.integers(1, 20)}
+
+
+def seconds_of(action):
+    return SECONDS[action.kind]
+
+
+def lists(*ranks):
+    return tuple(tuple(map(parse_action, rank.split())) for rank in ranks)
+
+
+def test_schedules_are_the_lists_that_their_papers_draw():
+    assert gpipe(2, 2).ranks == lists("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1")
+    assert one_f_one_b(2, 3).ranks == lists("0F0 0F1 0B0 0F2 0B1 0B2", "1F0 1B0 1F1 1B1 1F2 1B2")
+    assert zb1p(2, 3).ranks == lists("0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2", "1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2")
+
+
+@given(**shapes)
+def test_gpipe_and_1f1b_stand_idle_as_the_formula_says(num_stages, num_microbatches):
+    for schedule in (gpipe, one_f_one_b):
+        found = simulate(schedule(num_stages, num_microbatches), seconds_of)
+        expected = (num_stages - 1) / (num_microbatches + num_stages - 1)
+        assert found.idle == pytest.approx([expected] * num_stages)
+
+
+@given(**shapes)
+def test_zb1p_stands_idle_a_third_as_long_once_there_are_microbatches_enough(num_stages, num_microbatches):
+    plain, halved = (simulate(schedule(num_stages, num_microbatches), seconds_of) for schedule in (one_f_one_b, zb1p))
+    assert halved.length_s <= plain.length_s
+    if num_microbatches >= num_stages:
+        assert halved.length_s == 3 * num_microbatches + num_stages - 1
+
+
+@given(**shapes)
+def test_activations_stay_within_what_each_schedule_promises(num_stages, num_microbatches):
+    assert simulate(gpipe(num_stages, num_microbatches)).peak_activations == (num_microbatches,) * num_stages
+    ahead = simulate(one_f_one_b(num_stages, num_microbatches)).peak_activations
+    assert ahead == tuple(min(num_stages - stage, num_microbatches) for stage in range(num_stages))
+    assert max(simulate(zb1p(num_stages, num_microbatches)).peak_activations) <= num_stages
+
+
+@given(**shapes, transfer_s=st.floats(0, 5))
+def test_no_schedule_deadlocks_and_time_under_way_only_lengthens_it(num_stages, num_microbatches, transfer_s):
+    for schedule in (gpipe, one_f_one_b, zb1p):
+        one = schedule(num_stages, num_microbatches)
+        assert simulate(one, seconds_of, transfer_s=transfer_s).length_s >= simulate(one, seconds_of).length_s
+
+
+def test_actions_begin_after_what_they_need_and_one_at_a_time():
+    schedule = one_f_one_b(3, 4)
+    found = simulate(schedule, seconds_of, transfer_s=0.5)
+    begins = {
+        action: begin
+        for actions, times in zip(schedule.ranks, found.begins, strict=True)
+        for action, begin in zip(actions, times, strict=True)
+    }
+    for action, begin in begins.items():
+        if action.kind is Kind.FORWARD and action.stage:
+            assert begin >= begins[replace(action, stage=action.stage - 1)] + 1.5
+        if action.kind is Kind.BACKWARD and action.stage < 2:
+            assert begin >= begins[replace(action, stage=action.stage + 1)] + 2.5
+    for actions, times in zip(schedule.ranks, found.begins, strict=True):
+        for action, begin, following in zip(actions[:-1], times[:-1], times[1:], strict=True):
+            assert following >= begin + seconds_of(action)
+
+
+def test_ranks_that_would_wait_for_each_other_are_named_with_what_they_wait_for():
+    crossed = Schedule("crossed", 2, 1, lists("0F0 0B0", "1B0 1F0"))
+    with pytest.raises(
+        ScheduleError, match="crossed would never end: rank 0 at 0B0 waits for 1B0; rank 1 at 1B0 waits for 1F0"
+    ):
+        simulate(crossed)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        (lists("0F0 0B0", "1F0"), "stage 1 does F for microbatch 0; expected F and B"),
+        (lists("0F0 0B0", ""), "stage 1 does nothing for microbatch 0"),
+        (lists("0F0 0F0 0B0", "1F0 1B0"), "stage 0 does BFF"),
+        (lists("0F0 0I0", "1F0 1B0"), "stage 0 does FI for"),
+        (lists("0F0 0B0 0F1 0B1", "1F0 1B0"), "stage 0 does BF for microbatch 1"),
+        (lists("0F0 0B0 1F0", "1B0"), "ranks 0 and 1 both act for stage 1B0"),
+    ],
+)
+def test_what_is_missing_or_done_twice_is_refused(ranks, words):
+    with pytest.raises(ScheduleError, match=words):
+        simulate(Schedule("odd", 2, 1, ranks))
+
+
+@given(st.integers(0, 99), st.sampled_from(list(Kind)), st.integers(0, 99))
+def test_an_action_is_read_as_it_is_written(stage, kind, microbatch):
+    action = Action(stage, kind, microbatch)
+    assert parse_action(str(action)) == action
+
+
+@pytest.mark.parametrize("text", ["", "F0", "0F", "0X0", "0f0", "-1F0", "0F0 "])
+def test_what_is_no_action_is_refused(text):
+    with pytest.raises(ValueError, match="is no action"):
+        parse_action(text)
+
+
+def test_a_schedule_is_printed_a_line_a_rank():
+    assert str(gpipe(2, 1)) == "gpipe, 2 stages, 1 microbatches\nrank 0: 0F0 0B0\nrank 1: 1F0 1B0"
+
+
+@pytest.mark.parametrize("schedule", [gpipe, one_f_one_b, zb1p])
+def test_no_stages_or_no_microbatches_are_refused(schedule):
+    with pytest.raises(ValueError, match="expected 1 or more of both"):
+        schedule(0, 1)
+    with pytest.raises(ValueError, match="expected 1 or more of both"):
+        schedule(1, 0)
