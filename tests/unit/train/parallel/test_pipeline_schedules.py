@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clary.train.parallel.pipeline.schedule import Action, Kind, Schedule, ScheduleError, parse_action, simulate
-from clary.train.parallel.pipeline.schedules import gpipe, one_f_one_b, zb1p
+from clary.train.parallel.pipeline.schedules import gpipe, interleaved, one_f_one_b, zb1p
 
 SECONDS = {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0, Kind.INPUT: 1.0, Kind.WEIGHT: 1.0}
 shapes = {"num_stages": st.integers(1, 8), "num_microbatches": st.integers(1, 20)}
@@ -41,6 +41,24 @@ def test_zb1p_stands_idle_a_third_as_long_once_there_are_microbatches_enough(num
     assert halved.length_s <= plain.length_s
     if num_microbatches >= num_stages:
         assert halved.length_s == 3 * num_microbatches + num_stages - 1
+
+
+@given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 4))
+def test_interleaved_stands_idle_as_the_formula_says(num_ranks, rounds, stages_a_rank):
+    num_microbatches = rounds * num_ranks
+    found = simulate(interleaved(num_ranks, num_microbatches, stages_a_rank=stages_a_rank), seconds_of)
+    expected = (num_ranks - 1) / (stages_a_rank * num_microbatches + num_ranks - 1)
+    assert found.idle == pytest.approx([expected] * num_ranks)
+
+
+def test_interleaved_with_one_stage_a_rank_is_as_long_as_1f1b():
+    one, other = interleaved(4, 8, stages_a_rank=1), one_f_one_b(4, 8)
+    assert simulate(one, seconds_of).length_s == simulate(other, seconds_of).length_s
+
+
+def test_interleaved_needs_microbatches_that_divide():
+    with pytest.raises(ValueError, match="microbatches a multiple of ranks"):
+        interleaved(4, 6, stages_a_rank=2)
 
 
 @given(**shapes)

@@ -1,10 +1,12 @@
-"""The schedules, as functions that write lists of actions. One stage a rank.
+"""The schedules, as functions that write lists of actions. One stage a rank, but for `interleaved`.
 
     gpipe       all forwards, then all backwards; activations of every microbatch live at once
     one_f_one_b a backward as soon as there is one; activations of as many microbatches as stages follow
+    interleaved 1F1B with several stages a rank: less idle, more messages
     zb1p        1F1B with backwards in halves: gradients of weights fill what would be idle
 
-Source: GPipe, arXiv 1811.06965; PipeDream-flush, arXiv 2006.09503; zero bubble (ZB-H1), arXiv 2401.10241.
+Source: GPipe, arXiv 1811.06965; PipeDream-flush, arXiv 2006.09503; interleaved, arXiv 2104.04473, section 2.2; zero
+bubble (ZB-H1), arXiv 2401.10241.
 """
 
 from __future__ import annotations
@@ -36,6 +38,42 @@ def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
             actions.append(Action(stage, Kind.BACKWARD, one))
         ranks.append(tuple(actions))
     return Schedule("1f1b", num_stages, num_microbatches, tuple(ranks))
+
+
+def interleaved(num_ranks: int, num_microbatches: int, *, stages_a_rank: int) -> Schedule:
+    """Write interleaved 1F1B: rank r has the stages r, r + p, r + 2p...; idle (p - 1) / (vm + p - 1).
+
+    Args:
+        num_microbatches: a multiple of the ranks: they pass from stage to stage p at a time.
+        stages_a_rank: v.
+
+    Raises: ValueError if microbatches do not divide.
+    """
+    _check(num_ranks, num_microbatches)
+    if stages_a_rank < 1 or num_microbatches % num_ranks:
+        raise ValueError(
+            f"interleaved: {num_microbatches} microbatches, {num_ranks} ranks and {stages_a_rank} stages a rank; "
+            "expected 1 or more stages, and microbatches a multiple of ranks"
+        )
+    total, round_length = num_microbatches * stages_a_rank, num_ranks * stages_a_rank
+    ranks = []
+    for rank in range(num_ranks):
+        ahead = min(2 * (num_ranks - rank - 1) + (stages_a_rank - 1) * num_ranks, total)
+
+        def action(step: int, kind: Kind, rank: int = rank) -> Action:
+            within = step % round_length
+            turn = within // num_ranks  # which of its stages is meant
+            chunk = turn if kind is Kind.FORWARD else stages_a_rank - 1 - turn
+            microbatch = step // round_length * num_ranks + within % num_ranks
+            return Action(chunk * num_ranks + rank, kind, microbatch)
+
+        actions = [action(step, Kind.FORWARD) for step in range(ahead)]
+        for step in range(total):
+            if step + ahead < total:
+                actions.append(action(step + ahead, Kind.FORWARD))
+            actions.append(action(step, Kind.BACKWARD))
+        ranks.append(tuple(actions))
+    return Schedule("interleaved", num_ranks * stages_a_rank, num_microbatches, tuple(ranks))
 
 
 def zb1p(num_stages: int, num_microbatches: int) -> Schedule:
