@@ -1,0 +1,190 @@
+"""Where modules go: the model cut into as many parts as there are pipeline ranks, and why so.
+
+Where: one rank plans from what a trace has measured, and tells the others; the plan is stored with partial checkpoints.
+
+Modules come in the order in which the forward pass reaches them, those alone that have cost of their own (leaves, and
+modules with parameters of their own). A part is a run of them, so that a microbatch passes from part to part once each
+way. First the least possible cost of the dearest part is found; then, among all cuts whose parts are no dearer than
+that and a slack, those that lie highest in the tree of modules, for there the least passes from rank to rank. Modules
+that share parameters go together, to where the first of them lies.
+
+A module's cost is its share of all memory and of all time, weighed by `memory_weight`, as the original documents it.
+Source: SageMaker developer guide, "model parallel core features: automated model splitting". The method is our own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+SLACK = 0.03  # by which the dearest part may be above the least possible, for the sake of higher cuts
+
+
+@dataclass(frozen=True)
+class ModuleCost:
+    """What one module costs by itself, without its children.
+
+    Args:
+        name: its path from the root, with dots.
+        seconds: of its forward pass, or any measure of work.
+        memory_bytes: of parameters and of what it keeps for the backward pass.
+        shared: keys of parameters that other modules hold too.
+    """
+
+    name: str
+    seconds: float
+    memory_bytes: float
+    shared: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A decision.
+
+    Args:
+        part_of: by name of a module, the pipeline rank that it goes to.
+        costs: by rank, the share of the whole model that it has; they add up to 1.
+        reason: one sentence.
+    """
+
+    part_of: Mapping[str, int]
+    costs: tuple[float, ...]
+    reason: str
+
+    def __str__(self) -> str:
+        lines = [f"  {name}: {part}" for name, part in self.part_of.items()]
+        return "\n".join(["Partition assignments:", *lines, self.reason])
+
+
+def plan_partition(modules: Sequence[ModuleCost], num_parts: int, *, memory_weight: float) -> Plan:
+    """Cut a model.
+
+    Args:
+        memory_weight: 0 looks at time alone, 1 at memory alone.
+
+    Raises: ValueError if there are no parts, or no modules, or one name twice.
+    """
+    if num_parts < 1 or not modules:
+        raise ValueError(f"{len(modules)} modules in {num_parts} parts: expected 1 or more of both")
+    if len({one.name for one in modules}) != len(modules):
+        raise ValueError("two modules have one name: expected the path of each from the root")
+    leads = _leads(modules)
+    costs = _costs(modules, memory_weight)
+    units = [place for place, lead in enumerate(leads) if place == lead]
+    weights = [sum(cost for cost, lead in zip(costs, leads, strict=True) if lead == unit) for unit in units]
+    names = [modules[unit].name for unit in units]
+    least = _least_bottleneck(weights, num_parts)
+    begins = _highest_cuts(weights, names, num_parts, least * (1 + SLACK))
+    part_of_unit = {
+        unit: part
+        for part, (begin, end) in enumerate(zip(begins, [*begins[1:], len(units)], strict=True))
+        for unit in units[begin:end]
+    }
+    part_of = {one.name: part_of_unit[lead] for one, lead in zip(modules, leads, strict=True)}
+    shares = [0.0] * num_parts
+    for unit, weight in zip(units, weights, strict=True):
+        shares[part_of_unit[unit]] += weight
+    cuts = ", ".join(names[begin] for begin in begins[1:] if begin < len(units)) or "nothing"
+    if num_parts > len(units):
+        cuts += f" ({num_parts - len(units)} parts stay empty: there are no more modules that can lie apart)"
+    reason = (
+        f"cut before {cuts}: parts have {', '.join(f'{share:.1%}' for share in shares)} of the model by "
+        f"{memory_weight:g} x memory + {1 - memory_weight:g} x time; no cut has its dearest part below {least:.1%}"
+    )
+    return Plan(part_of, tuple(shares), reason)
+
+
+def placed_by_hand(names: Sequence[str], placed: Mapping[str, int], default: int) -> dict[str, int]:
+    """Return the part of every module where automatic partition is off: the innermost placed one decides.
+
+    Args:
+        names: paths with dots.
+        placed: parts of the modules that the script placed; "" is the root.
+    """
+    found = {}
+    for name in names:
+        words = name.split(".") if name else []
+        above = (".".join(words[:length]) for length in range(len(words), -1, -1))
+        found[name] = next((placed[one] for one in above if one in placed), default)
+    return found
+
+
+def _leads(modules: Sequence[ModuleCost]) -> list[int]:
+    """Return for every module the first one that it must lie with: by shared parameters, from hand to hand."""
+    lead = list(range(len(modules)))
+    holder: dict[int, int] = {}
+
+    def find(place: int) -> int:
+        while lead[place] != place:
+            place = lead[place]
+        return place
+
+    for place, one in enumerate(modules):
+        for key in one.shared:
+            first, second = sorted((find(holder.setdefault(key, place)), find(place)))
+            lead[second] = first
+    return [find(place) for place in range(len(modules))]
+
+
+def _costs(modules: Sequence[ModuleCost], memory_weight: float) -> list[float]:
+    """Return every module's share of the model; where nothing is measured of one kind, the other counts alone."""
+    memory, seconds = sum(one.memory_bytes for one in modules), sum(one.seconds for one in modules)
+    if not memory and not seconds:
+        return [1 / len(modules)] * len(modules)
+    weight = memory_weight if memory and seconds else float(memory > 0)
+    return [weight * one.memory_bytes / (memory or 1) + (1 - weight) * one.seconds / (seconds or 1) for one in modules]
+
+
+def _least_bottleneck(weights: Sequence[float], num_parts: int) -> float:
+    """Return the least possible weight of the heaviest of at most `num_parts` runs."""
+    total = _prefix_sums(weights)
+    best = total[1:]  # of the first i + 1 weights in one run
+    for _ in range(num_parts - 1):
+        best = [
+            min([best[end]] + [max(best[begin - 1], total[end + 1] - total[begin]) for begin in range(1, end + 1)])
+            for end in range(len(weights))
+        ]
+    return best[-1]
+
+
+def _highest_cuts(weights: Sequence[float], names: Sequence[str], num_parts: int, limit: float) -> list[int]:
+    """Return where parts begin, none heavier than `limit`, with the cuts as high in the tree as can be.
+
+    All parts are used where there are units enough, since an idle rank helps nobody.
+    """
+    total = _prefix_sums(weights)
+    num_units, used = len(weights), min(num_parts, len(weights))
+    depths = [0, *(_depth_of_cut(one, other) for one, other in itertools.pairwise(names))]
+    tolerance = limit * 1e-9
+    # best[part][end]: (sum of the depths of cuts, where the last part begins), for the first `end` units.
+    best: list[dict[int, tuple[int, int]]] = [{0: (0, 0)}]
+    for _ in range(used):
+        found: dict[int, tuple[int, int]] = {}
+        for end in range(1, num_units + 1):
+            options = [
+                (depth + depths[begin], begin)
+                for begin, (depth, _) in best[-1].items()
+                if begin < end and total[end] - total[begin] <= limit + tolerance
+            ]
+            if options:
+                found[end] = min(options)
+        best.append(found)
+    begins, end = [], num_units
+    for part in range(used, 0, -1):
+        end = best[part][end][1]
+        begins.append(end)
+    return begins[::-1] + [num_units] * (num_parts - used)
+
+
+def _depth_of_cut(one: str, other: str) -> int:
+    """Return how deep in the tree two neighbours part: the number of modules that hold both, below the root."""
+    words = list(zip(one.split("."), other.split("."), strict=False))
+    return next((depth for depth, (left, right) in enumerate(words) if left != right), len(words))
+
+
+def _prefix_sums(weights: Sequence[float]) -> list[float]:
+    sums = [0.0]
+    for weight in weights:
+        sums.append(sums[-1] + weight)
+    return sums
