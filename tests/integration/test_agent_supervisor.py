@@ -124,7 +124,7 @@ def test_what_the_program_sees_holds_no_token_and_its_words_arrive(run_agent) ->
         "-c",
         "import os, sys, pathlib\n"
         "print('token', [name for name in os.environ if name.startswith('CLARY')"
-        " and not name.startswith(('CLARY_STOP_', 'CLARY_ERRORS_'))])\n"
+        " and not name.startswith(('CLARY_STOP_', 'CLARY_ERRORS_', 'CLARY_COLLECTIVE_'))])\n"
         "print('loss=0.25')\n"
         "pathlib.Path(os.environ['SAGEMAKER_BASE_DIR'], 'output/failure').write_text('the reason')\n"
         "print('no line end', end='')\n"
