@@ -1,4 +1,4 @@
-// The C interface as a Python module: what `ctypes` does, in a tenth of its time.
+// The C interface as a Python module: what `ctypes` does, in a quarter of its time.
 //
 // Functions carry the names of the C interface without `clary_` and take the same arguments, as numbers; for an address
 // also None, and objects with the buffer protocol. They release the interpreter lock while they are in the library.

@@ -28,6 +28,12 @@ TEST(CostModel, SmallBuffersUseOneRail) {
   EXPECT_EQ(4, chooseAllReduce(1u << 20, shape(4, 2), kLan, "").rails);
 }
 
+TEST(CostModel, SegmentsOfLoneRanksFillTheLinkAndAreNoLongerThanTheBuffer) {
+  EXPECT_EQ(4096u, chooseAllReduce(4, shape(1, 8), kLongLink, "").segmentBytes);
+  EXPECT_EQ(1u << 20, chooseAllReduce(64u << 20, shape(1, 2), kLan, "").segmentBytes);
+  EXPECT_LE(1250000u, chooseAllReduce(64u << 20, shape(1, 8), kLongLink, "").segmentBytes);
+}
+
 TEST(CostModel, WhatIsAskedForIsTakenWhereItCanBe) {
   EXPECT_EQ(BetweenHosts::kRing, chooseAllReduce(1u << 20, shape(1, 3), kLan, "ring").between);
   EXPECT_EQ(BetweenHosts::kHalvingDoubling, chooseAllReduce(1u << 20, shape(1, 4), kLan, "halving-doubling").between);

@@ -161,6 +161,7 @@ HostTeam::Buffer Run::takeOutbox() {
 template <typename Done>
 void Run::awaitLane(int peer, Done done) {
   if (done()) return;
+  // As in awaitHost: to sleep and be woken takes longer than most messages are under way.
   const TimePoint patient = Clock::now() + patience_;
   while (Clock::now() < patient) {
     moveLanes(Duration::zero());

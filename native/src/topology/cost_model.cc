@@ -58,7 +58,9 @@ uint64_t segmentBetween(uint64_t bytes, const Shape& shape, const LinkConstants&
   if (shape.localRanks > 1) return rails > 1 ? shape.slotBytes : shape.slotBytes / 2;
   const auto filling = static_cast<uint64_t>(2 * link.latencySeconds * link.bytesPerSecond);
   const uint64_t wanted = std::clamp(bytes / kLoneSegments, kLeastLoneSegment, kMostLoneSegment);
-  return (std::max(wanted, filling) + kSegmentGrain - 1) / kSegmentGrain * kSegmentGrain;
+  // Never longer than the buffer: working memory is taken for whole segments.
+  const uint64_t segment = std::min(std::max(wanted, filling), std::max<uint64_t>(bytes, 1));
+  return (segment + kSegmentGrain - 1) / kSegmentGrain * kSegmentGrain;
 }
 
 bool isPossible(BetweenHosts algorithm, int hosts) {
