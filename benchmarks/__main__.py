@@ -17,12 +17,18 @@ from benchmarks import (
     bench_failfast,
     bench_faults,
     bench_logs,
+    bench_memory,
     bench_overlap,
+    bench_parity,
+    bench_partition,
+    bench_pipeline,
     bench_reducescatter_host,
     bench_select,
+    bench_sharded,
     bench_shrink,
     bench_signals,
     bench_start,
+    bench_step,
 )
 from benchmarks.lines import Line, write
 
@@ -36,12 +42,18 @@ BENCHMARKS: dict[str, tuple[str, Callable[[bool], Iterator[Line]]]] = {
     "failfast": ("first death in a gang to the end of all of it, against torchrun", bench_failfast.run),
     "faults": ("kills, pauses, cuts, full disks: what was lost, doubled or hung", bench_faults.run),
     "logs": ("a program's output into the store: rate, cost, delay, held-up writes, against syslog-ng", bench_logs.run),
+    "memory": ("activations recomputed or on a disk: memory saved, time paid, beside torch's", bench_memory.run),
     "overlap": ("communication that the backward pass does not hide, against gloo", bench_overlap.run),
+    "parity": ("real models trained by SMP and by DDP: are their losses the same", bench_parity.run),
+    "partition": ("how evenly models are cut into stages, against every other cut", bench_partition.run),
+    "pipeline": ("idle ranks of schedules against their formulas, beside torch's pipelining", bench_pipeline.run),
     "reducescatter-host": ("reduce_scatter among ranks of one host, the same", bench_reducescatter_host.run),
     "select": ("what is lost by the choice of the algorithm, over sizes and topologies", bench_select.run),
+    "sharded": ("bytes, speed and memory of sharded parameters, beside FSDP2 and DDP", bench_sharded.run),
     "shrink": ("compressed gradients on slow links: tokens a second, bytes, loss", bench_shrink.run),
     "signals": ("first to last SIGTERM handler of a job that is stopped", bench_signals.run),
     "start": ("submit to first line of user code, in parts, against torchrun", bench_start.run),
+    "step": ("a training step beside the same by hand: pipeline, tensor group, shards", bench_step.run),
 }
 
 

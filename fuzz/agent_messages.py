@@ -104,7 +104,7 @@ class MessageMaker:
             "exit_code": self._optional(self._number),
             "signal": self._optional(self._number),
             "ended_at": self._time(),
-            "killed_by_agent": self._maybe(self._reader.chance),
+            "is_consequence": self._maybe(self._reader.chance),
         }
 
     def _failure(self) -> Any:

@@ -17,6 +17,7 @@ from clary.control.engines.local import machine_census
 from clary.control.engines.local.cleaning import CGROUP_FAMILY
 from clary.control.engines.local.leftover_things import Kind, Thing, left_behind
 from clary.control.engines.local.network_building import BRIDGE
+from clary.testing import census
 from leftovers_owners import Owners
 from leftovers_world import OwnWorld
 
@@ -26,7 +27,7 @@ _PLUGIN = "clary-leftovers"
 _OUTPUT = "clary_leftovers_missing"
 _QUICK_FILES = ("/proc/self/mountinfo", *(f"/proc/sysvipc/{table}" for table in ("shm", "sem", "msg")))
 _QUICK_BYTES = 65536  # of each file
-_QUICK_FOLDERS = (machine_census.SHARED_MEMORY_FOLDER, machine_census.REGISTERED_NAMESPACES_FOLDER)
+_QUICK_FOLDERS = (machine_census.SHARED_MEMORY_FOLDER, census.REGISTERED_NAMESPACES_FOLDER)
 _TEMPORARY = Path("/var/tmp")
 _FABRIC_LINK = re.compile(rf"{BRIDGE}|p\d+")  # what `fabric` calls its own
 
@@ -149,21 +150,21 @@ class LeftoversCheck:
     def _census(self, entries):
         """Return everything on the machine that comes from this process's tests, for all that can be told."""
         pids = self._world.pids(entries)
-        things = machine_census.processes(pids, entries) + machine_census.held_namespaces(pids)
+        things = census.processes(pids, entries) + census.held_namespaces(pids)
         ours = self.owners.cgroups_of_ours()
         things += [
             thing
-            for thing in machine_census.cgroups(CGROUP_FAMILY)
+            for thing in census.cgroups(CGROUP_FAMILY)
             if (name := os.path.basename(thing.name)) in ours or name.startswith(f"test-{os.getpid()}-")
         ]
         things += machine_census.dead_sockets(self.owners.sockets)
         things += [Thing(kind=Kind.FOLDER, name=str(path)) for path in _TEMPORARY.glob(f"clary-*-{os.getpid()}*")]
         # Links lie in the machine's network namespace, which workers share: only where there is one are they ours.
         if os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") == "1":
-            things += [link for link in machine_census.links() if _FABRIC_LINK.fullmatch(link.name)]
+            things += [link for link in census.links() if _FABRIC_LINK.fullmatch(link.name)]
         if self._world.has_own_memory:
-            things += machine_census.mounts() + machine_census.registered_namespaces()
-            things += machine_census.shared_memory() + machine_census.ipc_things()
+            things += census.mounts() + census.registered_namespaces()
+            things += machine_census.shared_memory() + census.ipc_things()
         return things
 
 

@@ -18,6 +18,7 @@ from clary.control.engines.local import machine_census
 from clary.control.engines.local.agent_processes import MARK_VARIABLE
 from clary.control.engines.local.attempt_record import RECORD_FILE, is_released
 from clary.control.engines.local.leftover_things import Kind
+from clary.testing import census
 
 HOME_VARIABLE = "CLARY_HOME"
 TEST_VARIABLE = "PYTEST_CURRENT_TEST"  # pytest sets it, everything that a test starts inherits it
@@ -72,12 +73,12 @@ class Owners:
             for record in Path(home).glob(f"jobs/*/*/{RECORD_FILE}"):
                 self._note_attempt(record, test)
         for pid in pids:
-            for name in machine_census.cgroups_of(pid):
+            for name in census.cgroups_of(pid):
                 self._cgroup_attempts.setdefault(name, None)
-        self.sockets |= machine_census.socket_paths(pids)
+        self.sockets |= census.socket_paths(pids)
         for path, users in machine_census.shared_memory_users(pids).items():
             pid = min(users)
-            self._users[path] = f"process {pid} ({machine_census.command_text(pid)}), {self._words_on(pid, {})}"
+            self._users[path] = f"process {pid} ({census.command_text(pid)}), {self._words_on(pid, {})}"
 
     def cgroups_of_ours(self):
         """Return names of cgroups that are known to be of this worker's hosts."""
@@ -137,7 +138,7 @@ class Owners:
     def _may_process_stay(self, pid, entries):
         chain = _with_ancestors(pid, entries)
         for member in chain:
-            mark = machine_census.environment_of(member).get(MARK_VARIABLE)
+            mark = census.environment_of(member).get(MARK_VARIABLE)
             if mark is not None:
                 return mark in self._attempts and self._may_run(self._attempts[mark])
         # Serves all of Python's multiprocessing in this process and ends with it.
@@ -149,13 +150,13 @@ class Owners:
                 return True
             if _home_of(member) in homes:
                 return True
-            if any(text in machine_census.command_text(member) for text in self._excuses):
+            if any(text in census.command_text(member) for text in self._excuses):
                 return True
         return False
 
     def _words_on(self, pid, entries):
         for member in _with_ancestors(pid, entries) or [pid]:
-            environment = machine_census.environment_of(member)
+            environment = census.environment_of(member)
             if (mark := environment.get(MARK_VARIABLE)) is not None:
                 folder = self._attempts.get(mark)
                 return self._words_on_attempt(folder) if folder else f"a job whose folder is gone (mark {mark})"
@@ -186,7 +187,7 @@ def is_over(folder):
 
 def _home_of(pid):
     """Return the state folder that a process serves: a service by its variable, an object store by its HOME."""
-    environment = machine_census.environment_of(pid)
+    environment = census.environment_of(pid)
     home = environment.get(HOME_VARIABLE)
     if home is None and environment.get("HOME", "").endswith("/objects"):
         home = os.path.dirname(environment["HOME"])

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from clary.contract.processes import read_process_list
-from clary.control.engines.local import machine_census
+from clary.testing import census
 
 MARK = "CLARYS_TEST_WORKER"  # not CLARY_...: the service withholds those from what it starts
 HIERARCHY = "clary-tests"
@@ -83,7 +83,7 @@ class OwnWorld:
     def pids(self, entries=None):
         """Return every process that comes from this one, however distant, zombies that one of them has to reap too."""
         entries = read_process_list() if entries is None else entries
-        found = machine_census.descendants([os.getpid()], entries)
+        found = census.descendants([os.getpid()], entries)
         if self._cgroup is not None:
             for folder, _, _ in os.walk(self._cgroup):
                 with contextlib.suppress(OSError), open(f"{folder}/cgroup.procs") as file:
@@ -94,7 +94,7 @@ class OwnWorld:
                 with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
                     if marked in file.read().split(b"\0"):
                         found.add(pid)
-        found |= machine_census.descendants(found, entries)
+        found |= census.descendants(found, entries)
         return {pid for pid in found if pid in entries and pid != os.getpid()}
 
 
@@ -117,7 +117,7 @@ def _enter_cgroup():
     present = next(line.split(":", 2)[2] for line in lines if f":name={HIERARCHY}:" in line)
     for name in os.listdir(root + present):
         prefix, _, pid = name.partition("-")
-        if prefix == "worker" and not machine_census.is_process(int(pid)):
+        if prefix == "worker" and not census.is_process(int(pid)):
             with contextlib.suppress(OSError):  # of a run that was killed; the kernel refuses while somebody is in it
                 os.rmdir(f"{root}{present}/{name}")
     folder = f"{root}{present.rstrip('/')}/worker-{os.getpid()}"

@@ -59,7 +59,7 @@ def test_output_of_both_streams_keeps_its_order(world):
     program, listener = world.start(shell("echo one; echo two >&2; echo three; exit 3"))
     result = program.wait(DEADLINE_S)
     assert listener.text() == "one\ntwo\nthree\n"
-    assert [(end.exit_code, end.signal, end.killed_by_agent) for end in result.exits] == [(3, None, False)]
+    assert [(end.exit_code, end.signal, end.is_consequence) for end in result.exits] == [(3, None, False)]
 
 
 def test_exit_tells_rank_pid_and_time(world):
@@ -83,7 +83,7 @@ def test_pid_of_an_exit_is_the_machines_own(world):
 def test_death_by_signal_is_not_an_exit_code(world):
     program, _ = world.start(shell("kill -SEGV $$"))
     (end,) = program.wait(DEADLINE_S).exits
-    assert (end.exit_code, end.signal, end.killed_by_agent) == (None, signal.SIGSEGV, False)
+    assert (end.exit_code, end.signal, end.is_consequence) == (None, signal.SIGSEGV, False)
     assert program.first_failure() == end
 
 
@@ -217,7 +217,7 @@ def test_a_driver_without_a_handler_passes_on_the_last_words_of_its_rank_and_the
     listener.wait_for("driver passes on: saved")
     listener.wait_for("driver: rank ended with 0")
     (end,) = program.wait(DEADLINE_S).exits
-    assert (end.signal, end.killed_by_agent) == (signal.SIGTERM, True)
+    assert (end.signal, end.is_consequence) == (signal.SIGTERM, True)
 
 
 def test_tee_passes_on_the_last_words_of_who_writes_to_it(world):
@@ -244,7 +244,7 @@ def test_processes_alive_at_sigterm_count_as_ended_by_the_agent(world):
     eventually(lambda: program.running() == 1)
     program.signal_all(signal.SIGTERM)
     result = program.wait(DEADLINE_S)
-    assert [(end.exit_code, end.killed_by_agent) for end in result.exits] == [(9, False), (7, True)]
+    assert [(end.exit_code, end.is_consequence) for end in result.exits] == [(9, False), (7, True)]
     assert program.first_failure().exit_code == 9
 
 
@@ -258,14 +258,14 @@ def test_who_is_about_to_end_at_sigterm_ends_by_itself(world):
     eventually(lambda: (entry := read_entry(pid)) is None or entry.is_exiting or entry.has_ended)
     program.signal_all(signal.SIGTERM)
     result = program.wait(DEADLINE_S)
-    assert [(end.signal, end.killed_by_agent) for end in result.exits] == [(9, False), (15, True)]
+    assert [(end.signal, end.is_consequence) for end in result.exits] == [(9, False), (15, True)]
 
 
 def test_a_signal_that_ends_nothing_leaves_the_blame_with_the_program(world):
     program, listener = world.start(shell("trap 'exit 7' USR1; echo on; while :; do sleep 0.01; done"))
     listener.wait_for("on")
     assert program.signal_all(signal.SIGUSR1) >= 1
-    assert program.wait(DEADLINE_S).exits[0].killed_by_agent is False
+    assert program.wait(DEADLINE_S).exits[0].is_consequence is False
 
 
 def test_signal_zero_counts_and_disturbs_nobody(world):
@@ -282,7 +282,7 @@ def test_kill_ends_what_ignores_sigterm(world):
     assert program.wait(0.3) is None
     program.kill()
     (end,) = program.wait(0).exits
-    assert (end.exit_code, end.signal, end.killed_by_agent) == (None, signal.SIGKILL, True)
+    assert (end.exit_code, end.signal, end.is_consequence) == (None, signal.SIGKILL, True)
     assert program.first_failure() is None
 
 
@@ -398,7 +398,7 @@ def test_death_of_the_first_process_ends_the_program_and_is_told(world):
     eventually(lambda: len(pids_with(sleep.split()[1])) == 2)
     os.kill(program.init_pid, signal.SIGKILL)
     result = program.wait(DEADLINE_S)
-    assert (result.exits[0].signal, result.exits[0].killed_by_agent) == (signal.SIGKILL, True)
+    assert (result.exits[0].signal, result.exits[0].is_consequence) == (signal.SIGKILL, True)
     assert "first process of algo-1 ended before its program did" in result.lost_why
     if world.mode != "plain" or os.geteuid() == 0:  # without a cgroup nobody knows of a daemon that lost its keeper
         program.close()

@@ -62,18 +62,18 @@ def start(aws, request):
     return request["TrainingJobName"]
 
 
-def run(aws, request, *, timeout_s=60):
+def run(aws, request, *, timeout_s=100):
     """Create the job and return what Describe says at its end."""
     return wait(aws, start(aws, request), timeout_s=timeout_s)
 
 
-def run_script(aws, label, script, *, files=None, timeout_s=60, **options):
+def run_script(aws, label, script, *, files=None, timeout_s=100, **options):
     """Run `train.py` with this text and return what Describe says at its end."""
     request = script_request(aws, unique(label), {"train.py": script, **(files or {})}, **options)
     return run(aws, request, timeout_s=timeout_s)
 
 
-def run_command(aws, label, command, *, timeout_s=60, **members):
+def run_command(aws, label, command, *, timeout_s=100, **members):
     """Run a bash command as the container's entry point and return what Describe says at its end."""
     return run(aws, job_request(unique(label), command, **members), timeout_s=timeout_s)
 

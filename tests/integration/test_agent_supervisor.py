@@ -109,7 +109,7 @@ def test_a_command_is_run_and_its_exit_code_told(run_agent) -> None:
     assert agent.wait() == 0
     facts = agent.service.facts
     assert facts.phase is HostPhase.RELEASED
-    assert [(item.exit_code, item.signal, item.killed_by_agent) for item in facts.exits] == [(3, None, False)]
+    assert [(item.exit_code, item.signal, item.is_consequence) for item in facts.exits] == [(3, None, False)]
     assert (facts.failure.fault, facts.failure.exit_code) == ("algorithm", 3)
     assert facts.not_isolated
     assert "hi" in agent.service.texts
@@ -158,7 +158,7 @@ def test_a_stop_reaches_children_of_a_shell_and_waits_for_their_last_work(run_ag
     assert 0.4 < time.monotonic() - started_s < 10.0
     assert "state saved" in agent.service.texts
     assert facts.failure is None
-    assert all(item.killed_by_agent for item in facts.exits)
+    assert all(item.is_consequence for item in facts.exits)
     assert agent.wait() == 0
 
 
@@ -167,7 +167,7 @@ def test_a_program_that_ignores_sigterm_is_killed_when_the_grace_is_over(run_age
     agent.service.wait_for_text("ready")
     agent.service.order(OrderKind.STOP, grace_s=0.5)
     facts = agent.service.wait_for_phase(HostPhase.EXITED, 20)
-    assert [(item.signal, item.killed_by_agent) for item in facts.exits] == [(signal.SIGKILL, True)]
+    assert [(item.signal, item.is_consequence) for item in facts.exits] == [(signal.SIGKILL, True)]
     assert agent.wait() == 0
 
 

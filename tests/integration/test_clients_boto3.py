@@ -63,7 +63,7 @@ def unique(name):
     return f"{name}-{time.time_ns() % 10**9}"
 
 
-def wait(aws, name, *, until=("Completed", "Failed", "Stopped"), timeout_s=60):
+def wait(aws, name, *, until=("Completed", "Failed", "Stopped"), timeout_s=100):
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         facts = aws.sagemaker.describe_training_job(TrainingJobName=name)

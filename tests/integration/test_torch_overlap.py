@@ -10,15 +10,17 @@ from torch_ranks import ROOT, TRAIN_PYTHON, assert_passed, names
 
 PROGRAM = Path(__file__).with_name("torch_overlap_program.py")
 
+pytestmark = pytest.mark.xdist_group("torch-overlap")  # a program runs once a worker: all of them on one
 
-@pytest.mark.timeout(120)
+
+@pytest.mark.timeout(200)
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("name", names(PROGRAM))
 def test_overlap_of_computing_and_communicating(name: str, size: int) -> None:
     assert_passed(PROGRAM, name, size)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(200)
 def test_traces_show_both_lanes_of_each_rank_and_their_overlap(tmp_path: Path) -> None:
     for name in names(PROGRAM):
         assert_passed(PROGRAM, name, 2, CLARY_COLLECTIVE_TRACE=str(tmp_path / "trace"), RANK="{rank}")

@@ -2,12 +2,14 @@
 
 import os
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 from torch_ranks import ROOT, TRAIN_PYTHON
 
-ENTRY_POINT = "[torch.backends]\nclary_smddp = clary.train.collective.adapters.torch.registration:autoload\n"
+_PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+ENTRY_POINTS = [f"{name} = {place}" for name, place in _PROJECT["entry-points"]["torch.backends"].items()]
 HEAVY = ("clary.train._native", "clary.train.collective.adapters.torch.process_group")
 
 
@@ -28,16 +30,21 @@ def run(source: str, *folders: Path, **variables: str) -> str:
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A folder in which a distribution announces the backend, as an installed one does."""
+    """A folder in which a distribution announces what an installed Clary does."""
     metadata = tmp_path / "clary_smddp-1.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: clary-smddp\nVersion: 1\n")
-    (metadata / "entry_points.txt").write_text(ENTRY_POINT)
+    (metadata / "entry_points.txt").write_text("\n".join(["[torch.backends]", *ENTRY_POINTS, ""]))
     return tmp_path
 
 
 def test_torch_registers_the_backend_at_its_import_when_it_is_installed(installed: Path) -> None:
     assert run("import torch; print(torch.distributed.Backend.SMDDP)", installed).strip() == "smddp"
+
+
+def test_torch_sagemaker_can_be_imported_when_it_is_installed(installed: Path) -> None:
+    source = "import torch, torch.sagemaker; print(torch.sagemaker.is_initialized(), torch.distributed.Backend.SMDDP)"
+    assert run(source, installed).split() == ["False", "smddp"]
 
 
 def test_registering_loads_nothing_that_is_heavy(installed: Path) -> None:

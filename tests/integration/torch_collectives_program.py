@@ -223,6 +223,11 @@ def test_all_to_all_with_and_without_split_sizes(rank, size):
     dist.all_to_all_single(received, rows, [peer + 1 for peer in range(size)], [rank + 1] * size)
     expected = torch.cat([torch.arange(peer + 1) + 100 * peer for peer in range(size)])
     assert torch.equal(received[:, 1], expected)
+    to_first = torch.empty(3 * size if rank == 0 else 0)  # the others receive nothing
+    dist.all_to_all_single(
+        to_first, torch.full((3,), float(rank)), [3] * size if rank == 0 else [0] * size, [3] + [0] * (size - 1)
+    )
+    assert to_first.tolist() == [float(peer) for peer in range(size) for _ in range(3)] * (rank == 0)
     outputs = [torch.empty(peer + 1) for peer in range(size)]
     dist.all_to_all(outputs, [own(rank, rank + 1) for _ in range(size)])
     assert all(torch.equal(tensor, own(peer, peer + 1)) for peer, tensor in enumerate(outputs))

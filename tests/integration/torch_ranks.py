@@ -33,7 +33,7 @@ def names(program: Path) -> list[str]:
 
 
 @cache
-def outcomes(program: Path, size: int, limit_s: float = 110.0, **variables: str) -> dict[str, list[str | None]]:
+def outcomes(program: Path, size: int, limit_s: float = 170.0, **variables: str) -> dict[str, list[str | None]]:
     """Run a program on `size` ranks; by function, why it failed on each rank, None where it did not.
 
     Args:

@@ -80,7 +80,7 @@ class ProcessExit:
     exit_code: int | None  # None if a signal ended it
     signal: int | None
     ended_at: datetime
-    killed_by_agent: bool = False  # not of its own: after a stop order, because another one failed, with its host
+    is_consequence: bool = False  # not of its own: of a stop order, of another one that failed, of its host's end
 
 
 @dataclass(frozen=True, kw_only=True)

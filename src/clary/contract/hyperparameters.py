@@ -23,6 +23,8 @@ REGION = "sagemaker_region"
 JOB_NAME = "sagemaker_job_name"
 LOG_LEVEL = "sagemaker_container_log_level"
 MP_PARAMETERS = "mp_parameters"
+CUDA_ON_CPU = "sagemaker_clary_cuda_on_cpu"  # ours; by its prefix every toolkit keeps it from the program
+CUDA_ON_CPU_VARIABLE = "CLARY_CUDA_ON_CPU"  # what `clary.compat.clary_cuda_on_cpu` looks for in a program's environment
 
 # Keys that toolkits consume themselves. Every other `sagemaker_*` key is a framework parameter (a launcher's setting),
 # every other key at all is the user's.

@@ -182,7 +182,7 @@ class ControlPlane:
             exit_code=code,
             signal=None,
             ended_at=self.clock.now(),
-            killed_by_agent=False,
+            is_consequence=False,
         )
 
 

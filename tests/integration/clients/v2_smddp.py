@@ -1,6 +1,6 @@
-"""SDK v2: PyTorch on two hosts with SMDDP's backend, under one of the three distributions.
+"""SDK v2: PyTorch on two hosts with SMDDP's backend under one of the three distributions, or with SMP v1 or v2.
 
-python v2_smddp.py smdistributed|pytorchddp|torch_distributed SCRIPT NAME=VALUE...
+python v2_smddp.py smdistributed|pytorchddp|torch_distributed|modelparallel|modelparallel_v2 SCRIPT NAME=VALUE...
 """
 
 import sys
@@ -17,6 +17,24 @@ distributions = {
     "smdistributed": {"smdistributed": {"dataparallel": {"enabled": True}}},
     "pytorchddp": {"pytorchddp": {"enabled": True}},
     "torch_distributed": {"torch_distributed": {"enabled": True}},
+    "modelparallel": {
+        "smdistributed": {
+            "modelparallel": {
+                "enabled": True,
+                "parameters": {"partitions": 2, "microbatches": 4, "ddp": True, "placement_strategy": "cluster"},
+            }
+        },
+        "mpi": {"enabled": True, "processes_per_host": 2},
+    },
+    "modelparallel_v2": {
+        "torch_distributed": {"enabled": True},
+        "smdistributed": {
+            "modelparallel": {
+                "enabled": True,
+                "parameters": {"hybrid_shard_degree": 2, "activation_loading_horizon": 3},
+            }
+        },
+    },
 }
 session = sagemaker.Session()
 estimator = PyTorch(
@@ -26,7 +44,7 @@ estimator = PyTorch(
     framework_version="2.2.0",
     py_version="py310",
     instance_count=2,
-    instance_type=GPU_TYPE if form == "torch_distributed" else "ml.p4d.24xlarge",
+    instance_type=GPU_TYPE if form in ("torch_distributed", "modelparallel", "modelparallel_v2") else "ml.p4d.24xlarge",
     distribution=distributions[form],
     hyperparameters=dict(pair.split("=", 1) for pair in pairs),
     sagemaker_session=session,
@@ -37,6 +55,6 @@ with tempfile.TemporaryDirectory() as folder:
     S3Downloader.download(estimator.model_data, folder, sagemaker_session=session)
     with tarfile.open(f"{folder}/model.tar.gz") as archive:
         for member in archive.getmembers():
-            if member.isfile():
+            if member.isfile() and member.name.endswith(".json") and "/" not in member.name:
                 ranks[member.name] = archive.extractfile(member).read().decode()
 report(name=estimator.latest_training_job.name, ranks=ranks)

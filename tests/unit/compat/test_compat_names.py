@@ -3,19 +3,33 @@
 import ast
 import importlib
 import inspect
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
 
 import clary
+from clary.contract.hyperparameters import CUDA_ON_CPU_VARIABLE
 from clary.train.collective import errors
 
 COMPAT = Path(clary.__file__).parent / "compat"
 FILES = sorted(COMPAT.rglob("*.py"))
 # Imported whatever the interpreter's version is: torch's autoload, and the module that says what is wrong.
-ANY_PYTHON = ("clary_autoload.py", "smdistributed/dataparallel/__init__.py")
+ANY_PYTHON = (
+    "clary_autoload.py",
+    "clary_cuda_on_cpu/__init__.py",
+    "clary_cuda_on_cpu/names.py",
+    "clary_cuda_on_cpu/mode.py",
+    "clary_cuda_on_cpu/streams.py",
+    "clary_cuda_on_cpu/cuda_table.py",
+    "clary_cuda_on_cpu/wrapping.py",
+    "torch_sagemaker/__init__.py",
+    "smdistributed/giving_way.py",
+    "smdistributed/dataparallel/__init__.py",
+    "smdistributed/modelparallel/__init__.py",
+)
 ALLOWED = ("clary.train", "smdistributed.dataparallel", "torch")
-STANDARD = ("__future__", "collections", "importlib", "inspect", "os", "sys", "typing")
 
 
 def imported_by(path: Path) -> set[str]:
@@ -35,13 +49,20 @@ def test_there_are_names_to_look_at() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(COMPAT)))
 def test_the_names_rest_on_the_train_side_alone(path: Path) -> None:
     for name in imported_by(path):
-        is_allowed = any(name == root or name.startswith(f"{root}.") for root in (*ALLOWED, *STANDARD))
+        is_allowed = name.partition(".")[0] in sys.stdlib_module_names or any(
+            name == root or name.startswith(f"{root}.") for root in ALLOWED
+        )
         assert is_allowed, f"{path} imports {name}"
 
 
 @pytest.mark.parametrize("name", ANY_PYTHON)
 def test_what_every_python_imports_can_be_read_by_every_python(name: str) -> None:
     ast.parse((COMPAT / name).read_text(), feature_version=(3, 8))
+
+
+def test_jobs_set_the_variable_that_the_rehearsal_looks_for() -> None:
+    names = runpy.run_path(str(COMPAT / "clary_cuda_on_cpu" / "names.py"))
+    assert names["VARIABLE"] == CUDA_ON_CPU_VARIABLE
 
 
 def test_launchers_find_the_classes_of_errors_by_name() -> None:

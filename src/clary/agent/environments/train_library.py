@@ -6,7 +6,8 @@ Where: the supervisor builds it with `/opt/ml`; launchers put it last on PYTHONP
         clary/train, clary/contract     links to this installation; a namespace package, see below
         smdistributed                   link to `clary.compat`
         clary_autoload.py               link; what torch calls when it is imported
-        clary-VERSION.dist-info         entry point `torch.backends`, which names clary_autoload
+        clary_cuda_on_cpu               link; torch calls it too, and it does something only if it is asked to
+        clary-VERSION.dist-info         entry points `torch.backends`, which name both
 
 [Note: how the user's own wins]
 PYTHONPATH stands before site-packages, so coming last on it is not enough. `clary` and `smdistributed` are therefore
@@ -27,7 +28,7 @@ from clary.contract.ml_tree import MlTree
 
 PACKAGE_FOLDER = Path(clary.__file__).parent  # of this installation; hosts see it at the same path
 _WINGS = ("train", "contract")  # what programs may import
-_COMPAT = ("smdistributed", "clary_autoload.py")
+_COMPAT = ("smdistributed", "clary_autoload.py", "clary_cuda_on_cpu")
 _METADATA = f"""\
 Metadata-Version: 2.1
 Name: clary
@@ -37,6 +38,7 @@ Summary: {(clary.__doc__ or "").strip()}
 _ENTRY_POINTS = """\
 [torch.backends]
 clary_smddp = clary_autoload:register
+clary_cuda_on_cpu = clary_cuda_on_cpu:register
 """
 
 

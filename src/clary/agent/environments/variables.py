@@ -148,6 +148,8 @@ def service_variables(
             )
         ),
     }
+    if hps.is_enabled(plan.hyperparameters, hps.CUDA_ON_CPU):
+        variables[hps.CUDA_ON_CPU_VARIABLE] = "1"
     if plan.isolation is Isolation.PROCESSES:
         variables["SAGEMAKER_BASE_DIR"] = str(inside.root)  # the toolkit's own way to a tree elsewhere
     if plan.isolation is Isolation.NAMESPACES:

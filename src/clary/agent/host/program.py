@@ -172,7 +172,7 @@ class Program:
 
     def first_failure(self) -> ProcessExit | None:
         """Return the earliest exit that was neither a success nor the agent's doing."""
-        return next((end for end in self.exits() if end.exit_code != 0 and not end.killed_by_agent), None)
+        return next((end for end in self.exits() if end.exit_code != 0 and not end.is_consequence), None)
 
     def running(self) -> int:
         """Return how many of the listed processes have not ended."""

@@ -64,7 +64,7 @@ class ProgramRecord:
                         exit_code=report["code"],
                         signal_number=report["signal"],
                         ended_at=datetime.fromtimestamp(report["at"], UTC),
-                        killed_by_agent=report["doomed"],
+                        is_consequence=report["doomed"],
                     )
                 case "failed":
                     self.failure = report["message"]
@@ -91,7 +91,7 @@ class ProgramRecord:
                     exit_code=None,
                     signal_number=int(signal.SIGKILL),
                     ended_at=self._clock.now(),
-                    killed_by_agent=True,
+                    is_consequence=True,
                 )
             if lost and not self._is_killed and self.is_ready:
                 reason = f" ({self.failure})" if self.failure else ""
@@ -146,7 +146,7 @@ class ProgramRecord:
         exit_code: int | None,
         signal_number: int | None,
         ended_at: datetime,
-        killed_by_agent: bool,
+        is_consequence: bool,
     ) -> None:
         process = self._processes[index]
         self._exits[index] = ProcessExit(
@@ -156,5 +156,5 @@ class ProgramRecord:
             exit_code=exit_code,
             signal=signal_number,
             ended_at=ended_at,
-            killed_by_agent=killed_by_agent,
+            is_consequence=is_consequence,
         )

@@ -112,7 +112,7 @@ class ProgramWatch:
 
     def first_failure(self) -> ProcessExit | None:
         """Return the earliest exit that is a failure and not the agent's doing."""
-        own = [item for item in self.exits if item.exit_code != 0 and not item.killed_by_agent]
+        own = [item for item in self.exits if item.exit_code != 0 and not item.is_consequence]
         return min(own, key=lambda item: item.ended_at, default=None)
 
     def failure(self) -> Failure | None:
@@ -169,4 +169,4 @@ class ProgramWatch:
 def exit_in_words(item: ProcessExit) -> str:
     """Say how a process ended: `exit code 3` or `signal 9 (SIGKILL)`, and whether by itself."""
     how = f"exit code {item.exit_code}" if item.exit_code is not None else signal_name(item.signal)
-    return f"{how}, not by itself" if item.killed_by_agent else how
+    return f"{how}, not by itself" if item.is_consequence else how

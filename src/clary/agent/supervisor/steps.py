@@ -47,7 +47,7 @@ class RunningProgram(Protocol):
     def wait_for_exits(self, timeout_s: float) -> Sequence[ProcessExit]:
         """Return the processes that ended since the last call, as soon as there is one; none after `timeout_s`.
 
-        All output of a returned process has been passed on. `killed_by_agent` is true for those that ran when
+        All output of a returned process has been passed on. `is_consequence` is true for those that ran when
         `send_signal` told them to end.
         """
 

@@ -78,7 +78,7 @@ def moments(hosts: Mapping[str, HostRecord]) -> list[Moment]:
         item.ended_at
         for record in hosts.values()
         for item in record.facts.exits
-        if item.exit_code != 0 and not item.killed_by_agent
+        if item.exit_code != 0 and not item.is_consequence
     ]
     until = min(ends, default=None)
     found = [moment for name in hosts for moment in _of_host(name, hosts, until)]
@@ -102,13 +102,13 @@ def _of_host(name: str, hosts: Mapping[str, HostRecord], until: datetime | None)
     for item, clue in of_exits:
         if item.exit_code == 0:  # whatever it said, it survived
             continue
-        if item.killed_by_agent and (clue is None or until is None or clue.at > until):
+        if item.is_consequence and (clue is None or until is None or clue.at > until):
             continue
         moment = _of_exit(name, item, clue, _failure_for(item, facts))
         is_launcher = item.rank is None and bool(clues) and not _is_certain(facts.failure)
         yield replace(moment, weight=Weight.WRAPPER) if is_launcher else moment
     if until is not None:
-        code = _launcher_code([item for item in facts.exits if not item.killed_by_agent and item.exit_code != 0])
+        code = _launcher_code([item for item in facts.exits if not item.is_consequence and item.exit_code != 0])
         yield from (_of_clue(name, clue, code, hosts) for clue in clues.values())
     if facts.failure is not None and _stands_alone(facts):
         yield Moment(
@@ -130,7 +130,7 @@ def _of_host(name: str, hosts: Mapping[str, HostRecord], until: datetime | None)
 def _stands_alone(facts: HostFacts) -> bool:
     """Whether a host's failure says something else than how its processes ended, and they did not survive it."""
     assert facts.failure is not None
-    has_failed_exit = any(item.exit_code != 0 and not item.killed_by_agent for item in facts.exits)
+    has_failed_exit = any(item.exit_code != 0 and not item.is_consequence for item in facts.exits)
     has_survived = bool(facts.exits) and all(item.exit_code == 0 for item in facts.exits)
     return not ((has_failed_exit or has_survived) and facts.failure.fault == Fault.ALGORITHM.value)
 
@@ -140,12 +140,12 @@ def _of_exit(name: str, item: ProcessExit, clue: Clue | None, failure: Failure |
     who = "the program" if item.rank is None else f"rank {item.rank}"
     how = f"{who} ended with exit code {item.exit_code}" if item.exit_code is not None else None
     words = how or f"{who} was ended by {signal_name(item.signal)}"
-    if item.killed_by_agent:
+    if item.is_consequence:
         words = who
     elif item.signal == signal.SIGKILL:
         clue = None  # nobody has a last word before it: whatever the process printed, it had survived
     weight = Weight.OWN
-    if failure is not None and _is_certain(failure) and not item.killed_by_agent:
+    if failure is not None and _is_certain(failure) and not item.is_consequence:
         words = failure.message
     elif clue is not None and clue.text != f"SystemExit: exit code {item.exit_code}":
         words = f"{who if how else words}: {clue.text}"  # the exit code stands at the end of every reason
@@ -160,7 +160,7 @@ def _of_exit(name: str, item: ProcessExit, clue: Clue | None, failure: Failure |
         weight=weight,
         fault=Fault.ALGORITHM,
         words=words,
-        exit_code=None if item.killed_by_agent else _shell_code(item),
+        exit_code=None if item.is_consequence else _shell_code(item),
     )
 
 
@@ -172,7 +172,7 @@ def _failure_for(item: ProcessExit, facts: HostFacts) -> Failure | None:
     failure = facts.failure
     if failure is None or not failure.message.startswith(OUT_OF_MEMORY) or item.signal == signal.SIGKILL:
         return failure
-    was_killed = any(other.signal == signal.SIGKILL and not other.killed_by_agent for other in facts.exits)
+    was_killed = any(other.signal == signal.SIGKILL and not other.is_consequence for other in facts.exits)
     return None if was_killed else failure
 
 

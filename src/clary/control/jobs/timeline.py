@@ -47,9 +47,9 @@ def timeline(job: TrainingJob) -> list[TimelineRow]:
             what = f"{len(members)} processes failed because of it, the first with: {members[0].words}"
             row = TimelineRow(at=members[0].at, kind=CASCADE, where=host, what=what, num_folded=len(members))
             rows.append(row)
-        num_ended = sum(item.killed_by_agent for item in job.hosts[host].facts.exits)
+        num_ended = sum(item.is_consequence for item in job.hosts[host].facts.exits)
         if num_ended and first is not None:
-            at = max(item.ended_at for item in job.hosts[host].facts.exits if item.killed_by_agent)
+            at = max(item.ended_at for item in job.hosts[host].facts.exits if item.is_consequence)
             what = f"{num_ended} of this host's processes {'was' if num_ended == 1 else 'were'} ended because of it"
             rows.append(TimelineRow(at=at, kind=CASCADE, where=host, what=what, num_folded=num_ended))
     return sorted(rows, key=lambda row: row.at)

@@ -2,7 +2,16 @@
 
 mesh            which rank lies where, and the groups along every axis
 configuration   the keys that scripts and jobs set, checked
-microbatches    a step's arguments cut, its results put together
+runtime         what a process knows: its place, its groups, its device
+groups          process groups of a mesh, and objects between ranks
+step            the function of a training step, once a microbatch; microbatches cuts and merges
+model           the wrapped model; placed_model and stateful_model are what it is made of
+optimizer       the wrapped optimizer; steppers are the ways in which it steps
 partition/      which part of a model goes to which pipeline rank
-pipeline/       schedules of stages and microbatches
+pipeline/       the module server, and schedules of stages and microbatches
+tensor/         layers that are cut over tensor groups
+sharded/        parameters, gradients and optimizer state in shards
+memory/         activations recomputed and offloaded, parameters made late
+checkpoint/     states in files
+fsdp/           what SMP v2 adds to torch's FSDP
 """

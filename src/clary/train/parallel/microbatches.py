@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -111,7 +112,7 @@ def merge_results(results: Sequence[Any], *, detach: bool = False) -> Any:
         if any(list(result) != list(first) for result in results):
             raise ValueError(f"smp.step: microbatches returned other keys: {[list(result) for result in results]}")
         merged = {key: merge_results([result[key] for result in results], detach=detach) for key in first}
-        return _mapping_like(first, merged)
+        return mapping_like(first, merged)
     if isinstance(first, list | tuple):
         _check_alike(results, type(first))
         if len({len(result) for result in results}) != 1:
@@ -129,7 +130,7 @@ def _split(value: Any, num_microbatches: int, axis: int, name: str) -> list[Any]
     if isinstance(value, Mapping):
         pieces = {key: _split(item, num_microbatches, axis, f"{name}[{key!r}]") for key, item in value.items()}
         return [
-            _mapping_like(value, {key: piece[number] for key, piece in pieces.items()})
+            mapping_like(value, {key: piece[number] for key, piece in pieces.items()})
             for number in range(num_microbatches)
         ]
     if isinstance(value, list | tuple | set | frozenset):
@@ -152,9 +153,11 @@ def _split_tensor(tensor: torch.Tensor, num_microbatches: int, axis: int, name: 
     return list(tensor.chunk(num_microbatches, axis)) if tensor.shape[axis] else [tensor] * num_microbatches
 
 
-def _mapping_like(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+def mapping_like(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     """Return a mapping of the same kind; one whose keys are fields of a dataclass (transformers' results) by those."""
     kind: Any = type(like)
+    if isinstance(like, defaultdict):
+        return kind(like.default_factory, items)
     return kind(**items) if dataclasses.is_dataclass(like) else kind(items)
 
 

@@ -48,6 +48,7 @@ def test_the_folder_holds_the_train_side_the_foreign_names_and_nothing_else(libr
         "clary",
         f"clary-{clary.__version__}.dist-info",
         "clary_autoload.py",
+        "clary_cuda_on_cpu",
         "smdistributed",
     ]
     assert sorted(path.name for path in (library / "clary").iterdir()) == ["contract", "train"]
@@ -70,7 +71,10 @@ def test_the_distribution_is_found_with_its_entry_point(library: Path) -> None:
         "from importlib.metadata import entry_points, version\n"
         "print(version('clary'), [(e.name, e.value, e.load().__name__) for e in entry_points(group='torch.backends')])"
     )
-    expected = [("clary_smddp", "clary_autoload:register", "register")]
+    expected = [
+        ("clary_smddp", "clary_autoload:register", "register"),
+        ("clary_cuda_on_cpu", "clary_cuda_on_cpu:register", "register"),
+    ]
     assert run(code, path=[library]) == f"{clary.__version__} {expected}"
 
 
@@ -179,3 +183,45 @@ def test_a_python_that_is_too_old_imports_torch_without_the_backend(fake_library
         "except ImportError as error: print(error)"
     )
     assert "needs Python 3.11 or newer" in run(code, path=[fake_library])
+
+
+FAKE_TORCH = {
+    "torch/__init__.py": (
+        "from importlib.metadata import entry_points\n"
+        "for entry in entry_points(group='torch.backends'): entry.load()()\n"
+    )
+}
+FAKE_SAGEMAKER = {
+    "train/parallel/__init__.py": "",
+    "train/parallel/fsdp/__init__.py": "",
+    "train/parallel/fsdp/session.py": "state = is_initialized = None\ndef init(): return 'FakeEngine'",
+    "train/parallel/fsdp/training.py": "transform = clip_grad_norm_ = None",
+}
+TSM = "import torch.sagemaker as tsm, torch; print(tsm.init(), torch.sagemaker is tsm)"
+
+
+def test_torch_sagemaker_is_imported_without_touching_torchs_files(fake_library: Path, tmp_path: Path) -> None:
+    write_package(tmp_path / "fake" / "clary", FAKE_SAGEMAKER)
+    site = write_package(tmp_path / "site", FAKE_TORCH)
+    code = f"{TSM}\nimport torch.sagemaker.grad_norm as g; print(g.__name__, g.__all__)"
+    found = run(code, path=[fake_library], site=site)
+    expected = "FakeEngine True\ntorch.sagemaker.grad_norm ['clip_grad_norm_']"
+    assert found.removeprefix("FakeAdapter registers\n") == expected
+    assert sorted(path.name for path in (site / "torch").iterdir()) == ["__init__.py"]
+
+
+def test_torch_sagemaker_of_aws_wins_where_it_is_installed(fake_library: Path, tmp_path: Path) -> None:
+    site = write_package(
+        tmp_path / "site", {**FAKE_TORCH, "torch/sagemaker/__init__.py": "def init(): return 'FakeAws'"}
+    )
+    assert run(TSM, path=[fake_library], site=site).endswith("FakeAws True")
+
+
+def test_torch_sagemaker_says_which_python_it_needs(fake_library: Path, tmp_path: Path) -> None:
+    site = write_package(tmp_path / "site", FAKE_TORCH)
+    code = (
+        "import sys; sys.version_info = (3, 10, 4)\n"
+        "try:\n    import torch.sagemaker\n"
+        "except ImportError as error: print(error)"
+    )
+    assert "needs Python 3.11 or newer" in run(code, path=[fake_library], site=site)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from clary.agent.environments.variables import program_variables, service_variables, sm_variables
+from clary.contract.hyperparameters import cli_arguments
 from clary.contract.launch_plan import Channel, HostPlan, Isolation, LaunchPlan, NetworkPlan, Resources
 from clary.contract.ml_tree import OPT_ML, MlTree
 from clary.contract.plain import to_plain
@@ -164,6 +165,15 @@ def test_gpus_of_the_host_are_the_only_ones_visible() -> None:
     assert service(plan)["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert sm_variables(plan, plan.hosts[0], INSIDE)["SM_NUM_GPUS"] == "2"
     assert service(make_plan())["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize("text", ["true", "True", '"true"', "1"])
+def test_a_job_that_is_to_rehearse_on_the_cpu_says_so_to_its_programs_and_not_on_their_command_line(text: str) -> None:
+    plan = make_plan(hyperparameters={"sagemaker_clary_cuda_on_cpu": text, "epochs": "3"})
+    assert service(plan)["CLARY_CUDA_ON_CPU"] == "1"
+    assert cli_arguments(plan.hyperparameters) == ("--epochs", "3")
+    for other in ({}, {"sagemaker_clary_cuda_on_cpu": "false"}):
+        assert "CLARY_CUDA_ON_CPU" not in service(make_plan(hyperparameters=other))
 
 
 def test_programs_with_a_container_entrypoint_set_sm_variables_themselves() -> None:

@@ -45,7 +45,7 @@ def test_processes_of_a_host_that_died_did_not_end_by_themselves():
     record.apply({"kind": "ready", "not_isolated": []}, sender=99)
     record.apply(exited(0, code=0), sender=99)
     record.lose_the_rest()
-    assert [(end.exit_code, end.signal, end.killed_by_agent) for end in record.exits_in_order()] == [
+    assert [(end.exit_code, end.signal, end.is_consequence) for end in record.exits_in_order()] == [
         (0, None, False),
         (None, 9, True),
     ]
@@ -58,7 +58,7 @@ def test_processes_that_vanish_after_a_kill_are_the_agents_doing_and_no_news():
     record.apply({"kind": "ready", "not_isolated": []}, sender=99)
     record.expect_end()
     record.lose_the_rest()
-    assert record.exits_in_order()[0].killed_by_agent
+    assert record.exits_in_order()[0].is_consequence
     assert record.lost_why == ""
 
 

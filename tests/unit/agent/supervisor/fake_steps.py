@@ -53,7 +53,7 @@ class FakeProgram:
                     exit_code=code if code >= 0 else None,
                     signal=-code if code < 0 else None,
                     ended_at=datetime.now(UTC),
-                    killed_by_agent=rank in self._doomed,
+                    is_consequence=rank in self._doomed,
                 )
             )
             self._changed.notify_all()

@@ -30,7 +30,7 @@ def ended(rank, seconds, *, code=1, signum=None, by_agent=False):
         exit_code=None if signum else code,
         signal=signum,
         ended_at=at(seconds),
-        killed_by_agent=by_agent,
+        is_consequence=by_agent,
     )
 
 

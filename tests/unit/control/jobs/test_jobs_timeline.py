@@ -18,7 +18,7 @@ def at(seconds):
 
 def ended(rank, seconds, *, by_agent=False):
     return ProcessExit(
-        rank=rank, local_rank=0, pid=1, exit_code=1, signal=None, ended_at=at(seconds), killed_by_agent=by_agent
+        rank=rank, local_rank=0, pid=1, exit_code=1, signal=None, ended_at=at(seconds), is_consequence=by_agent
     )
 
 

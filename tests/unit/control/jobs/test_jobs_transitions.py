@@ -37,7 +37,7 @@ def new_job():
 
 def exit_of(code, *, seconds=50, signal=None, killed=False, rank=0):
     return ProcessExit(
-        rank=rank, local_rank=0, pid=1, exit_code=code, signal=signal, ended_at=at(seconds), killed_by_agent=killed
+        rank=rank, local_rank=0, pid=1, exit_code=code, signal=signal, ended_at=at(seconds), is_consequence=killed
     )
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from clary.train.parallel.pipeline.schedule import Action, Kind, Schedule, ScheduleError, parse_action, simulate
 from clary.train.parallel.pipeline.schedules import gpipe, interleaved, one_f_one_b, zb1p
+from clary.train.parallel.pipeline.zero_bubble import zbv
 
 SECONDS = {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0, Kind.INPUT: 1.0, Kind.WEIGHT: 1.0}
 shapes = {"num_stages": st.integers(1, 8), "num_microbatches": st.integers(1, 20)}
@@ -56,6 +57,27 @@ def test_interleaved_with_one_stage_a_rank_is_as_long_as_1f1b():
     assert simulate(one, seconds_of).length_s == simulate(other, seconds_of).length_s
 
 
+@given(st.integers(1, 8), st.integers(1, 24))
+def test_zbv_is_as_short_as_its_first_forwards_allow(num_ranks, num_microbatches):
+    found = simulate(zbv(num_ranks, num_microbatches), seconds_of)
+    work = 6 * num_microbatches
+    if num_microbatches >= num_ranks:
+        assert found.length_s == work + num_ranks - 1
+        assert found.idle == pytest.approx([(num_ranks - 1) / (work + num_ranks - 1)] * num_ranks)
+    if num_microbatches >= 2 * num_ranks - 1:
+        within = [begins[-1] + 1 - begins[0] - work for begins in found.begins]
+        assert within == [max(0, num_ranks - 2 - 2 * rank) for rank in range(num_ranks)]
+
+
+@given(st.integers(1, 8), st.integers(1, 24))
+def test_zbv_is_a_v_and_holds_no_more_than_1f1b(num_ranks, num_microbatches):
+    schedule = zbv(num_ranks, num_microbatches)
+    for rank in range(num_ranks):
+        assert schedule.stages_of(rank) == (rank, 2 * num_ranks - 1 - rank)
+    expected = 2 * min(num_ranks, num_microbatches)  # of half a 1F1B stage each
+    assert simulate(schedule).peak_activations == (expected,) * num_ranks
+
+
 def test_interleaved_needs_microbatches_that_divide():
     with pytest.raises(ValueError, match="microbatches a multiple of ranks"):
         interleaved(4, 6, stages_a_rank=2)
@@ -71,7 +93,7 @@ def test_activations_stay_within_what_each_schedule_promises(num_stages, num_mic
 
 @given(**shapes, transfer_s=st.floats(0, 5))
 def test_no_schedule_deadlocks_and_time_under_way_only_lengthens_it(num_stages, num_microbatches, transfer_s):
-    for schedule in (gpipe, one_f_one_b, zb1p):
+    for schedule in (gpipe, one_f_one_b, zb1p, zbv):
         one = schedule(num_stages, num_microbatches)
         assert simulate(one, seconds_of, transfer_s=transfer_s).length_s >= simulate(one, seconds_of).length_s
 
@@ -130,11 +152,16 @@ def test_what_is_no_action_is_refused(text):
         parse_action(text)
 
 
+def test_an_action_says_what_its_letters_stand_for():
+    assert parse_action("2F0").words == "2F0 (forward pass of stage 2, microbatch 0)"
+    assert parse_action("1I7").words == "1I7 (gradient of the input of stage 1, microbatch 7)"
+
+
 def test_a_schedule_is_printed_a_line_a_rank():
     assert str(gpipe(2, 1)) == "gpipe, 2 stages, 1 microbatches\nrank 0: 0F0 0B0\nrank 1: 1F0 1B0"
 
 
-@pytest.mark.parametrize("schedule", [gpipe, one_f_one_b, zb1p])
+@pytest.mark.parametrize("schedule", [gpipe, one_f_one_b, zb1p, zbv])
 def test_no_stages_or_no_microbatches_are_refused(schedule):
     with pytest.raises(ValueError, match="expected 1 or more of both"):
         schedule(0, 1)

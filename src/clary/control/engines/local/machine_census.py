@@ -1,9 +1,9 @@
-"""What is on the machine now that a job could leave behind: every kind a function, each reading the kernel's own list.
+"""What jobs leave behind of shared memory, sockets and ports: each kind a function that reads the kernel's own list.
 
-Where: the engine looks for what a released attempt has left, the tests take a census around each test. The functions
-find things; whose they are is told from a process's ancestors and environment, a cgroup's name, a creator's pid. What
-cannot be told apart is said to be nobody's and is never guessed.
-Source: proc(5), sysvipc(7), unix(7).
+Where: the engine looks for what a released attempt has left; `clary.testing.census` adds the other kinds. The functions
+find things; whose they are is told from a creator's pid. What cannot be told apart is said to be nobody's and is never
+guessed.
+Source: proc(5), unix(7).
 """
 
 from __future__ import annotations
@@ -12,102 +12,25 @@ import contextlib
 import os
 import pwd
 import re
-import socket
 import stat
-from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable
 
-from clary.contract.processes import ProcessEntry, ProcessId, read_process_list
-from clary.control.engines.local.cleaning import mount_entries
 from clary.control.engines.local.leftover_things import Kind, Thing
 
 SHARED_MEMORY_FOLDER = "/dev/shm"  # noqa: S108 - the machine's, looked at only
-REGISTERED_NAMESPACES_FOLDER = "/run/netns"
-_COMMAND_CHARACTERS = 120
 _LISTENING_FLAG = 0x10000  # of /proc/net/unix: __SO_ACCEPTCON
-_IPC_TABLES = (("shm", Kind.IPC_MEMORY), ("sem", Kind.IPC_SEMAPHORES), ("msg", Kind.IPC_QUEUE))
 # torch names a segment after the process that made it; others do not tell.
 _NAMED_AFTER_PID = re.compile(r"torch_(\d+)_")
-
-
-def processes(pids: Iterable[int], entries: Mapping[int, ProcessEntry] | None = None) -> list[Thing]:
-    """Return those of `pids` that exist, zombies as such, with their command lines."""
-    entries = read_process_list() if entries is None else entries
-    found = []
-    for pid in pids:
-        entry = entries.get(pid)
-        if entry is not None:
-            kind = Kind.ZOMBIE if entry.has_ended else Kind.PROCESS
-            holder, identity = (entry.parent if entry.has_ended else 0), str(entry.started_at)
-            found.append(Thing(kind=kind, name=str(pid), identity=identity, holder=holder, detail=command_text(pid)))
-    return found
-
-
-def descendants(ancestors: Collection[int], entries: Mapping[int, ProcessEntry]) -> set[int]:
-    """Return the processes below `ancestors`, zombies included, ancestors not."""
-    children: dict[int, list[int]] = {}
-    for pid, entry in entries.items():
-        children.setdefault(entry.parent, []).append(pid)
-    found: set[int] = set()
-    waiting = [child for ancestor in ancestors for child in children.get(ancestor, ())]
-    while waiting:
-        pid = waiting.pop()
-        if pid not in found:
-            found.add(pid)
-            waiting.extend(children.get(pid, ()))
-    return found
-
-
-def held_namespaces(pids: Iterable[int]) -> list[Thing]:
-    """Return the network namespaces of `pids`, less the caller's own, each with one process that is in it."""
-    own = _namespace("self")
-    holders: dict[int, int] = {}
-    for pid in sorted(pids):
-        inode = _namespace(str(pid))
-        if inode is not None and inode != own:
-            holders.setdefault(inode, pid)
-    return [
-        Thing(kind=Kind.HELD_NAMESPACE, name=f"net:[{inode}]", holder=pid, owner=f"process {pid}")
-        for inode, pid in holders.items()
-    ]
-
-
-def registered_namespaces() -> list[Thing]:
-    """Return the network namespaces that have a name on the machine."""
-    return [Thing(kind=Kind.REGISTERED_NAMESPACE, name=name) for name in _names_in(REGISTERED_NAMESPACES_FOLDER)]
-
-
-def mounts(mountinfo: str | None = None) -> list[Thing]:
-    """Return every mount of this mount namespace."""
-    return [
-        Thing(kind=Kind.MOUNT, name=entry.point, identity=entry.number, detail=entry.file_system)
-        for entry in mount_entries(mountinfo)
-    ]
-
-
-def cgroups(family_folder: str, *, top: str = "/sys/fs/cgroup") -> list[Thing]:
-    """Return the cgroups in every folder of this name, in every hierarchy, at any depth."""
-    found = []
-    for folder, names, _ in os.walk(top):
-        if os.path.basename(folder) == family_folder:
-            found += [Thing(kind=Kind.CGROUP, name=f"{folder}/{name}") for name in names]
-            names.clear()
-    return found
-
-
-def links() -> list[Thing]:
-    """Return the network links of this thread's namespace."""
-    return [Thing(kind=Kind.LINK, name=name, identity=str(index)) for index, name in socket.if_nameindex()]
 
 
 def shared_memory(folder: str = SHARED_MEMORY_FOLDER) -> list[Thing]:
     """Return the segments in /dev/shm; the owner is the process after which one is named, or else only its user."""
     found = []
-    for name in _names_in(folder):
+    for name in names_in(folder):
         with contextlib.suppress(OSError):
             facts = os.lstat(f"{folder}/{name}")
             named = _NAMED_AFTER_PID.match(name)
-            detail = f"{facts.st_size} bytes, user {_user_name(facts.st_uid)}"
+            detail = f"{facts.st_size} bytes, user {user_name(facts.st_uid)}"
             owner = f"process {named[1]}" if named else ""
             identity = f"{facts.st_ino}-{facts.st_ctime_ns}"
             found.append(
@@ -127,35 +50,9 @@ def shared_memory_users(pids: Iterable[int], folder: str = SHARED_MEMORY_FOLDER)
     return users
 
 
-def ipc_things(tables: Path = Path("/proc/sysvipc")) -> list[Thing]:
-    """Return the System V objects of this IPC namespace; memory with the process that made it."""
-    found = []
-    for table, kind in _IPC_TABLES:
-        try:
-            header, *rows = (tables / table).read_text(encoding="ascii").splitlines()
-        except (OSError, ValueError):
-            continue
-        columns = header.split()
-        for row in rows:
-            values = dict(zip(columns, row.split(), strict=False))
-            number = values.get("shmid") or values.get("semid") or values["msqid"]
-            maker = values.get("cpid", "0")
-            owner = f"process {maker}" if maker != "0" else ""
-            size = f"{values['size']} bytes, " if "size" in values else ""
-            detail = f"{size}user {_user_name(int(values['uid']))}"
-            found.append(Thing(kind=kind, name=number, identity=values.get("ctime", ""), owner=owner, detail=detail))
-    return found
-
-
-def socket_paths(pids: Iterable[int]) -> set[str]:
-    """Return the paths at which `pids` listen."""
-    inodes = {inode for pid in pids for inode in _socket_inodes(pid)}
-    return {path for path, inode in _listening_sockets().items() if inode in inodes}
-
-
 def dead_sockets(paths: Iterable[str]) -> list[Thing]:
     """Return those of `paths` that are sockets at which nobody listens."""
-    alive = _listening_sockets()
+    alive = listening_sockets()
     return [Thing(kind=Kind.SOCKET, name=path) for path in paths if path not in alive and _is_socket(path)]
 
 
@@ -169,61 +66,22 @@ def listening_ports(pids: Iterable[int]) -> dict[int, set[int]]:
                     port_of[fields[9]] = int(fields[1].rpartition(":")[2], 16)
     found: dict[int, set[int]] = {}
     for pid in pids:
-        for inode in _socket_inodes(pid):
+        for inode in socket_inodes(pid):
             if inode in port_of:
                 found.setdefault(port_of[inode], set()).add(pid)
     return found
 
 
-def environment_of(pid: int) -> dict[str, str]:
-    """Return the variables with which a process was started; empty for one that is gone or of another user."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            pairs = file.read().decode(errors="surrogateescape").split("\0")
-    except OSError:
-        return {}
-    return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-
-
-def command_text(pid: int) -> str:
-    """Return the beginning of a process's command line, or its name in brackets if it has none."""
-    with contextlib.suppress(OSError):
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            text = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
-        if not text:
-            with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-                text = f"[{file.read().strip()}]"
-        return text[:_COMMAND_CHARACTERS]
-    return ""
-
-
-def cgroups_of(pid: int) -> set[str]:
-    """Return the names of the cgroups that a process is in, the last part of each path."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
-        return {os.path.basename(line.rstrip("\n").split(":", 2)[2]) for line in file}
-    return set()
-
-
-def is_process(pid: int) -> bool:
-    """Whether a process of this id is alive."""
-    return ProcessId.of(pid) is not None
-
-
-def _namespace(process: str) -> int | None:
-    try:
-        return os.stat(f"/proc/{process}/ns/net").st_ino
-    except OSError:
-        return None
-
-
-def _names_in(folder: str) -> list[str]:
+def names_in(folder: str) -> list[str]:
+    """Return the names in a folder in order; none if it cannot be read."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
         return []
 
 
-def _user_name(number: int) -> str:
+def user_name(number: int) -> str:
+    """Return a user's name, or the number if there is none."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:
@@ -242,7 +100,8 @@ def _files_of(pid: int) -> set[str]:
     return paths
 
 
-def _socket_inodes(pid: int) -> set[str]:
+def socket_inodes(pid: int) -> set[str]:
+    """Return the inodes of the sockets that a process has open."""
     found = set()
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
@@ -253,7 +112,7 @@ def _socket_inodes(pid: int) -> set[str]:
     return found
 
 
-def _listening_sockets() -> dict[str, str]:
+def listening_sockets() -> dict[str, str]:
     """Return path -> inode of the Unix sockets at which somebody listens, abstract ones left out."""
     found = {}
     with contextlib.suppress(OSError), open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:

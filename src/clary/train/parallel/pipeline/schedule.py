@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 
 class Kind(Enum):
@@ -23,6 +24,14 @@ class Kind(Enum):
     BACKWARD = "B"
     INPUT = "I"
     WEIGHT = "W"
+
+
+_WORDS = {
+    Kind.FORWARD: "forward pass",
+    Kind.BACKWARD: "backward pass",
+    Kind.INPUT: "gradient of the input",
+    Kind.WEIGHT: "gradients of the weights",
+}
 
 
 class ScheduleError(ValueError):
@@ -36,6 +45,11 @@ class Action:
     stage: int
     kind: Kind
     microbatch: int
+
+    @property
+    def words(self) -> str:
+        """The action for messages, with what its letters stand for."""
+        return f"{self} ({_WORDS[self.kind]} of stage {self.stage}, microbatch {self.microbatch})"
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind.value}{self.microbatch}"
@@ -78,6 +92,15 @@ class Schedule:
                         f"{self.name}: ranks {found[action.stage]} and {rank} both act for stage {action}"
                     )
         return found
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """Return the stages for which a rank acts, ascending."""
+        return tuple(sorted({action.stage for action in self.ranks[rank]}))
+
+    @cached_property
+    def split_stages(self) -> frozenset[int]:
+        """The stages whose backward passes come in halves."""
+        return frozenset(action.stage for actions in self.ranks for action in actions if action.kind is Kind.INPUT)
 
     def __str__(self) -> str:
         lines = [f"rank {rank}: {' '.join(map(str, actions))}" for rank, actions in enumerate(self.ranks)]
@@ -158,14 +181,9 @@ def needs(action: Action, schedule: Schedule) -> list[Action]:
         return [Action(stage, Kind.INPUT, microbatch)]
     needed = [Action(stage, Kind.FORWARD, microbatch)]
     if stage + 1 < schedule.num_stages:
-        needed.append(Action(stage + 1, _backward_kind(schedule, stage + 1), microbatch))
+        kind = Kind.INPUT if stage + 1 in schedule.split_stages else Kind.BACKWARD
+        needed.append(Action(stage + 1, kind, microbatch))
     return needed
-
-
-def _backward_kind(schedule: Schedule, stage: int) -> Kind:
-    """Return which action of a stage gives the gradient of its input."""
-    is_split = any(action.stage == stage and action.kind is Kind.INPUT for rank in schedule.ranks for action in rank)
-    return Kind.INPUT if is_split else Kind.BACKWARD
 
 
 def _check_complete(schedule: Schedule) -> None:

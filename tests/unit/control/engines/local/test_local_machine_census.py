@@ -12,6 +12,7 @@ import pytest
 from clary.contract.processes import read_process_list
 from clary.control.engines.local import machine_census
 from clary.control.engines.local.leftover_things import Kind
+from clary.testing import census
 
 SLEEP = [sys.executable, "-S", "-c", "print('up', flush=True); import time; time.sleep(300)"]
 
@@ -25,40 +26,40 @@ def child():
 
 
 def test_a_process_is_told_with_its_command_and_a_zombie_with_its_parent(child):
-    (alive,) = machine_census.processes([child.pid])
+    (alive,) = census.processes([child.pid])
     assert (alive.kind, alive.name) == (Kind.PROCESS, str(child.pid))
     assert "time.sleep(300)" in alive.detail
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    (dead,) = machine_census.processes([child.pid])
+    (dead,) = census.processes([child.pid])
     assert (dead.kind, dead.holder, dead.identity) == (Kind.ZOMBIE, os.getpid(), alive.identity)
     child.wait()
-    assert machine_census.processes([child.pid]) == []
+    assert census.processes([child.pid]) == []
 
 
 def test_descendants_include_zombies_and_grandchildren(child):
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert child.pid in machine_census.descendants([os.getppid()], read_process_list())
+    assert child.pid in census.descendants([os.getppid()], read_process_list())
 
 
 def test_environment_and_command_of_a_process_that_is_gone_are_empty(child):
-    assert machine_census.environment_of(child.pid)["WHOSE"] == "this test's"
+    assert census.environment_of(child.pid)["WHOSE"] == "this test's"
     child.kill()
     child.wait()
-    assert machine_census.environment_of(child.pid) == {}
-    assert machine_census.command_text(child.pid) == ""
+    assert census.environment_of(child.pid) == {}
+    assert census.command_text(child.pid) == ""
 
 
 def test_processes_in_our_own_network_namespace_hold_none(child):
-    assert machine_census.held_namespaces([child.pid]) == []
+    assert census.held_namespaces([child.pid]) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes a network namespace")
 def test_a_network_namespace_is_told_with_a_process_that_holds_it():
     with subprocess.Popen(["unshare", "--net", *SLEEP], stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"up\n"
-        (namespace,) = machine_census.held_namespaces([holder.pid])
+        (namespace,) = census.held_namespaces([holder.pid])
         assert namespace.holder == holder.pid
         assert namespace.name == f"net:[{os.stat(f'/proc/{holder.pid}/ns/net').st_ino}]"
         assert namespace.removal == f"kill -9 {holder.pid}"
@@ -67,7 +68,7 @@ def test_a_network_namespace_is_told_with_a_process_that_holds_it():
 
 def test_mounts_have_their_escapes_undone_and_two_at_one_place_are_two():
     text = "22 1 0:21 / /a\\040b rw - tmpfs none rw\n23 1 0:22 / /a\\040b rw - ext4 /dev/x rw\n"
-    found = machine_census.mounts(text)
+    found = census.mounts(text)
     assert [(thing.name, thing.detail) for thing in found] == [("/a b", "tmpfs"), ("/a b", "ext4")]
     assert found[0].key != found[1].key
 
@@ -75,7 +76,7 @@ def test_mounts_have_their_escapes_undone_and_two_at_one_place_are_two():
 def test_cgroups_of_the_family_are_found_at_any_depth_and_nothing_below_them(tmp_path):
     (tmp_path / "memory" / "own" / "clary" / "job-1-algo-1" / "inner").mkdir(parents=True)
     (tmp_path / "clary" / "job-2-algo-1").mkdir(parents=True)
-    found = {thing.name for thing in machine_census.cgroups("clary", top=str(tmp_path))}
+    found = {thing.name for thing in census.cgroups("clary", top=str(tmp_path))}
     assert found == {f"{tmp_path}/memory/own/clary/job-1-algo-1", f"{tmp_path}/clary/job-2-algo-1"}
 
 
@@ -104,7 +105,7 @@ def test_system_v_memory_is_told_with_its_maker(tmp_path):
     (tmp_path / "sem").write_text(
         "key semid perms nsems uid gid cuid cgid otime ctime\n0 6 600 1 0 0 0 0 0 1700000001\n"
     )
-    memory, semaphores = machine_census.ipc_things(tmp_path)
+    memory, semaphores = census.ipc_things(tmp_path)
     assert (memory.kind, memory.name, memory.owner) == (Kind.IPC_MEMORY, "5", "process 77")
     assert memory.detail == "4096 bytes, user root"
     assert (semaphores.kind, semaphores.name, semaphores.owner) == (Kind.IPC_SEMAPHORES, "6", "")
@@ -115,7 +116,7 @@ def test_a_socket_is_dead_when_nobody_listens_at_it_any_more(tmp_path):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
-        assert machine_census.socket_paths([os.getpid()]) >= {path}
+        assert census.socket_paths([os.getpid()]) >= {path}
         assert machine_census.dead_sockets([path]) == []
     assert [thing.name for thing in machine_census.dead_sockets([path])] == [path]
     Path(path).unlink()
@@ -129,7 +130,7 @@ def test_a_port_is_told_with_who_listens_at_it():
 
 
 def test_the_loopback_is_a_link_and_a_process_has_the_cgroups_of_its_parent(child):
-    assert "lo" in {thing.name for thing in machine_census.links()}
+    assert "lo" in {thing.name for thing in census.links()}
     own = {line.rpartition("/")[2] for line in Path("/proc/self/cgroup").read_text().splitlines()}
-    assert machine_census.cgroups_of(child.pid) == own
-    assert machine_census.cgroups_of(2**22 + 1) == set()
+    assert census.cgroups_of(child.pid) == own
+    assert census.cgroups_of(2**22 + 1) == set()

@@ -313,11 +313,13 @@ class Collectives:
         send_counts, dtype = self._split(source, input_split_sizes, "input")
         receive_counts, _ = self._split(buffer, output_split_sizes, "output")
         asynchronous = is_asynchronous(opts)
+        # An empty tensor has no address; the core wants one, and reads as little of it as was counted.
+        sent, received = (one if one.numel() else one.new_empty(1) for one in (source, buffer))
         ticket = self._core.all_to_all(
-            source.data_ptr(),
+            sent.data_ptr(),
             None,
             send_counts,
-            buffer.data_ptr(),
+            received.data_ptr(),
             None,
             receive_counts,
             0,
@@ -325,7 +327,7 @@ class Collectives:
             asynchronous,
             limit_s_of(opts, self._timeout_s),
         )
-        return self._work(ticket, asynchronous, [output], (source, buffer), _copy_back_one(output, buffer))
+        return self._work(ticket, asynchronous, [output], (sent, received), _copy_back_one(output, buffer))
 
     def alltoall(
         self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None, timeout: timedelta | None = None

@@ -1,0 +1,80 @@
+"""`clary run COMMAND`: run a program here as a job would find it: with `smddp` and the names that scripts import.
+
+No service is needed, nothing is recorded. The program finds Clary's train side in a folder that is removed afterwards;
+torch is the program's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from clary.agent.environments.train_library import library_folder, write_train_library
+from clary.contract.errors import ClaryError, Fault
+from clary.contract.hyperparameters import CUDA_ON_CPU_VARIABLE
+from clary.contract.ml_tree import MlTree
+
+SIGNAL_EXIT = 128  # what shells add to the number of a signal
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "run", help="run a program here, without the service: clary run --cuda-on-cpu torchrun train.py"
+    )
+    parser.add_argument(
+        "--cuda-on-cpu", action="store_true", help="have CUDA mean the CPU, to rehearse scripts that demand a GPU"
+    )
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="COMMAND", help="the program and its arguments")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the program; its exit code is ours."""
+    program = options.program[1:] if options.program[:1] == ["--"] else options.program
+    if not program:
+        raise ClaryError("say what to run: clary run --cuda-on-cpu python train.py", fault=Fault.USER)
+    with tempfile.TemporaryDirectory(prefix="clary-run-") as folder:
+        tree = MlTree(Path(folder))
+        write_train_library(tree)
+        paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(library_folder(tree))]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        if options.cuda_on_cpu:
+            environment[CUDA_ON_CPU_VARIABLE] = "1"
+        return _run(program, environment)
+
+
+def _run(program: list[str], environment: dict[str, str]) -> int:
+    """Run a program; signals are handed on. From a terminal it has had ctrl-c itself, with all of its group."""
+    started: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
+
+    def hand_on(number: int, _: object) -> None:
+        if started:
+            started[0].send_signal(number)
+        else:
+            early.append(number)
+
+    # Not SIG_IGN: the program would inherit that.
+    before = {
+        signal.SIGTERM: signal.signal(signal.SIGTERM, hand_on),
+        signal.SIGHUP: signal.signal(signal.SIGHUP, hand_on),
+        signal.SIGINT: signal.signal(signal.SIGINT, (lambda *_: None) if sys.stdin.isatty() else hand_on),
+    }
+    try:
+        started.append(subprocess.Popen(program, env=environment))
+        for number in early:
+            started[0].send_signal(number)
+        code = started[0].wait()
+    except OSError as error:
+        raise ClaryError(f"{program[0]} cannot be run: {error.strerror}", fault=Fault.USER) from error
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else SIGNAL_EXIT - code

@@ -1,0 +1,62 @@
+"""Scripts that demand CUDA run on the CPU, to be rehearsed; only where CLARY_CUDA_ON_CPU=1 says so.
+
+Where: torch calls `register` at the end of `import torch`, through the entry point of the folder that jobs get (as
+`clary_autoload`); `clary run --cuda-on-cpu` and a job's hyperparameter set the variable. It runs in the user's
+environment, in Pythons that Clary does not support too. torch before 2.5 calls nobody; there nothing happens.
+
+[Note: how] Three mechanisms, from general to particular.
+1. One mode of torch that sees every function with its arguments (`TorchFunctionMode`, of which
+   `torch.set_default_device` is made) turns every device that is CUDA into the CPU: in factories, `.to`, `torch.device`
+   itself. No function of torch is replaced for this, so scripting, pickling and comparing them go on working. Modes
+   belong to threads, so new threads enter it as well.
+2. `torch.cuda` is Python over parts that a build for CPUs does not have: its functions are replaced, by a table.
+3. The few classes and functions that take a device before torch looks at its arguments are wrapped: autocast,
+   GradScaler, DistributedDataParallel, init_process_group, load.
+The other ways: to name a private backend `cuda` is not possible, torch has that name; to replace each factory would
+break scripting, and would miss what nobody thought of.
+
+[Note: what differs] `x.cuda()` is `x` and no copy of it. `torch.device("cuda").type` is `cpu`. Autocast to float16 is
+to bfloat16, which CPUs can do. The generator of CUDA is the CPU's. Batch norm is not synchronised.
+`torch.compile` returns what it is given.
+
+    names       the variable, and what this machine calls itself
+    mode        the mode, and what it takes for CUDA                       1.
+    streams     streams, events and devices that are made up               2.
+    cuda_table  the functions of `torch.cuda`                              2.
+    wrapping    what takes devices before modes see it                     3.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from .cuda_table import replace_cuda
+from .mode import enter_mode
+from .names import VARIABLE
+from .wrapping import leave_compiling_out, wrap_devices, wrap_distributed, wrap_parallel, wrap_precision
+
+_NOTICE = (
+    f"clary: {VARIABLE}=1: this process computes on the CPU, whatever it is told about CUDA. GPUs, their memory, "
+    "streams and events are made up; nccl is gloo; autocast to float16 is to bfloat16; batch norm is not synchronised; "
+    "torch.compile compiles nothing. This is a rehearsal: times and memory mean nothing."
+)
+
+
+def register() -> None:
+    """Have CUDA mean the CPU in this process, if the variable says so; harmless when repeated."""
+    if os.environ.get(VARIABLE, "").lower() not in ("1", "true"):
+        return
+    import torch
+
+    if getattr(torch.cuda, "_is_clary", False):
+        return
+    print(_NOTICE, file=sys.stderr, flush=True)
+    enter_mode(torch)
+    replace_cuda(torch)
+    wrap_devices(torch)
+    wrap_precision(torch)
+    wrap_parallel(torch)
+    leave_compiling_out(torch)
+    if torch.distributed.is_available():
+        wrap_distributed(torch.distributed)

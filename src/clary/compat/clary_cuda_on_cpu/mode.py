@@ -1,0 +1,72 @@
+"""The mode in which every function of torch computes on the CPU what it is told to do on CUDA.
+
+See [Note: how], 1, of the package.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+from typing import Any
+
+_CUDA = re.compile(r"cuda(:\d+)?")
+
+
+def is_cuda(value: Any) -> bool:
+    """Whether a value names a CUDA device; numbers do so only in places where devices belong."""
+    if isinstance(value, str):
+        return _CUDA.fullmatch(value) is not None
+    return type(value).__name__ == "device" and value.type == "cuda"
+
+
+def on_cpu(value: Any) -> Any:
+    """Return the CPU for a CUDA device, or for the number of one; anything else as it is."""
+    return "cpu" if is_cuda(value) or (isinstance(value, int) and not isinstance(value, bool)) else value
+
+
+def enter_mode(torch: Any) -> None:
+    """Enter the mode, for as long as the process lives, in this thread and all that start from now on."""
+    from torch.overrides import TorchFunctionMode
+
+    tensor = torch.Tensor
+    stays = {tensor.cuda, tensor.pin_memory}
+    takes_number = {tensor.to, torch._C._nn._parse_to}
+
+    class CudaOnCpu(TorchFunctionMode):
+        """See [Note: how], 1."""
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            if func is torch.device:
+                kind = kwargs.get("type", args[0] if args else None)
+                return func("cpu") if isinstance(kind, int) or is_cuda(kind) else func(*args, **kwargs)
+            if func in stays:
+                return args[0]
+            if func is tensor.type:
+                args = tuple(one.replace("torch.cuda.", "torch.") if isinstance(one, str) else one for one in args)
+            if func in takes_number:
+                args = tuple(on_cpu(one) for one in args)
+            if "device" in kwargs:
+                kwargs = {**kwargs, "device": on_cpu(kwargs["device"])}
+            if kwargs.get("pin_memory"):
+                kwargs = {**kwargs, "pin_memory": False}
+            args = tuple("cpu" if is_cuda(one) else one for one in args)
+            kwargs = {name: "cpu" if is_cuda(one) else one for name, one in kwargs.items()}
+            return func(*args, **kwargs)
+
+    CudaOnCpu().__enter__()
+    start = threading.Thread.start
+
+    @functools.wraps(start)
+    def start_in_mode(thread: threading.Thread) -> None:
+        run = thread.run
+
+        def run_in_mode() -> None:
+            with CudaOnCpu():
+                run()
+
+        thread.run = run_in_mode  # type: ignore[method-assign]
+        start(thread)
+
+    threading.Thread.start = start_in_mode  # type: ignore[assignment, method-assign]

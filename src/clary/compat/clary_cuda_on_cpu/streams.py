@@ -1,0 +1,113 @@
+"""Streams, events and devices that are made up: everything has been computed when the call returns.
+
+See [Note: how], 2, of the package.
+"""
+
+from __future__ import annotations
+
+import time
+import types
+from typing import Any
+
+_own = types.SimpleNamespace(device=0)  # the number of the device that is current
+
+
+def current_device() -> int:
+    """Return the number of the current device."""
+    return int(_own.device)
+
+
+def set_device(device: Any) -> None:
+    """Make a device the current one, by its number or its name."""
+    if isinstance(device, int):
+        _own.device = max(device, 0)
+    elif isinstance(device, str) and ":" in device:
+        _own.device = int(device.partition(":")[2])
+
+
+class Device:
+    """`with torch.cuda.device(1):`."""
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+
+    def __enter__(self) -> None:
+        self.before = _own.device
+        set_device(self.device)
+
+    def __exit__(self, *_: object) -> None:
+        _own.device = self.before
+
+
+class Event:
+    """A moment of this process's clock; all before it has been computed."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.moment_s = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        """Take the time."""
+        self.moment_s = time.perf_counter()
+
+    def elapsed_time(self, end: Event) -> float:
+        """Return the milliseconds to a later event."""
+        return 1000 * (end.moment_s - self.moment_s)
+
+    def query(self) -> bool:
+        """Whether all before has been computed: it has."""
+        return True
+
+    def wait(self, stream: Any = None) -> None:
+        """Return: nothing is behind."""
+
+    def synchronize(self) -> None:
+        """Return: nothing is behind."""
+
+
+class Stream:
+    """What is given to it has been computed when the call returns."""
+
+    device_index, cuda_stream, priority = 0, 0, 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        import torch
+
+        self.device = torch.device("cpu")
+
+    def record_event(self, event: Any = None) -> Any:
+        """Return an event that holds this moment."""
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def query(self) -> bool:
+        """Whether all before has been computed: it has."""
+        return True
+
+    def wait_stream(self, stream: Any) -> None:
+        """Return: nothing is behind."""
+
+    def wait_event(self, event: Any) -> None:
+        """Return: nothing is behind."""
+
+    def synchronize(self) -> None:
+        """Return: nothing is behind."""
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave nothing behind."""
+
+
+class StreamContext:
+    """`with torch.cuda.stream(stream):`."""
+
+    def __init__(self, stream: Any = None) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        """Return: all is computed where it is called."""
+
+    def __exit__(self, *_: object) -> None:
+        """Leave nothing behind."""

@@ -1,0 +1,35 @@
+"""Gives way to AWS's own library where a job has it installed.
+
+Where: the packages under `smdistributed` call it before anything else. PYTHONPATH, on which our folder comes last,
+still stands before site-packages; without this ours would hide theirs. Read by Pythons that the train side does not
+support.
+"""
+
+import importlib.util
+import os
+import sys
+from importlib.machinery import PathFinder
+
+_FIRST_VERSION = (3, 11)  # of Python, for clary.train
+
+
+def give_way(name: str, own_file: str) -> None:
+    """Put another package called `name` in the place of ours, if there is one.
+
+    Args:
+        own_file: `__file__` of ours.
+
+    Raises: ImportError if there is none and this Python is too old for ours.
+    """
+    own = os.path.dirname(os.path.realpath(own_file))
+    parent = sys.modules[name.rpartition(".")[0]]
+    places = [place for place in parent.__path__ if os.path.realpath(os.path.join(place, os.path.basename(own))) != own]
+    other = PathFinder.find_spec(name, places)
+    if other is not None and other.loader is not None:
+        sys.modules[name] = importlib.util.module_from_spec(other)
+        other.loader.exec_module(sys.modules[name])
+    elif sys.version_info < _FIRST_VERSION:
+        raise ImportError(
+            f"{name} of Clary needs Python 3.11 or newer, this is {sys.version.split()[0]}: choose a newer "
+            "interpreter for the job's environment in settings.toml."
+        )

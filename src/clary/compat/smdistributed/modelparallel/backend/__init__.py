@@ -1,0 +1,1 @@
+"""Names that AWS's launcher looks for."""

@@ -1,0 +1,118 @@
+"""`smp.save`, `smp.load`, `smp.save_checkpoint`, `smp.resume_from_checkpoint`.
+
+Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_pytorch.rst`.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from clary.train.parallel import runtime
+from clary.train.parallel.checkpoint import files, folders
+
+from .session import state
+
+_LOG = logging.getLogger("clary.smp")
+
+
+def save(
+    obj: Any,
+    f: str,
+    partial: bool = True,
+    pickle_module: Any = pickle,
+    pickle_protocol: int = 2,
+    v3: bool = False,
+) -> None:
+    """Write an object to this rank's file `f_{ranks}`, or, with `partial=False`, to `f` itself."""
+    files.save(
+        runtime.current(),
+        obj,
+        f,
+        partial=partial,
+        pickle_module=pickle_module,
+        pickle_protocol=pickle_protocol,
+        v3=v3,
+    )
+
+
+def load(
+    f: str,
+    map_location: Any = None,
+    pickle_module: Any = pickle,
+    partial: bool = True,
+    back_compat: bool = False,
+    v3: bool = False,
+    **pickle_load_args: Any,
+) -> Any:
+    """Return what `save` wrote."""
+    return files.load(
+        runtime.current(),
+        f,
+        map_location=map_location,
+        pickle_module=pickle_module,
+        partial=partial,
+        back_compat=back_compat,
+        v3=v3,
+        **pickle_load_args,
+    )
+
+
+def save_checkpoint(
+    path: str,
+    tag: str,
+    partial: bool = True,
+    model: Any = None,
+    optimizer: Any = None,
+    user_content: Any = None,
+    translate_if_full: bool = True,
+    num_kept_partial_checkpoints: int | None = None,
+) -> None:
+    """Write a checkpoint. All ranks call it."""
+    folders.save_checkpoint(
+        runtime.current(),
+        path,
+        tag,
+        partial=partial,
+        model=model,
+        optimizer=optimizer,
+        user_content=user_content,
+        translate=_to_huggingface if translate_if_full else None,
+        num_kept=num_kept_partial_checkpoints,
+    )
+
+
+def resume_from_checkpoint(
+    path: str,
+    tag: str | None = None,
+    partial: bool = True,
+    strict: bool = True,
+    load_optimizer: bool = True,
+    load_sharded_optimizer_state: bool = True,
+    translate_function: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    load_optimizer_states: bool | None = None,
+) -> Any:
+    """Load a checkpoint into model and optimizer; return its `user_content`. All ranks call it.
+
+    Args:
+        load_optimizer_states: what 1.10 called `load_optimizer`.
+    """
+    if not load_sharded_optimizer_state:
+        _LOG.warning("load_sharded_optimizer_state=False has no effect: the whole state is loaded, or none")
+    return folders.resume_from_checkpoint(
+        runtime.current(),
+        path,
+        tag,
+        partial=partial,
+        strict=strict,
+        load_optimizer=load_optimizer if load_optimizer_states is None else load_optimizer_states,
+        translate=translate_function,
+    )
+
+
+def _to_huggingface(full: dict[str, Any]) -> dict[str, Any]:
+    for to_huggingface, _ in state.module_manager.translate_functions:
+        full = to_huggingface(full)
+    return full

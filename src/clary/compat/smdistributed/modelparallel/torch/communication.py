@@ -1,0 +1,78 @@
+"""Objects between ranks: `smp.broadcast`, `smp.recv_from`, `smp.send`, `smp.allgather`, barriers.
+
+The source of a broadcast calls `broadcast`; the others call `recv_from` with its rank.
+Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_common_api.rst`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from clary.train.parallel import runtime
+from clary.train.parallel.mesh import Along
+
+
+class CommGroup(Enum):
+    """Groups of ranks."""
+
+    WORLD = Along.WORLD
+    MP_GROUP = Along.MP
+    DP_GROUP = Along.DP
+    PP_GROUP = Along.PP
+    TP_GROUP = Along.TP
+    RDP_GROUP = Along.RDP
+
+
+class RankType(Enum):
+    """What a rank is counted in."""
+
+    WORLD_RANK = Along.WORLD
+    MP_RANK = Along.MP
+    DP_RANK = Along.DP
+    PP_RANK = Along.PP
+    TP_RANK = Along.TP
+    RDP_RANK = Along.RDP
+
+
+WORLD = CommGroup.WORLD
+MP_GROUP = CommGroup.MP_GROUP
+DP_GROUP = CommGroup.DP_GROUP
+PP_GROUP = CommGroup.PP_GROUP
+TP_GROUP = CommGroup.TP_GROUP
+RDP_GROUP = CommGroup.RDP_GROUP
+
+
+def broadcast(obj: Any, group: CommGroup = CommGroup.WORLD) -> None:
+    """Send an object to all others of a group, who call `recv_from`."""
+    runtime.current().groups.broadcast(obj, group.value)
+
+
+def send(obj: Any, dest_rank: int, rank_type: RankType = RankType.WORLD_RANK) -> None:
+    """Send an object to one rank, who calls `recv_from`."""
+    runtime.current().groups.send(obj, dest_rank, rank_type.value)
+
+
+def recv_from(src_rank: int, rank_type: RankType = RankType.WORLD_RANK) -> Any:
+    """Return the next object that a rank has sent or broadcast to this one."""
+    return runtime.current().groups.receive(src_rank, rank_type.value)
+
+
+def allgather(obj: Any, group: CommGroup = CommGroup.WORLD) -> list[Any]:
+    """Return the objects of all ranks of a group, by their ranks in it."""
+    return runtime.current().groups.allgather(obj, group.value)
+
+
+def barrier(group: CommGroup = CommGroup.WORLD) -> None:
+    """Wait for all ranks of a group."""
+    runtime.current().groups.barrier(group.value)
+
+
+def mp_barrier() -> None:
+    """Wait for all ranks that hold one model together."""
+    barrier(CommGroup.MP_GROUP)
+
+
+def dp_barrier() -> None:
+    """Wait for all ranks that hold the same stage."""
+    barrier(CommGroup.DP_GROUP)

@@ -1,0 +1,5 @@
+"""`smp.model`."""
+
+from clary.train.parallel.model import DistributedModel
+
+__all__ = ["DistributedModel"]

@@ -1,0 +1,5 @@
+"""Translations of states, by transformers' models."""
+
+from . import bert, gpt2, gptj, gptneo, gptneox, roberta
+
+__all__ = ["bert", "gpt2", "gptj", "gptneo", "gptneox", "roberta"]

@@ -1,0 +1,11 @@
+"""Names of states of transformers' bert, to and from those of SMP."""
+
+from clary.train.parallel.tensor.huggingface.bert import (
+    translate_hf_state_dict_to_smdistributed_bert,
+    translate_state_dict_to_hf_bert,
+)
+
+__all__ = [
+    "translate_hf_state_dict_to_smdistributed_bert",
+    "translate_state_dict_to_hf_bert",
+]

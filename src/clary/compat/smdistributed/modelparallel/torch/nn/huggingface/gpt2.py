@@ -1,0 +1,18 @@
+"""Names of states of transformers' gpt2, to and from those of SMP."""
+
+from clary.train.parallel.tensor.huggingface.gpt2 import (
+    get_hf_gpt2_transformer_layer_hooks,
+    translate_hf_block_state_dict_to_smdistributed,
+    translate_hf_state_dict_to_smdistributed_gpt2,
+    translate_state_dict_to_hf_gpt2,
+)
+
+translate_hf_state_dict_to_smdistributed = translate_hf_state_dict_to_smdistributed_gpt2  # the older name
+
+__all__ = [
+    "get_hf_gpt2_transformer_layer_hooks",
+    "translate_hf_block_state_dict_to_smdistributed",
+    "translate_hf_state_dict_to_smdistributed",
+    "translate_hf_state_dict_to_smdistributed_gpt2",
+    "translate_state_dict_to_hf_gpt2",
+]

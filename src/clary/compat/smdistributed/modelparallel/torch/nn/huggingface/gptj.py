@@ -1,0 +1,11 @@
+"""Names of states of transformers' gptj, to and from those of SMP."""
+
+from clary.train.parallel.tensor.huggingface.gptj import (
+    translate_hf_gptj_state_dict_to_smdistributed_gptj,
+    translate_state_dict_to_hf_gptj,
+)
+
+__all__ = [
+    "translate_hf_gptj_state_dict_to_smdistributed_gptj",
+    "translate_state_dict_to_hf_gptj",
+]

@@ -1,0 +1,11 @@
+"""Names of states of transformers' gptneox, to and from those of SMP."""
+
+from clary.train.parallel.tensor.huggingface.gptneox import (
+    translate_hf_state_dict_to_smdistributed_gptneox,
+    translate_state_dict_to_hf_gptneox,
+)
+
+__all__ = [
+    "translate_hf_state_dict_to_smdistributed_gptneox",
+    "translate_state_dict_to_hf_gptneox",
+]

@@ -1,0 +1,14 @@
+"""Names of states of transformers' roberta, to and from those of SMP."""
+
+from clary.train.parallel.tensor.huggingface.roberta import (
+    translate_hf_state_dict_to_smdistributed_roberta,
+    translate_state_dict_to_hf_roberta,
+)
+
+translate_state_dict_to_smdistributed = translate_hf_state_dict_to_smdistributed_roberta  # as documented
+
+__all__ = [
+    "translate_hf_state_dict_to_smdistributed_roberta",
+    "translate_state_dict_to_hf_roberta",
+    "translate_state_dict_to_smdistributed",
+]

@@ -1,0 +1,5 @@
+"""What SMP puts in the place of torch's own functions."""
+
+from . import checkpoint
+
+__all__ = ["checkpoint"]

@@ -1,0 +1,5 @@
+"""`checkpoint` and `checkpoint_sequential` of modules, in the place of torch's."""
+
+from clary.train.parallel.memory.checkpointing import checkpoint, checkpoint_sequential
+
+__all__ = ["checkpoint", "checkpoint_sequential"]

@@ -1,0 +1,23 @@
+"""`import torch.sagemaker as tsm`: SMP v2 by the name that users' scripts import.
+
+`clary_autoload` makes the name known when torch is imported; what runs is `clary.train.parallel.fsdp`. Read by Pythons
+that the train side does not support, to be told so.
+"""
+
+import sys
+
+_FIRST_VERSION = (3, 11)  # of Python, for clary.train
+
+if sys.version_info < _FIRST_VERSION:
+    raise ImportError(
+        "torch.sagemaker of Clary needs Python 3.11 or newer, this is "
+        + sys.version.split()[0]
+        + ": choose a newer interpreter for the job's environment in settings.toml."
+    )
+
+from clary.train.parallel.fsdp.session import init, is_initialized, state  # noqa: E402 - in a Python that can read it
+from clary.train.parallel.fsdp.training import transform  # noqa: E402
+
+__version__ = "2.8.0"  # the release of SMP whose interface this is
+
+__all__ = ["init", "is_initialized", "state", "transform"]

@@ -1,0 +1,1 @@
+"""Names that scripts take from `torch.sagemaker.checkpoint`."""

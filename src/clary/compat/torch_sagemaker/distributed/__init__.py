@@ -1,0 +1,1 @@
+"""What stands under `torch.sagemaker.distributed`."""

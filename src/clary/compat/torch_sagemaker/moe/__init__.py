@@ -1,0 +1,1 @@
+"""Mixture of experts of SMP v2."""

@@ -1,0 +1,1 @@
+"""Attention in the form of Hugging Face models."""

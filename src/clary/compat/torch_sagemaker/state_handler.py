@@ -1,0 +1,5 @@
+"""`torch.sagemaker.state_handler.state`."""
+
+from clary.train.parallel.fsdp.session import state
+
+__all__ = ["state"]

@@ -1,0 +1,1 @@
+"""Tensor parallelism of SMP v2."""

@@ -1,0 +1,30 @@
+"""Plain sockets between the ranks of a group, for those who bring a protocol of their own.
+
+Where: the pipeline's module server, whose requests come in no order that a collective could follow.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from clary.train.collective.bootstrap.group import connect_group
+from clary.train.collective.bootstrap.store import Store
+from clary.train.collective.settings import CollectiveSettings
+
+
+def connect_streams(
+    store: Store, *, rank: int, size: int, group_name: str, settings: CollectiveSettings
+) -> dict[int, socket.socket]:
+    """Connect this rank with all others; one proved, blocking stream a peer, by its rank. The caller closes them.
+
+    Raises: as `connect_group`.
+    """
+    connections = connect_group(store, rank=rank, size=size, group_name=group_name, settings=settings)
+    for descriptor in (connections.segment_fd, *connections.lane_fds):
+        if descriptor >= 0:
+            os.close(descriptor)
+    streams = {peer: socket.socket(fileno=fd) for peer, fd in enumerate(connections.side_fds) if fd >= 0}
+    for stream in streams.values():
+        stream.setblocking(True)
+    return streams

@@ -1,0 +1,72 @@
+"""Scaling of losses under autocast, where gradients lie on many ranks.
+
+Where: scripts make one in place of torch's, with the same calls: `scale` inside the step, the rest outside.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from clary.train.parallel import runtime
+from clary.train.parallel.optimizer import DistributedOptimizer
+from clary.train.parallel.steppers import Half, Shards
+
+
+class GradScaler(torch.amp.GradScaler):
+    """torch's scaler; all ranks skip a step where any finds a gradient that is not finite.
+
+    Args: torch's, without the device, which is the rank's.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(runtime.current().device.type, *args, **kwargs)
+
+    def unscale_(self, optimizer: Any) -> None:
+        """Divide the gradients of this rank's parameters by the scale. All ranks call it.
+
+        Raises: RuntimeError with fp16 or sharded data parallelism, which scale by themselves, and within `join`.
+        """
+        self._begin()
+        _prepare(optimizer)
+        super().unscale_(optimizer)
+
+    def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Step unless a gradient anywhere is not finite. All ranks call it.
+
+        Raises: as `unscale_`.
+        """
+        self._begin()
+        _prepare(optimizer)
+        return super().step(optimizer, *args, **kwargs)
+
+    def update(self, new_scale: Any = None) -> None:
+        """Adapt the scale, on all ranks alike."""
+        self._begin()
+        super().update(new_scale)
+
+    def _begin(self) -> None:
+        """Make the scale where `scale` was never called: losses are computed on the first rank of a pipeline alone."""
+        if self._enabled and self._scale is None:
+            self._lazy_init_scale_growth_tracker(runtime.current().device)
+
+    def _unscale_grads_(self, *args: Any, **kwargs: Any) -> dict[torch.device, torch.Tensor]:
+        found: dict[torch.device, torch.Tensor] = super()._unscale_grads_(*args, **kwargs)
+        device = runtime.current().device
+        worst = found[device] if device in found else torch.zeros(1, device=device)
+        dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+        return {**found, device: worst}
+
+
+def _prepare(optimizer: Any) -> None:
+    """Have gradients averaged before they are looked at."""
+    if not isinstance(optimizer, DistributedOptimizer):
+        raise TypeError(f"GradScaler: got {type(optimizer).__name__}; expected a DistributedOptimizer")
+    if runtime.current().model.is_joined:
+        raise RuntimeError("GradScaler: all ranks agree on every step, so replicas cannot end apart (join) with it")
+    if isinstance(optimizer.reduce_gradients(), Half | Shards):
+        raise RuntimeError(
+            "GradScaler: with fp16, bf16 or sharded data parallelism the optimizer scales by itself: leave it out"
+        )

@@ -1,0 +1,105 @@
+"""One object in one file, whose name tells which rank wrote it.
+
+Where: `smp.save`, `smp.load`, and `folders`. A file is there whole or not at all: it is written beside its place and
+moved there.
+
+    f_{mp_rank}                     without tensor parallelism
+    f_{pp_rank}_{tp_rank}           with it
+    f_{pp_rank}_{tp_rank}_{rdp_rank}  where replicas keep different things (sharded optimizer state)
+
+Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_pytorch.rst`, "smp.save".
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import uuid
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clary.train.parallel.mesh import Along
+from clary.train.parallel.runtime import Runtime
+
+
+def rank_words(runtime: Runtime, *, has_replicas: bool = False, back_compat: bool = False) -> str:
+    """Return the end of the name of this rank's file.
+
+    Args:
+        has_replicas: every replica has a file of its own.
+        back_compat: the name that versions before tensor parallelism gave.
+    """
+    groups = runtime.groups
+    ranks = [groups.group_rank(Along.PP), groups.group_rank(Along.TP)]
+    if has_replicas:
+        return "_".join(map(str, [*ranks, groups.group_rank(Along.RDP)]))
+    if runtime.configuration.tensor_parallel_degree > 1 and not back_compat:
+        return "_".join(map(str, ranks))
+    return str(groups.group_rank(Along.MP))
+
+
+def save(
+    runtime: Runtime,
+    obj: Any,
+    f: str,
+    *,
+    partial: bool = True,
+    pickle_module: Any = pickle,
+    pickle_protocol: int = 2,
+    v3: bool = False,
+) -> None:
+    """Write `obj` to this rank's file, or to `f` itself.
+
+    Args:
+        f: a path; this rank's is `f` and an underscore and `rank_words`.
+        partial: False writes `f` itself: let one rank do it.
+        v3: every replica has a file of its own.
+
+    Raises: TypeError if `f` is no text; OSError.
+    """
+    path = Path(f"{_text(f)}_{rank_words(runtime, has_replicas=v3)}" if partial else _text(f))
+    write_whole(path, obj, pickle_module=pickle_module, pickle_protocol=pickle_protocol)
+
+
+def load(
+    runtime: Runtime,
+    f: str,
+    *,
+    map_location: Any = None,
+    pickle_module: Any = pickle,
+    partial: bool = True,
+    back_compat: bool = False,
+    v3: bool = False,
+    **pickle_load_args: Any,
+) -> Any:
+    """Return what `save` wrote. Files are pickles: load those that you trust.
+
+    Raises: TypeError if `f` is no text; FileNotFoundError.
+    """
+    path = f"{_text(f)}_{rank_words(runtime, has_replicas=v3, back_compat=back_compat)}" if partial else _text(f)
+    if partial and not v3 and not Path(path).exists():  # callers tell `save` of replicas' own files, and not `load`
+        path = next(filter(os.path.exists, [f"{f}_{rank_words(runtime, has_replicas=True)}"]), path)
+    arguments = {"weights_only": False, **pickle_load_args}
+    return torch.load(path, map_location=map_location, pickle_module=pickle_module, **arguments)
+
+
+def write_whole(path: Path, obj: Any, **arguments: Any) -> None:
+    """Write a file so that it is there whole or not at all; folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with beside.open("wb") as file:
+            torch.save(obj, file, **arguments)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _text(f: Any) -> str:
+    if not isinstance(f, str):
+        raise TypeError(f"smp.save and smp.load take a path as text; got {type(f).__name__}")
+    return f

@@ -1,0 +1,267 @@
+"""Checkpoints of a whole program: written by all ranks, resumed from by all ranks.
+
+Where: `smp.save_checkpoint`, `smp.resume_from_checkpoint`.
+
+    path/newest                          the tag that was saved last, once all of it is there
+    path/{tag}_partial/model_{ranks}.pt, optimizer_{ranks}.pt, fp16_states_{ranks}.pt, user_content.pt, layout.json
+    path/{tag}, path/user_content_{tag}  full: the model alone, from the first rank
+
+`layout.json` holds the degrees and where modules lay, so that a program of the same degrees is cut as before. One of
+other degrees gets the model from all files together; the state of its optimizer only where whole parameters lay on
+ranks, else it is told so. A save is written beside its place and moved there once all ranks have written. All files of
+one save carry one mark: where hosts have folders of their own, those of two saves may meet, and are refused.
+Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_pytorch.rst`,
+"smp.save_checkpoint".
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clary.train.parallel.checkpoint.files import rank_words, write_whole
+from clary.train.parallel.checkpoint.model_state import State, merge_parts
+from clary.train.parallel.checkpoint.places import (
+    LAYOUT,
+    LAYOUT_BEFORE,
+    PARTIAL,
+    move,
+    prune,
+    put_in_place,
+    write_text,
+)
+from clary.train.parallel.errors import CheckpointError
+from clary.train.parallel.mesh import Along
+from clary.train.parallel.runtime import Runtime
+
+_NEWEST = "newest"
+_HALF = ("masters", "loss_scale")  # of an optimizer's state: what is kept in fp16_states
+_MARK = "_clary_save"  # of all files of one save
+
+
+def save_checkpoint(
+    runtime: Runtime,
+    path: str,
+    tag: str,
+    *,
+    partial: bool = True,
+    model: Any = None,
+    optimizer: Any = None,
+    user_content: Any = None,
+    translate: Callable[[State], State] | None = None,
+    num_kept: int | None = None,
+) -> None:
+    """Write a checkpoint. All ranks call it.
+
+    Args:
+        partial: every rank its part; else the first rank writes the whole model, and nothing of the optimizer.
+        translate: changes the whole model before it is written.
+        num_kept: partial checkpoints that stay, the newest; None keeps all.
+
+    Raises: OSError; ValueError without a model, or for a tag that is no name.
+    """
+    if model is None and runtime.model is None:
+        raise ValueError("save_checkpoint: pass model=, or make a DistributedModel first")
+    if num_kept is not None and num_kept < 1:
+        raise ValueError(f"save_checkpoint: {num_kept} checkpoints are to be kept; expected 1 or more")
+    if Path(tag).name != tag:
+        raise ValueError(f"save_checkpoint: tag {tag!r} is no name of a folder")
+    model = model if model is not None else runtime.model
+    folder = Path(path)
+    has_moved = False
+    if partial:
+        has_moved = _save_parts(runtime, folder / f"{tag}{PARTIAL}", model, optimizer, user_content)
+    else:
+        state = model.state_dict()
+        if runtime.rank == 0:
+            write_whole(folder / tag, translate(state) if translate else state)
+            if user_content is not None:
+                write_whole(folder / f"user_content_{tag}", user_content)
+    runtime.groups.barrier(Along.WORLD)  # all of it is there
+    if runtime.place.local_rank == 0:
+        write_text(folder / _NEWEST, f"{tag}{PARTIAL}" if partial else tag)
+    if has_moved and num_kept is not None:
+        prune(folder, num_kept)
+    runtime.groups.barrier(Along.WORLD)
+
+
+def resume_from_checkpoint(
+    runtime: Runtime,
+    path: str,
+    tag: str | None = None,
+    *,
+    partial: bool = True,
+    strict: bool = True,
+    load_optimizer: bool = True,
+    translate: Callable[[State], State] | None = None,
+) -> Any:
+    """Load a checkpoint into the program's model and optimizer; before the first step, once they are placed.
+
+    All ranks call it.
+    Args:
+        tag: None takes the newest.
+        partial: as it was saved.
+        translate: changes a whole model before it is loaded.
+
+    Returns: what was saved as `user_content`; None without. For a full checkpoint without it, the state that was saved.
+    Raises: FileNotFoundError; CheckpointError if files do not belong together, or degrees differ in a way that cannot
+        be mended.
+    """
+    if runtime.model is None:
+        raise RuntimeError("resume_from_checkpoint: make the DistributedModel first")
+    folder = Path(path)
+    if tag is None:
+        newest = (folder / _NEWEST).read_text(encoding="utf-8").strip()
+        tag = newest.removesuffix(PARTIAL)
+        partial = newest.endswith(PARTIAL)
+    if partial:
+        return _resume_parts(runtime, folder / f"{tag}{PARTIAL}", strict=strict, load_optimizer=load_optimizer)
+    state = _read(folder / tag)
+    if translate is not None:
+        state = translate(state)
+    elif set(state) != set(runtime.model.module.state_dict()):  # it was saved under the names of another library
+        for _, to_ours in reversed(runtime.model.translations):
+            state = to_ours(state)
+    runtime.model.load_state_dict(state, strict=strict)
+    content = folder / f"user_content_{tag}"
+    return _read(content) if content.exists() else state
+
+
+def _save_parts(runtime: Runtime, folder: Path, model: Any, optimizer: Any, user_content: Any) -> bool:
+    """Write this rank's files beside the folder; once all ranks have, one rank a folder puts them in its place.
+
+    Killed at any moment, either the earlier checkpoint is there, or the new one, or both beside each other: then the
+    next resume takes the one that is whole.
+
+    Returns: whether it was this rank that put them there.
+    """
+    mark = uuid.uuid4().hex
+    if runtime.rank == 0:
+        runtime.groups.broadcast(mark, Along.WORLD)
+    else:
+        mark = runtime.groups.receive(0, Along.WORLD)
+    beside = folder.with_name(f".{folder.name}.{mark}")
+    is_sharded = _degrees(runtime)["sharded"]
+    if is_sharded or runtime.groups.group_rank(Along.RDP) == 0:
+        ranks = rank_words(runtime, has_replicas=is_sharded)
+        write_whole(beside / f"model_{ranks}.pt", {**model.local_state_dict(), _MARK: mark})
+        if optimizer is not None:
+            state = dict(optimizer.local_state_dict())
+            half = {name: state.pop(name) for name in _HALF if name in state}
+            write_whole(beside / f"optimizer_{ranks}.pt", {**state, _MARK: mark})
+            if half:
+                write_whole(beside / f"fp16_states_{ranks}.pt", {**half, _MARK: mark})
+    if runtime.place.local_rank == 0:
+        write_whole(beside / "user_content.pt", {"content": user_content, _MARK: mark})
+        facts = {**_degrees(runtime), "owners": model.owners, "mark": mark, "has_optimizer": optimizer is not None}
+        write_text(beside / LAYOUT_BEFORE, json.dumps(facts))
+    runtime.groups.barrier(Along.WORLD)  # all files are there
+    return runtime.place.local_rank == 0 and move(beside, folder)
+
+
+def _resume_parts(runtime: Runtime, folder: Path, *, strict: bool, load_optimizer: bool) -> Any:
+    if runtime.place.local_rank == 0:
+        put_in_place(folder)
+    runtime.groups.barrier(Along.WORLD)
+    if not (folder / LAYOUT).exists():
+        raise FileNotFoundError(f"{folder} has no {LAYOUT}: no partial checkpoint is there, or it was not finished")
+    layout = json.loads((folder / LAYOUT).read_text(encoding="utf-8"))
+    is_same = all(layout[key] == value for key, value in _degrees(runtime).items())
+    model, optimizer = runtime.model, runtime.optimizer
+    loads_optimizer = load_optimizer and optimizer is not None and layout["has_optimizer"]
+    if not is_same:
+        _resume_elsewhere(runtime, folder, layout, strict=strict, load_optimizer=loads_optimizer)
+    else:
+        model.place_as(layout["owners"])
+        ranks = rank_words(runtime, has_replicas=layout["sharded"])
+        model.load_state_dict(_read_part(folder, f"model_{ranks}.pt", layout), strict=strict, same_partition_load=True)
+        if loads_optimizer:
+            state = _read_part(folder, f"optimizer_{ranks}.pt", layout)
+            if (folder / f"fp16_states_{ranks}.pt").exists():
+                state |= _read_part(folder, f"fp16_states_{ranks}.pt", layout)
+            optimizer.load_state_dict(state)
+    return _read_part(folder, "user_content.pt", layout)["content"]
+
+
+def _resume_elsewhere(runtime: Runtime, folder: Path, layout: Any, *, strict: bool, load_optimizer: bool) -> None:
+    """Load from the files of all ranks into a program of other degrees."""
+    if layout["sharded"] or _degrees(runtime)["sharded"]:
+        raise CheckpointError(
+            f"{folder} was saved with {_in_words(layout)}, this program has {_in_words(_degrees(runtime))}: parts of "
+            "sharded parameters or optimizers fit the same degrees alone; save a full checkpoint to change them"
+        )
+    if load_optimizer and (
+        layout["tensor"] != 1 or runtime.configuration.tensor_parallel_degree != 1 or layout["fp16"] or layout["bf16"]
+    ):
+        raise CheckpointError(
+            f"{folder} was saved with {_in_words(layout)}, this program has {_in_words(_degrees(runtime))}: the "
+            "optimizer's state is kept by slices or by ranks there and cannot be spread anew; load_optimizer=False "
+            "resumes with the model alone"
+        )
+    names = _names_of_all(folder, "model", layout)
+    optimizer_names = _names_of_all(folder, "optimizer", layout) if load_optimizer else []
+    parts = [_read_part(folder, name, layout) for name in names]
+    states = [_read_part(folder, name, layout) for name in optimizer_names]
+    runtime.model.load_state_dict(merge_parts(parts), strict=strict)
+    if states:
+        merged = {place: state for one in states for place, state in one["state"].items()}
+        runtime.optimizer.load_state_dict({**states[0], "state": merged})
+
+
+def _names_of_all(folder: Path, kind: str, layout: Any) -> list[str]:
+    """Return the names of the files that the ranks of one model wrote.
+
+    Raises: CheckpointError if any is missing.
+    """
+    names = sorted(one.name for one in folder.glob(f"{kind}_*.pt"))
+    expected = layout["pipeline"] * layout["tensor"]
+    if len(names) != expected:
+        raise CheckpointError(
+            f"{folder} has {len(names)} of {expected} files {kind}_*.pt: all are needed where degrees changed"
+        )
+    return names
+
+
+def _degrees(runtime: Runtime) -> dict[str, Any]:
+    one = runtime.configuration
+    is_sharded = one.shard_optimizer_state or one.sharded_data_parallel_degree > 1
+    found: dict[str, Any] = {
+        "pipeline": one.partitions,
+        "tensor": one.tensor_parallel_degree,
+        "sharded": is_sharded,
+        "fp16": one.fp16,
+        "bf16": one.bf16,
+    }
+    if is_sharded:
+        found |= {
+            "sharding degree": one.sharded_data_parallel_degree,
+            "replicas": runtime.groups.size(Along.RDP),
+        }
+    return found
+
+
+def _in_words(layout: Any) -> str:
+    return ", ".join(
+        f"{key} {value}" for key, value in layout.items() if key not in ("owners", "mark", "has_optimizer")
+    )
+
+
+def _read_part(folder: Path, name: str, layout: Any) -> Any:
+    if not (folder / name).exists():
+        raise CheckpointError(f"{folder} has no {name}: is the folder the one that all hosts wrote to?")
+    found = _read(folder / name)
+    if found.pop(_MARK, None) != layout["mark"]:
+        raise CheckpointError(
+            f"{folder / name} is of another save than {LAYOUT}: saving under this tag was broken off; resume from "
+            "another tag"
+        )
+    return found
+
+
+def _read(path: Path) -> Any:
+    return torch.load(path, map_location="cpu", weights_only=False)

@@ -1,0 +1,157 @@
+"""A model's state: this rank's part of it, or the whole, as if it lay on one rank.
+
+Where: methods of `DistributedModel`, and `folders`.
+
+A part holds what lies on one rank: modules of its stage, and of tensors that are cut over the tensor group its slice.
+A part says of itself how its tensors are cut (SLICES), so that parts can be put together by whoever has them all, on
+whatever degrees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from clary.train.parallel.mesh import Along
+from clary.train.parallel.runtime import Runtime
+
+IS_PARTIAL = "_smp_is_partial"  # the key that scripts look for
+SLICES = "_clary_slices"  # by name of a tensor: dimension, place and number of slices
+_MARKS = (IS_PARTIAL, SLICES)
+
+State = dict[str, Any]
+
+
+def local_state(module: torch.nn.Module, owners: Mapping[str, int], pipeline_rank: int) -> State:
+    """Return the part of this rank: tensors share memory with the model."""
+    owner_of = _owners_by_path(module, owners)
+    found = {
+        name: value for name, value in module.state_dict().items() if owner_of[_holder(name, owner_of)] == pipeline_rank
+    }
+    slices = slices_of(module)
+    return {**found, SLICES: {name: slices[name] for name in found if name in slices}, IS_PARTIAL: True}
+
+
+def slices_of(module: torch.nn.Module) -> dict[str, tuple[int, int, int]]:
+    """Return dimension, place and number of slices of every tensor of a model that is cut over a tensor group."""
+    found = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if (one := getattr(parameter, "tensor_slice", None)) is not None:
+            found[name] = (one.dimension, one.rank, one.size)
+    return found
+
+
+def full_state(part: State, runtime: Runtime, *, to_first_only: bool = False) -> State:
+    """Return the whole state from the parts of all ranks of one model. All of them call it.
+
+    Args:
+        to_first_only: only the first of them returns it; the others {}.
+    """
+    held = {  # copies: what was gathered must not change when the model trains on
+        name: value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
+        for name, value in part.items()
+    }
+    parts = runtime.groups.allgather(held, Along.MP)
+    if to_first_only and runtime.groups.group_rank(Along.MP) != 0:
+        return {}
+    return merge_parts(parts)
+
+
+def merge_parts(parts: Sequence[State]) -> State:
+    """Put parts together.
+
+    Raises: ValueError if slices of a tensor are missing; it names the tensor.
+    """
+    merged: State = {}
+    pieces: dict[str, dict[int, Any]] = {}
+    cuts: dict[str, tuple[int, int]] = {}
+    for part in parts:
+        slices = part.get(SLICES, {})
+        for name, value in part.items():
+            if name in _MARKS:
+                continue
+            if name not in slices:
+                merged[name] = value
+                continue
+            dimension, place, number = slices[name]
+            cuts[name] = (dimension, number)
+            pieces.setdefault(name, {})[place] = value
+            merged.setdefault(name, None)  # keeps its place in the order
+    for name, (dimension, number) in cuts.items():
+        missing = [place for place in range(number) if place not in pieces[name]]
+        if missing:
+            raise ValueError(f"{name} is cut into {number} slices, of which {missing} are missing from the checkpoint")
+        merged[name] = torch.cat([pieces[name][place] for place in range(number)], dim=dimension)
+    return merged
+
+
+def load_full(
+    module: torch.nn.Module, owners: Mapping[str, int], pipeline_rank: int, state: State, strict: bool
+) -> Any:
+    """Load what of a whole state lies on this rank; return torch's lists of missing and unexpected names.
+
+    Raises: RuntimeError as torch's `load_state_dict`, if names (with `strict`) or shapes differ.
+    """
+    whole = {name: value for name, value in state.items() if name not in _MARKS}
+    owner_of = _owners_by_path(module, owners)
+    slices = slices_of(module)
+    expected = module.state_dict()
+    missing = [name for name in expected if name not in whole]
+    unexpected = [name for name in whole if name not in expected]
+    if strict and (missing or unexpected):
+        raise RuntimeError(f"state of a model: missing {missing}, unexpected {unexpected}; strict=False lets it pass")
+    own = {
+        name: _slice(value, slices.get(name))
+        for name, value in whole.items()
+        if name in expected and owner_of[_holder(name, owner_of)] == pipeline_rank
+    }
+    module.load_state_dict(own, strict=False)  # raises for shapes
+    return torch.nn.modules.module._IncompatibleKeys(missing, unexpected)
+
+
+def load_part(module: torch.nn.Module, owners: Mapping[str, int], pipeline_rank: int, part: State, strict: bool) -> Any:
+    """Load a part that a rank of the same place saved; return torch's lists of missing and unexpected names.
+
+    Raises: RuntimeError if names (with `strict`), cuts or shapes differ.
+    """
+    expected = local_state(module, owners, pipeline_rank)
+    if part.get(SLICES, {}) != expected[SLICES]:
+        raise RuntimeError("this part of a state is cut otherwise over tensor ranks than the model")
+    missing = [name for name in expected if name not in part and name not in _MARKS]
+    unexpected = [name for name in part if name not in expected and name not in _MARKS]
+    if strict and (missing or unexpected):
+        raise RuntimeError(f"part of a state: missing {missing}, unexpected {unexpected}; strict=False lets it pass")
+    module.load_state_dict({name: part[name] for name in expected if name in part and name not in _MARKS}, strict=False)
+    return torch.nn.modules.module._IncompatibleKeys(missing, unexpected)
+
+
+def cut_whole(state: State, slices: Mapping[str, tuple[int, int, int]]) -> State:
+    """Return a whole state with every tensor that is cut replaced by this rank's slice."""
+    return {name: _slice(value, slices.get(name)) for name, value in state.items() if name not in _MARKS}
+
+
+def _slice(value: Any, cut: tuple[int, int, int] | None) -> Any:
+    if cut is None:
+        return value
+    dimension, place, number = cut
+    if value.shape[dimension] % number:
+        raise RuntimeError(f"a tensor of shape {tuple(value.shape)} cannot be cut into {number} along {dimension}")
+    return value.chunk(number, dim=dimension)[place]
+
+
+def _owners_by_path(module: torch.nn.Module, owners: Mapping[str, int]) -> dict[str, int]:
+    """Return the owner of every path to a module; a module may have several."""
+    by_module = {one: owners[name] for name, one in module.named_modules()}
+    return {name: by_module[one] for name, one in module.named_modules(remove_duplicate=False)}
+
+
+def _holder(name: str, paths: Mapping[str, int]) -> str:
+    """Return the path of the module that a name of a state dict belongs to."""
+    path = name
+    while path:
+        path = path.rpartition(".")[0]
+        if path in paths:
+            return path
+    return ""

@@ -1,0 +1,67 @@
+"""Where the folders of checkpoints lie while they are written, when they are whole, and when they are old.
+
+Where: `folders`. A save is written to a folder beside its place, `.{name}.{mark}`, and is whole once it has LAYOUT.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+PARTIAL = "_partial"  # how names of partial checkpoints end
+LAYOUT = "layout.json"
+LAYOUT_BEFORE = "layout.json.unfinished"
+
+
+def move(beside: Path, folder: Path) -> bool:
+    """Put a save that is whole in its place; False if a rank of another host, which has the same folder, does so."""
+    try:
+        (beside / LAYOUT_BEFORE).replace(beside / LAYOUT)  # from here on it is whole
+    except FileNotFoundError:
+        return False
+    before = beside.with_name(f".{folder.name}.before-{beside.name.rpartition('.')[2]}")
+    if folder.exists():
+        folder.replace(before)
+    beside.replace(folder)
+    shutil.rmtree(before, ignore_errors=True)
+    for rest in _remains(folder):
+        shutil.rmtree(rest, ignore_errors=True)  # of saves that were broken off
+    return True
+
+
+def _remains(folder: Path) -> Iterator[Path]:
+    """Go through what lies beside a folder that saves have begun and not put in its place."""
+    return folder.parent.glob(f".{glob.escape(folder.name)}.*")
+
+
+def put_in_place(folder: Path) -> None:
+    """Finish what a save that was killed between its last two steps had begun."""
+    whole = [one for one in _remains(folder) if (one / LAYOUT).exists()]
+    if not folder.exists() and whole:
+        newest = max(whole, key=lambda one: (one / LAYOUT).stat().st_mtime_ns)
+        with contextlib.suppress(OSError):  # another rank of this host was first
+            newest.replace(folder)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all; folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def prune(folder: Path, num_kept: int) -> None:
+    """Remove partial checkpoints but the newest."""
+    found = [one for one in folder.glob(f"*{PARTIAL}") if (one / LAYOUT).exists()]
+    found.sort(key=lambda one: (one / LAYOUT).stat().st_mtime_ns)
+    for one in found[: max(len(found) - num_kept, 0)]:
+        shutil.rmtree(one, ignore_errors=True)

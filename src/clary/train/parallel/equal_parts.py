@@ -1,0 +1,29 @@
+"""Tensors of which every rank of a group holds an equal part: gathered, or added up and cut.
+
+torch 2.13 has other names for these two, and warns of the earlier ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def gather_parts(whole: torch.Tensor, part: torch.Tensor, group: Any, *, async_op: bool = False) -> Any:
+    """Write the parts of all ranks to `whole`, behind each other along the first dimension.
+
+    Args:
+        part: of the shape of `whole`, but for its first dimension, which is over the number of ranks.
+
+    Returns: what waits for it with `async_op`, else None.
+    """
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return gather(whole, part, group=group, async_op=async_op)
+
+
+def add_up_part(part: torch.Tensor, whole: torch.Tensor, group: Any, *, async_op: bool = False) -> Any:
+    """Write this rank's part of the sum of all ranks' `whole` to `part`; shapes and result as `gather_parts`."""
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    return scatter(part, whole, group=group, async_op=async_op)

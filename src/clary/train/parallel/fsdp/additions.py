@@ -1,0 +1,139 @@
+"""What `tsm.init` adds to torch's FSDP: arguments of its constructor and of a config, groups, whole states.
+
+[Note: patches] Scripts have imported the classes before they call `init`, so the classes themselves change, and their
+subclasses with them; `remove` puts everything back. The one private name that is used is
+`_init_utils._init_param_handle_from_params`, which is there in torch 2.6 to 2.13 and which FSDP calls between giving a
+unit's parameters their values and flattening them; `check` says so where it is not.
+
+[Note: CPUs] `sync_module_states` refuses parameters on the CPU, which NCCL could not send. Without a GPU the backend is
+another, which can, so the check goes.
+Source: SageMaker developer guide, "SageMaker model parallel library v2 reference".
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, ShardingStrategy, _init_utils
+
+from clary.train.parallel.fsdp.experts.wrapping import expert_wrapping
+from clary.train.parallel.fsdp.full_state import state_additions
+from clary.train.parallel.fsdp.session import state
+
+PostInit = Callable[[torch.nn.Module], None]
+
+_FLATTEN = "_init_param_handle_from_params"
+_SYNC_CHECK = "_check_module_states_for_sync_module_states"
+_HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
+_post_param_init_fn: ContextVar[PostInit | None] = ContextVar("clary_post_param_init_fn", default=None)
+_originals: dict[tuple[Any, str], Any] = {}  # what the owner itself had, None where it inherited
+
+
+def check() -> None:
+    """See whether this torch can be added to.
+
+    Raises: RuntimeError naming the version.
+    """
+    if not callable(getattr(_init_utils, _FLATTEN, None)):
+        raise RuntimeError(
+            f"torch.sagemaker: FSDP of torch {torch.__version__} has no {_FLATTEN}; torch 2.6 to 2.13 have it"
+        )
+
+
+def install() -> None:
+    """Put the additions in; harmless when repeated."""
+    if _originals:
+        return
+    fsdp = FullyShardedDataParallel
+    _replace(fsdp, "__init__", _constructor(fsdp.__init__))
+    _replace(FullStateDictConfig, "__init__", _config_constructor(FullStateDictConfig.__init__))
+    _replace(_init_utils, _FLATTEN, _flattening(getattr(_init_utils, _FLATTEN)))
+    if hasattr(_init_utils, _SYNC_CHECK) and not torch.cuda.is_available():
+        _replace(_init_utils, _SYNC_CHECK, lambda _: None)  # see [Note: CPUs]
+    for name, addition in state_additions().items():
+        _replace(fsdp, name, addition)
+
+
+def remove() -> None:
+    """Make FSDP torch's own again."""
+    for (owner, name), original in _originals.items():
+        if original is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
+    _originals.clear()
+
+
+def _replace(owner: Any, name: str, new: Any) -> None:
+    _originals[owner, name] = vars(owner).get(name)
+    setattr(owner, name, new)
+
+
+def _constructor(original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def construct(self: Any, *args: Any, post_param_init_fn: PostInit | None = None, **kwargs: Any) -> None:
+        arguments = signature.bind(self, *args, **kwargs).arguments
+        if state.expert_groups is None or not expert_wrapping(arguments, state.expert_groups):
+            _shard_by_degree(arguments)
+        if post_param_init_fn is None:  # also where FSDP wraps the parts of a unit: they are of the same call
+            original(**arguments)
+            return
+        token = _post_param_init_fn.set(post_param_init_fn)
+        try:
+            original(**arguments)
+        finally:
+            _post_param_init_fn.reset(token)
+
+    return construct
+
+
+def _shard_by_degree(arguments: dict[str, Any]) -> None:
+    """Change the strategy and groups that FSDP was asked for to those of the degrees."""
+    degree = state.hybrid_shard_degree
+    if degree == 0 and state.tp_size == 1:
+        return
+    groups: Any = (state.shard_process_group, state.rep_rank_process_group)
+    if degree == 1:
+        arguments["sharding_strategy"] = ShardingStrategy.NO_SHARD
+        if state.tp_size == 1:
+            return
+        groups = state.rep_rank_process_group
+    elif degree == 0 and arguments.get("sharding_strategy") not in _HYBRID:
+        groups = state.shard_process_group
+    elif arguments.get("sharding_strategy") is not ShardingStrategy._HYBRID_SHARD_ZERO2:
+        arguments["sharding_strategy"] = ShardingStrategy.HYBRID_SHARD
+    given = arguments.get("process_group")
+    if arguments.get("device_mesh") is not None or (given is not None and given != groups):
+        raise ValueError(
+            f"FSDP was given a process_group or a device_mesh, and hybrid_shard_degree is {degree}, "
+            f"tensor_parallel_degree {state.tp_size}, which makes groups itself: leave them out, or set "
+            "hybrid_shard_degree to 0 and tensor_parallel_degree to 1"
+        )
+    arguments["process_group"] = groups
+
+
+def _flattening(original: Any) -> Any:
+    @functools.wraps(original)
+    def flatten(fsdp_state: Any, params: Any, fully_sharded_module: torch.nn.Module, *rest: Any, **named: Any) -> Any:
+        after = _post_param_init_fn.get()
+        if after is not None:
+            after(fully_sharded_module)
+        return original(fsdp_state, params, fully_sharded_module, *rest, **named)
+
+    return flatten
+
+
+def _config_constructor(original: Any) -> Any:
+    @functools.wraps(original)
+    def construct(self: Any, *args: Any, translate_on_save: bool = True, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.translate_on_save = translate_on_save  # read by `full_state`: whether slices become whole
+
+    return construct

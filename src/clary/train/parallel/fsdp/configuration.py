@@ -1,0 +1,151 @@
+"""How a program wants FSDP to be: the keys of SMP v2, each with its type, its default and its rules.
+
+Where: `session.init` reads them, from the job first, then from the script, then from what the script assigned to the
+state; all else asks the `FsdpConfiguration` that comes out. No torch here.
+Source: SageMaker developer guide, "SageMaker model parallel library v2 reference".
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+Reader = Callable[[str, Any], Any]
+
+
+def _integer(least: int) -> Reader:
+    def read(key: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < least:
+            raise ValueError(f"{key} is {value!r}; expected a whole number, {least} or more")
+        return int(value)
+
+    return read
+
+
+def _switch(key: str, value: Any) -> bool:
+    if not isinstance(value, bool | int) or value not in (0, 1):
+        raise ValueError(f"{key} is {value!r}; expected true or false")
+    return bool(value)
+
+
+def _key(default: Any, read: Reader) -> Any:
+    return field(default=default, metadata={"read": read})
+
+
+@dataclass(frozen=True, kw_only=True)
+class FsdpConfiguration:
+    """All keys, read and checked.
+
+    Args:
+        hybrid_shard_degree: ranks over which a parameter is cut; 0 leaves FSDP as the script asked for it, 1 cuts
+            nothing.
+        sm_activation_offloading: whose engine serves `offload_wrapper`: ours, or torch's.
+        activation_loading_horizon: layers whose inputs may come back before backward wants them.
+        fsdp_cache_flush_warnings: taken for the sake of scripts; nothing is logged.
+        allow_empty_shards: taken for the sake of scripts; FSDP gives ranks no element of small parameters in any case.
+        random_seed: from which layers that are cut draw; unused while none is.
+    """
+
+    hybrid_shard_degree: int = _key(0, _integer(0))
+    sm_activation_offloading: bool = _key(True, _switch)
+    activation_loading_horizon: int = _key(2, _integer(1))
+    fsdp_cache_flush_warnings: bool = _key(True, _switch)
+    allow_empty_shards: bool = _key(False, _switch)
+    tensor_parallel_degree: int = _key(1, _integer(1))
+    context_parallel_degree: int = _key(1, _integer(1))
+    expert_parallel_degree: int = _key(1, _integer(1))
+    random_seed: int = _key(12345, _integer(0))
+
+    def check_size(self, size: int) -> None:
+        """Check the degrees against a number of ranks.
+
+        Raises: ValueError that says the rule.
+        """
+        tensor, hybrid, context = self.tensor_parallel_degree, self.hybrid_shard_degree, self.context_parallel_degree
+        if size % tensor:
+            raise ValueError(f"tensor_parallel_degree is {tensor}; it must divide the {size} ranks")
+        num_data = size // tensor
+        if hybrid > num_data or (hybrid and num_data % hybrid):
+            raise ValueError(
+                f"hybrid_shard_degree is {hybrid}; it must divide the {num_data} ranks that are left of {size} by "
+                f"tensor_parallel_degree {tensor}"
+            )
+        if num_data % context:
+            raise ValueError(
+                f"context_parallel_degree is {context}; it must divide the {num_data} ranks that are left of {size} by "
+                f"tensor_parallel_degree {tensor}"
+            )
+        if num_data % self.expert_parallel_degree:
+            raise ValueError(
+                f"expert_parallel_degree is {self.expert_parallel_degree}; it must divide {num_data} ranks"
+            )
+
+
+def read_fsdp_configuration(
+    job: Mapping[str, Any], script: Mapping[str, Any] | None = None, assigned: Mapping[str, Any] | None = None
+) -> FsdpConfiguration:
+    """Read the keys of a job, of its script, and what the script assigned; the first that names a key counts.
+
+    Raises: ValueError for a key that is not known, a value that is not of its kind, or keys that exclude each other; it
+        says the rule.
+    """
+    given = {**(assigned or {}), **(script or {}), **job}
+    read = {one.name: one.metadata["read"] for one in fields(FsdpConfiguration)}
+    for key in given:
+        if key not in read:
+            near = difflib.get_close_matches(key, read, n=1)
+            raise ValueError(f"{key} is no key of torch.sagemaker" + (f"; did you mean {near[0]}?" if near else ""))
+    one = FsdpConfiguration(**{key: read[key](key, value) for key, value in given.items()})
+    rules = [
+        (
+            one.expert_parallel_degree == 1 or one.tensor_parallel_degree == 1,
+            "expert_parallel_degree and tensor_parallel_degree above 1 exclude each other",
+        ),
+        (
+            one.hybrid_shard_degree == 0 or one.hybrid_shard_degree % one.context_parallel_degree == 0,
+            f"context_parallel_degree is {one.context_parallel_degree}; it must divide hybrid_shard_degree, which is "
+            f"{one.hybrid_shard_degree}",
+        ),
+    ]
+    for holds, rule in rules:
+        if not holds:
+            raise ValueError(f"torch.sagemaker: {rule}")
+    return one
+
+
+def read_script(config: Any) -> dict[str, Any]:
+    """Return the keys that a script gave to `init`: none, a dict, or the path of a JSON file.
+
+    Raises: TypeError for anything else; ValueError if the file holds no JSON object; OSError.
+    """
+    if config is None:
+        return {}
+    if isinstance(config, Mapping):
+        return dict(config)
+    if not isinstance(config, str | Path):
+        raise TypeError(f"tsm.init takes None, a dict or the path of a JSON file; got {type(config).__name__}")
+    text = Path(config).read_text(encoding="utf-8")
+    return _parse(text, f"{config}")
+
+
+def read_job(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the keys in a job's hyperparameter `mp_parameters`, as SM_HP_MP_PARAMETERS holds it.
+
+    Raises: ValueError if it is no JSON object.
+    """
+    text = environ.get("SM_HP_MP_PARAMETERS", "")
+    return _parse(text, "mp_parameters") if text.strip() else {}
+
+
+def _parse(text: str, source: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{source} holds {text!r}, which is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{source} holds {text!r}; expected a JSON object")
+    return found

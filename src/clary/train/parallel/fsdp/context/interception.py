@@ -1,0 +1,173 @@
+"""Puts attention over a context group where a model computes its own.
+
+[Note: two ways] transformers 4.48 and newer look the function up by a name in the configuration: ours is registered
+there, and configurations are made to name it. Other models call torch's `scaled_dot_product_attention`: while their
+attention runs, that function is ours.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from clary.train.parallel.fsdp.context.gathered import attend_gathered
+from clary.train.parallel.fsdp.context.ring import attend_in_ring
+from clary.train.parallel.tensor.collectives import TensorGroup
+
+COMMUNICATIONS = ("p2p", "all_gather")
+INTERFACE_NAME = "clary_context_parallel"
+_MARK = "_clary_context"
+_made: dict[type, type] = {}
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """How a module's attention goes over a group.
+
+    Args:
+        communication: "p2p" or "all_gather".
+    """
+
+    group: TensorGroup
+    communication: str
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        dropout_prob: float = 0.0,
+    ) -> torch.Tensor:
+        """Return causal attention of this rank's queries to the keys of all ranks, [B, H, S, D].
+
+        Args:
+            query: [B, H, S, D]; `key` and `value`: [B, G, S, D], where G divides H.
+            scale: of scores; None is 1 / sqrt(D).
+
+        Raises:
+            ValueError: queries and keys have different lengths, or an odd one.
+            NotImplementedError: attention probabilities are dropped with p2p.
+        """
+        if query.shape[2] != key.shape[2] or query.shape[2] % 2:
+            raise ValueError(
+                f"context parallelism: attention got {query.shape[2]} queries and {key.shape[2]} keys on a rank; "
+                "expected an equal, even number: caches of keys are not for parts of sequences"
+            )
+        scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        if self.communication == "all_gather":
+            return attend_gathered(query, key, value, self.group, scale=scale, window=window, dropout_prob=dropout_prob)
+        if dropout_prob:
+            raise NotImplementedError(
+                f"attention dropout is {dropout_prob}, which cp_comm_type p2p cannot do: set it to 0 in the model's "
+                "configuration, or take cp_comm_type all_gather"
+            )
+        return attend_in_ring(query, key, value, self.group, scale=scale, window=window)
+
+
+def interface_of(module: nn.Module) -> Any:
+    """Return transformers' table of attention functions that a module looks into, None if it does not."""
+    for one in type(module).__mro__:
+        table = getattr(sys.modules.get(one.__module__), "ALL_ATTENTION_FUNCTIONS", None)
+        if table is not None:
+            return table
+    return None
+
+
+def put_in(module: nn.Module, context: Context) -> None:
+    """Make a module's attention that of the group; see [Note: two ways]."""
+    vars(module)[_MARK] = context
+    table = interface_of(module)
+    if table is None:
+        own = type(module)
+        if own not in _made:
+            _made[own] = type(own.__name__, (own,), {"__module__": own.__module__, "forward": _intercepting(own)})
+        module.__class__ = _made[own]
+    else:
+        table[INTERFACE_NAME] = attend_for_transformers
+
+
+def attend_for_transformers(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Be one of transformers' attention functions; returns [B, S, H, D].
+
+    A mask is not looked at: some versions make a causal one of the part, and `spreading` refuses any other.
+
+    Raises: RuntimeError if the module is of a model that is not spread.
+    """
+    context = vars(module).get(_MARK)
+    if context is None:
+        raise RuntimeError(
+            f"{type(module).__name__} shares its configuration with a model that is spread over a context group, and "
+            "is not spread itself: give each model a configuration of its own"
+        )
+    out = context.attend(query, key, value, scale=scaling, window=sliding_window, dropout_prob=dropout)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _intercepting(own: type[nn.Module]) -> Callable[..., Any]:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        mode = _Interception(vars(self)[_MARK])
+        with mode:
+            result = own.forward(self, *args, **kwargs)
+        if not mode.num_calls:
+            raise RuntimeError(
+                f"context parallelism: {own.__name__} did not call torch's scaled_dot_product_attention, so it saw its "
+                "own part of the sequence alone: make the model with attn_implementation='sdpa'"
+            )
+        return result
+
+    forward.__wrapped__ = own.forward  # type: ignore[attr-defined]  # for those who look for the signature
+    return forward
+
+
+class _Interception(TorchFunctionMode):
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._context = context
+        self.num_calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not functional.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        self.num_calls += 1
+        return self._attend(*args, **(kwargs or {}))
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        if attn_mask is not None or not is_causal:
+            raise ValueError(
+                "context parallelism: scaled_dot_product_attention was called "
+                f"{'with a mask' if attn_mask is not None else 'without is_causal'}; parts of sequences are known to "
+                "causal attention without a mask alone"
+            )
+        del enable_gqa  # the numbers of heads say it
+        return self._context.attend(query, key, value, scale=scale, dropout_prob=dropout_p)

@@ -1,0 +1,110 @@
+"""Which parameters a rank holds slices of, and how slices become whole again.
+
+Where: `transform` marks what it cuts on the module that owns the parameter; FSDP's flat parameters know owner and name
+too, so the mark is found before and after wrapping. The norm of gradients, full states and delayed initialisation ask
+here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+Axis = Literal["tp", "ep"]
+
+_MARKS = "_clary_cuts"  # the attribute of a module: marks by the names of its own parameters
+_WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A parameter is one of equal slices along `dim` of what is meant.
+
+    Args:
+        axis: whose ranks hold the slices: of a tensor group, or of a group of experts.
+        parts: lengths along `dim`, in the whole, of the pieces that are each cut alike; a matrix of gate and up
+            projections has two. None says that the parameter is whole and lies on one rank of the axis alone.
+    """
+
+    axis: Axis
+    dim: int
+    parts: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        """The whole length along `dim`."""
+        return sum(self.parts)
+
+    def of(self, whole: torch.Tensor, rank: int, size: int) -> torch.Tensor:
+        """Return the slice of one rank, in memory of its own.
+
+        Raises: ValueError if the tensor has another length, or `size` does not divide every part.
+        """
+        if whole.shape[self.dim] != self.length:
+            raise ValueError(
+                f"a tensor of shape {tuple(whole.shape)} was to be cut along dimension {self.dim}, which is "
+                f"{self.length} long in the model"
+            )
+        odd = [part for part in self.parts if part % size]
+        if odd:
+            raise ValueError(f"{odd[0]} of dimension {self.dim} of a parameter cannot be cut into {size} equal slices")
+        pieces = whole.detach().split(self.parts, self.dim)
+        own = [
+            piece.narrow(self.dim, rank * (part // size), part // size)
+            for piece, part in zip(pieces, self.parts, strict=True)
+        ]
+        return own[0].clone(memory_format=torch.contiguous_format) if len(own) == 1 else torch.cat(own, self.dim)
+
+    def join(self, slices: list[torch.Tensor]) -> torch.Tensor:
+        """Return the whole, from the slices of all ranks in their order."""
+        shares = [part // len(slices) for part in self.parts]
+        pieces = [one.split(shares, self.dim) for one in slices]
+        return torch.cat([one[at] for at in range(len(self.parts)) for one in pieces], self.dim)
+
+    def slice_shape(self, whole: torch.Size, size: int) -> torch.Size:
+        """Return the shape of a slice of a tensor of shape `whole`."""
+        shape = list(whole)
+        shape[self.dim] //= size
+        return torch.Size(shape)
+
+    def whole_shape(self, own: torch.Size) -> torch.Size:
+        """Return the shape of the whole that a slice of shape `own` belongs to."""
+        shape = list(own)
+        shape[self.dim] = self.length
+        return torch.Size(shape)
+
+
+def mark(module: nn.Module, name: str, cut: Cut) -> None:
+    """Say that the module's own parameter `name` is a slice; what is said of it before is replaced."""
+    vars(module).setdefault(_MARKS, {})[name] = cut
+
+
+def cut_of(module: nn.Module, name: str) -> Cut | None:
+    """Return how the module's own parameter `name` is cut, None if all ranks hold it alike."""
+    found: Cut | None = vars(module).get(_MARKS, {}).get(name)
+    return found
+
+
+def cuts_by_name(model: nn.Module) -> dict[str, Cut]:
+    """Return the slices in a model by the full names of parameters, without those of wrappers; tied ones under each."""
+    found = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, cut in vars(module).get(_MARKS, {}).items():
+            if cut.parts:
+                found[clean_name(f"{prefix}.{name}" if prefix else name)] = cut
+    return found
+
+
+def axes_of(model: nn.Module) -> set[Axis]:
+    """Return the axes over which parameters of a model lie apart, as slices or whole on one rank."""
+    return {cut.axis for module in model.modules() for cut in vars(module).get(_MARKS, {}).values()}
+
+
+def clean_name(name: str) -> str:
+    """Return the name that a parameter has without FSDP and without wrappers for checkpointing and offloading."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name

@@ -1,0 +1,69 @@
+"""What scripts say of a mixture of experts: `MoEConfig`. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+BALANCINGS = ("sinkhorn", "balanced", "aux_loss", "none")
+
+
+@dataclass(frozen=True)
+class MoEConfig:
+    """How experts are spread and tokens balanced over them. All but "none" is of training: evaluation routes as the
+    model itself does.
+
+    Args:
+        smp_moe: False leaves the model's own layers; not together with expert_parallel_degree above 1.
+        random_seed: expert parallel rank is added to it; `global_token_shuffle` draws from it.
+        moe_load_balancing: "none" is the model's own routing, with nothing added to its loss. "aux_loss" adds a loss to
+            it that is least where all experts get the same share. "sinkhorn" chooses experts by scores that are scaled
+            until all experts are wanted alike; "balanced" chooses so that no expert gets more than its share, rounded
+            up. The weights of the chosen experts come from the router's scores in each case. See `routing`.
+        global_token_shuffle: whether tokens are mixed over the ranks of a group before they are routed, so that the
+            balance is that of many batches; the order of tokens in the result stays.
+        moe_all_to_all_dispatcher: whether a token goes to the ranks of its experts alone; False sends all tokens to all
+            ranks of the group.
+        moe_aux_loss_coeff: factor of the loss of "aux_loss"; 0 leaves it out.
+        moe_z_loss_coeff: factor of a loss that keeps the router's scores small, with all but "none"; 0 leaves it out.
+        use_cpu_initialization: without effect: weights are initialised where the model lies.
+
+    Raises: ValueError for a balancing that is not known, or a negative coefficient.
+    Source: SageMaker developer guide, "SageMaker model parallel library v2 reference".
+    """
+
+    smp_moe: bool = True
+    random_seed: int = 12345
+    moe_load_balancing: str = "sinkhorn"
+    global_token_shuffle: bool = False
+    moe_all_to_all_dispatcher: bool = True
+    moe_aux_loss_coeff: float = 0.001
+    moe_z_loss_coeff: float = 0.001
+    use_cpu_initialization: bool = False
+
+    def __post_init__(self) -> None:
+        if self.moe_load_balancing not in BALANCINGS:
+            raise ValueError(
+                f"MoEConfig: moe_load_balancing is {self.moe_load_balancing!r}; expected one of {', '.join(BALANCINGS)}"
+            )
+        for name in ("moe_aux_loss_coeff", "moe_z_loss_coeff"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"MoEConfig: {name} is {getattr(self, name)!r}; expected a number, 0 or more")
+
+
+def read_moe_config(given: Any) -> MoEConfig:
+    """Return the `config` of `tsm.transform` as a MoEConfig: one, a dict of its fields, or None for the defaults.
+
+    Raises: TypeError for anything else, or a field that is not known; ValueError as `MoEConfig`.
+    """
+    if given is None:
+        return MoEConfig()
+    if isinstance(given, MoEConfig):
+        return given
+    if not isinstance(given, Mapping):
+        raise TypeError(f"config of tsm.transform is a {type(given).__name__}; expected a MoEConfig or a dict")
+    unknown = sorted(set(given) - set(MoEConfig.__dataclass_fields__))
+    if unknown:
+        raise TypeError(f"config of tsm.transform: {', '.join(unknown)} is no field of MoEConfig")
+    return MoEConfig(**given)

@@ -1,0 +1,71 @@
+"""States of experts that are modules, each whole on one rank under its number in the layer.
+
+Where: whoever makes full states calls these around FSDP's own; experts in fused parameters need neither, as these are
+slices (`cuts`), of the same name on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from clary.train.parallel.fsdp.cuts import clean_name
+from clary.train.parallel.fsdp.experts.layer import ListedExperts, Spread
+from clary.train.parallel.tensor import collectives
+from clary.train.parallel.tensor.collectives import TensorGroup
+
+Entries = dict[str, Any]
+
+
+def add_experts_of_others(model: nn.Module, own: Entries) -> Entries:
+    """Return a state with the experts of all ranks of the group, from one that FSDP gave on this rank.
+
+    Every rank of the group calls it; each gets a tensor at a time of every other. A rank whose state has nothing of its
+    experts, as all but the first of FSDP's group have with `rank0_only`, must be in a group in which none has.
+
+    Args:
+        own: by full names without those of wrappers; values are tensors, or dicts of such, as an optimizer has them.
+    """
+    state = dict(own)
+    for prefix, spread in _listed(model):
+        for at, number in enumerate(spread.own):
+            for key in [key for key in own if key.startswith(f"{prefix}{number}.")]:
+                suffix = key.removeprefix(f"{prefix}{number}.")
+                for rank, value in enumerate(_of_all(own[key], spread.group)):
+                    state[f"{prefix}{rank * len(spread.own) + at}.{suffix}"] = value
+    return state
+
+
+def drop_experts_of_others(model: nn.Module, whole: Mapping[str, Any]) -> Entries:
+    """Return what of a whole state this rank can load: not the experts that lie on other ranks."""
+    state = dict(whole)
+    for prefix, spread in _listed(model):
+        for number in set(range(spread.num_experts)) - set(spread.own):
+            for key in [key for key in state if key.startswith(f"{prefix}{number}.")]:
+                del state[key]
+    return state
+
+
+def _listed(model: nn.Module) -> Iterator[tuple[str, Spread]]:
+    """Give what names of listed experts begin with, in the order of the model's parts."""
+    for name, module in model.named_modules():
+        if isinstance(module, ListedExperts):
+            prefix = clean_name(f"{name}.").removeprefix(".")
+            yield prefix, module._clary_spread
+
+
+def _of_all(value: Any, group: TensorGroup) -> list[Any]:
+    """Return what each rank of the group has in the place of `value`; all but tensors are taken to be alike."""
+    if isinstance(value, Mapping):
+        parts = {key: _of_all(one, group) for key, one in value.items()}
+        return [{key: part[rank] for key, part in parts.items()} for rank in range(group.size)]
+    if not isinstance(value, torch.Tensor):
+        return [value] * group.size
+    is_of_gpus = "nccl" in str(dist.get_backend(group.process_group))
+    sent = value.cuda() if is_of_gpus else value.cpu()
+    whole = collectives.gather_whole(sent.detach().unsqueeze(0), group)
+    return [part.to(value.device) for part in whole]

@@ -1,0 +1,107 @@
+"""Makes FSDP cut experts over the ranks that hold the same ones, whatever wrapping policy a script has.
+
+Where: the constructor that `additions` puts into FSDP calls `expert_wrapping` with its arguments, before anything else
+of `tsm` changes them.
+
+Experts become units of their own: a flat parameter lies on one group, and experts on another than what surrounds them.
+A policy selects them too, also where it would not; without a policy they are wrapped before their parent is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.fsdp.wrap import _Policy
+
+from clary.train.parallel.fsdp.experts.groups import ExpertGroups
+from clary.train.parallel.fsdp.experts.layer import OwnExperts
+from clary.train.parallel.fsdp.experts.spreading import is_of_experts
+
+_NOT_HYBRID = {
+    ShardingStrategy.HYBRID_SHARD: ShardingStrategy.FULL_SHARD,
+    ShardingStrategy._HYBRID_SHARD_ZERO2: ShardingStrategy.SHARD_GRAD_OP,
+}
+
+
+def expert_wrapping(arguments: dict[str, Any], groups: ExpertGroups) -> bool:
+    """Change the arguments of one call of FSDP's constructor so that experts are cut over their own groups.
+
+    Args:
+        arguments: by name, as bound to the constructor's signature; "module" among them. Changed in place.
+
+    Returns: whether the module is one of experts: then its groups and strategy are set, and nobody is to change them.
+    """
+    module = arguments["module"]
+    if is_of_experts(module):
+        _use_groups_of_experts(arguments, groups)
+        return True
+    bare = list(_bare_experts(module))
+    if not bare:
+        return False
+    policy = arguments.get("auto_wrap_policy")
+    if policy is None:
+        given = {key: value for key, value in arguments.items() if key not in ("self", "module")}
+        for parent, name in bare:
+            setattr(parent, name, FullyShardedDataParallel(getattr(parent, name), **given))
+    elif isinstance(policy, _Policy):
+        arguments["auto_wrap_policy"] = _WithExperts(policy)
+    else:
+        arguments["auto_wrap_policy"] = _with_experts(policy)
+    return False
+
+
+def _use_groups_of_experts(arguments: dict[str, Any], groups: ExpertGroups) -> None:
+    asked = arguments.get("sharding_strategy") or ShardingStrategy.FULL_SHARD
+    arguments["device_mesh"] = None
+    if groups.num_shards == 1:
+        arguments["sharding_strategy"], arguments["process_group"] = ShardingStrategy.NO_SHARD, groups.same
+    elif groups.shard_degree == 0:
+        arguments["sharding_strategy"] = _NOT_HYBRID.get(asked, asked)
+        arguments["process_group"] = groups.same
+    else:
+        is_zero2 = asked is ShardingStrategy._HYBRID_SHARD_ZERO2
+        arguments["sharding_strategy"] = asked if is_zero2 else ShardingStrategy.HYBRID_SHARD
+        arguments["process_group"] = (groups.shard, groups.replicas)
+
+
+def _bare_experts(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """Give parent and name of the experts below a module that are in no unit of FSDP yet."""
+    for name, child in module.named_children():
+        if isinstance(child, FullyShardedDataParallel):
+            continue
+        if isinstance(child, OwnExperts):
+            yield module, name
+        else:
+            yield from _bare_experts(child)
+
+
+class _WithExperts(_Policy):
+    """A policy and the experts: of these units FSDP's arguments are the policy's, or those of the root."""
+
+    def __init__(self, policy: Any) -> None:
+        self._policy = policy
+
+    def _run_policy(
+        self, root_module: nn.Module, ignored_modules: set[nn.Module], root_kwargs: dict[str, Any]
+    ) -> dict[nn.Module, dict[str, Any]]:
+        units: dict[nn.Module, dict[str, Any]] = self._policy._run_policy(root_module, ignored_modules, root_kwargs)
+        for module in root_module.modules():
+            if isinstance(module, OwnExperts) and module not in ignored_modules:
+                units.setdefault(module, dict(root_kwargs))
+        return units
+
+    def __repr__(self) -> str:
+        return f"{self._policy!r} and experts"
+
+
+def _with_experts(policy: Callable[..., bool]) -> Callable[..., bool]:
+    def decide(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool:
+        below = module.modules() if recurse else (module,)  # FSDP asks first whether it is to look into a module
+        if any(isinstance(one, OwnExperts) for one in below):
+            return True
+        return bool(policy(module=module, recurse=recurse, nonwrapped_numel=nonwrapped_numel))
+
+    return decide

@@ -1,0 +1,61 @@
+"""Folders of checkpoints: which are kept."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SMP_IS_PARTIAL_KEY = "smp_is_partial"  # in what scripts save: whether it is one rank's part
+SMP_IS_LOAD_INFO_KEY = "smp_is_load_info"
+_METADATA = ".metadata"  # the file that makes a folder a distributed checkpoint
+
+
+def SORT_BY_LAST_INT(name: str) -> int:
+    """Return the last number in a folder's name; -1 where there is none."""
+    found = re.findall(r"\d+", name)
+    return int(found[-1]) if found else -1
+
+
+def limit_num_subdirs(
+    dir: str | Path,  # noqa: A002 - the library's name
+    n: int,
+    sort_fn: Callable[[str], Any] = SORT_BY_LAST_INT,
+    regex: str | None = None,
+    log: bool = True,
+) -> list[str]:
+    """Remove subfolders but the last `n`. One rank calls it, after its checkpoint is whole.
+
+    What is being removed is no checkpoint from the first moment: the file that makes it one goes first.
+
+    Args:
+        sort_fn: puts names in order; those that come first go.
+        regex: folders of other names stay, and do not count.
+        log: print what is removed.
+
+    Returns: the names that were removed.
+    Raises: ValueError if `n` is negative.
+    """
+    if n < 0:
+        raise ValueError(f"limit_num_subdirs: n is {n}; expected 0 or more folders to keep")
+    folder = Path(dir)
+    if not folder.is_dir():
+        return []
+    names = [  # a link is no checkpoint, though it may name one
+        one.name
+        for one in folder.iterdir()
+        if one.is_dir() and not one.is_symlink() and (regex is None or re.search(regex, one.name))
+    ]
+    names.sort(key=lambda name: (sort_fn(name), name))
+    removed = names[: max(len(names) - n, 0)]
+    for name in removed:
+        if log:
+            print(f"removing {folder / name}: {n} checkpoints are kept", flush=True)
+        for metadata in (folder / name).rglob(_METADATA):
+            with contextlib.suppress(FileNotFoundError):
+                metadata.unlink()
+        shutil.rmtree(folder / name, ignore_errors=True)
+    return removed

@@ -1,0 +1,1 @@
+"""Decoder layers of Hugging Face models cut over the ranks of a tensor group, in place."""

@@ -1,0 +1,40 @@
+"""Classes that scripts name in wrapping policies, given to models that keep their own class too.
+
+[Note: two classes] A policy may name `TransformerLayer` or the model's own decoder layer; both must match. So a layer's
+class becomes a subclass of both, with the name of its own, by which models look things up.
+Source: SageMaker developer guide, "SageMaker model parallel library v2 reference"; public training scripts name the
+classes.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from torch import nn
+
+
+class TransformerLayer(nn.Module):
+    """A decoder layer of a model that `transform` knows."""
+
+
+class TransformerLMHead(nn.Module):
+    """A model that `transform` knows."""
+
+
+# Layers of the original are Transformer Engine's inside; here there is one layer by both names.
+TETransformerLayer = TransformerLayer
+
+
+def become(module: nn.Module, role: type[nn.Module]) -> None:
+    """Make a module an instance of `role`, whose methods come first, and of its own class; harmless when repeated."""
+    if not isinstance(module, role):
+        own: Any = type(module)
+        wanted: Any = role
+        module.__class__ = wanted if issubclass(wanted, own) else _both(wanted, own)
+
+
+@cache
+def _both(role: Any, own: Any) -> Any:
+    places = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
+    return type(own.__name__, (role, own), places)

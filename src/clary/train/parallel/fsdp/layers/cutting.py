@@ -1,0 +1,144 @@
+"""Cuts a model's layers over a tensor group, in place; its own forward functions stay.
+
+Where: `transform` calls it. Everything is looked at before anything is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from clary.train.parallel.fsdp.cuts import Cut, cuts_by_name
+from clary.train.parallel.fsdp.layers.classes import TransformerLayer, TransformerLMHead, become
+from clary.train.parallel.fsdp.layers.parts import (
+    CutAttention,
+    CutMlp,
+    Grouped,
+    RowLinear,
+    SharedDropout,
+    VocabularyEmbedding,
+    VocabularyHead,
+)
+from clary.train.parallel.fsdp.layers.structure import Layer, Structure, find_structure, num_heads, why_not
+from clary.train.parallel.fsdp.layers.weights import Place, cut_weights
+from clary.train.parallel.fsdp.logs import get_logger
+from clary.train.parallel.tensor.collectives import TensorGroup
+
+# What attention of versions of transformers before 4.48 keeps of its sizes; later ones read them off the tensors.
+_SIZES = ("num_heads", "num_attention_heads", "num_key_value_heads", "hidden_size")
+
+
+def name_classes(model: nn.Module) -> None:
+    """Make known layers, and the model if it has any, instances of the classes that policies name too."""
+    layers = find_structure(model).layers
+    for layer in layers:
+        become(layer.module, TransformerLayer)
+    if layers:
+        become(model, TransformerLMHead)
+
+
+def cut_layers(model: nn.Module, group: TensorGroup, *, from_rank0: bool, is_first_group: bool) -> None:
+    """Cut attention, MLPs, embedding and head of a model. Every rank of the group calls it.
+
+    A vocabulary that the group does not divide stays whole, and so do parts that are not known outside of layers.
+
+    Args:
+        from_rank0: the ranks of the first group get what the first rank of all holds; else each cuts its own.
+        is_first_group: whether this group is the first.
+
+    State after failure: as before if the model does not fit, undefined if a rank is lost.
+    Raises:
+        ValueError: no layer is known, a layer has parts that are not, the model is cut already, or ranks of a group
+            differ in whether their parameters have values.
+        NotDivisibleError: the group does not divide heads or channels.
+    """
+    structure = find_structure(model)
+    _check(model, structure, group)
+    places = list(_places(structure, group))
+    cut_weights(model, places, group, from_rank0=from_rank0, is_first_group=is_first_group)
+    for layer in structure.layers:
+        attention, shape = layer.attention
+        _give(attention, CutAttention, group)
+        _give(getattr(attention, shape.row), RowLinear, group)
+        for name in _SIZES:
+            if isinstance(vars(attention).get(name), int):
+                setattr(attention, name, vars(attention)[name] // group.size)
+        if layer.mlp is not None:
+            mlp, shape = layer.mlp
+            _give(mlp, CutMlp, group)
+            _give(getattr(mlp, shape.row), RowLinear, group)
+    cut = {id(place.module) for place in places}
+    if structure.embedding is not None and id(structure.embedding) in cut:
+        _give(structure.embedding, VocabularyEmbedding, group)
+        structure.embedding.num_embeddings //= group.size
+    if structure.head is not None and id(structure.head) in cut:
+        _give(structure.head, VocabularyHead, group)
+    _share_dropout(model, group)
+    for place in places:
+        if isinstance(place.module, nn.Linear):
+            place.module.out_features, place.module.in_features = place.module.weight.shape
+
+
+def _check(model: nn.Module, structure: Structure, group: TensorGroup) -> None:
+    if cuts_by_name(model):
+        raise ValueError("transform: the model is cut already; call it once a model")
+    if not structure.layers:
+        raise ValueError(
+            f"transform: {type(model).__name__} has no layer that tensor_parallel_degree can cut; models of the build "
+            "of Llama, Mistral, Mixtral and GPT-NeoX are known. Set the degree to 1 for this one"
+        )
+    for layer in structure.layers:
+        reason = why_not(layer)
+        if reason is not None:
+            raise ValueError(f"transform: {reason}; layers with it are cut by no rule. Set tensor_parallel_degree to 1")
+        queries, keys = num_heads(layer.attention[0])
+        group.divide(queries, f"the number of heads in {layer.name}")
+        group.divide(keys, f"the number of heads of keys and values in {layer.name}")
+        if layer.mlp is not None:
+            mlp, shape = layer.mlp
+            group.divide(getattr(mlp, shape.row).in_features, f"the number of inner channels in {layer.name}")
+
+
+def _places(structure: Structure, group: TensorGroup) -> Iterator[Place]:
+    for layer in structure.layers:
+        yield from _block_places(layer)
+    vocabulary = [one for one in (structure.embedding, structure.head) if one is not None]
+    lengths = {one.weight.shape[0] for one in vocabulary}
+    if any(length % group.size for length in lengths):
+        get_logger().warning(
+            "the vocabulary has %s tokens, no multiple of tensor_parallel_degree %d: embedding and head stay whole on "
+            "every rank",
+            "and ".join(map(str, sorted(lengths))),
+            group.size,
+        )
+        return
+    for one in vocabulary:
+        for name, parameter in one._parameters.items():
+            if parameter is not None:
+                yield Place(one, name, Cut("tp", 0, (parameter.shape[0],)))
+
+
+def _block_places(layer: Layer) -> Iterator[Place]:
+    for block, shape in filter(None, (layer.attention, layer.mlp)):
+        for name in shape.columns:
+            linear = getattr(block, name)
+            for own, parameter in linear._parameters.items():
+                if parameter is not None:
+                    yield Place(linear, own, Cut("tp", 0, (parameter.shape[0],)))
+        row = getattr(block, shape.row)
+        yield Place(row, "weight", Cut("tp", 1, (row.weight.shape[1],)))
+
+
+def _give(module: nn.Module, role: type[Grouped], group: TensorGroup) -> None:
+    become(module, role)
+    module.tensor_group = group
+
+
+def _share_dropout(model: nn.Module, group: TensorGroup) -> None:
+    for module in model.modules():
+        if isinstance(module, CutAttention):
+            continue
+        for child in module.children():
+            if isinstance(child, nn.Dropout):
+                _give(child, SharedDropout, group)

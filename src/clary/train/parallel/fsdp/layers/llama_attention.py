@@ -1,0 +1,115 @@
+"""Llama's attention as a module that scripts put in the place of the model's own, before `transform`.
+
+Source: SageMaker developer guide, "FlashAttention" of SMP v2; the calls are those of transformers' decoder layers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from clary.train.parallel.fsdp.layers.attention import FlashGroupedQueryAttention
+from clary.train.parallel.tensor.flash import attend
+from clary.train.parallel.tensor.rotary import Rotary
+
+_BASE = 10000.0  # of rotary wavelengths, where a configuration names none
+
+
+class LlamaFlashAttention(nn.Module):
+    """Causal attention with grouped heads; parameters have the names of `LlamaAttention`.
+
+    Args:
+        config: a LlamaConfig of transformers.
+
+    Raises: ValueError if the configuration cuts its matrices by `pretraining_tp`.
+    """
+
+    def __init__(self, config: Any, layer_idx: int | None = None) -> None:
+        super().__init__()
+        if getattr(config, "pretraining_tp", 1) != 1:
+            raise ValueError(f"LlamaFlashAttention: config.pretraining_tp is {config.pretraining_tp}; set it to 1")
+        self.config, self.layer_idx = config, layer_idx
+        heads = config.num_attention_heads
+        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        width = (getattr(config, "num_key_value_heads", None) or heads) * self.head_dim
+        has_bias = bool(getattr(config, "attention_bias", False))
+        self.q_proj = nn.Linear(config.hidden_size, heads * self.head_dim, bias=has_bias)
+        self.k_proj = nn.Linear(config.hidden_size, width, bias=has_bias)
+        self.v_proj = nn.Linear(config.hidden_size, width, bias=has_bias)
+        self.o_proj = nn.Linear(heads * self.head_dim, config.hidden_size, bias=has_bias)
+        self.attention_dropout = float(getattr(config, "attention_dropout", 0.0))
+        self.flash = FlashGroupedQueryAttention(self.attention_dropout)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_value: Any = None,
+        output_attentions: bool = False,
+        use_cache: bool = False,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
+        **others: Any,
+    ) -> tuple[Any, ...]:
+        """Return what the model's decoder layer takes: hidden states [b, s, c], then None for each other result.
+
+        Args:
+            attention_mask: None for causal attention, else added to the scores in place of it, [b, 1, s, s].
+            position_embeddings: cosines and sines [b, s, d], as newer versions of transformers give; without them they
+                are computed from `position_ids`, and there is one result more.
+
+        Raises: ValueError for what cannot be done: caches, attention probabilities, scaled positions.
+        """
+        cache = past_key_value if past_key_value is not None else others.get("past_key_values")
+        if cache is not None or output_attentions:
+            raise ValueError(
+                "LlamaFlashAttention keeps no cache and returns no probabilities: call the model with use_cache=False "
+                "and output_attentions=False"
+            )
+        del use_cache
+        shape = (*hidden_states.shape[:2], -1, self.head_dim)
+        query, key, value = (
+            matrix(hidden_states).view(shape).transpose(1, 2) for matrix in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        query, key = self._turned(query, key, position_ids, position_embeddings)
+        if attention_mask is None:
+            found = self.flash(query, (key, value), causal=True, layout="b h s d")
+        else:
+            num_sharing = query.shape[1] // key.shape[1]
+            found = attend(
+                query,
+                key.repeat_interleave(num_sharing, 1),
+                value.repeat_interleave(num_sharing, 1),
+                mask=attention_mask,
+                scale=self.head_dim**-0.5,
+                dropout_prob=self.attention_dropout if self.training else 0.0,
+            )
+        output = self.o_proj(found.transpose(1, 2).flatten(2))
+        return (output, None, None) if position_embeddings is None else (output, None)
+
+    def _turned(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        position_ids: torch.Tensor | None,
+        embeddings: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if embeddings is not None:
+            cosines, sines = (one.unsqueeze(1) for one in embeddings)
+            return _turn(query, cosines, sines), _turn(key, cosines, sines)
+        if getattr(self.config, "rope_scaling", None):
+            raise ValueError(
+                "LlamaFlashAttention: config.rope_scaling is set, and the model gives no position_embeddings: take "
+                "transformers 4.48 or newer, whose models compute them"
+            )
+        rotary = Rotary(self.head_dim, float(getattr(self.config, "rope_theta", _BASE)))
+        if position_ids is None:
+            position_ids = torch.arange(query.shape[2], device=query.device)
+        return rotary.turn(query, position_ids), rotary.turn(key, position_ids)
+
+
+def _turn(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    first, second = heads.chunk(2, -1)
+    return heads * cosines + torch.cat((-second, first), -1) * sines

@@ -1,0 +1,126 @@
+"""Which parts of a model can be cut over a tensor group, found by how it is built.
+
+Where: `cutting` asks it before it touches anything. Models of Llama's, Mistral's and Mixtral's build and of GPT-NeoX's
+are known, by the names and kinds of their parts, in whatever version of transformers and in models written alike.
+
+[Note: heads] Queries, keys and values lie head by head in the rows of their weights, in GPT-NeoX all three of a head
+behind each other, so equal slices of the rows are whole heads where the group divides the numbers of heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Block:
+    """Attention or an MLP: matrices cut by columns, then one cut by rows.
+
+    Args:
+        columns: names of the matrices whose output channels are cut.
+        row: name of the one whose input channels are cut.
+    """
+
+    columns: tuple[str, ...]
+    row: str
+
+    def describes(self, module: nn.Module) -> bool:
+        """Whether a module has these matrices."""
+        return all(isinstance(getattr(module, name, None), nn.Linear) for name in (*self.columns, self.row))
+
+
+ATTENTIONS = (Block(("q_proj", "k_proj", "v_proj"), "o_proj"), Block(("query_key_value",), "dense"))
+MLPS = (Block(("gate_proj", "up_proj"), "down_proj"), Block(("dense_h_to_4h",), "dense_4h_to_h"))
+_EMBEDDINGS = ("embed_tokens", "embed_in")
+_HEADS = ("lm_head", "embed_out")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A decoder layer.
+
+    Args:
+        mlp: None where it has none of a known build, such as a mixture of experts; that stays whole.
+    """
+
+    name: str
+    module: nn.Module
+    attention: tuple[nn.Module, Block]
+    mlp: tuple[nn.Module, Block] | None
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The parts of a model.
+
+    Args:
+        embedding: of tokens, None where the model has none by a known name.
+        head: of the vocabulary, likewise.
+    """
+
+    layers: tuple[Layer, ...]
+    embedding: nn.Embedding | None
+    head: nn.Linear | None
+
+
+def find_structure(model: nn.Module) -> Structure:
+    """Return the parts of a model; without layers if it has none that are known."""
+    layers = []
+    for name, module in model.named_modules():
+        attention = _child(module, ATTENTIONS)
+        if attention is not None:
+            layers.append(Layer(name, module, attention, _child(module, MLPS)))
+    embedding = head = None
+    for name, module in model.named_modules():
+        last = name.rpartition(".")[2]
+        if last in _EMBEDDINGS and isinstance(module, nn.Embedding):
+            embedding = module
+        elif last in _HEADS and isinstance(module, nn.Linear):
+            head = module
+    return Structure(tuple(layers), embedding, head)
+
+
+def num_heads(attention: nn.Module) -> tuple[int, int]:
+    """Return how many heads of queries, and of keys and values, an attention module has.
+
+    Raises: ValueError if neither it nor its `config` says so.
+    """
+    heads = _number(attention, "num_heads", "num_attention_heads")
+    if heads is None:
+        raise ValueError(
+            f"transform: {type(attention).__name__} has neither num_heads nor a config with num_attention_heads: how "
+            "its matrices fall into heads is not known"
+        )
+    return heads, _number(attention, "num_key_value_heads") or heads
+
+
+def why_not(layer: Layer) -> str | None:
+    """Return why a layer cannot be cut whatever the degree, None if it can."""
+    for block, shape in filter(None, (layer.attention, layer.mlp)):
+        known = {*shape.columns, shape.row}
+        other = [name for name, _ in block.named_parameters() if name.partition(".")[0] not in known]
+        if other:
+            return f"{layer.name}: {type(block).__name__} has a parameter {other[0]} that is not known"
+        config = getattr(block, "config", None)
+        if getattr(config, "pretraining_tp", 1) != 1:
+            return f"{layer.name}: config.pretraining_tp is {config.pretraining_tp}; set it to 1"  # type: ignore[union-attr]
+    return None
+
+
+def _child(module: nn.Module, shapes: tuple[Block, ...]) -> tuple[nn.Module, Block] | None:
+    for child in module.children():
+        for shape in shapes:
+            if shape.describes(child):
+                return child, shape
+    return None
+
+
+def _number(attention: nn.Module, *names: str) -> int | None:
+    for source in (attention, getattr(attention, "config", None)):
+        for name in names:
+            found = getattr(source, name, None)
+            if isinstance(found, int):
+                return found
+    return None

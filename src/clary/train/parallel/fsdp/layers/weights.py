@@ -1,0 +1,139 @@
+"""The values of a model that is cut: slices of what each rank holds, or of what rank 0 holds.
+
+[Note: equal parts] Ranks of a tensor group must hold equal values of what is not cut, or they drift apart. Slices may
+come from other drawings on every rank: together they are a drawing too. So only what stays whole is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from clary.train.parallel.fsdp.cuts import Cut, mark
+from clary.train.parallel.tensor.collectives import TensorGroup, broadcast_first, gather_whole
+
+
+@dataclass(frozen=True)
+class Place:
+    """A parameter that is to be cut, by its owner."""
+
+    module: nn.Module
+    name: str
+    cut: Cut
+
+
+def cut_weights(
+    model: nn.Module, places: Sequence[Place], group: TensorGroup, *, from_rank0: bool, is_first_group: bool
+) -> None:
+    """Replace parameters by this rank's slices and mark them, one after the other; tied ones stay tied.
+
+    Parameters on the meta device become slices there. See `cutting.cut_layers` for the arguments.
+
+    Raises: ValueError if ranks of a group differ in what is on the meta device, rank 0 has no values to send, or a
+        parameter is tied to one that stays whole.
+    """
+    by_id: dict[int, list[Place]] = {}
+    for place in places:
+        by_id.setdefault(id(place.module._parameters[place.name]), []).append(place)
+    owners = [
+        (module, name, parameter)
+        for module in model.modules()
+        for name, parameter in module._parameters.items()
+        if parameter is not None
+    ]
+    _check_ties(owners, by_id)
+    is_sent = from_rank0 and is_first_group
+    _check_values(any(one.is_meta for _, _, one in owners), group, from_rank0=from_rank0, is_sent=is_sent)
+    done: set[int] = set()
+    wholes: dict[int, nn.Parameter] = {}
+    for module, name, parameter in owners:
+        cuts = by_id.get(id(parameter), [])
+        if cuts:
+            if id(parameter) not in done:
+                done.add(id(parameter))
+                _cut(parameter, cuts, group, is_sent=is_sent)
+        elif is_sent or not (from_rank0 or parameter.is_meta):
+            if id(parameter) not in wholes:
+                wholes[id(parameter)] = _shared(parameter, group)
+            module._parameters[name] = wholes[id(parameter)]
+    if is_sent:
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = first_values(buffer, group)
+
+
+def first_values(tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:
+    """Return what the first rank of the group holds, in memory of this rank; collective.
+
+    On the meta device a tensor has no memory, so it comes to the device that this rank computes on.
+    """
+    home = _home() if tensor.is_meta else tensor.device
+    sent = torch.empty_like(tensor, device=home) if tensor.is_meta else tensor.detach().clone()
+    return broadcast_first(sent.to(reachable(group, home)).contiguous(), group).to(home)
+
+
+def reachable(group: TensorGroup, home: torch.device) -> torch.device:
+    """Return a device whose memory the group's backend moves, `home` if it does."""
+    is_nccl = group.size > 1 and dist.get_backend(group.process_group) == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if is_nccl else home
+
+
+def _home() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def _check_ties(owners: list[tuple[nn.Module, str, nn.Parameter]], by_id: dict[int, list[Place]]) -> None:
+    for module, name, parameter in owners:
+        cuts = by_id.get(id(parameter))
+        if cuts is not None and all(one.module is not module or one.name != name for one in cuts):
+            raise ValueError(
+                f"transform: parameter {name} of a {type(module).__name__} is shared with one that is cut and would "
+                "stay whole: give each its own, or set tensor_parallel_degree to 1"
+            )
+
+
+def _check_values(is_meta: bool, group: TensorGroup, *, from_rank0: bool, is_sent: bool) -> None:
+    """Have the ranks of a group see alike whether the way of getting values works."""
+    here = torch.tensor([int(is_meta)], device=reachable(group, torch.device("cpu")))
+    are_meta = [bool(one) for one in gather_whole(here, group).tolist()]
+    if is_sent and are_meta[0]:
+        raise ValueError(
+            "transform: load_state_dict_from_rank0 is set, and rank 0 has parameters on the meta device: load the "
+            "model's weights there first"
+        )
+    if not from_rank0 and len(set(are_meta)) > 1:
+        raise ValueError(
+            f"transform: ranks {[rank for rank, one in enumerate(are_meta) if one]} of a tensor group have parameters "
+            "on the meta device and others have not: make the model alike on all of them, or set "
+            "load_state_dict_from_rank0"
+        )
+
+
+def _cut(whole: nn.Parameter, places: list[Place], group: TensorGroup, *, is_sent: bool) -> None:
+    values = first_values(whole, group) if is_sent else whole
+    own = _like(whole, places[0].cut.of(values, group.rank, group.size))
+    for place in places:
+        place.module._parameters[place.name] = own
+        mark(place.module, place.name, place.cut)
+    if not whole.is_meta:  # its object lives on in the list of owners; the memory of one whole model would be too much
+        whole.data = whole.data.new_empty(0)
+
+
+def _shared(parameter: nn.Parameter, group: TensorGroup) -> nn.Parameter:
+    values = first_values(parameter, group)
+    if parameter.is_meta:
+        return _like(parameter, values)
+    with torch.no_grad():
+        parameter.copy_(values)
+    return parameter
+
+
+def _like(old: nn.Parameter, values: torch.Tensor) -> nn.Parameter:
+    new = nn.Parameter(values, old.requires_grad)
+    new.__dict__.update(old.__dict__)
+    return new

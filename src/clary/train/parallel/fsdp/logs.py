@@ -1,0 +1,24 @@
+"""The logger of `torch.sagemaker`, and a context that says how long something took."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def get_logger() -> logging.Logger:
+    """Return the logger of the library; it goes where the root logger goes."""
+    return logging.getLogger("torch.sagemaker")
+
+
+@contextmanager
+def timeit(enabled: bool, msg: str, rank: int = 0) -> Iterator[None]:
+    """Log how many seconds its block took, with `msg` before and the rank."""
+    before = time.monotonic()
+    try:
+        yield
+    finally:
+        if enabled:
+            get_logger().info("[rank %d] %s: %.3f s", rank, msg, time.monotonic() - before)

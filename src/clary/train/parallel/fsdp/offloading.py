@@ -1,0 +1,74 @@
+"""`offload_wrapper` of torch, served by our engine: what layers keep goes to host memory and comes back ahead of time.
+
+Where: `session.init` puts it in with `sm_activation_offloading`. Scripts wrap layers in `checkpoint_wrapper` and the
+model in `offload_wrapper`. Every checkpointed layer is a region of its own, of which no more than
+`activation_loading_horizon` come back before their time; what the model keeps beside its layers is one region more. On
+a machine without a GPU nothing is copied unless a folder is named: see `memory.offloading`.
+Source: SageMaker developer guide, "Activation offloading" of the library v2.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper, OffloadWrapper
+from torch.utils import _pytree as pytree
+
+from clary.train.parallel.memory.offloading import Offloader
+
+
+class _Depth(threading.local):
+    value = 0  # calls of offload wrappers that this thread is in
+
+
+_depth = _Depth()
+_installed: list[tuple[Any, Any]] = []  # a class, and its own forward
+_engine: list[Offloader] = []
+
+
+def install(*, horizon: int, folder: Path | None = None) -> Offloader:
+    """Have every `OffloadWrapper` of this process offload through the engine that is returned.
+
+    Args:
+        horizon: layers that may come back before backward wants them; 1 or more.
+        folder: where a file with the activations lies; None is host memory.
+
+    Raises: ValueError for a horizon below 1.
+    """
+    remove()
+    offloader = Offloader(folder, horizon=horizon)
+    _engine.append(offloader)
+    for owner, enters in ((OffloadWrapper, True), (CheckpointWrapper, False)):
+        _installed.append((owner, owner.forward))
+        owner.forward = _forward(owner.forward, offloader, enters=enters)
+    return offloader
+
+
+def remove() -> None:
+    """Make the wrappers torch's own again; what is offloaded now is gone."""
+    while _installed:
+        owner, forward = _installed.pop()
+        owner.forward = forward
+    while _engine:
+        _engine.pop().close()
+
+
+def _forward(original: Any, offloader: Offloader, *, enters: bool) -> Any:
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not enters and _depth.value == 0:
+            return original(self, *args, **kwargs)
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        _depth.value += enters
+        try:
+            with offloader.region(tensors):
+                # Of an offload wrapper torch's own forward would copy a second time.
+                return self._checkpoint_wrapped_module(*args, **kwargs) if enters else original(self, *args, **kwargs)
+        finally:
+            _depth.value -= enters
+
+    return forward

@@ -1,0 +1,62 @@
+"""Which rank holds which shard, and who holds the same one. Pure.
+
+Ranks are numbered with tensor parallelism innermost, context parallelism next, so that data rank and shard follow by
+division:
+
+    rank = (replica * num_shards + shard) * tensor_degree + tensor_rank
+    shard = ... * context_degree + context_rank
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Ranker:
+    """The layout of `size` ranks.
+
+    Args:
+        shard_degree: ranks over which a parameter is cut; 0 is all that tensor parallelism leaves.
+    """
+
+    size: int
+    shard_degree: int = 0
+    tensor_degree: int = 1
+    context_degree: int = 1
+
+    @property
+    def num_shards(self) -> int:
+        """Ranks over which a parameter is cut."""
+        return self.shard_degree or self.size // self.tensor_degree
+
+    def get_rep_rank(self, rank: int) -> int:
+        """Return the index of a rank among those that hold the same shard."""
+        return rank // (self.num_shards * self.tensor_degree)
+
+    def get_rep_groups(self) -> list[list[int]]:
+        """Return the ranks that hold the same shard, for each shard."""
+        step = self.num_shards * self.tensor_degree
+        return [list(range(first, self.size, step)) for first in range(step)]
+
+    def get_shard_groups(self) -> list[list[int]]:
+        """Return the ranks that together hold a parameter once, for each replica and tensor rank."""
+        step = self.num_shards * self.tensor_degree
+        return [
+            list(range(first + tensor_rank, first + step, self.tensor_degree))
+            for first in range(0, self.size, step)
+            for tensor_rank in range(self.tensor_degree)
+        ]
+
+    def get_tp_groups(self) -> list[list[int]]:
+        """Return the ranks that share a batch and hold different slices of layers."""
+        return [list(range(first, first + self.tensor_degree)) for first in range(0, self.size, self.tensor_degree)]
+
+    def get_cp_groups(self) -> list[list[int]]:
+        """Return the ranks that share a batch and see different parts of its sequences."""
+        step = self.tensor_degree * self.context_degree
+        return [
+            list(range(first + tensor_rank, first + step, self.tensor_degree))
+            for first in range(0, self.size, step)
+            for tensor_rank in range(self.tensor_degree)
+        ]

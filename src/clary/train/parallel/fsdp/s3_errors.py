@@ -1,0 +1,72 @@
+"""What S3 answers instead of what was asked for: which of it passes, and trying again.
+
+Errors are told by what they carry and by their names: this is read where there is no botocore.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+_NUM_TRIES = 5
+_FIRST_WAIT_S = 0.2
+_MOST_WAIT_S = 10.0
+_ABSENT = ("404", "NoSuchKey", "NotFound")
+# Of those that are the caller's fault by their status, what passes: a try that was slow, an upload that is begun anew.
+_PASSING = frozenset({"NoSuchUpload", "RequestTimeout"})
+_PASSING_STATUSES = frozenset({408, 409, 425, 429})
+_CHANGED = ("412", "PreconditionFailed")
+# Errors of botocore that no second try mends.
+_HOPELESS = frozenset({"NoCredentialsError", "NoRegionError", "ParamValidationError", "PartialCredentialsError"})
+
+T = TypeVar("T")
+
+
+def retry_with_jitter(
+    function: Callable[[], T], num_tries: int = _NUM_TRIES, sleep: Callable[[float], None] = time.sleep
+) -> T:
+    """Call a function until it does not raise, waiting twice as long each time, less a random part.
+
+    Raises: what the last try raised; at once what another try would not mend: an object or bucket that is not there, a
+        refusal, arguments or credentials that are wrong, no boto3.
+    """
+    for attempt in range(num_tries):
+        try:
+            return function()
+        except Exception as error:
+            if attempt == num_tries - 1 or is_hopeless(error):
+                raise
+            sleep(min(_FIRST_WAIT_S * 2**attempt, _MOST_WAIT_S) * random.uniform(0.5, 1))
+    raise ValueError(f"num_tries is {num_tries}; expected 1 or more")
+
+
+def is_absent(error: Exception) -> bool:
+    """Whether S3 says that there is no such object."""
+    return _code(error) in _ABSENT
+
+
+def is_changed(error: Exception) -> bool:
+    """Whether S3 says that an object is not the one that was asked for."""
+    return _code(error) in _CHANGED
+
+
+def is_hopeless(error: Exception) -> bool:
+    """Whether another try of the same would fail as well: S3 refuses it, or it cannot even be sent."""
+    if isinstance(error, ImportError | TypeError | ValueError) or type(error).__name__ in _HOPELESS:
+        return True
+    if not _code(error) or _code(error) in _PASSING:
+        return False
+    status = int(_response(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    return is_absent(error) or (400 <= status < 500 and status not in _PASSING_STATUSES)
+
+
+def _response(error: Exception) -> dict[str, Any]:
+    response = getattr(error, "response", None)
+    return response if isinstance(response, dict) else {}
+
+
+def _code(error: Exception) -> str:
+    """Return S3's name of an error, empty if it is none of S3's."""
+    return str(_response(error).get("Error", {}).get("Code", ""))

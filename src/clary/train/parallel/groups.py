@@ -1,0 +1,142 @@
+"""The process groups of a mesh, and objects sent between ranks.
+
+Where: made once by `runtime.initialize`; modules, reducers and checkpoints ask it for the group along the axes that
+they work on.
+
+Objects travel pickled, between ranks of one program that trust each other. `broadcast` is called by the source alone;
+each other member of the group calls `receive` for it: that is how scripts written for SMP pair them.
+Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_common_api.rst`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import pickle
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from clary.train.parallel.mesh import Along, Mesh
+
+_OBJECT_TAG = 0x0B1  # of sends and receives of objects, so that they are not taken for a program's own
+
+
+class Groups:
+    """All groups that one rank is a member of. Every rank makes it at the same time: groups are made by all.
+
+    Args:
+        rank: the own one in the world.
+        timeout: of one operation of a group.
+    """
+
+    def __init__(self, mesh: Mesh, rank: int, *, timeout: timedelta) -> None:
+        self.mesh = mesh
+        self.rank = rank
+        self._made: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        for along in Along:
+            for ranks in mesh.groups(along):
+                if ranks not in self._made:
+                    self._made[ranks] = dist.new_group(list(ranks), timeout=timeout)
+        # Objects are bytes in host memory, whatever backend carries tensors.
+        self._objects = dist.new_group(list(range(mesh.size)), timeout=timeout, backend="gloo")
+
+    def process_group(self, along: Along) -> dist.ProcessGroup:
+        """Return this rank's group along these axes, for torch.distributed's functions."""
+        return self._made[self.ranks(along)]
+
+    def ranks(self, along: Along) -> tuple[int, ...]:
+        """Return the ranks of the world that are in it, in the order of their ranks in the group."""
+        return self.mesh.group(along, self.rank)
+
+    def group_rank(self, along: Along) -> int:
+        """Return this rank's place in its group along these axes."""
+        return self.ranks(along).index(self.rank)
+
+    def size(self, along: Along) -> int:
+        """Return the number of ranks in it."""
+        return len(self.ranks(along))
+
+    def global_rank(self, along: Along, group_rank: int) -> int:
+        """Return the rank in the world of a member of this rank's group.
+
+        Raises: ValueError if the group has no such rank.
+        """
+        ranks = self.ranks(along)
+        if not 0 <= group_rank < len(ranks):
+            raise ValueError(f"{along.name} rank {group_rank} is not in 0..{len(ranks) - 1}, the group of {self.rank}")
+        return ranks[group_rank]
+
+    def send(self, obj: Any, group_rank: int, along: Along) -> None:
+        """Send an object to a member of the own group, who calls `receive`.
+
+        Raises: ValueError if there is no such member, or it is this rank itself.
+        """
+        dest = self.global_rank(along, group_rank)
+        if dest == self.rank:
+            raise ValueError(f"rank {self.rank} sends to itself ({along.name} rank {group_rank})")
+        payload = _to_bytes(obj)
+        length = torch.tensor([payload.numel()])
+        dist.send(length, dest, group=self._objects, tag=_OBJECT_TAG)
+        dist.send(payload, dest, group=self._objects, tag=_OBJECT_TAG)
+
+    def receive(self, group_rank: int, along: Along) -> Any:
+        """Return the next object that a member of the own group sent or broadcast.
+
+        Raises: ValueError if there is no such member, or it is this rank itself.
+        """
+        source = self.global_rank(along, group_rank)
+        if source == self.rank:
+            raise ValueError(f"rank {self.rank} receives from itself ({along.name} rank {group_rank})")
+        length = torch.zeros(1, dtype=torch.int64)
+        dist.recv(length, source, group=self._objects, tag=_OBJECT_TAG)
+        payload = torch.empty(int(length), dtype=torch.uint8)
+        dist.recv(payload, source, group=self._objects, tag=_OBJECT_TAG)
+        return _from_bytes(payload)
+
+    def broadcast(self, obj: Any, along: Along) -> None:
+        """Send an object to all others of the own group; each calls `receive` with this rank."""
+        for group_rank, rank in enumerate(self.ranks(along)):
+            if rank != self.rank:
+                self.send(obj, group_rank, along)
+
+    def allgather(self, obj: Any, along: Along) -> list[Any]:
+        """Return the objects of all members, by their ranks in the group. All call it."""
+        ranks = self.ranks(along)
+        gathered: list[Any] = [obj if rank == self.rank else None for rank in ranks]
+        for distance in range(1, len(ranks)):  # in every round each sends to one and receives from one
+            own = ranks.index(self.rank)
+            to, source = (own + distance) % len(ranks), (own - distance) % len(ranks)
+            gathered[source] = self._exchange(obj, to, source, along)
+        return gathered
+
+    def barrier(self, along: Along) -> None:
+        """Wait until all members have come. All call it."""
+        self.allgather(None, along)
+
+    def _exchange(self, obj: Any, to: int, source: int, along: Along) -> Any:
+        payload = _to_bytes(obj)
+        dest = self.global_rank(along, to)
+        sends = [
+            dist.isend(tensor, dest, group=self._objects, tag=_OBJECT_TAG)
+            for tensor in (torch.tensor([payload.numel()]), payload)
+        ]
+        received = self.receive(source, along)
+        for send in sends:
+            send.wait()
+        return received
+
+
+def _to_bytes(obj: Any) -> torch.Tensor:
+    """Pickle; tensors go by value, those of a GPU too."""
+    buffer = io.BytesIO()
+    torch.save(obj, buffer, pickle_protocol=pickle.HIGHEST_PROTOCOL)
+    return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
+
+
+def _from_bytes(payload: torch.Tensor) -> Any:
+    return torch.load(
+        io.BytesIO(ctypes.string_at(payload.data_ptr(), payload.numel())), map_location="cpu", weights_only=False
+    )

@@ -1,0 +1,81 @@
+"""By how much losses are multiplied in half precision, so that small gradients do not vanish.
+
+Where: `DistributedOptimizer` with fp16.
+Source: the names of the arguments are those of sagemaker-python-sdk's `smp.DistributedOptimizer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass
+class LossScale:
+    """A scale and how it moves.
+
+    Args:
+        value: the scale now.
+        is_dynamic: whether it moves.
+        scale_factor: by which it is divided when a gradient is not finite, multiplied after a run of good steps.
+        scale_window: good steps in a run.
+        min_scale: below which it does not fall.
+        delayed_shift: bad steps before it falls.
+        consecutive_hysteresis: whether a good step forgives bad ones before it.
+    """
+
+    value: float = 1.0
+    is_dynamic: bool = False
+    scale_factor: float = 2.0
+    scale_window: int = 1000
+    min_scale: float = 1.0
+    delayed_shift: int = 1
+    consecutive_hysteresis: bool = False
+    num_good: int = 0  # since the last bad step, or the last rise
+    patience: int = 1  # bad steps that are left before it falls
+
+    @classmethod
+    def make(cls, static: float | None, is_dynamic: bool, arguments: Mapping[str, Any]) -> LossScale:
+        """Make a scale from the arguments of an optimizer.
+
+        Raises: ValueError for an argument that is not known.
+        """
+        known = {one.name for one in fields(cls)} - {"value", "is_dynamic", "num_good", "patience"} | {"init_scale"}
+        if unknown := set(arguments) - known:
+            raise ValueError(
+                f"dynamic_loss_args has {', '.join(sorted(unknown))}; expected of {', '.join(sorted(known))}"
+            )
+        if not is_dynamic:
+            return cls(value=1.0 if static is None else static)
+        rest = {key: value for key, value in arguments.items() if key != "init_scale"}
+        scale = cls(value=float(arguments.get("init_scale", 2.0**32)), is_dynamic=True, **rest)
+        scale.patience = scale.delayed_shift
+        return scale
+
+    def update(self, has_overflown: bool) -> None:
+        """Move the scale after a step."""
+        if not self.is_dynamic:
+            return
+        if has_overflown:
+            self.num_good = 0
+            self.patience -= 1
+            if self.patience <= 0:
+                self.value = max(self.value / self.scale_factor, self.min_scale)
+                self.patience = 1
+            return
+        if self.consecutive_hysteresis:
+            self.patience = self.delayed_shift
+        self.num_good += 1
+        if self.num_good == self.scale_window:
+            self.num_good, self.patience = 0, self.delayed_shift
+            self.value *= self.scale_factor
+
+    def state(self) -> dict[str, Any]:
+        """Return what `load` takes."""
+        return asdict(self)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on as the scale that `state` was of."""
+        for key, value in state.items():
+            setattr(self, key, value)

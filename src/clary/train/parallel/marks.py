@@ -1,0 +1,65 @@
+"""Where a script wants its modules: marks on modules, set while they are made or afterwards.
+
+Where: `smp.partition` and `smp.set_partition` mark, `DistributedModel` reads when automatic partition is off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+_MARK = "_clary_part"  # attribute of a module
+
+
+def mark(module: torch.nn.Module, index: int) -> None:
+    """Put a module on a pipeline rank; its children too unless they are marked themselves.
+
+    Raises: ValueError if `index` is no whole number of at least 0.
+    """
+    module.__dict__[_MARK] = _checked(index)
+
+
+@contextlib.contextmanager
+def marking(index: int) -> Iterator[None]:
+    """Mark all modules that are made inside; the innermost context counts.
+
+    Raises: ValueError if `index` is no whole number of at least 0.
+    """
+    original = torch.nn.Module.__init__
+    torch.nn.Module.__init__ = _marked(original, _checked(index))
+    try:
+        yield
+    finally:
+        torch.nn.Module.__init__ = original
+
+
+def marks_of(root: torch.nn.Module) -> dict[str, int]:
+    """Return the part of every marked module of a tree, by its path; "" is the root."""
+    return {name: module.__dict__[_MARK] for name, module in root.named_modules() if _MARK in module.__dict__}
+
+
+def _checked(part: int) -> int:
+    if isinstance(part, bool) or not isinstance(part, int) or part < 0:
+        raise ValueError(f"a partition is a pipeline rank, 0 or more; got {part!r}")
+    return part
+
+
+def _marked(original: Any, part: int) -> Any:
+    """Return a constructor that marks; the outer of two contexts runs first, so that the inner one's mark stays."""
+
+    @functools.wraps(original)
+    def __init__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.__dict__[_MARK] = part
+
+    return __init__
+
+
+def copy_mark(module: torch.nn.Module, replacement: torch.nn.Module) -> None:
+    """Mark what replaces a module as that module was."""
+    if _MARK in module.__dict__:
+        replacement.__dict__[_MARK] = module.__dict__[_MARK]

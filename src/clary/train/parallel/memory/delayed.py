@@ -1,0 +1,231 @@
+"""Parameters that have no memory until it is known which rank owns them.
+
+Where: scripts make a model under `delay_param_initialization`; the engine calls `materialize` for what lies on this
+rank, once it has placed the modules. What is kept in between, and why the values are the same bits as if nothing had
+been delayed, stands in `recording`.
+Source: SageMaker developer guide, "Delayed Parameter Initialization"; sagemaker-python-sdk
+`doc/api/training/smp_versions/latest/smd_model_parallel_pytorch.rst`.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from clary.train.parallel.memory.recording import DelayedInitializationError, Recording
+from clary.train.parallel.memory.recording_modes import PretendingMode, RecordingMode
+
+
+@dataclass(eq=False)
+class _Model:
+    """What was made under one context: how, and which parameters have no memory yet, with the versions they had."""
+
+    recording: Recording
+    waiting: dict[int, tuple[weakref.ref[nn.Parameter], int]] = field(default_factory=dict)  # by the id of each
+
+    def wait_for(self, parameter: nn.Parameter) -> None:
+        """Count a parameter to those that have no memory; what its version is now, it must be later."""
+        key = id(parameter)
+        self.waiting[key] = weakref.ref(parameter, lambda _: self._let_go(key)), parameter._version
+
+    def _let_go(self, key: int) -> None:
+        """Take off a parameter that is gone. A model without any is forgotten."""
+        self.waiting.pop(key, None)
+        if not self.waiting:
+            _keep_those_that_wait()
+
+
+class _Own(threading.local):
+    """What this thread is recording."""
+
+    model: _Model | None = None
+    is_enabled = False
+
+
+_MOST_USES = 2  # of a leaf's implementation: by its object, and by the node that would accumulate its gradient
+
+_own = _Own()
+_models: list[_Model] = []  # those that wait; finalizers change it at any moment, so loops go over a copy
+_models_lock = threading.RLock()  # a finalizer may interrupt its own thread
+
+
+def _keep_those_that_wait(*more: _Model) -> None:
+    with _models_lock:
+        _models[:] = [model for model in (*_models, *more) if model.waiting]
+
+
+@contextmanager
+def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
+    """Give parameters that are made in here no memory; how they are initialised in here is kept.
+
+    Contexts may be nested: the innermost says whether parameters are delayed. What initialises a parameter must run in
+    here. Parameters of values that come from outside (`torch.from_numpy`) are made at once; so are all buffers.
+
+    Raises: DelayedInitializationError in here, if what a constructor does cannot be done later.
+    """
+    before = _own.is_enabled
+    _own.is_enabled = enabled
+    try:
+        if _own.model is not None or not enabled:
+            yield
+        else:
+            with _recording_parameters():
+                yield
+    finally:
+        _own.is_enabled = before
+
+
+def is_delayed(tensor: torch.Tensor) -> bool:
+    """Whether a parameter or buffer was made under the context and has no memory yet."""
+    return _model_of(tensor) is not None
+
+
+def materialize(
+    module: nn.Module,
+    device: torch.device | str | None = None,
+    *,
+    only: Callable[[nn.Module], bool] | None = None,
+) -> list[str]:
+    """Give delayed parameters memory and values; they stay the same objects, so optimizers that hold them go on.
+
+    A parameter that several modules share is made if one of them is chosen. Peak memory is that of what is made, and
+    one parameter's initialisation more.
+
+    Args:
+        device: where they go; None is where they would have been.
+        only: chooses modules; of each, its own parameters and buffers are made, not those of its children.
+
+    Returns: names of what was made.
+    Raises: DelayedInitializationError: a parameter has no memory, but was not made under the context, or was changed
+        since. What was made before stays.
+    """
+    made = []
+    storages: dict[int, torch.UntypedStorage] = {}
+    for prefix, part in module.named_modules():
+        if only is not None and not only(part):
+            continue
+        for name, tensor in [*part._parameters.items(), *part._buffers.items()]:
+            if tensor is None or not tensor.is_meta:
+                continue
+            full_name = f"{prefix}.{name}" if prefix else name
+            value = _value(full_name, tensor, device, storages)
+            if isinstance(tensor, nn.Parameter):
+                _fill(full_name, tensor, value)
+            else:
+                part._buffers[name] = value
+            made.append(full_name)
+    _keep_those_that_wait()
+    return made
+
+
+@contextmanager
+def _recording_parameters() -> Iterator[None]:
+    model = _Model(Recording())
+    with _patch:
+        _own.model = model
+        try:
+            with PretendingMode(model.recording), RecordingMode(model.recording):
+                yield
+        finally:
+            _own.model = None
+    for reference, _ in list(model.waiting.values()):
+        parameter = reference()
+        if parameter is not None:
+            model.wait_for(parameter)
+    _keep_those_that_wait(model)
+
+
+class _Patch:
+    """Has `nn.Parameter` make parameters without memory while any thread records.
+
+    They have to be so from birth: a constructor may initialise one before it gives it to its module, or after.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_inside = 0
+        self._original: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._num_inside == 0:
+                original = self._original = nn.Parameter.__new__
+                # Not the method of this object: a function is what `__new__` may be replaced with.
+                nn.Parameter.__new__ = lambda cls, data=None, requires_grad=True: _make(
+                    original, cls, data, requires_grad
+                )
+            self._num_inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._num_inside -= 1
+            if self._num_inside == 0:
+                nn.Parameter.__new__ = self._original
+
+
+_patch = _Patch()
+
+
+def _make(original: Any, cls: Any, data: Any, requires_grad: bool) -> Any:
+    model = _own.model
+    if model is None or not _own.is_enabled or data is None or cls is not nn.Parameter:
+        return original(cls, data, requires_grad)
+    parameter = original(cls, model.recording.delay(data), requires_grad)
+    if model.recording.knows(parameter):
+        model.wait_for(parameter)
+    return parameter
+
+
+def _model_of(tensor: torch.Tensor) -> _Model | None:
+    return next((model for model in list(_models) if model.recording.knows(tensor)), None)
+
+
+def _value(
+    name: str, tensor: torch.Tensor, device: torch.device | str | None, storages: dict[int, torch.UntypedStorage]
+) -> torch.Tensor:
+    """Compute a delayed tensor on its device; tensors that share a storage go on to share it."""
+    model = _model_of(tensor)
+    if model is None:
+        raise DelayedInitializationError(
+            f"delayed initialisation: {name} has no memory, and nothing is known of how it is initialised. It was "
+            "made on the meta device, or changed type, device or copy after the context "
+            "delay_param_initialization ended: do that inside it"
+        )
+    _, version = model.waiting.get(id(tensor), (None, tensor._version))
+    if tensor._version != version:
+        raise DelayedInitializationError(
+            f"delayed initialisation: {name} was changed in place while it had no memory, after the context "
+            "delay_param_initialization ended; the change is lost. Make it inside the context, or after the first step"
+        )
+    key = tensor.untyped_storage()._cdata
+    if key not in storages:
+        storage = model.recording.replay(tensor).untyped_storage()
+        if device is not None and storage.device != torch.device(device):
+            flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+            storage = flat.to(device).untyped_storage()
+        storages[key] = storage
+    value = torch.empty(0, dtype=tensor.dtype, device=storages[key].device)
+    return value.set_(storages[key], tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def _fill(name: str, parameter: nn.Parameter, value: torch.Tensor) -> None:
+    """Put memory and values into a parameter; it stays the same object."""
+    real = torch.Tensor._make_subclass(type(parameter), value, parameter.requires_grad)
+    model = _model_of(parameter)
+    if parameter._use_count() > _MOST_USES:
+        raise DelayedInitializationError(
+            f"delayed initialisation: {name} is part of a graph of autograd; it must have its values before the model "
+            "is used"
+        )
+    # As `torch.utils.swap_tensors`, which also refuses what is weakly referred to, as weights of RNNs are: weak
+    # references are to the object, which stays.
+    torch._C._swap_tensor_impl(parameter, real)
+    if model is not None:
+        model.waiting.pop(id(parameter), None)

@@ -1,0 +1,226 @@
+"""One tensor that was offloaded: how it left, and how it comes back as it was.
+
+Where: `offloading` makes one for every tensor that a region keeps.
+"""
+
+from __future__ import annotations
+
+import weakref
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from clary.train.parallel.memory.spill import WAIT_LIMIT_S, Spill, SpillError
+
+
+@dataclass
+class OffloadCounts:
+    """What has been done so far, in bytes and in times."""
+
+    offloaded_bytes: int = 0
+    staying_bytes: int = 0  # too small, a parameter, or of a kind that cannot be offloaded
+    num_read: int = 0
+    num_read_late: int = 0  # had not been read when they were wanted
+    num_never_left: int = 0  # were wanted before they had been written
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a tensor lies in memory."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Layout:
+        """Return the layout of a tensor that has elements."""
+        return cls(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+
+    @property
+    def span(self) -> int:
+        """Elements from the first to the last that belong to the tensor."""
+        return int(1 + sum((length - 1) * step for length, step in zip(self.size, self.stride, strict=True)))
+
+    @property
+    def own_size(self) -> torch.Size:
+        """The size without repetition: of dimensions that were expanded there is one."""
+        return torch.Size(1 if step == 0 else length for length, step in zip(self.size, self.stride, strict=True))
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether packing leaves nothing out of the span."""
+        return self.span <= int(self.own_size.numel())
+
+    @property
+    def num_packed(self) -> int:
+        """Elements that `pack` returns."""
+        return self.span if self.is_dense else int(self.own_size.numel())
+
+    @property
+    def packed_bytes(self) -> int:
+        """The same in bytes."""
+        return int(self.num_packed * self.dtype.itemsize)
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return all elements on one axis, repeated ones once; without a copy if the tensor is dense."""
+        if self.is_dense:
+            return tensor.as_strided((self.span,), (1,))
+        return tensor.as_strided(self.own_size, self.stride).contiguous().reshape(-1)
+
+    def unpack(self, flat: torch.Tensor) -> torch.Tensor:
+        """Return what `pack` was given."""
+        if self.is_dense:
+            return flat.as_strided(self.size, self.stride)
+        tensor = torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=flat.device)
+        tensor.as_strided(self.own_size, self.stride).copy_(flat.reshape(self.own_size))
+        return tensor
+
+
+class Kept:
+    """A tensor that left; `bring` may be called more than once."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.layout = Layout.of(tensor)
+        # Holds no memory, but the address: no other storage has it while this lives, so it can stand for the storage.
+        self.storage = StorageWeakRef(tensor.untyped_storage())
+        # Counts changes with all views of the tensor, also when these are gone, and holds none of their memory.
+        self._counter = tensor.detach()
+        self._counter.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        self._version = self._counter._version
+
+    def load(self) -> None:
+        """Begin to bring it back."""
+        raise NotImplementedError
+
+    def bring(self) -> torch.Tensor:
+        """Return it as it was.
+
+        Raises: RuntimeError if the tensor was changed in place since it left.
+        """
+        raise NotImplementedError
+
+    def _check_unchanged(self) -> None:
+        # As autograd: whether the copy was made before the change is not known while another thread or stream makes it.
+        if self._counter._version != self._version:
+            raise RuntimeError(
+                f"activation offloading: a tensor of shape {tuple(self.layout.size)} that a checkpointed module was "
+                "given has been changed in place since; backward would compute with other values than forward did. "
+                "Change a copy of it (clone)"
+            )
+
+
+class SpilledTensor(Kept):
+    """In a file; in memory too until it has been written.
+
+    Raises: SpillError when it is made, loaded or brought back: the disk is full, failed or does not answer.
+    """
+
+    def __init__(self, tensor: torch.Tensor, spill: Spill, counts: OffloadCounts, stream: Any = None) -> None:
+        super().__init__(tensor)
+        self._spill, self._counts, self._stream = spill, counts, stream
+        self._original: torch.Tensor | None = tensor
+        self._loaded: torch.Tensor | None = None
+        self._reading: Future[None] | None = None
+        size = self.layout.packed_bytes
+        self._extent = spill.reserve(size)
+        weakref.finalize(self, spill.give_back, self._extent).atexit = False
+        flat, ready = self.layout.pack(tensor), None
+        if stream is not None:
+            flat, event = _copy_to_host(flat, stream)
+            ready = event.synchronize
+        self._writing = spill.write(self._extent, flat.data_ptr(), size, owner=flat, ready=ready)
+        this = weakref.ref(self)
+        self._writing.add_done_callback(lambda done: _left(this, done))
+
+    def load(self) -> None:
+        """Begin to read it, if it is in the file only."""
+        if self._original is None and self._reading is None:
+            self._loaded = torch.empty(
+                self.layout.num_packed, dtype=self.layout.dtype, pin_memory=self._stream is not None
+            )
+            size = self.layout.packed_bytes
+            self._reading = self._spill.read(self._extent, self._loaded.data_ptr(), size, owner=self._loaded)
+
+    def bring(self) -> torch.Tensor:
+        """Return it, from memory if it is still there."""
+        _finish(self._writing, self._spill, "written", only_if_done=True)
+        self._check_unchanged()
+        original = self._original
+        if original is not None:
+            self._writing.cancel()
+            self._counts.num_never_left += 1
+            return original
+        self._counts.num_read_late += self._reading is None or not self._reading.done()
+        self.load()
+        assert self._reading is not None
+        assert self._loaded is not None
+        _finish(self._reading, self._spill, "read")
+        flat, self._loaded, self._reading = self._loaded, None, None
+        self._counts.num_read += 1
+        return self.layout.unpack(flat if self._stream is None else flat.to(self.layout.device, non_blocking=True))
+
+    def leave(self) -> None:
+        """Let the tensor go; what is in the file stands for it."""
+        self._original = None
+
+
+class PinnedCopy(Kept):
+    """In pinned host memory, from a GPU."""
+
+    def __init__(self, tensor: torch.Tensor, stream: Any) -> None:
+        super().__init__(tensor)
+        self._stream = stream
+        self._flat, self._copied = _copy_to_host(self.layout.pack(tensor), stream)
+        self._loading: tuple[torch.Tensor, Any] | None = None
+
+    def load(self) -> None:
+        """Begin to copy it back."""
+        if self._loading is None:
+            with torch.cuda.stream(self._stream):
+                self._loading = self._flat.to(self.layout.device, non_blocking=True), self._stream.record_event()
+
+    def bring(self) -> torch.Tensor:
+        """Return it, once the stream of the caller may use it."""
+        self._check_unchanged()
+        self.load()
+        assert self._loading is not None
+        (flat, copied), self._loading = self._loading, None
+        stream = torch.cuda.current_stream(self.layout.device)
+        stream.wait_event(copied)
+        flat.record_stream(stream)
+        return self.layout.unpack(flat)
+
+
+def _copy_to_host(flat: torch.Tensor, stream: Any) -> tuple[torch.Tensor, Any]:
+    """Begin to copy from a GPU; the event tells when that is done."""
+    stream.wait_stream(torch.cuda.current_stream(flat.device))
+    host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
+    with torch.cuda.stream(stream):
+        host.copy_(flat, non_blocking=True)
+        flat.record_stream(stream)
+        return host, stream.record_event()
+
+
+def _left(this: weakref.ref[SpilledTensor], writing: Future[None]) -> None:
+    kept = this()
+    if kept is not None and not writing.cancelled() and writing.exception() is None:
+        kept.leave()
+
+
+def _finish(work: Future[None], spill: Spill, what: str, *, only_if_done: bool = False) -> None:
+    """Wait, and raise what went wrong."""
+    if work.cancelled() or (only_if_done and not work.done()):
+        return
+    try:
+        work.result(WAIT_LIMIT_S)
+    except FutureTimeout:
+        raise SpillError(
+            f"activation offloading: a tensor has not been {what} within {WAIT_LIMIT_S:g} s: the disk under "
+            f"{spill.folder} does not answer"
+        ) from None

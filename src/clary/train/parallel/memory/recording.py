@@ -1,0 +1,303 @@
+"""How parameters are to be initialised, written down while a model is made, and done later for some of them.
+
+Where: `delayed` records while a model is made, by the modes of `recording_modes`, and replays when it is known which
+modules are on this rank.
+
+[Note: what is recorded] While a recording is active, every operation that makes or changes a tensor is written down:
+operator, arguments, and for random ones the state of the generator before. Parameters are made on the meta device, and
+all that is computed from them or written into them then is written down only. Everything else is computed as ever, so
+buffers and what a constructor looks at are real. Storages stand for tensors: views of one storage need no entry, since
+a view is size, stride and offset.
+
+[Note: random numbers] What initialisation would draw is drawn, into memory that is freed at once, so that everything
+after it draws what it would have drawn; the largest parameter bounds the memory. To replay, the state from before is
+put back. So each parameter is replayed without all others, and has the same bits as if nothing had been delayed.
+
+[Note: values that are read] An operation whose result a constructor looks at (`item`, `nonzero`) has its arguments
+replayed to that point and is computed.
+Source: the idea of recording operators to run them later is that of torchdistX, "Deferred Module Initialization".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
+
+from clary.train.parallel.errors import ParallelError
+
+
+class DelayedInitializationError(ParallelError):
+    """A parameter cannot be initialised later as it would have been at once."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where in which storage a tensor lies; stands for it among recorded arguments."""
+
+    storage: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def in_storage(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        return torch.empty(0, dtype=self.dtype, device=storage.device).set_(
+            storage, self.offset, self.size, self.stride
+        )
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One operation: `made` are the results that have storage of their own, by their number among the results."""
+
+    operator: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    generator_states: tuple[torch.Tensor, ...]
+    reads: frozenset[int]
+    writes: frozenset[int]
+    made: dict[int, _Place]
+
+
+@dataclass(frozen=True)
+class _Constant:
+    """A tensor from outside that an operation read, and the version that it had."""
+
+    tensor: torch.Tensor
+    version: int
+
+
+class Recording:
+    """The operations of one construction, in order, and which storages they make and change."""
+
+    def __init__(self) -> None:
+        self._entries: list[_Entry] = []
+        self._writers: dict[int, list[int]] = {}  # numbers of entries by storage
+        self._constants: dict[int, _Constant] = {}
+        self._known: dict[int, StorageWeakRef] = {}  # holds addresses, so that they mean one storage each
+        self._delayed: dict[int, torch.device] = {}  # storages that are not there, and where they would be
+        self._stands_for: dict[int, int] = {}  # storage that a parameter was made of, by the parameter's own
+        self._meta_of: dict[int, torch.UntypedStorage] = {}
+        self.is_quiet = False  # while this computes for itself
+
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor without memory is one that this recording can replay."""
+        # Not by the tensor's own device: while a recording is active, a delayed tensor does not tell the truth.
+        return is_plain(tensor) and tensor.untyped_storage().device.type == "meta" and self.delays(tensor)
+
+    def device(self, tensor: torch.Tensor) -> torch.device:
+        """Return where a delayed tensor would be if it had not been delayed."""
+        return self._delayed[self._id(tensor)]
+
+    def delays(self, tensor: torch.Tensor) -> bool:
+        """Whether the values of a tensor are not there, so that what is done to it can only be written down."""
+        return self._id(tensor) in self._delayed
+
+    def delay(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return what stands for a tensor from now on; the tensor itself if it was not made under this recording."""
+        with self.quietly():
+            return self._delay(tensor)
+
+    def _delay(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not is_plain(tensor) or self.knows(tensor):
+            return tensor
+        storage = self._id(tensor)
+        if storage not in self._writers or storage in self._constants:
+            return tensor
+        if storage not in self._meta_of:
+            meta = torch.UntypedStorage(tensor.untyped_storage().nbytes(), device="meta")  # only its address is used
+            self._meta_of[storage] = meta
+            self._known[meta._cdata] = StorageWeakRef(meta)
+            self._stands_for[meta._cdata] = storage
+            self._delayed[storage] = tensor.device
+        return self._place(tensor).in_storage(self._meta_of[storage])
+
+    def replay(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Compute a delayed tensor, and of all the rest only what it needs; another call computes it again.
+
+        Raises: DelayedInitializationError if a tensor from outside has changed since it was read.
+        """
+        place = self._place(tensor)
+        storages: dict[int, torch.UntypedStorage] = {}
+        for storage, constant in self._constants.items():
+            if constant.tensor._version != constant.version:
+                raise DelayedInitializationError(
+                    f"delayed initialisation: a tensor of shape {tuple(constant.tensor.shape)} that was read while the "
+                    "model was made has been changed since, so parameters that depend on it cannot be computed. "
+                    "Change a copy of it"
+                )
+            storages[storage] = constant.tensor.untyped_storage()
+        with torch.no_grad(), self.quietly():
+            for number in self._needed(place.storage):
+                self._run(self._entries[number], storages)
+            return place.in_storage(storages[place.storage])
+
+    def note(
+        self,
+        operator: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        results: Any,
+        *,
+        generator_states: tuple[torch.Tensor, ...],
+        home: torch.device | None = None,
+    ) -> None:
+        """Write an operation down.
+
+        Args:
+            generator_states: from before, if it is random.
+            home: where the results would be; None if they are there.
+        """
+        recorded_args, recorded_kwargs = pytree.tree_map_only(torch.Tensor, self._place, (args, kwargs))
+        reads = {place.storage for place in _places((recorded_args, recorded_kwargs))}
+        writes = {self._id(tensor) for tensor in written_tensors(operator, args, kwargs)}
+        made: dict[int, _Place] = {}
+        for index, result in enumerate(pytree.tree_leaves(results)):
+            if isinstance(result, torch.Tensor) and not self._is_known(self._id(result)):
+                if home is not None:
+                    self._delayed[self._id(result)] = home
+                made[index] = self._place(result)
+        writes |= {place.storage for place in made.values()}
+        if not writes:
+            return
+        for storage in writes:
+            self._writers.setdefault(storage, []).append(len(self._entries))
+        self._entries.append(
+            _Entry(
+                operator, recorded_args, recorded_kwargs, generator_states, frozenset(reads), frozenset(writes), made
+            )
+        )
+
+    def take_constants(self, args: Any, written: list[torch.Tensor]) -> None:
+        """Keep what an operation reads and no operation made; before it runs, since it may change it."""
+        changed = {self._id(tensor) for tensor in written}
+        for tensor in tensors_of(args):
+            storage = self._id(tensor)
+            if not self._is_known(storage):
+                if tensor.untyped_storage().device.type == "meta":
+                    raise DelayedInitializationError(
+                        f"delayed initialisation: a tensor of shape {tuple(tensor.shape)} on the meta device is read, "
+                        "and nothing is known of its values. Make the module that does it under "
+                        "delay_param_initialization(enabled=False)"
+                    )
+                self._constants[storage] = _Constant(tensor, tensor._version)
+            if storage in changed and storage in self._constants:
+                # Recorded changes are made again to what is kept, so that has to be what it was before them.
+                held = self._constants[storage].tensor
+                if held.untyped_storage()._cdata == tensor.untyped_storage()._cdata:
+                    copied = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+                    copied.set_(tensor.untyped_storage().clone())
+                    self._constants[storage] = _Constant(copied, copied._version)
+
+    @contextmanager
+    def quietly(self) -> Iterator[bool]:
+        """Have nothing recorded and nothing pretended in here."""
+        before, self.is_quiet = self.is_quiet, True
+        try:
+            yield before
+        finally:
+            self.is_quiet = before
+
+    def _is_known(self, storage: int) -> bool:
+        return storage in self._writers or storage in self._constants or storage in self._delayed
+
+    def _id(self, tensor: torch.Tensor) -> int:
+        storage = tensor.untyped_storage()
+        found = storage._cdata
+        if found not in self._known:
+            self._known[found] = StorageWeakRef(storage)
+        return int(self._stands_for.get(found, found))
+
+    def _place(self, tensor: torch.Tensor) -> _Place:
+        storage = self._id(tensor)
+        return _Place(
+            storage,
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.storage_offset(),
+            tensor.dtype,
+            self._delayed.get(storage, tensor.device),
+        )
+
+    def _needed(self, storage: int) -> list[int]:
+        """Return the numbers of the entries that a storage's values follow from, in order."""
+        needed: set[int] = set()
+        looked_at: dict[int, int] = {}
+        open_ends = [(storage, len(self._entries))]
+        while open_ends:
+            storage, limit = open_ends.pop()
+            if looked_at.get(storage, 0) >= limit:
+                continue
+            looked_at[storage] = limit
+            for number in self._writers.get(storage, ()):
+                if number < limit and number not in needed:
+                    needed.add(number)
+                    open_ends += [(read, number) for read in self._entries[number].reads]
+        return sorted(needed)
+
+    def _run(self, entry: _Entry, storages: dict[int, torch.UntypedStorage]) -> None:
+        for storage in entry.writes & self._constants.keys():
+            if storages[storage]._cdata == self._constants[storage].tensor.untyped_storage()._cdata:
+                storages[storage] = storages[storage].clone()
+        args, kwargs = pytree.tree_map_only(
+            _Place, lambda place: place.in_storage(storages[place.storage]), (entry.args, entry.kwargs)
+        )
+        with _generators_at(generators_of(args, kwargs), entry.generator_states):
+            results = pytree.tree_leaves(entry.operator(*args, **kwargs))
+        for index, place in entry.made.items():
+            if results[index].stride() != place.stride:
+                laid = torch.empty_strided(place.size, place.stride, dtype=place.dtype, device=results[index].device)
+                results[index] = laid.copy_(results[index])
+            storages[place.storage] = results[index].untyped_storage()
+
+
+def tensors_of(values: Any) -> list[torch.Tensor]:
+    """Return all tensors among arguments."""
+    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def written_tensors(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Return the arguments that an operator changes."""
+    found: list[torch.Tensor] = []
+    for place, argument in enumerate(operator._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[place] if place < len(args) and not argument.kwarg_only else kwargs.get(argument.name)
+            found += tensors_of(value)
+    return found
+
+
+def _places(values: Any) -> list[_Place]:
+    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, _Place)]
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a dense one of torch's own kinds; all others are left to themselves."""
+    return tensor.layout is torch.strided and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+
+
+def generators_of(args: Any, kwargs: Any) -> list[torch.Generator]:
+    """Return the generators that a random operator may draw from."""
+    given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Generator)]
+    if given:
+        return given
+    return [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
+
+
+@contextmanager
+def _generators_at(generators: list[torch.Generator], states: tuple[torch.Tensor, ...]) -> Iterator[None]:
+    """Have generators draw as they did, and go on afterwards where they are now."""
+    before = [one.get_state() for one in generators[: len(states)]]
+    for generator, state in zip(generators, states, strict=False):
+        generator.set_state(state)
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, before, strict=False):
+            generator.set_state(state)

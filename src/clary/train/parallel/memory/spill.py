@@ -1,0 +1,161 @@
+"""A file that holds tensors until they are wanted again, written and read behind the training's back.
+
+Where: `offloading` puts tensors here.
+
+[Note: one file without a name] All tensors of a process share one file. It has no name from the moment it is open, so
+nothing is left of it however the process ends, and no directory grows. Room is reserved when a tensor is taken in, in
+the thread that asks: a full disk is told there, and not to a thread that nobody waits for.
+
+[Note: threads] One thread writes and one reads, so that what backward waits for does not stand behind what forward
+leaves. A tensor stays in memory until it is written; how many bytes may wait so is bounded, and who would exceed it
+waits. A tensor wanted again before its turn came is not written at all.
+
+What is written goes through the page cache: the kernel may keep it in memory that nobody else wants.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from clary.train.parallel.errors import ParallelError
+from clary.train.parallel.memory.extents import Extent, Extents
+
+WAIT_LIMIT_S = 300.0  # for one write or read; a disk that takes longer is taken for dead
+PIECE_BYTES = 64 << 20  # of one system call, so that a thread can be ended between two
+
+
+class SpillError(ParallelError):
+    """What was spilled could not be written or read; training cannot go on from here."""
+
+
+class Spill:
+    """One file, its room and its two threads.
+
+    Args:
+        folder: where the file lies, on the disk that is to be used.
+        max_waiting_bytes: in memory, not yet written.
+
+    Raises: SpillError if no file can be made there.
+    """
+
+    def __init__(self, folder: Path, *, max_waiting_bytes: int) -> None:
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file, path = tempfile.mkstemp(prefix="clary-activations-", dir=folder)
+            os.unlink(path)
+        except OSError as error:
+            raise SpillError(f"activation offloading: no file can be made in {folder}: {error.strerror}") from error
+        self.max_waiting_bytes = max_waiting_bytes
+        self._extents = Extents()
+        self._length = 0  # of the file, all of it allocated on the disk
+        self._given_back: deque[Extent] = deque()  # finalizers append, whatever thread and lock they run under
+        self._waiting_bytes = 0
+        self._has_room = threading.Condition()
+        self._writer = ThreadPoolExecutor(1, "clary-spill-write")
+        self._reader = ThreadPoolExecutor(1, "clary-spill-read")
+
+    def reserve(self, size: int) -> Extent:
+        """Take room in the file for `size` bytes.
+
+        Raises: SpillError if the disk is full.
+        """
+        with self._has_room:
+            while self._given_back:
+                self._extents.give_back(self._given_back.popleft())
+            extent = self._extents.take(size)
+            if extent.end > self._length:
+                try:
+                    os.posix_fallocate(self._file, self._length, extent.end - self._length)
+                except OSError as error:
+                    self._extents.give_back(extent)
+                    raise SpillError(
+                        f"activation offloading: {self.folder} has no room for {size} bytes more, of activations; "
+                        f"{self._length} are reserved ({error.strerror}). Free some, offload to another folder, or "
+                        "keep fewer microbatches alive (active_microbatches)"
+                    ) from error
+                self._length = extent.end
+        return extent
+
+    def give_back(self, extent: Extent) -> None:
+        """Free room; any thread may call, a finalizer too."""
+        self._given_back.append(extent)
+
+    def write(
+        self, extent: Extent, address: int, size: int, *, owner: Any, ready: Callable[[], None] | None = None
+    ) -> Future[None]:
+        """Write memory into the file; waits while too much is waiting.
+
+        Args:
+            owner: of the memory, kept alive until it is written.
+            ready: waits until the memory holds what is to be written.
+
+        Raises: SpillError if the disk does not keep up within the limit.
+        """
+        with self._has_room:
+            # One tensor is always let in, however large it is.
+            if not self._has_room.wait_for(
+                lambda: not self._waiting_bytes or self._waiting_bytes + size <= self.max_waiting_bytes, WAIT_LIMIT_S
+            ):
+                raise SpillError(
+                    f"activation offloading: {self._waiting_bytes} bytes have been waiting {WAIT_LIMIT_S:g} s to be "
+                    f"written to {self.folder}: the disk does not answer"
+                )
+            self._waiting_bytes += size
+        done = self._writer.submit(self._write, extent, address, size, owner, ready)
+        done.add_done_callback(lambda _: self._wrote(size))  # called for one that was cancelled too
+        return done
+
+    def read(self, extent: Extent, address: int, size: int, *, owner: Any) -> Future[None]:
+        """Read from the file into memory, whose owner is kept alive until that is done."""
+        return self._reader.submit(self._read, extent, address, size, owner)
+
+    def close(self) -> None:
+        """End the threads, once they have done what they are at, and free the file."""
+        for pool in (self._writer, self._reader):
+            pool.shutdown(cancel_futures=True)
+        os.close(self._file)
+
+    def _wrote(self, size: int) -> None:
+        with self._has_room:
+            self._waiting_bytes -= size
+            self._has_room.notify_all()
+
+    def _write(self, extent: Extent, address: int, size: int, _: Any, ready: Callable[[], None] | None) -> None:
+        if ready is not None:
+            ready()
+        memory = _memory(address, size)
+        done = 0
+        while done < size:
+            try:
+                done += os.pwrite(self._file, memory[done : done + PIECE_BYTES], extent.offset + done)
+            except OSError as error:
+                raise SpillError(
+                    f"activation offloading: {size} bytes could not be written to {self.folder}: {error.strerror}"
+                ) from error
+
+    def _read(self, extent: Extent, address: int, size: int, _: Any) -> None:
+        memory = _memory(address, size)
+        done = 0
+        while done < size:
+            try:
+                count = os.preadv(self._file, [memory[done : done + PIECE_BYTES]], extent.offset + done)
+            except OSError as error:
+                raise SpillError(
+                    f"activation offloading: {size} bytes could not be read from {self.folder}: {error.strerror}"
+                ) from error
+            if count == 0:
+                raise SpillError(f"activation offloading: the file in {self.folder} ends {size - done} bytes early")
+            done += count
+
+
+def _memory(address: int, size: int) -> memoryview:
+    return memoryview((ctypes.c_char * size).from_address(address)).cast("B")

@@ -1,0 +1,521 @@
+"""A model that lies on many ranks and is used as if it lay on one.
+
+Where: scripts wrap theirs in it once, after `runtime.initialize`; `step` has it run its steps, `optimizer` asks it for
+the parameters of this rank.
+
+[Note: when] Without a pipeline all is ready when it is made: parameters lie where they will, and replicas are equal.
+With one, the first step decides: its function is run once on the first microbatch to see what modules cost, the first
+rank of the world cuts (`partition.plan`) and tells all, modules get doors (`partition.placement`), what other ranks
+hold is released.
+
+[Note: scale] The gradient of a step is the mean over its microbatches unless `average_grads_across_microbatches` is
+off; the seed of every backward pass is divided by their number. Scripts without a pipeline may call `loss.backward()`
+themselves; gradients are divided as they come then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from clary.train.collective.bootstrap.hosts import host_name
+from clary.train.collective.settings import CollectiveSettings
+from clary.train.parallel import runtime
+from clary.train.parallel.errors import ParallelError
+from clary.train.parallel.hooks import Handle, Hooks
+from clary.train.parallel.memory.checkpointing import use_offloader, use_placement
+from clary.train.parallel.memory.delayed import materialize
+from clary.train.parallel.memory.offloading import Offloader
+from clary.train.parallel.mesh import Along
+from clary.train.parallel.partition.decision import decide
+from clary.train.parallel.partition.placement import (
+    checkpointing_placement,
+    describe,
+    finder,
+    install,
+    owners_of,
+    release_others,
+)
+from clary.train.parallel.pipeline.connection import open_server
+from clary.train.parallel.pipeline.messages import Message, Subject
+from clary.train.parallel.pipeline.remote import Host
+from clary.train.parallel.pipeline.server import Server
+from clary.train.parallel.precision import cast_floats
+from clary.train.parallel.reduce.buckets import Replicated
+from clary.train.parallel.reduce.hooks import CommunicationHook, Hook
+from clary.train.parallel.reduce.joining import joining
+from clary.train.parallel.reduce.ordered import OrderedSums, backward_of
+from clary.train.parallel.reduce.reducer import GradientReducer
+from clary.train.parallel.sharded.build import shard_model
+from clary.train.parallel.sharded.deepspeed_names import name_parts
+from clary.train.parallel.sharded.groups import make_sharding_groups
+from clary.train.parallel.sharded.model import ShardedModel
+from clary.train.parallel.sharded.settings import settings_of
+from clary.train.parallel.stateful_model import StatefulModel
+from clary.train.parallel.step import Microbatch, microbatch
+from clary.train.parallel.tensor.replacement import replace_modules
+
+OFFLOAD_VARIABLE = "CLARY_PARALLEL_OFFLOAD_FOLDER"  # on a disk; activations stay in host memory without it
+_MEBIBYTE = 1 << 20
+# The backward pass that runs was begun by `backward`, which has divided already.
+_is_seeded: ContextVar[bool] = ContextVar("clary_is_seeded", default=False)
+
+
+class DistributedModel(StatefulModel):
+    """Wraps the one model of a program.
+
+    Args:
+        module: the whole model, the same on all ranks.
+        trace_device: where the first microbatch is traced: gpu is the rank's device, whatever it is; cpu leaves the
+            model where it is.
+        trace_execution_times: cut by measured seconds and not by counted operations.
+        overlapping_allreduce: average gradients in buckets while the backward pass goes on, and not after it.
+        backward_passes_per_step: steps with a backward pass between two reductions of gradients.
+        average_grads_across_microbatches: see [Note: scale].
+        bucket_cap_mb: MiB of gradients that travel together.
+
+    Other arguments are taken for the sake of scripts.
+    Raises: RuntimeError if the program has one already, or `runtime.initialize` was not called.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        trace_device: str = "gpu",
+        trace_execution_times: bool = False,
+        overlapping_allreduce: bool = True,
+        backward_passes_per_step: int = 1,
+        average_grads_across_microbatches: bool = True,
+        bucket_cap_mb: float = 25,
+        trace_memory_usage: bool = False,
+        broadcast_buffers: bool = True,
+        gradient_as_bucket_view: bool = False,
+        find_unused_parameters: bool = False,
+    ) -> None:
+        now = runtime.current()
+        if now.model is not None:
+            raise RuntimeError("there is a DistributedModel already; a program has one")
+        if trace_device not in ("gpu", "cpu"):
+            raise ValueError(f"trace_device is {trace_device!r}; expected gpu or cpu")
+        if backward_passes_per_step < 1:
+            raise ValueError(f"backward_passes_per_step is {backward_passes_per_step}; expected 1 or more")
+        replaced = replace_modules(module)
+        super().__init__(replaced.root, now)
+        self.translations = replaced.translations  # of states: to what the replaced modules had, and back
+        if now.rank == 0 and replaced.changes:
+            print("Tensor parallelism:", *(f"  {change}" for change in replaced.changes), sep="\n", flush=True)
+        configuration = now.configuration
+        self._num_parts = configuration.partitions
+        # Of parameters; None leaves them as they are.
+        self.dtype = torch.float16 if configuration.fp16 else torch.bfloat16 if configuration.bf16 else None
+        self._is_sharded = configuration.sharded_data_parallel_degree > 1
+        if self.dtype is not None and not self._is_sharded:
+            self.module.to(self.dtype)
+        self._measures_times = trace_execution_times
+        self._traces_on_device = trace_device == "gpu"
+        self._averages = average_grads_across_microbatches
+        self._passes_per_step = backward_passes_per_step
+        self._bucket_bytes = int(bucket_cap_mb * _MEBIBYTE)
+        self._overlaps = overlapping_allreduce
+        self._num_passes = 0  # since the last reduction
+        self._has_gradients = False  # of this step; set as they come
+        self._is_dirty = False  # gradients have come since the last reduction
+        self._is_in_step = False
+        self._stored_owners: dict[str, int] = {}  # of an earlier program
+        self._server: Server | None = None
+        self._host: Host | None = None
+        self._reducer: GradientReducer | None = None
+        self._ordered: OrderedSums | None = None
+        self._hook_handles: list[Any] = []  # on parameters
+        self._communication_hook: CommunicationHook | None = None
+        self._offloader: Offloader | None = None
+        self.step_hooks = Hooks()
+        self._runtime.model = self
+        if self._num_parts == 1:
+            self._place({name: 0 for name, _ in self.module.named_modules()})
+
+    # What scripts call.
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model.
+
+        Raises: ParallelError where it lies on several ranks and no step is running.
+        """
+        if self._num_parts > 1 and microbatch() is None:
+            raise ParallelError(
+                "the model lies on several pipeline ranks: call it inside a function decorated with smp.step"
+            )
+        if self.dtype is None:
+            return self.module(*args, **kwargs)
+        args, kwargs = cast_floats((args, kwargs), self.dtype)
+        return cast_floats(self.module(*args, **kwargs), torch.float32)
+
+    def backward(self, tensors: Any, grad_tensors: Any = None) -> None:
+        """Compute gradients, as `torch.autograd.backward` does, on all ranks that hold a part of the model.
+
+        Args:
+            tensors: one tensor, or several; usually the loss of a microbatch.
+            grad_tensors: their gradients; None for scalars.
+
+        Raises: ParallelError where the model lies on several ranks and no step is running.
+        """
+        one = microbatch()
+        if one is not None and one.is_traced:
+            return
+        if one is None and self._num_parts > 1:
+            raise ParallelError("backward was called outside of a step: call it inside a function with smp.step")
+        outputs = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        given = [None] * len(outputs) if grad_tensors is None else grad_tensors
+        given = [given] if isinstance(given, torch.Tensor) else list(given)
+        scale = self._seed_scale(one)
+        seeds = [self._seed(output, grad, scale) for output, grad in zip(outputs, given, strict=True)]
+        if self._server is not None:
+            self._server.enter_backward()
+        if self._offloader is not None and one is not None:
+            self._offloader.expect(one.number)
+        token = _is_seeded.set(True)
+        try:
+            with torch.autograd.set_multithreading_enabled(False):  # on this thread: it may wait for other ranks
+                torch.autograd.backward(outputs, seeds)
+        finally:
+            _is_seeded.reset(token)
+
+    def get_module(self) -> torch.nn.Module:
+        """Return the model that was wrapped."""
+        return self.module
+
+    def register_post_partition_hook(self, hook: Callable[..., Any]) -> Handle:
+        """Call `hook(model, optimizer)` once modules lie where they will; at once if they do."""
+        handle = self.partition_hooks.add(hook)
+        if self.partitioned:
+            self.partition_hooks.call_once(self, self._runtime.optimizer)
+        return handle
+
+    def register_post_step_hook(self, hook: Callable[..., Any]) -> Handle:
+        """Call `hook(model, optimizer)` once, after the next step: transformers loads its optimizer's state so."""
+        return self.step_hooks.add(hook)
+
+    def register_comm_hook(self, state: Any, hook: Hook) -> None:
+        """Have `hook(state, bucket)` average the gradients of replicas, as a hook of torch's DDP does.
+
+        Args:
+            hook: takes a bucket (`buffer()`, `gradients()`, `parameters()`, `index()`, `is_last()`), whose gradients
+                are not divided; returns a future of the means. Called in the order of buckets, on all replicas alike.
+
+        Raises: RuntimeError if there is a hook; ValueError where the optimizer reduces gradients to shards.
+        """
+        self._check_means("register_comm_hook")
+        if self._communication_hook is not None:
+            raise RuntimeError("register_comm_hook: there is a hook already; a model has one")
+        self._communication_hook = CommunicationHook(state, hook)
+        if self._reducer is not None:
+            self._reducer.set_hook(self._communication_hook)
+
+    _register_comm_hook = register_comm_hook  # its name in SMP 1.2
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> contextlib.AbstractContextManager[None]:
+        """Train in here with other numbers of batches on each replica: those that have ended count as zero.
+
+        At the end all take the parameters of a replica that had the most; states of optimizers stay apart.
+
+        Args:
+            divide_by_initial_world_size: gradients are means over all replicas; over those that have not ended if not.
+            enable: whether replicas differ; without it nothing is done here.
+            throw_on_early_termination: raise on all replicas once one has ended.
+
+        Raises: ValueError where ranks cannot end apart: with a pipeline or slices, with shards, with half precision.
+        """
+        if not enable:
+            return contextlib.nullcontext()
+        self._check_means("join")
+        configuration = self._runtime.configuration
+        if self._runtime.mesh.degree(Along.MP) > 1 or configuration.fp16 or configuration.bf16:
+            raise ValueError(
+                "join: replicas of a pipeline, of slices or of half precision step together, none can end before the "
+                "others: give every replica the same number of batches (drop_last, or a sampler)"
+            )
+        assert self._reducer is not None
+        return joining(
+            self._reducer,
+            divides_by_active=not divide_by_initial_world_size,
+            throws=throw_on_early_termination,
+            take_from=self._make_replicas_equal,
+        )
+
+    def close(self) -> None:
+        """End streams and offloading, let go of the parameters; the model is called no more.
+
+        Hooks lie in torch's own memory, where Python's collector sees no circle: they would keep the model for ever.
+        """
+        for follower in (*self._hook_handles, self._ordered, self._reducer):
+            if follower is not None:
+                follower.remove()
+        if self._server is not None:
+            self._server.close()
+        if self._offloader is not None:
+            use_offloader(None)
+            self._offloader.close()
+        use_placement(None)
+
+    def place_as(self, owners: Mapping[str, int]) -> None:
+        """Have the first step place modules as an earlier program did, and not by a trace.
+
+        Raises: ValueError if modules lie elsewhere already, or the earlier program had others.
+        """
+        if self.partitioned:
+            if self._owners != dict(owners):
+                raise ValueError("modules lie elsewhere already: resume before the first step")
+            return
+        if set(owners) != {name for name, _ in self.module.named_modules()}:
+            raise ValueError("the earlier program's model has other modules than this one")
+        self._stored_owners = dict(owners)
+
+    # What `step` and the optimizer call.
+
+    def run_step(self, body: Callable[..., Any], total: int) -> list[Any]:
+        """Run the step's function for every microbatch; return its results, on all ranks.
+
+        Args:
+            body: takes the number of a microbatch, and `is_traced`.
+        """
+        if not self.partitioned:
+            if self._traces_on_device and not any(one.is_meta for one in self.module.parameters()):
+                self.module.to(self._runtime.device)
+            self._place(self._stored_owners or self._decide(lambda: body(0, is_traced=True)))
+        self._has_gradients, self._is_in_step = False, True
+        with self._gradients_followed():
+            if self._server is None:
+                results = [self._run_body(body, number, total) for number in range(total)]
+            else:
+                assert self._host is not None
+                bodies = [partial(self._run_body, body, number, total) for number in range(total)]
+                results = self._server.run(bodies if self._runtime.pipeline_rank == 0 else None)
+                self._host.forget()
+        if self._has_gradients:
+            self._is_dirty = True
+            self._num_passes += 1
+            if self._num_passes == self._passes_per_step:
+                self.reduce_gradients()
+        self.step_hooks.call_once(self, self._runtime.optimizer)
+        return results
+
+    def reduce_gradients(self) -> None:
+        """Average the gradients that have come since it was called last, over replicas. All ranks call it."""
+        self._num_passes, self._has_gradients, self._is_dirty = 0, False, False
+        if self.sharded is not None or self._runtime.configuration.shard_optimizer_state:
+            return  # the optimizer reduces to those who step
+        assert self._reducer is not None
+        self._reducer.reduce()
+
+    def settle_gradients(self) -> None:
+        """Average what nobody has averaged yet; take part in what other replicas average. All ranks call it."""
+        if self.has_unreduced_gradients:
+            self.reduce_gradients()
+        elif self._reducer is not None and not self._runtime.configuration.shard_optimizer_state:
+            self._reducer.settle()
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether replicas may end apart now, see `join`."""
+        return self._reducer is not None and self._reducer.is_joined
+
+    def count_step(self) -> None:
+        """Take note that the optimizer has stepped."""
+        if self._reducer is not None:
+            self._reducer.count_step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients, those of shards and masters too."""
+        self._num_passes, self._has_gradients, self._is_dirty = 0, False, False
+        super().zero_grad(set_to_none)
+        if self.sharded is not None:
+            self.sharded.clear_gradients()
+        if self._reducer is not None:
+            self._reducer.forget()
+        stepper = getattr(self._runtime.optimizer, "stepper", None)
+        if stepper is not None:
+            stepper.zero_grad(set_to_none)
+
+    def group_of(self, parameter: torch.nn.Parameter) -> dist.ProcessGroup:
+        """Return the ranks that hold a parameter of this rank alike."""
+        return self._groups_of[id(parameter)]
+
+    @property
+    def has_unreduced_gradients(self) -> bool:
+        """Whether gradients have come that nobody has averaged: outside of steps, or in an open accumulation."""
+        return self._is_dirty and microbatch() is None
+
+    # How it is placed.
+
+    def _decide(self, run: Callable[[], Any]) -> dict[str, int]:
+        parts = decide(self.module, self._runtime, run, measures_times=self._measures_times)
+        return owners_of(describe(self.module), parts)
+
+    def _place(self, owners: dict[str, int]) -> None:
+        self._owners, self.partitioned = owners, True
+        now = self._runtime
+        if self._num_parts > 1:
+            self._host = Host(finder(self.module), now.device)
+            self._server = self._host.server = open_server(now, self._serve)
+            install(self.module, owners, now.pipeline_rank, self._host)
+            release_others(self.module, owners, now.pipeline_rank)
+            is_manual = not now.configuration.auto_partition
+            use_placement(
+                checkpointing_placement(self.module, owners, now.pipeline_rank, self._host, is_manual=is_manual)
+            )
+        if now.configuration.offload_activations:
+            folder = os.environ.get(OFFLOAD_VARIABLE)
+            self._offloader = Offloader(
+                Path(folder) if folder else None, horizon=now.configuration.activation_loading_horizon
+            )
+            use_offloader(self._offloader)
+        local = set(self.local_modules())
+        materialize(self.module, now.device, only=lambda module: module in local)
+        for module in self.local_modules():
+            _move_own(module, now.device)
+        if self._is_sharded:
+            self.sharded = self._shard()
+            for parameter in self.local_parameters():
+                if parameter.requires_grad:
+                    self._hook_handles.append(parameter.register_hook(self._on_gradient))
+            self.load_stored_states()
+            self.partition_hooks.call_once(self, now.optimizer)
+            return
+        replicated = [
+            Replicated(name, parameter, now.groups.process_group(along))
+            for name, parameter, along in self._parameters_and_axes()
+        ]
+        self._groups_of = {id(one.parameter): one.group for one in replicated}
+        self._replicated = replicated
+        self._make_replicas_equal(0)
+        trained = [one for one in replicated if one.parameter.requires_grad]
+        configuration = now.configuration
+        if configuration.deterministic_server and self._num_parts > 1:
+            self._ordered = OrderedSums(one.parameter for one in trained)
+        self._reducer = GradientReducer(
+            trained,
+            bucket_bytes=self._bucket_bytes,
+            # Ordered sums are there at the end of a step alone; where state is spread the optimizer reduces.
+            overlaps=self._overlaps and self._ordered is None and not configuration.shard_optimizer_state,
+        )
+        if self._communication_hook is not None:
+            self._reducer.set_hook(self._communication_hook)
+        self._hook_handles += [one.parameter.register_hook(self._on_gradient) for one in trained]
+        self.load_stored_states()
+        self.partition_hooks.call_once(self, now.optimizer)
+
+    def _shard(self) -> ShardedModel:
+        now = self._runtime
+        configuration = now.configuration
+        groups = make_sharding_groups(
+            now.groups.process_group(Along.RDP),
+            configuration.sharded_data_parallel_degree,
+            hierarchical=configuration.sdp_hierarchical_allgather,
+            host=host_name(CollectiveSettings.from_environment(os.environ)),
+            timeout=timedelta(seconds=now.timeout_s),
+        )
+        sharded = shard_model(self.module, groups, settings_of(configuration))
+        name_parts(sharded)
+        return sharded
+
+    def _run_body(self, body: Callable[..., Any], number: int, total: int) -> Any:
+        if self.sharded is not None and number == total - 1 and self._num_passes == self._passes_per_step - 1:
+            self.sharded.expect_last_backward()
+        with self._lane(number), backward_of((number, -1, 0)):
+            return body(number)
+
+    def _serve(self, message: Message) -> Message:
+        """Do what another rank asks for."""
+        assert self._host is not None
+        assert message.call is not None
+        if self._offloader is not None and message.subject is Subject.BACKWARD:
+            self._offloader.expect(message.call.microbatch)
+        call = message.call
+        with self._lane(call.microbatch), backward_of((call.microbatch, call.caller, call.number)):
+            return self._host.serve(message)
+
+    @contextlib.contextmanager
+    def _gradients_followed(self) -> Iterator[None]:
+        """Send buckets as they are complete, or add gradients up in order, while a step runs in here."""
+        reducer, has_failed = self._reducer, True
+        if reducer is not None and self._num_passes == self._passes_per_step - 1:
+            reducer.allow_sending()
+        try:
+            with self._ordered.step() if self._ordered is not None else contextlib.nullcontext():
+                yield
+            has_failed = False
+        finally:
+            self._is_in_step = False
+            if reducer is not None:
+                reducer.forbid_sending(has_failed=has_failed)
+
+    def _check_means(self, name: str) -> None:
+        """See that replicas average gradients, for what changes how."""
+        if self._is_sharded or self._runtime.configuration.shard_optimizer_state:
+            raise ValueError(
+                f"{name}: with sharded data parallelism or shard_optimizer_state gradients are reduced to those who "
+                "step, and not averaged; leave it out"
+            )
+
+    def _lane(self, number: int) -> contextlib.AbstractContextManager[None]:
+        """Have what is offloaded in here come back when this microbatch's backward pass comes."""
+        return contextlib.nullcontext() if self._offloader is None else self._offloader.lane(number)
+
+    def _make_replicas_equal(self, source: int) -> None:
+        """Give all replicas the values of one, by its rank in each group."""
+        groups = self._runtime.groups
+        with torch.no_grad():
+            for one in self._replicated:
+                dist.broadcast(one.parameter.data, dist.get_global_rank(one.group, source), group=one.group)
+            for buffer in self.local_buffers():
+                dist.broadcast(buffer, groups.global_rank(Along.RDP, source), group=groups.process_group(Along.RDP))
+
+    def _on_gradient(self, grad: torch.Tensor) -> torch.Tensor | None:
+        self._has_gradients = True
+        one = microbatch()
+        if _is_seeded.get():
+            return None
+        if one is None:
+            self._is_dirty = self._is_dirty or not self._is_in_step
+            return None
+        if self._server is not None or self._runtime.configuration.fp16:
+            raise ParallelError(
+                "loss.backward() inside a step, where gradients are scaled or lie on several ranks: call "
+                "model.backward(loss)"
+            )
+        return grad / one.total if self._averages else None
+
+    def _seed_scale(self, one: Microbatch | None) -> float:
+        scale = 1 / one.total if one is not None and self._averages else 1.0
+        optimizer = self._runtime.optimizer
+        return scale * (optimizer.loss_scale if optimizer is not None else 1.0)
+
+    @staticmethod
+    def _seed(output: torch.Tensor, grad: torch.Tensor | None, scale: float) -> torch.Tensor:
+        if grad is None:
+            if output.numel() != 1:
+                raise ValueError(f"backward from a tensor of shape {tuple(output.shape)} needs grad_tensors")
+            return torch.full_like(output, scale)
+        return grad * scale if scale != 1.0 else grad
+
+
+def _move_own(module: torch.nn.Module, device: torch.device) -> None:
+    """Move what a module holds itself to a device."""
+    for parameter in module.parameters(recurse=False):
+        parameter.data = parameter.data.to(device)
+    for name, buffer in module.named_buffers(recurse=False):
+        module._buffers[name] = buffer.to(device)

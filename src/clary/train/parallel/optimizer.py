@@ -1,0 +1,193 @@
+"""An optimizer for parameters that lie on many ranks.
+
+Where: scripts wrap theirs after the model; `step` of every rank updates what lies there.
+
+[Note: fp16] With `fp16` parameters are half, and the inner optimizer works on float32 copies of them (masters). Losses
+are scaled so that small gradients do not vanish; `step` takes the scale out again, skips where any rank finds a
+gradient that is not finite, and adapts the scale. How parameters are stepped is in `steppers`.
+Source: mixed precision training, arXiv 1710.03740.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from clary.train.parallel import runtime
+from clary.train.parallel.checkpoint.model_state import IS_PARTIAL
+from clary.train.parallel.loss_scale import LossScale
+from clary.train.parallel.steppers import Stepper, make_stepper
+
+_SCALE = "loss_scale"  # in states
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """Wraps the optimizer of a program.
+
+    Args:
+        optimizer: over the parameters of the wrapped model.
+        static_loss_scale: of fp16; None with `dynamic_loss_scale`.
+        dynamic_loss_scale: whether the scale adapts.
+        dynamic_loss_args: how; a dict, or as keywords; see `LossScale`.
+
+    Raises: RuntimeError if there is no DistributedModel yet.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        static_loss_scale: float | None = 1.0,
+        dynamic_loss_scale: bool = False,
+        dynamic_loss_args: dict[str, Any] | None = None,
+        **scale_arguments: Any,
+    ) -> None:
+        # torch's constructor is not called: parameter groups and state are those of the inner optimizer.
+        now = runtime.current()
+        if now.model is None:
+            raise RuntimeError("DistributedOptimizer: make the DistributedModel first")
+        self._runtime = now
+        self.optimizer = optimizer
+        self.overflow = False
+        self.stepper: Stepper | None = None  # once modules lie where they will
+        self._scale = LossScale.make(
+            static_loss_scale, dynamic_loss_scale, {**(dynamic_loss_args or {}), **scale_arguments}
+        )
+        self._stored: dict[str, Any] | None = None  # a state to be loaded then
+        now.optimizer = self
+        if now.model.partitioned:
+            self._on_partition()
+        else:
+            now.model.partition_hooks.add(lambda _model, _optimizer: self._on_partition())
+
+    # What schedulers and scripts look at.
+
+    _step_supports_amp_scaling = False  # of the inner one, whose scale would be set on this one
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of the inner optimizer."""
+        groups: list[dict[str, Any]] = self.optimizer.param_groups
+        return groups
+
+    @property
+    def state(self) -> Any:
+        """The state of the inner optimizer."""
+        return self.optimizer.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The defaults of the inner optimizer."""
+        defaults: dict[str, Any] = self.optimizer.defaults
+        return defaults
+
+    @property
+    def loss_scale(self) -> float:
+        """By what losses are multiplied now; 1 without fp16."""
+        return self._scale.value if self._runtime.configuration.fp16 else 1.0
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters of this rank; with fp16, skip where a gradient on any rank is not finite.
+
+        Args:
+            closure: called first, with gradients on.
+
+        Raises: RuntimeError before the first step of a pipeline.
+        """
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        self.overflow = not self.reduce_gradients().step(self.loss_scale)
+        self._runtime.model.count_step()
+        if self._runtime.configuration.fp16:
+            self._scale.update(self.overflow)
+        return result
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients."""
+        if self.stepper is None:
+            self.optimizer.zero_grad(set_to_none=set_to_none)
+        else:
+            self.stepper.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters to the inner optimizer."""
+        self.optimizer.add_param_group(param_group)
+
+    def clip_master_grads(self, max_norm: float) -> float:
+        """Clip gradients to a norm over the whole model; return what it was, -1 on overflow. All ranks call it.
+
+        Raises: RuntimeError with sharded data parallelism, which clips itself.
+        """
+        return self.reduce_gradients().clip(max_norm, self.loss_scale)
+
+    def reduce_gradients(self) -> Stepper:
+        """Average what nobody has averaged yet, so that it can be clipped, unscaled or stepped on. All ranks call it.
+
+        Raises: RuntimeError before the first step of a pipeline.
+        """
+        if self.stepper is None:
+            raise RuntimeError("modules have no ranks and no gradients yet: call the function with smp.step first")
+        self._runtime.model.settle_gradients()
+        self.stepper.prepare()
+        return self.stepper
+
+    # States.
+
+    def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
+        """Return the state that this rank keeps, marked as partial.
+
+        Args:
+            gather_if_shard: taken for the sake of scripts: shards stay apart either way.
+        """
+        return {**self._placed().local_state(), **self._scale_state(), IS_PARTIAL: True}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of all parameters, gathered from the ranks of one model. All of them call it."""
+        if self.stepper is None:  # nothing has been stepped: options of the groups alone
+            return {**self.optimizer.state_dict(), **self._scale_state()}
+        return {**self.stepper.full_state(), **self._scale_state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what either of the two returned; once modules lie where they will, if they do not yet."""
+        if self.stepper is None:
+            if state_dict.get("state") or set(state_dict) - {"state", "param_groups"}:
+                self._stored = state_dict
+            else:  # options of groups alone
+                self.optimizer.load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
+            return
+        found = {name: value for name, value in state_dict.items() if name not in (IS_PARTIAL, _SCALE)}
+        self.stepper.load(found)
+        if _SCALE in state_dict:
+            self._scale.load(state_dict[_SCALE])
+
+    @property
+    def _global_grad_norm(self) -> float | None:
+        """The norm of the last step's gradients, under the name that scripts look for; None without shards."""
+        return getattr(getattr(self.stepper, "inner", None), "gradient_norm", None)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("optimizer", "stepper"):
+            raise AttributeError(name)
+        if name in (names := getattr(self.stepper, "deepspeed_names", {})):
+            return names[name]
+        return getattr(self.optimizer, name)
+
+    def __repr__(self) -> str:
+        return f"DistributedOptimizer({self.optimizer!r})"
+
+    def _on_partition(self) -> None:
+        self.stepper = make_stepper(self.optimizer, self._runtime)
+        if self._stored is not None:
+            stored, self._stored = self._stored, None
+            self.load_state_dict(stored)
+
+    def _placed(self) -> Stepper:
+        if self.stepper is None:
+            raise RuntimeError("the optimizer has no state yet: modules have no ranks before the first step")
+        return self.stepper
+
+    def _scale_state(self) -> dict[str, Any]:
+        return {_SCALE: self._scale.state()} if self._runtime.configuration.fp16 else {}

@@ -1,0 +1,47 @@
+"""Norms of whole models and of whole parameters, where ranks hold parts of them.
+
+Where: optimizers that scale by norms ask it; alone in a process it adds up what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+_FEW_BYTES = 4  # dtypes of fewer are computed with in float32
+
+
+class Norms:
+    """Norms where all parameters lie here, whole. `steppers` puts others in place where they do not."""
+
+    def of_model(self, parameters: Sequence[torch.Tensor], squares: torch.Tensor) -> torch.Tensor:
+        """Return the square of the norm over the whole model.
+
+        Args:
+            parameters: those of this rank.
+            squares: of the norms of their gradients, one a parameter.
+        """
+        return squares.sum()
+
+    def of_parameters(
+        self, parameters: Sequence[torch.Tensor], found: torch.Tensor, *, are_largest: bool = False
+    ) -> torch.Tensor:
+        """Return what whole parameters have, of what was found in what lies here of each.
+
+        Args:
+            found: squares of norms, one a parameter; largest elements if `are_largest`.
+        """
+        return found
+
+
+def squares_of(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Return the square of the norm of each tensor, in float32; the device is for no tensor."""
+    if not tensors:
+        return torch.zeros(0, device=device)
+    return torch.stack([norm.float() for norm in torch._foreach_norm(list(tensors))]).square()
+
+
+def widened(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return tensors of at least 32 bits; those that have them are the given ones, not copies."""
+    return [tensor.float() if tensor.dtype.itemsize < _FEW_BYTES else tensor for tensor in tensors]

@@ -1,0 +1,87 @@
+"""Which part of a model goes to which pipeline rank, decided once and equal on all ranks.
+
+Where: `DistributedModel` asks at its first step; all ranks do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from clary.train.parallel.errors import ParallelError
+from clary.train.parallel.marks import marks_of
+from clary.train.parallel.mesh import Along
+from clary.train.parallel.partition.plan import Plan, placed_by_hand, plan_partition
+from clary.train.parallel.partition.trace import costs_by_size, indivisible_modules, trace_costs
+from clary.train.parallel.runtime import Runtime
+
+
+def decide(
+    module: torch.nn.Module, runtime: Runtime, run: Callable[[], Any], *, measures_times: bool
+) -> dict[str, int]:
+    """Return the part of every module that has state, the same on all ranks; rank 0 prints it.
+
+    Args:
+        run: calls the model once, for a trace; on the first ranks of pipelines alone.
+
+    Raises: ValueError for a mark beyond the last part, or shared parameters that are marked for different ranks.
+    """
+    configuration = runtime.configuration
+    if not configuration.auto_partition:
+        parts = _by_hand(module, configuration.partitions, configuration.default_partition)
+        if runtime.rank == 0:
+            print(_words(parts, "auto_partition is off: as the script placed them"), flush=True)
+        return parts
+    # What has no memory yet cannot be run.
+    is_sized = configuration.skip_tracing or any(parameter.is_meta for parameter in module.parameters())
+    try:
+        costs = None
+        if runtime.pipeline_rank == 0:  # all of them, for modules of a tensor group speak to each other
+            costs = costs_by_size(module) if is_sized else trace_costs(module, run, measures_times=measures_times)
+        if runtime.rank == 0:
+            assert costs is not None, "rank 0 is the first of its pipeline"
+            plan = plan_partition(costs, configuration.partitions, memory_weight=configuration.memory_weight)
+            print(_words(plan.part_of, plan.reason), flush=True)
+            runtime.groups.broadcast(dict(plan.part_of), Along.WORLD)
+            return dict(plan.part_of)
+    except Exception as error:
+        if "does not require grad" in str(error):  # torch's words: while a model is traced nothing has gradients
+            error = ParallelError(
+                "loss.backward() in a step whose model lies on several ranks: call model.backward(loss)"
+            )
+        if runtime.rank == 0:  # the others wait for it
+            runtime.groups.broadcast(f"{type(error).__name__}: {error}", Along.WORLD)
+        raise error
+    found = runtime.groups.receive(0, Along.WORLD)
+    if isinstance(found, str):
+        raise ParallelError(f"rank 0 could not cut the model: {found}")
+    parts_of_rank_0: dict[str, int] = found
+    return parts_of_rank_0
+
+
+def _by_hand(module: torch.nn.Module, num_parts: int, default: int) -> dict[str, int]:
+    marks = marks_of(module)
+    beyond = {name: part for name, part in marks.items() if part >= num_parts}
+    if beyond:
+        name, part = next(iter(beyond.items()))
+        raise ValueError(f"module {name or 'at the root'} is placed on partition {part}; there are {num_parts}, from 0")
+    names = [name for name, _ in module.named_modules()]
+    wholes = indivisible_modules(module)
+    marks = {name: part for name, part in marks.items() if not any(name.startswith(f"{one}.") for one in wholes)}
+    parts = placed_by_hand(names, marks, default)
+    holder: dict[int, str] = {}
+    for name, one in module.named_modules():
+        for parameter_name, parameter in one.named_parameters(recurse=False):
+            first = holder.setdefault(id(parameter), name)
+            if parts[first] != parts[name]:
+                raise ValueError(
+                    f"{first} and {name} share the parameter {parameter_name}, but are placed on partitions "
+                    f"{parts[first]} and {parts[name]}: place both on one"
+                )
+    return parts
+
+
+def _words(parts: Any, reason: str) -> str:
+    return str(Plan(parts, (), reason))

@@ -1,0 +1,59 @@
+"""Connects the ranks that hold one model together, and opens the server over their streams.
+
+Where: `DistributedModel`, once, when it places its modules; all ranks do so at the same time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import replace
+
+import torch.distributed as dist
+
+from clary.train.collective.adapters.torch.store import TorchStore
+from clary.train.collective.bootstrap.streams import connect_streams
+from clary.train.collective.settings import CollectiveSettings
+from clary.train.parallel.mesh import Along, Axis
+from clary.train.parallel.pipeline.links import Links
+from clary.train.parallel.pipeline.server import Neighbours, Serve, Server
+from clary.train.parallel.runtime import Runtime
+
+_numbers = itertools.count()  # of servers that this process has opened; the same on all ranks
+
+
+def open_server(runtime: Runtime, serve: Serve) -> Server:
+    """Return the server of this rank.
+
+    Ranks of a tensor group follow its first rank; with `deterministic_server` all that hold the same stage follow the
+    first of them.
+    Raises: BootstrapError if ranks do not come or cannot be reached.
+    """
+    configuration, mesh, rank = runtime.configuration, runtime.mesh, runtime.rank
+    linked = Along.WORLD if configuration.deterministic_server else Along.MP
+    ordered = Along.DP if configuration.deterministic_server else Along.TP
+    ranks = mesh.group(linked, rank)
+    streams = connect_streams(
+        TorchStore(dist.distributed_c10d._get_default_store()),
+        rank=ranks.index(rank),
+        size=len(ranks),
+        group_name=f"clary-pipeline-{next(_numbers)}-{ranks[0]}",
+        settings=replace(CollectiveSettings.from_environment(os.environ), timeout_s=runtime.timeout_s),
+    )
+    pipeline = mesh.group(Along.PP, rank)
+    together = mesh.group(ordered, rank)
+    neighbours = Neighbours(
+        pipeline=tuple(ranks.index(one) for one in pipeline),
+        pipeline_rank=pipeline.index(rank),
+        followers=tuple(ranks.index(one) for one in together if one != rank) if together[0] == rank else (),
+        leader=None if together[0] == rank else ranks.index(together[0]),
+        names=tuple(f"rank {one} (pipeline rank {mesh.coordinate(one, Axis.PP)})" for one in ranks),
+    )
+    return Server(
+        Links(streams, timeout_s=runtime.timeout_s),
+        neighbours,
+        serve=serve,
+        policy=configuration.pipeline,
+        max_active=configuration.active_microbatches,
+        timeout_s=runtime.timeout_s,
+    )

@@ -1,0 +1,315 @@
+"""Activations and gradients on their way between the ranks of a pipeline.
+
+Where: `executor` sends and receives here what the actions of its schedule give and need.
+
+[Note: no deadlock] A send never waits: it is posted, and its tensor held until it is known to have gone. A receive is
+waited for when its action comes, and posted a few receives earlier, so that a neighbour that is ahead finds it there.
+So a rank waits for nothing but the actions that its own needs, and those have been simulated to come.
+
+[Note: sends that have gone] No backend tells without waiting whether a send is done. But the schedule does: when
+something arrives from a rank that it made after it took what was sent to it, that send has gone. Only then is it waited
+for, which returns at once, and its tensor let go; what is left is waited for at the end of the step.
+
+[Note: shapes] Dtypes and shapes of a link are told once, ahead of its first tensors. Gradients have the shapes of what
+they are gradients of.
+
+[Note: host memory] Tensors travel in host memory, matched by tag, as gloo, smddp and MPI do; a GPU's are copied. NCCL
+matches by order alone, and two ranks that send to each other at once would wait for each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from clary.train.parallel.errors import RankLost
+from clary.train.parallel.pipeline.schedule import Action, Kind, Schedule, needs
+
+Tensors = tuple[torch.Tensor, ...]
+
+MAX_TENSORS = 16  # between two stages
+_HEAD_BYTES = 4096  # of the text in which shapes are told
+# Tags of pipelines lie above those that scripts and `groups` use.
+_FIRST_HEAD_TAG, _FIRST_TENSOR_TAG = 1 << 16, 1 << 17
+_END_TAG, _NEVER_TAG = (1 << 16) - 1, (1 << 16) - 2
+_FAILURE_KEY = "clary-pipeline-failure"
+_CLOSING_LIMIT = timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What one action gives and another, of a neighbouring stage, needs."""
+
+    source: Action
+    sink: Action
+
+    @property
+    def is_activation(self) -> bool:
+        """Whether it goes up, from forward to forward."""
+        return self.source.kind is Kind.FORWARD
+
+    def __str__(self) -> str:
+        return f"the {'activations' if self.is_activation else 'gradients'} of {self.source.words}"
+
+
+def transfer_to(action: Action, schedule: Schedule) -> Transfer | None:
+    """Return what an action needs of a neighbouring stage, None if nothing."""
+    return next((Transfer(one, action) for one in needs(action, schedule) if one.stage != action.stage), None)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    wants_gradient: bool
+
+
+@dataclass
+class _Send:
+    work: Any
+    tensor: torch.Tensor  # autograd may let go of it before it has gone
+    transfer: Transfer
+
+
+class Exchange:
+    """Sends and receives of one rank.
+
+    Args:
+        group: the ranks of the schedule, in its order; see [Note: host memory].
+        device: where received tensors are to be.
+        timeout_s: of one wait.
+    """
+
+    def __init__(self, schedule: Schedule, group: dist.ProcessGroup, *, device: torch.device, timeout_s: float) -> None:
+        self._schedule = schedule
+        self._group = group
+        self._device = device
+        self._timeout = timedelta(seconds=timeout_s)
+        self._members = dist.get_process_group_ranks(group)
+        self.rank = dist.get_rank(group)
+        self._rank_of = schedule.rank_of()
+        self._place = {action: place for actions in schedule.ranks for place, action in enumerate(actions)}
+        self._shapes: dict[tuple[int, int], list[_Shape]] = {}  # by the stages of a link, of activations
+        self._kept: dict[Transfer, Tensors] = {}  # between two stages of this rank
+        self._posted: dict[Transfer, list[tuple[Any, torch.Tensor]]] = {}
+        self._sends: dict[int, list[_Send]] = {}  # by rank
+
+    def forget_shapes(self) -> None:
+        """Have shapes told again. All ranks call it between the same steps."""
+        self._shapes.clear()
+
+    def is_local(self, transfer: Transfer) -> bool:
+        """Tell whether both stages are this rank's."""
+        return self._rank_of[transfer.source.stage] == self._rank_of[transfer.sink.stage]
+
+    def send(self, transfer: Transfer, tensors: Sequence[torch.Tensor]) -> None:
+        """Hand on what an action gave.
+
+        Raises:
+            RankLost: the receiver has ended.
+            ValueError: too many tensors, or not those that were told.
+        """
+        if self.is_local(transfer):
+            self._kept[transfer] = tuple(tensors)
+            return
+        if transfer.is_activation:
+            self._tell_shapes(transfer, tensors)
+        for number, tensor in enumerate(tensors):
+            self._post_send(transfer, tensor.detach().to("cpu").contiguous(), self._tag(transfer, number))
+
+    def post(self, transfer: Transfer) -> None:
+        """Get ready to receive something, if its shape is known and that was not done yet."""
+        shapes = self._shapes_of(transfer)
+        if self.is_local(transfer) or transfer in self._posted or shapes is None:
+            return
+        self._posted[transfer] = [
+            self._post_receive(transfer, torch.empty(shape.sizes, dtype=shape.dtype), self._tag(transfer, number))
+            for number, shape in enumerate(shapes)
+        ]
+
+    def receive(self, transfer: Transfer) -> Tensors:
+        """Wait for what an action needs; activations require a gradient if the sender's do.
+
+        Raises: RankLost if the sender has ended, or sends nothing in time.
+        """
+        if self.is_local(transfer):
+            return self._kept.pop(transfer)
+        if self._shapes_of(transfer) is None:
+            self._shapes[_link(transfer)] = self._receive_shapes(transfer)
+        self.post(transfer)
+        received = self._posted.pop(transfer)
+        for work, _ in received:
+            self._wait(work, self._receiving(transfer))
+        self._release_sends(transfer)
+        tensors = [tensor.to(self._device) for _, tensor in received]
+        if transfer.is_activation:
+            for tensor, shape in zip(tensors, self._shapes[_link(transfer)], strict=True):
+                tensor.requires_grad_(shape.wants_gradient)
+        return tuple(tensors)
+
+    def finish(self) -> None:
+        """Wait until all that was sent has gone.
+
+        Raises: RankLost if a receiver has ended, or does not take it in time.
+        """
+        for sends in self._sends.values():
+            for one in sends:
+                self._wait(one.work, self._sending(one.transfer))
+            sends.clear()
+
+    def end_together(self, losses: torch.Tensor | None, home: int) -> torch.Tensor:
+        """Wait until all ranks have come and all that was sent has gone, and tell all ranks the losses.
+
+        Args:
+            losses: on rank `home`; float64, one a microbatch.
+
+        Raises: RankLost if a rank has ended, or does not come in time.
+        """
+        # Receives are waited for first: gloo fails a receive when the peer ends, but a send only when its time is over.
+        word = torch.zeros(1)
+        sends = []
+        if losses is None:
+            losses = torch.empty(self._schedule.num_microbatches, dtype=torch.float64)
+            own = f"after its last action {self._schedule.ranks[self.rank][-1].words}"
+            sends.append(self._end_send(word, home, telling := f"{own} told rank {home} so"))
+            self._end_receive(losses, home, f"{own} waited for rank {home} to say that all are done")
+        else:
+            telling = "told the other ranks the losses"
+            others = [rank for rank in range(len(self._members)) if rank != self.rank]
+            for rank in others:
+                last = self._schedule.ranks[rank][-1].words
+                self._end_receive(word, rank, f"waited for rank {rank} to have done its last action {last}")
+            sends += [self._end_send(losses, rank, telling) for rank in others]
+        self.finish()
+        for work in sends:
+            self._wait(work, telling)
+        return losses
+
+    def tell_failure(self, words: str) -> str:
+        """Say in the group's store why this rank fails; returns what the first rank said that failed."""
+        # The store may have ended with the rank that held it; older torch does not give it out.
+        with contextlib.suppress(RuntimeError, AttributeError):
+            return str(self._group.get_group_store().compare_set(_FAILURE_KEY, "", words).decode())
+        return words
+
+    def close(self) -> None:
+        """End the group, so that ranks that wait for this one learn of it at once. Nothing can be sent any more."""
+        self._kept.clear()
+        if len(self._members) == 1:
+            return
+        if dist.get_backend(self._group) == "gloo":
+            # It has no abort across ranks; but a receive whose time is over closes its connection, which peers notice.
+            for rank, member in enumerate(self._members):
+                if rank != self.rank:
+                    with contextlib.suppress(RuntimeError):
+                        never = torch.empty(1)
+                        dist.irecv(never, member, group=self._group, tag=_NEVER_TAG).wait(_CLOSING_LIMIT)
+        else:
+            with contextlib.suppress(RuntimeError):
+                self._group.abort()
+        self._posted.clear()
+        self._sends.clear()
+
+    # Shapes.
+
+    def _shapes_of(self, transfer: Transfer) -> list[_Shape] | None:
+        if transfer.is_activation:
+            return self._shapes.get(_link(transfer))
+        told = self._shapes.get((transfer.sink.stage, transfer.source.stage))
+        return None if told is None else [shape for shape in told if shape.wants_gradient]
+
+    def _tell_shapes(self, transfer: Transfer, tensors: Sequence[torch.Tensor]) -> None:
+        shapes = [_Shape(one.dtype, tuple(one.shape), one.requires_grad) for one in tensors]
+        told = self._shapes.setdefault(_link(transfer), shapes)
+        if told is not shapes:
+            if told != shapes:
+                raise ValueError(
+                    f"{transfer.source.words} gave {_words(shapes)}; expected {_words(told)}, as rank "
+                    f"{self._rank_of[transfer.sink.stage]} was told: give batches of one shape, or call forget_shapes "
+                    "on all ranks before a step with others"
+                )
+            return
+        text = json.dumps([[str(one.dtype), one.sizes, one.wants_gradient] for one in shapes]).encode()
+        if len(tensors) > MAX_TENSORS or len(text) > _HEAD_BYTES:
+            raise ValueError(f"{transfer.source.words} gave {len(tensors)} tensors; expected at most {MAX_TENSORS}")
+        head = torch.frombuffer(bytearray(text.ljust(_HEAD_BYTES)), dtype=torch.uint8)
+        self._post_send(transfer, head, _FIRST_HEAD_TAG + transfer.source.stage)
+
+    def _receive_shapes(self, transfer: Transfer) -> list[_Shape]:
+        head = torch.empty(_HEAD_BYTES, dtype=torch.uint8)
+        work, _ = self._post_receive(transfer, head, _FIRST_HEAD_TAG + transfer.source.stage)
+        self._wait(work, self._receiving(transfer))
+        told = json.loads(head.numpy().tobytes())
+        return [_Shape(getattr(torch, name.removeprefix("torch.")), tuple(sizes), wants) for name, sizes, wants in told]
+
+    # torch.distributed, and what is said of its failures.
+
+    def _tag(self, transfer: Transfer, number: int) -> int:
+        link = 2 * transfer.source.stage + transfer.is_activation
+        message = link * self._schedule.num_microbatches + transfer.source.microbatch
+        return _FIRST_TENSOR_TAG + message * MAX_TENSORS + number
+
+    def _post_send(self, transfer: Transfer, tensor: torch.Tensor, tag: int) -> None:
+        rank = self._rank_of[transfer.sink.stage]
+        with self._blaming(self._sending(transfer)):
+            work = dist.isend(tensor, self._members[rank], group=self._group, tag=tag)
+        self._sends.setdefault(rank, []).append(_Send(work, tensor, transfer))
+
+    def _post_receive(self, transfer: Transfer, tensor: torch.Tensor, tag: int) -> tuple[Any, torch.Tensor]:
+        rank = self._rank_of[transfer.source.stage]
+        with self._blaming(self._receiving(transfer)):
+            return dist.irecv(tensor, self._members[rank], group=self._group, tag=tag), tensor
+
+    def _release_sends(self, transfer: Transfer) -> None:
+        """Let go of what this arrival shows to have gone; see [Note: sends that have gone]."""
+        rank, place = self._rank_of[transfer.source.stage], self._place[transfer.source]
+        held = []
+        for one in self._sends.get(rank, []):
+            if self._place[one.transfer.sink] <= place:
+                self._wait(one.work, self._sending(one.transfer))
+            else:
+                held.append(one)
+        self._sends[rank] = held
+
+    def _receiving(self, transfer: Transfer) -> str:
+        return f"at {transfer.sink.words} waited for {transfer} from rank {self._rank_of[transfer.source.stage]}"
+
+    def _sending(self, transfer: Transfer) -> str:
+        return f"after {transfer.source.words} sent {transfer} to rank {self._rank_of[transfer.sink.stage]}"
+
+    def _end_send(self, tensor: torch.Tensor, rank: int, doing: str) -> Any:
+        with self._blaming(doing):
+            return dist.isend(tensor, self._members[rank], group=self._group, tag=_END_TAG)
+
+    def _end_receive(self, tensor: torch.Tensor, rank: int, doing: str) -> None:
+        with self._blaming(doing):
+            dist.irecv(tensor, self._members[rank], group=self._group, tag=_END_TAG).wait(self._timeout)
+
+    def _wait(self, work: Any, doing: str) -> None:
+        with self._blaming(doing):
+            work.wait(self._timeout)
+
+    @contextlib.contextmanager
+    def _blaming(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise RankLost(
+                f"rank {self.rank} of pipeline {self._schedule.name} {doing}, at most "
+                f"{self._timeout.total_seconds():g} s: {error}"
+            ) from error
+
+
+def _link(transfer: Transfer) -> tuple[int, int]:
+    return transfer.source.stage, transfer.sink.stage
+
+
+def _words(shapes: Sequence[_Shape]) -> str:
+    return ", ".join(f"{str(one.dtype).removeprefix('torch.')}{list(one.sizes)}" for one in shapes)

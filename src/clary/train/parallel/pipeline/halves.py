@@ -1,0 +1,165 @@
+"""A backward pass in two halves: the gradient of the input now, those of the weights when there is time.
+
+Where: `stage` runs these for the actions I and W of a schedule.
+
+[Note: halves] A graph of autograd is walked from the outputs to its leaves. A node that leads to an input of the stage
+is on the spine. Where the spine has an edge to something that leads to weights alone, there is a joint: the node of a
+matrix product, say, whose one edge leads to the layer before and whose other edge leads to the weight. The first half
+runs autograd for the inputs only, so that the engine leaves out every product that serves a weight, and notes what
+gradient each joint was given. The second half begins at each joint with that gradient and runs to its weights. Nothing
+of the spine is computed twice.
+
+A weight that several joints lead to would be counted twice if the halves ran at each of them, for one joint may lead to
+the other; its gradient is computed whole in the first half. So are those behind a joint that is a function written in
+Python, which computes all its gradients at once and may communicate while it does.
+
+A hook on a hidden tensor that is the output of a joint runs in both halves; a module checkpointed without reentry is
+computed anew for each of its joints. Where that matters, take a schedule with whole backwards.
+Source: the idea is that of torch.distributed.pipelining's public notes on zero-bubble schedules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+Node = Any
+REENTRANT = "CheckpointFunctionBackward"  # calls autograd itself, which only a whole backward allows
+
+
+@dataclass
+class WeightHalf:
+    """What is left to do of a backward pass.
+
+    Args:
+        parts: of every joint, and of outputs that no input leads to: where autograd begins, with which gradients, and
+            the weights that it serves.
+        whole: the weights that the first half has served already.
+    """
+
+    parts: list[tuple[list[Any], list[torch.Tensor], list[torch.Tensor]]] = field(default_factory=list)
+    whole: list[torch.Tensor] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Add the gradients of the weights to their `grad`, and let the graph go."""
+        for edges, gradients, weights in self.parts:
+            torch.autograd.backward(edges, gradients, inputs=weights)
+        self.parts.clear()
+
+
+def backward_input(
+    outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
+) -> WeightHalf | None:
+    """Run the first half: add the gradients of `inputs` to their `grad`.
+
+    Args:
+        outputs: that require a gradient; any shapes.
+        gradients: of the outputs, of their shapes.
+        inputs: leaves that require a gradient.
+    Returns: the second half, which holds on to the graph; None if this graph has no halves, and nothing was done.
+    """
+    graph = _Graph(outputs, inputs)
+    if graph.is_indivisible:
+        return None
+    half = WeightHalf(whole=[node.variable for node in graph.whole])
+    caught: dict[Node, Sequence[torch.Tensor | None]] = {}
+    served = [*inputs, *half.whole]
+    if served:
+        handles = [joint.register_prehook(_catcher(caught, joint)) for joint in graph.weights_of]
+        try:
+            torch.autograd.backward(outputs, gradients, inputs=served, retain_graph=True)
+        finally:
+            for handle in handles:
+                handle.remove()
+    apart = [
+        (output, gradient)
+        for output, gradient in zip(outputs, gradients, strict=True)
+        if get_gradient_edge(output).node not in graph.spine
+    ]
+    if apart and graph.apart:
+        half.parts.append(
+            ([output for output, _ in apart], [one for _, one in apart], [node.variable for node in graph.apart])
+        )
+    for joint, weights in graph.weights_of.items():  # the last layer's first, as autograd would
+        given = [(place, one) for place, one in enumerate(caught.get(joint, ())) if one is not None]
+        if given:
+            edges = [GradientEdge(joint, place) for place, _ in given]
+            half.parts.append((edges, [one for _, one in given], [node.variable for node in weights]))
+    return half
+
+
+class _Graph:
+    """Spine, joints and weights of a backward pass; see [Note: halves].
+
+    spine: nodes that lead to an input. weights_of: by joint, the leaves that it alone leads to. apart: the leaves that
+    only outputs off the spine lead to. whole: the leaves that the first half serves. is_indivisible: whether there is a
+    node that must run as part of a whole backward.
+    """
+
+    def __init__(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
+        ends = {get_gradient_edge(one).node for one in inputs}
+        roots = _roots(outputs)
+        order = _walk(roots)
+        self.is_indivisible = any(node.name() == REENTRANT for node in order)
+        self.spine: set[Node] = set()
+        leaves: dict[Node, frozenset[Node]] = {}  # of nodes off the spine: the weights that they lead to
+        behind: dict[Node, frozenset[Node]] = {}  # of joints: the same, without those that the spine leads on to
+        for node in order:
+            children = _children(node)
+            if node in ends or any(child in self.spine for child in children):
+                self.spine.add(node)
+                behind[node] = frozenset().union(*(leaves[child] for child in children if child not in self.spine))
+            else:
+                own = {node} if hasattr(node, "variable") else set()
+                leaves[node] = frozenset(own).union(*(leaves[child] for child in children))
+        apart: frozenset[Node] = frozenset().union(*(leaves[root] for root in roots if root not in self.spine))
+        num_uses: dict[Node, int] = dict.fromkeys(apart, 1)
+        for found in behind.values():
+            for leaf in found:
+                num_uses[leaf] = num_uses.get(leaf, 0) + 1
+        at_once = {leaf for node, found in behind.items() if isinstance(node, BackwardCFunction) for leaf in found}
+        whole = {leaf for leaf, count in num_uses.items() if count > 1} | at_once
+        place = {node: number for number, node in enumerate(order)}
+        self.whole = sorted(whole, key=place.__getitem__)
+        self.apart = sorted(apart - whole, key=place.__getitem__)
+        self.weights_of = {
+            joint: sorted(behind[joint] - whole, key=place.__getitem__)
+            for joint in reversed(order)
+            if behind.get(joint, whole) - whole
+        }
+
+
+def _catcher(caught: dict[Node, Sequence[torch.Tensor | None]], joint: Node) -> Callable[[Any], None]:
+    def catch(gradients: Sequence[torch.Tensor | None]) -> None:
+        caught[joint] = gradients
+
+    return catch
+
+
+def _roots(outputs: Sequence[torch.Tensor]) -> list[Node]:
+    return [get_gradient_edge(output).node for output in outputs]
+
+
+def _children(node: Node) -> list[Node]:
+    return [child for child, _ in node.next_functions if child is not None]
+
+
+def _walk(roots: Sequence[Node]) -> list[Node]:
+    """Return all nodes that these lead to, every node after those that it leads to."""
+    order: dict[Node, None] = {}
+    seen: set[Node] = set()
+    stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(roots)]
+    while stack:
+        node, is_done = stack.pop()
+        if is_done:
+            order[node] = None
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((child, False) for child in _children(node))
+    return list(order)

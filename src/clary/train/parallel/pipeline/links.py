@@ -1,0 +1,124 @@
+"""Streams between the ranks that hold one model together, and what has come over them.
+
+Where: one a process, made at partition; `server` sends on it and takes what comes from its inbox.
+
+A thread a peer reads whole messages all the time, so that two ranks that send to each other at once never wait for each
+other; a peer whose process ends is known at once, by the end of its stream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clary.train.parallel.pipeline.messages import HEAD_LENGTH, MAX_HEAD_BYTES, Message, decode, encode
+
+_MOST_BUFFERS = 1024  # that one call of sendmsg takes: IOV_MAX of Linux
+
+
+class PeerLost(ConnectionError):
+    """A peer's stream has ended."""
+
+    def __init__(self, peer: int, words: str) -> None:
+        super().__init__(words)
+        self.peer = peer
+
+
+class Links:
+    """Sends to peers, and queues what they send.
+
+    Args:
+        streams: connected and blocking, by peer; they belong to the links.
+        timeout_s: for a peer to take a message.
+    """
+
+    def __init__(self, streams: Mapping[int, socket.socket], *, timeout_s: float) -> None:
+        self._streams = dict(streams)
+        self._locks = {peer: threading.Lock() for peer in streams}
+        self._timeout_s = timeout_s
+        self._inbox: queue.SimpleQueue[tuple[int, Message | PeerLost]] = queue.SimpleQueue()
+        self._is_closed = False
+        limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
+        for peer, stream in self._streams.items():
+            stream.settimeout(None)
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            threading.Thread(target=self._read, args=(peer, stream), name=f"clary-link-{peer}", daemon=True).start()
+
+    def send(self, peer: int, message: Message) -> None:
+        """Send a message; returns once the kernel has it, so tensors may change afterwards.
+
+        Raises: PeerLost if the peer has ended, or does not read.
+        """
+        stream = self._streams[peer]
+        try:
+            with self._locks[peer]:
+                _send_all(stream, encode(message))
+        except OSError as error:
+            raise PeerLost(peer, f"sending {message.subject.value} failed: {error.strerror or error}") from error
+
+    def receive(self, timeout_s: float) -> tuple[int, Message]:
+        """Return the next message of any peer, and which.
+
+        Raises: PeerLost; TimeoutError if none came.
+        """
+        try:
+            peer, found = self._inbox.get(timeout=timeout_s) if timeout_s > 0 else self._inbox.get_nowait()
+        except queue.Empty:
+            raise TimeoutError(f"no message within {timeout_s:g} s") from None
+        if isinstance(found, PeerLost):
+            self._inbox.put((peer, found))  # it stays lost
+            raise found
+        return peer, found
+
+    def close(self) -> None:
+        """End all streams; peers notice."""
+        self._is_closed = True
+        for stream in self._streams.values():
+            with contextlib.suppress(OSError):
+                stream.shutdown(socket.SHUT_RDWR)
+            stream.close()
+
+    def _read(self, peer: int, stream: socket.socket) -> None:
+        def fill(buffer: Any) -> None:
+            view = memoryview(buffer)
+            while view:
+                # All at once: whoever reads piece by piece takes the interpreter from who computes as often.
+                count = stream.recv_into(view, len(view), socket.MSG_WAITALL)
+                if not count:
+                    raise EOFError
+                view = view[count:]
+
+        length = bytearray(HEAD_LENGTH.size)
+        try:
+            while True:
+                fill(length)
+                (num_bytes,) = HEAD_LENGTH.unpack(length)
+                if num_bytes > MAX_HEAD_BYTES:
+                    raise OSError(f"a head of {num_bytes} bytes")
+                head = bytearray(num_bytes)
+                fill(head)
+                self._inbox.put((peer, decode(bytes(head), fill)))
+        except EOFError:
+            words = "its process has ended"
+        except Exception as error:  # noqa: BLE001 - told to whoever waits
+            words = f"its stream failed: {error}"
+        if not self._is_closed:
+            self._inbox.put((peer, PeerLost(peer, words)))
+
+
+def _send_all(stream: socket.socket, buffers: Sequence[Any]) -> None:
+    """Send buffers behind each other, most often in one call, so that the peer wakes once."""
+    left = deque(memoryview(buffer) for buffer in buffers)
+    while left:
+        count = stream.sendmsg(list(itertools.islice(left, _MOST_BUFFERS)))
+        while left and count >= len(left[0]):
+            count -= len(left.popleft())
+        if count:
+            left[0] = left[0][count:]

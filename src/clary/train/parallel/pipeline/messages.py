@@ -1,0 +1,161 @@
+"""What ranks of a pipeline tell each other, as bytes: a small pickled head, and the tensors behind it as they lie.
+
+Where: `links` sends and receives; `server` makes messages and acts on them.
+
+Tensors are taken out of nested arguments and results (lists, tuples, named tuples, dicts, dataclasses such as
+transformers' outputs) and put back at the other end; all else is pickled. Peers have proved who they are (`links`), and
+run the same program: what they pickle is trusted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import io
+import logging
+import pickle
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+
+from clary.train.parallel.microbatches import mapping_like
+
+_LOG = logging.getLogger(__name__)
+HEAD_LENGTH = struct.Struct("<Q")
+MAX_HEAD_BYTES = 1 << 28  # a head holds no tensors: more than this is no head
+
+
+class Subject(Enum):
+    """What a message is about."""
+
+    FORWARD = "forward"  # a request: run a module
+    BACKWARD = "backward"  # a request: run the backward pass of what was run
+    OUTPUT = "output"  # the answer to either
+    FAILED = "failed"  # the answer to either where it went wrong; body is text
+    TURN = "turn"  # the leader of a tensor group tells the others what is served next
+    STEP_END = "step end"  # the first stage has what the step returns
+    ABORT = "abort"  # the step failed; body is text
+
+
+@dataclass(frozen=True)
+class CallId:
+    """One call of a module by another rank.
+
+    Args:
+        caller: pipeline rank that asks.
+        microbatch: that it belongs to.
+        number: of the caller's calls for this microbatch in this step, from 0.
+    """
+
+    caller: int
+    microbatch: int
+    number: int
+
+
+@dataclass
+class Message:
+    """One message.
+
+    Args:
+        body: nested values without tensors; `Slot(i)` stands for `tensors[i]`.
+    """
+
+    subject: Subject
+    call: CallId | None = None
+    body: Any = None
+    tensors: Sequence[torch.Tensor] = ()
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Stands for a tensor in a structure from which tensors were taken."""
+
+    place: int
+
+
+def take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """Return `value` with a Slot for every tensor in it; the tensors are added to `tensors`, in order."""
+
+    def take(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            tensors.append(leaf)
+            return Slot(len(tensors) - 1)
+        return leaf
+
+    return map_leaves(value, take)
+
+
+def put_tensors(value: Any, tensors: Sequence[Any]) -> Any:
+    """Return `value` with every Slot replaced by its tensor."""
+    return map_leaves(value, lambda leaf: tensors[leaf.place] if isinstance(leaf, Slot) else leaf)
+
+
+def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return nested containers of the same kinds with every leaf changed."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_leaves(item, change) for item in value))
+    if isinstance(value, list | tuple | set | frozenset):
+        return type(value)(map_leaves(item, change) for item in value)
+    if isinstance(value, Mapping):
+        items = {key: map_leaves(item, change) for key, item in value.items()}
+        return mapping_like(value, items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type | Slot):
+        fields = {one.name: getattr(value, one.name) for one in dataclasses.fields(value) if one.init}
+        return dataclasses.replace(value, **{name: map_leaves(item, change) for name, item in fields.items()})
+    return change(value)
+
+
+class _Head(pickle.Pickler):
+    """Says once that tensors which were not taken out, as those in transformers' caches, arrive without graphs."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, torch.Tensor) and obj.requires_grad:
+            _say_that_gradients_stop()
+        return NotImplemented
+
+
+@functools.cache
+def _say_that_gradients_stop() -> None:
+    _LOG.warning(
+        "tensors in objects other than lists, tuples, dicts and dataclasses go between ranks without gradients"
+    )
+
+
+def encode(message: Message) -> list[Any]:
+    """Return a message as buffers to be sent behind each other; they keep the tensors alive."""
+    ready = [tensor.detach().cpu().contiguous() for tensor in message.tensors]
+    kinds = [(tensor.dtype, tuple(tensor.shape)) for tensor in ready]
+    file = io.BytesIO()
+    _Head(file, protocol=pickle.HIGHEST_PROTOCOL).dump((message.subject, message.call, message.body, kinds))
+    head = file.getvalue()
+    buffers: list[Any] = [HEAD_LENGTH.pack(len(head)) + head]
+    buffers.extend(_bytes_of(tensor) for tensor in ready if tensor.numel())
+    return buffers
+
+
+def decode(head: bytes, read: Callable[[Any], None]) -> Message:
+    """Make a message from its head; `read` fills a writable buffer with the bytes that follow.
+
+    Tensors are in host memory.
+    """
+    subject, call, body, kinds = pickle.loads(head)  # noqa: S301 - from a peer that has proved itself
+    tensors = []
+    for dtype, shape in kinds:
+        tensor = torch.empty(shape, dtype=dtype)
+        if tensor.numel():
+            read(_bytes_of(tensor))
+        tensors.append(tensor)
+    return Message(subject, call, body, tensors)
+
+
+def _bytes_of(tensor: torch.Tensor) -> Any:
+    """Return a contiguous host tensor's memory as bytes; the tensor lives as long as what is returned."""
+    num_bytes = tensor.numel() * tensor.element_size()
+    array = (ctypes.c_char * num_bytes).from_address(tensor.data_ptr())
+    array.owner = tensor
+    return memoryview(array).cast("B")

@@ -1,0 +1,115 @@
+"""Draws a run of a pipeline: as SVG for a browser, as text for a terminal.
+
+Where: `record` has what was or would be done; these are pure functions from that to text.
+
+    Path("run.svg").write_text(svg(pipeline.gather_last_run()))
+    print(text(simulated_run(schedule, simulate(schedule, seconds_of), seconds_of)))
+
+Rows are ranks and time goes to the right. A box is an action: its colour says which kind, its number which microbatch;
+where a rank has several stages, later ones are paler. Beside each row stands the part of the time in which the rank is
+idle.
+"""
+
+from __future__ import annotations
+
+from html import escape
+
+from clary.train.parallel.pipeline.record import ActionRun, Run
+from clary.train.parallel.pipeline.schedule import Kind
+
+COLOURS = {Kind.FORWARD: "#4e79a7", Kind.BACKWARD: "#59a14f", Kind.INPUT: "#76b7b2", Kind.WEIGHT: "#edc948"}
+LEGEND = {
+    Kind.FORWARD: "F forward",
+    Kind.BACKWARD: "B backward",
+    Kind.INPUT: "I gradient of the input",
+    Kind.WEIGHT: "W gradients of the weights",
+}
+# Lengths are in pixels.
+_LEFT, _RIGHT, _TOP, _ROW, _BOX = 64, 88, 44, 30, 24
+_FONT = 11
+_DIGIT = 7  # wide
+_LEGEND_STEP = 190
+_PALEST = 0.45  # opacity of the last of a rank's stages
+_FILL = {Kind.FORWARD: "-", Kind.BACKWARD: "=", Kind.INPUT: "~", Kind.WEIGHT: "."}
+
+
+def svg(run: Run, *, width: int = 1200) -> str:
+    """Return a picture of a run as one SVG document.
+
+    Args:
+        width: of the time axis, in pixels.
+    """
+    scale = width / run.length_s if run.length_s else 0.0
+    bottom = _TOP + _ROW * len(run.ranks)
+    shapes = [_label(_LEFT, 16, f"{run.name}: {_seconds(run.length_s)}"), *_legend(run)]
+    for rank, (actions, idle) in enumerate(zip(run.ranks, run.idle, strict=True)):
+        top = _TOP + _ROW * rank
+        shapes.append(_label(4, top + _BOX - 8, f"rank {rank}"))
+        shapes.append(f'<rect class="row" x="{_LEFT}" y="{top}" width="{width}" height="{_BOX}" fill="#f2f2f2"/>')
+        stages = sorted({one.action.stage for one in actions})
+        shapes += [_box(one, run, scale, top, stages) for one in actions]
+        shapes.append(_label(_LEFT + width + 6, top + _BOX - 8, f"idle {idle:.1%}"))
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + width + _RIGHT}" height="{bottom + 8}" '
+            f'font-family="sans-serif" font-size="{_FONT}">',
+            '<rect width="100%" height="100%" fill="white"/>',
+            *shapes,
+            "</svg>\n",
+        ]
+    )
+
+
+def text(run: Run, *, width: int = 120) -> str:
+    """Return a picture of a run as lines of text: `F3---` is the forward of microbatch 3, spaces are idle.
+
+    Args:
+        width: of the time axis, in characters; actions too short for their names are cut.
+    """
+    scale = width / run.length_s if run.length_s else 0.0
+    lines = [f"{run.name}: {_seconds(run.length_s)}"]
+    for rank, (actions, idle) in enumerate(zip(run.ranks, run.idle, strict=True)):
+        line = [" "] * width
+        for one in actions:
+            begin = min(round((one.begin_s - run.begin_s) * scale), width - 1)
+            end = max(round((one.end_s - run.begin_s) * scale), begin + 1)
+            name = f"{one.action.kind.value}{one.action.microbatch}".ljust(end - begin, _FILL[one.action.kind])
+            line[begin:end] = name[: end - begin]
+        lines.append(f"rank {rank:<3} |{''.join(line[:width])}| idle {idle:.1%}")
+    return "\n".join(lines)
+
+
+def _legend(run: Run) -> list[str]:
+    kinds = {one.action.kind for actions in run.ranks for one in actions}
+    shapes = []
+    for number, kind in enumerate(kind for kind in Kind if kind in kinds):
+        left = _LEFT + number * _LEGEND_STEP
+        shapes.append(f'<rect class="legend" x="{left}" y="24" width="12" height="12" fill="{COLOURS[kind]}"/>')
+        shapes.append(_label(left + 18, 34, LEGEND[kind]))
+    return shapes
+
+
+def _box(one: ActionRun, run: Run, scale: float, top: int, stages: list[int]) -> str:
+    left = _LEFT + (one.begin_s - run.begin_s) * scale
+    wide = (one.end_s - one.begin_s) * scale
+    paleness = stages.index(one.action.stage) / (len(stages) - 1) if len(stages) > 1 else 0.0
+    number = str(one.action.microbatch)
+    inside = (
+        f'<text x="{left + wide / 2:.2f}" y="{top + _BOX - 8}" text-anchor="middle">{number}</text>'
+        if wide >= _DIGIT * len(number)
+        else ""
+    )
+    told = f"{one.action.words}: {_seconds(one.begin_s - run.begin_s)} to {_seconds(one.end_s - run.begin_s)}"
+    return (
+        f'<g><title>{escape(told)}</title><rect class="action" x="{left:.2f}" y="{top}" width="{wide:.2f}" '
+        f'height="{_BOX}" fill="{COLOURS[one.action.kind]}" fill-opacity="{1 - (1 - _PALEST) * paleness:.2f}" '
+        f'stroke="white" stroke-width="0.5"/>{inside}</g>'
+    )
+
+
+def _label(left: float, baseline: float, words: str) -> str:
+    return f'<text x="{left}" y="{baseline}">{escape(words)}</text>'
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

@@ -1,0 +1,77 @@
+"""What a rank does next, where several things could be done: pure decisions.
+
+Where: `server` asks with all that is ready, and does what it is told.
+
+    interleaved   what belongs to a backward pass first, since it frees activations; then what is under way; then new
+                  microbatches
+    simple        what belongs to forward passes first, and new microbatches; backward passes when all have passed
+
+Among equals the lowest microbatch is first, then who asked first. `active_microbatches` bounds those that have begun
+and not ended.
+Source: SageMaker developer guide, "pipeline execution".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Phase(IntEnum):
+    """To which pass a thing that is ready belongs."""
+
+    START = 0
+    FORWARD = 1
+    BACKWARD = 2
+
+
+@dataclass(frozen=True, order=True)
+class Ready:
+    """Something that this rank could do now; equal on ranks that do the same.
+
+    Args:
+        caller: pipeline rank that asked, -1 for the step's own function.
+        number: of the call, by its caller and microbatch.
+        is_resumed: it has begun, was waiting, and can go on.
+    """
+
+    phase: Phase
+    microbatch: int
+    caller: int = -1
+    number: int = 0
+    is_resumed: bool = False
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is done next, None if nothing should be, and why."""
+
+    chosen: Ready | None
+    reason: str
+
+
+_ORDER = {
+    "interleaved": (Phase.BACKWARD, Phase.FORWARD, Phase.START),
+    "simple": (Phase.FORWARD, Phase.START, Phase.BACKWARD),
+    "_only_forward": (Phase.FORWARD, Phase.START, Phase.BACKWARD),
+}
+
+
+def choose(policy: str, ready: Sequence[Ready], *, num_active: int, max_active: int) -> Decision:
+    """Choose among what is ready.
+
+    Args:
+        policy: see above; the values of the configuration's key `pipeline`.
+        num_active: microbatches that have begun on this rank and not ended.
+        max_active: the key `active_microbatches`.
+    """
+    for phase in _ORDER[policy]:
+        if phase is Phase.START and num_active >= max_active:
+            continue
+        if candidates := [one for one in ready if one.phase is phase]:
+            chosen = min(candidates, key=lambda one: (one.microbatch, not one.is_resumed, one.caller, one.number))
+            return Decision(chosen, f"{policy}: {phase.name.lower()} first, then the lowest microbatch")
+    if ready:
+        return Decision(None, f"{num_active} microbatches are active, the most that may be")
+    return Decision(None, "nothing is ready")

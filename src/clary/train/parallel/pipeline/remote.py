@@ -1,0 +1,166 @@
+"""Modules that lie on other ranks: calling them, and serving those who call ours.
+
+Where: `placement` installs a door on every module that another rank may own; `server` carries the requests and runs
+`Host.serve`.
+
+To the caller a remote module is one node of autograd's graph: its forward sends tensors and gets tensors, its backward
+sends gradients and gets gradients. Autograd's own bookkeeping then holds over ranks: a module may be called twice, its
+outputs may go anywhere, or nowhere. The owner keeps the outputs of a call, with their graph, until the gradients come
+or the step ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from clary.train.parallel.pipeline.messages import CallId, Message, Subject, put_tensors, take_tensors
+from clary.train.parallel.pipeline.modes import Modes
+from clary.train.parallel.pipeline.server import Server
+
+_ORIGINAL = "_call_impl"  # what torch's nn.Module.__call__ calls; an attribute of the module itself comes first
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What a backward request needs: leaves as they came, and outputs; None where no gradient flows."""
+
+    inputs: Sequence[torch.Tensor]
+    outputs: Sequence[torch.Tensor]
+
+
+class Host:
+    """Serves the modules of this rank, and calls those of others.
+
+    Args:
+        find: returns what a name stands for: something to call.
+        device: on which this rank computes.
+    """
+
+    def __init__(self, find: Callable[[str], Callable[..., Any]], device: torch.device) -> None:
+        self.server: Server | None = None  # set once, before the first call
+        self._find = find
+        self._device = device
+        self._kept: dict[CallId, _Kept] = {}
+        self._anchor = torch.zeros((), requires_grad=True)  # outputs may need gradients where no input does
+
+    def call(self, owner: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a module of another rank; return its outputs, on this rank's device.
+
+        Raises: RemoteFailure if it failed there; ParallelError outside of a step.
+        """
+        assert self.server is not None
+        tensors: list[torch.Tensor] = []
+        body = (name, take_tensors((args, kwargs), tensors), replace(Modes.of_this_thread(), gpu=None))  # its own
+        call = _Call(self, owner, self.server.next_call(), body)
+        records = torch.is_grad_enabled()
+        outputs = _RemoteCall.apply(call, self._anchor, *tensors) if records else call.forward(tensors)
+        return put_tensors(call.structure, outputs)
+
+    def serve(self, message: Message) -> Message:
+        """Do what another rank asks for; return the answer to it."""
+        call = message.call
+        assert call is not None
+        if message.subject is Subject.BACKWARD:
+            grads = self._backward(call, self._to_device(message.tensors), message.body[1])
+            place = [grad is not None for grad in grads]
+            body = (message.subject, place)
+            return Message(Subject.OUTPUT, call, body, [grad for grad in grads if grad is not None])
+        name, structure, modes, flows = message.body
+        inputs = [
+            tensor.requires_grad_(flow) for tensor, flow in zip(self._to_device(message.tensors), flows, strict=True)
+        ]
+        # Not the leaves themselves: modules may change what they are given.
+        given = [tensor.clone() if tensor.requires_grad else tensor for tensor in inputs]
+        args, kwargs = put_tensors(structure, given)
+        with modes.entered():
+            result = self._find(name)(*args, **kwargs)
+        outputs: list[torch.Tensor] = []
+        found = take_tensors(result, outputs)
+        out_flows = [output.requires_grad for output in outputs]
+        if any(out_flows):
+            self._kept[call] = _Kept(inputs, outputs)
+        return Message(Subject.OUTPUT, call, (message.subject, found, out_flows), outputs)
+
+    def forget(self) -> None:
+        """Drop graphs that no backward pass came for."""
+        self._kept.clear()
+
+    def _backward(
+        self, call: CallId, grads: Sequence[torch.Tensor], places: Sequence[bool]
+    ) -> list[torch.Tensor | None]:
+        kept = self._kept.pop(call)
+        given = iter(grads)
+        pairs = [(output, next(given)) for output, is_there in zip(kept.outputs, places, strict=True) if is_there]
+        with torch.autograd.set_multithreading_enabled(False):  # on this thread: it may have to wait for other ranks
+            torch.autograd.backward([output for output, _ in pairs], [grad for _, grad in pairs])
+        return [one.grad if one.requires_grad else None for one in kept.inputs]
+
+    def _to_device(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [tensor.to(self._device) for tensor in tensors]
+
+
+class _Call:
+    """One call, from its forward request to the answer of its backward request."""
+
+    def __init__(self, host: Host, owner: int, call: CallId, body: tuple[str, Any, Modes]) -> None:
+        self.structure: Any = None
+        self.flows: Sequence[bool] = ()  # which outputs need gradients
+        self._host = host
+        self._owner = owner
+        self._id = call
+        self._body = body
+
+    def forward(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Ask for the forward pass."""
+        name, structure, modes = self._body
+        flows = [modes.records_gradients and tensor.requires_grad for tensor in tensors]
+        server, device = self._host.server, self._host._device
+        assert server is not None
+        answer = server.ask(Subject.FORWARD, self._owner, self._id, (name, structure, modes, flows), tensors)
+        _, self.structure, self.flows = answer.body
+        return tuple(tensor.to(device) for tensor in answer.tensors)
+
+    def backward(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Ask for the backward pass; return the gradients of the tensors that were sent."""
+        server, device = self._host.server, self._host._device
+        assert server is not None
+        places = [grad is not None for grad in grads]
+        present = [grad for grad in grads if grad is not None]
+        answer = server.ask(Subject.BACKWARD, self._owner, self._id, (self._body[0], places), present)
+        given = iter(answer.tensors)
+        return [next(given).to(device) if is_there else None for is_there in answer.body[1]]
+
+
+class _RemoteCall(torch.autograd.Function):
+    """A call of a module on another rank, as a node of the graph."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, _anchor: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        outputs = call.forward(tensors)
+        ctx.mark_non_differentiable(*(output for output, flow in zip(outputs, call.flows, strict=True) if not flow))
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        flowing = [grad if flow else None for grad, flow in zip(grads, ctx.call.flows, strict=True)]
+        return (None, None, *ctx.call.backward(flowing))
+
+
+def install_door(module: torch.nn.Module, enter: Callable[..., Any]) -> None:
+    """Have calls of a module go to `enter` instead, hooks included: they run where the module does."""
+    module.__dict__[_ORIGINAL] = enter
+
+
+def inner_call(module: torch.nn.Module) -> Callable[..., Any]:
+    """Return what calls a module past its door."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return type(module)._call_impl(module, *args, **kwargs)
+
+    return call

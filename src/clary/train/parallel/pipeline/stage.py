@@ -1,0 +1,139 @@
+"""One stage of a model on its rank: its forward pass for a microbatch, and its backward pass, whole or in halves.
+
+Where: `executor` calls these as its schedule says, and carries what they take and give between stages.
+
+A stage keeps what a microbatch needs for its backward pass until that is done; microbatches do not see each other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from clary.train.parallel.pipeline.halves import WeightHalf, backward_input
+
+Tensors = tuple[torch.Tensor, ...]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Pass:
+    """What one microbatch left behind in its forward pass."""
+
+    inputs: Tensors
+    outputs: Tensors
+    half: WeightHalf | None = None
+
+
+class Stage:
+    """A module that maps tensors to a tensor or a tuple of tensors, as one stage of a pipeline.
+
+    Gradients of its parameters add up in their `grad` over microbatches, by autograd's own accumulation: hooks that
+    wait for it see every microbatch.
+
+    Args:
+        index: which of the model's stages this is.
+        name: for messages; the module's class if not given.
+    """
+
+    def __init__(self, module: nn.Module, index: int, *, name: str = "") -> None:
+        self.module = module
+        self.index = index
+        self.name = name or type(module).__name__
+        self._passes: dict[int, _Pass] = {}
+        self._has_said_why = False
+
+    @property
+    def num_alive(self) -> int:
+        """The microbatches whose activations live."""
+        return len(self._passes)
+
+    def forward(
+        self, microbatch: int, inputs: Sequence[torch.Tensor], *, finish: Callable[[Any], Any] | None = None
+    ) -> Tensors:
+        """Run the forward pass.
+
+        Args:
+            inputs: of the module; those that require a gradient get one in the backward pass.
+            finish: makes of the module's result what the stage gives: a loss, on the last stage.
+        Returns: what the next stage takes, out of the graph; those of them require a gradient that want one back.
+        Raises: TypeError if the module gives anything but tensors.
+        """
+        leaves = tuple(one.detach().requires_grad_(one.requires_grad) for one in inputs)
+        with torch.enable_grad():
+            result = self.module(*leaves)
+            if finish is not None:
+                result = finish(result)
+        outputs = tuple(result) if isinstance(result, list | tuple) else (result,)
+        for one in outputs:
+            if not isinstance(one, torch.Tensor):
+                raise TypeError(
+                    f"stage {self.index} ({self.name}) gave {type(one).__name__}; expected a tensor or a tuple of them"
+                )
+        self._passes[microbatch] = _Pass(leaves, outputs)
+        return tuple(one.detach().requires_grad_(one.requires_grad) for one in outputs)
+
+    def backward(self, microbatch: int, gradients: Sequence[torch.Tensor]) -> Tensors:
+        """Run the whole backward pass.
+
+        Args:
+            gradients: of the outputs that require one, in their order.
+        Returns: those of the inputs that require one, in their order; zeros where an input was not used.
+        """
+        done = self._passes.pop(microbatch)
+        self._run_whole(done, gradients)
+        return _take_gradients(done.inputs)
+
+    def backward_input(self, microbatch: int, gradients: Sequence[torch.Tensor]) -> Tensors:
+        """Run the half that the stage before waits for; as `backward`, but for the gradients of weights.
+
+        On a stage whose inputs want no gradient, as the first, it has nothing to do.
+        """
+        kept = self._passes[microbatch]
+        inputs, outputs = _differentiable(kept.inputs), _differentiable(kept.outputs)
+        kept.half = backward_input(outputs, gradients, inputs) if outputs else WeightHalf()
+        if kept.half is None:
+            self._say_once("a module is checkpointed with reentry: gradients of weights are not put off")
+            self._run_whole(kept, gradients)
+        elif kept.half.whole:
+            names = {id(parameter): name for name, parameter in self.module.named_parameters()}
+            whole = ", ".join(names.get(id(weight), "a tensor of no name") for weight in kept.half.whole)
+            self._say_once(f"not put off: the gradients of {whole}, used in several places or by a function in Python")
+        kept.outputs = ()
+        found = _take_gradients(kept.inputs)
+        kept.inputs = ()
+        return found
+
+    def backward_weight(self, microbatch: int) -> None:
+        """Run the other half, after `backward_input`; the activations go."""
+        half = self._passes.pop(microbatch).half
+        if half is not None:
+            half.run()
+
+    def forget(self) -> None:
+        """Let go of what all microbatches left behind, after a step that failed."""
+        self._passes.clear()
+
+    def _run_whole(self, done: _Pass, gradients: Sequence[torch.Tensor]) -> None:
+        outputs = _differentiable(done.outputs)
+        if outputs:
+            torch.autograd.backward(outputs, gradients)
+
+    def _say_once(self, words: str) -> None:
+        if not self._has_said_why:
+            self._has_said_why = True
+            _log.warning("stage %d (%s): %s", self.index, self.name, words)
+
+
+def _differentiable(tensors: Tensors) -> list[torch.Tensor]:
+    return [one for one in tensors if one.requires_grad]
+
+
+def _take_gradients(inputs: Tensors) -> Tensors:
+    return tuple(torch.zeros_like(one) if one.grad is None else one.grad for one in _differentiable(inputs))

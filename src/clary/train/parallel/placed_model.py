@@ -1,0 +1,116 @@
+"""A model whose modules lie on pipeline ranks: what of it lies here, and how its parameters are replicated.
+
+Where: what `DistributedModel` is, once the first step, or its constructor, has placed modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from clary.train.parallel.mesh import Along
+from clary.train.parallel.runtime import Runtime
+
+
+class PlacedModel(torch.nn.Module):
+    """Names and owners of the modules of a model.
+
+    Args:
+        module: the model that is wrapped.
+    """
+
+    def __init__(self, module: torch.nn.Module, runtime: Runtime) -> None:
+        super().__init__()
+        self.module = module
+        self._runtime = runtime
+        self._owners: dict[str, int] = {}
+        self.partitioned = False
+
+    @property
+    def owners(self) -> dict[str, int]:
+        """The pipeline rank of every module, by its path; empty until modules lie where they will."""
+        return dict(self._owners)
+
+    def owner_of(self, name: str) -> int:
+        """Return the pipeline rank of a module, by its path in the wrapped model.
+
+        Raises: RuntimeError before the first step of a pipeline.
+        """
+        if not self.partitioned:
+            raise RuntimeError("modules have no ranks yet: the first step places them (register_post_partition_hook)")
+        return self._owners[name]
+
+    def local_named_modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
+        """Yield the modules of this rank, with their paths in the wrapped model."""
+        for name, module in self.module.named_modules():
+            if self.owner_of(name) == self._runtime.pipeline_rank:
+                yield name, module
+
+    def local_modules(self) -> Iterator[torch.nn.Module]:
+        """Yield the modules of this rank."""
+        return (module for _, module in self.local_named_modules())
+
+    def local_named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Yield the parameters of this rank, each once."""
+        seen: set[int] = set()
+        for prefix, module in self.local_named_modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield (f"{prefix}.{name}" if prefix else name), parameter
+
+    def local_parameters(self) -> Iterator[torch.nn.Parameter]:
+        """Yield the parameters of this rank."""
+        return (parameter for _, parameter in self.local_named_parameters())
+
+    def local_named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the buffers of this rank."""
+        for prefix, module in self.local_named_modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                yield (f"{prefix}.{name}" if prefix else name), buffer
+
+    def local_buffers(self) -> Iterator[torch.Tensor]:
+        """Yield the buffers of this rank."""
+        return (buffer for _, buffer in self.local_named_buffers())
+
+    # Tensor parallelism.
+
+    def distributed_modules(self) -> Iterator[torch.nn.Module]:
+        """Yield the modules that a tensor group holds together."""
+        return (one for one in self.module.modules() if getattr(one, "is_distributed", False))
+
+    def is_distributed_parameter(self, parameter: torch.nn.Parameter) -> bool:
+        """Whether a parameter is a slice: other tensor ranks hold other values."""
+        return getattr(parameter, "tensor_slice", None) is not None
+
+    def is_distributed_buffer(self, buffer: torch.Tensor) -> bool:
+        """Whether a buffer is a slice; none is."""
+        return False
+
+    def is_scaled_batch_parameter(self, parameter: torch.nn.Parameter) -> bool:
+        """Whether a parameter sees the batch of its whole tensor group, so that it is averaged over rdp alone."""
+        return any(parameter is one for module in self.distributed_modules() for one in module.parameters())
+
+    def is_scaled_batch_buffer(self, buffer: torch.Tensor) -> bool:
+        """Likewise of a buffer."""
+        return any(buffer is one for module in self.distributed_modules() for one in module.buffers())
+
+    def default_reducer_named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Yield this rank's parameters that are averaged over dp."""
+        return ((name, one) for name, one, along in self._parameters_and_axes() if along is Along.DP)
+
+    def scaled_batch_reducer_named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Yield this rank's parameters that are averaged over rdp."""
+        return ((name, one) for name, one, along in self._parameters_and_axes() if along is Along.RDP)
+
+    def _parameters_and_axes(self) -> Iterator[tuple[str, torch.nn.Parameter, Along]]:
+        """Yield this rank's parameters, and over which ranks each is replicated."""
+        sliced = {
+            id(parameter)
+            for module in self.module.modules()
+            if getattr(module, "is_distributed", False)
+            for parameter in module.parameters()
+        }
+        for name, parameter in self.local_named_parameters():
+            yield name, parameter, Along.RDP if id(parameter) in sliced else Along.DP

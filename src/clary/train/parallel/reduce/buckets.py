@@ -1,0 +1,98 @@
+"""Which gradients travel together: buckets of one dtype and group, last parameters first.
+
+A parameter that has a gradient on some ranks only (control flow may differ) counts as zero on the others; one that has
+none anywhere keeps none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Replicated:
+    """A parameter and the ranks over which its gradient is averaged."""
+
+    name: str
+    parameter: torch.nn.Parameter
+    group: dist.ProcessGroup
+
+
+class Bucket:
+    """Gradients that travel together.
+
+    Args:
+        index: its place among the buckets, in which order all ranks send them.
+    """
+
+    def __init__(self, index: int, members: Sequence[Replicated]) -> None:
+        self.index = index
+        self.members = list(members)
+        self.group = members[0].group
+        self.num_ranks = dist.get_world_size(self.group)
+        self.numel = sum(one.parameter.numel() for one in members)
+
+    @torch.no_grad()
+    def flatten(self, *, is_empty: bool = False, divides: bool = True) -> torch.Tensor:
+        """Return copies of the gradients behind each other, and for each parameter whether it has one (1 or 0).
+
+        Args:
+            is_empty: contribute nothing, whatever gradients are there.
+            divides: by the number of ranks, so that the sum is the mean; before it, for half precision.
+
+        Raises: RuntimeError naming a sparse gradient.
+        """
+        first = self.members[0].parameter
+        flat = torch.zeros(self.numel + len(self.members), dtype=first.dtype, device=first.device)
+        begin = 0
+        for place, one in enumerate(self.members):
+            grad = one.parameter.grad
+            if grad is not None and not is_empty:
+                if grad.is_sparse:
+                    raise RuntimeError(
+                        f"{one.name} has a sparse gradient, which is not reduced: make it with sparse=False"
+                    )
+                part = flat[begin : begin + grad.numel()].copy_(grad.reshape(-1))
+                if divides:
+                    part.div_(self.num_ranks)
+                flat[self.numel + place] = 1
+            begin += one.parameter.numel()
+        return flat
+
+    @torch.no_grad()
+    def spread(self, means: torch.Tensor, present: Sequence[float]) -> None:
+        """Put means back where a gradient is present on any rank.
+
+        Args:
+            means: flat, as long as the gradients.
+            present: on how many ranks, by parameter.
+        """
+        begin = 0
+        for one, count in zip(self.members, present, strict=True):
+            mean = means[begin : begin + one.parameter.numel()].view(one.parameter.shape)
+            begin += one.parameter.numel()
+            if not count:
+                continue
+            if one.parameter.grad is None:
+                one.parameter.grad = mean.clone()
+            else:
+                one.parameter.grad.copy_(mean)
+
+
+def fill_buckets(parameters: Sequence[Replicated], bucket_bytes: int) -> list[Bucket]:
+    """Group parameters, last ones first: their gradients are there first."""
+    open_buckets: dict[tuple[torch.dtype, int], list[Replicated]] = {}
+    sizes: dict[tuple[torch.dtype, int], int] = {}
+    full: list[list[Replicated]] = []
+    for one in reversed(parameters):
+        key = (one.parameter.dtype, id(one.group))
+        num_bytes = one.parameter.numel() * one.parameter.element_size()
+        if key in open_buckets and sizes[key] + num_bytes > bucket_bytes:
+            full.append(open_buckets.pop(key))
+        open_buckets.setdefault(key, []).append(one)
+        sizes[key] = (sizes[key] if len(open_buckets[key]) > 1 else 0) + num_bytes
+    return [Bucket(index, members) for index, members in enumerate([*full, *open_buckets.values()])]

@@ -1,0 +1,97 @@
+"""Who takes part in a reduction: every rank tells what it does, in one small message before the gradients.
+
+A replica may have had no backward pass in a step, or no more batches. The others do not know, and would wait; so a rank
+that comes to its optimizer without having reduced says so, and takes part in what the others do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+import torch.distributed as dist
+
+from clary.train.parallel.errors import ParallelError
+
+_KINDS = 4  # more than there are of `Doing`: a message is one number a rank
+
+
+class Doing(IntEnum):
+    """What a rank has come for."""
+
+    REDUCES = 1
+    STEPS = 2  # its optimizer is to step, and it has had no gradients
+    HAS_ENDED = 3  # it has no more batches, see `DistributedModel.join`
+
+
+@dataclass(frozen=True)
+class Present:
+    """What the ranks of a group do now."""
+
+    doing: dict[int, Doing]  # by rank of the world
+
+    def who(self, doing: Doing) -> list[int]:
+        """Return the ranks that do this."""
+        return [rank for rank, found in self.doing.items() if found is doing]
+
+
+class MeetingPoint:
+    """Where the ranks of one group tell each other what they do.
+
+    Args:
+        device: of the group's messages.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        self._group = group
+        self._device = device
+        self._ranks = dist.get_process_group_ranks(group)
+        self._own = dist.get_rank(group)
+
+    def begin(self, doing: Doing, num_steps: int) -> Callable[[], Present]:
+        """Tell the others; what is returned waits for them. All ranks of the group call it, for whatever they do.
+
+        Args:
+            num_steps: that the optimizer has taken.
+
+        Raises: what is returned raises ParallelError naming ranks whose optimizers have taken other numbers of steps.
+        """
+        told = torch.zeros(len(self._ranks), dtype=torch.int64, device=self._device)
+        told[self._own] = num_steps * _KINDS + doing
+        work = dist.all_reduce(told, group=self._group, async_op=True)
+
+        def wait() -> Present:
+            work.wait()
+            heard = [divmod(value, _KINDS) for value in told.tolist()]
+            found = Present({rank: Doing(kind) for rank, (_, kind) in zip(self._ranks, heard, strict=True)})
+            self._check({rank: steps for rank, (steps, _) in zip(self._ranks, heard, strict=True)}, found)
+            return found
+
+        return wait
+
+    def begin_sum(self, values: list[float]) -> Callable[[], list[float]]:
+        """Add up numbers over the ranks, place by place; what is returned waits for the sums. All ranks call it."""
+        told = torch.tensor(values, device=self._device)
+        work = dist.all_reduce(told, group=self._group, async_op=True)
+
+        def wait() -> list[float]:
+            work.wait()
+            return [float(one) for one in told.tolist()]
+
+        return wait
+
+    def all_of(self, value: int) -> list[int]:
+        """Return a whole number of every rank of the group, by rank in it. All of them call it."""
+        own = [float(value) if place == self._own else 0.0 for place in range(len(self._ranks))]
+        return [int(one) for one in self.begin_sum(own)()]
+
+    def _check(self, steps: dict[int, int], found: Present) -> None:
+        at_work = {rank: steps[rank] for rank in found.doing if found.doing[rank] is not Doing.HAS_ENDED}
+        if len(set(at_work.values())) > 1:
+            words = ", ".join(f"rank {rank} has taken {number}" for rank, number in at_work.items())
+            raise ParallelError(
+                f"replicas average gradients of different steps of their optimizers: {words}; a replica has left out a "
+                "backward pass or a step of its optimizer: have all of them call the same, or use model.join()"
+            )

@@ -1,0 +1,282 @@
+"""Averages gradients over replicas, while the backward pass runs or after it.
+
+[Note: when a gradient is final] How many backward passes give a parameter a gradient in a step depends on the model:
+microbatches, calls of its module, recomputation. The reducer counts them, and takes a gradient for final once as many
+have come as in the step that had the most. A bucket goes when all of it is final and those before it have gone, so all
+ranks send the same buckets in the same order. Whether gradients came after their bucket had gone is told at the end,
+and such a bucket goes again: counting decides when, never what.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from clary.train.parallel.errors import ParallelError
+from clary.train.parallel.reduce.buckets import Bucket, Replicated, fill_buckets
+from clary.train.parallel.reduce.hooks import CommunicationHook
+from clary.train.parallel.reduce.meeting import Doing, MeetingPoint, Present
+
+_LOG = logging.getLogger(__name__)
+
+# Waits for a bucket; returns its means and on how many ranks each parameter has a gradient (None: told at the end).
+_Sent = Callable[[], tuple[torch.Tensor, list[float] | None]]
+
+
+class GradientReducer:
+    """Averages the gradients of a list of parameters, the same on all ranks of each one's group.
+
+    Args:
+        bucket_bytes: of gradients that travel together.
+        overlaps: send buckets while a backward pass runs that was announced by `allow_sending`.
+    """
+
+    def __init__(self, parameters: Iterable[Replicated], *, bucket_bytes: int, overlaps: bool = False) -> None:
+        self._buckets = fill_buckets([one for one in parameters if dist.get_world_size(one.group) > 1], bucket_bytes)
+        self._overlaps = overlaps
+        self._hook: CommunicationHook | None = None
+        self._may_send = False
+        self._sent: list[_Sent] = []  # of the buckets, from the first on
+        self._late: set[int] = set()  # buckets that have got gradients after they had been sent
+        self._meeting: Callable[[], Present] | None = None
+        self._failure: str | None = None
+        self.is_joined = False  # ranks may end before others
+        self._divides_by_active = False
+        self._throws = False
+        self._num_steps = 0  # of the optimizer
+        self._has_met = False  # since the optimizer's last step
+        self._num_reductions = 0
+        self._seen: dict[int, int] = {}  # gradients that have come since the last reduction, by parameter
+        self._expected: dict[int, int] = {}  # the most that ever came
+        self._num_open = [len(bucket.members) for bucket in self._buckets]  # parameters that are not final, by bucket
+        self._point: MeetingPoint | None = None
+        self._handles: list[Any] = []
+        if self._buckets:
+            widest = max(self._buckets, key=lambda bucket: bucket.num_ranks)  # has the ranks of all other groups
+            self._point = MeetingPoint(widest.group, widest.members[0].parameter.device)
+        self._handles = self._watch()
+
+    def set_hook(self, hook: CommunicationHook) -> None:
+        """Have a hook average buckets from now on.
+
+        Raises: RuntimeError if there is one.
+        """
+        if self._hook is not None:
+            raise RuntimeError("register_comm_hook: there is a hook already; a model has one")
+        self._hook = hook
+
+    def allow_sending(self) -> None:
+        """Say that gradients which come until `forbid_sending` are the last ones before `reduce`."""
+        self._may_send = self._overlaps and self._num_reductions > 0
+
+    def forbid_sending(self, *, has_failed: bool) -> None:
+        """Send nothing more by itself.
+
+        Args:
+            has_failed: the step did; where buckets are under way others wait for the rest, so nothing can be averaged
+                any more, and `reduce` says so.
+        """
+        self._may_send = False
+        if has_failed and self._sent:
+            self._failure = (
+                f"a step failed on this rank while {len(self._sent)} of {len(self._buckets)} buckets of gradients were "
+                "on their way to the other replicas: start the program again, from a checkpoint"
+            )
+
+    def reduce(self) -> None:
+        """Replace gradients by their means. All ranks of the groups call it.
+
+        Raises: RuntimeError naming a sparse gradient; torch's error where a rank does not come; ParallelError where
+            replicas are at different steps.
+        """
+        if self._point is not None:
+            self._send_rest(is_empty=False)
+            self._finish(spreads=True)
+
+    def settle(self) -> None:
+        """Say that the optimizer is to step, so that ranks that reduce need not wait for this one, and take part.
+
+        All ranks of the groups call it before a step of the optimizer; those that have reduced since the last one need
+        to say nothing.
+
+        Raises: as `reduce`.
+        """
+        if self._point is None or self._has_met:
+            return
+        self._has_met = True
+        present = self._point.begin(Doing.STEPS, self._num_steps)()
+        if present.who(Doing.REDUCES):
+            self._meeting = lambda: present
+            self.reduce()
+
+    def count_step(self) -> None:
+        """Say that the optimizer has stepped."""
+        self._num_steps += 1
+        self._has_met = False
+
+    def forget(self) -> None:
+        """Forget what has come: gradients were set to zero."""
+        if not self._sent:
+            self._restart_counts()
+
+    def begin_join(self, *, divides_by_active: bool, throws: bool) -> None:
+        """Say that ranks may end before others from now on.
+
+        Args:
+            divides_by_active: whether means are those over the ranks that have not ended.
+            throws: whether all raise when the first ends.
+        """
+        self.is_joined, self._divides_by_active, self._throws = True, divides_by_active, throws
+
+    def leave_join(self) -> None:
+        """Say that all go on together."""
+        self.is_joined = self._divides_by_active = self._throws = False
+
+    def end_join(self) -> list[int]:
+        """Contribute nothing to the reductions of the others until all ranks have come here.
+
+        Returns: how often each rank of the group has contributed nothing, by rank in it.
+        Raises: RuntimeError if the first to end is to end all; as `reduce`.
+        """
+        if self._point is None:
+            return [0]
+        num_rounds = 0
+        while True:
+            present = self._point.begin(Doing.HAS_ENDED, self._num_steps)()
+            if len(present.who(Doing.HAS_ENDED)) == len(present.doing):
+                self._num_steps, self._has_met = 0, False  # all count anew, together
+                return self._point.all_of(num_rounds)
+            self._check_end(present)
+            if present.who(Doing.REDUCES):
+                num_rounds += 1
+                self._meeting = lambda present=present: present
+                self._send_rest(is_empty=True)
+                self._finish(spreads=False)
+
+    # How gradients are followed.
+
+    def remove(self) -> None:
+        """Follow gradients no more."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _watch(self) -> list[Any]:
+        return [
+            one.parameter.register_post_accumulate_grad_hook(self._counting(bucket))
+            for bucket in self._buckets
+            for one in bucket.members
+        ]
+
+    def _counting(self, bucket: Bucket) -> Callable[[torch.Tensor], None]:
+        def count(parameter: torch.Tensor) -> None:
+            key = id(parameter)
+            self._seen[key] = seen = self._seen.get(key, 0) + 1
+            if bucket.index < len(self._sent):
+                self._late.add(bucket.index)
+            elif seen == self._expected.get(key):
+                self._num_open[bucket.index] -= 1
+                if self._may_send:
+                    self._send_ready()
+
+        return count
+
+    def _send_ready(self) -> None:
+        while len(self._sent) < len(self._buckets) and self._num_open[len(self._sent)] == 0:
+            self._send(self._buckets[len(self._sent)], is_empty=False)
+
+    # How buckets go.
+
+    def _send_rest(self, *, is_empty: bool) -> None:
+        if self._failure is not None:
+            raise ParallelError(self._failure)
+        for bucket in self._buckets[len(self._sent) :]:
+            self._send(bucket, is_empty=is_empty)
+
+    def _send(self, bucket: Bucket, *, is_empty: bool) -> None:
+        if self._meeting is None:
+            assert self._point is not None
+            self._meeting = self._point.begin(Doing.REDUCES, self._num_steps)
+        self._sent.append(self._started(bucket, is_empty=is_empty))
+
+    def _started(self, bucket: Bucket, *, is_empty: bool) -> _Sent:
+        if self._hook is not None:
+            flat = bucket.flatten(is_empty=is_empty, divides=False)[: bucket.numel]
+            wait = self._hook.start(bucket, flat, len(self._buckets))
+            return lambda: (wait(), None)
+        flat = bucket.flatten(is_empty=is_empty)
+        work = dist.all_reduce(flat, group=bucket.group, async_op=True)
+
+        def finish() -> tuple[torch.Tensor, list[float]]:
+            work.wait()
+            return flat[: bucket.numel], flat[bucket.numel :].tolist()
+
+        return finish
+
+    def _finish(self, *, spreads: bool) -> None:
+        """Wait for all buckets; send again what has got gradients since."""
+        assert self._meeting is not None
+        sent, self._sent, late, self._late = self._sent, [], self._late, set()
+        meeting, self._meeting = self._meeting, None
+        closing = self._close(late, is_empty=not spreads)
+        present = meeting()
+        self._has_met = True
+        self._check_end(present)
+        if absent := present.who(Doing.STEPS):
+            _LOG.warning("ranks %s had no backward pass in a step that others had one in: it counts as zero", absent)
+        again, counts = closing()
+        for index in again:
+            sent[index]()  # what went too early is waited for as well: its buffer is in use
+            sent[index] = self._started(self._buckets[index], is_empty=not spreads)
+        num_active = len(present.doing) - len(present.who(Doing.HAS_ENDED))
+        for bucket, wait in zip(self._buckets, sent, strict=True):
+            means, found = wait()
+            if spreads:
+                if self._divides_by_active and num_active < bucket.num_ranks:
+                    means = means * (bucket.num_ranks / num_active)
+                bucket.spread(means, counts[bucket.index] if found is None else found)
+        self._num_reductions += 1
+        for key, seen in self._seen.items():
+            self._expected[key] = max(seen, self._expected.get(key, 0))
+        self._restart_counts()
+
+    def _close(self, late: set[int], *, is_empty: bool) -> Callable[[], tuple[list[int], list[list[float]]]]:
+        """Tell what this rank can only know at the end; what is returned waits for what all have told.
+
+        Returns: buckets that have to go again on any rank; with a hook, on how many ranks each parameter is present.
+        """
+        if self._hook is None and not (self._overlaps and self._num_reductions):
+            return lambda: ([], [])
+        assert self._point is not None
+        own = [float(bucket.index in late) for bucket in self._buckets]
+        if self._hook is not None:
+            members = [one for bucket in self._buckets for one in bucket.members]
+            own += [float(one.parameter.grad is not None and not is_empty) for one in members]
+        wait = self._point.begin_sum(own)
+
+        def heard() -> tuple[list[int], list[list[float]]]:
+            sums = wait()
+            again = [bucket.index for bucket in self._buckets if sums[bucket.index]]
+            present, begin = [], len(self._buckets)
+            for bucket in self._buckets:
+                present.append(sums[begin : begin + len(bucket.members)])
+                begin += len(bucket.members)
+            return again, present
+
+        return heard
+
+    def _check_end(self, present: Present) -> None:
+        if self._throws and (ended := present.who(Doing.HAS_ENDED)):
+            raise RuntimeError(
+                f"join: ranks {ended} have no more batches, ranks {present.who(Doing.REDUCES)} have; with "
+                "throw_on_early_termination all end now"
+            )
+
+    def _restart_counts(self) -> None:
+        self._seen.clear()
+        self._num_open = [
+            sum(self._expected.get(id(one.parameter), 0) > 0 for one in bucket.members) for bucket in self._buckets
+        ]

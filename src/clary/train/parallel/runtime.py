@@ -1,0 +1,222 @@
+"""What a process knows of its parallel program: configuration, mesh, groups, device. One a process.
+
+Where: `initialize` first, once, on every rank; all else calls `current()`. torch.distributed is initialised here unless
+the program has done so already.
+
+A rank learns its place from its launcher: torchrun's variables, or Open MPI's; without either it is alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from clary.train.collective.bootstrap.hosts import host_name
+from clary.train.collective.settings import CollectiveSettings
+from clary.train.parallel.configuration import Configuration
+from clary.train.parallel.groups import Groups
+from clary.train.parallel.mesh import Along, Mesh
+
+TIMEOUT_VARIABLE = "CLARY_PARALLEL_TIMEOUT_S"
+_TIMEOUT_S = 1800.0  # as torch.distributed's own
+_MASTER_PORT = 29500  # where neither launcher nor configuration names one; torch's habit
+_PLACES = (  # what launchers call rank, size, rank on the host, ranks on the host
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a launcher has put this process."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+
+@dataclass
+class Runtime:
+    """One rank of a parallel program.
+
+    Args:
+        device: where this rank computes.
+        timeout_s: of every wait for another rank.
+        model: the one DistributedModel, once it is made.
+        optimizer: the one DistributedOptimizer, once it is made.
+    """
+
+    configuration: Configuration
+    groups: Groups
+    place: Place
+    device: torch.device
+    timeout_s: float
+    model: Any = None
+    optimizer: Any = None
+
+    @property
+    def mesh(self) -> Mesh:
+        """Which rank lies where."""
+        return self.groups.mesh
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the world."""
+        return self.place.rank
+
+    @property
+    def pipeline_rank(self) -> int:
+        """The part of the model that this rank holds."""
+        return self.groups.group_rank(Along.PP)
+
+
+_runtime: Runtime | None = None
+
+
+def is_initialized() -> bool:
+    """Whether `initialize` has been called."""
+    return _runtime is not None
+
+
+def current() -> Runtime:
+    """Return the runtime of this process.
+
+    Raises: RuntimeError if it has none yet.
+    """
+    if _runtime is None:
+        raise RuntimeError("model parallelism is not initialised: call smp.init() first, on every rank")
+    return _runtime
+
+
+def initialize(configuration: Configuration) -> Runtime:
+    """Make this process a rank of a parallel program. Every rank calls it; a second call with equal keys does nothing.
+
+    Raises:
+        ValueError: the number of ranks does not fit the degrees, or CLARY_PARALLEL_TIMEOUT_S is no positive number.
+        RuntimeError: it is initialised with other keys already, or ranks do not come; torch's words.
+    """
+    global _runtime
+    if _runtime is not None:
+        if _runtime.configuration != configuration:
+            raise RuntimeError(f"initialised already, with other keys: {_runtime.configuration}; got {configuration}")
+        return _runtime
+    timeout_s = _timeout_s(os.environ)
+    place = find_place(os.environ)
+    is_untold = place.size == 1
+    if dist.is_initialized():  # by the program itself: its ranks count
+        place = Place(dist.get_rank(), dist.get_world_size(), place.local_rank, place.local_size)
+    mesh = configuration.mesh(place.size)  # before anybody waits for anybody
+    if not dist.is_initialized():
+        _join(configuration, place, _device(place), timeout_s)
+    groups = Groups(mesh, place.rank, timeout=timedelta(seconds=timeout_s))
+    if is_untold and place.size > 1:
+        place = _place_on_host(place, groups)
+    device = _device(place)
+    _runtime = Runtime(configuration, groups, place, device, timeout_s)
+    return _runtime
+
+
+def reset() -> None:
+    """Forget the runtime, and end what its model has begun; torch.distributed stays as it is.
+
+    For programs that initialise twice, such as tests.
+    """
+    global _runtime
+    if _runtime is not None and _runtime.model is not None:
+        _runtime.model.close()
+    _runtime = None
+
+
+def find_place(environ: Mapping[str, str]) -> Place:
+    """Read a process's place from what its launcher has set; alone where there is nothing.
+
+    Raises: ValueError naming a variable that is no number.
+    """
+    for names in _PLACES:
+        if names[0] in environ and names[1] in environ:
+            rank, size = (_whole(environ, name) for name in names[:2])
+            local_rank = _whole(environ, names[2]) if names[2] in environ else rank
+            local_size = _whole(environ, names[3]) if names[3] in environ else size
+            return Place(rank, size, local_rank, local_size)
+    return Place(0, 1, 0, 1)
+
+
+def _place_on_host(place: Place, groups: Groups) -> Place:
+    """Count the ranks of this host, where no launcher has told."""
+    hosts = groups.allgather(host_name(CollectiveSettings.from_environment(os.environ)), Along.WORLD)
+    own = hosts[place.rank]
+    return Place(place.rank, place.size, hosts[: place.rank].count(own), hosts.count(own))
+
+
+def _whole(environ: Mapping[str, str], name: str) -> int:
+    try:
+        return int(environ[name])
+    except ValueError:
+        raise ValueError(f"{name} is {environ[name]!r}; expected a whole number, as launchers set it") from None
+
+
+def _timeout_s(environ: Mapping[str, str]) -> float:
+    text = environ.get(TIMEOUT_VARIABLE, "")
+    try:
+        timeout_s = float(text or _TIMEOUT_S)
+    except ValueError:
+        timeout_s = 0.0
+    if not timeout_s > 0:
+        raise ValueError(f"{TIMEOUT_VARIABLE} is {text!r}; expected seconds, above 0")
+    return timeout_s
+
+
+def _device(place: Place) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    if place.local_rank >= torch.cuda.device_count():
+        raise ValueError(
+            f"local rank {place.local_rank} has no GPU of its own: this host has {torch.cuda.device_count()}; start as "
+            "many processes on a host as it has GPUs"
+        )
+    device = torch.device("cuda", place.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _join(configuration: Configuration, place: Place, device: torch.device, timeout_s: float) -> None:
+    """Initialise torch.distributed."""
+    backend = configuration.ddp_dist_backend
+    if backend == "auto":
+        backend = "nccl" if device.type == "cuda" else "gloo"
+    timeout = timedelta(seconds=timeout_s)
+    if place.size == 1:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        return
+    if "MASTER_ADDR" not in os.environ:
+        raise RuntimeError(f"MASTER_ADDR is not set: rank {place.rank} of {place.size} cannot find rank 0")
+    port = configuration.ddp_port or int(os.environ.get("MASTER_PORT", _MASTER_PORT))
+    # torchrun's agent has the store at MASTER_PORT already; a port of the configuration's own is rank 0's to open.
+    is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and not configuration.ddp_port
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        port,
+        place.size,
+        is_master=place.rank == 0 and not is_agents,
+        timeout=timeout,
+        wait_for_workers=False,
+    )
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore("clary-parallel", store),
+        rank=place.rank,
+        world_size=place.size,
+        timeout=timeout,
+    )

@@ -1,0 +1,263 @@
+"""One flat buffer of parameters: its shard, which stays; the whole, which comes and goes; gradients on their way.
+
+[Note: whole and freed] A module's parameters keep their identity and their shape. While gathered they are views of the
+buffer `full`; freed, they are one NaN that is expanded to their shape, so that reading what is not there gives NaN and
+not a crash. `full` is one tensor for ever whose storage is let go and taken again: what autograd has saved of it, views
+too, is right again once it has been gathered again. It is written through an alias without a history, which leaves
+versions alone.
+
+[Note: masters] What the optimizer steps on is the shard, in float32 where parameters have 16 bits: `slices` are views
+of it, the part of every parameter that lies in the own segment, possibly empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from clary.train.parallel.sharded.collectives import start_all_gather, start_reduce_scatter
+from clary.train.parallel.sharded.groups import ShardingGroups
+from clary.train.parallel.sharded.layout import FlatLayout
+
+_FEW_BYTES = 4  # dtypes of fewer are stepped on in float32
+
+
+class Flat:
+    """The parameters of one buffer on one rank.
+
+    Args:
+        parameters: in the order of the layout; they become views here.
+        groups: None if all of it stays whole on this rank.
+        compute_dtype: of the parameters.
+        reduce_dtype: of gradients on their way.
+    """
+
+    def __init__(
+        self,
+        layout: FlatLayout,
+        parameters: Sequence[nn.Parameter],
+        groups: ShardingGroups | None,
+        *,
+        compute_dtype: torch.dtype,
+        reduce_dtype: torch.dtype,
+    ) -> None:
+        self.layout = layout
+        self.parameters = list(parameters)
+        self.groups = groups
+        self.is_trained = parameters[0].requires_grad
+        self.reduce_dtype = reduce_dtype
+        self.segment = groups.segment if groups is not None else 0
+        self.pieces = layout.pieces(self.segment)
+        self.holders: set[object] = set()  # calls of modules that it must stay whole for
+        self.is_whole = groups is None
+        self.arrived: set[int] = set()  # places of parameters whose gradients the running backward pass has given
+        self.used: set[int] = set()  # and of those that have got any since the last step
+        self.master_gradient_S: torch.Tensor | None = None
+        self.finish_synchronisation: Callable[[], None] | None = None
+        self._finish_gather: Callable[[], None] | None = None
+        self._gradient_N: torch.Tensor | None = None
+        self._aside_S: torch.Tensor | None = None  # gradients that are those of all replicas, while others come
+        self._adopt(compute_dtype)
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages."""
+        first, *others = self.layout.names
+        return f"{first} and {len(others)} more" if others else first
+
+    @property
+    def numel(self) -> int:
+        """Elements of the whole buffer."""
+        return self.layout.padded_numel
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether the whole takes up memory: it is gathered, or about to be."""
+        return self.groups is not None and (self.is_whole or self._finish_gather is not None)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the running backward pass has given the gradients of all parameters."""
+        return len(self.arrived) == len(self.parameters)
+
+    def start_gather(self) -> bool:
+        """Begin to make it whole; False if it is, or is about to be."""
+        if self.groups is None or self.is_whole or self._finish_gather is not None:
+            return False
+        self._full_N.untyped_storage().resize_(self.numel * self._full_N.itemsize)
+        written_N = self._full_N.data
+        written_N.view(self.layout.degree, -1)[self.segment].copy_(self.master_S.data)
+        self._finish_gather = start_all_gather(written_N, self.groups)
+        return True
+
+    def finish_gather(self) -> None:
+        """Wait until it is whole, and let the parameters see it."""
+        if self._finish_gather is None:
+            return
+        self._finish_gather()
+        self._finish_gather = None
+        self.is_whole = True
+        self._show()
+
+    def free(self) -> None:
+        """Let the whole go; the shard stays. Does nothing while a gather is under way or where all is kept whole."""
+        if self.groups is None or not self.is_whole:
+            return
+        self.is_whole = False
+        for parameter in self.parameters:
+            parameter.data = self._nothing.expand(parameter.shape)
+        self._full_N.untyped_storage().resize_(0)
+
+    def refresh(self) -> None:
+        """Write the masters into parameters that stay whole, after a step."""
+        if self.groups is None and self._full_N is not self.master_S:
+            self._full_N.data.copy_(self.master_S.data)
+
+    def accept(self, place: int) -> None:
+        """Take the gradient of the parameter at a place away from it."""
+        parameter = self.parameters[place]
+        gradient = parameter.grad
+        assert gradient is not None, "a hook of a gradient without one"
+        parameter.grad = None
+        self.arrived.add(place)
+        self.used.add(place)
+        if self.finish_synchronisation is not None:
+            self._put_aside()
+        offset, numel = self.layout.offsets[place], self.layout.numels[place]
+        if self.groups is None:
+            self._master_gradient()[offset : offset + numel].add_(gradient.reshape(-1))
+            return
+        if self._gradient_N is None:
+            self._gradient_N = torch.zeros(self.numel, dtype=self.reduce_dtype, device=gradient.device)
+        # The mean over the sharding group; divided before they are added up, 16 bits hold the sum.
+        self._gradient_N[offset : offset + numel].add_(gradient.reshape(-1), alpha=1 / self.layout.degree)
+
+    def start_reduction(self) -> Callable[[], None]:
+        """Begin to reduce what has arrived to the shard's gradient; what is returned ends it, and frees it."""
+        self.arrived.clear()
+        gradient_N, self._gradient_N = self._gradient_N, None
+        if self.groups is None or gradient_N is None:
+            return _do_nothing
+        finish = start_reduce_scatter(gradient_N, self.groups)
+
+        def add() -> None:
+            if self.master_gradient_S is None:
+                self.master_gradient_S = finish().to(self.master_S.dtype)
+            else:
+                self.master_gradient_S.add_(finish())
+            _keep(gradient_N)
+
+        return add
+
+    def end_synchronisation(self) -> None:
+        """Wait for the second hop, if one is under way; the shard's gradient is that of all replicas then."""
+        if self.finish_synchronisation is not None:
+            self.finish_synchronisation()
+            self.finish_synchronisation = None
+        if self._aside_S is not None:
+            self.master_gradient_S = self._master_gradient().add_(self._aside_S)
+            self._aside_S = None
+
+    def show_gradients(self, used: Sequence[bool]) -> None:
+        """Give every slice its part of the shard's gradient; None to those whose parameter was not used."""
+        for slice_, piece, is_used in zip(self.slices, self.pieces, used, strict=True):
+            has_gradient = is_used and piece.length > 0
+            slice_.grad = self._master_gradient()[piece.at : piece.at + piece.length] if has_gradient else None
+
+    def gradient_square(self, weight: Callable[[str], float] | None) -> float:
+        """Return the square of the norm of the shard's gradient; `weight` says what a parameter's counts, by name."""
+        if self.master_gradient_S is None:
+            return 0.0
+        if weight is None:
+            return float(torch.linalg.vector_norm(self.master_gradient_S)) ** 2
+        return sum(
+            weight(name)
+            * float(torch.linalg.vector_norm(self.master_gradient_S[piece.at : piece.at + piece.length])) ** 2
+            for name, piece in zip(self.layout.names, self.pieces, strict=True)
+        )
+
+    def forget_arrived(self) -> None:
+        """Forget what has arrived and is not reduced."""
+        self.arrived.clear()
+        self._gradient_N = None
+
+    def clear_gradients(self) -> None:
+        """Forget all gradients."""
+        self.forget_arrived()
+        self.used.clear()
+        self.master_gradient_S = self._aside_S = self.finish_synchronisation = None
+        for slice_ in self.slices:
+            slice_.grad = None
+
+    def gathered(self, own_S: torch.Tensor) -> torch.Tensor:
+        """Return the whole of something of which every rank has its segment: masters, or states of the optimizer."""
+        if self.groups is None:
+            return own_S
+        whole_N = own_S.new_empty(self.numel)
+        whole_N.view(self.layout.degree, -1)[self.segment].copy_(own_S)
+        start_all_gather(whole_N, self.groups)()
+        return whole_N
+
+    def parts(self, whole_N: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return views of a whole buffer by the names of the parameters."""
+        layout = self.layout
+        return {
+            name: whole_N[offset : offset + numel].view(shape)
+            for name, shape, offset, numel in zip(
+                layout.names, layout.shapes, layout.offsets, layout.numels, strict=True
+            )
+        }
+
+    def write(self, place: int, value: torch.Tensor) -> None:
+        """Set the parameter at a place, given whole; what is gathered is out of date then."""
+        piece = self.pieces[place]
+        own = value.detach().reshape(-1)[piece.start : piece.start + piece.length]
+        self.master_S.data[piece.at : piece.at + piece.length].copy_(own)
+
+    def _adopt(self, compute_dtype: torch.dtype) -> None:
+        """Take the values of the parameters over, and their places."""
+        device = self.parameters[0].device
+        master_dtype = torch.float32 if self.parameters[0].dtype.itemsize < _FEW_BYTES else self.parameters[0].dtype
+        self.master_S = torch.zeros(self.layout.segment_numel, dtype=master_dtype, device=device)
+        for place, parameter in enumerate(self.parameters):
+            self.write(place, parameter.data)
+        is_same = self.groups is None and compute_dtype == master_dtype
+        self._full_N = self.master_S if is_same else torch.empty(self.numel, dtype=compute_dtype, device=device)
+        self._nothing = torch.full((), float("nan"), dtype=compute_dtype, device=device)
+        self.slices = [
+            nn.Parameter(self.master_S[piece.at : piece.at + piece.length], requires_grad=self.is_trained)
+            for piece in self.pieces
+        ]
+        if self.groups is None:
+            self.refresh()
+            self._show()
+        else:
+            self.is_whole = True
+            self.free()
+
+    def _show(self) -> None:
+        layout = self.layout
+        for parameter, shape, offset, numel in zip(
+            self.parameters, layout.shapes, layout.offsets, layout.numels, strict=True
+        ):
+            parameter.data = self._full_N.data[offset : offset + numel].view(shape)
+
+    def _put_aside(self) -> None:
+        """Keep gradients that all replicas have the sum of apart from those that still come."""
+        self.end_synchronisation()
+        self._aside_S, self.master_gradient_S = self.master_gradient_S, None
+
+    def _master_gradient(self) -> torch.Tensor:
+        if self.master_gradient_S is None:
+            self.master_gradient_S = torch.zeros_like(self.master_S)
+        return self.master_gradient_S
+
+
+def _keep(_: torch.Tensor) -> None:
+    """Hold a buffer until here: a collective reads it."""
+
+
+def _do_nothing() -> None:
+    pass

@@ -1,0 +1,93 @@
+"""Who shares a replica in shards, and who keeps the same shard: the process groups of sharded data parallelism."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from clary.train.parallel.sharded.layout import host_grid, segment_of
+
+
+@dataclass(frozen=True)
+class ShardingGroups:
+    """The groups of one rank; see [Note: two hops] in the package.
+
+    Args:
+        replicas: all ranks that hold the same parameters.
+        sharding: those who hold one replica in shards together.
+        replication: those who keep the same segments.
+        segment: which one this rank keeps of every buffer.
+        grid: hosts and ranks a host of the sharding group, where it is gathered in two stages.
+        across: with a grid, the members of the sharding group in the same place of their hosts.
+        within: with a grid, the members of the sharding group on this host.
+    """
+
+    replicas: dist.ProcessGroup
+    sharding: dist.ProcessGroup
+    replication: dist.ProcessGroup
+    degree: int
+    segment: int
+    grid: tuple[int, int] | None = None
+    across: dist.ProcessGroup | None = None
+    within: dist.ProcessGroup | None = None
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of ranks that hold the same parameters, n."""
+        return int(self.replicas.size())
+
+    @property
+    def num_groups(self) -> int:
+        """Number of sharding groups, n / k."""
+        return self.num_replicas // self.degree
+
+
+def make_sharding_groups(
+    replicas: dist.ProcessGroup,
+    degree: int,
+    *,
+    hierarchical: bool = True,
+    host: str | None = None,
+    timeout: timedelta | None = None,
+) -> ShardingGroups:
+    """Cut replicas into groups of `degree` consecutive ranks. All replicas call it, in the same order as other groups.
+
+    Args:
+        hierarchical: whether groups that lie on several hosts, several ranks on each, gather in two stages.
+        host: this rank's; none given, this machine's name.
+        timeout: of an operation; none given, the backend's default.
+
+    Raises: ValueError if the degree does not divide the replicas.
+    """
+    ranks = dist.get_process_group_ranks(replicas)
+    if degree < 1 or len(ranks) % degree:
+        raise ValueError(
+            f"sharded_data_parallel_degree is {degree}; it must divide the {len(ranks)} ranks {ranks} that hold the "
+            "same parameters"
+        )
+    member = replicas.rank() % degree
+    first = replicas.rank() - member
+    backend = dist.get_backend(replicas)
+
+    def make(members: list[int]) -> dist.ProcessGroup:
+        return dist.new_group(
+            [ranks[one] for one in members], backend=backend, timeout=timeout, use_local_synchronization=True
+        )
+
+    # Every rank makes its groups in the same order of kinds, so that nobody waits in a circle.
+    sharding = make(list(range(first, first + degree)))
+    replication = make(list(range(member, len(ranks), degree)))
+    hosts: list[str] = [""] * len(ranks)
+    dist.all_gather_object(hosts, host or socket.gethostname(), group=replicas)
+    grid = host_grid(hosts, degree) if hierarchical else None
+    segment = segment_of(member, grid)
+    if grid is None:
+        return ShardingGroups(replicas, sharding, replication, degree, segment)
+    num_hosts, a_host = grid
+    own_host, place = divmod(member, a_host)
+    across = make([first + other * a_host + place for other in range(num_hosts)])
+    within = make([first + own_host * a_host + other for other in range(a_host)])
+    return ShardingGroups(replicas, sharding, replication, degree, segment, grid, across, within)

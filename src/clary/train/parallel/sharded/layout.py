@@ -1,0 +1,160 @@
+"""Which parameters lie behind each other in which flat buffer, and which part of it each rank keeps. Pure.
+
+[Note: flat buffers] Parameters that are gathered together are laid behind each other, filled up to a multiple of the
+degree, and cut into as many equal segments, one a rank, regardless of where parameters begin. So a gathered buffer is
+the parameters, with nothing to be copied, and at most degree - 1 elements a buffer are wasted; cuts along the first
+dimension of every parameter would waste up to (degree - 1) rows each.
+
+[Note: order of segments] In a sharding group over H hosts of L ranks each, the rank l of host h keeps segment l*H + h.
+Ranks of equal l then gather neighbouring segments over the network, and the ranks of a host blocks of those within it:
+both stages write where their result belongs, and each segment reaches each other host once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+BUCKET_ELEMENTS = 6_553_600  # sent at once: 25 MiB of float32, as DDP's buckets
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The part of one parameter that lies in a segment; a length of 0 if none does.
+
+    Args:
+        start: its first element within the parameter, which counts as flat.
+        at: where it begins within the segment.
+    """
+
+    start: int
+    at: int
+    length: int
+
+
+@dataclass(frozen=True)
+class FlatLayout:
+    """The parameters of one flat buffer; see [Note: flat buffers].
+
+    Args:
+        degree: number of segments.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    degree: int
+
+    @property
+    def numels(self) -> list[int]:
+        """Elements by parameter."""
+        return [math.prod(shape) for shape in self.shapes]
+
+    @property
+    def offsets(self) -> list[int]:
+        """Where each parameter begins."""
+        numels = self.numels
+        return [sum(numels[:place]) for place in range(len(numels))]
+
+    @property
+    def segment_numel(self) -> int:
+        """Elements of a segment, the last one's fill included."""
+        return -(-sum(self.numels) // self.degree)
+
+    @property
+    def padded_numel(self) -> int:
+        """Elements of the whole buffer."""
+        return self.segment_numel * self.degree
+
+    def pieces(self, segment: int) -> list[Piece]:
+        """Return what of each parameter lies in a segment."""
+        begin = segment * self.segment_numel
+        end = begin + self.segment_numel
+        found = []
+        for offset, numel in zip(self.offsets, self.numels, strict=True):
+            first, last = max(begin, offset), min(end, offset + numel)
+            has_any = first < last
+            found.append(Piece(first - offset, first - begin, last - first) if has_any else Piece(0, 0, 0))
+        return found
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """What planning knows of a parameter.
+
+    Args:
+        users: the units that need it, by their numbers.
+        kind: parameters of different kinds (dtype, trained or not) never share a buffer.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    users: frozenset[int]
+    kind: Hashable
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class FlatPlan:
+    """One flat buffer to be made; one that is not sharded stays whole on every rank."""
+
+    names: tuple[str, ...]
+    users: frozenset[int]
+    is_sharded: bool
+
+
+def plan_flats(
+    specs: Sequence[ParameterSpec], *, degree: int, persistence_threshold: int, most_elements: int
+) -> list[FlatPlan]:
+    """Say which parameters share a buffer: of the same users and kind, in order, up to `most_elements` each.
+
+    Those below the threshold, and all of them where the degree is 1, stay whole; they share buffers of
+    BUCKET_ELEMENTS whoever needs them.
+    """
+    open_plans: dict[tuple[bool, frozenset[int] | None, Hashable], list[list[ParameterSpec]]] = {}
+    for spec in specs:
+        is_sharded = degree > 1 and spec.numel >= max(persistence_threshold, 1)
+        limit = most_elements if is_sharded else min(most_elements, BUCKET_ELEMENTS)
+        runs = open_plans.setdefault((is_sharded, spec.users if is_sharded else None, spec.kind), [])
+        if not runs or sum(one.numel for one in runs[-1]) + spec.numel > limit:
+            runs.append([])
+        runs[-1].append(spec)
+    return [
+        FlatPlan(tuple(one.name for one in run), frozenset[int]().union(*(one.users for one in run)), is_sharded)
+        for (is_sharded, _, _), runs in open_plans.items()
+        for run in runs
+    ]
+
+
+def host_grid(hosts: Sequence[str], degree: int) -> tuple[int, int] | None:
+    """Return how every sharding group lies over hosts, as (hosts, ranks a host), or None if it is no grid.
+
+    A grid has several hosts and several ranks on each, the same in all groups, ranks of a host next to each other.
+
+    Args:
+        hosts: of all replicas, in the order of their ranks.
+    """
+    shapes = set()
+    for begin in range(0, len(hosts), degree):
+        group = hosts[begin : begin + degree]
+        num_hosts = len(set(group))
+        a_host = degree // num_hosts
+        blocks = [set(group[first : first + a_host]) for first in range(0, degree, a_host)]
+        if degree % num_hosts or any(len(block) != 1 for block in blocks):
+            return None
+        shapes.add((num_hosts, a_host))
+    grid = shapes.pop() if len(shapes) == 1 else (1, 1)
+    return grid if min(grid) > 1 else None
+
+
+def segment_of(member: int, grid: tuple[int, int] | None) -> int:
+    """Return which segment a member of a sharding group keeps; see [Note: order of segments]."""
+    if grid is None:
+        return member
+    num_hosts, a_host = grid
+    host, place = divmod(member, a_host)
+    return place * num_hosts + host

@@ -1,0 +1,124 @@
+"""Steps an optimizer of torch on shards: reduces, clips by the norm of all gradients, steps.
+
+[Note: elements] The optimizer sees of every parameter the flat part that this rank keeps. What it does must depend on
+one element alone, as with SGD, Adam or AdamW; optimizers that look at whole matrices or at norms of parameters are
+refused where they are known by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from clary.train.parallel.sharded.model import ShardedModel
+
+NOT_BY_ELEMENT = (
+    "Adafactor",
+    "LBFGS",
+    "Muon",
+    "SparseAdam",
+    "LAMB",
+    "Lamb",
+    "FusedLAMB",
+    "LARS",
+    "Shampoo",
+    "NovoGrad",
+    "FusedNovoGrad",
+)
+_TINY = 1e-6  # as torch.nn.utils.clip_grad_norm_ adds to the norm
+
+
+class ShardedOptimizer:
+    """An optimizer whose parameters become the shards of a model's.
+
+    Args:
+        optimizer: made of parameters of the model, without state yet; its groups keep their options and order.
+        norm_group: ranks that hold other parts of the model (tp), over which the square of the norm adds up too.
+        norm_weight: what the square of a parameter's gradient counts, by name, for parameters that several ranks of
+            `norm_group` have.
+
+    Raises: ValueError if it has state, has parameters that the model has not, or does not work element by element.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: ShardedModel,
+        *,
+        norm_group: dist.ProcessGroup | None = None,
+        norm_weight: Callable[[str], float] | None = None,
+    ) -> None:
+        kind = type(optimizer).__name__
+        if kind in NOT_BY_ELEMENT:
+            raise ValueError(
+                f"{kind} does not update every element on its own, so it cannot step on shards: use one that does, "
+                "such as AdamW, or sharded_data_parallel_degree 1 with shard_optimizer_state"
+            )
+        if optimizer.state:
+            raise ValueError(f"{kind} has state already: shard it before its first step, then load the state")
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if not model.owns(parameter):
+                    raise ValueError(
+                        f"{kind} has a parameter of shape {tuple(parameter.shape)} that the sharded model has not: "
+                        "make it of the model's parameters"
+                    )
+        self.optimizer = optimizer
+        self.model = model
+        self.parameters = [list(group["params"]) for group in optimizer.param_groups]  # of the model, by group
+        for group in optimizer.param_groups:
+            group["params"] = [model.slice_of(parameter) for parameter in group["params"]]
+        self.gradient_norm: float | None = None  # of the last step, before clipping
+        self.has_overflowed = False  # in the last step
+        self._norm_group, self._norm_weight = norm_group, norm_weight
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Groups of the optimizer; their parameters are shards."""
+        groups: list[dict[str, Any]] = self.optimizer.param_groups
+        return groups
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        """State of the optimizer by shard."""
+        state: dict[Any, Any] = self.optimizer.state
+        return state
+
+    @torch.no_grad()
+    def step(self, *, loss_scale: float = 1.0) -> bool:
+        """End the accumulation and step. All replicas call it.
+
+        Args:
+            loss_scale: by which losses were multiplied; with one other than 1, or in float16, gradients that are not
+                finite skip the step.
+
+        Returns: whether it stepped; gradients are kept as they are if it did not, until `zero_grad`.
+        Raises: RuntimeError if a collective failed.
+        """
+        self.model.end_accumulation(self._norm_weight)
+        square = self.model.gradient_square
+        if self._norm_group is not None:
+            device = self.model.flats[0].master_S.device
+            total = torch.tensor([square], dtype=torch.float64, device=device)
+            dist.all_reduce(total, group=self._norm_group)
+            square = float(total)
+        self.gradient_norm = math.sqrt(square) / loss_scale
+        is_half = self.model.settings.compute_dtype is torch.float16
+        self.has_overflowed = (is_half or loss_scale != 1.0) and not math.isfinite(self.gradient_norm)
+        if self.has_overflowed:
+            return False
+        limit = self.model.settings.gradient_clipping
+        shrink = min(1.0, limit / (self.gradient_norm + _TINY)) if limit > 0 else 1.0
+        if shrink / loss_scale != 1.0:
+            self.model.scale_gradients(shrink / loss_scale)
+        self.optimizer.step()
+        self.model.refresh()
+        return True
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients; `set_to_none` is there for the sake of callers, they always are None then."""
+        self.model.clear_gradients()

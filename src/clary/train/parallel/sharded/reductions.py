@@ -1,0 +1,69 @@
+"""Reductions of gradients that are under way."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from clary.train.parallel.sharded.flat import Flat
+
+MOST_UNDER_WAY = 1  # it hides behind the backward pass of the next unit; links carry one at a time anyway
+
+
+class Reductions:
+    """Starts reductions, ends the oldest where too much would be under way.
+
+    Args:
+        most_elements: of all that are under way, unless one alone has more.
+        when_done: called with the buffer once a reduction of it has ended and no other is under way.
+    """
+
+    def __init__(self, most_elements: int, when_done: Callable[[Flat], None]) -> None:
+        self._most_elements = most_elements
+        self._when_done = when_done
+        self._under_way: deque[tuple[Flat, Callable[[], None]]] = deque()
+
+    def start(self, flat: Flat) -> None:
+        """Begin to reduce what has arrived of a buffer.
+
+        Raises: RuntimeError if a collective failed, this or an older one.
+        """
+        while self._under_way and (
+            len(self._under_way) >= MOST_UNDER_WAY
+            or sum(one.numel for one, _ in self._under_way) + flat.numel > self._most_elements
+        ):
+            self._finish_oldest()
+        with told(flat, "reduce-scatter of gradients"):
+            self._under_way.append((flat, flat.start_reduction()))
+
+    def finish(self) -> None:
+        """Wait for all.
+
+        Raises: RuntimeError if a collective failed.
+        """
+        while self._under_way:
+            self._finish_oldest()
+
+    def forget(self) -> None:
+        """Drop all, where a backward pass failed."""
+        self._under_way.clear()
+
+    def _finish_oldest(self) -> None:
+        flat, finish = self._under_way.popleft()
+        with told(flat, "reduce-scatter of gradients"):
+            finish()
+        if not any(one is flat for one, _ in self._under_way):
+            self._when_done(flat)
+
+
+@contextlib.contextmanager
+def told(flat: Flat, what: str) -> Iterator[None]:
+    """Say of which buffer a collective failed."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"sharded data parallelism: {what} of {flat.name} ({flat.numel} elements) failed: {error}; all replicas "
+            "must call the same modules in a step, and all must be alive"
+        ) from error

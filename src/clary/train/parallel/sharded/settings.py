@@ -1,0 +1,49 @@
+"""What sharded data parallelism is told: the `sdp_` keys of the configuration, and what a caller adds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from clary.train.parallel.configuration import Configuration
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardingSettings:
+    """Sizes are numbers of elements.
+
+    Args:
+        reduce_bucket_size: the most elements that one reduction takes, unless one parameter alone has more.
+        param_persistence_threshold: parameters with fewer elements stay whole on every rank.
+        max_live_parameters: nothing is gathered ahead of its use that would make more than these live at once.
+        gradient_clipping: the greatest norm of all gradients; 0 does not clip.
+        compute_dtype: of gathered parameters; None leaves every parameter its own. Shards of 16-bit parameters are kept
+            in float32.
+        reduce_dtype: in which gradients are reduced within the sharding group; None is the compute dtype.
+        num_prefetched: how many flat buffers are gathered ahead of their use.
+        unit_classes: classes whose modules are gathered as one; none given, `units` finds them.
+        broadcasts_first: whether all replicas begin with what the first one has.
+    """
+
+    reduce_bucket_size: int = 500_000_000
+    param_persistence_threshold: int = 1_000_000
+    max_live_parameters: int = 1_000_000_000
+    gradient_clipping: float = 1.0
+    compute_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+    num_prefetched: int = 1
+    unit_classes: tuple[type, ...] = ()
+    broadcasts_first: bool = True
+
+
+def settings_of(configuration: Configuration) -> ShardingSettings:
+    """Return what a configuration's keys say."""
+    dtype = torch.float16 if configuration.fp16 else torch.bfloat16 if configuration.bf16 else None
+    return ShardingSettings(
+        reduce_bucket_size=configuration.sdp_reduce_bucket_size,
+        param_persistence_threshold=configuration.sdp_param_persistence_threshold,
+        max_live_parameters=configuration.sdp_max_live_parameters,
+        gradient_clipping=configuration.sdp_gradient_clipping,
+        compute_dtype=dtype,
+    )

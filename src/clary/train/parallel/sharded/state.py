@@ -1,0 +1,225 @@
+"""Saving and loading of what is sharded: local states, of one rank and one degree, and full ones, for any degree.
+
+[Note: local states] A local state is this rank's shards as they lie. It fits only what is cut likewise: the same
+parameters in the same buffers, the same degree, the same segment. A full one has the names, shapes and order that the
+module or the optimizer has without shards.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from clary.train.parallel.sharded.flat import Flat
+from clary.train.parallel.sharded.model import ShardedModel
+from clary.train.parallel.sharded.optimizer import ShardedOptimizer
+
+FORMAT = 1
+_NEVER_CUT = ("step",)  # has no dimensions, as parameters may have none
+
+
+def local_model_state(model: ShardedModel) -> dict[str, Any]:
+    """Return this rank's shards of the parameters, and its buffers. Tensors are the model's own, not copies."""
+    return {
+        **_header(model),
+        "shards": [flat.master_S.detach() for flat in model.flats],
+        "buffers": dict(model.module.named_buffers()),
+    }
+
+
+def load_local_model_state(model: ShardedModel, state: Mapping[str, Any]) -> None:
+    """Take shards over that `local_model_state` gave.
+
+    Raises: ValueError if they were cut otherwise; nothing is changed then.
+    """
+    _check_header(model, state, "model")
+    for flat, shard in zip(model.flats, state["shards"], strict=True):
+        flat.master_S.data.copy_(shard)
+    buffers = dict(model.module.named_buffers())
+    for name, value in state["buffers"].items():
+        buffers[name].data.copy_(value)
+    model.refresh()
+
+
+def full_model_state(model: ShardedModel, *, to_rank0: bool = False) -> dict[str, Any]:
+    """Return the module's state_dict as it is without shards, in the masters' dtypes, in host memory. All call it.
+
+    Args:
+        to_rank0: whether only the first replica gets it; the others get {}.
+    """
+    keeps = not to_rank0 or model.groups.replicas.rank() == 0
+    by_name: dict[str, torch.Tensor] = {}
+    for flat in model.flats:
+        whole = flat.gathered(flat.master_S.detach())
+        if keeps:
+            by_name |= {name: part.to("cpu", copy=True) for name, part in flat.parts(whole).items()}
+    if not keeps:
+        return {}
+    names = {
+        id(one): name for flat in model.flats for name, one in zip(flat.layout.names, flat.parameters, strict=True)
+    }
+    state = model.module.state_dict(keep_vars=True)  # names, order, and what is no parameter
+    for key, value in state.items():
+        if id(value) in names:
+            state[key] = by_name[names[id(value)]]
+        elif isinstance(value, torch.Tensor):
+            state[key] = value.detach().to("cpu", copy=True)
+    return dict(state)
+
+
+def load_full_model_state(model: ShardedModel, state: Mapping[str, Any], *, strict: bool = True) -> None:
+    """Take over what a module of this kind without shards, or with any degree, has saved; every rank gives all of it.
+
+    Raises: RuntimeError naming keys that are missing or too many, if strict, and shapes that differ; nothing is changed
+        then.
+    """
+    own = model.module.state_dict(keep_vars=True)
+    missing, unexpected = sorted(set(own) - set(state)), sorted(set(state) - set(own))
+    wrong = [
+        f"{key} is {tuple(state[key].shape)}, expected {tuple(value.shape)}"
+        for key, value in own.items()
+        if key in state and isinstance(value, torch.Tensor) and state[key].shape != value.shape
+    ]
+    if wrong or (strict and (missing or unexpected)):
+        raise RuntimeError(f"state_dict does not fit: missing {missing}, unexpected {unexpected}, shapes {wrong}")
+    places = {id(one): (flat, place) for flat in model.flats for place, one in enumerate(flat.parameters)}
+    for key, value in own.items():
+        if key not in state:
+            continue
+        if id(value) in places:
+            flat, place = places[id(value)]
+            flat.write(place, state[key])
+        elif isinstance(value, torch.Tensor):
+            value.data.copy_(state[key])
+    model.refresh()
+
+
+def local_optimizer_state(optimizer: ShardedOptimizer) -> dict[str, Any]:
+    """Return this rank's shards of the optimizer's state."""
+    return {**_header(optimizer.model), "optimizer": optimizer.optimizer.state_dict()}
+
+
+def load_local_optimizer_state(optimizer: ShardedOptimizer, state: Mapping[str, Any]) -> None:
+    """Take over what `local_optimizer_state` gave.
+
+    Raises: ValueError if it was cut otherwise; nothing is changed then.
+    """
+    _check_header(optimizer.model, state, "optimizer")
+    optimizer.optimizer.load_state_dict(state["optimizer"])
+
+
+def full_optimizer_state(optimizer: ShardedOptimizer, *, to_rank0: bool = False) -> dict[str, Any]:
+    """Return the state_dict that the optimizer would have without shards, in host memory. All replicas call it.
+
+    Args:
+        to_rank0: whether only the first replica gets it; the others get {}.
+    """
+    model = optimizer.model
+    keeps = not to_rank0 or model.groups.replicas.rank() == 0
+    inner = optimizer.optimizer.state_dict()
+    numbers = {parameter: number for number, parameter in enumerate(_in_order(optimizer))}
+    state: dict[int, dict[str, Any]] = {}
+    for flat in model.flats:
+        known = _known_states(flat, optimizer)
+        for place, parameter in enumerate(flat.parameters):
+            if known[place] and keeps and parameter in numbers:
+                state[numbers[parameter]] = {
+                    key: copy.deepcopy(value) for key, value in known[place].items() if not isinstance(value, _Cut)
+                }
+        for key, dtype in _cut_keys(flat, known):
+            own = torch.zeros(flat.layout.segment_numel, dtype=dtype, device=flat.master_S.device)
+            for slice_, piece in zip(flat.slices, flat.pieces, strict=True):
+                value = optimizer.state.get(slice_, {}).get(key)
+                if value is not None and piece.length:
+                    own[piece.at : piece.at + piece.length].copy_(value)
+            parts = list(flat.parts(flat.gathered(own)).values())
+            for place, parameter in enumerate(flat.parameters):
+                if keeps and isinstance(known[place].get(key), _Cut) and parameter in numbers:
+                    state[numbers[parameter]][key] = parts[place].to("cpu", copy=True)
+    return {"state": dict(sorted(state.items())), "param_groups": inner["param_groups"]} if keeps else {}
+
+
+def load_full_optimizer_state(optimizer: ShardedOptimizer, state: Mapping[str, Any]) -> None:
+    """Take over what an optimizer of this kind, without shards or with any degree, saved; every rank gives all of it.
+
+    Raises: ValueError if groups or shapes differ; the optimizer's own words for the rest.
+    """
+    model = optimizer.model
+    places = {one: (flat, place) for flat in model.flats for place, one in enumerate(flat.parameters)}
+    own: dict[int, dict[str, Any]] = {}
+    for number, parameter in enumerate(_in_order(optimizer)):
+        given = state["state"].get(number)
+        flat, place = places[parameter]
+        piece = flat.pieces[place]
+        if given is None or not piece.length:
+            continue
+        own[number] = {}
+        for key, value in given.items():
+            if key in _NEVER_CUT or not isinstance(value, torch.Tensor) or value.dim() == 0 < parameter.dim():
+                own[number][key] = value
+            elif value.shape == parameter.shape:
+                own[number][key] = value.reshape(-1)[piece.start : piece.start + piece.length].clone()
+            else:
+                raise ValueError(
+                    f"optimizer state {key} of parameter {number} has shape {tuple(value.shape)}; expected "
+                    f"{tuple(parameter.shape)}"
+                )
+    optimizer.optimizer.load_state_dict({"state": own, "param_groups": state["param_groups"]})
+
+
+class _Cut:
+    """Stands for a state that lies in shards, and its dtype."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+
+def _header(model: ShardedModel) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "degree": model.groups.degree,
+        "segment": model.groups.segment,
+        "flats": [(flat.layout.names, flat.layout.shapes, flat.layout.degree) for flat in model.flats],
+    }
+
+
+def _check_header(model: ShardedModel, state: Mapping[str, Any], what: str) -> None:
+    for key, own in _header(model).items():
+        if state.get(key) != own:
+            found = state.get(key) if key != "flats" else "other parameters, or parameters cut otherwise"
+            expected = own if key != "flats" else "those of this model"
+            raise ValueError(
+                f"local {what} state has {key} {found}; expected {expected}: a local state loads only where everything "
+                "is cut as it was; save a full one to change degree, threshold or hosts"
+            )
+
+
+def _in_order(optimizer: ShardedOptimizer) -> list[Any]:
+    return [parameter for group in optimizer.parameters for parameter in group]
+
+
+def _known_states(flat: Flat, optimizer: ShardedOptimizer) -> list[dict[str, Any]]:
+    """Return by parameter what states there are: scalars from whichever rank has them, others as `_Cut`."""
+    own: list[dict[str, Any]] = [
+        {
+            key: _Cut(value.dtype) if isinstance(value, torch.Tensor) and value.shape == slice_.shape else value
+            for key, value in optimizer.state.get(slice_, {}).items()
+        }
+        for slice_ in flat.slices
+    ]
+    if flat.groups is None:
+        return own
+    everyone: list[list[dict[str, Any]]] = [[] for _ in range(flat.groups.degree)]
+    dist.all_gather_object(everyone, own, group=flat.groups.sharding)
+    return [next((one[place] for one in everyone if one[place]), {}) for place in range(len(flat.slices))]
+
+
+def _cut_keys(flat: Flat, known: list[dict[str, Any]]) -> list[tuple[str, torch.dtype]]:
+    """Return the states that lie in shards, in an order that all ranks agree on."""
+    return sorted(
+        {(key, value.dtype) for one in known for key, value in one.items() if isinstance(value, _Cut)}, key=str
+    )

@@ -1,0 +1,31 @@
+"""The tensors in what modules take and give, however nested."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Go through tensors in lists, tuples, sets, mappings, dataclasses, and in the attributes of other objects."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from tensors_in(one)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for one in value:
+            yield from tensors_in(one)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, field.name))
+    elif hasattr(value, "__dict__") and not isinstance(value, type | torch.nn.Module):
+        for one in vars(value).values():  # and no deeper: objects may hold each other
+            yield from (item for item in (one if isinstance(one, list | tuple) else [one]) if _is_tensor(item))
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)

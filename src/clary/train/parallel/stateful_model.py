@@ -1,0 +1,125 @@
+"""The state of a model that lies on many ranks: this rank's part of it, or the whole.
+
+Where: what `DistributedModel` is; `checkpoint.folders` calls it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+
+from clary.train.parallel.checkpoint.model_state import (
+    IS_PARTIAL,
+    SLICES,
+    State,
+    cut_whole,
+    full_state,
+    load_full,
+    load_part,
+    local_state,
+    slices_of,
+)
+from clary.train.parallel.hooks import Hooks
+from clary.train.parallel.mesh import Along
+from clary.train.parallel.placed_model import PlacedModel
+from clary.train.parallel.runtime import Runtime
+from clary.train.parallel.sharded.model import ShardedModel
+from clary.train.parallel.sharded.state import (
+    full_model_state,
+    load_full_model_state,
+    load_local_model_state,
+    local_model_state,
+)
+
+
+class StatefulModel(PlacedModel):
+    """Saves and loads.
+
+    Args:
+        module: the model that is wrapped.
+    """
+
+    def __init__(self, module: torch.nn.Module, runtime: Runtime) -> None:
+        super().__init__(module, runtime)
+        self.sharded: ShardedModel | None = None
+        self.tensor_slices = slices_of(self.module)
+        self.partition_hooks = Hooks()
+        self._stored_states: list[tuple[State, bool, bool]] = []
+
+    def local_state_dict(self, *_args: Any, **_kwargs: Any) -> State:
+        """Return the part of the state that lies on this rank, marked as partial."""
+        if not self.partitioned:
+            raise RuntimeError("local_state_dict: modules have no ranks yet; the first step places them")
+        if self.sharded is not None:
+            return {**local_model_state(self.sharded), IS_PARTIAL: True}
+        return local_state(self.module, self._owners, self._runtime.pipeline_rank)
+
+    def state_dict(self, *args: Any, gather_to_rank0: bool = False, **kwargs: Any) -> State:
+        """Return the state of the whole model, under the names of the wrapped one. All ranks of a model call it.
+
+        Args:
+            gather_to_rank0: only the first rank of each model returns it, the others {}.
+        """
+        is_whole = self._runtime.mesh.degree(Along.MP) == 1
+        if self.sharded is not None:
+            part = full_model_state(self.sharded, to_rank0=gather_to_rank0 and is_whole)
+            return part if is_whole else self._gather(part, gather_to_rank0)
+        if is_whole or not self.partitioned:
+            found: State = self.module.state_dict(*args, **kwargs)
+            return found
+        return full_state(self.local_state_dict(), self._runtime, to_first_only=gather_to_rank0)
+
+    def _gather(self, part: State, to_first_only: bool) -> State:
+        part = {**part, SLICES: {name: cut for name, cut in self.tensor_slices.items() if name in part}}
+        return full_state(part, self._runtime, to_first_only=to_first_only)
+
+    def load_state_dict(self, state_dict: State, strict: bool = True, same_partition_load: bool = False) -> Any:
+        """Load a whole state, or this rank's part; once modules lie where they will, if they do not yet.
+
+        Args:
+            same_partition_load: a part is of this very partition; else parts are gathered from all ranks first, which
+                all call it then.
+
+        Raises: RuntimeError if names or shapes differ.
+        """
+        if not self.partitioned:
+            self._stored_states.append((state_dict, strict, same_partition_load))
+            return None
+        found = self._load(state_dict, strict, same_partition_load)
+        stepper = getattr(self._runtime.optimizer, "stepper", None)
+        if stepper is not None:
+            stepper.take_parameters()  # copies of parameters that it steps on would bring the old values back
+        return found
+
+    def load_stored_states(self) -> None:
+        """Load what was to be loaded once modules lie where they will."""
+        stored, self._stored_states = self._stored_states, []
+        for state, strict, same_partition_load in stored:
+            self._load(state, strict, same_partition_load)
+
+    def _load(self, state_dict: State, strict: bool, same_partition_load: bool) -> Any:
+        if self.sharded is not None:
+            if state_dict.get(IS_PARTIAL, False):
+                return load_local_model_state(self.sharded, state_dict)
+            return load_full_model_state(self.sharded, cut_whole(state_dict, self.tensor_slices), strict=strict)
+        if not state_dict.get(IS_PARTIAL, False):
+            return load_full(self.module, self._owners, self._runtime.pipeline_rank, state_dict, strict)
+        if same_partition_load:
+            return load_part(self.module, self._owners, self._runtime.pipeline_rank, state_dict, strict)
+        whole = full_state(state_dict, self._runtime)
+        return load_full(self.module, self._owners, self._runtime.pipeline_rank, whole, strict)
+
+    def cpu(self) -> Self:
+        """Gather all stages to every rank, in host memory; slices stay slices. All ranks of a model call it.
+
+        It trains no more.
+        """
+        state = self.state_dict()
+        for parameter in self.module.parameters():
+            parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype)
+        for module in self.module.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                module._buffers[name] = buffer.cpu()
+        self.module.load_state_dict(cut_whole(state, self.tensor_slices))
+        return self

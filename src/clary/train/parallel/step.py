@@ -1,0 +1,106 @@
+"""The function of one training step, run once a microbatch.
+
+Where: scripts decorate theirs with it; a call cuts the arguments (`microbatches`), has the model placed at the first
+call, runs the function in the order that the pipeline takes, averages gradients, and returns all results.
+Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_pytorch.rst`, `smp.step`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from clary.train.parallel import runtime
+from clary.train.parallel.microbatches import merge_results, split_arguments
+from clary.train.parallel.pipeline.messages import map_leaves
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """What is being computed on this thread.
+
+    Args:
+        is_traced: the model is looked at, nothing is trained.
+    """
+
+    number: int
+    total: int
+    is_traced: bool = False
+
+
+_current: ContextVar[Microbatch | None] = ContextVar("clary_microbatch", default=None)
+
+
+def microbatch() -> Microbatch | None:
+    """Return the microbatch whose step function is running; None outside of steps."""
+    return _current.get()
+
+
+def is_tracing() -> bool:
+    """Whether the step's function is run to look at the model, and not to train it."""
+    return (one := _current.get()) is not None and one.is_traced
+
+
+def step(
+    function: Callable[..., Any] | None = None,
+    *,
+    non_split_inputs: Collection[str] = (),
+    input_split_axes: Mapping[str, int] | None = None,
+    detach_outputs: bool = False,
+) -> Any:
+    """Decorate the function of a step, with or without arguments.
+
+    Args:
+        non_split_inputs: names of arguments that every microbatch gets whole.
+        input_split_axes: axes other than 0, by name of an argument.
+        detach_outputs: whether results leave their graphs, which frees activations.
+
+    Returns: a function of the same arguments; its tensors come back as `StepOutput`, other leaves as lists, one item a
+        microbatch.
+    Raises: what `split_arguments` and the function raise; `ParallelError` where another rank failed.
+    """
+    if function is None:
+        return functools.partial(
+            step,
+            non_split_inputs=non_split_inputs,
+            input_split_axes=input_split_axes,
+            detach_outputs=detach_outputs,
+        )
+    wrapped = function
+
+    @functools.wraps(wrapped)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        now = runtime.current()
+        total = now.configuration.microbatches
+        pieces = split_arguments(wrapped, args, kwargs, total, whole=non_split_inputs, axes=input_split_axes)
+
+        def body(number: int, *, is_traced: bool = False) -> Any:
+            with _entered(Microbatch(number, total, is_traced)):
+                result = wrapped(*pieces[number][0], **pieces[number][1])
+                # At once: graphs of early microbatches need not wait for the last one.
+                return map_leaves(result, _detached) if detach_outputs else result
+
+        model = now.model
+        results = model.run_step(body, total) if model is not None else [body(number) for number in range(total)]
+        return merge_results(results)
+
+    return run
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
+
+
+@contextlib.contextmanager
+def _entered(one: Microbatch) -> Iterator[None]:
+    token = _current.set(one)
+    try:
+        yield
+    finally:
+        _current.reset(token)

@@ -1,0 +1,444 @@
+"""Ways of stepping an optimizer, by where parameters, gradients and state lie.
+
+Where: `DistributedOptimizer` chooses one once modules lie where they will.
+
+    Whole         all that lies on this rank is stepped here, as torch does
+    Half          likewise, on float32 copies of half-precision parameters
+    SpreadState   `shard_optimizer_state`: each replica steps its share and sends it to the others
+    Shards        `sharded_data_parallel_degree`: each replica steps its shard of every parameter
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from clary.train.parallel.mesh import Along
+from clary.train.parallel.optimizers.norms import Norms
+from clary.train.parallel.optimizers.ranks import NormsOverRanks
+from clary.train.parallel.runtime import Runtime
+from clary.train.parallel.sharded.deepspeed_names import optimizer_names
+from clary.train.parallel.sharded.optimizer import ShardedOptimizer
+from clary.train.parallel.sharded.optimizer_state import ShardedStateOptimizer
+from clary.train.parallel.sharded.state import (
+    full_optimizer_state,
+    load_full_optimizer_state,
+    load_local_optimizer_state,
+    local_optimizer_state,
+)
+
+State = dict[str, Any]
+
+
+class Stepper(Protocol):
+    """How one rank steps."""
+
+    def prepare(self) -> None:
+        """Bring gradients to those who step on them, once before a step. All ranks call it."""
+
+    def step(self, loss_scale: float) -> bool:
+        """Take the scale out of gradients and step; False if any rank has a gradient that is not finite.
+
+        All ranks call it.
+        """
+
+    def zero_grad(self, set_to_none: bool) -> None:
+        """Forget all gradients."""
+
+    def clip(self, max_norm: float, loss_scale: float) -> float:
+        """Clip gradients to a norm over the whole model; return what it was, -1 where it is not finite."""
+
+    def take_parameters(self) -> None:
+        """Step on from the parameters as they are now: they were loaded."""
+
+    def local_state(self) -> State:
+        """Return what this rank keeps."""
+
+    def full_state(self) -> State:
+        """Return the state of all parameters, in host memory. All ranks call it."""
+
+    def load(self, state: State) -> None:
+        """Take over what either of the two gave."""
+
+
+class Whole:
+    """Steps what lies on this rank.
+
+    State dicts number parameters as torch does: through all groups, whichever rank they lie on.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, runtime: Runtime) -> None:
+        self._optimizer = optimizer
+        self._runtime = runtime
+        local = {id(parameter) for parameter in runtime.model.local_parameters()}
+        numbered = enumerate(parameter for group in optimizer.param_groups for parameter in group["params"])
+        self._local: dict[int, torch.nn.Parameter] = {
+            number: parameter for number, parameter in numbered if id(parameter) in local
+        }
+        if _scales_by_norms(optimizer):
+            optimizer.norms = NormsOverRanks(runtime, self._is_slice)
+
+    def _is_slice(self, stepped: torch.Tensor) -> bool:
+        """Whether a parameter that is stepped on is a slice."""
+        return getattr(stepped, "tensor_slice", None) is not None
+
+    def prepare(self) -> None:
+        """See `Stepper`; the model has done so."""
+
+    def step(self, loss_scale: float) -> bool:
+        """See `Stepper`; nothing is scaled here."""
+        self._optimizer.step()
+        return True
+
+    def zero_grad(self, set_to_none: bool) -> None:
+        """See `Stepper`."""
+        self._optimizer.zero_grad(set_to_none=set_to_none)
+
+    def clip(self, max_norm: float, loss_scale: float) -> float:
+        """See `Stepper`."""
+        grads = [(one, one.grad) for one in self._local.values() if one.grad is not None]
+        return clip_gradients(grads, max_norm, self._runtime)
+
+    def take_parameters(self) -> None:
+        """See `Stepper`; it steps on them themselves."""
+
+    def local_state(self) -> State:
+        """See `Stepper`."""
+        return dict(self._optimizer.state_dict())
+
+    def full_state(self) -> State:
+        """See `Stepper`."""
+        found = self._optimizer.state_dict()
+        return {**found, "state": self._gather(found["state"])}
+
+    def load(self, state: State) -> None:
+        """See `Stepper`."""
+        own = {number: self._cut(number, one) for number, one in state["state"].items() if number in self._local}
+        self._optimizer.load_state_dict({**state, "state": own})
+
+    def _gather(self, own: dict[int, Any]) -> dict[int, Any]:
+        """Return what all ranks of a model keep, by parameter; slices made whole."""
+        groups = self._runtime.groups
+        if groups.size(Along.TP) > 1:
+            parts = groups.allgather({number: _to_host(one) for number, one in own.items()}, Along.TP)
+            own = {number: self._join(number, [part[number] for part in parts]) for number in own}
+        gathered = groups.allgather({number: _to_host(one) for number, one in own.items()}, Along.PP)
+        return dict(sorted((number, one) for part in gathered for number, one in part.items()))
+
+    def _join(self, number: int, parts: list[Any]) -> Any:
+        """Put together what tensor ranks keep for one parameter: slices of it, or one thing alike."""
+        piece: Any = getattr(self._local[number], "tensor_slice", None)
+        first = parts[0]
+        if isinstance(first, dict):
+            return {key: self._join(number, [part[key] for part in parts]) for key in first}
+        is_slice = piece is not None and isinstance(first, torch.Tensor) and first.shape == self._local[number].shape
+        return torch.cat(parts, dim=piece.dimension) if is_slice else first
+
+    def _cut(self, number: int, value: Any) -> Any:
+        """Return this rank's slice of what a whole parameter had; what is a slice already stays."""
+        if isinstance(value, dict):
+            return {key: self._cut(number, item) for key, item in value.items()}
+        piece: Any = getattr(self._local[number], "tensor_slice", None)
+        shape = self._local[number].shape
+        is_whole = piece is not None and isinstance(value, torch.Tensor) and value.dim() == len(shape)
+        return piece.of(value) if is_whole and value.shape != shape else value
+
+
+class Half(Whole):
+    """Steps float32 copies (masters) of half-precision parameters."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, runtime: Runtime) -> None:
+        super().__init__(optimizer, runtime)
+        self._masters = {
+            number: torch.nn.Parameter(parameter.detach().float().clone(), parameter.requires_grad)
+            for number, parameter in self._local.items()
+            if parameter.is_floating_point() and parameter.dtype != torch.float32
+        }
+        of_parameter = {id(self._local[number]): master for number, master in self._masters.items()}
+        self._sliced_masters = {
+            id(master)
+            for number, master in self._masters.items()
+            if getattr(self._local[number], "tensor_slice", None) is not None
+        }
+        for group in optimizer.param_groups:
+            group["params"] = [of_parameter.get(id(one), one) for one in group["params"]]
+
+    def _is_slice(self, stepped: torch.Tensor) -> bool:
+        return id(stepped) in self._sliced_masters or super()._is_slice(stepped)
+
+    def step(self, loss_scale: float) -> bool:
+        """See `Stepper`."""
+        grads = [grad for _, grad in self._take_gradients(loss_scale)]
+        is_finite = are_finite_everywhere(grads, self._runtime)
+        if is_finite:
+            self._optimizer.step()
+        with torch.no_grad():
+            for number, master in self._masters.items():
+                if is_finite:
+                    self._local[number].copy_(master)
+                master.grad = None
+        return is_finite
+
+    def zero_grad(self, set_to_none: bool) -> None:
+        """See `Stepper`."""
+        super().zero_grad(set_to_none)
+        for number in self._masters:
+            parameter = self._local[number]
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.zero_()
+
+    def clip(self, max_norm: float, loss_scale: float) -> float:
+        """See `Stepper`."""
+        grads = self._take_gradients(loss_scale)
+        if not are_finite_everywhere([grad for _, grad in grads], self._runtime):
+            return -1.0
+        return clip_gradients(grads, max_norm, self._runtime)
+
+    def take_parameters(self) -> None:
+        """See `Stepper`."""
+        with torch.no_grad():
+            for number, master in self._masters.items():
+                master.copy_(self._local[number])
+
+    def local_state(self) -> State:
+        """See `Stepper`."""
+        masters = {number: master.detach().clone() for number, master in self._masters.items()}
+        return {**super().local_state(), "masters": masters}
+
+    def full_state(self) -> State:
+        """See `Stepper`."""
+        masters = {number: master.detach() for number, master in self._masters.items()}
+        return {**super().full_state(), "masters": self._gather(masters)}
+
+    def load(self, state: State) -> None:
+        """See `Stepper`; without masters in it they are the parameters."""
+        super().load({name: value for name, value in state.items() if name != "masters"})
+        self.take_parameters()
+        masters = state.get("masters", {})
+        with torch.no_grad():
+            for number, master in self._masters.items():
+                if number in masters:
+                    master.copy_(self._cut(number, masters[number]))
+
+    def _take_gradients(self, loss_scale: float) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
+        """Move gradients to the masters, without the scale; return all that is stepped on, by parameter."""
+        found = []
+        for number, parameter in self._local.items():
+            stepped = self._masters.get(number, parameter)
+            if parameter.grad is not None:
+                if stepped is not parameter:
+                    stepped.grad, parameter.grad = parameter.grad.float().div_(loss_scale), None
+                elif loss_scale != 1.0:
+                    parameter.grad.div_(loss_scale)
+            if stepped.grad is not None:
+                found.append((parameter, stepped.grad))
+        return found
+
+
+class SpreadState:
+    """Steps a share of the parameters, and gets the rest from those who stepped them."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._is_half = runtime.configuration.fp16
+        group_of = runtime.model.group_of
+        local = {id(parameter) for parameter in runtime.model.local_parameters()}
+        for group in optimizer.param_groups:
+            group["params"] = [one for one in group["params"] if id(one) in local]
+        if _scales_by_norms(optimizer):
+            if runtime.groups.size(Along.TP) > 1:
+                raise ValueError(
+                    f"{type(optimizer).__name__} scales by norms of whole parameters: with tensor parallelism and "
+                    "shard_optimizer_state owners have slices of other parameters; leave one of them out"
+                )
+            # Owners have each parameter of a stage once, over its replicas.
+            optimizer.norms = NormsOverRanks(runtime, lambda _: False, groups=(Along.PP, Along.DP))
+        with_masters = runtime.configuration.fp16 or runtime.configuration.bf16
+        self.inner = ShardedStateOptimizer(optimizer, group_of, with_masters=with_masters)
+
+    def prepare(self) -> None:
+        """See `Stepper`."""
+        if not self.inner.are_reduced:
+            self.inner.reduce_gradients()
+
+    def step(self, loss_scale: float) -> bool:
+        """See `Stepper`."""
+        self.prepare()
+        if self._is_half and not are_finite_everywhere(self.inner.owned_gradients(), self._runtime):
+            return False
+        self.inner.step(loss_scale=loss_scale)
+        return True
+
+    def take_parameters(self) -> None:
+        """See `Stepper`."""
+        self.inner.take_parameters()
+
+    def zero_grad(self, set_to_none: bool) -> None:
+        """See `Stepper`."""
+        self.inner.zero_grad(set_to_none)
+
+    def clip(self, max_norm: float, loss_scale: float) -> float:
+        """See `Stepper`."""
+        self.prepare()
+        grads = self.inner.owned_gradients()
+        if self._is_half and not are_finite_everywhere(grads, self._runtime):
+            return -1.0
+        model = self._runtime.model
+        pairs = [
+            # Who is replicated over dp has one owner there; who is replicated over rdp has one on each tensor rank.
+            (parameter if model.is_scaled_batch_parameter(parameter) else None, grad)
+            for parameter, grad in zip(self.inner.owned_parameters(), grads, strict=True)
+        ]
+        groups = (Along.PP, Along.DP)
+        return clip_gradients(pairs, max_norm * loss_scale, self._runtime, groups=groups) / loss_scale
+
+    def local_state(self) -> State:
+        """See `Stepper`."""
+        return self.inner.local_state_dict()
+
+    def full_state(self) -> State:
+        """See `Stepper`.
+
+        Raises: RuntimeError where a model lies on several ranks.
+        """
+        if self._runtime.mesh.degree(Along.MP) > 1:
+            raise RuntimeError(
+                "state_dict: optimizer state that is sharded over replicas of a pipeline or of slices has no whole "
+                "form; save local_state_dict on every rank"
+            )
+        return self.inner.full_state_dict()
+
+    def load(self, state: State) -> None:
+        """See `Stepper`."""
+        if "optimizer" in state:
+            self.inner.load_local_state_dict(state)
+        else:
+            self.inner.load_full_state_dict(state)
+
+
+class Shards:
+    """Steps this rank's shard of every parameter; clips by the norm of the whole gradient itself."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, runtime: Runtime) -> None:
+        cut = runtime.groups.size(Along.TP) > 1
+        self._runtime = runtime
+        model = runtime.model
+        num_tensor_ranks = runtime.groups.size(Along.TP)
+
+        def weight(name: str) -> float:  # what several tensor ranks hold alike counts once over all of them
+            return 1.0 if name in model.tensor_slices else 1.0 / num_tensor_ranks
+
+        self.inner = ShardedOptimizer(
+            optimizer,
+            model.sharded,
+            norm_group=runtime.groups.process_group(Along.TP) if cut else None,
+            norm_weight=weight if cut else None,
+        )
+        self.deepspeed_names = optimizer_names(model.sharded, self.inner.parameters)
+
+    def prepare(self) -> None:
+        """See `Stepper`; a step does so."""
+
+    def take_parameters(self) -> None:
+        """See `Stepper`; shards are the parameters."""
+
+    def step(self, loss_scale: float) -> bool:
+        """See `Stepper`."""
+        has_stepped: bool = self.inner.step(loss_scale=loss_scale)
+        return has_stepped
+
+    def zero_grad(self, set_to_none: bool) -> None:
+        """See `Stepper`."""
+        self.inner.zero_grad(set_to_none)
+
+    def clip(self, max_norm: float, loss_scale: float) -> float:
+        """Refuse: `step` clips by `sdp_gradient_clipping`.
+
+        Raises: RuntimeError.
+        """
+        raise RuntimeError(
+            "clip_master_grads: with sharded data parallelism optimizer.step() clips; set sdp_gradient_clipping"
+        )
+
+    def local_state(self) -> State:
+        """See `Stepper`."""
+        return local_optimizer_state(self.inner)
+
+    def full_state(self) -> State:
+        """See `Stepper`.
+
+        Raises: RuntimeError with tensor parallelism.
+        """
+        if self._runtime.groups.size(Along.TP) > 1:
+            raise RuntimeError("state_dict: shards of slices have no whole form; save local_state_dict on every rank")
+        return full_optimizer_state(self.inner)
+
+    def load(self, state: State) -> None:
+        """See `Stepper`."""
+        if "optimizer" in state:
+            load_local_optimizer_state(self.inner, state)
+        else:
+            load_full_optimizer_state(self.inner, state)
+
+
+def make_stepper(optimizer: torch.optim.Optimizer, runtime: Runtime) -> Stepper:
+    """Choose by the configuration."""
+    configuration = runtime.configuration
+    if configuration.sharded_data_parallel_degree > 1:
+        return Shards(optimizer, runtime)
+    if configuration.shard_optimizer_state:
+        return SpreadState(optimizer, runtime)
+    return Half(optimizer, runtime) if configuration.fp16 or configuration.bf16 else Whole(optimizer, runtime)
+
+
+def _scales_by_norms(optimizer: Any) -> bool:
+    return isinstance(getattr(optimizer, "norms", None), Norms)
+
+
+def are_finite_everywhere(grads: list[torch.Tensor], runtime: Runtime) -> bool:
+    """Return whether no rank has a gradient that is not finite. All ranks call it."""
+    has_bad = any(not bool(torch.isfinite(grad).all()) for grad in grads)
+    flag = torch.tensor([float(has_bad)], device=runtime.device)
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return not bool(flag.item())
+
+
+def clip_gradients(
+    grads: Sequence[tuple[torch.nn.Parameter | None, torch.Tensor]],
+    max_norm: float,
+    runtime: Runtime,
+    *,
+    groups: tuple[Along, ...] = (Along.MP,),
+) -> float:
+    """Scale gradients down to a norm over several ranks; return what it was, the same on all of them.
+
+    Args:
+        grads: with the parameter of each: one that is no slice lies on every tensor rank alike, and counts once over
+            all of them; None where one rank alone has it.
+        groups: over which ranks squares add up.
+    """
+    num_tensor_ranks = runtime.groups.size(Along.TP)
+    square = torch.zeros(1, dtype=torch.float64, device=runtime.device)
+    for parameter, grad in grads:
+        is_copy = parameter is not None and getattr(parameter, "tensor_slice", None) is None
+        square += grad.double().pow(2).sum() / (num_tensor_ranks if is_copy else 1)
+    for along in groups:
+        dist.all_reduce(square, group=runtime.groups.process_group(along))
+    norm = math.sqrt(square.item())
+    if norm > max_norm:
+        for _, grad in grads:
+            grad.mul_(max_norm / (norm + 1e-6))
+    return norm
+
+
+def _to_host(value: Any) -> Any:
+    """Return a copy of a parameter's state in host memory."""
+    if isinstance(value, dict):
+        return {key: _to_host(item) for key, item in value.items()}
+    return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,149 @@
+"""What transformers' causal language models have in common: how they are called, what they return."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from clary.train.parallel import runtime
+from clary.train.parallel.tensor.collectives import gather_whole
+from clary.train.parallel.tensor.layout import current_layout
+from clary.train.parallel.tensor.registry import Arguments, NotSupportedError
+from clary.train.parallel.tensor.settings import ACTIVATIONS
+
+_NO_MASK, _BOOLEAN, _ADDED = range(3)  # kinds of masks, as ranks tell them to each other
+_TENSOR_RETURNED_SINCE = 5  # the major version of transformers whose blocks return a tensor where others return a tuple
+
+
+def model_forward_hook(model_class: Any) -> Callable[..., Arguments]:
+    """Return what turns a call of a causal language model into one of `DistributedTransformerLMHead`."""
+    signature = inspect.signature(model_class.forward)
+
+    def hook(*args: Any, **kwargs: Any) -> Arguments:
+        given = by_name(signature, args, kwargs)
+        who = model_class.__name__
+        refuse(
+            who,
+            given,
+            "past_key_values",
+            "inputs_embeds",
+            "token_type_ids",
+            "encoder_hidden_states",
+            "encoder_attention_mask",
+            "output_attentions",
+            "output_hidden_states",
+            "logits_to_keep",
+            "shift_labels",
+        )
+        mask = given.get("attention_mask")
+        if mask is not None:
+            if mask.dim() != 2:
+                raise ValueError(f"{who} takes an attention_mask [N, S] here; got one of shape {tuple(mask.shape)}")
+            mask = 1 - mask.long()  # ours says 1 where a position is masked
+        inputs = (given.get("input_ids"), mask, None, given.get("position_ids"), given.get("labels"))
+        return (inputs,), {"num_items": given.get("num_items_in_batch")}
+
+    return hook
+
+
+def model_return_hook(result: Any) -> Callable[[Any], Any]:
+    """Return what turns logits, or loss and logits, into a model's result, of class `result`."""
+
+    def hook(output: Any) -> Any:
+        loss, logits = output if isinstance(output, tuple) else (None, output)
+        return result(loss=loss, logits=logits)
+
+    return hook
+
+
+def block_forward_hook(block_class: Any, *, takes_positions: bool = False) -> Callable[..., Arguments]:
+    """Return what turns a call of a model's block into one of `DistributedTransformerLayer`."""
+    signature = inspect.signature(block_class.forward)
+
+    def hook(*args: Any, **kwargs: Any) -> Arguments:
+        given = by_name(signature, args, kwargs)
+        who = block_class.__name__
+        refuse(who, given, "past_key_values", "layer_past", "encoder_hidden_states", "output_attentions", "head_mask")
+        mask = layer_mask(given.get("attention_mask"), given["hidden_states"], who)
+        positions = (given.get("position_ids"),) if takes_positions else ()
+        return ((given["hidden_states"], mask, *positions),), {}
+
+    return hook
+
+
+def block_return_hook(*, always_tuple: bool = False) -> Callable[[Any], Any]:
+    """Return what turns a layer's result into that of a block: the hidden states, or a tuple with no attentions."""
+    import transformers  # imported by whoever has a model of it
+
+    returns_tuple = always_tuple or int(transformers.__version__.split(".")[0]) < _TENSOR_RETURNED_SINCE
+
+    def hook(output: Any) -> Any:
+        return (output[0], None) if returns_tuple else output[0]
+
+    return hook
+
+
+def layer_mask(mask: Any, hidden: torch.Tensor, who: str) -> Any:
+    """Return a mask that a layer can take; those of transformers already are one, of four dimensions. Collective.
+
+    Args:
+        mask: None where transformers has left it out, as it does where no row of this rank's batch is padded.
+        hidden: [N, S, H], what the mask is for.
+
+    Raises: ValueError for one of another kind, such as that of flash attention.
+    """
+    if mask is not None and getattr(mask, "ndim", None) != 4:
+        raise ValueError(
+            f"{who} got an attention mask that is no tensor of four dimensions: load the model with "
+            "attn_implementation='sdpa' or 'eager'"
+        )
+    if not runtime.is_initialized():  # a program calls the hook itself
+        return mask
+    layout = current_layout()
+    if layout.is_prescaled or layout.group.size == 1:
+        return mask
+    # The batches of the group are gathered, and their masks with them: all ranks bring one, or none does.
+    kind = _NO_MASK if mask is None else _BOOLEAN if mask.dtype == torch.bool else _ADDED
+    own = torch.tensor([[kind, 0 if mask is None else mask.shape[2]]], device=hidden.device)
+    kind, num_queries = gather_whole(own, layout.group).amax(0).tolist()
+    if mask is not None or kind == _NO_MASK:
+        return mask
+    shape = (1, 1, num_queries, hidden.shape[1])
+    if kind == _BOOLEAN:
+        return torch.ones(shape, dtype=torch.bool, device=hidden.device)
+    return torch.zeros(shape, dtype=hidden.dtype, device=hidden.device)
+
+
+def refuse(who: str, given: Mapping[str, Any], *names: str) -> None:
+    """Refuse arguments that a distributed module cannot honour.
+
+    Raises: ValueError naming one that is given.
+    """
+    for name in names:
+        value = given.get(name)
+        if value is not None and value is not False and not (isinstance(value, int) and value == 0):
+            hint = ": set use_cache=False" if name in ("past_key_values", "layer_past") else ""
+            raise ValueError(f"{who} takes no {name} under tensor parallelism{hint}")
+
+
+def check_activation(name: Any) -> str:
+    """Return the name of an activation.
+
+    Raises: NotSupportedError if distributed layers have it not.
+    """
+    if name not in ACTIVATIONS:
+        raise NotSupportedError(f"its activation is {name!r}; distributed layers have {', '.join(sorted(ACTIVATIONS))}")
+    return str(name)
+
+
+def by_name(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of a method by their names."""
+    bound = signature.bind(None, *args, **kwargs).arguments
+    more = {one.name for one in signature.parameters.values() if one.kind is one.VAR_KEYWORD}
+    found = {name: value for name, value in bound.items() if name not in more}
+    for name in more:
+        found |= bound.get(name, {})
+    return found

@@ -1,0 +1,185 @@
+"""From the names and shapes of a transformers checkpoint to those of distributed modules, and back.
+
+States are whole here, no slices. A state may have any prefix, such as that of a module which holds the model; keys that
+no rule knows stay as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+StateDict = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One tensor of theirs is one of ours, or several of ours behind each other.
+
+    Args:
+        is_transposed: whether theirs is [in, out].
+        is_by_head: whether theirs has the parts of each head together, rather than all heads of each part.
+    """
+
+    ours: tuple[str, ...]
+    theirs: str
+    is_transposed: bool = False
+    is_by_head: bool = False
+
+    def split(self, tensor: torch.Tensor, num_heads: int | None) -> list[torch.Tensor]:
+        """Return ours for theirs."""
+        if self.is_transposed:
+            tensor = tensor.t()
+        if self.is_by_head:
+            parts = tensor.unflatten(0, (_known(num_heads), len(self.ours), -1)).unbind(1)
+            return [part.flatten(0, 1).contiguous() for part in parts]
+        return [part.contiguous() for part in tensor.chunk(len(self.ours))]
+
+    def join(self, tensors: Sequence[torch.Tensor], num_heads: int | None) -> torch.Tensor:
+        """Return theirs for ours."""
+        if self.is_by_head:
+            heads = [tensor.unflatten(0, (_known(num_heads), -1)) for tensor in tensors]
+            whole = torch.stack(heads, 1).flatten(0, 2)
+        else:
+            whole = torch.cat(list(tensors))
+        return whole.t().contiguous() if self.is_transposed else whole
+
+
+def linear(ours: str | Sequence[str], theirs: str, *, transposed: bool = False, by_head: bool = False) -> list[Rule]:
+    """Return the rules of a linear layer, or of several that are one of theirs; biases may be missing."""
+    names = (ours,) if isinstance(ours, str) else tuple(ours)
+    return [
+        Rule(tuple(f"{name}.weight" for name in names), f"{theirs}.weight", transposed, by_head),
+        Rule(tuple(f"{name}.bias" for name in names), f"{theirs}.bias", is_by_head=by_head),
+    ]
+
+
+@dataclass(frozen=True)
+class Translation:
+    """How one kind of model is translated.
+
+    Args:
+        ours: the prefix of our layers, such as "transformer.seq_layers".
+        theirs: that of theirs, such as "transformer.h".
+        layer: the rules inside of a layer.
+        model: those outside of layers.
+        mask: their module, in a layer, that older versions give a buffer for the causal mask.
+    """
+
+    ours: str
+    theirs: str
+    layer: tuple[Rule, ...]
+    model: tuple[Rule, ...] = ()
+    mask: str | None = None
+
+    def to_theirs(self, state: StateDict, *, num_heads: int | None = None, max_seq_len: int | None = None) -> StateDict:
+        """Return their state for ours, also where single layers of theirs have been replaced by ours.
+
+        Args:
+            num_heads: where theirs has the parts of each head together.
+            max_seq_len: adds the causal masks that older versions of transformers keep in a state.
+
+        Raises: ValueError if parts of one of their tensors are missing, or `num_heads` is.
+        """
+        *_, last = self.theirs.split(".")
+        patterns = [(_pattern(self.ours), self.theirs), (_pattern(last), last)]
+        return self._translate(state, patterns, num_heads, is_ours=True, max_seq_len=max_seq_len)
+
+    def to_ours(self, state: StateDict, *, num_heads: int | None = None) -> StateDict:
+        """Return our state for theirs.
+
+        Raises: ValueError if `num_heads` is missing, where theirs has the parts of each head together.
+        """
+        base, _, last = self.theirs.rpartition(".")
+        pattern = re.compile(rf"^(.*?)(?:{re.escape(base)}\.)?{re.escape(last)}\.(\d+)\.(.+)$" if base else "^$")
+        patterns = [(pattern if base else _pattern(last), self.ours)]
+        return self._translate(state, patterns, num_heads, is_ours=False, max_seq_len=None)
+
+    def layer_to_ours(self, state: StateDict, *, num_heads: int | None = None) -> StateDict:
+        """Return the state of one of our layers for one of theirs."""
+        return self._translate_layer(state, num_heads, is_ours=False)
+
+    def layer_to_theirs(self, state: StateDict, *, num_heads: int | None = None) -> StateDict:
+        """Return the state of one of their layers for one of ours."""
+        return self._translate_layer(state, num_heads, is_ours=True)
+
+    def _translate(
+        self,
+        state: StateDict,
+        patterns: Iterable[tuple[re.Pattern[str], str]],
+        num_heads: int | None,
+        *,
+        is_ours: bool,
+        max_seq_len: int | None,
+    ) -> StateDict:
+        known = {name for rule in self.layer for name in (rule.ours if is_ours else (rule.theirs,))} | self._masks()
+        layers: dict[str, StateDict] = {}
+        found: StateDict = {}
+        for key, value in state.items():
+            for pattern, there in patterns:
+                match = pattern.match(key)
+                if match is not None and match[3] in known:
+                    layers.setdefault(f"{match[1]}{there}.{match[2]}.", {})[match[3]] = value
+                    break
+            else:
+                found[self._rename(key, is_ours=is_ours)] = value
+        for prefix, tensors in layers.items():
+            layer = self._translate_layer(tensors, num_heads, is_ours=is_ours)
+            if is_ours and max_seq_len is not None:
+                layer |= self._causal_mask(max_seq_len)
+            found |= {f"{prefix}{name}": value for name, value in layer.items()}
+        return found
+
+    def _translate_layer(self, tensors: StateDict, num_heads: int | None, *, is_ours: bool) -> StateDict:
+        found: StateDict = {}
+        rest = {name: value for name, value in tensors.items() if name not in self._masks()}
+        for rule in self.layer:
+            names = rule.ours if is_ours else (rule.theirs,)
+            present = [name for name in names if name in rest]
+            if not present:
+                continue
+            if len(present) < len(names):
+                raise ValueError(f"the state has {', '.join(present)}, but not all of {', '.join(names)}")
+            values = [rest.pop(name) for name in names]
+            if is_ours:
+                found[rule.theirs] = rule.join(values, num_heads)
+            else:
+                found |= dict(zip(rule.ours, rule.split(values[0], num_heads), strict=True))
+        return found | rest
+
+    def _rename(self, key: str, *, is_ours: bool) -> str:
+        for rule in self.model:
+            old, new = (rule.ours[0], rule.theirs) if is_ours else (rule.theirs, rule.ours[0])
+            if key == old or key.endswith(f".{old}"):
+                return key.removesuffix(old) + new
+        return key
+
+    def _masks(self) -> set[str]:
+        return set() if self.mask is None else {f"{self.mask}.bias", f"{self.mask}.masked_bias"}
+
+    def _causal_mask(self, length: int) -> StateDict:
+        """Return the buffers of a layer in older versions of transformers; 1 stands for a key that counts there."""
+        if self.mask is None:
+            return {}
+        mask = torch.ones(length, length, dtype=torch.uint8).tril()[None, None]
+        return {f"{self.mask}.bias": mask, f"{self.mask}.masked_bias": torch.tensor(_OLD_MASKED_SCORE)}
+
+
+_OLD_MASKED_SCORE = -1e4  # what older versions of transformers put for a masked score
+
+
+def _pattern(prefix: str) -> re.Pattern[str]:
+    """Return what matches keys of layers: what comes before the prefix, the layer's number, the name in the layer."""
+    return re.compile(rf"^(|.*?\.){re.escape(prefix)}\.(\d+)\.(.+)$")
+
+
+def _known(num_heads: int | None) -> int:
+    if num_heads is None:
+        raise ValueError(
+            "this model keeps queries, keys and values of each head together: num_attention_heads must say how many "
+            "heads there are, unless a model of its kind was made distributed in this program before"
+        )
+    return num_heads

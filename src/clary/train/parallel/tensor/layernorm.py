@@ -1,0 +1,91 @@
+"""Layer normalisation of hidden states that may be split along the dimension that is normalised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from clary.train.parallel.tensor.collectives import TensorGroup, gather_into
+from clary.train.parallel.tensor.module import DistributedModule
+
+DEFAULT_EPSILON = 1e-5
+
+
+class FusedLayerNorm(nn.LayerNorm):
+    """Stands where programs take apex's layer of this name; torch's own is fused."""
+
+    def __init__(
+        self, normalized_shape: int | Sequence[int], eps: float = DEFAULT_EPSILON, elementwise_affine: bool = True
+    ) -> None:
+        super().__init__(normalized_shape, eps=eps, elementwise_affine=elementwise_affine)
+
+
+class HiddenLayerNorm(DistributedModule):
+    """Normalises hidden states as they lie inside; weight and bias are slices where those are split.
+
+    Raises: NotDivisibleError if they are to be split and the tensor group does not divide `hidden_size`.
+    """
+
+    def __init__(self, hidden_size: int, epsilon: float) -> None:
+        super().__init__()
+        self.hidden_size, self.epsilon = hidden_size, epsilon
+        self.add_parameter("weight", (hidden_size,), self.layout.split_dimension, nn.init.ones_)
+        self.add_parameter("bias", (hidden_size,), self.layout.split_dimension, nn.init.zeros_)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the normalised hidden states, in the same layout and the dtype of the weight."""
+        if self.layout.is_split and self.layout.group.size > 1:
+            return _SplitLayerNorm.apply(hidden, self.weight, self.bias, self.epsilon, self.layout.group)
+        dtype = torch.promote_types(hidden.dtype, self.weight.dtype)
+        weight, bias = self.weight.to(dtype), self.bias.to(dtype)
+        normal = functional.layer_norm(hidden.to(dtype), (self.hidden_size,), weight, bias, self.epsilon)
+        return normal.to(self.weight.dtype)
+
+    def extra_repr(self) -> str:
+        """Say the size of the whole."""
+        return f"{self.hidden_size}, epsilon={self.epsilon}"
+
+
+class _SplitLayerNorm(torch.autograd.Function):
+    """Normalisation over a dimension of which every rank holds an equal slice: one small exchange each way.
+
+    Ranks exchange mean and variance of their slices, not sums of squares, which would cancel. Statistics are of at
+    least float32.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float, group: TensorGroup
+    ) -> torch.Tensor:
+        values = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+        own = torch.stack(tuple(reversed(torch.var_mean(values, dim=-1, correction=0))))
+        every = own.new_empty((group.size, *own.shape))
+        gather_into(every.flatten(0, 1), own, group)
+        means, variances = every.unbind(1)
+        mean = means.mean(0)
+        variance = variances.mean(0) + (means - mean).square().mean(0)
+        scale = torch.rsqrt(variance + epsilon)
+        ctx.group = group
+        ctx.save_for_backward(hidden, weight, mean, scale)
+        normal = (values - mean.unsqueeze(-1)) * scale.unsqueeze(-1)
+        return (normal * weight + bias).to(weight.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, mean, scale = ctx.saved_tensors
+        gradient = gradient.to(mean.dtype)
+        normal = (hidden.to(mean.dtype) - mean.unsqueeze(-1)) * scale.unsqueeze(-1)
+        weighted = gradient * weight
+        means = torch.stack((weighted.mean(-1), (weighted * normal).mean(-1)))
+        dist.all_reduce(means, group=ctx.group.process_group)
+        of_mean, of_scale = (means / ctx.group.size).unsqueeze(-1).unbind()
+        of_hidden = (weighted - of_mean - normal * of_scale) * scale.unsqueeze(-1)
+        of_weight = (gradient * normal).flatten(0, -2).sum(0).to(weight.dtype)
+        return of_hidden.to(hidden.dtype), of_weight, gradient.flatten(0, -2).sum(0).to(weight.dtype), None, None

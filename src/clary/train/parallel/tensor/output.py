@@ -1,0 +1,63 @@
+"""The output block of a transformer, its intermediate channels cut over a tensor group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from clary.train.parallel.tensor.layernorm import DEFAULT_EPSILON, HiddenLayerNorm
+from clary.train.parallel.tensor.linear import ColumnLinear, RowLinear
+from clary.train.parallel.tensor.module import DistributedModule
+from clary.train.parallel.tensor.residual import add_residual, drop
+from clary.train.parallel.tensor.settings import check_layernorms, find_activation, read_settings
+
+
+class DistributedTransformerOutputLayer(DistributedModule):
+    """Two linear layers around an activation, dropout, the residual, and layer normalisation before or after.
+
+    Sizes are those of the whole. `more` are fields of `LayerSettings`.
+
+    Raises:
+        NotDivisibleError: the tensor group does not divide `intermediate_size`, or with optimize=memory `hidden_size`.
+        ValueError: the activation is not known, or neither layer normalisation is asked for.
+        TypeError: an argument that is not known.
+    Source: as `DistributedAttentionLayer`; what is dropped out follows `hidden_dropout_prob`, which the documented
+        reference has not.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int = 1024,
+        intermediate_size: int = 4096,
+        hidden_dropout_prob: float = 0.1,
+        activation: str = "gelu",
+        layernorm_epsilon: float = DEFAULT_EPSILON,
+        initializer_range: float = 0.02,
+        use_normal_initialization: bool = False,
+        pre_layernorm: bool = False,
+        post_layernorm: bool = True,
+        fp32_residual_addition: bool = False,
+        **more: Any,
+    ) -> None:
+        super().__init__()
+        more["fp32_residual_addition"] = fp32_residual_addition
+        self.settings = read_settings(more, type(self).__name__)
+        if self.settings.adds_residual:
+            check_layernorms(pre_layernorm=pre_layernorm, post_layernorm=post_layernorm)
+        self.hidden_dropout_prob = hidden_dropout_prob
+        self.activation = find_activation(activation)
+        std = initializer_range if use_normal_initialization else None
+        self.dense1 = ColumnLinear(hidden_size, intermediate_size, normal_std=std)
+        self.dense2 = RowLinear(intermediate_size, hidden_size, normal_std=std)
+        self.pre_layernorm = HiddenLayerNorm(hidden_size, layernorm_epsilon) if pre_layernorm else None
+        self.layernorm = HiddenLayerNorm(hidden_size, layernorm_epsilon) if post_layernorm else None
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Return hidden states [N, S, H] for hidden states [N, S, H]."""
+        hidden = hidden_states if self.is_inner else self.layout.enter(hidden_states)
+        normal = hidden if self.pre_layernorm is None else self.pre_layernorm(hidden)
+        output = self.dense2(self.activation(self.dense1(normal)))
+        output = drop(output, self.hidden_dropout_prob if self.training else 0.0, self.layout)
+        output = add_residual(output, hidden, self.layernorm, self.settings)
+        return output if self.is_inner else self.layout.leave(output).to(hidden_states.dtype)

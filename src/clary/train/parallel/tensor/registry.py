@@ -1,0 +1,189 @@
+"""Which module classes have a distributed version, and for which modules a program wants it.
+
+Where: programs mark modules and register classes, before or while they build a model; `replacement` reads both.
+
+[Note: marks] `tensor_parallelism` marks every module that is made inside it, `set_tensor_parallelism` a module and all
+below it. The mark that was set last counts. A mark says what is wanted; whether a module is replaced also depends on
+its class, its sizes and its weights.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import nn
+
+from clary.train.parallel.tensor.module import DistributedModule
+
+Arguments = tuple[Any, Mapping[str, Any]]  # positional ones, an iterable, and keywords
+StateDict = dict[str, torch.Tensor]
+Translations = tuple[Callable[..., StateDict], Callable[..., StateDict]]
+
+MARK = "_tensor_parallelism"  # in the dict of a module: its Mark
+_RECORDS = "records_arguments_of"  # on a constructor that keeps what it is called with: its class
+ARGUMENTS = "_tensor_parallel_arguments"  # likewise: what its class was called with
+
+
+class NotSupportedError(ValueError):
+    """What a module is asked to do has no distributed version; it stays as it is."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What a program wants of a module; see [Note: marks].
+
+    Args:
+        keywords: override what the hook of the constructor gives.
+    """
+
+    is_enabled: bool
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Registration:
+    """How modules of one class become distributed.
+
+    Args:
+        init_hook: from the arguments of the class to those of the distributed one; None passes them on.
+        forward_hook: likewise of `forward`.
+        return_hook: from what the distributed module returns to what the class would have returned.
+        arguments_of: reads the arguments off a module, where they were not recorded.
+        to_distributed: from the state of a module to that of its replacement, both whole, and what was given to
+            `init_hook` as first argument.
+        translations: of what was given to `init_hook` as first argument: gives two functions, from the distributed
+            state to the class's, and back, for checkpoints.
+    """
+
+    module_class: type[nn.Module]
+    distributed_class: type[DistributedModule]
+    init_hook: Callable[..., Arguments | None] | None = None
+    forward_hook: Callable[..., Arguments] | None = None
+    return_hook: Callable[[Any], Any] | None = None
+    arguments_of: Callable[[Any], Arguments] | None = None
+    to_distributed: Callable[[StateDict, Any], StateDict] | None = None
+    translations: Callable[[Any], Translations] | None = None
+
+
+_registered: dict[type[nn.Module], Registration] = {}
+_wanted: ContextVar[Mark | None] = ContextVar("tensor_parallelism", default=None)
+_lock = Lock()
+_num_contexts = 0
+_own_init: Callable[..., None] = nn.Module.__init__
+
+
+def tp_register(
+    dist_module: type[DistributedModule],
+    init_hook: Callable[..., Arguments | None] | None = None,
+    forward_hook: Callable[..., Arguments] | None = None,
+    return_hook: Callable[[Any], Any] | None = None,
+) -> Callable[[type[nn.Module]], type[nn.Module]]:
+    """Return a class decorator that names the distributed version of the class; arguments as `Registration`."""
+
+    def decorate(module_class: type[nn.Module]) -> type[nn.Module]:
+        tp_register_with_module(module_class, dist_module, init_hook, forward_hook, return_hook)
+        return module_class
+
+    return decorate
+
+
+def tp_register_with_module(
+    module_cls: type[nn.Module],
+    dist_module: type[DistributedModule],
+    init_hook: Callable[..., Arguments | None] | None = None,
+    forward_hook: Callable[..., Arguments] | None = None,
+    return_hook: Callable[[Any], Any] | None = None,
+) -> None:
+    """Name the distributed version of a class; modules that are made from now on can be replaced.
+
+    Raises: TypeError if `dist_module` is no class of distributed modules.
+    """
+    if not (isinstance(dist_module, type) and issubclass(dist_module, DistributedModule)):
+        raise TypeError(f"tp_register: {dist_module!r} is no subclass of smp.nn.DistributedModule")
+    if not (isinstance(module_cls, type) and issubclass(module_cls, nn.Module)):
+        raise TypeError(f"tp_register: {module_cls!r} is no subclass of torch.nn.Module")
+    _record_arguments(module_cls)
+    _registered[module_cls] = Registration(module_cls, dist_module, init_hook, forward_hook, return_hook)
+
+
+def registered(module_class: type[nn.Module]) -> Registration | None:
+    """Return what a program has registered for exactly this class."""
+    return _registered.get(module_class)
+
+
+def unregister(module_class: type[nn.Module]) -> None:
+    """Forget a registration. For tests."""
+    del _registered[module_class]
+    own = module_class.__dict__["__init__"]
+    setattr(module_class, "__init__", own.__wrapped__)  # noqa: B010 - mypy takes no assignment to it
+
+
+@contextmanager
+def tensor_parallelism(enabled: bool = True, **kwargs: Any) -> Iterator[None]:
+    """Mark all modules made inside; see [Note: marks].
+
+    Args:
+        kwargs: override arguments of the distributed modules; those that one does not take are left out.
+    """
+    token = _wanted.set(Mark(bool(enabled), kwargs))
+    _count_contexts(1)
+    try:
+        yield
+    finally:
+        _count_contexts(-1)
+        _wanted.reset(token)
+
+
+def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **kwargs: Any) -> None:
+    """Mark a module and all below it; arguments as `tensor_parallelism`."""
+    for each in module.modules():
+        each.__dict__[MARK] = Mark(bool(enabled), kwargs)
+
+
+def mark_of(module: nn.Module) -> Mark | None:
+    """Return the mark of a module, None if it has none."""
+    mark: Mark | None = module.__dict__.get(MARK)
+    return mark
+
+
+def _count_contexts(change: int) -> None:
+    """Have every module marked as it is made while any context is open, and nothing changed while none is."""
+    global _num_contexts, _own_init
+    with _lock:
+        was_open = _num_contexts > 0
+        _num_contexts += change
+        if not was_open:
+            _own_init = nn.Module.__init__
+            nn.Module.__init__ = functools.wraps(_own_init)(_marking_init)
+        elif _num_contexts == 0:
+            nn.Module.__init__ = _own_init
+
+
+def _marking_init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+    _own_init(self, *args, **kwargs)
+    mark = _wanted.get()
+    if mark is not None:  # a thread that is in no context of its own
+        self.__dict__[MARK] = mark
+
+
+def _record_arguments(module_class: type[nn.Module]) -> None:
+    """Have a class keep what it is called with, on each module: replacing one needs it later."""
+    own = module_class.__init__
+    if getattr(own, "__dict__", {}).get(_RECORDS) is module_class:
+        return
+
+    @functools.wraps(own)
+    def recording_init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if type(self) is module_class:
+            self.__dict__[ARGUMENTS] = (args, kwargs)
+        own(self, *args, **kwargs)
+
+    recording_init.__dict__[_RECORDS] = module_class
+    setattr(module_class, "__init__", recording_init)  # noqa: B010 - mypy takes no assignment to it

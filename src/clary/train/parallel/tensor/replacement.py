@@ -1,0 +1,260 @@
+"""Puts distributed modules in the place of a model's own, where a program wants it and it can be done.
+
+Where: DistributedModel calls `replace_modules` on every rank, before optimizers are made.
+Source: as `attention`, "Enabling Tensor Parallelism".
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import nn
+
+from clary.train.parallel import runtime
+from clary.train.parallel.marks import copy_mark
+from clary.train.parallel.memory.delayed import delay_param_initialization
+from clary.train.parallel.mesh import Along
+from clary.train.parallel.tensor.collectives import NotDivisibleError
+from clary.train.parallel.tensor.embedding import DistributedEmbedding
+from clary.train.parallel.tensor.huggingface import MODELS, registrations
+from clary.train.parallel.tensor.linear import DistributedLinear
+from clary.train.parallel.tensor.module import DistributedModule
+from clary.train.parallel.tensor.registry import (
+    ARGUMENTS,
+    Arguments,
+    NotSupportedError,
+    Registration,
+    StateDict,
+    Translations,
+    mark_of,
+    registered,
+)
+from clary.train.parallel.tensor.settings import WITHOUT_EFFECT, LayerSettings
+from clary.train.parallel.tensor.slices import cut_state_dict
+
+
+@dataclass(frozen=True)
+class Change:
+    """What became of one module that a program wants distributed.
+
+    Args:
+        name: of the module in the model; empty for the model itself.
+        reason: why it was kept; None if it was replaced.
+    """
+
+    name: str
+    module_class: str
+    distributed_class: str
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        what = f"{self.name or 'the model'} ({self.module_class})"
+        if self.reason is None:
+            return f"{what}: replaced by {self.distributed_class}"
+        return f"{what}: kept, {self.reason}"
+
+
+@dataclass
+class Replacements:
+    """What `replace_modules` has done.
+
+    Args:
+        root: the model; another object than before where the model itself was replaced.
+        changes: in the order of the model's modules; modules inside of one that was replaced are not among them.
+        translations: pairs (from the distributed state, to it) of the replaced classes that have any.
+    """
+
+    root: nn.Module
+    changes: list[Change] = field(default_factory=list)
+    translations: list[Translations] = field(default_factory=list)
+
+
+def replace_modules(root: nn.Module, *, carries_weights: bool = False) -> Replacements:
+    """Replace the outermost supported modules that are marked, in place; every rank calls it on the same model.
+
+    A module is kept, with a reason, if it shares weights with one outside of it, if its sizes do not divide, or if it
+    was made before its class was registered. Where an outer module is kept, those inside of it are tried.
+
+    Args:
+        carries_weights: whether replacements start with the weights of what they replace, where it is known how, rather
+            than with weights of their own.
+
+    Raises: what the program's own hooks raise.
+    """
+    done = Replacements(root)
+    if runtime.current().groups.size(Along.TP) == 1:
+        return done
+    known = {**_of_torch(), **_of_transformers()}
+    names = _names_of_parameters(root)
+
+    def visit(name: str, module: nn.Module, parent: nn.Module | None) -> None:
+        mark = mark_of(module)
+        registration = registered(type(module)) or known.get(type(module))
+        if mark is not None and mark.is_enabled and registration is not None:
+            words = (name, type(module).__name__, registration.distributed_class.__name__)
+            made = _try_replace(module, registration, mark.keywords, _sharing(name, module, names), carries_weights)
+            if isinstance(made, DistributedModule):
+                if parent is None:
+                    done.root = made
+                else:
+                    setattr(parent, name.rpartition(".")[2], made)
+                done.changes.append(Change(*words))
+                if registration.translations is not None:
+                    args, _ = _arguments_of(module, registration) or ((None,), {})
+                    pair = registration.translations(args[0])
+                    done.translations += [pair] if pair not in done.translations else []
+                return
+            done.changes.append(Change(*words, reason=made))
+        if not isinstance(module, DistributedModule):
+            for child_name, child in list(module.named_children()):
+                visit(f"{name}.{child_name}" if name else child_name, child, module)
+
+    visit("", root, None)
+    return done
+
+
+def _try_replace(
+    module: nn.Module,
+    registration: Registration,
+    keywords: Mapping[str, Any],
+    sharing: str | None,
+    carries_weights: bool,
+) -> DistributedModule | str:
+    """Return the replacement, or why there is none."""
+    if sharing is not None:
+        return sharing
+    if registration.distributed_class is DistributedEmbedding and not keywords.get("distribute_embedding", True):
+        return "distribute_embedding is false"
+    if len({parameter.requires_grad for parameter in module.parameters()}) > 1:
+        return "some of its parameters are frozen and some are not"
+    arguments = _arguments_of(module, registration)
+    if arguments is None:
+        return "it was made before its class was registered: register the class first"
+    args, kwargs = tuple(arguments[0]), arguments[1]
+    try:
+        wanted = (args, kwargs) if registration.init_hook is None else registration.init_hook(*args, **kwargs)
+        if wanted is None:
+            return "its init_hook gave nothing"
+        made = _make(module, registration.distributed_class, wanted, keywords)
+    except (NotDivisibleError, NotSupportedError) as error:
+        return str(error)
+    if carries_weights and registration.to_distributed is not None:
+        state = registration.to_distributed(module.state_dict(), args[0] if args else None)
+        if not any(value.is_meta for value in state.values()):
+            made.load_state_dict(cut_state_dict(made, state))
+    if {parameter.requires_grad for parameter in module.parameters()} == {False}:
+        made.requires_grad_(requires_grad=False)
+    made.train(module.training)
+    copy_mark(module, made)
+    _adapt_calls(made, registration)
+    return made
+
+
+def _arguments_of(module: nn.Module, registration: Registration) -> Arguments | None:
+    """Return what a module's class was called with; None if nobody knows."""
+    if ARGUMENTS in module.__dict__:
+        recorded: Arguments = module.__dict__[ARGUMENTS]
+        return recorded
+    return None if registration.arguments_of is None else registration.arguments_of(module)
+
+
+def _make(
+    module: nn.Module, distributed_class: type[DistributedModule], wanted: Arguments, keywords: Mapping[str, Any]
+) -> DistributedModule:
+    """Return a distributed module on the device and in the dtype of the one it is to replace."""
+    args, kwargs = tuple(wanted[0]), dict(wanted[1])
+    parameters = inspect.signature(distributed_class).parameters
+    takes_settings = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    settings = {one.name for one in fields(LayerSettings)} | WITHOUT_EFFECT if takes_settings else set()
+    overrides = {key: value for key, value in keywords.items() if key in settings or key in parameters}
+    named = dict(zip(parameters, args, strict=False))  # so that a keyword may override a positional one
+    first = next(module.parameters(), torch.empty(0))
+    keeps_dtype = first.is_floating_point() and not runtime.current().configuration.fp16_params
+    # A parameter that has no memory yet is replaced by one that has none either, and is initialised when it gets some.
+    with delay_param_initialization() if first.is_meta else torch.device(first.device):
+        made = distributed_class(*args[len(parameters) :], **{**named, **kwargs, **overrides})
+        if keeps_dtype and any(parameter.dtype != first.dtype for parameter in made.parameters()):
+            made.to(first.dtype)
+    return made
+
+
+def _adapt_calls(made: DistributedModule, registration: Registration) -> None:
+    """Have a replacement called, and answer, as what it replaces."""
+    forward_hook, return_hook = registration.forward_hook, registration.return_hook
+    if forward_hook is not None:
+
+        def adapt(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            positional, named = forward_hook(*args, **kwargs)
+            return tuple(positional), dict(named)
+
+        made.register_forward_pre_hook(adapt, with_kwargs=True)
+    if return_hook is not None:
+
+        def answer(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+            return return_hook(output)
+
+        made.register_forward_hook(answer)
+
+
+def _names_of_parameters(root: nn.Module) -> dict[int, list[str]]:
+    """Return under which names every parameter is found, by its id."""
+    found: dict[int, list[str]] = {}
+    for name, parameter in root.named_parameters(remove_duplicate=False):
+        found.setdefault(id(parameter), []).append(name)
+    return found
+
+
+def _sharing(name: str, module: nn.Module, names: dict[int, list[str]]) -> str | None:
+    """Return why a module cannot be replaced alone; None if no weight of it is also found outside of it."""
+    for parameter in module.parameters():
+        for other in names[id(parameter)]:
+            if name and not other.startswith(f"{name}."):
+                return f"it shares a weight with {other.rpartition('.')[0]}"
+    return None
+
+
+def _of_torch() -> dict[type[nn.Module], Registration]:
+    return {
+        nn.Linear: Registration(
+            nn.Linear,
+            DistributedLinear,
+            arguments_of=lambda one: ((one.in_features, one.out_features, one.bias is not None), {}),
+            to_distributed=_as_it_is,
+        ),
+        nn.Embedding: Registration(
+            nn.Embedding,
+            DistributedEmbedding,
+            arguments_of=lambda one: (
+                (
+                    one.num_embeddings,
+                    one.embedding_dim,
+                    one.padding_idx,
+                    one.max_norm,
+                    one.norm_type,
+                    one.scale_grad_by_freq,
+                    one.sparse,
+                ),
+                {},
+            ),
+            to_distributed=_as_it_is,
+        ),
+    }
+
+
+def _as_it_is(state: StateDict, first_argument: Any) -> StateDict:
+    return state
+
+
+def _of_transformers() -> dict[type[nn.Module], Registration]:
+    """Return registrations of those models whose modules the program has imported."""
+    found: dict[type[nn.Module], Registration] = {}
+    for model, module_name in MODELS.items():
+        if module_name in sys.modules:
+            for one in registrations(model, sys.modules[module_name]):
+                found[one.module_class] = one
+    return found

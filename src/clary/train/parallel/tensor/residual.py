@@ -1,0 +1,37 @@
+"""What stands behind both blocks of a layer: dropout, the residual, layer normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from clary.train.parallel.tensor.layernorm import HiddenLayerNorm
+from clary.train.parallel.tensor.layout import Layout
+from clary.train.parallel.tensor.randomness import dropout_replicated, dropout_split
+from clary.train.parallel.tensor.settings import LayerSettings
+
+
+def drop(hidden: torch.Tensor, probability: float, layout: Layout) -> torch.Tensor:
+    """Return hidden states inside after dropout, as their layout needs it."""
+    return (dropout_split if layout.is_split else dropout_replicated)(hidden, probability, layout.group)
+
+
+def add_residual(
+    output: torch.Tensor, residual: torch.Tensor, layernorm: HiddenLayerNorm | None, settings: LayerSettings
+) -> torch.Tensor:
+    """Return a block's output with its input added, and normalised where it has a layer for it.
+
+    With `fp32_residual_addition` the sum stays in float32 until a layer normalises it, or it leaves the module.
+    """
+    if settings.adds_residual:
+        output = add((output, residual), settings)
+    return output if layernorm is None else layernorm(output)
+
+
+def add(parts: Sequence[torch.Tensor], settings: LayerSettings) -> torch.Tensor:
+    """Return the sum of a residual and what blocks give, in float32 with `fp32_residual_addition`."""
+    first, *others = (part.float() for part in parts) if settings.fp32_residual_addition else parts
+    for other in others:
+        first = first + other
+    return first

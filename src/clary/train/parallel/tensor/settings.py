@@ -1,0 +1,114 @@
+"""What layers of transformers have in common, gathered from the arguments of their constructors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from clary.train.parallel.tensor.flash import ALIBI_BIAS_MAX
+from clary.train.parallel.tensor.rotary import Rotary
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": functional.gelu,
+    "relu": functional.relu,
+    "gelu_new": partial(functional.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
+    "gelu_fast": partial(functional.gelu, approximate="tanh"),
+    "silu": functional.silu,
+}
+# Arguments that scripts give and that change nothing here: torch chooses kernels, and scores are never of less than
+# float32 inside of them; embeddings are always cut.
+WITHOUT_EFFECT = frozenset(
+    {
+        "attention_in_fp32",
+        "distribute_embedding",
+        "flash_attention",
+        "fused_bias_gelu",
+        "fused_dropout",
+        "fused_softmax",
+        "query_key_layer_scaling",
+        "triton_flash_attention",
+        "zero_init",
+    }
+)
+# What is about distances within one sequence, and so never for cross-attention.
+ABOUT_POSITIONS = ("attention_window", "rotary", "use_alibi")
+
+
+@dataclass(frozen=True)
+class LayerSettings:
+    """Arguments beyond the documented ones, by keyword alone; layers take those that concern them.
+
+    Args:
+        use_alibi: whether scores fall with the distance.
+        alibi_bias_max: how steeply: the last head's slope is 2^-alibi_bias_max.
+        fp32_residual_addition: whether residuals are added in float32.
+        use_qkv_bias: whether queries, keys and values have biases.
+        use_attention_dense_bias: whether the projection behind attention has one.
+        scale_attention_scores: whether scores are divided by the square root of the head size.
+        scale_attn_by_layer_idx: whether they are divided by `layer_idx + 1` as well.
+        layer_idx: which layer this is, from 0.
+        attention_window: how many positions a query sees, itself and those before; None for all.
+        rotary: how queries and keys are turned by their positions.
+        parallel_residual: whether attention and output layer both read the layer's input, and are added to it.
+        shared_layernorm: whether they then share one pre-layernorm.
+        final_layernorm: whether a transformer normalises its output also without `post_layernorm`.
+    """
+
+    use_alibi: bool = False
+    alibi_bias_max: float = ALIBI_BIAS_MAX
+    fp32_residual_addition: bool = False
+    use_qkv_bias: bool = True
+    use_attention_dense_bias: bool = True
+    scale_attention_scores: bool = True
+    scale_attn_by_layer_idx: bool = False
+    layer_idx: int = 0
+    attention_window: int | None = None
+    rotary: Rotary | None = None
+    parallel_residual: bool = False
+    shared_layernorm: bool = False
+    final_layernorm: bool = False
+    adds_residual: bool = field(default=True)
+
+    def __post_init__(self) -> None:
+        if self.shared_layernorm and not self.parallel_residual:
+            raise ValueError("shared_layernorm needs parallel_residual: one behind the other has inputs of its own")
+
+
+def read_settings(more: dict[str, Any], who: str) -> LayerSettings:
+    """Return the settings among keywords.
+
+    Raises: TypeError naming a keyword that nobody knows.
+    """
+    names = {one.name for one in fields(LayerSettings)}
+    unknown = sorted(set(more) - names - WITHOUT_EFFECT)
+    if unknown:
+        raise TypeError(
+            f"{who} got unknown arguments {', '.join(unknown)}; besides the documented ones it takes "
+            f"{', '.join(sorted(names | WITHOUT_EFFECT))}"
+        )
+    return LayerSettings(**{name: value for name, value in more.items() if name in names})
+
+
+def find_activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return the function of an activation.
+
+    Raises: ValueError if it is not known.
+    """
+    if name not in ACTIVATIONS:
+        raise ValueError(f"activation is {name!r}; expected one of {', '.join(sorted(ACTIVATIONS))}")
+    return ACTIVATIONS[name]
+
+
+def check_layernorms(*, pre_layernorm: bool, post_layernorm: bool) -> None:
+    """Refuse a layer without any normalisation.
+
+    Raises: ValueError.
+    """
+    if not (pre_layernorm or post_layernorm):
+        raise ValueError("pre_layernorm and post_layernorm are both false; at least one must be true")

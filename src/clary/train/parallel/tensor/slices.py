@@ -1,0 +1,109 @@
+"""Which slice of a parameter a rank of a tensor group holds, and how slices become whole again.
+
+Where: layers mark what they hold here; checkpoints gather and cut by the marks; drawing initial weights goes through
+here, so that a layer that is cut starts as the layer that is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from clary.train.parallel.tensor.collectives import TensorGroup, gather_whole
+
+MARK = "tensor_slice"  # the attribute of a parameter that is a slice
+
+
+@dataclass(frozen=True)
+class TensorSlice:
+    """A parameter is slice `rank` of `size` equal ones along `dimension` of what is meant."""
+
+    dimension: int
+    rank: int
+    size: int
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return this slice of a whole tensor, in memory of its own.
+
+        Raises: ValueError if its length is no multiple of `size`.
+        """
+        length, rest = divmod(whole.shape[self.dimension], self.size)
+        if rest:
+            raise ValueError(
+                f"a tensor of shape {tuple(whole.shape)} cannot be cut along dimension {self.dimension} into "
+                f"{self.size} equal slices"
+            )
+        return whole.narrow(self.dimension, self.rank * length, length).clone()
+
+
+def slice_of(parameter: torch.Tensor) -> TensorSlice | None:
+    """Return which slice a parameter is, None if it is whole."""
+    return getattr(parameter, MARK, None)
+
+
+def new_parameter(
+    shape: tuple[int, ...], group: TensorGroup, dimension: int | None, dtype: torch.dtype | None = None
+) -> nn.Parameter:
+    """Return a parameter without values for this rank's slice of `shape` along `dimension`, marked; None keeps it
+    whole.
+
+    Raises: NotDivisibleError if the group does not divide the dimension.
+    """
+    local = list(shape)
+    if dimension is not None:
+        local[dimension] = group.divide(shape[dimension], f"dimension {dimension} of a weight of shape {shape}")
+    parameter = nn.Parameter(torch.empty(local, dtype=dtype))
+    if dimension is not None:
+        mark(parameter, TensorSlice(dimension, group.rank, group.size))
+    return parameter
+
+
+def mark(parameter: torch.Tensor, piece: TensorSlice) -> None:
+    """Say which slice a parameter is."""
+    setattr(parameter, MARK, piece)
+
+
+def draw(parameter: nn.Parameter, fill: Callable[[torch.Tensor], object], shape: tuple[int, ...]) -> None:
+    """Fill a parameter with its slice of what `fill` writes to a whole tensor of `shape`.
+
+    The whole tensor is drawn on every rank: with generators in equal states the ranks hold slices of one matrix, the
+    one that a model in one piece would have drawn. On the meta device nothing is drawn.
+    """
+    if parameter.is_meta:
+        return
+    piece = slice_of(parameter)
+    with torch.no_grad():
+        whole = torch.empty(shape, dtype=torch.promote_types(parameter.dtype, torch.float32), device=parameter.device)
+        fill(whole)
+        parameter.copy_(whole if piece is None else piece.of(whole))
+
+
+def gather_state_dict(module: nn.Module, group: TensorGroup) -> dict[str, torch.Tensor]:
+    """Return the module's state with every slice made whole; collective over the tensor group."""
+    pieces = slices_of(module)
+    return {
+        key: gather_whole(value, group, pieces[key].dimension) if key in pieces else value.detach()
+        for key, value in module.state_dict().items()
+    }
+
+
+def cut_state_dict(module: nn.Module, whole: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a state that `module` can load: this rank's slices of a whole one; keys that it has not stay as they are.
+
+    Raises: ValueError if a tensor cannot be cut into equal slices.
+    """
+    pieces = slices_of(module)
+    return {key: pieces[key].of(value) if key in pieces else value for key, value in whole.items()}
+
+
+def slices_of(module: nn.Module) -> dict[str, TensorSlice]:
+    """Return the slices among a module's parameters by the names of its state; tied ones under each name."""
+    found = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        piece = slice_of(parameter)
+        if piece is not None:
+            found[name] = piece
+    return found

@@ -1,0 +1,244 @@
+"""What CUDA means under CLARY_CUDA_ON_CPU=1. Functions `test_...()`; see `torch_programs`."""
+
+import io
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import nn
+
+torch.set_num_threads(1)
+CPU = torch.tensor(0).device
+
+
+def raised(function, *arguments, **keywords):
+    try:
+        function(*arguments, **keywords)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the caller looks at it
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def test_devices_are_the_cpu():
+    for device in (
+        torch.device("cuda"),
+        torch.device("cuda:1"),
+        torch.device("cuda", 1),
+        torch.device(type="cuda", index=0),
+        torch.device(0),
+        torch.device(torch.device("cuda")),
+    ):
+        assert device == CPU
+        assert isinstance(device, torch.device)
+    assert torch.device("meta").type == "meta"
+    assert torch.device("cpu") == CPU
+
+
+def test_factories_make_tensors_on_the_cpu():
+    for make in (torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn, torch.arange, torch.eye):
+        for device in ("cuda", "cuda:3", 0, torch.device("cuda")):
+            assert make(3, device=device).device == CPU
+    given = torch.ones(2)
+    for made in (
+        torch.tensor([1.0], device="cuda"),
+        torch.as_tensor([1.0], device="cuda"),
+        torch.full((2,), 1, device="cuda"),
+        torch.zeros_like(given, device="cuda"),
+        given.new_zeros(2, device="cuda"),
+        torch.randint(0, 3, (2,), device="cuda:0"),
+    ):
+        assert made.device == CPU
+    assert torch.zeros(2, device="meta").is_meta
+    assert torch.empty(2, pin_memory=True).shape == (2,)
+
+
+def test_tensors_and_modules_move_nowhere():
+    tensor = torch.ones(2, requires_grad=True)
+    for moved in (tensor.cuda(), tensor.cuda(1), tensor.to("cuda"), tensor.to(0), tensor.to(torch.device("cuda:0"))):
+        assert moved.device == CPU
+    assert tensor.to("cuda", torch.float64).dtype is torch.float64
+    assert tensor.to(device="cuda", dtype=torch.float16, non_blocking=True).dtype is torch.float16
+    assert torch.equal(torch.rand(2).pin_memory() * 0, torch.zeros(2))
+    for module in (nn.Linear(2, 2).cuda(), nn.Linear(2, 2).to("cuda"), nn.Linear(2, 2).to(0), nn.LSTM(2, 2).cuda(0)):
+        assert next(module.parameters()).device == CPU
+    assert nn.Linear(2, 2, device="cuda").weight.device == CPU
+    assert nn.Linear(2, 2).to("cuda", dtype=torch.bfloat16).weight.dtype is torch.bfloat16
+
+
+def test_numbers_and_words_that_are_no_devices_stay():
+    assert torch.zeros(2, 3).sum(0).shape == (3,)
+    assert torch.ones(4).to(torch.int64).tolist() == [1, 1, 1, 1]
+    assert torch.einsum("cu,ud->cd", torch.ones(1, 2), torch.ones(2, 1)).item() == 2
+    assert torch.stack([torch.ones(2)] * 2, 1).shape == (2, 2)
+
+
+def test_threads_do_the_same():
+    found = []
+    thread = threading.Thread(target=lambda: found.append(torch.zeros(1, device="cuda").cuda()))
+    thread.start()
+    thread.join(10)
+    with ThreadPoolExecutor(1) as pool:
+        found.append(pool.submit(lambda: torch.ones(1).to("cuda")).result(10))
+    assert [one.device for one in found] == [CPU, CPU]
+
+
+def test_what_is_asked_of_a_gpu_is_answered():
+    cuda = torch.cuda
+    assert cuda.is_available()
+    assert cuda.device_count() == 2  # LOCAL_WORLD_SIZE
+    assert "CPU" in cuda.get_device_name()
+    assert cuda.get_device_properties(0).total_memory > 0
+    assert cuda.get_device_capability("cuda:0") >= (7, 0)
+    assert cuda.is_bf16_supported()
+    cuda.set_device(1)
+    assert cuda.current_device() == 1
+    with cuda.device(0):
+        assert cuda.current_device() == 0
+    assert cuda.current_device() == 1
+    cuda.set_device("cuda:0")
+    assert cuda.current_device() == 0
+    free, total = cuda.mem_get_info()
+    assert 0 < free <= total
+    assert cuda.memory_stats()["allocated_bytes.all.peak"] == cuda.max_memory_allocated(0) == 0
+    for name in ("synchronize", "empty_cache", "reset_peak_memory_stats", "ipc_collect", "init"):
+        assert getattr(cuda, name)() is None
+    cuda.nvtx.range_push("step")
+    cuda.nvtx.range_pop()
+    with cuda.nvtx.range("step"):
+        pass
+
+
+def test_the_generator_is_the_cpu_s():
+    torch.cuda.manual_seed(5)
+    state = torch.cuda.get_rng_state()
+    first = torch.rand(2, device="cuda")
+    torch.cuda.set_rng_state(state)
+    assert torch.equal(torch.rand(2), first)
+    states = torch.cuda.get_rng_state_all()
+    second = torch.rand(2)
+    torch.cuda.set_rng_state_all(states)
+    assert torch.equal(torch.rand(2), second)
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(2), first)
+    with torch.random.fork_rng():
+        torch.rand(100)
+    assert not torch.equal(torch.rand(2), first)
+
+
+def test_precision_is_that_of_cpus():
+    model = nn.Linear(4, 4).cuda()
+    for context in (
+        torch.autocast("cuda"),
+        torch.autocast(device_type="cuda", dtype=torch.float16),
+        torch.amp.autocast("cuda", torch.float16, enabled=True),
+    ):
+        with context:
+            assert model(torch.ones(2, 4)).dtype is torch.bfloat16
+    with torch.autocast("cuda", enabled=False):
+        assert model(torch.ones(2, 4)).dtype is torch.float32
+    scaler = torch.amp.GradScaler()
+    scaler.scale(model(torch.ones(2, 4)).sum()).backward()
+    assert model.bias.grad[0] == 2 * scaler.get_scale()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scaler.unscale_(optimizer)
+    assert model.bias.grad[0] == 2
+    model.bias.grad[0] = float("inf")
+    before = model.weight.clone()
+    scaler = torch.amp.GradScaler("cuda")
+    scaler.scale(torch.zeros(1, device="cuda"))
+    scaler.step(optimizer)
+    scaler.update()
+    assert torch.equal(model.weight, before)  # an infinite gradient is skipped
+
+
+def test_files_are_loaded_wherever_they_are_to_go():
+    file = io.BytesIO()
+    torch.save({"weight": torch.ones(2)}, file)
+    for place in (
+        "cuda",
+        "cuda:0",
+        0,
+        torch.device("cuda"),
+        {"cuda:0": "cuda:1"},
+        None,
+        lambda storage, _: storage.cuda(),
+    ):
+        file.seek(0)
+        assert torch.load(file, map_location=place)["weight"].device == CPU
+    file.seek(0)
+    assert torch.load(file, "cuda")["weight"].device == CPU
+
+
+def test_defaults_are_the_cpu():
+    torch.set_default_device("cuda")
+    assert torch.zeros(1).device == CPU
+    torch.set_default_device(None)
+    torch.set_default_tensor_type("torch.cuda.DoubleTensor")
+    assert torch.zeros(1).dtype is torch.float64
+    torch.set_default_tensor_type(torch.cuda.FloatTensor)
+    assert torch.zeros(1).dtype is torch.float32
+
+
+def test_functions_are_torch_s_own_and_can_be_scripted():
+    @torch.jit.script
+    def doubled(value: torch.Tensor) -> torch.Tensor:
+        return value * 2 + torch.zeros(1)
+
+    assert doubled(torch.ones(1).cuda()).item() == 2
+    assert type(torch.zeros) is type(len)  # built in, not wrapped
+
+
+def test_what_is_to_be_compiled_stays_as_it_is():
+    from torch._dynamo.trace_rules import get_torch_obj_rule_map
+
+    get_torch_obj_rule_map()  # what libraries load all the same; it refuses two names of one function
+
+    @torch.compile
+    def first(value):
+        return value.to("cuda") * 2
+
+    @torch.compile(mode="max-autotune")
+    def second(value):
+        return value + torch.ones(2, device="cuda")
+
+    model = torch.compile(nn.Linear(2, 2).cuda())
+    model.compile()
+    assert first(second(torch.ones(2))).tolist() == [4, 4]
+    assert model(torch.ones(2)).shape == (2,)
+
+
+def test_checkpointing_and_dropout_work():
+    from torch.utils.checkpoint import checkpoint
+
+    layer = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).cuda()
+    value = torch.ones(2, 4, device="cuda", requires_grad=True)
+    with torch.autocast("cuda"):
+        checkpoint(layer, value, use_reentrant=False).sum().backward()
+    assert value.grad.shape == (2, 4)
+
+
+def test_activation_offloading_takes_its_steps_for_a_gpu():
+    # No machine of ours has a GPU at hand: streams and events are rehearsed, and what comes back is compared.
+    from clary.train.parallel.memory.kept import OffloadCounts, PinnedCopy, SpilledTensor
+    from clary.train.parallel.memory.spill import Spill
+
+    tensor = torch.randn(64, 32)[:, ::2].t()
+    with tempfile.TemporaryDirectory() as folder:
+        spill = Spill(Path(folder), max_waiting_bytes=1 << 20)
+        spilled = SpilledTensor(tensor, spill, OffloadCounts(), torch.cuda.Stream())
+        spill._writer.submit(lambda: None).result(20)
+        assert spilled._original is None
+        for kept in (PinnedCopy(tensor, torch.cuda.Stream()), spilled):
+            kept.load()
+            for _ in range(2):
+                found = kept.bring()
+                assert torch.equal(found, tensor)
+                assert found.stride() == tensor.stride()
+        spill.close()
+
+
+def test_what_has_no_meaning_says_so():
+    for call in (torch.cuda.CUDAGraph, lambda: torch.cuda.graph(None)):
+        assert "CLARY_CUDA_ON_CPU=1: torch.cuda." in str(raised(call))

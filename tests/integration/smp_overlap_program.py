@@ -1,0 +1,272 @@
+"""Gradients of replicas on their way while backward passes run; hooks; replicas that leave out; by test_smp_overlap.
+
+On 2 ranks replicas lie side by side, on 4 they are pipelines of two ranks.
+"""
+
+import logging
+
+import smdistributed.modelparallel.torch as smp
+import torch
+from smdistributed.modelparallel.torch.exceptions import ParallelError
+from smp_core_program import start, train_step
+from smp_models import SharedPerceptron, Winding, batch_of, loss_of, make
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+SMALL = 0.0004  # MiB: a model of a few hundred parameters has several buckets
+NUM_STEPS = 4
+
+
+class Looping(nn.Module):
+    """Calls one layer more often from step to step, and then less: no count of an earlier step is right."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+        self.block = nn.Linear(16, 16)
+        self.last = nn.Linear(16, 4)
+        self.num_loops = 1
+
+    def forward(self, x):
+        hidden = self.first(x)
+        for _ in range(int(x[0, 0].abs() * 4) % 4):
+            hidden = hidden + torch.tanh(self.block(hidden))
+        return self.last(hidden)
+
+
+def failure_of(call):
+    """Return what a call raises, None if nothing."""
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 - the test looks at it
+        return error
+    return None
+
+
+def config(size, **more):
+    """Return replicas of one rank on 2 ranks, pipelines of two on 4; sums in one order, to compare bits."""
+    return {"ddp": True, "partitions": size // 2, "microbatches": 4, "active_microbatches": 1, **more}
+
+
+def own_batch(kind, number, length=16):
+    inputs, targets = batch_of(kind, number, length)
+    share = len(inputs) // smp.dp_size()
+    own = slice(smp.dp_rank() * share, (smp.dp_rank() + 1) * share)
+    return inputs[own], targets[own]
+
+
+def wrapped(kind, **options):
+    model = smp.DistributedModel(make(kind), bucket_cap_mb=SMALL, **options)
+    return model, smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.05))
+
+
+def watch(model):
+    """Return a list that gets, for every reduction, how many buckets were on their way already, and how many are."""
+    seen = []
+    reducer = model._reducer
+    original = reducer.reduce
+
+    def reduce():
+        seen.append((len(reducer._sent), len(reducer._buckets)))
+        original()
+
+    reducer.reduce = reduce
+    return seen
+
+
+def train(kind, keys, *, passes=1, prepare=lambda model: None, **options):
+    """Return the state after some steps, and what `watch` has seen after the first."""
+    start(**keys)
+    model, optimizer = wrapped(kind, backward_passes_per_step=passes, **options)
+    prepare(model)
+    seen = None
+    for number in range(NUM_STEPS):
+        optimizer.zero_grad()
+        for part in range(passes):
+            train_step(model, *own_batch(kind, number * passes + part))
+        optimizer.step()
+        seen = watch(model) if seen is None else seen
+    return {name: one.detach().clone() for name, one in model.local_named_parameters()}, seen
+
+
+def assert_same(one, two):
+    assert set(one) == set(two)
+    for name, value in one.items():
+        assert torch.equal(value, two[name]), name
+
+
+def assert_alike_everywhere(model):
+    for name, value in model.local_named_parameters():
+        first, *others = smp.allgather(value.detach(), smp.DP_GROUP)
+        assert all(torch.equal(first, other) for other in others), name
+
+
+def test_gradients_that_go_early_are_those_that_go_late_bit_by_bit(rank, size):
+    for kind in (SharedPerceptron, Winding):
+        for passes in (1, 2):
+            early, seen = train(kind, config(size), passes=passes, overlapping_allreduce=True)
+            late, none = train(kind, config(size), passes=passes, overlapping_allreduce=False)
+            assert_same(early, late)
+            assert all(sent == 0 for sent, _ in none), none
+            assert all(buckets > 1 for _, buckets in seen), seen
+            if kind is SharedPerceptron:  # which takes the same way every time
+                assert all(sent == buckets for sent, buckets in seen), seen
+
+
+def test_gradients_that_come_after_their_bucket_has_gone_are_not_lost(rank, size):
+    resent = []
+
+    def count(model):
+        if model._reducer is None:
+            return model.register_post_partition_hook(lambda model, _: count(model))
+        original = model._reducer._close
+        model._reducer._close = lambda late, **more: resent.append(len(late)) or original(late, **more)
+        return None
+
+    early, _ = train(Looping, config(size), prepare=count)
+    late, _ = train(Looping, config(size), overlapping_allreduce=False)
+    assert_same(early, late)
+    found = smp.allgather(sum(resent), smp.WORLD)
+    assert sum(found) > 0, "the model was to call its layer more often than before, while buckets were on their way"
+
+
+def test_hooks_of_ddp_take_the_place_of_the_sum(rank, size):
+    calls = []
+
+    def counted(state, bucket):
+        calls.append((bucket.index(), bucket.is_last(), [one.shape for one in bucket.gradients()]))
+        assert sum(one.numel() for one in bucket.parameters()) == bucket.buffer().numel()
+        return default_hooks.allreduce_hook(state, bucket)
+
+    plain, _ = train(SharedPerceptron, config(size))
+    for overlaps in (True, False):
+        hooked, _ = train(
+            SharedPerceptron,
+            config(size),
+            overlapping_allreduce=overlaps,
+            prepare=lambda model: model.register_comm_hook(smp.get_dp_process_group(), counted),
+        )
+        assert_same(plain, hooked)
+    indices = [index for index, _, _ in calls]
+    num_buckets = max(indices) + 1
+    assert indices == list(range(num_buckets)) * (2 * NUM_STEPS), indices
+    assert all(is_last == (index == num_buckets - 1) for index, is_last, _ in calls)
+    rough, _ = train(
+        SharedPerceptron,
+        config(size),
+        prepare=lambda model: model._register_comm_hook(smp.get_dp_process_group(), default_hooks.fp16_compress_hook),
+    )
+    assert any(not torch.equal(value, plain[name]) for name, value in rough.items())
+    for name, value in rough.items():
+        torch.testing.assert_close(value, plain[name], atol=0.02, rtol=0.1)
+
+
+def test_hooks_are_refused_where_nobody_would_call_them(rank, size):
+    start(**config(size))
+    model, _ = wrapped(SharedPerceptron)
+    hook = default_hooks.allreduce_hook
+    model.register_comm_hook(smp.get_dp_process_group(), hook)
+    assert "hook already" in str(failure_of(lambda: model.register_comm_hook(None, hook)))
+    for key in ({"shard_optimizer_state": True}, {"sharded_data_parallel_degree": 2, "partitions": 1}):
+        start(**config(size, **key))
+        model, _ = wrapped(SharedPerceptron)
+        for call in (lambda model=model: model.register_comm_hook(None, hook), lambda model=model: model.join()):
+            error = failure_of(call)
+            assert isinstance(error, ValueError), repr(error)
+            assert "leave it out" in str(error)
+        smp.barrier()
+
+
+def test_a_hook_that_gives_too_little_is_told(rank, size):
+    def short(state, bucket):
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer()[:1])
+        return future
+
+    start(**config(size))
+    model, _ = wrapped(SharedPerceptron)
+    model.register_comm_hook(None, short)
+    error = failure_of(lambda: train_step(model, *own_batch(SharedPerceptron, 0)))
+    assert isinstance(error, ValueError), repr(error)
+    assert "gave 1 elements for a bucket of" in str(error)
+    start(**config(size))
+    model, _ = wrapped(SharedPerceptron)
+    model.register_comm_hook(None, lambda state, bucket: None)
+    error = failure_of(lambda: train_step(model, *own_batch(SharedPerceptron, 0)))
+    assert isinstance(error, TypeError), repr(error)
+
+
+@smp.step
+def evaluate(model, inputs):
+    with torch.no_grad():
+        return model(inputs)
+
+
+def test_a_replica_without_a_backward_pass_counts_as_zero(rank, size):
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger = logging.getLogger("clary.train.parallel.reduce.reducer")
+    logger.addHandler(handler)
+    for overlaps, is_spread in ((True, False), (False, False), (True, True)):
+        start(**config(size, shard_optimizer_state=is_spread))
+        model, optimizer = wrapped(SharedPerceptron, overlapping_allreduce=overlaps)
+        leaves_out = smp.dp_rank() == 1
+        alone = make(SharedPerceptron)
+        stepping = torch.optim.AdamW(alone.parameters(), lr=0.05)
+        for number in range(NUM_STEPS):
+            inputs, targets = own_batch(SharedPerceptron, number)
+            optimizer.zero_grad()
+            if leaves_out and number in (1, 2):
+                evaluate(model, inputs)
+            else:
+                train_step(model, inputs, targets)
+            optimizer.step()
+            stepping.zero_grad()
+            shares = [part.chunk(smp.dp_size()) for part in batch_of(SharedPerceptron, number, 16)]
+            trained = [0] if number in (1, 2) else range(smp.dp_size())
+            sum(loss_of(alone(shares[0][one]), shares[1][one]) / smp.dp_size() for one in trained).backward()
+            stepping.step()
+        assert_alike_everywhere(model)
+        for name, value in model.local_named_parameters():
+            torch.testing.assert_close(value, dict(alone.named_parameters())[name], atol=2e-5, rtol=1e-4, msg=name)
+    logger.removeHandler(handler)
+    assert any("had no backward pass" in line for line in lines), lines
+
+
+def test_nobody_at_all_may_have_a_backward_pass(rank, size):
+    start(**config(size))
+    model, optimizer = wrapped(SharedPerceptron)
+    train_step(model, *own_batch(SharedPerceptron, 0))
+    optimizer.step()
+    optimizer.zero_grad()
+    before = [one.detach().clone() for one in model.local_parameters()]
+    evaluate(model, own_batch(SharedPerceptron, 0)[0])
+    optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.local_parameters(), strict=True))
+    train_step(model, *own_batch(SharedPerceptron, 1))
+    optimizer.step()
+    assert_alike_everywhere(model)
+
+
+def test_one_replica_alone_may_evaluate(rank, size):
+    start(**config(size))
+    model, optimizer = wrapped(SharedPerceptron)
+    for number in range(3):
+        train_step(model, *own_batch(SharedPerceptron, number))
+        if smp.dp_rank() == 0:
+            evaluate(model, own_batch(SharedPerceptron, 0)[0])
+        optimizer.step()
+    assert_alike_everywhere(model)
+
+
+def test_replicas_at_different_steps_are_told_at_once(rank, size):
+    start(**config(size))
+    model, optimizer = wrapped(SharedPerceptron)
+    train_step(model, *own_batch(SharedPerceptron, 0))
+    if smp.dp_rank() == 1:
+        optimizer.step()  # the other replica leaves it out
+    error = failure_of(lambda: train_step(model, *own_batch(SharedPerceptron, 1)))
+    assert isinstance(error, ParallelError), repr(error)
+    for words in (f"rank {smp.get_dp_group()[0]} has taken 0", f"rank {smp.get_dp_group()[1]} has taken 1"):
+        assert words in str(error), str(error)

@@ -1,0 +1,452 @@
+"""transformers' models cut over tensor ranks beside themselves in one piece. Functions `test_...(rank, size)`.
+
+Weights go to the distributed model and gradients come back by the translations of checkpoints, so those are tested with
+every comparison. Models are tiny and made from their configurations. See `torch_ranks`.
+"""
+
+import copy
+import itertools
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    GPT2LMHeadModel,
+    GPTJConfig,
+    GPTJForCausalLM,
+    GPTJModel,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    GPTNeoModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    GPTNeoXModel,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
+
+from clary.train.parallel import runtime
+from clary.train.parallel.configuration import read_configuration
+from clary.train.parallel.mesh import Along
+from clary.train.parallel.tensor import collectives
+from clary.train.parallel.tensor.collectives import TensorGroup
+from clary.train.parallel.tensor.huggingface import bert, gpt2, gptj, gptneo, gptneox, roberta
+from clary.train.parallel.tensor.registry import set_tensor_parallelism, tensor_parallelism
+from clary.train.parallel.tensor.replacement import replace_modules
+from clary.train.parallel.tensor.slices import cut_state_dict, gather_state_dict, slices_of
+
+N, S, WORDS = 3, 6, 50
+GPT2 = GPT2Config(
+    vocab_size=WORDS, n_positions=16, n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
+)
+GPTJ = GPTJConfig(vocab_size=WORDS, n_positions=16, n_embd=32, n_layer=2, n_head=4, rotary_dim=4)
+NEO = GPTNeoConfig(
+    vocab_size=WORDS,
+    max_position_embeddings=16,
+    hidden_size=32,
+    num_layers=2,
+    num_heads=4,
+    attention_types=[[["global", "local"], 1]],
+    window_size=3,
+)
+NEOX = GPTNeoXConfig(
+    vocab_size=WORDS,
+    max_position_embeddings=16,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=64,
+    rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+)
+ENCODER = {
+    "vocab_size": WORDS,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "max_position_embeddings": 32,
+}
+
+
+@contextmanager
+def parallel(size, **keys):
+    runtime.initialize(read_configuration({"tensor_parallel_degree": size, "ddp": True, **keys}))
+    try:
+        yield
+    finally:
+        runtime.reset()
+
+
+def layouts():
+    return [
+        {"optimize": optimize, "prescaled_batch": prescaled}
+        for optimize, prescaled in itertools.product(("memory", "speed"), (True, False))
+    ]
+
+
+def tensor_group():
+    groups = runtime.current().groups
+    return TensorGroup(groups.process_group(Along.TP), groups.group_rank(Along.TP), groups.size(Along.TP))
+
+
+def batch(seed):
+    """A batch whose last row is padded on the right."""
+    ids = torch.randint(3, WORDS, (N, S), generator=torch.Generator().manual_seed(seed))
+    mask = torch.ones_like(ids)
+    mask[-1, -2:] = 0
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+
+def plain_model(model_class, config):
+    torch.manual_seed(1)
+    model = model_class(copy.deepcopy(config))
+    with torch.no_grad():
+        for parameter in model.parameters():  # zeros and ones would hide mistakes
+            parameter += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+def distribute(plain, **keywords):
+    """Return a distributed copy that has weights of its own, and what was done."""
+    model = copy.deepcopy(plain)
+    set_tensor_parallelism(model, **keywords)
+    done = replace_modules(model)
+    return done.root, done
+
+
+def compare(plain, translate, *, replaced, make_batch=batch, loss_of=None):
+    """Check loss, logits and gradients on all layouts.
+
+    replaced: the classes that are to be replaced, and by what.
+    translate: from our state to theirs, and back.
+    """
+    to_theirs, to_ours = translate
+    loss_of = loss_of or (lambda output: output.loss)
+    for keys in layouts():
+        with parallel(dist.get_world_size(), **keys):
+            group = tensor_group()
+            model, done = distribute(plain)
+            assert {(one.module_class, one.distributed_class) for one in done.changes if one.reason is None} == replaced
+            model.load_state_dict(cut_state_dict(model, to_ours(plain.state_dict())))
+            whole = to_theirs(gather_state_dict(model, group))
+            assert set(whole) == set(plain.state_dict())
+            assert all(torch.equal(whole[key], value) for key, value in plain.state_dict().items())
+            seeds = [7] if keys["prescaled_batch"] else range(group.size)
+            own = 0 if keys["prescaled_batch"] else group.rank
+            plain.zero_grad()
+            expected = [plain(**make_batch(seed)) for seed in seeds]
+            (sum(map(loss_of, expected)) / len(expected)).backward()
+            inputs = make_batch(seeds[own])
+            output = model(**inputs)
+            loss_of(output).backward()
+            assert type(output) is type(expected[own])
+            assert_near(loss_of(output), loss_of(expected[own]), "loss")
+            if "logits" in output and output.logits.dim() == 3:
+                counts = inputs["attention_mask"].bool()
+                assert_near(output.logits[counts], expected[own].logits[counts], "logits")
+            wanted = {
+                name: parameter.grad
+                for name, parameter in plain.named_parameters(remove_duplicate=False)
+                if parameter.grad is not None
+            }
+            got = to_theirs(whole_gradients(model))
+            assert set(got) == set(wanted), set(got) ^ set(wanted)
+            for name, gradient in got.items():
+                assert_near(gradient, wanted[name], f"gradient of {name}")
+
+
+def whole_gradients(model):
+    """Return gradients as the mean over the global batch, each over the group that is to reduce it."""
+    group, pieces = tensor_group(), slices_of(model)
+    inside = {
+        id(parameter)
+        for module in model.modules()
+        if getattr(module, "is_distributed", False)
+        for parameter in module.parameters()
+    }
+    found = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.grad is None:
+            continue
+        gradient = parameter.grad.clone()
+        if id(parameter) not in inside:  # over dp, which is tp here
+            dist.all_reduce(gradient, group=group.process_group)
+            gradient /= group.size
+        found[name] = collectives.gather_whole(gradient, group, pieces[name].dimension) if name in pieces else gradient
+    return found
+
+
+def assert_near(got, wanted, what):
+    assert got.shape == wanted.shape, f"{what}: {tuple(got.shape)}, expected {tuple(wanted.shape)}"
+    worst = (got - wanted).abs().max().item()
+    assert torch.allclose(got, wanted, rtol=1e-4, atol=1e-5), f"{what}: off by {worst}, of {wanted.abs().max().item()}"
+
+
+GPT2_TRANSLATION = (
+    gpt2.translate_state_dict_to_hf_gpt2,
+    gpt2.translate_hf_state_dict_to_smdistributed_gpt2,
+)
+NEO_TRANSLATION = (
+    gptneo.translate_state_dict_to_hf_gptneo,
+    gptneo.translate_hf_state_dict_to_smdistributed_gptneo,
+)
+NEOX_TRANSLATION = (
+    gptneox.translate_state_dict_to_hf_gptneox,
+    gptneox.translate_hf_state_dict_to_smdistributed_gptneox,
+)
+GPTJ_TRANSLATION = (
+    gptj.translate_state_dict_to_hf_gptj,
+    gptj.translate_hf_gptj_state_dict_to_smdistributed_gptj,
+)
+
+
+def model_becomes(name):
+    return {(name, "DistributedTransformerLMHead")}
+
+
+def test_gpt2(rank, size):
+    plain = plain_model(GPT2LMHeadModel, GPT2)
+    compare(plain, GPT2_TRANSLATION, replaced=model_becomes("GPT2LMHeadModel"))
+
+
+def test_gpt2_with_scores_scaled_by_layer(rank, size):
+    config = copy.deepcopy(GPT2)
+    config.scale_attn_by_inverse_layer_idx = True
+    config.tie_word_embeddings = False
+    plain = plain_model(GPT2LMHeadModel, config)
+    compare(plain, GPT2_TRANSLATION, replaced=model_becomes("GPT2LMHeadModel"))
+
+
+def test_gpt_neo(rank, size):
+    plain = plain_model(GPTNeoForCausalLM, NEO)
+    compare(plain, NEO_TRANSLATION, replaced=model_becomes("GPTNeoForCausalLM"))
+
+
+def test_gpt_neox(rank, size):
+    for is_parallel in (True, False):
+        config = copy.deepcopy(NEOX)
+        config.use_parallel_residual = is_parallel
+        plain = plain_model(GPTNeoXForCausalLM, config)
+        compare(plain, NEOX_TRANSLATION, replaced=model_becomes("GPTNeoXForCausalLM"))
+
+
+def test_gptj(rank, size):
+    plain = plain_model(GPTJForCausalLM, GPTJ)
+    compare(plain, GPTJ_TRANSLATION, replaced=model_becomes("GPTJForCausalLM"))
+
+
+def test_bert(rank, size):
+    """The encoder, and around it what is neither tied nor unsupported."""
+    compare(
+        plain_model(BertForMaskedLM, BertConfig(**ENCODER)),
+        (bert.translate_state_dict_to_hf_bert, bert.translate_hf_state_dict_to_smdistributed_bert),
+        replaced={
+            ("BertEncoder", "DistributedTransformer"),
+            ("Embedding", "DistributedEmbedding"),  # of positions and token types: that of words is tied
+            ("Linear", "DistributedLinear"),
+        },
+    )
+
+
+def test_roberta(rank, size):
+    compare(
+        plain_model(RobertaForMaskedLM, RobertaConfig(**ENCODER)),
+        (roberta.translate_state_dict_to_hf_roberta, roberta.translate_state_dict_to_smdistributed),
+        replaced={
+            ("RobertaEncoder", "DistributedTransformer"),
+            ("Embedding", "DistributedEmbedding"),
+            ("Linear", "DistributedLinear"),
+        },
+    )
+
+
+def test_eager_attention_masks(rank, size):
+    config = BertConfig(**ENCODER)
+    config._attn_implementation = "eager"
+    compare(
+        plain_model(BertForMaskedLM, config),
+        (bert.translate_state_dict_to_hf_bert, bert.translate_hf_state_dict_to_smdistributed_bert),
+        replaced={
+            ("BertEncoder", "DistributedTransformer"),
+            ("Embedding", "DistributedEmbedding"),
+            ("Linear", "DistributedLinear"),
+        },
+    )
+
+
+def test_blocks_of_other_models(rank, size):
+    """Models that are no causal language models keep their form, and have their blocks replaced."""
+
+    def shifted(seed):
+        made = batch(seed)
+        del made["labels"]
+        return made | {"position_ids": (torch.arange(S) + 2).unsqueeze(0)}
+
+    def loss_of(output):
+        hidden = output.last_hidden_state[:-1]  # the last row is padded
+        return (hidden * torch.randn(hidden.shape, generator=torch.Generator().manual_seed(3))).mean()
+
+    for model_class, config, translation, block in (
+        (GPTNeoModel, NEO, NEO_TRANSLATION, "GPTNeoBlock"),
+        (GPTNeoXModel, NEOX, NEOX_TRANSLATION, "GPTNeoXLayer"),
+        (GPTJModel, GPTJ, GPTJ_TRANSLATION, "GPTJBlock"),
+    ):
+        plain = plain_model(model_class, config)
+        to_theirs, to_ours = translation
+
+        def blocks(state, to_ours=to_ours, base="gpt_neox." if block == "GPTNeoXLayer" else "transformer.", at=block):
+            """Blocks are replaced in their places, under the model's own names."""
+            ours = to_ours({f"{base}{key}": value for key, value in state.items()})
+            names = {"word_embedding": "embed_in" if at == "GPTNeoXLayer" else "wte", "position_embedding": "wpe"}
+            found = {}
+            for key, value in ours.items():
+                key = key.replace("transformer.seq_layers.", "layers." if at == "GPTNeoXLayer" else "h.")
+                key = key.replace("transformer.layernorm", "final_layer_norm" if at == "GPTNeoXLayer" else "ln_f")
+                first, _, rest = key.partition(".")
+                found[f"{names.get(first, first)}.{rest}"] = value
+            return found
+
+        compare(
+            plain,
+            (to_theirs, blocks),
+            replaced={(block, "DistributedTransformerLayer"), ("Embedding", "DistributedEmbedding")},
+            make_batch=shifted,
+            loss_of=loss_of,
+        )
+
+
+def test_blocks_of_a_classifier(rank, size):
+    config = copy.deepcopy(GPT2)
+    config.pad_token_id, config.num_labels = 0, 2
+    plain = plain_model(GPT2ForSequenceClassification, config)
+
+    def labelled(seed):
+        made = batch(seed)
+        return made | {"labels": torch.arange(N) % 2}
+
+    def to_ours(state):
+        ours = gpt2.translate_hf_state_dict_to_smdistributed(state)
+        back = {"word_embedding.": "transformer.wte.", "position_embedding.": "transformer.wpe."}
+        back |= {"transformer.seq_layers.": "transformer.h.", "transformer.layernorm.": "transformer.ln_f."}
+        return {
+            next((key.replace(ours, theirs) for ours, theirs in back.items() if key.startswith(ours)), key): value
+            for key, value in ours.items()
+        }
+
+    compare(
+        plain,
+        (gpt2.translate_state_dict_to_hf_gpt2, to_ours),
+        replaced={
+            ("GPT2Block", "DistributedTransformerLayer"),
+            ("Embedding", "DistributedEmbedding"),
+            ("Linear", "DistributedLinear"),
+        },
+        make_batch=labelled,
+    )
+
+
+def test_weights_are_carried_over_where_that_is_asked_for(rank, size):
+    for model_class, config in (
+        (GPT2LMHeadModel, GPT2),
+        (GPTNeoForCausalLM, NEO),
+        (GPTNeoXForCausalLM, NEOX),
+        (GPTJForCausalLM, GPTJ),
+        (BertForMaskedLM, BertConfig(**ENCODER)),
+        (RobertaForMaskedLM, RobertaConfig(**ENCODER)),
+        (GPT2ForSequenceClassification, GPT2Config(**GPT2.to_diff_dict() | {"pad_token_id": 0})),
+        (GPTNeoXModel, NEOX),
+    ):
+        plain = plain_model(model_class, config)
+        with parallel(size, prescaled_batch=True):
+            model = copy.deepcopy(plain)
+            set_tensor_parallelism(model)
+            done = replace_modules(model, carries_weights=True)
+            inputs = batch(7)
+            del inputs["labels"]
+            with torch.no_grad():
+                got, wanted = done.root(**inputs)[0], plain(**inputs)[0]
+            if got.shape[:2] == (N, S):
+                counts = inputs["attention_mask"].bool()
+                got, wanted = got[counts], wanted[counts]
+            assert_near(got, wanted, model_class.__name__)
+            assert len(done.translations) == 1
+            (to_theirs, _) = done.translations[0]
+            whole = to_theirs(gather_state_dict(done.root, tensor_group()))
+            assert all(torch.equal(whole[key], value) for key, value in plain.state_dict().items())
+
+
+def test_what_is_not_supported_is_kept_or_refused_with_a_reason(rank, size):
+    with parallel(size):
+        odd = copy.deepcopy(GPT2)
+        odd.activation_function = "mish"
+        _, done = distribute(GPT2LMHeadModel(odd))
+        assert "its activation is 'mish'" in str(done.changes[0])
+        assert {one.distributed_class for one in done.changes if one.reason is None} == {"DistributedEmbedding"}
+        heads = copy.deepcopy(GPT2)
+        heads.n_head = 1
+        _, done = distribute(GPT2LMHeadModel(heads))
+        assert f"num_attention_heads is 1, no multiple of tensor_parallel_degree, which is {size}" in str(
+            done.changes[0]
+        )
+        model, _ = distribute(GPT2LMHeadModel(GPT2))
+        blocks, _ = distribute(GPT2ForSequenceClassification(GPT2))
+        ids = batch(0)["input_ids"]
+        for call, words in (
+            (lambda: model(ids, token_type_ids=ids), "GPT2LMHeadModel takes no token_type_ids"),
+            (lambda: model(inputs_embeds=torch.zeros(1, 2, 32)), "takes no inputs_embeds"),
+            (lambda: model(ids, output_attentions=True), "takes no output_attentions"),
+            (lambda: blocks(ids[:1], use_cache=True), "takes no past_key_values under tensor parallelism: set use_"),
+        ):
+            failure = raised(call)
+            assert isinstance(failure, ValueError)
+            assert words in str(failure), failure
+
+
+def raised(call):
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the caller looks at it
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def test_models_made_inside_the_context_take_its_keywords(rank, size):
+    with parallel(size, prescaled_batch=True):
+        with tensor_parallelism(attention_dropout_prob=0.25, fused_softmax=True, nonsense=3):
+            model = GPT2LMHeadModel(GPT2)
+        done = replace_modules(model)
+        layer = done.root.transformer.seq_layers[0]
+        assert layer.attention.attention_dropout_prob == 0.25
+        assert layer.output.hidden_dropout_prob == 0.0
+        ids = batch(0)["input_ids"]
+        output = done.root.eval()(ids, labels=ids, num_items_in_batch=7)
+        mean = done.root(ids, labels=ids).loss
+        assert_near(output.loss, mean * N * (S - 1) / 7, "loss of a part of a batch")
+        assert done.root(ids).loss is None
+
+
+def test_masks_of_older_versions_are_added_where_their_length_is_given(rank, size):
+    plain = plain_model(GPT2LMHeadModel, GPT2)
+    ours = gpt2.translate_hf_state_dict_to_smdistributed(plain.state_dict())
+    old = gpt2.translate_state_dict_to_hf_gpt2(ours, 4)
+    assert old["transformer.h.1.attn.bias"].tolist() == [[[[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]]]
+    assert set(old) - set(plain.state_dict()) == {
+        f"transformer.h.{layer}.attn.{name}" for layer in (0, 1) for name in ("bias", "masked_bias")
+    }
+    assert set(gpt2.translate_hf_state_dict_to_smdistributed(old)) == set(ours)
+    block = plain.transformer.h[0]
+    assert set(gpt2.translate_hf_block_state_dict_to_smdistributed(block.state_dict())) == {
+        key.removeprefix("transformer.seq_layers.0.") for key in ours if "seq_layers.0." in key
+    }
+    init_hook, forward_hook, return_hook = gpt2.get_hf_gpt2_transformer_layer_hooks()
+    assert init_hook(GPT2, 1)[1]["layer_idx"] == 1
+    assert forward_hook("hidden")[0][0] == ("hidden", None)
+    assert return_hook(("hidden", None)) == "hidden"
+    failure = raised(lambda: gpt2.translate_state_dict_to_hf_gpt2({"h.0.attention.query.weight": torch.zeros(2, 2)}))
+    assert "not all of attention.query.weight, attention.key.weight" in str(failure)

@@ -1,0 +1,39 @@
+"""Delayed initialisation and checkpointing of transformers' own models: the same bits as without."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from torch_ranks import ROOT, names
+
+PROGRAM = Path(__file__).with_name("delayed_huggingface_program.py")
+UNIT_RUNNER = ROOT / "tests/unit/train/torch_programs.py"
+HF_PYTHON = ROOT / ".venvs/hf/bin/python"
+LIMIT_S = 200  # transformers is imported in seconds, in a minute on a machine that is busy
+
+pytestmark = [
+    pytest.mark.clients,
+    pytest.mark.timeout(LIMIT_S),
+    pytest.mark.skipif(not HF_PYTHON.exists(), reason=f"{HF_PYTHON} is not there: make .venvs/hf.stamp"),
+]
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    done = subprocess.run(
+        [HF_PYTHON, UNIT_RUNNER, PROGRAM],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S - 10,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", names(PROGRAM))
+def test_delayed(name, outcomes):
+    assert outcomes[name] is None, outcomes[name]

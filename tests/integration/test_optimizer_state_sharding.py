@@ -1,0 +1,18 @@
+"""Optimizer state at one rank each, over gloo, on 2 and 4 ranks."""
+
+from pathlib import Path
+
+import pytest
+from torch_ranks import assert_passed, names
+
+PROGRAM = Path(__file__).with_name("optimizer_state_sharding_program.py")
+NEED_FOUR = {"test_parameters_of_different_groups_of_ranks"}
+CASES = [(name, size) for size in (2, 4) for name in names(PROGRAM) if size == 4 or name not in NEED_FOUR]
+
+pytestmark = pytest.mark.xdist_group("optimizer-state-sharding")  # a program runs once a worker: all of them on one
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(("name", "size"), CASES)
+def test_state_is_spread(name: str, size: int) -> None:
+    assert_passed(PROGRAM, name, size, CLARY_TEST_BACKEND="gloo")

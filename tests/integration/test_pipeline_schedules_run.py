@@ -1,0 +1,23 @@
+"""Pipelines of schedule lists against the same model on one process."""
+
+from pathlib import Path
+
+import pytest
+from torch_ranks import assert_passed, names
+
+PROGRAM = Path(__file__).with_name("pipeline_schedules_program.py")
+
+pytestmark = pytest.mark.xdist_group("pipeline-schedules-run")  # a program runs once a worker: all of them on one
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", names(PROGRAM))
+def test_pipelines_over_gloo(name: str, size: int) -> None:
+    assert_passed(PROGRAM, name, size, CLARY_TEST_BACKEND="gloo", GLOO_SOCKET_IFNAME="lo")
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("name", names(PROGRAM))
+def test_pipelines_over_smddp(name: str) -> None:
+    assert_passed(PROGRAM, name, 2)

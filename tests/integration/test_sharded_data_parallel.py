@@ -1,0 +1,30 @@
+"""Sharded data parallelism over gloo, on 2 and 4 ranks, against one process."""
+
+from pathlib import Path
+
+import pytest
+from torch_ranks import assert_passed, names
+
+TRAINING = Path(__file__).with_name("sharded_data_parallel_program.py")
+EDGES = Path(__file__).with_name("sharded_edges_program.py")
+STATES = Path(__file__).with_name("sharded_states_program.py")
+NEED_FOUR = {"test_two_hosts_gather_in_two_stages"}
+CASES = [
+    *((TRAINING, name, size) for size in (2, 4) for name in names(TRAINING) if size == 4 or name not in NEED_FOUR),
+    *((EDGES, name, 2) for name in names(EDGES)),
+    *((STATES, name, size) for size in (2, 4) for name in names(STATES)),
+]
+
+pytestmark = pytest.mark.xdist_group("sharded-data-parallel")  # a program runs once a worker: all of them on one
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(("program", "name", "size"), CASES, ids=[f"{name}-{size}" for _, name, size in CASES])
+def test_sharded(program: Path, name: str, size: int) -> None:
+    assert_passed(program, name, size, CLARY_TEST_BACKEND="gloo")
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("name", [name for name in names(TRAINING) if name not in NEED_FOUR])
+def test_sharded_over_our_own_backend(name: str) -> None:
+    assert_passed(TRAINING, name, 2, CLARY_TEST_BACKEND="smddp")

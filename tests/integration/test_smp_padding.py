@@ -1,0 +1,20 @@
+"""Models of transformers over two tensor ranks of which one alone has padded rows: this hung once."""
+
+from pathlib import Path
+
+import pytest
+from test_smp_core import VARIABLES
+from torch_ranks import ROOT, assert_passed, names
+
+PROGRAM = Path(__file__).with_name("smp_padding_program.py")
+PYTHON = ROOT / ".venvs/hf/bin/python"
+
+pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="no transformers: make .venvs/hf.stamp")
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.xdist_group("smp-padding")
+@pytest.mark.parametrize("name", names(PROGRAM))
+def test_on_two_ranks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch_ranks.TRAIN_PYTHON", PYTHON)
+    assert_passed(PROGRAM, name, 2, **VARIABLES)

@@ -1,0 +1,21 @@
+"""transformers' models cut over tensor ranks against themselves in one piece, in an environment that has
+transformers."""
+
+from pathlib import Path
+
+import pytest
+import torch_ranks
+from torch_ranks import ROOT, assert_passed, names
+
+PROGRAM = Path(__file__).with_name("tensor_huggingface_program.py")
+PYTHON = ROOT / ".venvs/hf/bin/python"
+
+pytestmark = pytest.mark.xdist_group("tensor-huggingface")  # a program runs once a worker: all of them on one
+
+
+@pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON} is missing: `make .venvs/hf.stamp` makes it")
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("name", names(PROGRAM))
+def test_tensor_huggingface(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_ranks, "TRAIN_PYTHON", PYTHON)
+    assert_passed(PROGRAM, name, 2, CLARY_TEST_BACKEND="gloo")

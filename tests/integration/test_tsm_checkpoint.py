@@ -1,0 +1,23 @@
+"""`torch.sagemaker`: distributed checkpoints over gloo on 4 ranks."""
+
+from pathlib import Path
+
+import pytest
+from torch_ranks import assert_passed, names
+
+CHECKPOINT = Path(__file__).with_name("tsm_checkpoint_program.py")
+STATES = Path(__file__).with_name("tsm_states_program.py")
+
+pytestmark = pytest.mark.xdist_group("tsm-checkpoint")  # a program runs once a worker: all of them on one
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("name", names(CHECKPOINT))
+def test_distributed_checkpoints(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    assert_passed(CHECKPOINT, name, 4, CLARY_TEST_BACKEND="gloo", TMPDIR=str(tmp_path_factory.getbasetemp()))
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("name", names(STATES))
+def test_states(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    assert_passed(STATES, name, 4, CLARY_TEST_BACKEND="gloo", TMPDIR=str(tmp_path_factory.getbasetemp()))

@@ -1,0 +1,20 @@
+"""transformers' models under `torch.sagemaker`, with sequences cut over ranks, where transformers is installed."""
+
+from pathlib import Path
+
+import pytest
+import torch_ranks
+from torch_ranks import ROOT, assert_passed, names
+
+PROGRAM = Path(__file__).with_name("tsm_context_huggingface_program.py")
+PYTHON = ROOT / ".venvs/hf/bin/python"
+
+pytestmark = pytest.mark.xdist_group("tsm-context-huggingface")  # a program runs once a worker: all of them on one
+
+
+@pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON} is missing: `make .venvs/hf.stamp` makes it")
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("name", names(PROGRAM))
+def test_context_of_huggingface(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_ranks, "TRAIN_PYTHON", PYTHON)
+    assert_passed(PROGRAM, name, 2, CLARY_TEST_BACKEND="gloo")

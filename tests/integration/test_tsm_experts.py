@@ -1,0 +1,24 @@
+"""`torch.sagemaker`: experts spread over 2 and 4 ranks, over smddp and gloo."""
+
+from pathlib import Path
+
+import pytest
+from torch_ranks import assert_passed, names
+
+PROGRAM = Path(__file__).with_name("tsm_experts_program.py")
+EDGES = Path(__file__).with_name("tsm_experts_edges_program.py")
+
+pytestmark = pytest.mark.xdist_group("tsm-experts")  # a program runs once a worker: all of them on one
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(("size", "backend"), [(2, "smddp"), (4, "gloo")])
+@pytest.mark.parametrize("name", names(PROGRAM))
+def test_experts(name: str, size: int, backend: str) -> None:
+    assert_passed(PROGRAM, name, size, CLARY_TEST_BACKEND=backend)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("name", names(EDGES))
+def test_edges_of_experts(name: str) -> None:
+    assert_passed(EDGES, name, 2, CLARY_TEST_BACKEND="gloo")

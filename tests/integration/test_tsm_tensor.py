@@ -1,0 +1,63 @@
+"""`torch.sagemaker` cuts layers over tensor ranks: over gloo, with models written here and with those of transformers,
+which need an environment of their own."""
+
+from pathlib import Path
+
+import pytest
+import torch_ranks
+from torch_ranks import ROOT, assert_passed, names
+
+TRAINING = Path(__file__).with_name("tsm_tensor_program.py")
+STATES = Path(__file__).with_name("tsm_tensor_states_program.py")
+PYTHON = ROOT / ".venvs/hf/bin/python"
+_NEEDS_TRANSFORMERS = pytest.mark.skipif(
+    not PYTHON.exists(), reason=f"{PYTHON} is missing: `make .venvs/hf.stamp` makes it"
+)
+
+pytestmark = [pytest.mark.timeout(200)]
+
+
+def variables(families: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return {
+        "CLARY_TEST_BACKEND": "gloo",
+        "CLARY_TEST_FAMILIES": families,
+        "TMPDIR": str(tmp_path_factory.getbasetemp()),
+    }
+
+
+@pytest.mark.xdist_group("tsm-tensor-2")  # a program runs once a worker: all of it on one
+@pytest.mark.parametrize("name", names(TRAINING))
+def test_training_on_2_ranks(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    assert_passed(TRAINING, name, 2, **variables("own", tmp_path_factory))
+
+
+@pytest.mark.xdist_group("tsm-tensor-4")
+@pytest.mark.parametrize("name", names(TRAINING))
+def test_training_on_4_ranks(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    assert_passed(TRAINING, name, 4, **variables("own", tmp_path_factory))
+
+
+@pytest.mark.xdist_group("tsm-tensor-states")
+@pytest.mark.parametrize("name", names(STATES))
+def test_states(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    assert_passed(STATES, name, 4, **variables("own", tmp_path_factory))
+
+
+@_NEEDS_TRANSFORMERS
+@pytest.mark.xdist_group("tsm-tensor-transformers")
+@pytest.mark.parametrize("name", names(TRAINING))
+def test_training_of_transformers_models(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    monkeypatch.setattr(torch_ranks, "TRAIN_PYTHON", PYTHON)
+    assert_passed(TRAINING, name, 2, **variables("transformers", tmp_path_factory))
+
+
+@_NEEDS_TRANSFORMERS
+@pytest.mark.xdist_group("tsm-tensor-transformers-states")
+@pytest.mark.parametrize("name", names(STATES))
+def test_states_of_transformers_models(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    monkeypatch.setattr(torch_ranks, "TRAIN_PYTHON", PYTHON)
+    assert_passed(STATES, name, 4, **variables("transformers", tmp_path_factory))

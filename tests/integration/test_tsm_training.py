@@ -1,0 +1,16 @@
+"""`torch.sagemaker`: FSDP by degrees, over gloo on 4 ranks."""
+
+from pathlib import Path
+
+import pytest
+from torch_ranks import assert_passed, names
+
+TRAINING = Path(__file__).with_name("tsm_training_program.py")
+
+pytestmark = pytest.mark.xdist_group("tsm-training")  # a program runs once a worker: all of them on one
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("name", names(TRAINING))
+def test_fsdp_by_degrees(name: str) -> None:
+    assert_passed(TRAINING, name, 4, CLARY_TEST_BACKEND="gloo")

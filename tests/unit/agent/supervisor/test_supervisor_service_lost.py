@@ -1,0 +1,125 @@
+"""A supervisor without its service, for a while or for good, and the end of the attempt."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+from fake_steps import FakeSteps
+from host_under_test import LIMITS
+
+from clary.agent.supervisor.supervisor import EXIT_FAILED, EXIT_RELEASED, EXIT_TERMINATED
+from clary.contract.agent_protocol import HostPhase, OrderKind
+from clary.testing.fake_service import FakeService
+
+
+def test_a_restarted_service_finds_the_program_running_and_no_line_lost(service: FakeService, host_of) -> None:
+    service.lead_through_life()
+    host = host_of()
+    program = host.program
+    for number in range(100):
+        program.print(f"line {number}\n")
+        if number == 30:
+            service.wait_for_text("line 30")
+            service.kill()
+        if number == 60:
+            time.sleep(0.5)
+    assert host.exit_code is None
+    service.restart()
+    service.wait_for_text("line 99")
+    program.end(0)
+    assert host.join() == EXIT_RELEASED
+    assert [text for text in service.texts if text.startswith("line")] == [f"line {number}" for number in range(100)]
+
+
+def test_a_program_that_ends_while_the_service_is_away_is_told_later(service: FakeService, host_of) -> None:
+    service.lead_through_life()
+    host = host_of()
+    program = host.program
+    service.kill()
+    program.print("last words\n")
+    program.end(7)
+    time.sleep(0.5)
+    service.restart()
+    facts = service.wait_for_phase(HostPhase.EXITED)
+    assert facts.failure.exit_code == 7
+    assert "last words" in service.texts
+    assert host.join() == EXIT_RELEASED
+
+
+def test_lost_answers_repeat_no_order(service: FakeService, host_of) -> None:
+    service.lose_answers("orders", 2)
+    service.lose_answers("reports", 2)
+    service.lead_through_life()
+    host = host_of()
+    host.program.end(0)
+    assert host.join() == EXIT_RELEASED
+    assert len(host.steps.uploads) == 1
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_the_end_of_the_attempt_kills_the_program(service: FakeService, host_of, is_gone: bool) -> None:
+    service.order_at(HostPhase.PREPARED, OrderKind.RUN)
+    host = host_of(FakeSteps(ends_on_sigterm=False))
+    program = host.program
+    service.end_attempt(is_gone=is_gone)
+    assert host.join() == EXIT_RELEASED
+    assert program.is_closed
+
+
+def test_an_orphan_gives_up_in_the_end(service: FakeService, host_of) -> None:
+    service.order_at(HostPhase.PREPARED, OrderKind.RUN)
+    host = host_of(limits=replace(LIMITS, orphan_s=0.5))
+    program = host.program
+    service.kill()
+    assert host.join() == EXIT_RELEASED
+    assert program.is_closed
+
+
+def test_sigterm_stops_the_program_and_leaves(service: FakeService, host_of) -> None:
+    service.order_at(HostPhase.PREPARED, OrderKind.RUN)
+    host = host_of(FakeSteps(ends_on_sigterm=False))
+    program = host.program
+    host.supervisor.terminate()
+    assert host.join() == EXIT_TERMINATED
+    assert program.signals == [signal.SIGTERM, signal.SIGKILL]
+    assert service.facts.phase is HostPhase.EXITED
+
+
+def test_sigterm_while_preparing_leaves_at_once(service: FakeService, host_of) -> None:
+    host = host_of(FakeSteps(hold=["code"]))
+    service.wait_for_phase(HostPhase.PREPARING)
+    host.supervisor.terminate()
+    assert host.join() == EXIT_TERMINATED
+
+
+def test_sigterm_leaves_even_when_the_service_is_away(service: FakeService, host_of) -> None:
+    service.order_at(HostPhase.PREPARED, OrderKind.RUN)
+    host = host_of()
+    program = host.program
+    service.kill()
+    program.print("never delivered\n")
+    started_s = time.monotonic()
+    host.supervisor.terminate()
+    assert host.join() == EXIT_TERMINATED
+    assert time.monotonic() - started_s < 8.0
+
+
+def test_without_an_assignment_the_agent_leaves(service: FakeService, host_of) -> None:
+    host = host_of(token="wrong")
+    assert host.join() == EXIT_FAILED
+    assert service.reports == []
+
+
+def test_a_service_that_never_answers_is_given_up(service: FakeService, host_of) -> None:
+    service.kill()
+    assert host_of().join() == EXIT_FAILED
+
+
+def test_a_plan_without_this_host_is_told_and_left(service: FakeService, host_of) -> None:
+    service.plan = replace(service.plan, hosts=(replace(service.plan.hosts[0], name="algo-9"),))
+    host = host_of()
+    assert host.join() == EXIT_FAILED
+    assert service.facts.failure.fault == "internal"

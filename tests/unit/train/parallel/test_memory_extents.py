@@ -1,0 +1,56 @@
+"""Room in a file: what is taken does not overlap, what is given back is used again."""
+
+import itertools
+import random
+
+import pytest
+
+from clary.train.parallel.memory.extents import ALIGNMENT, Extents
+
+
+def test_room_that_was_given_back_is_taken_again_before_the_file_grows() -> None:
+    extents = Extents()
+    first, second, third = (extents.take(ALIGNMENT) for _ in range(3))
+    extents.give_back(second)
+    assert extents.take(ALIGNMENT) == second
+    extents.give_back(first)
+    extents.give_back(second)
+    assert extents.take(2 * ALIGNMENT).offset == first.offset
+    assert third.end == extents.end == 3 * ALIGNMENT
+
+
+def test_sizes_are_rounded_up_to_pages() -> None:
+    extents = Extents()
+    assert extents.take(1).size == ALIGNMENT
+    assert extents.take(ALIGNMENT + 1).size == 2 * ALIGNMENT
+
+
+def test_free_room_at_the_end_is_grown_and_not_left() -> None:
+    extents = Extents()
+    extents.take(ALIGNMENT)
+    last = extents.take(ALIGNMENT)
+    extents.give_back(last)
+    assert extents.take(3 * ALIGNMENT).offset == last.offset
+    assert extents.end == 4 * ALIGNMENT
+
+
+def test_nothing_overlaps_and_nothing_is_lost_whatever_the_order() -> None:
+    draw = random.Random(5)
+    extents, held = Extents(), []
+    for _ in range(3000):
+        if held and draw.random() < 0.5:
+            extents.give_back(held.pop(draw.randrange(len(held))))
+        else:
+            held.append(extents.take(draw.randint(1, 9 * ALIGNMENT)))
+        ordered = sorted(held)
+        assert all(before.end <= after.offset for before, after in itertools.pairwise(ordered))
+        assert extents.taken_bytes == sum(extent.size for extent in held)
+    for extent in held:
+        extents.give_back(extent)
+    assert extents.taken_bytes == 0
+    assert extents.take(extents.end).offset == 0
+
+
+def test_nothing_is_no_extent() -> None:
+    with pytest.raises(ValueError, match="an extent of 0 bytes"):
+        Extents().take(0)

@@ -1,0 +1,191 @@
+"""Routing of tokens, the layout of experts over ranks, and states of listed experts, in one process."""
+
+import torch
+from torch import nn
+
+from clary.train.parallel.fsdp.cuts import cut_of
+from clary.train.parallel.fsdp.experts.configuration import MoEConfig
+from clary.train.parallel.fsdp.experts.groups import ExpertRanks
+from clary.train.parallel.fsdp.experts.layer import MoELayer, drawing_apart
+from clary.train.parallel.fsdp.experts.routing import (
+    best_routes,
+    even_choice,
+    even_share_loss,
+    route,
+    sinkhorn_scores,
+    z_loss,
+)
+from clary.train.parallel.fsdp.experts.spreading import is_of_experts, spread_experts
+from clary.train.parallel.fsdp.experts.states import drop_experts_of_others
+from clary.train.parallel.tensor.collectives import TensorGroup
+
+
+def logits_of(num_tokens, num_experts, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    # The first expert is better for nearly all tokens.
+    return torch.randn(num_tokens, num_experts, generator=generator) + torch.linspace(3, 0, num_experts)
+
+
+def test_best_routes_are_the_softmax_of_the_best():
+    routes = best_routes(torch.tensor([[0.0, 2.0, 1.0]]), 2)
+    assert routes.experts.tolist() == [[1, 2]]
+    expected = torch.tensor([2.0, 1.0]).softmax(0)
+    torch.testing.assert_close(routes.weights[0], expected)
+
+
+def test_even_choice_gives_no_expert_more_than_its_share():
+    for num_tokens, num_experts, top_k in ((16, 4, 1), (13, 4, 2), (64, 8, 2), (1, 4, 2), (0, 4, 2), (5, 3, 3)):
+        for seed in range(5):
+            chosen = even_choice(logits_of(num_tokens, num_experts, seed), top_k)
+            assert chosen.shape == (num_tokens, top_k)
+            counts = torch.bincount(chosen.flatten(), minlength=num_experts)
+            share = -(-num_tokens * top_k // num_experts)
+            over = (counts - share).clamp(min=0).sum()
+            assert over <= top_k, (num_tokens, num_experts, top_k, counts)  # of tokens that all others have refused
+            assert all(len(set(row)) == top_k for row in chosen.tolist())
+
+
+def test_even_choice_leaves_no_pair_better_off_together():
+    logits = logits_of(12, 4)
+    chosen = even_choice(logits, 1).flatten().tolist()
+    scores = logits.softmax(-1)
+    for token in range(12):
+        for expert in range(4):
+            prefers = scores[token, expert] > scores[token, chosen[token]]
+            weakest = min(scores[other, expert] for other in range(12) if chosen[other] == expert)
+            assert not (prefers and scores[token, expert] > weakest), (token, expert)
+
+
+def test_even_choice_is_the_best_where_that_is_even():
+    logits = torch.eye(4).repeat(3, 1) * 5
+    assert even_choice(logits, 1).flatten().tolist() == [0, 1, 2, 3] * 3
+
+
+def test_sinkhorn_wants_all_experts_alike():
+    logits = logits_of(200, 4)
+    scores = sinkhorn_scores(logits)
+    rows = scores.softmax(1)
+    torch.testing.assert_close(rows.sum(0), torch.full((4,), 50.0), rtol=1e-3, atol=1e-3)
+    before = torch.bincount(logits.argmax(1), minlength=4).max()
+    after = torch.bincount(scores.argmax(1), minlength=4).max()
+    assert after < 70 < 120 < before, (before, after)
+    # What is added is of the expert, not of the token: two experts are compared alike for all tokens.
+    torch.testing.assert_close((scores - logits).std(0), torch.zeros(4), rtol=0, atol=1e-5)
+    assert sinkhorn_scores(logits[:0]).shape == (0, 4)
+
+
+def test_sinkhorn_routes_with_the_weights_of_the_router():
+    logits = logits_of(20, 4)
+    routes = route(logits, 2, MoEConfig(moe_z_loss_coeff=0.0))
+    expected = logits.softmax(-1).gather(1, routes.experts)
+    torch.testing.assert_close(routes.weights, expected / expected.sum(-1, keepdim=True))
+
+
+def test_the_loss_of_even_shares_is_least_where_they_are_even():
+    even = torch.eye(4).repeat(8, 1) * 9
+    torch.testing.assert_close(even_share_loss(even, even.argmax(1, keepdim=True)), torch.tensor(1.0))
+    uneven = torch.zeros(8, 4)
+    uneven[:, 0] = 50.0
+    torch.testing.assert_close(even_share_loss(uneven, uneven.argmax(1, keepdim=True)), torch.tensor(4.0))
+
+
+def test_the_z_loss_is_the_mean_square_of_the_normaliser():
+    torch.testing.assert_close(z_loss(torch.zeros(5, 4)), torch.tensor(4.0).log().square())
+    assert z_loss(torch.zeros(0, 4)) == 0
+
+
+def test_added_losses_are_gradients_of_the_logits():
+    config = MoEConfig(moe_load_balancing="aux_loss", moe_aux_loss_coeff=0.5, moe_z_loss_coeff=0.25)
+    logits = logits_of(9, 4).requires_grad_()
+    route(logits, 2, config, scale=0.1).weights.sum().mul(0.0).backward()
+    other = logits.detach().clone().requires_grad_()
+    experts = best_routes(other, 2).experts
+    (0.1 * (0.5 * even_share_loss(other, experts) + 0.25 * z_loss(other))).backward()
+    torch.testing.assert_close(logits.grad, other.grad)
+
+
+def test_no_balancing_adds_nothing():
+    logits = logits_of(9, 4).requires_grad_()
+    routes = route(logits, 2, MoEConfig(moe_load_balancing="none"))
+    routes.weights.sum().mul(0.0).backward()
+    assert logits.grad.abs().max() == 0
+    assert torch.equal(routes.experts, best_routes(logits, 2).experts)
+
+
+def test_ranks_of_experts_by_degrees():
+    ranks = ExpertRanks(8, 2, 4)
+    assert ranks.num_shards == 2
+    assert ranks.ep_groups() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert ranks.same_groups() == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert ranks.shard_groups() == [[0, 2], [4, 6], [1, 3], [5, 7]]
+    assert ranks.replica_groups() == [[0, 4], [2, 6], [1, 5], [3, 7]]
+    assert ExpertRanks(8, 4, 2).num_shards == 1
+    assert ExpertRanks(8, 2).num_shards == 4
+    assert ExpertRanks(8, 2, 1).shard_groups() == [[rank] for rank in (0, 2, 4, 6, 1, 3, 5, 7)]
+    for size, degree, shard_degree in ((8, 3, 0), (12, 2, 3), (12, 4, 6)):
+        try:
+            ExpertRanks(size, degree, shard_degree)
+        except ValueError as error:
+            assert f"expert_parallel_degree is {degree}" in str(error)  # noqa: PT017 - no pytest here
+        else:
+            raise AssertionError((size, degree, shard_degree))
+
+
+class Listed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.top_k = 2
+        self.gate = nn.Linear(4, 4, bias=False)
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+
+def test_listed_experts_keep_the_numbers_of_the_whole_layer():
+    model = nn.ModuleDict({"mlp": Listed()})
+    whole = {name: value.clone() for name, value in model.state_dict().items()}
+    spread_experts(model, TensorGroup(None, 1, 2), MoEConfig())
+    names = [f"mlp.experts.{number}.{kind}" for number in (2, 3) for kind in ("weight", "bias")]
+    assert [name for name in model.state_dict() if "experts" in name] == names
+    assert isinstance(model["mlp"], MoELayer)
+    assert isinstance(model["mlp"], Listed)
+    assert cut_of(model["mlp"].experts.get_submodule("2"), "weight").axis == "ep"
+    assert is_of_experts(model["mlp"].experts)
+    assert is_of_experts(model["mlp"].experts.get_submodule("3"))
+    assert not is_of_experts(model["mlp"])
+    assert not is_of_experts(model["mlp"].gate)
+    own = drop_experts_of_others(model, whole)
+    assert own.keys() == model.state_dict().keys()
+    model.load_state_dict(own)
+
+
+def test_only_experts_are_drawn_apart():
+    drawn = []
+    for rank in range(2):
+        model = spread_experts(nn.Sequential(Listed()), TensorGroup(None, rank, 2), MoEConfig())
+        torch.manual_seed(5)
+        for part in model.modules():
+            if isinstance(part, nn.Linear):
+                with drawing_apart(part):
+                    part.reset_parameters()
+        drawn.append([one.detach() for one in model.parameters()] + [torch.rand(3)])
+    is_alike = [torch.equal(one, other) for one, other in zip(*drawn, strict=True)]
+    assert is_alike == [True, False, False, False, False, True]
+
+
+def test_one_rank_keeps_all_experts_and_balances_tokens():
+    class Expert(nn.Linear):
+        num_rows = 0
+
+        def forward(self, rows):
+            self.num_rows += rows.shape[0]
+            return super().forward(rows)
+
+    torch.manual_seed(0)
+    block = Listed()
+    block.experts = nn.ModuleList(Expert(4, 4) for _ in range(4))
+    model = spread_experts(nn.Sequential(block), TensorGroup(None, 0, 1), MoEConfig(moe_load_balancing="balanced"))
+    mixed, logits = model(torch.randn(2, 5, 4))
+    assert mixed.shape == (2, 5, 4)
+    assert logits.shape == (10, 4)
+    mixed.sum().backward()
+    assert [expert.num_rows for expert in model[0].experts.children()] == [5, 5, 5, 5]
+    assert cut_of(model[0].experts.get_submodule("0"), "weight") is None

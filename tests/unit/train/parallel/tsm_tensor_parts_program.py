@@ -1,0 +1,168 @@
+"""Attention in all layouts against a sum written out; cuts and their joins; what is refused."""
+
+import math
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+from clary.train.parallel.fsdp.cuts import Cut, cut_of, cuts_by_name, mark
+from clary.train.parallel.fsdp.layers.attention import FlashGroupedQueryAttention, FlashSelfAttention
+from clary.train.parallel.fsdp.layers.classes import TransformerLayer, become
+from clary.train.parallel.fsdp.layers.llama_attention import LlamaFlashAttention
+from clary.train.parallel.fsdp.layers.structure import find_structure, num_heads, why_not
+from clary.train.parallel.tensor.flash import alibi_bias, alibi_slopes
+
+_ROWS, _HEADS, _POSITIONS, _CHANNELS = 2, 4, 5, 8
+
+
+def written_out(query, key, value, *, causal, scale=None, bias=None):
+    """Attention [b, h, s, d] as its definition says."""
+    scores = query @ key.transpose(-1, -2) * (scale or 1 / math.sqrt(query.shape[-1]))
+    if bias is not None:
+        scores = scores + bias
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -math.inf)
+    return scores.softmax(-1) @ value
+
+
+def heads(number, count=_HEADS):
+    return [torch.randn(_ROWS, count, _POSITIONS, _CHANNELS) for _ in range(number)]
+
+
+def refused(call, kind, words):
+    told = None
+    try:
+        call()
+    except kind as error:
+        told = str(error)
+    assert told is not None, f"nothing was raised; expected {words!r}"
+    assert words in told, told
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_self_attention_in_all_layouts():
+    query, key, value = heads(3)
+    attention = FlashSelfAttention()
+    for causal in (False, True):
+        expected = written_out(query, key, value, causal=causal)
+        close(attention((query, key, value), causal=causal), expected)
+        moved = tuple(one.transpose(1, 2) for one in (query, key, value))
+        close(attention(moved, causal=causal, layout="b s h d"), expected)
+        close(attention(torch.stack(moved, 2), causal=causal, layout="b s 3 h d"), expected)
+        close(attention(torch.stack(moved, 2), causal=causal, layout="b s h d"), expected)
+        close(attention(torch.stack((query, key, value)), causal=causal), expected)
+    assert attention((query, key, value), cast_dtype=torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_scale_and_distances():
+    query, key, value = heads(3)
+    close(FlashSelfAttention(scale=0.2)((query, key, value)), written_out(query, key, value, causal=False, scale=0.2))
+    bias = alibi_bias(alibi_slopes(_HEADS, 8.0), _POSITIONS, _POSITIONS)
+    expected = written_out(query, key, value, causal=True, bias=bias)
+    close(FlashSelfAttention(use_alibi=True)((query, key, value), causal=True), expected)
+    with_mask = FlashSelfAttention(triton_flash_attention=True, use_alibi=True)
+    close(with_mask((query, key, value), attn_mask=bias.unsqueeze(0), causal=True), expected)
+
+
+def test_grouped_queries():
+    (query,), (key, value) = heads(1), heads(2, count=2)
+    expected = written_out(query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1), causal=True)
+    attention = FlashGroupedQueryAttention()
+    moved = [one.transpose(1, 2) for one in (query, key, value)]
+    close(attention(moved[0], tuple(moved[1:]), causal=True), expected)
+    close(attention(moved[0], torch.stack(moved[1:], 2), causal=True, layout="b s 2 h d"), expected)
+    close(attention(query, (key, value), causal=True, layout="b h s d"), expected)
+
+
+def test_what_attention_refuses():
+    three = heads(3)
+    refused(lambda: FlashSelfAttention()(three, layout="b h s"), ValueError, "layout is 'b h s'")
+    refused(lambda: FlashSelfAttention()(three[:2]), ValueError, "expected 3 tensors")
+    refused(lambda: FlashSelfAttention()(torch.randn(3, 2, 3, 4, 8)), ValueError, "say it in the layout")
+    refused(lambda: FlashSelfAttention()(three, attn_mask=torch.zeros(1)), ValueError, "triton_flash_attention=True")
+    odd = heads(2, count=3)
+    refused(lambda: FlashGroupedQueryAttention()(three[0], odd, layout="b h s d"), ValueError, "no multiple of 3")
+
+
+def test_llama_attention_with_positions_of_its_own_and_of_the_model():
+    config = SimpleNamespace(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, attention_bias=False, rope_theta=100.0
+    )
+    attention = LlamaFlashAttention(config)
+    hidden = torch.randn(_ROWS, _POSITIONS, 32)
+    angles = torch.arange(_POSITIONS)[:, None] / 100.0 ** (torch.arange(0, 8, 2) / 8)
+    angles = torch.cat((angles, angles), -1).expand(_ROWS, -1, -1)
+    own = attention(hidden, position_ids=torch.arange(_POSITIONS).unsqueeze(0))
+    given = attention(hidden, position_embeddings=(angles.cos(), angles.sin()))
+    assert [len(own), len(given)] == [3, 2]
+    close(own[0], given[0])
+    mask = torch.full((_POSITIONS, _POSITIONS), -1e9).triu(1)[None, None]
+    close(attention(hidden, attention_mask=mask)[0], own[0])
+    later = attention(torch.cat((hidden[:, :-1], torch.zeros(_ROWS, 1, 32)), 1))[0]
+    close(later[:, :-1], own[0][:, :-1])
+    refused(lambda: attention(hidden, past_key_value=object()), ValueError, "use_cache=False")
+    config.rope_scaling = {"type": "linear"}
+    refused(lambda: attention(hidden), ValueError, "rope_scaling")
+
+
+def test_slices_are_joined_again():
+    for shape, cut in (((6, 3), Cut("tp", 0, (6,))), ((2, 12), Cut("tp", 1, (4, 8))), ((4, 2, 3), Cut("ep", 0, (4,)))):
+        whole = torch.randn(shape)
+        slices = [cut.of(whole, rank, 2) for rank in range(2)]
+        assert [one.shape for one in slices] == [cut.slice_shape(whole.shape, 2)] * 2
+        assert cut.whole_shape(slices[0].shape) == whole.shape
+        assert torch.equal(cut.join(slices), whole)
+    fused = Cut("tp", 0, (2, 4)).of(torch.arange(6), 1, 2)
+    assert fused.tolist() == [1, 4, 5]
+    refused(lambda: Cut("tp", 0, (6,)).of(torch.zeros(5), 0, 2), ValueError, "6 long in the model")
+    refused(lambda: Cut("tp", 0, (6,)).of(torch.zeros(6), 0, 4), ValueError, "4 equal slices")
+
+
+def test_marks_are_found_under_clean_names():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Module())
+    model[1]._checkpoint_wrapped_module = nn.Linear(2, 2)
+    cut = Cut("tp", 0, (4,))
+    mark(model[1]._checkpoint_wrapped_module, "weight", cut)
+    mark(model[0], "bias", Cut("ep", 0, ()))
+    assert cuts_by_name(model) == {"1.weight": cut}
+    assert cut_of(model[0], "weight") is None
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(4, 4) for _ in range(4))
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.self_attn = Attention()
+
+
+def test_structures():
+    model = nn.ModuleList([Layer()])
+    (layer,) = find_structure(model).layers
+    assert (layer.name, layer.mlp, why_not(layer)) == ("0", None, None)
+    refused(lambda: num_heads(layer.attention[0]), ValueError, "neither num_heads nor a config")
+    layer.attention[0].num_heads = 4
+    assert num_heads(layer.attention[0]) == (4, 4)
+    layer.attention[0].q_norm = nn.LayerNorm(1)
+    assert "q_norm.weight" in why_not(layer)
+    assert not find_structure(nn.Linear(2, 2)).layers
+
+
+def test_a_layer_has_two_classes_and_its_name():
+    layer = Layer()
+    become(layer, TransformerLayer)
+    become(layer, TransformerLayer)
+    assert isinstance(layer, TransformerLayer)
+    assert isinstance(layer, Layer)
+    assert (type(layer).__name__, type(layer).__module__) == (Layer.__name__, Layer.__module__)
+    other = Layer()
+    become(other, TransformerLayer)
+    assert type(other) is type(layer)
