@@ -117,11 +117,33 @@ def _be_rank(program: Path, rank: int, size: int, folder: Path) -> None:
             except Exception:  # noqa: BLE001 - told to the test, which fails with it
                 failure = traceback.format_exc()
             finally:
+                if failure is None:
+                    _await_others(folder, name, rank, size)
                 if dist.is_initialized():
                     dist.destroy_process_group()
             told.write(json.dumps([name, failure]) + "\n")
             told.flush()
     os._exit(0)  # torch's own threads may end a process that leaves otherwise with a signal
+
+
+def _await_others(folder: Path, name: str, rank: int, size: int) -> None:
+    """Wait until all have come to the end of a function, or one has failed.
+
+    A rank may still be joining a group of gloo that its peers have made and left; it would fail if they closed it.
+    """
+    (folder / f"through-{name}-{rank}").touch()
+    deadline = time.monotonic() + _OPERATION_LIMIT_S
+    while time.monotonic() < deadline:
+        if all((folder / f"through-{name}-{other}").exists() for other in range(size)):
+            return
+        if any(f'["{name}", ' in _lines(folder, other) for other in range(size)):
+            return
+        time.sleep(0.002)
+
+
+def _lines(folder: Path, rank: int) -> str:
+    told = folder / f"told-{rank}"
+    return told.read_text(encoding="utf-8") if told.exists() else ""
 
 
 if __name__ == "__main__":

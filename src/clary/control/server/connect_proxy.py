@@ -20,6 +20,7 @@ import logging
 import re
 
 from clary.contract.errors import EngineError, Fault
+from clary.control.server.acceptor import Acceptor
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +56,12 @@ class ConnectProxy:
         self._tls_port = tls_port
         self._own_names = own_names
         self._has_internet = has_internet
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._acceptor = Acceptor(self._serve_logged, limit=MAX_HEAD_BYTES)
+
+    @property
+    def num_connections(self) -> int:
+        """How many clients are connected."""
+        return self._acceptor.num_connections
 
     async def start(self, port: int = 0) -> int:
         """Listen and return the port; 0 takes a free one.
@@ -64,31 +69,20 @@ class ConnectProxy:
         Raises: EngineError if the port can not be had.
         """
         try:
-            self._server = await asyncio.start_server(self._accept, self._host, port, limit=MAX_HEAD_BYTES)
+            return self._acceptor.start(self._host, port)
         except OSError as error:
             raise EngineError(f"can not listen on {self._host}:{port}: {error}", fault=Fault.USER) from error
-        return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
         """Stop listening and break off what is connected."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        await asyncio.sleep(0)  # what was accepted last begins, so that it is known here and closes what it has
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._acceptor.close()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+    async def _serve_logged(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await self._serve(reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             log.debug("proxy: connection ended: %s", error)
         finally:
-            self._tasks.discard(task)
             await _close(writer)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -175,7 +175,7 @@ class StreamLoop:
                         with contextlib.suppress(BlockingIOError):
                             while self._woken.recv(4096):
                                 pass
-                    elif events & selectors.EVENT_READ:
+                    elif events & selectors.EVENT_READ and self._is_watched(key.data):
                         self._read(key.data)
                 self._write_all()
         finally:
@@ -207,24 +207,28 @@ class StreamLoop:
             stream.outbound.clear()
         self._watch(stream)
 
+    def _is_watched(self, stream: _Stream) -> bool:
+        return stream.sock in self._selector.get_map()
+
     def _watch(self, stream: _Stream) -> None:
         """Register what is waited for; a stream that has ended may still be written, but is not watched for it."""
-        if stream.sock in self._selector.get_map():
+        if self._is_watched(stream):
             self._selector.modify(
                 stream.sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if stream.outbound else 0), stream
             )
 
-    def _read(self, stream: _Stream) -> None:
+    def _read(self, stream: _Stream) -> bool:
+        """Take in what has arrived; return whether more may be there."""
         try:
             more = stream.sock.recv(_READ_BYTES)
         except BlockingIOError:
-            return
+            return False
         except OSError as error:
             self._end(stream, error.strerror or errno.errorcode.get(error.errno or 0, "error"))
-            return
+            return False
         if not more:
             self._end(stream, "its connection was closed")
-            return
+            return False
         stream.inbound += more
         try:
             for frame in stream.take_frames():
@@ -236,6 +240,8 @@ class StreamLoop:
                     self._callbacks.on_frame(stream.peer, frame)
         except NoFrame:
             self._end(stream, "it sent bytes that are no message of this protocol")
+            return False
+        return True
 
     def _end(self, stream: _Stream, words: str) -> None:
         self._selector.unregister(stream.sock)
@@ -243,4 +249,7 @@ class StreamLoop:
             stream.can_write = False
             stream.outbound.clear()
         if not stream.has_goodbye:
+            for other in self._streams.values():  # the cause may have been told on it
+                while other.peer == stream.peer and self._is_watched(other) and self._read(other):
+                    pass
             self._callbacks.on_loss(stream.peer, words)

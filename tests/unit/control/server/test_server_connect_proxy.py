@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import gc
+import socket
 
 import pytest
 
 from clary.contract.errors import EngineError
 from clary.control.server import connect_proxy
+from clary.control.server.acceptor import Acceptor
 from clary.control.server.connect_proxy import ConnectProxy
 from clary.control.server.tls import service_names
 
@@ -21,15 +24,13 @@ class EchoServer:
     def __init__(self, name):
         self.name = name
         self.num_connections = 0
-        self._tasks = set()
+        self._acceptor = Acceptor(self._serve)
 
     async def start(self):
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        return self._server.sockets[0].getsockname()[1]
+        return self._acceptor.start("127.0.0.1")
 
     async def _serve(self, reader, writer):
         self.num_connections += 1
-        self._tasks.add(asyncio.current_task())
         try:
             writer.write(self.name + b":" + await reader.read(-1))
             await writer.drain()
@@ -39,12 +40,7 @@ class EchoServer:
             writer.close()  # also where the end of the test cancels this
 
     async def close(self):
-        self._server.close()
-        await self._server.wait_closed()
-        await asyncio.sleep(0)  # a task that is cancelled before its first step closes nothing
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._acceptor.close()
 
 
 @pytest.fixture
@@ -82,7 +78,7 @@ async def start(tls_port, monkeypatch):
     yield start
     for proxy in proxies:
         await proxy.close()
-        assert not proxy._tasks
+        assert not proxy.num_connections
 
 
 @contextlib.asynccontextmanager
@@ -317,3 +313,16 @@ async def test_a_port_that_is_taken_is_said(start, tls_port):
     with pytest.raises(EngineError, match=f"can not listen on 127.0.0.1:{tls_port}"):
         await proxy.start(tls_port)
     await proxy.close()
+
+
+@pytest.mark.parametrize("num_turns", range(8))
+async def test_a_connection_that_is_just_being_accepted_is_closed_with_the_proxy(tls_port, num_turns):
+    proxy = ConnectProxy("127.0.0.1", tls_port=tls_port, own_names=frozenset(), has_internet=False)
+    with socket.create_connection(("127.0.0.1", await proxy.start())) as client:
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        await proxy.close()
+        gc.collect()  # a transport that was forgotten would warn
+        client.settimeout(DEADLINE_S)
+        with contextlib.suppress(ConnectionResetError):
+            assert client.recv(1) == b""
