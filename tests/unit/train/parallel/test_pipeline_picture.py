@@ -62,7 +62,8 @@ def test_the_svg_has_a_box_for_every_action_where_it_was_done():
 
 def test_the_svg_names_what_it_shows():
     words = [one.text for one in ET.fromstring(svg(simulated(zbv(2, 4)))).iter() if one.text]
-    assert "zbv: 25 s" in words
+    assert "zbv: 25 s; paler: later stages of a rank" in words
+    assert {"0 ms", "5 s", "25 s"} <= set(words), "times on the axis"
     assert words.count("idle 4.0%") == 2
     assert {"F forward", "I gradient of the input", "W gradients of the weights"} <= set(words)
     assert "B backward" not in words

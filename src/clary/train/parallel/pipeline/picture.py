@@ -12,6 +12,7 @@ idle.
 
 from __future__ import annotations
 
+import math
 from html import escape
 
 from clary.train.parallel.pipeline.record import ActionRun, Run
@@ -29,6 +30,8 @@ _LEFT, _RIGHT, _TOP, _ROW, _BOX = 64, 88, 44, 30, 24
 _FONT = 11
 _DIGIT = 7  # wide
 _LEGEND_STEP = 190
+_AXIS = 26  # below the rows: ticks and their times
+_TICKS = 10  # about so many on the axis
 _PALEST = 0.45  # opacity of the last of a rank's stages
 _FILL = {Kind.FORWARD: "-", Kind.BACKWARD: "=", Kind.INPUT: "~", Kind.WEIGHT: "."}
 
@@ -41,7 +44,9 @@ def svg(run: Run, *, width: int = 1200) -> str:
     """
     scale = width / run.length_s if run.length_s else 0.0
     bottom = _TOP + _ROW * len(run.ranks)
-    shapes = [_label(_LEFT, 16, f"{run.name}: {_seconds(run.length_s)}"), *_legend(run)]
+    has_chunks = any(len({one.action.stage for one in actions}) > 1 for actions in run.ranks)
+    title = f"{run.name}: {_seconds(run.length_s)}{'; paler: later stages of a rank' if has_chunks else ''}"
+    shapes = [_label(_LEFT, 16, title), *_legend(run), *_axis(run.length_s, scale, bottom)]
     for rank, (actions, idle) in enumerate(zip(run.ranks, run.idle, strict=True)):
         top = _TOP + _ROW * rank
         shapes.append(_label(4, top + _BOX - 8, f"rank {rank}"))
@@ -51,7 +56,7 @@ def svg(run: Run, *, width: int = 1200) -> str:
         shapes.append(_label(_LEFT + width + 6, top + _BOX - 8, f"idle {idle:.1%}"))
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + width + _RIGHT}" height="{bottom + 8}" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + width + _RIGHT}" height="{bottom + _AXIS}" '
             f'font-family="sans-serif" font-size="{_FONT}">',
             '<rect width="100%" height="100%" fill="white"/>',
             *shapes,
@@ -77,6 +82,21 @@ def text(run: Run, *, width: int = 120) -> str:
             line[begin:end] = name[: end - begin]
         lines.append(f"rank {rank:<3} |{''.join(line[:width])}| idle {idle:.1%}")
     return "\n".join(lines)
+
+
+def _axis(length_s: float, scale: float, top: int) -> list[str]:
+    """Return ticks at round times, and their times."""
+    if not length_s:
+        return []
+    rough_s = length_s / _TICKS
+    power = 10.0 ** math.floor(math.log10(rough_s))
+    step_s = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough_s)
+    shapes = []
+    for number in range(int(length_s / step_s) + 1):
+        left = _LEFT + number * step_s * scale
+        shapes.append(f'<line x1="{left:.1f}" y1="{top}" x2="{left:.1f}" y2="{top + 4}" stroke="#888"/>')
+        shapes.append(f'<text x="{left:.1f}" y="{top + 16}" text-anchor="middle">{_seconds(number * step_s)}</text>')
+    return shapes
 
 
 def _legend(run: Run) -> list[str]:
