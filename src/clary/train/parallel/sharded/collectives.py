@@ -20,19 +20,19 @@ from clary.train.parallel.equal_parts import add_up_part, gather_parts
 from clary.train.parallel.sharded.groups import ShardingGroups
 
 
-def start_all_gather(flat_N: torch.Tensor, groups: ShardingGroups) -> Callable[[], None]:
-    """Fill a buffer of all segments in which this rank's own is there already."""
+def start_all_gather(flat_N: torch.Tensor, own_S: torch.Tensor, groups: ShardingGroups) -> Callable[[], None]:
+    """Fill a buffer with the segments of all ranks; the own one may have a wider type, and must stay as it is."""
     if groups.grid is None or groups.across is None or groups.within is None:
-        return _start_gather(flat_N, groups.sharding, groups.segment)
+        return _start_gather(flat_N, own_S.to(flat_N.dtype), groups.sharding)
     num_hosts, a_host = groups.grid
     place, own_host = divmod(groups.segment, num_hosts)
     block_B = flat_N.view(a_host, -1)[place]
     within = groups.within
-    finish_network = _start_gather(block_B, groups.across, own_host)
+    finish_network = _start_gather(block_B, block_B.view(num_hosts, -1)[own_host].copy_(own_S), groups.across)
 
     def finish() -> None:
         finish_network()
-        _start_gather(flat_N, within, place)()
+        _start_gather(flat_N, block_B, within)()
 
     return finish
 
@@ -57,9 +57,14 @@ def start_all_reduce(flat_N: torch.Tensor, group: dist.ProcessGroup) -> Callable
     return lambda: _wait(work)
 
 
-def _start_gather(flat_N: torch.Tensor, group: dist.ProcessGroup, own: int) -> Callable[[], None]:
-    work = gather_parts(flat_N, flat_N.view(group.size(), -1)[own], group, async_op=True)
-    return lambda: _wait(work)
+def _start_gather(flat_N: torch.Tensor, part_S: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], None]:
+    work = gather_parts(flat_N, part_S, group, async_op=True)
+
+    def finish() -> None:
+        _wait(work)
+        _keep(part_S)
+
+    return finish
 
 
 def _start_reduction(flat_N: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], torch.Tensor]:
@@ -95,6 +100,10 @@ def _add_in_order(parts: torch.Tensor) -> torch.Tensor:
 def _wait(work: Any) -> None:
     if work is not None:
         work.wait()
+
+
+def _keep(_: torch.Tensor) -> None:
+    """Hold a buffer until here: a collective reads it."""
 
 
 def _do_nothing() -> None:

@@ -24,6 +24,28 @@ from clary.train.parallel.sharded.layout import FlatLayout
 _FEW_BYTES = 4  # dtypes of fewer are stepped on in float32
 
 
+class Spares:
+    """Keeps the last buffer of gradients for the next unit: memory from the system comes page by page, slowly."""
+
+    def __init__(self) -> None:
+        self._spare: torch.Tensor | None = None
+
+    def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return a buffer with anything in it."""
+        spare, self._spare = self._spare, None
+        if spare is not None and (spare.numel(), spare.dtype, spare.device) == (numel, dtype, device):
+            return spare
+        return torch.empty(numel, dtype=dtype, device=device)
+
+    def give(self, buffer: torch.Tensor) -> None:
+        """Take a buffer back that nobody reads any more."""
+        self._spare = buffer
+
+    def clear(self) -> None:
+        """Let the memory go."""
+        self._spare = None
+
+
 class Flat:
     """The parameters of one buffer on one rank.
 
@@ -59,6 +81,10 @@ class Flat:
         self._finish_gather: Callable[[], None] | None = None
         self._gradient_N: torch.Tensor | None = None
         self._aside_S: torch.Tensor | None = None  # gradients that are those of all replicas, while others come
+        self.spares = Spares()  # shared by the flats of a model
+        ends = [0, *(self._extent(place)[1] for place in range(len(self.parameters)))]
+        begins = [*layout.offsets, layout.padded_numel]
+        self._gaps = [(end, begin) for end, begin in zip(ends, begins, strict=True) if end < begin]
         self._adopt(compute_dtype)
 
     @property
@@ -87,9 +113,7 @@ class Flat:
         if self.groups is None or self.is_whole or self._finish_gather is not None:
             return False
         self._full_N.untyped_storage().resize_(self.numel * self._full_N.itemsize)
-        written_N = self._full_N.data
-        written_N.view(self.layout.degree, -1)[self.segment].copy_(self.master_S.data)
-        self._finish_gather = start_all_gather(written_N, self.groups)
+        self._finish_gather = start_all_gather(self._full_N.data, self.master_S.data, self.groups)
         return True
 
     def finish_gather(self) -> None:
@@ -121,6 +145,7 @@ class Flat:
         gradient = parameter.grad
         assert gradient is not None, "a hook of a gradient without one"
         parameter.grad = None
+        is_again = place in self.arrived
         self.arrived.add(place)
         self.used.add(place)
         if self.finish_synchronisation is not None:
@@ -130,16 +155,25 @@ class Flat:
             self._master_gradient()[offset : offset + numel].add_(gradient.reshape(-1))
             return
         if self._gradient_N is None:
-            self._gradient_N = torch.zeros(self.numel, dtype=self.reduce_dtype, device=gradient.device)
+            self._gradient_N = self.spares.take(self.numel, self.reduce_dtype, gradient.device)
+        part = self._gradient_N[offset : offset + numel]
         # The mean over the sharding group; divided before they are added up, 16 bits hold the sum.
-        self._gradient_N[offset : offset + numel].add_(gradient.reshape(-1), alpha=1 / self.layout.degree)
+        if is_again:
+            part.add_(gradient.reshape(-1), alpha=1 / self.layout.degree)
+        elif gradient.dtype == part.dtype:
+            torch.mul(gradient.reshape(-1), 1 / self.layout.degree, out=part)
+        else:  # divided in the wider type
+            part.copy_(gradient.reshape(-1)).mul_(1 / self.layout.degree)
 
     def start_reduction(self) -> Callable[[], None]:
         """Begin to reduce what has arrived to the shard's gradient; what is returned ends it, and frees it."""
+        missing = [place for place in range(len(self.parameters)) if place not in self.arrived]
         self.arrived.clear()
         gradient_N, self._gradient_N = self._gradient_N, None
         if self.groups is None or gradient_N is None:
             return _do_nothing
+        for begin, end in (*self._gaps, *(self._extent(place) for place in missing)):
+            gradient_N[begin:end].zero_()
         finish = start_reduce_scatter(gradient_N, self.groups)
 
         def add() -> None:
@@ -147,7 +181,7 @@ class Flat:
                 self.master_gradient_S = finish().to(self.master_S.dtype)
             else:
                 self.master_gradient_S.add_(finish())
-            _keep(gradient_N)
+            self.spares.give(gradient_N)  # not earlier: the collective reads it
 
         return add
 
@@ -196,8 +230,7 @@ class Flat:
         if self.groups is None:
             return own_S
         whole_N = own_S.new_empty(self.numel)
-        whole_N.view(self.layout.degree, -1)[self.segment].copy_(own_S)
-        start_all_gather(whole_N, self.groups)()
+        start_all_gather(whole_N, own_S, self.groups)()
         return whole_N
 
     def parts(self, whole_N: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -254,9 +287,9 @@ class Flat:
             self.master_gradient_S = torch.zeros_like(self.master_S)
         return self.master_gradient_S
 
-
-def _keep(_: torch.Tensor) -> None:
-    """Hold a buffer until here: a collective reads it."""
+    def _extent(self, place: int) -> tuple[int, int]:
+        offset = self.layout.offsets[place]
+        return offset, offset + self.layout.numels[place]
 
 
 def _do_nothing() -> None:

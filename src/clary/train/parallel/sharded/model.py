@@ -24,7 +24,7 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from clary.train.parallel.sharded.collectives import start_all_reduce
-from clary.train.parallel.sharded.flat import Flat
+from clary.train.parallel.sharded.flat import Flat, Spares
 from clary.train.parallel.sharded.foresight import Foresight
 from clary.train.parallel.sharded.groups import ShardingGroups
 from clary.train.parallel.sharded.reductions import Reductions, told
@@ -55,6 +55,9 @@ class ShardedModel:
         self.gradient_square: float = 0.0  # sum over all gradients, known once an accumulation has ended
         self._needs = needs
         self._places = {parameter: (flat, place) for flat in flats for place, parameter in enumerate(flat.parameters)}
+        self._spares = Spares()
+        for flat in flats:
+            flat.spares = self._spares
         self._reductions = Reductions(settings.reduce_bucket_size, self._on_reduced)
         self._foresight = Foresight(settings.max_live_parameters, settings.num_prefetched)
         self._is_last_backward = False
@@ -231,6 +234,7 @@ class ShardedModel:
             if flat.arrived:
                 self._reductions.start(flat)
         self._reductions.finish()
+        self._spares.clear()
         self._backward_task = None
         for flat in self.flats:
             flat.holders.clear()
