@@ -23,6 +23,7 @@ from clary.control.jobs.training_job import TrainingJob
 from clary.control.server.agent_routes import AgentRoutes
 from clary.control.server.clary_handler import ClaryHandler
 from clary.control.server.people_routes import PeopleRoutes
+from clary.control.server.spot_actions import SpotRoutes
 from clary.control.wire.messages import HttpRequest, HttpResponse
 from clary.control.wire.models import Protocol, service
 from clary.control.wire.serializing import serialize
@@ -87,7 +88,11 @@ class _World:
         self._folder = folder
         self._opened = opened
         self._plane = plane
-        self._handler = ClaryHandler(AgentRoutes(plane.gateway), PeopleRoutes(plane.services, admin_token=_ADMIN_TOKEN))
+        self._handler = ClaryHandler(
+            AgentRoutes(plane.gateway),
+            PeopleRoutes(plane.services, admin_token=_ADMIN_TOKEN),
+            SpotRoutes(plane.market, admin_token=_ADMIN_TOKEN),
+        )
         self.num_runs = 0
         self.is_spent = False
 

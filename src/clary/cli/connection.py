@@ -65,8 +65,19 @@ class Connection:
         target = f"/clary/v1/{path}"
         if query:
             target += "?" + urlencode(query)
+        return self._own_page("GET", target, None)
+
+    def post_job_page(self, job: str, page: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Have the service do something to a job; raises as `get`."""
+        return self.post(f"jobs/{quote(job, safe='')}/{page}", body)
+
+    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Send to one of the service's own pages, below /clary/v1; raises as `get`."""
+        return self._own_page("POST", f"/clary/v1/{path}", json.dumps(body).encode())
+
+    def _own_page(self, method: str, target: str, body: bytes | None) -> dict[str, Any]:
         headers = {"authorization": f"Bearer {self.secrets.admin_token}"}
-        status, answer = self._request("GET", target, headers, None)
+        status, answer = self._request(method, target, headers, body)
         if status == http.client.NOT_FOUND:
             raise WireError("NotFound", answer.get("message", f"nothing at {target}"), http_status=status)
         if status != http.client.OK:

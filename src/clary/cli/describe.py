@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
+from clary.cli.checkpoint_words import mirror_lines
 from clary.cli.connection import connect
+from clary.cli.ledger_words import ledger_lines
 from clary.cli.tables import clock_time, duration, table
 
 
@@ -67,6 +69,13 @@ def describe(facts: dict[str, Any]) -> str:
         for row in facts["transitions"]
     ]
     lines.append(table(("  PHASE", "BEGAN", "TOOK", "MESSAGE"), rows))
+    if facts.get("past_attempts"):
+        lines += ["", "attempts that ended early"]
+        attempt_rows = [
+            (f"  {row['number']}", row["kind"], clock_time(_time(row["asked_at"])), row["reason"])
+            for row in facts["past_attempts"]
+        ]
+        lines.append(table(("  ATTEMPT", "HOW", "WHEN", "WHY"), attempt_rows))
     if facts["hosts"]:
         lines += ["", "hosts"]
         host_rows = [
@@ -81,6 +90,14 @@ def describe(facts: dict[str, Any]) -> str:
             for host in facts["hosts"]
         ]
         lines.append(table(("  HOST", "PHASE", "TYPE", "PROCESSES", "TOOK", "EXITS"), host_rows))
+    if facts.get("checkpoints"):
+        lines += [
+            "",
+            "checkpoints",
+            *[f"  {line}" for line in mirror_lines(facts["checkpoints"], now=datetime.now(UTC))],
+        ]
+    if facts.get("ledger"):
+        lines += ["", "time and money", *[f"  {line}" for line in ledger_lines(facts["ledger"])]]
     for label, key in (("warnings", "warnings"), ("not isolated", "not_isolated")):
         if facts.get(key):
             lines += ["", label, *[f"  - {text}" for text in facts[key]]]

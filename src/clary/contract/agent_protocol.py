@@ -41,6 +41,11 @@ class HostPhase(StrEnum):
     RELEASED = "released"  # agent has left
     LOST = "lost"  # not heard of for too long, or its agent died
 
+    @property
+    def may_run(self) -> bool:
+        """Whether something of the program may still run, or begin to."""
+        return self in (HostPhase.LAUNCHING, HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING)
+
 
 class OrderKind(StrEnum):
     """What an agent is to do next."""
@@ -115,6 +120,25 @@ class StagedPart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointFacts:
+    """How far the checkpoint folder of a host is mirrored to the object store."""
+
+    set_number: int = 0  # newest set of this host; 0: none yet
+    committed_at: datetime | None = None  # when that set was complete in the store; None for one of an earlier attempt
+    num_files: int = 0  # of that set
+    size_bytes: int = 0
+    dirty_files: int = 0  # changed since
+    dirty_bytes: int = 0
+    lag_s: int = 0  # how long the oldest change has been waiting, in whole seconds
+    stalled_since: datetime | None = None  # changes could be stored and are not; None while all is well
+    error: str = ""  # of the last round; empty if it went well
+    restored_set: int = 0  # set of this host that the attempt began with; 0: none
+    restored_files: int = 0
+    restored_bytes: int = 0
+    missed: tuple[str, ...] = ()  # at most 20 paths that the last flush did not store
+
+
+@dataclass(frozen=True, kw_only=True)
 class HostFacts:
     """All that is known of a host; each report carries the whole, so that a lost report loses nothing."""
 
@@ -131,6 +155,7 @@ class HostFacts:
     staged: tuple[StagedPart, ...] = ()
     uploaded: tuple[str, ...] = ()  # URIs of final objects written by this host
     notes: tuple[str, ...] = ()  # warnings of this host, for describe
+    checkpoints: CheckpointFacts | None = None  # None for a job without CheckpointConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -177,6 +177,9 @@ class LaunchPlan:
     cache_folder: str = ""  # environments and requirements kept between jobs on the host's machine
     config_documents: Mapping[str, Any] = field(default_factory=dict)  # debughookconfig, profilerconfig, ...
     checkpoint_local_path: str | None = None  # where the program keeps checkpoints, when the request says so
+    checkpoint_s3_uri: str | None = None  # prefix that the folder is restored from and mirrored to
+    checkpoint_interval_s: float = 5.0  # from one look at the folder to the next
+    checkpoint_flush_s: float = 600.0  # for the last set after the program's normal end
     metric_definitions: tuple[MetricDefinition, ...] = ()
     log_rules: LogRules = field(default_factory=LogRules)
     proxy_url: str | None = None  # the one way from hosts to the internet, for HTTPS; None: there is none

@@ -31,6 +31,7 @@ class SecondaryStatus(StrEnum):
     DOWNLOADING = "Downloading"  # code, environment and File channels are fetched
     TRAINING = "Training"  # the program runs
     INTERRUPTED = "Interrupted"  # hosts were taken away; the job waits for new ones
+    RESTARTING = "Restarting"  # it failed through no fault of its own; the job is tried again
     UPLOADING = "Uploading"  # model and output are written to S3
     STOPPING = "Stopping"  # programs were told to stop
     COMPLETED = "Completed"  # terminal

@@ -90,7 +90,30 @@ class Settings:
         least=1,
     )
     launch_timeout_s: float = _setting(120.0, "time for a launched host's agent to report", least=1)
+    max_restarts: int = _setting(
+        3,
+        "how often a job with a CheckpointConfig and without a RetryStrategy is tried again after a fault of the "
+        "infrastructure, such as a lost host",
+        least=0,
+        most=100,
+    )
+    restart_programs: bool = _setting(
+        False, "count failures of the program that a retry can help, such as a rank killed from outside, as such faults"
+    )
+    spot_schedule_file: str = _setting(
+        "", "file that says how many hosts of spot capacity there are at which second; empty: as many as fit"
+    )
+    spot_time_scale: float = _setting(
+        1.0,
+        "seconds of that file that pass in one second: 60 plays an hour in a minute",
+        least=0.001,
+        most=1_000_000,
+    )
+    prices_file: str = _setting("", "file of prices that win over those that come with Clary")
     upload_timeout_s: float = _setting(3600.0, "time for results to reach the object store", least=1)
+    checkpoint_interval_s: float = _setting(
+        5.0, "from one look at a job's checkpoint folder to the next; what has changed is stored then", least=0.2
+    )
     log_ansi: str = _setting(
         "keep",
         "keep or strip: what becomes of escape sequences for terminals, such as colours, in logs",

@@ -19,6 +19,7 @@ from clary.control.reconcile.agent_gateway import AgentGateway
 from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.planning import Site
 from clary.control.reconcile.reconciler import Reconciler
+from clary.control.reconcile.spot_market import SpotMarket
 from clary.control.services.call import Call, Services
 from clary.control.services.dispatch import dispatch
 from clary.control.settings import Settings
@@ -69,13 +70,15 @@ class ControlPlane:
         self.settings = Settings(home=str(home))
         self.hub = JobHub(store, clock)
         self.gateway = AgentGateway(self.hub, logs, store, clock)
-        self.admission = Admission(self.settings, engine.machine(), self.hub, _resolve_image)
+        self.market = SpotMarket(self.hub, clock)
+        self.admission = Admission(self.settings, engine.machine(), self.hub, _resolve_image, self.market, clock)
         key = Credentials(access_key_id="K", secret_access_key="S")  # noqa: S106 - not a secret
         secrets = RootSecrets(access_key_id="K", secret_access_key="S", admin_token="A", master_key="M")  # noqa: S106
         self.reconciler = Reconciler(
             hub=self.hub,
             engine=engine,
             admission=self.admission,
+            market=self.market,
             gateway=self.gateway,
             logs=logs,
             site=Site(

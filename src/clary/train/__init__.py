@@ -1,1 +1,1 @@
-"""What a user's train.py may import: collectives, and what is built on them."""
+"""What a user's train.py may import: collectives, what is built on them, and checkpoints."""

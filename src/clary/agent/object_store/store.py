@@ -187,13 +187,24 @@ class ObjectStore:
         headers = _metadata_headers(metadata or {})
         return writing.ObjectWriter(self._exchange, bucket=bucket, key=key, headers=headers)
 
+    def copy(self, bucket: str, source_key: str, key: str) -> None:
+        """Have the store copy an object within a bucket, metadata included; on AWS for objects up to 5 GB."""
+        self._copy(bucket, source_key, key, headers={})
+
     def replace_metadata(self, bucket: str, key: str, metadata: Mapping[str, str]) -> None:
         """Give an object other metadata, by a copy onto itself; on AWS for objects up to 5 GB."""
-        headers = {
-            "x-amz-copy-source": f"/{bucket}/{quote(key)}",
-            "x-amz-metadata-directive": "REPLACE",
-            **_metadata_headers(metadata),
-        }
+        self._copy(bucket, key, key, headers={"x-amz-metadata-directive": "REPLACE", **_metadata_headers(metadata)})
+
+    def delete(self, bucket: str, key: str) -> None:
+        """Delete an object; one that is not there is as good as deleted."""
+        try:
+            self._exchange.send(S3Request(method="DELETE", bucket=bucket, key=key))
+        except ObjectStoreError as error:
+            if error.details.get("code") != "NoSuchKey":
+                raise
+
+    def _copy(self, bucket: str, source_key: str, key: str, *, headers: Mapping[str, str]) -> None:
+        headers = {"x-amz-copy-source": f"/{bucket}/{quote(source_key)}", **headers}
         request = S3Request(method="PUT", bucket=bucket, key=key, headers=headers, body=b"")
 
         def attempt() -> None:
@@ -203,14 +214,6 @@ class ObjectStore:
                 raise Trouble(f"S3 could not copy the object: {code} ({message})", code=code)
 
         self._exchange.retrying(attempt, request)
-
-    def delete(self, bucket: str, key: str) -> None:
-        """Delete an object; one that is not there is as good as deleted."""
-        try:
-            self._exchange.send(S3Request(method="DELETE", bucket=bucket, key=key))
-        except ObjectStoreError as error:
-            if error.details.get("code") != "NoSuchKey":
-                raise
 
     def _facts(self, request: S3Request) -> ObjectInfo:
         facts = self.head(request.bucket, request.key)

@@ -2,7 +2,7 @@
 
 Where: `supervisor` calls it from its one thread with orders and with what the other threads have to say:
 
-    PREPARING --(every part done)--> PREPARED --RUN--> RUNNING --(every process gone)--> EXITED
+    PREPARING --(every part done)--> PREPARED --RUN--> RUNNING --(every process gone, checkpoints stored)--> EXITED
     EXITED --UPLOAD--> UPLOADING --> DONE;   STOP, or an error, leads to EXITED from every phase before it.
 
 Before EXITED and before DONE every log line is stored by the service, because both can make the job terminal.
@@ -17,10 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from clary.agent.checkpoints.outcomes import Flushed, Listeners
 from clary.agent.supervisor.clues import merge
 from clary.agent.supervisor.fact_board import FactBoard
 from clary.agent.supervisor.failures import failure_of, is_expected
 from clary.agent.supervisor.host_log import HostLog
+from clary.agent.supervisor.last_flush import LastFlush
 from clary.agent.supervisor.preparation import Preparation
 from clary.agent.supervisor.program_watch import ProgramWatch, exit_in_words
 from clary.agent.supervisor.steps import Steps, Uploaded
@@ -86,6 +88,7 @@ class HostLife:
         self._began_at_s = time.monotonic()
         self._watch: ProgramWatch | None = None
         self._upload: threading.Thread | None = None
+        self._flush = LastFlush(plan, on_done=lambda outcome: self._post(lambda: self._on_flushed(outcome)))
 
     def start(self) -> None:
         """Begin to prepare."""
@@ -107,6 +110,7 @@ class HostLife:
     def stop(self, grace_s: float, *, reason: str) -> None:
         """Give up preparing, or have the program end within `grace_s`; nothing if it has ended already."""
         why = f" ({reason})" if reason else ""
+        self._flush.expect_stop(grace_s)
         if self._board.phase in (HostPhase.PREPARING, HostPhase.PREPARED):
             self._preparation.give_up()
             self._log.say(f"stopped before the program was started{why}")
@@ -154,6 +158,8 @@ class HostLife:
             self._preparation.give_up()
         if self._upload is not None and self._upload.is_alive():
             self._steps.give_up()
+        if self._steps.checkpoints is not None:
+            self._steps.checkpoints.give_up()
 
     def close(self) -> bool:
         """Free everything; return whether all threads have ended."""
@@ -163,6 +169,7 @@ class HostLife:
         if self._upload is not None:
             self._upload.join(max(0.0, deadline_s - time.monotonic()))
             has_ended = has_ended and not self._upload.is_alive()
+        has_ended = self._flush.join(max(0.0, deadline_s - time.monotonic())) and has_ended
         self._steps.close()
         return has_ended
 
@@ -187,6 +194,9 @@ class HostLife:
         seconds = time.monotonic() - self._began_at_s
         parts = ", ".join(f"{part} {took:.2f} s" for part, took in self._board.facts.timings_s.items())
         self._log.say(f"prepared in {seconds:.2f} s: {parts}")
+        if self._steps.checkpoints is not None:
+            self._log.say(self._steps.checkpoints.summary)
+            self._board.note(checkpoints=self._steps.checkpoints.facts)
         self._board.enter(HostPhase.PREPARED)
         if self._is_run_ordered:
             self._run_program()
@@ -207,9 +217,19 @@ class HostLife:
             on_broken=lambda error: self._post(lambda: self._on_broken(watch, error)),
         )
         watch.start()
+        self._begin_mirror()
         self._board.add_timing("start", time.monotonic() - started_s)
         self._add_notes(self._steps.notes)
         self._board.enter(HostPhase.RUNNING, init_pid=program.init_pid, not_isolated=program.not_isolated)
+
+    def _begin_mirror(self) -> None:
+        if self._steps.checkpoints is not None:
+            listeners = Listeners(
+                tell=lambda facts: self._board.note(checkpoints=facts),
+                say=self._log.say,
+                note=lambda sentence: self._add_notes([sentence]),
+            )
+            self._steps.checkpoints.start(listeners)
 
     def _on_exits(self, watch: ProgramWatch, exits: Sequence[ProcessExit]) -> None:
         if watch is not self._watch:
@@ -246,7 +266,26 @@ class HostLife:
         self._log.say(*_summary(watch.exits, failure, seconds))
         self._board.add_timing("program", seconds)
         failure_file = self._steps.failure_file()
-        self._enter_exited(exits=tuple(watch.exits), failure=failure, clues=clues, failure_file=failure_file)
+        facts = {"exits": tuple(watch.exits), "failure": failure, "clues": clues, "failure_file": failure_file}
+        checkpoints = self._steps.checkpoints
+        if checkpoints is None or not checkpoints.is_mirroring:
+            self._enter_exited(**facts)
+            return
+        # Told at once: if this host has failed, the others do not wait for its checkpoints.
+        self._board.tell(**facts)
+        self._flush.begin(checkpoints, has_failed=failure is not None)
+
+    def _on_flushed(self, outcome: Flushed) -> None:
+        """The last checkpoints are stored, or will not be: only now the host has ended its program."""
+        if self._board.phase is not HostPhase.RUNNING:
+            return
+        facts = self._board.facts
+        failure = facts.failure or self._flush.failure(outcome, facts.exits, facts.failure)
+        if outcome.missed:
+            sentence = self._flush.in_words(outcome)
+            self._log.say(sentence)
+            self._board.add_note(sentence)
+        self._enter_exited(failure=failure)
 
     def _with_cause(self, watch: ProgramWatch) -> Failure | None:
         """Return the program's failure with what is known of its cause: a full disk, the program's own words.

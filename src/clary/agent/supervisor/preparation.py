@@ -1,4 +1,4 @@
-"""What a host does before the program can start: tree, then channels at the same time as code and environment.
+"""What a host does before the program can start: tree, then channels and checkpoints beside code and environment.
 
 Where: the supervisor starts it when it has its assignment, and gives it up when a stop comes first. Each part is timed;
 the first part that fails ends the whole.
@@ -78,7 +78,10 @@ class Preparation:
         code_channel = channels.pop(self._steps.code_channel or "", None)
         if code_channel is not None:
             program.insert(0, code_channel)
-        self._at_once([program, *([channel] for channel in channels.values())])
+        others = list(channels.values())
+        if self._steps.checkpoints is not None:
+            others.append(_Part("checkpoints", self._steps.restore_checkpoints))
+        self._at_once([program, *([part] for part in others)])
 
     def _at_once(self, chains: list[list[_Part]]) -> None:
         """Run chains of parts at the same time; raises the first error without waiting for what still runs."""

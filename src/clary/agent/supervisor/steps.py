@@ -6,7 +6,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from clary.contract.agent_protocol import Clue, ProcessExit, StagedPart, UploadRole
+from clary.agent.checkpoints.outcomes import Flushed, Listeners
+from clary.contract.agent_protocol import CheckpointFacts, Clue, ProcessExit, StagedPart, UploadRole
 from clary.contract.errors import ClaryError
 from clary.contract.launch_plan import LaunchPlan
 
@@ -73,11 +74,40 @@ class RunningProgram(Protocol):
         """Kill what is left, pass on the last output, free what the program held; harmless when repeated."""
 
 
+class Checkpoints(Protocol):
+    """The checkpoint folder of this host; `restore_checkpoints` comes first, no other method waits but `flush`."""
+
+    @property
+    def summary(self) -> str:
+        """What was restored, in a line for the log."""
+
+    @property
+    def facts(self) -> CheckpointFacts:
+        """What is known after the restore."""
+
+    @property
+    def is_mirroring(self) -> bool:
+        """Whether `start` was called and neither `flush` nor `give_up` has ended the mirror."""
+
+    def start(self, listeners: Listeners) -> None:
+        """Begin to mirror the folder."""
+
+    def flush(self, limit_s: float) -> Flushed:
+        """Store what is left, now that the program is gone, and end; takes hardly longer than `limit_s`."""
+
+    def hurry(self, limit_s: float) -> None:
+        """Give a flush that runs no more than `limit_s` from now."""
+
+    def give_up(self) -> None:
+        """Break off the mirror and the flush; harmless when repeated."""
+
+
 class Steps(Protocol):
     """The work on one host of one attempt, in the order in which it is done.
 
     Each method may run for long and is called from a thread of its own. `build_tree` comes first; then channels are
-    fetched at the same time as code (after `code_channel`, if there is one) and, after the code, the environment.
+    fetched and checkpoints restored at the same time as code (after `code_channel`, if there is one) and, after the
+    code, the environment.
     Errors: ClaryError with a fault and a sentence for the user; anything else is a defect of Clary.
     """
 
@@ -101,6 +131,13 @@ class Steps(Protocol):
 
     def fetch_channel(self, name: str) -> None:
         """Bring the data of one channel."""
+
+    @property
+    def checkpoints(self) -> Checkpoints | None:
+        """The checkpoint folder, after `build_tree`; None for a job without CheckpointConfig."""
+
+    def restore_checkpoints(self) -> None:
+        """Bring the checkpoints of earlier attempts and jobs."""
 
     def prepare_environment(self) -> None:
         """Make the program's Python environment ready."""

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from clary.agent.artifacts import upload_results
 from clary.agent.channels import PipeFeeder, fetch_channel
+from clary.agent.checkpoints.host_checkpoints import HostCheckpoints
 from clary.agent.disk_space import disk_errors_named
 from clary.agent.environments.code import CodeFacts, code_channel, prepare_code
 from clary.agent.environments.config_files import channels_of, errors_folder, inside_tree, write_tree
@@ -75,6 +76,7 @@ class HostSteps:
         self._notes: list[str] = []
         self._code: CodeFacts | None = None
         self._environment: PreparedEnvironment | None = None
+        self._checkpoints: HostCheckpoints | None = None
 
     @property
     def channel_names(self) -> tuple[str, ...]:
@@ -87,6 +89,11 @@ class HostSteps:
         return code_channel(self._plan)
 
     @property
+    def checkpoints(self) -> HostCheckpoints | None:
+        """The checkpoint folder, after `build_tree`; None for a job without CheckpointConfig."""
+        return self._checkpoints
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Warnings of this host so far."""
         with self._lock:
@@ -97,6 +104,10 @@ class HostSteps:
         with disk_errors_named(self._tree.root, needed_bytes=None):
             write_tree(self._plan, self._host, self._tree)
             write_train_library(self._tree)
+            if self._plan.checkpoint_s3_uri is not None:
+                checkpoints = HostCheckpoints(self._plan, self._host.name, tree=self._tree, host_folder=self._folder)
+                checkpoints.folder.make()
+                self._checkpoints = checkpoints
 
     def fetch_code(self) -> None:
         """Put the user's code in its place."""
@@ -111,6 +122,12 @@ class HostSteps:
         self._note(facts.notes)
         if channel.file_system_path is not None and self._plan.isolation is Isolation.PROCESSES:
             self._link(channel, channel.file_system_path)
+
+    def restore_checkpoints(self) -> None:
+        """Bring the checkpoints of earlier attempts and jobs."""
+        assert self._checkpoints is not None
+        self._checkpoints.restore(self._open_store())
+        self._note(self._checkpoints.warnings)
 
     def prepare_environment(self) -> None:
         """Make the program's Python environment ready."""
@@ -211,6 +228,8 @@ class HostSteps:
     def close(self) -> None:
         """Free what the steps held; harmless when repeated."""
         self.give_up()
+        if self._checkpoints is not None:
+            self._checkpoints.close()
         for closer in self._closers:
             closer.join(_CLOSE_S)
 
@@ -305,6 +324,8 @@ class HostSteps:
                 target = MlTree(OPT_ML).channel(channel.name)
                 is_read_only = channel.file_system_access == "ro"
                 binds.append(Bind(source=channel.file_system_path, target=str(target), read_only=is_read_only))
+        if self._checkpoints is not None and self._checkpoints.is_bound:
+            binds.append(Bind(source=str(self._checkpoints.folder.path), target=str(self._checkpoints.local_path)))
         return tuple(binds)
 
 

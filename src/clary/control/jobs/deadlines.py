@@ -13,6 +13,7 @@ from clary.contract.agent_protocol import HostPhase
 from clary.contract.statuses import SecondaryStatus
 from clary.control.jobs import events, host_orders
 from clary.control.jobs.job_request import JobRequest
+from clary.control.jobs.status_rows import seconds_in, since
 from clary.control.jobs.training_job import EndCause, TrainingJob
 
 # From the end of the grace period to the report that the program is gone: killing takes moments, a core dump longer.
@@ -60,14 +61,15 @@ def _stop_due(job: TrainingJob, now: datetime, limits: Limits) -> events.Event |
     if job.end_cause is not None:
         return None
     request = JobRequest(job.request)
-    running_since = _since(job, SecondaryStatus.TRAINING)
+    has_trained = since(job.transitions, SecondaryStatus.TRAINING) is not None
+    training_s = seconds_in(job.transitions, SecondaryStatus.TRAINING, now=now)
     age_s = (now - job.created_at).total_seconds()
     cause = None
-    if running_since is not None and (now - running_since).total_seconds() >= request.max_runtime_s:
+    if has_trained and training_s >= request.max_runtime_s:
         cause = EndCause.MAX_RUNTIME
     elif request.max_wait_s is not None and age_s >= request.max_wait_s:
         cause = EndCause.MAX_WAIT
-    elif request.max_pending_s is not None and not job.hosts and age_s >= request.max_pending_s:
+    elif request.max_pending_s is not None and not (job.hosts or job.past_attempts) and age_s >= request.max_pending_s:
         cause = EndCause.MAX_PENDING
     return None if cause is None else events.StopWanted(cause=cause, grace_s=limits.stop_grace_s)
 
@@ -97,19 +99,15 @@ def _stop_overdue(job: TrainingJob, now: datetime, limits: Limits) -> events.Eve
     if (now - job.stop_ordered_at).total_seconds() < limit_s:
         return None
     for name, record in job.hosts.items():
-        if record.facts.phase in host_orders.NOT_ENDED:
+        if record.facts.phase.may_run:
             why = f"{name} was lost: its program did not end within {limit_s:.0f} s of the order to stop"
             return events.HostLost(host=name, why=why)
     return None
 
 
 def _upload_due(job: TrainingJob, now: datetime, limits: Limits) -> events.Event | None:
-    since = _since(job, SecondaryStatus.UPLOADING)
-    if since is None or not host_orders.is_uploading(job):
+    began_at = since(job.transitions, SecondaryStatus.UPLOADING)
+    if began_at is None or not host_orders.is_uploading(job):
         return None
-    is_due = (now - since).total_seconds() >= limits.upload_timeout_s
+    is_due = (now - began_at).total_seconds() >= limits.upload_timeout_s
     return events.UploadOverdue(limit_s=limits.upload_timeout_s) if is_due else None
-
-
-def _since(job: TrainingJob, status: SecondaryStatus) -> datetime | None:
-    return next((row.started_at for row in job.transitions if row.status is status), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from clary.contract.agent_protocol import Report
@@ -25,6 +25,7 @@ class HostsAsked:
     plan: Mapping[str, Any]  # LaunchPlan in plain form, as far as it is known
     host_names: tuple[str, ...]
     log_streams: tuple[str, ...]
+    log_bases: Mapping[str, int] = field(default_factory=dict)  # stream -> lines that are in it already
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,14 @@ class StopWanted:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reclaimed:
+    """The spot capacity under the job is taken back: the attempt ends, the job waits for other capacity."""
+
+    reason: str  # in words: whose capacity, and why
+    grace_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class UploadOverdue:
     """Results did not reach the object store in time."""
 
@@ -86,6 +95,7 @@ Event = (
     | HostReported
     | HostLost
     | StopWanted
+    | Reclaimed
     | UploadOverdue
     | Released
 )

@@ -17,26 +17,23 @@ from clary.contract.agent_protocol import FAILURE_GRACE_S, HostPhase, Order, Ord
 from clary.contract.plain import to_plain
 from clary.control.jobs.training_job import EndCause, HostRecord, TrainingJob
 
-# Phases in which something of the program may still run, or begin to.
-NOT_ENDED = (HostPhase.LAUNCHING, HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING)
-
 
 def next_orders(job: TrainingJob) -> Mapping[str, HostRecord]:
     """Return the hosts with the orders that follow from their facts."""
     if job.end_cause is None:
         return _run_when_all_are_prepared(job)
-    if any(record.facts.phase in NOT_ENDED for record in job.hosts.values()):
-        return stop(job, grace_s=FAILURE_GRACE_S) if job.end_cause is EndCause.FAILURE else job.hosts
+    if any(record.facts.phase.may_run for record in job.hosts.values()):
+        return stop(job, reason="failure", grace_s=FAILURE_GRACE_S) if job.end_cause is EndCause.FAILURE else job.hosts
     if not _has_results(job):
         return job.hosts
     return _upload(job)
 
 
-def stop(job: TrainingJob, *, grace_s: float) -> Mapping[str, HostRecord]:
+def stop(job: TrainingJob, *, reason: str, grace_s: float) -> Mapping[str, HostRecord]:
     """Return the hosts with the order to stop wherever something may still run and was not told yet."""
     return {
-        name: _with_order(record, OrderKind.STOP, reason=str(job.end_cause or ""), grace_s=grace_s)
-        if record.facts.phase in NOT_ENDED
+        name: _with_order(record, OrderKind.STOP, reason=reason, grace_s=grace_s)
+        if record.facts.phase.may_run
         else record
         for name, record in job.hosts.items()
     }
@@ -59,7 +56,7 @@ def is_stopping(job: TrainingJob) -> bool:
 
 def has_nothing_owed(job: TrainingJob) -> bool:
     """Whether the job's end is known and every result that it owes is written or known to be lost."""
-    if job.end_cause is None or any(record.facts.phase in NOT_ENDED for record in job.hosts.values()):
+    if job.end_cause is None or any(record.facts.phase.may_run for record in job.hosts.values()):
         return False
     if not _has_results(job):
         return True

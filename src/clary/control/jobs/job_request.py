@@ -127,6 +127,12 @@ class JobRequest:
         return bool(self.request.get("EnableManagedSpotTraining", False))
 
     @property
+    def max_retries(self) -> int | None:
+        """RetryStrategy.MaximumRetryAttempts; None where the request has no RetryStrategy."""
+        strategy = self.request.get("RetryStrategy")
+        return None if strategy is None else int(strategy["MaximumRetryAttempts"])
+
+    @property
     def has_network_isolation(self) -> bool:
         """EnableNetworkIsolation."""
         return bool(self.request.get("EnableNetworkIsolation", False))
@@ -156,6 +162,12 @@ class JobRequest:
         """Folder of checkpoints when the request asks for them."""
         config = self.request.get("CheckpointConfig")
         return None if config is None else str(config.get("LocalPath", DEFAULT_CHECKPOINT_PATH))
+
+    @property
+    def checkpoint_s3_uri(self) -> str | None:
+        """CheckpointConfig.S3Uri: the prefix that checkpoints are restored from and mirrored to."""
+        config = self.request.get("CheckpointConfig")
+        return None if config is None else config.get("S3Uri")
 
     @property
     def config_documents(self) -> dict[str, Any]:

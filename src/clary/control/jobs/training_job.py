@@ -29,6 +29,13 @@ class EndCause(StrEnum):
     MAX_PENDING = "max_pending"  # StoppingCondition.MaxPendingTimeInSeconds is over
 
 
+class AttemptEnd(StrEnum):
+    """Why an attempt ends early though its job goes on."""
+
+    RECLAIMED = "reclaimed"  # the spot capacity of a host was taken back
+    RESTARTED = "restarted"  # it failed, and a retry can help
+
+
 @dataclass(frozen=True, kw_only=True)
 class StatusTransition:
     """One row of SecondaryStatusTransitions."""
@@ -81,6 +88,37 @@ class JobFailure:
         return failure_reason(Fault(self.fault), message, exit_code=self.exit_code)
 
 
+@dataclass(frozen=True, kw_only=True)
+class AttemptEnding:
+    """The current attempt is on its way to its end; the job will be tried again."""
+
+    kind: AttemptEnd
+    reason: str  # in words, for people
+    asked_at: datetime
+    failure: JobFailure | None = None  # of an attempt that failed
+
+
+@dataclass(frozen=True, kw_only=True)
+class PastAttempt:
+    """An attempt that ended early."""
+
+    number: int
+    kind: AttemptEnd
+    reason: str
+    asked_at: datetime  # when its end was decided
+    ended_at: datetime  # when nothing of it existed any more
+    failure: JobFailure | None = None
+    hosts: Mapping[str, HostFacts] = field(default_factory=dict)  # as they were at its end; empty for one long ago
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartRule:
+    """How often a job that failed is tried again, and after what."""
+
+    max_restarts: int = 0  # a job that was reclaimed has no bound
+    includes_programs: bool = False  # also failures of the program that the verdict calls retryable
+
+
 def _begins_with_host(message: str, host: str) -> bool:
     """Whether a message begins by naming its host, as in `algo-1 was lost` and `the agent of algo-1 did not report`.
 
@@ -106,7 +144,12 @@ class TrainingJob:
     attempt: int = 0  # 0 until hosts are first asked for
     hosts: Mapping[str, HostRecord] = field(default_factory=dict)  # of the current attempt
     plan: Mapping[str, Any] | None = None  # the current attempt's LaunchPlan in plain form, with secrets
-    log_streams: tuple[str, ...] = ()  # <job>/algo-1-<epoch>, one a host
+    log_streams: tuple[str, ...] = ()  # <job>/algo-1-<epoch>, one a host; the same for all attempts
+    log_bases: Mapping[str, int] = field(default_factory=dict)  # stream -> lines in it before the current attempt
+    ending: AttemptEnding | None = None  # why the current attempt, not the job, is on its way to its end
+    past_attempts: tuple[PastAttempt, ...] = ()  # those that ended early, oldest first
+    not_before: datetime | None = None  # a job that waits to be tried again is not tried earlier
+    restart_rule: RestartRule = field(default_factory=RestartRule)
     end_cause: EndCause | None = None
     stop_ordered_at: datetime | None = None
     failure: JobFailure | None = None
@@ -120,3 +163,8 @@ class TrainingJob:
     def is_terminal(self) -> bool:
         """Whether the status can not change any more."""
         return self.status.is_terminal
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the current attempt is over though the job is not: its hosts only have to go."""
+        return self.ending is not None and not any(record.facts.phase.may_run for record in self.hosts.values())

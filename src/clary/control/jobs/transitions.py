@@ -1,9 +1,11 @@
 """How a job moves: one event in, the next record and the next orders out. Pure.
 
 Where: the reconciler, the agent gateway and StopTrainingJob apply events through the store, each in one transaction.
-A job goes Starting -> [Pending ->] Downloading -> Training -> Uploading -> Completed | Failed | Stopped. Whatever
-happens, and in whatever order facts arrive: a terminal status absorbs every later event, a host's phase never goes
-back, the first cause of an end stays the cause, and a job is Completed only when its results are in the object store.
+A job goes Starting -> [Pending ->] Downloading -> Training -> Uploading -> Completed | Failed | Stopped, and from each
+of the first ones by way of Interrupted or Restarting to Starting again, with the hosts of another attempt (`attempts`).
+Whatever happens, and in whatever order facts arrive: a terminal status absorbs every later event, a host's phase never
+goes back, the first cause of an end stays the cause unless the job is tried again, and a job is Completed only when its
+results are in the object store.
 """
 
 from __future__ import annotations
@@ -16,24 +18,11 @@ from typing import Any
 from clary.contract.agent_protocol import HostFacts, HostPhase, Order, OrderKind
 from clary.contract.errors import Fault
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
-from clary.control.jobs import events, host_orders
+from clary.control.jobs import attempts, events, host_orders
 from clary.control.jobs.first_cause import find_first_cause
-from clary.control.jobs.training_job import EndCause, HostRecord, JobFailure, StatusTransition, TrainingJob
+from clary.control.jobs.status_rows import MESSAGES, PREPARING_HOSTS_MESSAGE, enter
+from clary.control.jobs.training_job import EndCause, HostRecord, JobFailure, TrainingJob
 from clary.control.jobs.verdicts import judge
-
-MESSAGES = {
-    SecondaryStatus.STARTING: "Starting the training job",
-    SecondaryStatus.DOWNLOADING: "Downloading input data",
-    SecondaryStatus.TRAINING: "Training image download completed. Training in progress.",
-    SecondaryStatus.UPLOADING: "Uploading generated training model",
-    SecondaryStatus.STOPPING: "Stopping the training job",
-    SecondaryStatus.COMPLETED: "Training job completed",
-    SecondaryStatus.FAILED: "Training job failed",
-    SecondaryStatus.STOPPED: "Training job stopped",
-    SecondaryStatus.MAX_RUNTIME_EXCEEDED: "Training job runtime exceeded MaxRuntimeInSeconds provided",
-    SecondaryStatus.MAX_WAIT_TIME_EXCEEDED: "Training job wait time exceeded MaxWaitTimeInSeconds provided",
-}
-PREPARING_HOSTS_MESSAGE = "Preparing the instances for training"
 
 _PHASE_ORDER = {phase: index for index, phase in enumerate(HostPhase)}
 _STOP_CAUSES = {
@@ -61,8 +50,10 @@ def apply(job: TrainingJob, event: events.Event, *, now: datetime) -> TrainingJo
 
 
 def _must_wait(job: TrainingJob, event: events.MustWait, now: datetime) -> TrainingJob:
-    if job.is_terminal or job.attempt > 0 or job.pending_reason == event.reason:
+    if job.is_terminal or job.hosts or job.pending_reason == event.reason:
         return job
+    if job.past_attempts:
+        return attempts.wait(job, event.reason, now)
     job = replace(job, pending_reason=event.reason)
     return enter(job, SecondaryStatus.PENDING, event.reason, now=now)
 
@@ -77,6 +68,8 @@ def _hosts_asked(job: TrainingJob, event: events.HostsAsked, now: datetime) -> T
         attempt=job.attempt + 1,
         plan=event.plan,
         log_streams=event.log_streams,
+        log_bases=event.log_bases,
+        not_before=None,
         hosts={name: HostRecord(facts=facts, order=prepare) for name in event.host_names},
         pending_reason="",
         is_released=False,
@@ -93,6 +86,8 @@ def _launch_failed(job: TrainingJob, event: events.LaunchFailed, now: datetime) 
     if job.is_terminal:
         return job
     hosts = {name: _with_phase(record, HostPhase.LOST, now) for name, record in job.hosts.items()}
+    if job.ending is not None:
+        return replace(job, hosts=hosts)
     judgement = judge(event.fault, event.message)
     failure = JobFailure(
         fault=event.fault.value,
@@ -137,7 +132,13 @@ def _stop_wanted(job: TrainingJob, event: events.StopWanted, now: datetime) -> T
     job = replace(job, end_cause=event.cause, stop_ordered_at=now)
     if not job.hosts:
         return _finish(job, now)
-    job = replace(job, status=TrainingJobStatus.STOPPING, hosts=host_orders.stop(job, grace_s=event.grace_s))
+    if not job.is_leaving:  # else it ends when the attempt is gone
+        job = replace(job, ending=None)
+    job = replace(
+        job,
+        status=TrainingJobStatus.STOPPING,
+        hosts=host_orders.stop(job, reason=event.cause.value, grace_s=event.grace_s),
+    )
     return enter(job, SecondaryStatus.STOPPING, MESSAGES[SecondaryStatus.STOPPING], now=now)
 
 
@@ -160,8 +161,13 @@ def _upload_overdue(job: TrainingJob, event: events.UploadOverdue, now: datetime
 
 
 def _released(job: TrainingJob, event: events.Released, now: datetime) -> TrainingJob:
-    del event, now
-    return job if job.is_released or not job.is_terminal else replace(job, is_released=True)
+    del event
+    if job.is_released:
+        return job
+    if job.is_leaving and not job.is_terminal:
+        job = replace(attempts.put_on_record(job, now), modified_at=now)
+        return job if job.end_cause is None else _finish(job, now)
+    return replace(job, is_released=True) if job.is_terminal else job
 
 
 _HANDLERS: dict[type, Callable[[TrainingJob, Any, datetime], TrainingJob]] = {
@@ -172,28 +178,22 @@ _HANDLERS: dict[type, Callable[[TrainingJob, Any, datetime], TrainingJob]] = {
     events.HostReported: _host_reported,
     events.HostLost: _host_lost,
     events.StopWanted: _stop_wanted,
+    events.Reclaimed: attempts.reclaim,
     events.UploadOverdue: _upload_overdue,
     events.Released: _released,
 }
-
-
-def enter(job: TrainingJob, secondary: SecondaryStatus, message: str, *, now: datetime) -> TrainingJob:
-    """Close the current transition and open the next; a repeated status only renews its message."""
-    rows = list(job.transitions)
-    if rows and rows[-1].status is secondary:
-        rows[-1] = replace(rows[-1], message=message)
-    else:
-        if rows:
-            rows[-1] = replace(rows[-1], ended_at=now)
-        rows.append(StatusTransition(status=secondary, started_at=now, message=message))
-    return replace(job, secondary_status=secondary, transitions=tuple(rows), modified_at=now)
 
 
 def _advance(job: TrainingJob, now: datetime) -> TrainingJob:
     """Draw every conclusion that the hosts' facts allow: causes, statuses, orders, the end."""
     if job.is_terminal or not job.hosts:
         return job
-    job = _find_failure(job)
+    if job.ending is None:
+        job = attempts.retry(_find_failure(job), now)
+    if job.ending is not None:
+        job = attempts.follow(job)
+        if job.ending is not None:
+            return job
     if job.end_cause is None and all(_has_succeeded(record.facts) for record in job.hosts.values()):
         job = replace(job, end_cause=EndCause.SUCCESS)
     job = _follow_phases(job, now)

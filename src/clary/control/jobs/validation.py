@@ -58,15 +58,6 @@ def warnings(request: Mapping[str, Any]) -> tuple[str, ...]:
             f"hyperparameter {quoted[0]!r} holds a single quote: the SDK's environment script breaks on it, "
             "so variables that follow it may be missing"
         )
-    if job.checkpoint_local_path is not None:
-        found.append(
-            f"CheckpointConfig: {job.checkpoint_local_path} is created, but it is not yet copied to or from S3; "
-            "write checkpoints that must last to the model folder"
-        )
-    if job.is_spot:
-        found.append("EnableManagedSpotTraining: hosts of this machine are never reclaimed; the job runs as on demand")
-    if (request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", 1) > 1:  # remote functions always send 1
-        found.append("RetryStrategy is accepted, but jobs are not tried again yet")
     if request.get("VpcConfig"):
         found.append("VpcConfig is accepted and has no effect: hosts live on the job's own network")
     if request.get("EnableInterContainerTrafficEncryption"):

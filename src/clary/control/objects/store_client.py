@@ -1,14 +1,16 @@
-"""Small signed S3 requests to an object store: the readiness probe, buckets, existence of inputs.
+"""Signed S3 requests of the service's own: the readiness probe, buckets, existence of inputs, checks of checkpoints.
 
-Where: `seaweed` probes the embedded store with it; services look at buckets and prefixes. Bulk data never comes this
-way: clients go through `front`, agents straight to the store. The signing of requests is shared with `front`.
+Where: `seaweed` probes the embedded store with it; services look at buckets and prefixes; `checkpoint_verification`
+reads whole objects, piece by piece. No one else's data comes this way: clients go through `front`, agents straight to
+the store. The signing of requests is shared with `front`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
@@ -26,6 +28,7 @@ from clary.contract.launch_plan import Endpoint
 TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 5.0
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
+STREAM_PIECE_BYTES = 1024 * 1024
 # Set by nobody but us: aiohttp would add them, and what we sign must be what is sent.
 AUTOMATIC_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 
@@ -39,12 +42,43 @@ class StoreAnswer:
     body: bytes
 
 
+class StoreStream:
+    """What the store answered, with a body that is still to be read."""
+
+    def __init__(self, client: StoreClient, response: aiohttp.ClientResponse, *, bucket: str, key: str) -> None:
+        self._client = client
+        self._response = response
+        self._bucket = bucket
+        self._key = key
+
+    @property
+    def status(self) -> int:
+        """HTTP status."""
+        return self._response.status
+
+    @property
+    def content_length(self) -> int | None:
+        """Bytes of the body as the answer declares them; None if it does not."""
+        return self._response.content_length
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Yield the body in pieces of at most STREAM_PIECE_BYTES.
+
+        Raises: ObjectStoreError if it breaks off, or if nothing comes for `timeout_s` seconds.
+        """
+        try:
+            async for piece in self._response.content.iter_chunked(STREAM_PIECE_BYTES):
+                yield piece
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise self._client.unanswered("GET", self._bucket, self._key, error) from error
+
+
 class StoreClient:
     """Sends signed requests with small bodies to one endpoint; use it as an async context manager.
 
     Args:
         endpoint: URL, region and key of the store.
-        timeout_s: seconds for one whole request.
+        timeout_s: seconds for one whole request; of a stream, from one piece to the next.
     """
 
     def __init__(self, endpoint: Endpoint, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -68,27 +102,43 @@ class StoreClient:
     ) -> StoreAnswer:
         """Send one request and return the answer, whatever its status.
 
-        Raises: ObjectStoreError if no answer came.
+        Raises: ObjectStoreError if no answer came, or one of more than MAX_ANSWER_BYTES.
         """
         assert self._session is not None, "use `async with StoreClient(...)`"
-        path = encode_path(bucket, key)
-        query_text = encode_query(query)
-        payload_hash = hashlib.sha256(body).hexdigest()
-        headers = sign_for_store(self._endpoint, method, path, query_text, [], payload_hash, datetime.now(UTC))
-        url = store_url(self._endpoint, path, query_text)
+        url, headers = self._signed(method, bucket, key, query, body)
         try:
             async with self._session.request(
                 method, url, headers=headers, data=body or None, allow_redirects=False
             ) as response:
-                content = await response.content.read(MAX_ANSWER_BYTES)
-                return StoreAnswer(status=response.status, headers=response.headers, body=content)
+                content = bytearray()
+                async for piece in response.content.iter_any():  # `read` ends where the first part of a body ends
+                    content += piece
+                    if len(content) > MAX_ANSWER_BYTES:
+                        raise self._too_long(method, bucket, key)
+                return StoreAnswer(status=response.status, headers=response.headers, body=bytes(content))
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise ObjectStoreError(
-                f"object store {self._endpoint.url}: {method} {path} got no answer within {self._timeout_s:.0f} s: "
-                f"{type(error).__name__} {error}; see `clary doctor`",
-                retryable=True,
-                details={"bucket": bucket, "key": key},
-            ) from error
+            raise self.unanswered(method, bucket, key, error) from error
+
+    @asynccontextmanager
+    async def open(self, bucket: str, key: str) -> AsyncIterator[StoreStream]:
+        """Ask for an object and give the answer, whatever its status; its body is read piece by piece, or not at all.
+
+        Raises: ObjectStoreError if no answer came.
+        """
+        assert self._session is not None, "use `async with StoreClient(...)`"
+        url, headers = self._signed("GET", bucket, key, (), b"")
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=self._timeout_s)
+        try:
+            response = await self._session.get(url, headers=headers, allow_redirects=False, timeout=timeout)
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise self.unanswered("GET", bucket, key, error) from error
+        try:
+            yield StoreStream(self, response, bucket=bucket, key=key)
+        finally:
+            if response.content.at_eof():
+                response.release()
+            else:
+                response.close()  # nobody wants the rest
 
     async def ensure_bucket(self, bucket: str) -> None:
         """Make the bucket unless it is there.
@@ -111,6 +161,30 @@ class StoreClient:
             answer = await self.request(method, bucket, key=key, body=body)
             if answer.status != expected or (method == "GET" and answer.body != content):
                 raise self._refused(method, bucket, key, answer)
+
+    def unanswered(self, method: str, bucket: str, key: str, error: BaseException) -> ObjectStoreError:
+        """Return the error for a request that got no answer, or half of one."""
+        return ObjectStoreError(
+            f"object store {self._endpoint.url}: {method} {encode_path(bucket, key)} got no answer within "
+            f"{self._timeout_s:.0f} s: {type(error).__name__} {error}; see `clary doctor`",
+            retryable=True,
+            details={"bucket": bucket, "key": key},
+        )
+
+    def _too_long(self, method: str, bucket: str, key: str) -> ObjectStoreError:
+        return ObjectStoreError(
+            f"object store {self._endpoint.url}: {method} {encode_path(bucket, key)} was answered with more than "
+            f"{MAX_ANSWER_BYTES} bytes",
+            details={"bucket": bucket, "key": key},
+        )
+
+    def _signed(
+        self, method: str, bucket: str, key: str, query: Sequence[tuple[str, str]], body: bytes
+    ) -> tuple[URL, list[tuple[str, str]]]:
+        path, query_text = encode_path(bucket, key), encode_query(query)
+        payload_hash = hashlib.sha256(body).hexdigest()
+        headers = sign_for_store(self._endpoint, method, path, query_text, [], payload_hash, datetime.now(UTC))
+        return store_url(self._endpoint, path, query_text), headers
 
     def _refused(self, method: str, bucket: str, key: str, answer: StoreAnswer) -> ObjectStoreError:
         text = answer.body[:300].decode("utf-8", "replace")

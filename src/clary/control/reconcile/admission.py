@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping
 from itertools import takewhile
 from typing import Any
 
+from clary.contract.clock import Clock
 from clary.contract.errors import WireError
 from clary.contract.launch_plan import Environment
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.hub import JobHub
+from clary.control.reconcile.spot_market import SpotMarket
 from clary.control.scheduling.catalogue import lookup
 from clary.control.scheduling.machine import Machine
 from clary.control.scheduling.placement import (
@@ -38,8 +40,18 @@ ResolveImage = Callable[[str], tuple[Environment, tuple[str, ...]]]
 class Admission:
     """Knows the machine, the settings and what runs."""
 
-    def __init__(self, settings: Settings, machine: Machine, hub: JobHub, resolve_image: ResolveImage) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        machine: Machine,
+        hub: JobHub,
+        resolve_image: ResolveImage,
+        market: SpotMarket,
+        clock: Clock,
+    ) -> None:
         self._settings = settings
+        self._market = market
+        self._clock = clock
         self._machine = machine
         self._hub = hub
         self._resolve_image = resolve_image
@@ -83,11 +95,23 @@ class Admission:
         waiting = self._hub.waiting_jobs()
         if job.name not in waiting:
             return ""
-        ahead = list(takewhile(lambda name: name != job.name, waiting))
+        if reason := self.why_held_back(job):
+            return reason
+        ahead = [
+            other.name
+            for other in takewhile(lambda other: other.name != job.name, waiting.values())
+            if not self.why_held_back(other)
+        ]
         if ahead:
             return behind(ahead)
         decision = self.decide_next(job, self.mapping(JobRequest(job.request)))
         return decision.reason if isinstance(decision, Wait) else ""
+
+    def why_held_back(self, job: TrainingJob) -> str:
+        """Return why a waiting job is passed over for now, so that others go first; empty if it is not."""
+        if job.not_before is not None and (left_s := (job.not_before - self._clock.now()).total_seconds()) > 0:
+            return f"Pauses before it is tried again: {max(1, round(left_s))} s."
+        return self._market.why_wait(job)
 
     def _holdings(self) -> list[Holding]:
         return [

@@ -9,6 +9,7 @@ import asyncio
 import hmac
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from clary.contract.agent_protocol import (
@@ -206,12 +207,14 @@ class AgentGateway:
         for metric in (metric for block in batch.blocks for metric in block.metrics):
             _check_metric_name(metric.name)
         stream = next(name for name in job.log_streams if _host_of(name) == host)
+        base = job.log_bases.get(stream, 0)  # agents count from 0 in every attempt
+        batch = replace(batch, first_sequence=base + batch.first_sequence)
         try:
             # A batch that is sent again while its first copy is still being stored must not count twice.
             async with self._log_locks.setdefault(stream, asyncio.Lock()):
-                return LogReceipt(next_sequence=await self._append(job, stream, batch))
+                return LogReceipt(next_sequence=await self._append(job, stream, batch) - base)
         except SequenceGap as gap:
-            return LogReceipt(next_sequence=gap.next_sequence)
+            return LogReceipt(next_sequence=gap.next_sequence - base)
         except JobNotFound as error:
             raise _attempt_over(job.name, job.attempt) from error
         except StreamNotFound as error:

@@ -48,7 +48,7 @@ class JobHub:
     def __init__(self, store: JobStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._waiting: dict[str, TrainingJob] = {}  # no hosts asked for yet, oldest first
+        self._waiting: dict[str, TrainingJob] = {}  # no hosts asked for, or none any more, oldest first
         self._active: dict[str, TrainingJob] = {}  # hosts asked for, until they are released
         self._watchers: dict[str, asyncio.Event] = {}
         self._changed = asyncio.Event()
@@ -185,11 +185,14 @@ class JobHub:
     def _remember(self, job: TrainingJob) -> None:
         is_active = not job.is_released
         is_waiting = not is_active and not job.is_terminal
+        is_back = is_waiting and job.name in self._active
         for jobs, belongs in ((self._active, is_active), (self._waiting, is_waiting)):
             if belongs:
                 jobs[job.name] = job
             else:
                 jobs.pop(job.name, None)
+        if is_back:  # to its old place in the queue
+            self._waiting = dict(sorted(self._waiting.items(), key=lambda item: item[1].created_at))
 
     def _notify(self, name: str) -> None:
         watcher = self._watchers.pop(name, None)

@@ -52,17 +52,17 @@ async def salvage_lost_hosts(logs: LineStore, job: TrainingJob, clock: Clock) ->
         folder = Path(job.plan["work_folder"]) / host / SPOOL_FOLDER
         try:
             if await asyncio.to_thread(folder.is_dir):
-                await _salvage(logs, stream, folder, host=host, clock=clock)
+                await _salvage(logs, stream, folder, host=host, base=job.log_bases.get(stream, 0), clock=clock)
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         except (ClaryError, OSError, ValueError) as error:
             _log.warning("job %s: lines that %s had not sent are lost: %s", job.name, host, error)
 
 
-async def _salvage(logs: LineStore, stream: str, folder: Path, *, host: str, clock: Clock) -> None:
+async def _salvage(logs: LineStore, stream: str, folder: Path, *, host: str, base: int, clock: Clock) -> None:
     stored = first = await logs.next_sequence(stream)
     is_whole = True
     for path in sorted(await asyncio.to_thread(lambda: list(folder.glob("*" + SEGMENT_SUFFIX)))):
-        sequence = int(path.name.removesuffix(SEGMENT_SUFFIX))
+        sequence = base + int(path.name.removesuffix(SEGMENT_SUFFIX))
         blocks = await asyncio.to_thread(_read, path)
         try:
             for begin in range(0, len(blocks), BLOCKS_AT_ONCE):

@@ -103,6 +103,8 @@ def build_plan(
         cache_folder=str(site.folder.cache),
         config_documents=request.config_documents,
         checkpoint_local_path=request.checkpoint_local_path,
+        checkpoint_s3_uri=request.checkpoint_s3_uri,
+        checkpoint_interval_s=settings.checkpoint_interval_s,
         metric_definitions=request.metric_definitions,
         log_rules=LogRules(
             ansi=AnsiCodes(settings.log_ansi),

@@ -26,6 +26,7 @@ from clary.control.reconcile.agent_gateway import AgentGateway
 from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.log_salvage import LineStore, salvage_lost_hosts
 from clary.control.reconcile.planning import Site, build_plan
+from clary.control.reconcile.spot_market import SpotMarket
 from clary.control.scheduling.placement import HostMapping, Place, Refuse, Wait
 from clary.control.store.errors import StreamNotFound
 
@@ -56,6 +57,7 @@ class Reconciler:
         hub: JobHub,
         engine: Engine,
         admission: Admission,
+        market: SpotMarket,
         gateway: AgentGateway,
         logs: LogStreams,
         site: Site,
@@ -65,6 +67,7 @@ class Reconciler:
         self._hub = hub
         self._engine = engine
         self._admission = admission
+        self._market = market
         self._gateway = gateway
         self._logs = logs
         self._site = site
@@ -97,7 +100,8 @@ class Reconciler:
         """Look at every job once."""
         try:
             await self._hub.settle_doubts()
-            await self._end_overdue_waiting_jobs()
+            await self._look_at_waiting_jobs()
+            await self._reclaim_spot_capacity()
             if not self.is_draining:
                 await self._start_waiting_jobs()
         except Exception:  # boundary: the loop lives on, and running jobs are looked after
@@ -112,29 +116,41 @@ class Reconciler:
             except Exception:  # boundary: one job's failure must not keep the others from theirs
                 log.exception("job %s: this pass failed; the next one tries again", name)
 
-    async def _end_overdue_waiting_jobs(self) -> None:
-        """End jobs that have waited too long, wherever they stand in the queue."""
+    async def _look_at_waiting_jobs(self) -> None:
+        """End jobs that have waited too long, and say what others are held back for, wherever they are in the queue."""
         now_s = self._clock.monotonic()
         if self._waiting_checked_at_s is not None and now_s - self._waiting_checked_at_s < PASS_INTERVAL_S:
             return  # passes follow each other without a pause while jobs come in, and the queue may be long
         self._waiting_checked_at_s = now_s
         for job in list(self._hub.waiting_jobs().values()):
-            if not deadlines.can_expire_waiting(job):
-                continue
-            due = deadlines.due(job, now=self._clock.now(), limits=self._limits, silent_s={})
+            due = None
+            if deadlines.can_expire_waiting(job):
+                due = deadlines.due(job, now=self._clock.now(), limits=self._limits, silent_s={})
             if due is not None:
                 await self._hub.apply(job.name, due)
+            elif (reason := self._market.why_wait(job)) and reason != job.pending_reason:
+                await self._hub.apply(job.name, events.MustWait(reason=reason))
+
+    async def _reclaim_spot_capacity(self) -> None:
+        """End attempts whose capacity is no longer there."""
+        found = self._market.reclaimed()
+        for name in found.job_names:
+            log.info("job %s: %s", name, found.reason)
+            reclaimed = events.Reclaimed(reason=found.reason, grace_s=self._limits.stop_grace_s)
+            await self._hub.apply(name, reclaimed)
 
     async def _start_waiting_jobs(self) -> None:
-        """Start the oldest waiting job, and the next, until one has to wait: nobody overtakes."""
-        waiting = self._hub.waiting_jobs()
+        """Start the oldest waiting job, and the next, until one has to wait: nobody overtakes.
+
+        But jobs that pause before they are tried again, or wait for spot capacity, let others go first.
+        """
         # The first is looked up anew each time: the queue may be long, and change while a job is started.
-        while (job := next(iter(waiting.values()), None)) is not None:
+        while (job := self._first_waiting()) is not None:
             name = job.name
             try:
                 mapping = self._admission.mapping(JobRequest(job.request))
                 decision = self._admission.decide_next(job, mapping)
-                asked = self._hosts_asked(job, decision, mapping) if isinstance(decision, Place) else None
+                asked = await self._hosts_asked(job, decision, mapping) if isinstance(decision, Place) else None
             except Exception as error:  # noqa: BLE001 - boundary: a job that cannot be planned must not block the queue
                 await self._fail_launch(job, error)
                 continue
@@ -149,15 +165,31 @@ class Reconciler:
                 if not job.is_terminal:
                     self._in_background(job, self._launch)
 
-    def _hosts_asked(self, job: TrainingJob, place: Place, mapping: HostMapping) -> events.HostsAsked:
+    def _first_waiting(self) -> TrainingJob | None:
+        waiting = self._hub.waiting_jobs().values()
+        first = next((job for job in waiting if not self._admission.why_held_back(job)), None)
+        # One whose last attempt is still being put away keeps its place.
+        return None if first is None or first.name in self._tasks else first
+
+    async def _hosts_asked(self, job: TrainingJob, place: Place, mapping: HostMapping) -> events.HostsAsked:
         environment = self._admission.environment(JobRequest(job.request).image)
         resources = mapping.resources(place.gpus)
         plan = build_plan(job, self._site, mapping=mapping, resources=resources, environment=environment)
         epoch = int(self._clock.now().timestamp())
-        streams = tuple(f"{job.name}/{host.name}-{epoch}" for host in plan.hosts)
+        # Clients list a job's streams once and follow those: a later attempt goes on in the same ones.
+        streams = job.log_streams or tuple(f"{job.name}/{host.name}-{epoch}" for host in plan.hosts)
         return events.HostsAsked(
-            plan=to_plain(plan), host_names=tuple(host.name for host in plan.hosts), log_streams=streams
+            plan=to_plain(plan),
+            host_names=tuple(host.name for host in plan.hosts),
+            log_streams=streams,
+            log_bases={stream: await self._num_lines(stream) for stream in job.log_streams},
         )
+
+    async def _num_lines(self, stream: str) -> int:
+        try:
+            return await self._logs.next_sequence(stream)
+        except StreamNotFound:
+            return 0  # the launch of the attempt before failed early
 
     async def _launch(self, job: TrainingJob) -> None:
         """Create streams, network and agents; every step may be repeated after a crash of the service."""
@@ -196,7 +228,7 @@ class Reconciler:
         await self._hub.apply(job.name, events.LaunchFailed(message=message, fault=fault))
 
     async def _follow(self, job: TrainingJob) -> None:
-        if job.is_terminal:
+        if job.is_terminal or job.is_leaving:
             await self._release_when_left(job)
             return
         plan = from_plain(LaunchPlan, job.plan)
@@ -212,7 +244,7 @@ class Reconciler:
             return
         # Read anew: an agent that is gone by now may have said why before it went.
         latest = self._hub.live_job(job.name)
-        if latest is None or latest.is_terminal:
+        if latest is None or latest.is_terminal or latest.is_leaving:
             return
         job = latest
         for event in (*self._dead_agents(job, alive), *self._cut_off_hosts(job, cut_off)):
@@ -280,11 +312,11 @@ class Reconciler:
             log.warning("job %s: release failed, trying again: %s", job.name, error.message)
             self._retry_at_s[job.name] = self._clock.monotonic() + RETRY_RELEASE_S
             return
-        await self._hub.apply(job.name, events.Released())
         self._gateway.forget(job)
         self._launched.discard((job.name, job.attempt))
         self._release_at_s.pop(job.name, None)
         self._retry_at_s.pop(job.name, None)
+        await self._hub.apply(job.name, events.Released())  # last: the job may be started again from here on
 
     async def _seal_logs(self, job: TrainingJob) -> None:
         """Make the job's lines durable; hosts are taken back even where that fails, or they would never be."""

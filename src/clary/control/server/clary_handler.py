@@ -1,9 +1,9 @@
-"""The service's own pages: agents below /clary/v1/agents/, people below /clary/v1/jobs/."""
+"""The service's own pages: agents below /clary/v1/agents/, people below /clary/v1/jobs/ and at /clary/v1/spot."""
 
 from __future__ import annotations
 
 from clary.contract.errors import WireError
-from clary.control.server import agent_routes, people_routes
+from clary.control.server import agent_routes, people_routes, spot_actions
 from clary.control.server.internal_http import error_answer
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
@@ -11,9 +11,12 @@ from clary.control.wire.messages import HttpRequest, HttpResponse
 class ClaryHandler:
     """Sends a request to agents' or people's routes and turns their errors into answers."""
 
-    def __init__(self, agents: agent_routes.AgentRoutes, people: people_routes.PeopleRoutes) -> None:
+    def __init__(
+        self, agents: agent_routes.AgentRoutes, people: people_routes.PeopleRoutes, spot: spot_actions.SpotRoutes
+    ) -> None:
         self._agents = agents
         self._people = people
+        self._spot = spot
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
         """Answer one request below /clary/v1/."""
@@ -22,6 +25,8 @@ class ClaryHandler:
                 return await self._agents.handle(request)
             if request.raw_path.startswith(people_routes.PREFIX):
                 return await self._people.handle(request)
+            if request.raw_path == spot_actions.PATH:
+                return await self._spot.handle(request)
             raise WireError("NotFound", f"there is nothing at {request.raw_path}", http_status=404)
         except WireError as error:
             return error_answer(error)

@@ -11,10 +11,14 @@ from urllib.parse import unquote
 from clary.contract.errors import WireError
 from clary.contract.launch_plan import without_secrets
 from clary.contract.plain import to_plain
+from clary.control.jobs.billing import bill
 from clary.control.jobs.job_request import JobRequest
+from clary.control.jobs.ledger import ledger
 from clary.control.jobs.timeline import timeline
-from clary.control.jobs.training_job import TrainingJob
-from clary.control.server.internal_http import bearer_token, json_answer, query_of
+from clary.control.jobs.training_job import PastAttempt, TrainingJob
+from clary.control.server.checkpoint_routes import CheckpointRoutes, checkpoint_facts
+from clary.control.server.internal_http import bearer_token, json_answer, query_of, read_json
+from clary.control.server.spot_actions import reclaim
 from clary.control.services.call import Services
 from clary.control.store.errors import BadToken, StreamNotFound
 from clary.control.store.log_pages import EventPage
@@ -29,11 +33,16 @@ _JOB_NAME = re.compile(r"[a-zA-Z0-9-]{1,63}")  # CreateTrainingJob, TrainingJobN
 
 
 class PeopleRoutes:
-    """Answers requests below /clary/v1/jobs/."""
+    """Answers requests below /clary/v1/jobs/.
 
-    def __init__(self, services: Services, *, admin_token: str) -> None:
+    Args:
+        checkpoints: answers for checkpoints; None has no such page.
+    """
+
+    def __init__(self, services: Services, *, admin_token: str, checkpoints: CheckpointRoutes | None = None) -> None:
         self._services = services
         self._admin_token = admin_token
+        self._checkpoints = checkpoints
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
         """Answer one request; raises WireError with the status to send."""
@@ -52,7 +61,13 @@ class PeopleRoutes:
                 return json_answer(self._plan(job))
             case "logs":
                 return json_answer(await self._log_page(job, request))
-        raise WireError("NotFound", f"a job has no page {page!r}; there are plan and logs", http_status=404)
+            case "checkpoints" if self._checkpoints is not None:
+                return json_answer(await self._checkpoints.answer(job, query_of(request)))
+            case "reclaim" if request.method == "POST":
+                return json_answer(await reclaim(self._services, job, read_json(request)))
+        raise WireError(
+            "NotFound", f"a job has no page {page!r}; there are plan, logs and checkpoints", http_status=404
+        )
 
     def _facts(self, job: TrainingJob) -> dict[str, Any]:
         plan = job.plan or {"hosts": [], "environment": {}}
@@ -79,6 +94,8 @@ class PeopleRoutes:
             "arn": job.arn,
             "status": job.status.value,
             "secondary_status": job.secondary_status.value,
+            "attempt": job.attempt,
+            "past_attempts": [_past_attempt(attempt) for attempt in job.past_attempts],
             "failure_reason": reason,
             "cause": to_plain(job.failure),
             "timeline": [to_plain(row) for row in timeline(job)],
@@ -90,9 +107,16 @@ class PeopleRoutes:
             "metrics": [to_plain(metric) for metric in job.final_metrics],
             "transitions": [to_plain(row) for row in job.transitions],
             "hosts": hosts,
+            "checkpoints": checkpoint_facts(job),
+            "ledger": self._ledger(job),
             "warnings": [*job.warnings, *_notes(hosts)],
             "not_isolated": sorted({text for record in job.hosts.values() for text in record.facts.not_isolated}),
         }
+
+    def _ledger(self, job: TrainingJob) -> dict[str, Any]:
+        now = self._services.clock.now()
+        price = self._services.prices.of_job(JobRequest(job.request))
+        return {**to_plain(ledger(job, now=now)), "bill": to_plain(bill(job, price, now=now))}
 
     def _plan(self, job: TrainingJob) -> dict[str, Any]:
         if job.plan is None:
@@ -108,7 +132,7 @@ class PeopleRoutes:
         query = query_of(request)
         wanted_host, wanted_rank = query.get("host"), query.get("rank")
         start_ms, end_ms = _moment(query, "since_ms"), _moment(query, "until_ms")
-        _require_attempt(job, query.get("attempt"))
+        start_ms, end_ms = _within_attempt(job, query.get("attempt"), start_ms, end_ms)
         if wanted_host is not None and job.hosts and wanted_host not in job.hosts:
             message = f"{job.name} has no host {wanted_host!r}; it has {', '.join(job.hosts)}"
             raise WireError("NotFound", message, http_status=404)
@@ -156,17 +180,36 @@ def _moment(query: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def _require_attempt(job: TrainingJob, wanted: str | None) -> None:
+def _within_attempt(
+    job: TrainingJob, wanted: str | None, start_ms: int | None, end_ms: int | None
+) -> tuple[int | None, int | None]:
+    """Return the times between which lines of the wanted attempt lie; nothing of two attempts exists at once."""
+    if wanted is None:
+        return start_ms, end_ms
     attempts = [str(number) for number in range(1, job.attempt + 1)]
-    if wanted is None or wanted in attempts:
-        return
-    existing = f"it has {', '.join(attempts)}" if attempts else "no hosts were asked for yet"
-    raise WireError("NotFound", f"{job.name} has no attempt {wanted[:20]}; {existing}", http_status=404)
+    if wanted not in attempts:
+        existing = f"it has {', '.join(attempts)}" if attempts else "no hosts were asked for yet"
+        raise WireError("NotFound", f"{job.name} has no attempt {wanted[:20]}; {existing}", http_status=404)
+    ends_ms = {attempt.number: int(attempt.ended_at.timestamp() * 1000) for attempt in job.past_attempts}
+    starts = [moment for moment in (start_ms, ends_ms.get(int(wanted) - 1)) if moment is not None]
+    ends = [moment for moment in (end_ms, ends_ms.get(int(wanted))) if moment is not None]
+    return max(starts, default=None), min(ends, default=None)
 
 
 def _is_full(page: EventPage) -> bool:
     """Whether there may be more lines behind the page."""
     return len(page.events) == LOG_PAGE or sum(len(event.message) for event in page.events) > FULL_PAGE_CHARACTERS
+
+
+def _past_attempt(attempt: PastAttempt) -> dict[str, Any]:
+    return {
+        "number": attempt.number,
+        "kind": attempt.kind.value,
+        "reason": attempt.reason,
+        "asked_at": to_plain(attempt.asked_at),
+        "ended_at": to_plain(attempt.ended_at),
+        "exits": {name: _exits(facts.exits) for name, facts in attempt.hosts.items()},
+    }
 
 
 def _exits(exits: Any) -> str:

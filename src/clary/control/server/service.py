@@ -11,6 +11,7 @@ import os
 import ssl
 from contextlib import AsyncExitStack
 from functools import partial
+from pathlib import Path
 
 from clary import __version__
 from clary.contract.clock import SystemClock
@@ -33,14 +34,19 @@ from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.log_cleaning import keep_removing
 from clary.control.reconcile.planning import Site
 from clary.control.reconcile.reconciler import Reconciler
+from clary.control.reconcile.spot_market import SpotMarket
+from clary.control.scheduling.prices import load_prices
+from clary.control.scheduling.spot import SpotSchedule, load_schedule
 from clary.control.server.agent_routes import AgentRoutes
 from clary.control.server.aws_handler import AwsHandler
+from clary.control.server.checkpoint_routes import CheckpointRoutes
 from clary.control.server.clary_handler import ClaryHandler
 from clary.control.server.connect_proxy import ConnectProxy
 from clary.control.server.listener import Listener
 from clary.control.server.ownership import cancel, database_lease, sole_owner
 from clary.control.server.people_routes import PeopleRoutes
 from clary.control.server.ports import Ports, choose_ports
+from clary.control.server.spot_actions import SpotRoutes
 from clary.control.server.tls import ensure_certificates, server_context, service_names
 from clary.control.services.call import Services
 from clary.control.settings import Settings
@@ -65,6 +71,7 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
     folder.create()
     secrets = folder.load_secrets()
     clock = SystemClock()
+    prices = load_prices(settings.prices_file)
     async with AsyncExitStack() as stack:
         stack.enter_context(sole_owner(folder))
         ports = choose_ports(settings, folder.read_service_record())
@@ -82,7 +89,8 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
 
         engine = LocalEngine(settings, urls.api, relayed_urls=[urls.proxy] if urls.proxy else [])
         resolve_image = partial(resolve, settings=settings, probe=InterpreterProbe())
-        admission = Admission(settings, engine.machine(), hub, resolve_image)
+        market = SpotMarket(hub, clock, _spot_schedule(settings))
+        admission = Admission(settings, engine.machine(), hub, resolve_image, market, clock)
         services = Services(
             settings=settings,
             clock=clock,
@@ -92,15 +100,21 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
             objects=ObjectLookup(client, clock),
             admission=admission,
             work_folders=engine,
+            prices=prices,
         )
         isolation = engine.isolation()[0]  # makes a network to find out: before anybody waits for an answer
         gateway = AgentGateway(hub, logs, store, clock)
-        await _listen(stack, services, gateway, ports=ports, secrets=secrets, object_store=object_store)
+        checkpoints = CheckpointRoutes(client)
+        stack.push_async_callback(checkpoints.close)
+        people = PeopleRoutes(services, admin_token=secrets.admin_token, checkpoints=checkpoints)
+        handler = ClaryHandler(AgentRoutes(gateway), people, SpotRoutes(market, admin_token=secrets.admin_token))
+        await _listen(stack, services, handler, ports=ports, secrets=secrets, object_store=object_store)
         (folder.client / SAGEMAKER_CONFIG).write_text(sagemaker_config(settings))
         reconciler = Reconciler(
             hub=hub,
             engine=engine,
             admission=admission,
+            market=market,
             gateway=gateway,
             logs=logs,
             site=Site(
@@ -136,10 +150,17 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
         await _end_jobs(hub, reconciler)
 
 
+def _spot_schedule(settings: Settings) -> SpotSchedule | None:
+    """Read the schedule of spot capacity; raises ContractError naming what is wrong in it."""
+    if not settings.spot_schedule_file:
+        return None
+    return load_schedule(Path(settings.spot_schedule_file).expanduser(), time_scale=settings.spot_time_scale)
+
+
 async def _listen(
     stack: AsyncExitStack,
     services: Services,
-    gateway: AgentGateway,
+    handler: ClaryHandler,
     *,
     ports: Ports,
     secrets: RootSecrets,
@@ -160,13 +181,12 @@ async def _listen(
     await front.start()
     stack.push_async_callback(front.close)
     verifier = SignatureVerifier(find_secret, services.clock, skew_s=settings.clock_skew_s)
-    people = PeopleRoutes(services, admin_token=secrets.admin_token)
     listener = Listener(
         settings.host,
         ports.api,
         aws_handler=AwsHandler(services, verifier).handle,
         s3_front=front,
-        clary_handler=ClaryHandler(AgentRoutes(gateway), people).handle,
+        clary_handler=handler.handle,
         max_body_bytes=settings.max_body_bytes,
         tls_context=_tls_context(settings),
         tls_port=ports.tls or 0,

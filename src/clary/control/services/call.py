@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from clary.contract.clock import Clock
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.hub import JobHub
+from clary.control.scheduling.prices import PriceList, load_prices
 from clary.control.settings import Settings
 from clary.control.store.logs import LogStore
 from clary.control.store.store import Store
@@ -50,6 +51,7 @@ class Services:
     objects: ObjectLookup
     admission: Admission
     work_folders: WorkFolders
+    prices: PriceList = field(default_factory=load_prices)
 
 
 @dataclass(frozen=True, kw_only=True)

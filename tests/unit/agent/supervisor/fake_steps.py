@@ -117,6 +117,7 @@ class FakeSteps:
         self.uploads: list[tuple[UploadRole, list[StagedPart]]] = []
         self.uploaded = Uploaded(uris=("s3://bucket/model.tar.gz",))
         self.program: FakeProgram | None = None
+        self.checkpoints: object | None = None
         self.failure_text: str | None = None
         self.records: tuple[Clue, ...] = ()
         self.announced: list[tuple[str, float, list[int]]] = []  # reason, grace, signals that were sent before
@@ -139,6 +140,9 @@ class FakeSteps:
 
     def fetch_channel(self, name: str) -> None:
         self._step(f"channel:{name}")
+
+    def restore_checkpoints(self) -> None:
+        self._step("checkpoints")
 
     def prepare_environment(self) -> None:
         self._step("environment")

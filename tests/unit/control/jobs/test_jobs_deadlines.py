@@ -43,6 +43,23 @@ def test_max_runtime_is_due_to_the_second_and_only_once():
     assert due(job_of(HostPhase.RUNNING, secondary=SecondaryStatus.TRAINING, end_cause=EndCause.SUCCESS), 3600) is None
 
 
+def test_max_runtime_counts_training_of_all_attempts_and_no_wait_between_them():
+    kinds = ("Training", "Interrupted", "Starting", "Downloading", "Training")
+    starts = (0, 2000, 5000, 5010, 5020)
+    rows = tuple(
+        StatusTransition(
+            status=SecondaryStatus(kind),
+            started_at=START + timedelta(seconds=start),
+            ended_at=None if end is None else START + timedelta(seconds=end),
+            message="m",
+        )
+        for kind, start, end in zip(kinds, starts, (*starts[1:], None), strict=True)
+    )
+    job = job_of(HostPhase.RUNNING, transitions=rows)
+    assert due(job, 5020 + 1599.9) is None
+    assert due(job, 5020 + 1600).cause is EndCause.MAX_RUNTIME
+
+
 def test_nothing_is_due_for_a_job_that_is_over():
     job = job_of(HostPhase.RUNNING, secondary=SecondaryStatus.TRAINING, status=TrainingJobStatus.STOPPED)
     assert due(job, 1e6, algo_1=1e6) is None

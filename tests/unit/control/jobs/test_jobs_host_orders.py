@@ -55,8 +55,8 @@ def test_a_job_whose_program_never_ran_owes_nothing():
 
 def test_an_order_is_given_once_and_a_lost_host_gets_none():
     job = ended_job({"algo-1": record(HostPhase.RUNNING), "algo-2": record(HostPhase.LOST)})
-    once = host_orders.stop(job, grace_s=3)
-    twice = host_orders.stop(replace(job, hosts=once), grace_s=9)
+    once = host_orders.stop(job, reason="", grace_s=3)
+    twice = host_orders.stop(replace(job, hosts=once), reason="", grace_s=9)
     assert twice == once
     assert (once["algo-1"].order.kind, once["algo-1"].order.number, once["algo-1"].order.grace_s) == (
         OrderKind.STOP,

@@ -1,82 +1,17 @@
 """The life of a job as a state machine: examples for each path, properties for every interleaving."""
 
 import itertools
-from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from job_script import MODEL_URI, PLAN, START, Script, at, exit_of, new_job
 
-from clary.contract.agent_protocol import Failure, HostFacts, HostPhase, OrderKind, ProcessExit, Report, StagedPart
+from clary.contract.agent_protocol import Failure, HostFacts, HostPhase, OrderKind, Report, StagedPart
 from clary.contract.errors import Fault
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs import events, transitions
-from clary.control.jobs.training_job import EndCause, StatusTransition, TrainingJob
-
-START = datetime(2026, 1, 1, tzinfo=UTC)
-MODEL_URI = "s3://bucket/job/output/model.tar.gz"
-PLAN = {"output": {"model_uri": MODEL_URI}, "agent_token": "t"}
-
-
-def at(seconds):
-    return START + timedelta(seconds=seconds)
-
-
-def new_job():
-    return TrainingJob(
-        name="job",
-        arn="arn",
-        request={},
-        status=TrainingJobStatus.IN_PROGRESS,
-        secondary_status=SecondaryStatus.STARTING,
-        transitions=(StatusTransition(status=SecondaryStatus.STARTING, started_at=START, message="m"),),
-        created_at=START,
-        modified_at=START,
-    )
-
-
-def exit_of(code, *, seconds=50, signal=None, killed=False, rank=0):
-    return ProcessExit(
-        rank=rank, local_rank=0, pid=1, exit_code=code, signal=signal, ended_at=at(seconds), is_consequence=killed
-    )
-
-
-class Script:
-    """Drives one job; each call is one second later."""
-
-    def __init__(self, hosts=("algo-1", "algo-2")):
-        self.job = new_job()
-        self.hosts = hosts
-        self.seconds = 0
-        self.numbers = dict.fromkeys(hosts, 0)
-
-    def send(self, event):
-        self.seconds += 1
-        self.job = transitions.apply(self.job, event, now=at(self.seconds))
-        return self
-
-    def ask(self):
-        streams = tuple(f"job/{host}-1" for host in self.hosts)
-        return self.send(events.HostsAsked(plan=PLAN, host_names=tuple(self.hosts), log_streams=streams))
-
-    def report(self, host, phase, **facts):
-        self.numbers[host] += 1
-        told = HostFacts(phase=phase, phase_started_at=at(self.seconds), **facts)
-        return self.send(events.HostReported(host=host, report=Report(number=self.numbers[host], facts=told)))
-
-    def all(self, phase, **facts):
-        for host in self.hosts:
-            self.report(host, phase, **facts)
-        return self
-
-    def order(self, host):
-        return self.job.hosts[host].order.kind
-
-    def run(self):
-        return self.ask().all(HostPhase.PREPARING).all(HostPhase.PREPARED).all(HostPhase.RUNNING)
-
-    def secondaries(self):
-        return [row.status.value for row in self.job.transitions]
+from clary.control.jobs.training_job import AttemptEnd, EndCause, RestartRule
 
 
 def test_a_successful_job_lives_through_every_status_in_order():
@@ -234,15 +169,16 @@ def _events():
             cause=st.sampled_from([EndCause.STOP_REQUESTED, EndCause.MAX_RUNTIME]),
             grace_s=st.just(1.0),
         ),
+        st.just(events.Reclaimed(reason="the capacity of algo-1 was reclaimed", grace_s=1.0)),
         st.just(events.UploadOverdue(limit_s=1.0)),
         st.just(events.Released()),
     )
 
 
 @settings(max_examples=400)
-@given(st.lists(st.tuples(_events(), st.integers(-5, 30)), max_size=30))
-def test_whatever_happens_the_record_stays_truthful(history):
-    job, seconds, cause = new_job(), 0, None
+@given(st.lists(st.tuples(_events(), st.integers(-5, 30)), max_size=30), st.integers(0, 2))
+def test_whatever_happens_the_record_stays_truthful(history, max_restarts):
+    job, seconds, cause = new_job(restart_rule=RestartRule(max_restarts=max_restarts)), 0, None
     for event, step in history:
         seconds += step
         before = job
@@ -258,8 +194,18 @@ def test_whatever_happens_the_record_stays_truthful(history):
         assert all(a.ended_at == b.started_at for a, b in itertools.pairwise(rows))
         assert rows[-1].status is job.secondary_status
         assert all(row.message for row in rows)
-        if cause not in (None, EndCause.SUCCESS):
+        is_tried_again = cause is EndCause.FAILURE and job.ending is not None and before.ending is None
+        if cause not in (None, EndCause.SUCCESS) and not is_tried_again:
             assert job.end_cause is cause, "the first cause stays"
+        restarts = [past for past in job.past_attempts if past.kind is AttemptEnd.RESTARTED]
+        assert len(restarts) <= max_restarts
+        assert all(past.failure is not None and past.failure.is_retryable for past in restarts)
+        assert [past.number for past in job.past_attempts] == list(range(1, len(job.past_attempts) + 1))
+        assert job.attempt - len(job.past_attempts) in (0, 1)
+        if not job.is_terminal and not job.hosts:
+            assert job.is_released, "a job that waits has no hosts"
+        if job.is_terminal and not before.is_terminal:
+            assert job.ending is None
         cause = job.end_cause
         if job.status is TrainingJobStatus.COMPLETED:
             assert all(exit_.exit_code == 0 for record in job.hosts.values() for exit_ in record.facts.exits)

@@ -9,7 +9,9 @@ from clary.contract.agent_protocol import HostFacts, HostPhase, ProcessExit
 from clary.contract.plain import to_plain
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs.training_job import HostRecord, StatusTransition, TrainingJob
+from clary.control.scheduling.prices import load_prices
 from clary.control.wire.messages import HttpRequest
+from clary.testing.fake_clock import FakeClock
 from clary.testing.launch_plans import make_hosts, make_plan
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -81,4 +83,6 @@ class FakeServices(SimpleNamespace):
             store=SimpleNamespace(get_job=get_job),
             admission=SimpleNamespace(pending_reason=lambda job: job.pending_reason),
             logs=logs,
+            clock=FakeClock(START + timedelta(seconds=12)),
+            prices=load_prices(),
         )

@@ -13,6 +13,10 @@ from clary.control.server import __main__ as server
             {"CLARY_S3_ENDPOINT_URL": "http://127.0.0.1:1", "CLARY_S3_SECRET_ACCESS_KEY": "hush"},
             "clary: s3_endpoint_url is set, but s3_access_key_id or s3_secret_access_key is not",
         ),
+        (
+            {"CLARY_PRICES_FILE": "/nowhere/prices.json"},
+            "clary: /nowhere/prices.json: can not be read: No such file or directory (setting prices_file)",
+        ),
     ],
 )
 def test_a_service_that_can_not_start_says_why_in_one_line(tmp_path, monkeypatch, capsys, variables, says):

@@ -7,20 +7,21 @@ Source: DescribeTrainingJobResponse; members that clients read without a default
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
 from clary.contract.statuses import SecondaryStatus
+from clary.control.jobs.billing import JobPrice, bill
 from clary.control.jobs.training_job import TrainingJob
 
 FALSE_UNLESS_SENT = ("EnableNetworkIsolation", "EnableInterContainerTrafficEncryption", "EnableManagedSpotTraining")
 
 
-def describe(job: TrainingJob, *, pending_reason: str = "") -> dict[str, Any]:
+def describe(job: TrainingJob, price: JobPrice, *, pending_reason: str = "") -> dict[str, Any]:
     """Return the members of DescribeTrainingJob.
 
     Args:
         job: the record.
+        price: of the job's hosts; its share for spot capacity makes billable time less than training time.
         pending_reason: what a waiting job waits for now; replaces the stored message, which may be older.
     """
     description: dict[str, Any] = {
@@ -38,10 +39,10 @@ def describe(job: TrainingJob, *, pending_reason: str = "") -> dict[str, Any]:
         ]
         or None,
     }
-    if job.training_started_at is not None and job.training_ended_at is not None:
-        seconds = _whole_seconds(job.training_started_at, job.training_ended_at)
-        description["TrainingTimeInSeconds"] = seconds
-        description["BillableTimeInSeconds"] = seconds
+    billed = bill(job, price, now=job.modified_at) if job.is_terminal else None
+    if billed is not None:
+        description["TrainingTimeInSeconds"] = billed.training_s
+        description["BillableTimeInSeconds"] = billed.billable_s
     if job.model_artifacts_uri is not None:
         description["ModelArtifacts"] = {"S3ModelArtifacts": job.model_artifacts_uri.rstrip("/")}
     if job.secondary_status is SecondaryStatus.FAILED and job.failure is not None:
@@ -78,8 +79,3 @@ def _transitions(job: TrainingJob, pending_reason: str) -> list[dict[str, Any]]:
             item["EndTime"] = row.ended_at
         rows.append(item)
     return rows
-
-
-def _whole_seconds(start: datetime, end: datetime) -> int:
-    # The SDK divides by this number: never 0.
-    return max(1, round((end - start).total_seconds()))

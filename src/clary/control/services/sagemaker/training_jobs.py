@@ -10,11 +10,12 @@ from clary.contract.errors import WireError
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs import events, validation
 from clary.control.jobs.job_request import JobRequest
-from clary.control.jobs.training_job import EndCause, StatusTransition, TrainingJob
-from clary.control.jobs.transitions import MESSAGES
+from clary.control.jobs.status_rows import MESSAGES
+from clary.control.jobs.training_job import EndCause, RestartRule, StatusTransition, TrainingJob
 from clary.control.services.call import Call
 from clary.control.services.sagemaker.descriptions import describe
 from clary.control.services.sagemaker.tags import check_tags
+from clary.control.settings import Settings
 from clary.control.store.errors import JobExists
 
 # Members of the stored request that UpdateTrainingJob changes; of a structure, only what it names.
@@ -45,6 +46,7 @@ async def create_training_job(call: Call) -> Mapping[str, Any]:
         created_at=now,
         modified_at=now,
         warnings=(*validation.warnings(request), *notes),
+        restart_rule=_restart_rule(JobRequest(request), call.services.settings),
     )
     try:
         await call.services.hub.create(job, tags)
@@ -57,10 +59,19 @@ async def create_training_job(call: Call) -> Mapping[str, Any]:
     return {"TrainingJobArn": arn}
 
 
+def _restart_rule(request: JobRequest, settings: Settings) -> RestartRule:
+    """Return how often the job is tried again: as RetryStrategy says, else only if it can go on where it was."""
+    max_restarts = request.max_retries
+    if max_restarts is None:
+        max_restarts = settings.max_restarts if request.checkpoint_local_path is not None else 0
+    return RestartRule(max_restarts=max_restarts, includes_programs=settings.restart_programs)
+
+
 async def describe_training_job(call: Call) -> Mapping[str, Any]:
     """Say all that is known of a job."""
     job = await find_job(call)
-    return describe(job, pending_reason=call.services.admission.pending_reason(job))
+    price = call.services.prices.of_job(JobRequest(job.request))
+    return describe(job, price, pending_reason=call.services.admission.pending_reason(job))
 
 
 async def stop_training_job(call: Call) -> Mapping[str, Any]:

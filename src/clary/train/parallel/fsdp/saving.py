@@ -12,71 +12,17 @@ folder that `load` refuses.
 from __future__ import annotations
 
 import os
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.stateful import Stateful
 
+from clary.train.checkpoint.ranks import Ranks
 from clary.train.parallel.errors import CheckpointError
 from clary.train.parallel.fsdp.storage import make_writer
-
-
-@dataclass
-class Ranks:
-    """The ranks that save together; a single process saves alone.
-
-    Args:
-        coordinator: of the world; it plans for all and writes the metadata.
-    """
-
-    group: Any = None
-    coordinator: int = 0
-
-    def __post_init__(self) -> None:
-        self.is_alone = not dist.is_initialized()
-        if not self.is_alone:
-            self.group = dist.group.WORLD if self.group is None else self.group
-            members = dist.get_process_group_ranks(self.group)
-            if self.coordinator not in members:
-                raise ValueError(
-                    f"coordinator_rank is {self.coordinator}, which is not in process_group: its ranks are {members}"
-                )
-
-    @property
-    def is_coordinator(self) -> bool:
-        """Whether this rank plans for all."""
-        return self.is_alone or dist.get_rank() == self.coordinator
-
-    def map(self, what: str, part: Callable[[], Any], whole: Callable[[list[Any]], list[Any]]) -> Any:
-        """Have every rank do its part, the coordinator put them together, and every rank get its piece of that.
-
-        Raises: CheckpointError on all ranks if any rank's part, or the whole, raised; it names the ranks.
-        """
-        told = _attempt(part)
-        if self.is_alone:
-            return _result(what, _attempt(lambda: whole([_result(what, told)])[0]))
-        num_ranks = dist.get_world_size(self.group)
-        gathered: list[Any] | None = [None] * num_ranks if self.is_coordinator else None
-        dist.gather_object(told, gathered, dst=self.coordinator, group=self.group)
-        pieces: list[Any] | None = None
-        if gathered is not None:
-            members = dist.get_process_group_ranks(self.group)
-            failures = [f"rank {rank}: {one[1]}" for rank, one in zip(members, gathered, strict=True) if not one[0]]
-            if failures:
-                pieces = [(False, "\n".join(failures))] * num_ranks
-            else:
-                parts = [one[1] for one in gathered]
-                made = _attempt(lambda: whole(parts))
-                pieces = [(True, piece) for piece in made[1]] if made[0] else [made] * num_ranks
-        piece: list[Any] = [None]
-        dist.scatter_object_list(piece, pieces, src=self.coordinator, group=self.group)
-        return _result(what, piece[0])
-
 
 _under_way: set[str] = set()  # paths that saves of this process write to
 
@@ -105,7 +51,7 @@ class Saving:
             self.planner = copy(self.plan, self.planner)
 
         try:
-            self.ranks.map("copying", part, lambda parts: parts)
+            self.ranks.map("copying a distributed checkpoint", part, lambda parts: parts)
         except BaseException:
             _under_way.discard(self.path)
             raise
@@ -140,7 +86,7 @@ class Saving:
             return [None] * len(results)
 
         try:
-            self.ranks.map("finishing", result, whole)
+            self.ranks.map("finishing a distributed checkpoint", result, whole)
         finally:
             _under_way.discard(self.path)
         return self.metadata
@@ -163,7 +109,7 @@ def plan_saving(
     Raises: ValueError if neither a path nor a writer is given, or a save to this path is under way; CheckpointError
         naming the ranks that failed.
     """
-    ranks = Ranks(process_group, coordinator_rank)
+    ranks = Ranks(process_group, coordinator_rank, CheckpointError, "; there is none at its path")
     if storage_writer is None:
         storage_writer = make_writer(
             checkpoint_id, s3_region=s3_region, s3client_config=s3client_config, num_threads=num_threads
@@ -189,7 +135,7 @@ def plan_saving(
         plans, made[0] = planner.create_global_plan(plans)
         return list(storage_writer.prepare_global_plan(plans))
 
-    plan = planner.finish_plan(ranks.map("planning", local, whole))
+    plan = planner.finish_plan(ranks.map("planning a distributed checkpoint", local, whole))
     _under_way.add(path)
     return Saving(storage_writer, planner, plan, made[0], ranks, path)
 
@@ -236,17 +182,3 @@ def save(
         s3client_config=s3client_config,
     )
     return saving.finish(saving.write)
-
-
-def _attempt(function: Callable[[], Any]) -> tuple[bool, Any]:
-    """Call a function; what it returned, or what to tell the other ranks."""
-    try:
-        return True, function()
-    except Exception:  # noqa: BLE001 - told to all ranks, each of which raises it
-        return False, traceback.format_exc()
-
-
-def _result(what: str, told: tuple[bool, Any]) -> Any:
-    if not told[0]:
-        raise CheckpointError(f"{what} a distributed checkpoint failed; there is none at its path. {told[1]}")
-    return told[1]

@@ -1,0 +1,33 @@
+"""What a host knows of its prefix when it begins to mirror: the outcome of a restore."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from clary.agent.checkpoints.scanning import Snapshot
+from clary.contract.checkpoint_sets import CheckpointSet
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """What stands below the prefix, and what of it came into the folder."""
+
+    last: CheckpointSet | None = None  # this host's set that was restored
+    numbers: frozenset[int] = frozenset()  # of this host's manifests, damaged ones included
+    standing: frozenset[str] = frozenset()  # paths at which people see an object
+    contents: frozenset[str] = frozenset()  # keys of this host's content without a place of its own
+    announced: frozenset[str] = frozenset()  # pieces of sets that were never finished; they are not restored
+    inherited: frozenset[str] = frozenset()  # restored paths that are not of this host's own set
+    of_others: frozenset[str] = frozenset()  # paths of other hosts' sets
+    baseline: Snapshot = field(default_factory=Snapshot)  # what the restore has left in the folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writer:
+    """Who writes sets."""
+
+    host: str
+    is_first: bool  # the host with the lowest number, the only one that writes where people look
+    others: tuple[str, ...]  # the job's other hosts
+    job_arn: str
+    attempt: int

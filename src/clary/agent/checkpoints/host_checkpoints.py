@@ -1,0 +1,212 @@
+"""The checkpoints of one host from its plan: where the folder lies, its restore, its mirror.
+
+LocalPath is a folder of `/opt/ml`, or any other of the host's: then it lies beside the host's tree and is bound to its
+place. Plain processes see the machine's own files, so that for them LocalPath is meant as it stands.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+import threading
+from pathlib import Path, PurePosixPath
+
+from clary.agent.checkpoints.folder import CheckpointFolder
+from clary.agent.checkpoints.history import Writer
+from clary.agent.checkpoints.mirror import Mirror
+from clary.agent.checkpoints.outcomes import Flushed, Listeners
+from clary.agent.checkpoints.places import Prefix
+from clary.agent.checkpoints.progress import Progress
+from clary.agent.checkpoints.publishing import Publisher
+from clary.agent.checkpoints.restore_plan import host_order
+from clary.agent.checkpoints.restoring import Restored, restore
+from clary.agent.checkpoints.storing import SetWriter
+from clary.agent.object_store import ObjectStore, parse_s3_uri
+from clary.contract.agent_protocol import CheckpointFacts
+from clary.contract.clock import SystemClock
+from clary.contract.errors import AgentError, Fault
+from clary.contract.launch_plan import Isolation, LaunchPlan
+from clary.contract.ml_tree import OPT_ML, MlTree
+
+_BOUND_FOLDER = "checkpoints"  # beside the host's tree
+_STORE_TIMEOUT_S = 20.0
+_STORE_ATTEMPTS = 4  # they span 2 to 4 seconds; the next round tries again
+_JOIN_S = 5.0
+_UNITS = ("bytes", "kB", "MB", "GB", "TB")
+_UNIT = 1000
+
+logger = logging.getLogger(__name__)
+
+
+class HostCheckpoints:
+    """Restores and mirrors the checkpoint folder of one host.
+
+    Args:
+        plan: the attempt; it names a prefix in S3.
+        host: name of the host.
+        tree: its `/opt/ml` as the agent sees it.
+        host_folder: the host's own place, which holds the tree.
+    Raises: AgentError (fault USER) for a LocalPath or S3Uri that cannot be used.
+    """
+
+    def __init__(self, plan: LaunchPlan, host: str, *, tree: MlTree, host_folder: Path) -> None:
+        assert plan.checkpoint_s3_uri is not None
+        names = sorted((item.name for item in plan.hosts), key=host_order)
+        self._plan = plan
+        self._writer = Writer(
+            host=host,
+            is_first=host == names[0],
+            others=tuple(name for name in names if name != host),
+            job_arn=plan.job_arn,
+            attempt=plan.attempt,
+        )
+        self._first = names[0]
+        self.prefix = Prefix(parse_s3_uri(plan.checkpoint_s3_uri))
+        self.local_path = _checked_path(plan.checkpoint_local_path)
+        self.is_bound = False  # whether the folder is to be bound to `local_path`
+        self.folder = self._place(tree, host_folder)
+        self._restored: Restored | None = None
+        self._mirror: Mirror | None = None
+        self._closers: list[threading.Thread] = []
+
+    def restore(self, store: ObjectStore) -> None:
+        """Bring what is there. Raises: as `restoring.restore`."""
+        self._restored = restore(self.folder, self.prefix, store, host=self._writer.host, first=self._first)
+
+    @property
+    def summary(self) -> str:
+        """What was restored, in a line for the log."""
+        return self._in_words(self._restored or Restored())
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a restore had to pass over."""
+        return self._restored.warnings if self._restored is not None else ()
+
+    @property
+    def facts(self) -> CheckpointFacts:
+        """What is known after the restore."""
+        restored = self._restored or Restored()
+        last = restored.history.last
+        number = last.number if last is not None else 0
+        return CheckpointFacts(
+            set_number=number,
+            num_files=len(last.files) if last is not None else 0,
+            size_bytes=last.size_bytes if last is not None else 0,
+            restored_set=number,
+            restored_files=restored.num_files,
+            restored_bytes=restored.size_bytes,
+        )
+
+    def start(self, listeners: Listeners) -> None:
+        """Begin to mirror."""
+        assert self._restored is not None, "the restore comes first"
+        clock = SystemClock()
+        # A client of its own: it is broken off without harm to anything else, and does not wait as long.
+        store = ObjectStore(self._plan.object_store, timeout_s=_STORE_TIMEOUT_S, attempts=_STORE_ATTEMPTS)
+        given_up = threading.Event()
+
+        def break_off() -> None:
+            given_up.set()
+            # Closing waits for a connection that is being made, and whoever gives up has no time for that.
+            closer = threading.Thread(target=store.close, name="checkpoint-store-closing", daemon=True)
+            closer.start()
+            self._closers.append(closer)
+
+        publisher: Publisher | None = None
+        writer = SetWriter(
+            self.folder,
+            self.prefix,
+            store,
+            writer=self._writer,
+            history=self._restored.history,
+            clock=clock,
+            may_name_plain=lambda file: publisher is not None and publisher.may_name_plain(file),
+            is_given_up=given_up.is_set,
+        )
+        publisher = Publisher(self.prefix, store, writer=self._writer, names=writer.names, note=listeners.note)
+        self._mirror = Mirror(
+            self.folder,
+            writer,
+            publisher,
+            progress=Progress(self.facts, interval_s=self._plan.checkpoint_interval_s, clock=clock),
+            listeners=listeners,
+            break_off=break_off,
+            interval_s=self._plan.checkpoint_interval_s,
+            clock=clock,
+        )
+        self._mirror.start()
+
+    @property
+    def is_mirroring(self) -> bool:
+        """Whether the mirror runs."""
+        return self._mirror is not None and not self._mirror.is_given_up
+
+    def flush(self, limit_s: float) -> Flushed:
+        """Store what is left within `limit_s`; nothing is mirrored any more then."""
+        return self._mirror.flush(limit_s) if self._mirror is not None else Flushed()
+
+    def hurry(self, limit_s: float) -> None:
+        """Let a flush that runs, or the next one, take `limit_s` from now at most."""
+        if self._mirror is not None:
+            self._mirror.hurry(limit_s)
+
+    def give_up(self) -> None:
+        """Break off the mirror and the flush; does not wait."""
+        if self._mirror is not None:
+            self._mirror.give_up()
+
+    def close(self) -> None:
+        """End, within a few seconds."""
+        if self._mirror is None:
+            return
+        self._mirror.give_up()
+        if not self._mirror.join(_JOIN_S):
+            logger.error("the mirror of checkpoints did not end in time; it ends with the process")
+        for closer in self._closers:
+            closer.join(_JOIN_S)
+
+    def _place(self, tree: MlTree, host_folder: Path) -> CheckpointFolder:
+        path = self.local_path
+        has_namespaces = self._plan.isolation is Isolation.NAMESPACES
+        if path.is_relative_to(OPT_ML):
+            below = path.relative_to(OPT_ML).parts
+            inside = str(path) if has_namespaces else str(tree.root.joinpath(*below))
+            return CheckpointFolder(tree.root, below, inside=inside)
+        if has_namespaces:
+            self.is_bound = True
+            return CheckpointFolder(host_folder / _BOUND_FOLDER, inside=str(path))
+        return CheckpointFolder(Path(path))
+
+    def _in_words(self, restored: Restored) -> str:
+        if not restored.num_files:
+            return f"no checkpoints below {self.prefix.uri}: the program begins without"
+        size = _size_in_words(restored.size_bytes)
+        files = "1 file" if restored.num_files == 1 else f"{restored.num_files} files"
+        line = f"restored {files}, {size}, in {restored.seconds:.2f} s from {self.prefix.uri}"
+        if restored.sets:
+            line += ": " + ", ".join(f"set {number} of {host}" for host, number in restored.sets)
+        last = restored.history.last
+        if last is not None:
+            line += f", taken at {last.taken_at:%Y-%m-%d %H:%M:%S} UTC"
+        return line
+
+
+def _checked_path(local_path: str | None) -> PurePosixPath:
+    """Return LocalPath. Raises: AgentError (fault USER) where it would hide the program's own world."""
+    text = local_path or str(OPT_ML / "checkpoints")
+    path = PurePosixPath(posixpath.normpath(text))
+    if not path.is_absolute() or "\0" in text:
+        reason = "it must be an absolute path"
+    elif PurePosixPath(OPT_ML).is_relative_to(path):
+        reason = "it holds /opt/ml itself; name a folder of its own"
+    else:
+        return path
+    raise AgentError(f"CheckpointConfig.LocalPath {text[:200]!a} cannot be used: {reason}.", fault=Fault.USER)
+
+
+def _size_in_words(size_bytes: int) -> str:
+    size, unit = float(size_bytes), 0
+    while size >= _UNIT and unit < len(_UNITS) - 1:
+        size, unit = size / _UNIT, unit + 1
+    return f"{size_bytes} bytes" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"

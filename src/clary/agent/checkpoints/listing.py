@@ -1,0 +1,88 @@
+"""What lies below a prefix: plain objects, sets of hosts, their content. Pure but for `list_prefix`.
+
+A prefix without a slash at its end matches names that go on, as in the original: `ckpt/ASHA-1` also matches
+`ckpt/ASHA-10/model.pt`, which is restored as `0/model.pt`. Such neighbours are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from clary.agent.checkpoints.places import Prefix, path_problem
+from clary.agent.object_store import ObjectInfo, ObjectStore
+from clary.contract.checkpoint_sets import OWN_FOLDER, read_manifest_key
+from clary.contract.errors import AgentError, Fault
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainObject:
+    """An object that people see, and the path that it is restored to."""
+
+    path: str
+    key: str  # whole
+    size_bytes: int
+    is_neighbour: bool = False  # beside the folder, matched by a prefix without a slash at its end
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """What lies below a prefix."""
+
+    plain: tuple[PlainObject, ...] = ()
+    folders: tuple[str, ...] = ()  # of keys that end in a slash
+    own: dict[str, ObjectInfo] = field(default_factory=dict)  # relative key -> object, in the folder of sets
+
+    @property
+    def standing(self) -> dict[str, int]:
+        """Path -> size of what stands where hosts write."""
+        return {item.path: item.size_bytes for item in self.plain if not item.is_neighbour}
+
+    @property
+    def manifests(self) -> dict[str, list[int]]:
+        """Host -> numbers of its manifests, newest first."""
+        found: dict[str, list[int]] = {}
+        for key in self.own:
+            place = read_manifest_key(key)
+            if place is not None:
+                found.setdefault(place[0], []).append(place[1])
+        return {host: sorted(numbers, reverse=True) for host, numbers in found.items()}
+
+
+def list_prefix(prefix: Prefix, store: ObjectStore) -> Listing:
+    """List a prefix. Raises: ObjectStoreError; AgentError as `sort_objects`."""
+    return sort_objects(prefix, store.list_objects(prefix.bucket, prefix.uri.key))
+
+
+def sort_objects(prefix: Prefix, objects: Iterable[ObjectInfo]) -> Listing:
+    """Sort what a listing of the raw prefix gave.
+
+    Raises: AgentError (fault USER) naming a key that can be no file below the folder.
+    """
+    raw = prefix.uri.key
+    plain: dict[str, PlainObject] = {}
+    folders = []
+    own = {}
+    for info in objects:
+        is_neighbour = not info.key.startswith(prefix.base)
+        relative = info.key[len(raw) :] if is_neighbour else info.key[len(prefix.base) :]
+        if not relative and is_neighbour:
+            relative = info.key.rpartition("/")[2]
+        if relative.startswith(f"{OWN_FOLDER}/") and not is_neighbour:
+            own[relative] = info
+            continue
+        path = "/".join(part for part in relative.split("/") if part)
+        if not path or OWN_FOLDER in path.split("/"):
+            continue  # the folder itself, or sets of another prefix
+        problem = path_problem(path)
+        if problem is not None:
+            raise AgentError(
+                f"Checkpoints: S3 key {info.key!a} cannot become a file: {problem}. Rename or remove the object.",
+                fault=Fault.USER,
+                details={"key": ascii(info.key)},
+            )
+        if info.key.endswith("/"):
+            folders.append(path)
+        elif path not in plain or plain[path].is_neighbour:
+            plain[path] = PlainObject(path=path, key=info.key, size_bytes=info.size_bytes, is_neighbour=is_neighbour)
+    return Listing(plain=tuple(plain.values()), folders=tuple(folders), own=own)

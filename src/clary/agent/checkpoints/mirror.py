@@ -1,0 +1,258 @@
+"""The mirror of the checkpoint folder: rounds while the program runs, and the flush after its end.
+
+Threads: one does the rounds, one tells facts and watches for stalls, so that a store that hangs is told too. Nothing is
+raised to the supervisor. Both are daemons, and no wait for them is without a deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from clary.agent.checkpoints.folder import CheckpointFolder
+from clary.agent.checkpoints.grouping import Choice, Sight, choose, contents_of, follow
+from clary.agent.checkpoints.outcomes import Flushed, Listeners, named
+from clary.agent.checkpoints.progress import Progress
+from clary.agent.checkpoints.publishing import Publisher
+from clary.agent.checkpoints.scanning import Snapshot, scan
+from clary.agent.checkpoints.storing import SetWriter, missing_paths
+from clary.contract.agent_protocol import CheckpointFacts
+from clary.contract.clock import Clock
+from clary.contract.errors import ClaryError
+
+SETTLE_S = 0.5  # a write that follows has another time then, whatever the kernel's clock tick is
+_SETTLE_MARGIN_S = 0.01
+_PATIENCE_INTERVALS = 10
+_FLUSH_PAUSE_S = 0.5  # between tries of the last round
+_BREAK_OFF_S = 1.0  # for the thread of rounds to end once everything was broken off
+_MAX_TICK_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class Mirror:
+    """Mirrors one folder.
+
+    Args:
+        break_off: ends every request to the store under way; does not wait.
+        interval_s: from one round to the next.
+    """
+
+    def __init__(
+        self,
+        folder: CheckpointFolder,
+        writer: SetWriter,
+        publisher: Publisher,
+        *,
+        progress: Progress,
+        listeners: Listeners,
+        break_off: Callable[[], None],
+        interval_s: float,
+        clock: Clock,
+        settle_s: float = SETTLE_S,
+    ) -> None:
+        self._folder = folder
+        self._writer = writer
+        self._publisher = publisher
+        self._progress = progress
+        self._listeners = listeners
+        self._break_off = break_off
+        self._interval_s = interval_s
+        self._settle_s = min(settle_s, interval_s)
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._is_final = False
+        self._is_given_up = False
+        self._is_done = False  # the thread of rounds has nothing left to do
+        self._deadline_s: float | None = None  # of the flush, monotonic
+        self._sights: dict[str, Sight] = {}
+        self._noted: set[str] = set()
+        self._told: CheckpointFacts | None = None
+        self._is_behind = True  # plain paths may lack something that a set has
+        self._rounds = threading.Thread(target=self._run, name="checkpoint-mirror", daemon=True)
+        self._watch = threading.Thread(target=self._watch_progress, name="checkpoint-watch", daemon=True)
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether everything was broken off."""
+        return self._is_given_up
+
+    def start(self) -> None:
+        """Begin."""
+        self._rounds.start()
+        self._watch.start()
+
+    def flush(self, limit_s: float) -> Flushed:
+        """Store what is left, now that the program is gone, within `limit_s`; the mirror has ended then."""
+        with self._changed:
+            self._is_final = True
+            self._set_deadline(limit_s)
+            self._changed.notify_all()
+            while not self._is_done and not self._is_given_up:
+                assert self._deadline_s is not None
+                left_s = self._deadline_s - self._clock.monotonic()
+                if left_s <= 0:
+                    break
+                self._changed.wait(left_s)
+        self.give_up()
+        self.join(_BREAK_OFF_S)
+        return self._outcome()
+
+    def hurry(self, limit_s: float) -> None:
+        """Bring the deadline of the flush closer, if `limit_s` from now is earlier."""
+        with self._changed:
+            self._set_deadline(limit_s)
+            self._changed.notify_all()
+
+    def give_up(self) -> None:
+        """End, breaking off what runs; does not wait, and is harmless when repeated."""
+        with self._changed:
+            if self._is_given_up:
+                return
+            self._is_given_up = True
+            self._changed.notify_all()
+        self._break_off()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the threads; return whether they have ended."""
+        deadline_s = self._clock.monotonic() + timeout_s
+        for thread in (self._rounds, self._watch):
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline_s - self._clock.monotonic()))
+        return not self._rounds.is_alive() and not self._watch.is_alive()
+
+    def _set_deadline(self, limit_s: float) -> None:
+        deadline_s = self._clock.monotonic() + limit_s
+        self._deadline_s = deadline_s if self._deadline_s is None else min(self._deadline_s, deadline_s)
+
+    def _run(self) -> None:
+        try:
+            while not self._is_final:
+                self._wait(self._interval_s)
+                if not self._is_final and not self._is_given_up:
+                    self._try(self._round)
+                if self._is_given_up:
+                    return
+            while not self._try(self._last_round) and not self._is_given_up:
+                self._wait(_FLUSH_PAUSE_S, even_if_final=True)
+        finally:
+            with self._changed:
+                self._is_done = True
+                self._changed.notify_all()
+
+    def _try(self, act: Callable[[], None]) -> bool:
+        """Do a round; return whether it went well. Whatever goes wrong is told, and tried again with the next one."""
+        before = self._writer.last
+        try:
+            act()
+        except Exception as error:  # boundary: agent supervisor; a program must not die of its mirror
+            if not isinstance(error, ClaryError | OSError):
+                logger.error("unexpected error in the mirror of checkpoints", exc_info=error)
+            if self._is_given_up:
+                return False
+            logger.warning("checkpoints: %s", error)
+            self._progress.begins()
+            self._progress.failed(str(error))
+            if self._writer.last is not before:
+                self._progress.committed(self._writer.last)
+            return False
+        self._progress.went_well(self._writer.last, is_new=self._writer.last is not before)
+        return True
+
+    def _round(self) -> None:
+        snapshot, choice = self._look()
+        if choice.waiting:
+            # A second look tells what is at rest, so that it need not wait for the next round.
+            self._wait(self._settle_s + _SETTLE_MARGIN_S)
+            if self._is_final:
+                return
+            snapshot, choice = self._look()
+        for name in choice.single:
+            self._note_once(
+                f"checkpoints: {name + '/' if name else 'the folder itself'} is written to without a pause of "
+                f"{self._settle_s:g} s, so its files are stored one by one and may not belong together"
+            )
+        self._store(snapshot, choice)
+
+    def _last_round(self) -> None:
+        self._store(*self._look(settle_s=0.0))
+
+    def _look(self, *, settle_s: float | None = None) -> tuple[Snapshot, Choice]:
+        snapshot = scan(self._folder)
+        now_s = self._clock.monotonic()
+        self._sights = follow(self._sights, contents_of(snapshot), taken=self._writer.taken, now_s=now_s)
+        self._progress.saw(self._sights, self._writer.taken)
+        for why, paths in snapshot.left_out.items():
+            if why not in self._noted:
+                self._noted.add(why)
+                self._note_once(f"checkpoints: {why}: {named(paths)}")
+        patience_s = _PATIENCE_INTERVALS * self._interval_s
+        settle_s = self._settle_s if settle_s is None else settle_s
+        return snapshot, choose(self._sights, now_s=now_s, settle_s=settle_s, patience_s=patience_s)
+
+    def _store(self, snapshot: Snapshot, choice: Choice) -> None:
+        if not choice.is_empty or self._writer.is_uncertain:
+            self._progress.begins()
+            self._is_behind = True
+            self._writer.take(snapshot, choice)
+            seen = {name: sight.content for name, sight in self._sights.items()}
+            self._sights = follow(self._sights, seen, taken=self._writer.taken, now_s=self._clock.monotonic())
+            self._progress.saw(self._sights, self._writer.taken)
+        self._publisher.publish(self._writer.last, is_behind=self._is_behind)
+        self._is_behind = False
+
+    def _wait(self, seconds: float, *, even_if_final: bool = False) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_given_up or (self._is_final and not even_if_final), seconds)
+
+    def _watch_progress(self) -> None:
+        """Tell facts when they have changed, and stalls."""
+        tick_s = min(_MAX_TICK_S, self._interval_s / 2)
+        stalled = False
+        while not self._is_done and not self._is_given_up:
+            facts = self._publish_facts()
+            if (facts.stalled_since is not None) != stalled:
+                stalled = not stalled
+                self._say_stall(facts, is_over=not stalled)
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_done or self._is_given_up, tick_s)
+        self._publish_facts()
+
+    def _say_stall(self, facts: CheckpointFacts, *, is_over: bool) -> None:
+        if is_over:
+            self._listeners.say(f"checkpoints are stored again: set {facts.set_number}")
+            return
+        why = facts.error or "the object store has not answered yet"
+        sentence = (
+            f"checkpoints are stalled: {facts.dirty_files} files, {facts.dirty_bytes} bytes, are not stored; the "
+            f"newest set is {facts.set_number or 'none'}: {why}"
+        )
+        self._note_once(sentence)
+
+    def _publish_facts(self) -> CheckpointFacts:
+        facts = self._progress.facts
+        if facts != self._told:
+            self._told = facts
+            self._listeners.tell(facts)
+        return facts
+
+    def _outcome(self) -> Flushed:
+        """Look what the sets lack, and tell the last facts."""
+        error = ""
+        try:
+            snapshot = scan(self._folder)
+            missed = missing_paths(snapshot, self._writer.taken)
+            size_bytes = sum(snapshot.files[path].size_bytes for path in missed)
+        except OSError as caught:
+            missed, size_bytes, error = ["."], 0, f"the folder cannot be read: {caught}"
+        self._progress.missed(tuple(missed), size_bytes=size_bytes)
+        facts = self._publish_facts()
+        if missed and not error:
+            error = facts.error or "the object store did not take them in time"
+        return Flushed(missed=tuple(missed), error=error)
+
+    def _note_once(self, sentence: str) -> None:
+        if sentence not in self._noted:
+            self._noted.add(sentence)
+            self._listeners.note(sentence)

@@ -1,0 +1,130 @@
+"""Checkpoints where people look: copies by the store itself, from content without a place of its own to plain paths.
+
+Only the host with the lowest number does this, for its own sets and for those of the other hosts, so that no two hosts
+write one key. A plain path that the newest set of this host names is never touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from clary.agent.checkpoints.history import Writer
+from clary.agent.checkpoints.places import Prefix, TakenNames, set_problem
+from clary.agent.object_store import ObjectStore
+from clary.contract.checkpoint_sets import (
+    OWN_FOLDER,
+    CheckpointFile,
+    CheckpointSet,
+    read_manifest,
+    read_manifest_key,
+)
+from clary.contract.errors import ContractError
+
+MAX_MANIFEST_BYTES = 256 << 20
+
+
+class Publisher:
+    """Keeps plain paths up to date; belongs to the thread that writes sets.
+
+    Args:
+        names: plain paths at which something stands; shared with the writer of sets.
+        note: told once about what cannot be shown.
+    """
+
+    def __init__(
+        self, prefix: Prefix, store: ObjectStore, *, writer: Writer, names: TakenNames, note: Callable[[str], None]
+    ) -> None:
+        self._prefix = prefix
+        self._store = store
+        self._writer = writer
+        self._names = names
+        self._note = note
+        self._copied: dict[str, tuple[str, str]] = {}  # path -> SHA-256 and ETag of what was put there
+        self._done: set[tuple[str, str]] = set()  # path and SHA-256 of what needs no other try
+        self._sets: dict[str, CheckpointSet | None] = {}  # host -> its newest set
+        self._numbers: dict[str, int] = {}
+        self._clashes: set[tuple[str, str]] = set()  # pairs of hosts that were told
+
+    def publish(self, own: CheckpointSet | None, *, is_behind: bool = True) -> None:
+        """Copy what is not where people look yet. Raises: ObjectStoreError; the next call goes on.
+
+        Args:
+            own: newest set of this host.
+            is_behind: whether that set may have something new; other hosts' sets are looked at in any case.
+        """
+        if not self._writer.is_first or not (is_behind or self._writer.others):
+            return
+        shown: dict[str, tuple[str, CheckpointFile]] = {}
+        for file in own.files if own is not None else ():
+            shown[file.path] = (self._writer.host, file)
+        for host, other in self._newest_of_others():
+            for file in other.files:
+                first, standing = shown.setdefault(file.path, (host, file))
+                if first != host and standing.sha256 != file.sha256:
+                    self._note_clash(first, host, file.path)
+        for _, file in shown.values():
+            if file.key != file.path and (file.path, file.sha256) not in self._done:
+                self._copy(file)
+
+    def may_name_plain(self, file: CheckpointFile) -> bool:
+        """Whether the plain path of a file still holds what was copied there from it."""
+        sha256, etag = self._copied.get(file.path, ("", ""))
+        if sha256 != file.sha256:
+            return False
+        found = self._store.head(self._prefix.bucket, self._prefix.key(file.path))
+        return found is not None and (found.size_bytes, found.etag) == (file.size_bytes, etag)
+
+    def _copy(self, file: CheckpointFile) -> None:
+        if self._names.collides(file.path) or not self._prefix.fits(file.path):
+            self._done.add((file.path, file.sha256))
+            self._note(
+                f"checkpoints: {file.path!a} is kept in the set alone: below {self._prefix.uri} its name is too long, "
+                "or a file stands where it needs a folder"
+            )
+            return
+        bucket, source_key, key = self._prefix.bucket, self._prefix.key(file.key), self._prefix.key(file.path)
+        source = self._store.head(bucket, source_key)
+        if source is None or source.size_bytes != file.size_bytes:
+            return  # another host has a newer set meanwhile
+        target = self._store.head(bucket, key)
+        if target is None or (target.size_bytes, target.etag) != (source.size_bytes, source.etag):
+            self._copied.pop(file.path, None)
+            self._names.add(file.path)
+            self._store.copy(bucket, source_key, key)
+            target = self._store.head(bucket, key)
+        else:
+            self._names.add(file.path)
+        self._done = {done for done in self._done if done[0] != file.path} | {(file.path, file.sha256)}
+        if target is not None and (target.size_bytes, target.etag) == (source.size_bytes, source.etag):
+            self._copied[file.path] = (file.sha256, target.etag)
+
+    def _note_clash(self, first: str, other: str, path: str) -> None:
+        """Say that two hosts write one path with different content: once for two hosts, whatever number of paths."""
+        if (first, other) not in self._clashes:
+            self._clashes.add((first, other))
+            self._note(
+                f"checkpoints: {first} and {other} both write {path!a}, with different content: below "
+                f"{self._prefix.uri} stands that of {first}; a restore gives each host its own"
+            )
+
+    def _newest_of_others(self) -> Iterator[tuple[str, CheckpointSet]]:
+        for host in self._writer.others:
+            prefix = self._prefix.key(f"{OWN_FOLDER}/{host}/set-")
+            found = [
+                (place[1], info.key)
+                for info in self._store.list_objects(self._prefix.bucket, prefix)
+                if (place := read_manifest_key(info.key[len(self._prefix.base) :])) is not None
+            ]
+            number, key = max(found, default=(0, ""))
+            if number and self._numbers.get(host) != number:
+                data = self._store.get_bytes(self._prefix.bucket, key, max_bytes=MAX_MANIFEST_BYTES)
+                try:
+                    read = read_manifest(data)
+                except ContractError:
+                    read = None  # a restore says what is wrong with it
+                if read is not None and set_problem(read, host=host, number=number) is not None:
+                    read = None
+                self._sets[host], self._numbers[host] = read, number
+            newest = self._sets.get(host)
+            if newest is not None:
+                yield host, newest

@@ -1,0 +1,150 @@
+"""What a restore brings to a host. Pure.
+
+Order of precedence, path by path: the host's own set; other hosts' sets, lowest number first; objects that no set
+names. The host's own deletions hold against all others'; deletions of the first host, the only one that writes where
+people look, also hold for objects of no set, and announced pieces of unfinished sets are never restored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from clary.agent.checkpoints.listing import Listing
+from clary.agent.checkpoints.places import Prefix, TakenNames, folders_above, set_problem
+from clary.agent.notes import NoteBook
+from clary.contract.checkpoint_sets import Announcement, CheckpointFile, CheckpointSet
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoreItem:
+    """A file that is restored."""
+
+    path: str
+    key: str  # whole
+    size_bytes: int
+    file: CheckpointFile | None = None  # as its set has it; None for an object of no set
+    host: str = ""  # whose set it is of
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestorePlan:
+    """All that is restored."""
+
+    items: tuple[RestoreItem, ...]
+    folders: tuple[str, ...]
+    links: Mapping[str, str]
+    warnings: tuple[str, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(item.size_bytes for item in self.items)
+
+
+def host_order(name: str) -> tuple[int, str]:
+    """Return what host names are sorted by: algo-2 before algo-10."""
+    number = name.rpartition("-")[2]
+    return (int(number) if number.isdecimal() else 0, name)
+
+
+def why_not_whole(checkpoints: CheckpointSet, listing: Listing, *, host: str, number: int) -> str | None:
+    """Say what is wrong with a set as far as a listing tells; None if nothing is."""
+    problem = set_problem(checkpoints, host=host, number=number)
+    if problem is not None:
+        return problem
+    standing = listing.standing
+    for file in checkpoints.files:
+        own = listing.own.get(file.key)
+        size_bytes = own.size_bytes if own is not None else standing.get(file.key)
+        if size_bytes is None:
+            return f"{file.path!a} is missing ({file.key})"
+        if size_bytes != file.size_bytes:
+            return f"{file.path!a} has {size_bytes} bytes instead of {file.size_bytes} ({file.key})"
+    return None
+
+
+def unfinished_paths(announcements: Mapping[str, Announcement], sets: Mapping[str, CheckpointSet]) -> frozenset[str]:
+    """Return the announced paths of sets that do not exist."""
+    return frozenset(
+        path
+        for host, announcement in announcements.items()
+        if host not in sets or sets[host].number < announcement.number
+        for path in announcement.paths
+    )
+
+
+def plan_restore(
+    listing: Listing,
+    *,
+    prefix: Prefix,
+    host: str,
+    first: str,
+    sets: Mapping[str, CheckpointSet],
+    announcements: Mapping[str, Announcement],
+) -> RestorePlan:
+    """Return what comes to `host`.
+
+    Args:
+        first: the job's host with the lowest number.
+        sets: host -> its newest whole set.
+        announcements: of all hosts that left one.
+    """
+    notes = NoteBook()
+    names = TakenNames()
+    items: dict[str, RestoreItem] = {}
+    links: dict[str, str] = {}
+    folders: list[str] = []
+    own_gone = set(sets[host].gone) if host in sets else set()
+    plain_gone = own_gone | (set(sets[first].gone) if first in sets else set())
+    plain_gone |= unfinished_paths(announcements, sets)
+    collisions = "checkpoints: not restored, a file stands where it needs a folder"
+
+    def is_wanted(path: str) -> bool:
+        if path in names:
+            return False
+        if names.collides(path):
+            notes.add(collisions, path)
+            return False
+        names.add(path)
+        return True
+
+    for name in _own_first(sets, host):
+        checkpoints = sets[name]
+        for file in checkpoints.files:
+            if (name == host or file.path not in own_gone) and is_wanted(file.path):
+                items[file.path] = RestoreItem(
+                    path=file.path,
+                    key=prefix.key(file.key),
+                    size_bytes=file.size_bytes,
+                    file=file,
+                    host=name,
+                )
+        links |= {path: target for path, target in (checkpoints.links or {}).items() if is_wanted(path)}
+        folders += checkpoints.folders
+    named = {file.path for checkpoints in sets.values() for file in checkpoints.files}
+    for plain in listing.plain:
+        if plain.path in plain_gone or plain.path in named or not is_wanted(plain.path):
+            continue
+        items[plain.path] = RestoreItem(path=plain.path, key=plain.key, size_bytes=plain.size_bytes)
+        if plain.is_neighbour:
+            notes.add(
+                f"checkpoints: S3Uri {prefix.uri} also matches objects beside its folder, which are restored as in the "
+                "original, without the prefix; end it with a slash to leave them out",
+                plain.key,
+            )
+    folders += listing.folders
+    return RestorePlan(
+        items=tuple(items.values()),
+        folders=tuple(folder for folder in dict.fromkeys(folders) if _can_be_folder(folder, names)),
+        links=links,
+        warnings=notes.lines(),
+    )
+
+
+def _own_first(sets: Mapping[str, CheckpointSet], host: str) -> Sequence[str]:
+    return sorted(sets, key=lambda name: (name != host, host_order(name)))
+
+
+def _can_be_folder(folder: str, names: TakenNames) -> bool:
+    return folder not in names and not any(above in names for above in folders_above(folder))

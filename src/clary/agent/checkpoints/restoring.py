@@ -1,0 +1,316 @@
+"""The checkpoint folder as it was: from the object store to a host, before its program starts.
+
+Where: an agent does this while it fetches channels. Every file of a set is checked against size and SHA-256 before
+anything is put in its place, so that the folder gets a whole set or the job fails; a set that is not whole is passed
+over for the next older one of its host, with a warning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+
+from clary.agent.checkpoints.folder import CheckpointFolder
+from clary.agent.checkpoints.history import History
+from clary.agent.checkpoints.listing import Listing, list_prefix
+from clary.agent.checkpoints.places import Prefix
+from clary.agent.checkpoints.publishing import MAX_MANIFEST_BYTES
+from clary.agent.checkpoints.restore_plan import (
+    RestoreItem,
+    RestorePlan,
+    host_order,
+    plan_restore,
+    unfinished_paths,
+    why_not_whole,
+)
+from clary.agent.checkpoints.scanning import Snapshot, scan
+from clary.agent.disk_space import disk_errors_named, require_space
+from clary.agent.object_store import ObjectStore
+from clary.contract.checkpoint_sets import (
+    OWN_FOLDER,
+    Announcement,
+    CheckpointSet,
+    announcement_key,
+    content_key,
+    manifest_key,
+    read_announcement,
+    read_manifest,
+)
+from clary.contract.errors import AgentError, ContractError, Fault, ObjectStoreError
+
+_NUM_PARALLEL = 8  # as channels
+_READ_BYTES = 1 << 20
+_STAGING = ".clary-checkpoints.restoring"  # in the folder, so that files only need a new name
+_MAX_NS = 1 << 62
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    """What a restore brought."""
+
+    history: History = field(default_factory=History)
+    num_files: int = 0
+    size_bytes: int = 0
+    seconds: float = 0.0
+    sets: tuple[tuple[str, int], ...] = ()  # host and number, of every set that something came from
+    warnings: tuple[str, ...] = ()
+
+
+def restore(folder: CheckpointFolder, prefix: Prefix, store: ObjectStore, *, host: str, first: str) -> Restored:
+    """Bring the checkpoints below `prefix` into the folder; see `restore_plan` for what wins over what.
+
+    Only while no program runs. State after failure: some files may have come; the program must not start.
+
+    Args:
+        host: this one.
+        first: the job's host with the lowest number.
+    Raises: AgentError for a host of whose sets none is whole, naming what is wrong with each (fault USER), for a full
+        disk and for keys that would leave the folder; ObjectStoreError.
+    """
+    started_s = time.monotonic()
+    folder.make()
+    staging = folder.path / _STAGING
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        return _Restore(folder, prefix, store, host=host, first=first, staging=staging).run(started_s)
+    except OSError as error:
+        raise AgentError(f"Checkpoints cannot be written below {folder.path}: {error}") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+class _NotWholeError(Exception):
+    """A file of a set is not what its manifest says."""
+
+    def __init__(self, item: RestoreItem, reason: str) -> None:
+        super().__init__(reason)
+        self.item = item
+        self.reason = reason
+
+
+class _Restore:
+    def __init__(
+        self, folder: CheckpointFolder, prefix: Prefix, store: ObjectStore, *, host: str, first: str, staging: Path
+    ) -> None:
+        self._folder = folder
+        self._prefix = prefix
+        self._store = store
+        self._host = host
+        self._first = first
+        self._staging = staging
+        self._wrong: dict[str, dict[int, str]] = {}  # host -> number of a set that is not whole -> why
+        self._read: dict[tuple[str, int], CheckpointSet] = {}
+        self._staged: dict[tuple[str, str], Path] = {}  # key and SHA-256 -> file that was checked
+
+    def run(self, started_s: float) -> Restored:
+        """Restore."""
+        listing = list_prefix(self._prefix, self._store)
+        announcements = self._announcements(listing)
+        while True:
+            sets = self._newest_whole_sets(listing)
+            plan = plan_restore(
+                listing,
+                prefix=self._prefix,
+                host=self._host,
+                first=self._first,
+                sets=sets,
+                announcements=announcements,
+            )
+            left_bytes = sum(item.size_bytes for item in plan.items if self._key_of(item) not in self._staged)
+            require_space(self._folder.path, needed_bytes=left_bytes)
+            try:
+                self._fetch(plan)
+                break
+            except _NotWholeError as error:
+                self._wrong.setdefault(error.item.host, {})[sets[error.item.host].number] = error.reason
+        self._put_in_place(plan)
+        shutil.rmtree(self._staging, ignore_errors=True)
+        used = {item.host for item in plan.items if item.host}
+        return Restored(
+            history=self._history(listing, plan, sets, unfinished_paths(announcements, sets)),
+            num_files=len(plan.items),
+            size_bytes=plan.size_bytes,
+            seconds=time.monotonic() - started_s,
+            sets=tuple(
+                (name, sets[name].number) for name in sorted(used, key=lambda n: (n != self._host, host_order(n)))
+            ),
+            warnings=(*self._fallback_warnings(), *plan.warnings),
+        )
+
+    def _newest_whole_sets(self, listing: Listing) -> dict[str, CheckpointSet]:
+        """Return for each host its newest set of which nothing wrong is known. Raises: AgentError if it has none."""
+        sets = {}
+        for host, numbers in listing.manifests.items():
+            wrong = self._wrong.setdefault(host, {})
+            for number in numbers:
+                if number in wrong:
+                    continue
+                try:
+                    checkpoints = self._manifest(host, number)
+                    reason = why_not_whole(checkpoints, listing, host=host, number=number)
+                except ContractError as error:
+                    reason = error.message
+                if reason is None:
+                    sets[host] = checkpoints
+                    break
+                wrong[number] = reason
+            else:
+                raise self._no_whole_set(host)
+        return sets
+
+    def _manifest(self, host: str, number: int) -> CheckpointSet:
+        if (host, number) not in self._read:
+            key = self._prefix.key(manifest_key(host, number))
+            try:
+                data = self._store.get_bytes(self._prefix.bucket, key, max_bytes=MAX_MANIFEST_BYTES)
+            except ObjectStoreError as error:
+                if not _is_of_object(error):
+                    raise
+                raise ContractError(f"its manifest cannot be read: {error.message}") from error
+            self._read[host, number] = read_manifest(data)
+        return self._read[host, number]
+
+    def _announcements(self, listing: Listing) -> dict[str, Announcement]:
+        found = {}
+        for key in listing.own:
+            host = key.split("/")[1]
+            if key == announcement_key(host):
+                data = self._store.get_bytes(self._prefix.bucket, self._prefix.key(key), max_bytes=MAX_MANIFEST_BYTES)
+                with contextlib.suppress(ContractError):  # one that was cut short announced nothing that was stored
+                    found[host] = read_announcement(data)
+        return found
+
+    def _fetch(self, plan: RestorePlan) -> None:
+        """Bring what is not there yet into the staging folder, checked. Raises: _NotWholeError, the first."""
+        items = [item for item in plan.items if self._key_of(item) not in self._staged]
+        if not items:
+            return
+        self._staging.mkdir(exist_ok=True)
+        stop = threading.Event()
+
+        def work(number: int, item: RestoreItem) -> None:
+            if stop.is_set():
+                return
+            try:
+                self._fetch_one(item, self._staging / f"{len(self._wrong)}-{number}-{id(plan):x}")
+            except BaseException:
+                stop.set()
+                raise
+
+        with ThreadPoolExecutor(_NUM_PARALLEL, thread_name_prefix="checkpoint-restore") as pool:
+            jobs = [pool.submit(work, number, item) for number, item in enumerate(items)]
+        for job in jobs:
+            job.result()
+
+    def _fetch_one(self, item: RestoreItem, place: Path) -> None:
+        try:
+            with disk_errors_named(self._folder.path, needed_bytes=item.size_bytes):
+                self._store.download(self._prefix.bucket, item.key, place, size_bytes=item.size_bytes)
+        except ObjectStoreError as error:
+            if item.file is None or not _is_of_object(error):
+                raise
+            raise _NotWholeError(item, f"{item.path!a}: {error.message}") from error
+        if item.file is not None:
+            found = _sha256(place)
+            if found != item.file.sha256:
+                place.unlink()
+                reason = f"{item.path!a} has SHA-256 {found[:16]}... instead of {item.file.sha256[:16]}... ({item.key})"
+                raise _NotWholeError(item, reason)
+            place.chmod(item.file.mode & 0o777)
+            modified_ns = min(max(item.file.modified_ns, 0), _MAX_NS)
+            os.utime(place, ns=(modified_ns, modified_ns))
+        self._staged[self._key_of(item)] = place
+
+    def _put_in_place(self, plan: RestorePlan) -> None:
+        """Give every file its name. Raises: OSError."""
+        root = self._folder.path
+        for item in plan.items:
+            *folders, name = item.path.split("/")
+            place = _real_folder(root, folders) / name
+            if place.is_dir() and not place.is_symlink():
+                shutil.rmtree(place)  # of an earlier job in a folder that is not made anew
+            self._staged[self._key_of(item)].replace(place)
+        for path in plan.folders:
+            _real_folder(root, path.split("/"))
+        for path, target in plan.links.items():
+            *folders, name = path.split("/")
+            place = _real_folder(root, folders) / name
+            if place.is_symlink() or place.is_file():
+                place.unlink()
+            place.symlink_to(target)
+
+    def _history(
+        self, listing: Listing, plan: RestorePlan, sets: Mapping[str, CheckpointSet], unfinished: frozenset[str]
+    ) -> History:
+        # A folder that was not made anew may hold more than what was restored: that is still to be stored.
+        found = scan(self._folder)
+        restored = {item.path for item in plan.items}
+        baseline = Snapshot(
+            files={path: facts for path, facts in found.files.items() if path in restored},
+            folders=found.folders & set(plan.folders),
+            links={path: target for path, target in found.links.items() if path in plan.links},
+        )
+        own_content = content_key(self._host, "")
+        return History(
+            last=sets.get(self._host),
+            numbers=frozenset(listing.manifests.get(self._host, ())),
+            standing=frozenset(listing.standing),
+            contents=frozenset(key for key in listing.own if key.startswith(own_content)),
+            announced=unfinished if self._host == self._first else frozenset(),
+            inherited=frozenset(item.path for item in plan.items if item.host != self._host),
+            of_others=frozenset(file.path for name in sets if name != self._host for file in sets[name].files),
+            baseline=baseline,
+        )
+
+    def _fallback_warnings(self) -> list[str]:
+        return [
+            f"checkpoints: set {number} of {host} is not whole and was passed over: {reason}"
+            for host, wrong in sorted(self._wrong.items())
+            for number, reason in sorted(wrong.items())
+        ]
+
+    def _no_whole_set(self, host: str) -> AgentError:
+        reasons = "; ".join(f"set {number}: {reason}" for number, reason in sorted(self._wrong[host].items()))
+        return AgentError(
+            f"No set of checkpoints of {host} below {self._prefix.uri} is whole, and half of one is not restored: "
+            f"{reasons}. Bring the objects back, or remove {self._prefix.key(OWN_FOLDER)}/{host}/ to begin without.",
+            fault=Fault.USER,
+            details={"host": host, "uri": str(self._prefix.uri)},
+        )
+
+    @staticmethod
+    def _key_of(item: RestoreItem) -> tuple[str, str]:
+        return item.key, f"{item.file.sha256} {item.path}" if item.file is not None else ""
+
+
+def _is_of_object(error: ObjectStoreError) -> bool:
+    """Whether an error says something of this one object, and not of the store or of the key."""
+    return error.fault is Fault.USER and error.details.get("status") != HTTPStatus.FORBIDDEN
+
+
+def _sha256(place: Path) -> str:
+    digest = hashlib.sha256()
+    with place.open("rb", buffering=0) as file:
+        while data := file.read(_READ_BYTES):
+            digest.update(data)
+    return digest.hexdigest()
+
+
+def _real_folder(root: Path, parts: list[str]) -> Path:
+    """Make folders below `root`, in the place of links and files if need be, and return the last."""
+    place = root
+    for part in parts:
+        place /= part
+        if place.is_symlink() or (place.exists() and not place.is_dir()):
+            place.unlink()
+        place.mkdir(exist_ok=True)
+    return place

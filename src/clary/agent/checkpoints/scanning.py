@@ -1,0 +1,124 @@
+"""What lies in the checkpoint folder at one moment.
+
+Left out, and said so: sockets, named pipes, devices, links that leave the folder, names that are no UTF-8 text, and
+the folder in which sets are kept. What vanishes while it is looked at was not there.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from clary.agent.checkpoints.folder import CheckpointFolder, open_below
+from clary.agent.checkpoints.places import inner_target, path_problem
+from clary.contract.checkpoint_sets import OWN_FOLDER
+
+_MAX_DEPTH = 100  # folders in one another, each of them open
+_MODE_BITS = 0o777
+_NOT_REGULAR = "left out, no regular file (a socket, named pipe or device)"
+_LEAVES = "left out, symbolic links that leave the folder"
+_NO_NAME = "left out, names that can not be kept"
+_OWN = "left out, the name is taken for the sets themselves"
+_TOO_DEEP = f"left out, more than {_MAX_DEPTH} folders deep"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileFacts:
+    """What tells one state of a file from another."""
+
+    size_bytes: int
+    modified_ns: int
+    changed_ns: int  # st_ctime_ns: no program can set it back
+    inode: int
+    mode: int  # permission bits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """The folder at one moment; paths are below it, with `/`."""
+
+    files: Mapping[str, FileFacts] = field(default_factory=dict)
+    folders: frozenset[str] = frozenset()  # those that hold nothing
+    links: Mapping[str, str] = field(default_factory=dict)  # path -> target, relative
+    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # why -> paths
+
+
+def scan(folder: CheckpointFolder) -> Snapshot:
+    """Return what lies in the folder; a folder that is not there holds nothing.
+
+    Raises: OSError if it cannot be read, or if a link has taken its place.
+    """
+    walk = _Walk(folder.inside)
+    try:
+        descriptor = folder.open()
+    except FileNotFoundError:
+        return Snapshot()
+    walk.look_into(descriptor, "")
+    left_out = {why: tuple(paths) for why, paths in walk.left_out.items()}
+    return Snapshot(files=walk.files, folders=frozenset(walk.folders), links=walk.links, left_out=left_out)
+
+
+def facts_of(status: os.stat_result) -> FileFacts:
+    """Return the facts of a regular file."""
+    return FileFacts(
+        size_bytes=status.st_size,
+        modified_ns=status.st_mtime_ns,
+        changed_ns=status.st_ctime_ns,
+        inode=status.st_ino,
+        mode=stat.S_IMODE(status.st_mode) & _MODE_BITS,
+    )
+
+
+class _Walk:
+    def __init__(self, root: str) -> None:
+        self._root = root  # as the program sees it
+        self.files: dict[str, FileFacts] = {}
+        self.folders: set[str] = set()
+        self.links: dict[str, str] = {}
+        self.left_out: dict[str, list[str]] = {}
+
+    def look_into(self, descriptor: int, above: str, depth: int = 0) -> bool:
+        """Look into an open folder, which is closed then; return whether it holds anything that counts."""
+        holds_any = False
+        try:
+            for name in sorted(os.listdir(descriptor)):
+                path = f"{above}/{name}" if above else name
+                if path == OWN_FOLDER:
+                    self._leave_out(_OWN, path)
+                elif path_problem(path) is not None:
+                    self._leave_out(_NO_NAME, path)
+                else:
+                    holds_any = self._look_at(descriptor, name, path, depth) or holds_any
+        finally:
+            os.close(descriptor)
+        return holds_any
+
+    def _look_at(self, folder: int, name: str, path: str, depth: int) -> bool:
+        try:
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISDIR(status.st_mode):
+                if depth >= _MAX_DEPTH:
+                    self._leave_out(_TOO_DEEP, path)
+                    return False
+                if not self.look_into(open_below(folder, name), path, depth + 1):
+                    self.folders.add(path)
+                return True
+            if stat.S_ISLNK(status.st_mode):
+                target = inner_target(path, os.readlink(name, dir_fd=folder), root=self._root)
+                if target is None:
+                    self._leave_out(_LEAVES, path)
+                    return False
+                self.links[path] = target
+                return True
+        except (FileNotFoundError, NotADirectoryError):
+            return False  # replaced or removed meanwhile: the next look sees what it is now
+        if not stat.S_ISREG(status.st_mode):
+            self._leave_out(_NOT_REGULAR, path)
+            return False
+        self.files[path] = facts_of(status)
+        return True
+
+    def _leave_out(self, why: str, path: str) -> None:
+        self.left_out.setdefault(why, []).append(path)

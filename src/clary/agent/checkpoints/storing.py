@@ -1,0 +1,293 @@
+"""From looks at the folder to sets in the store.
+
+Order: announce what is about to appear under plain paths; store what is new; look again; write the manifest if what was
+stored is still what lies there; only then clean up. A host that dies at any point leaves its newest set whole.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+
+from clary.agent.checkpoints.folder import CheckpointFolder
+from clary.agent.checkpoints.grouping import (
+    NO_VERSION,
+    NOTHING,
+    Choice,
+    GroupContent,
+    GroupVersion,
+    contents_of,
+    group_of,
+    versions_of,
+    without_collisions,
+)
+from clary.agent.checkpoints.history import History, Writer
+from clary.agent.checkpoints.places import Prefix, TakenNames
+from clary.agent.checkpoints.scanning import FileFacts, Snapshot, scan
+from clary.agent.checkpoints.uploading import Upload, Uploader
+from clary.agent.object_store import ObjectStore
+from clary.contract.checkpoint_sets import (
+    Announcement,
+    CheckpointFile,
+    CheckpointSet,
+    announcement_key,
+    content_key,
+    manifest_key,
+    write_announcement,
+    write_manifest,
+)
+from clary.contract.clock import Clock
+from clary.contract.errors import AgentError, ObjectStoreError
+
+_NUM_MANIFESTS = 3  # that stay
+_NUM_SETS = 2  # whose content stays
+_CONTENT_NAME_BYTES = 16
+_MAX_NAMED = 3
+
+
+class SetWriter:
+    """Writes the sets of one host; belongs to one thread, though others may read its properties.
+
+    Args:
+        may_name_plain: whether the object under a file's plain path is known to hold that content.
+        is_given_up: once it says so, uploads end with an AgentError.
+    """
+
+    def __init__(
+        self,
+        folder: CheckpointFolder,
+        prefix: Prefix,
+        store: ObjectStore,
+        *,
+        writer: Writer,
+        history: History,
+        clock: Clock,
+        may_name_plain: Callable[[CheckpointFile], bool] = lambda _: False,
+        is_given_up: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._folder = folder
+        self._prefix = prefix
+        self._store = store
+        self._writer = writer
+        self._clock = clock
+        self._may_name_plain = may_name_plain
+        self._uploader = Uploader(folder, prefix, store, is_given_up=is_given_up)
+        self.last = history.last
+        self.taken: Mapping[str, GroupContent] = contents_of(history.baseline)
+        self.names = TakenNames(history.standing)
+        self._recent = [history.last] if history.last is not None else []
+        self._numbers = set(history.numbers)
+        self._contents = set(history.contents)
+        self.is_uncertain = False  # whether a set may exist that `last` is not
+        self._unfinished = set(history.announced)  # under plain paths, of no set
+        self._inherited = history.inherited
+        self._of_others = history.of_others
+        self._known = self._known_files(history)  # what is in the store of the files as they were seen
+
+    def take(self, snapshot: Snapshot, choice: Choice) -> bool:
+        """Store what was chosen of a snapshot, and write a set if that makes a difference to the last one.
+
+        Returns: whether there is a new set.
+        Raises: ObjectStoreError or OSError, also AgentError for files that cannot be read; the last set stands then,
+            and what was stored is not stored again.
+        """
+        taken_at = self._clock.now()
+        contents = contents_of(snapshot)
+        unread = self._store_new(_chosen_files(contents, choice))
+        versions, new_taken = self._new_versions(contents, choice)
+        old = versions_of(self.last)
+        merged, held_back = without_collisions(old, versions)
+        gone = self._gone(merged, frozenset(versions) - held_back)
+        has_changed = any(_differs(merged.get(name, NO_VERSION), old.get(name, NO_VERSION)) for name in {*merged, *old})
+        # Pieces of unfinished sets are announced, so that they need no set to be known.
+        is_deleted = set(gone) - self._unfinished - set(self.last.gone if self.last is not None else ())
+        is_new = has_changed or self.is_uncertain or bool(is_deleted)
+        now_taken = {**self.taken, **{name: new_taken[name] for name in versions if name not in held_back}}
+        if is_new:
+            self._commit(merged, gone=gone, taken_at=taken_at)
+        self.taken = {name: content for name, content in now_taken.items() if content != NOTHING}
+        if is_new:
+            self._clean_up(snapshot)
+        if unread:
+            named = ", ".join(f"{path!a} ({why})" for path, why in list(unread.items())[:_MAX_NAMED])
+            raise AgentError(f"{len(unread)} checkpoint files cannot be read: {named}")
+        return is_new
+
+    def _store_new(self, files: Mapping[str, FileFacts]) -> dict[str, str]:
+        """Store those files whose state is not in the store yet; returns which cannot be read, and why."""
+        new = {path: facts for path, facts in files.items() if self._stored(path, facts) is None}
+        if not new:
+            return {}
+        uploads = [Upload(path=path, facts=facts, key=self._new_key(path)) for path, facts in sorted(new.items())]
+        plain = {upload.path for upload in uploads if upload.key == upload.path}
+        if plain:
+            self._unfinished |= plain
+            self._announce()
+            for path in plain:
+                self.names.add(path)
+        self._contents.update(upload.key for upload in uploads if upload.key != upload.path)
+
+        def remember(upload: Upload, file: CheckpointFile) -> None:
+            self._known[upload.path] = (upload.facts, file)
+
+        return self._uploader.store_all(uploads, on_stored=remember)
+
+    def _new_key(self, path: str) -> str:
+        """Return where new content goes: to its plain path if nothing ever stood there, else to a place of its own."""
+        if self._writer.is_first and self.names.is_free(path) and self._prefix.fits(path):
+            return path
+        return content_key(self._writer.host, secrets.token_hex(_CONTENT_NAME_BYTES))
+
+    def _announce(self) -> None:
+        announcement = Announcement(number=self._next_number, paths=tuple(sorted(self._unfinished)))
+        key = self._prefix.key(announcement_key(self._writer.host))
+        self._store.put_bytes(self._prefix.bucket, key, write_announcement(announcement))
+
+    def _new_versions(
+        self, contents: Mapping[str, GroupContent], choice: Choice
+    ) -> tuple[dict[str, GroupVersion], dict[str, GroupContent]]:
+        """Look again and return the new versions of groups that are as they were, with what was taken of each."""
+        again = contents_of(scan(self._folder))
+        old = versions_of(self.last)
+        versions, taken = {}, {}
+        for name in choice.whole:
+            content = contents.get(name, NOTHING)
+            files = {path: self._stored(path, facts) for path, facts in content.files.items()}
+            stored = {path: file for path, file in files.items() if file is not None}
+            if again.get(name, NOTHING) == content and len(stored) == len(files):
+                versions[name] = GroupVersion(files=stored, folders=content.folders, links=content.links)
+                taken[name] = content
+        for name, paths in choice.single.items():
+            content = again.get(name, NOTHING)
+            before, before_taken = old.get(name, NO_VERSION), self.taken.get(name, NOTHING)
+            files_of = {path: file for path, file in before.files.items() if path in content.files}
+            facts_of = {path: facts for path, facts in before_taken.files.items() if path in content.files}
+            for path in paths & content.files.keys():
+                stored_file = self._stored(path, content.files[path])
+                if stored_file is not None:
+                    files_of[path] = stored_file
+                    facts_of[path] = content.files[path]
+            versions[name] = GroupVersion(files=files_of, folders=content.folders, links=content.links)
+            taken[name] = GroupContent(files=facts_of, folders=content.folders, links=content.links)
+        return versions, taken
+
+    def _stored(self, path: str, facts: FileFacts) -> CheckpointFile | None:
+        known = self._known.get(path)
+        return known[1] if known is not None and known[0] == facts else None
+
+    def _with_plain_key(self, file: CheckpointFile) -> CheckpointFile:
+        """Name the plain path where the content is known to stand there by now: its own place can be given up then."""
+        if self._writer.is_first and file.key != file.path and self._may_name_plain(file):
+            return replace(file, key=file.path)
+        return file
+
+    def _commit(
+        self,
+        groups: Mapping[str, GroupVersion],
+        *,
+        gone: tuple[str, ...],
+        taken_at: datetime,
+    ) -> None:
+        """Write the manifest and read it back: from then on the set exists."""
+        in_groups = [file for version in groups.values() for file in version.files.values()]
+        files = sorted(map(self._with_plain_key, in_groups), key=lambda file: file.path)
+        links = {path: target for version in groups.values() for path, target in sorted(version.links.items())}
+        checkpoints = CheckpointSet(
+            host=self._writer.host,
+            number=self._next_number,
+            job_arn=self._writer.job_arn,
+            attempt=self._writer.attempt,
+            taken_at=taken_at,
+            files=tuple(files),
+            folders=tuple(sorted(folder for version in groups.values() for folder in version.folders)),
+            links=links,
+            gone=gone,
+        )
+        data = write_manifest(checkpoints)
+        # From here on a set of this number may exist, whatever the store answers: the next try has another number, and
+        # writes a set even if nothing differs from the last one that is known.
+        self._numbers.add(checkpoints.number)
+        self.is_uncertain = True
+        key = self._prefix.key(manifest_key(self._writer.host, checkpoints.number))
+        self._store.put_bytes(self._prefix.bucket, key, data)
+        if self._store.get_bytes(self._prefix.bucket, key, max_bytes=len(data) + 1) != data:
+            raise ObjectStoreError(
+                f"s3://{self._prefix.bucket}/{key}: the store gives back something else than it was given",
+                retryable=True,
+            )
+        self.last = checkpoints
+        self.is_uncertain = False
+        self._recent = [*self._recent, checkpoints][-_NUM_SETS:]
+        self._unfinished.clear()
+        for file in files:
+            known = self._known.get(file.path)
+            if known is not None and known[1].sha256 == file.sha256:
+                self._known[file.path] = (known[0], file)
+
+    def _gone(self, groups: Mapping[str, GroupVersion], taken_groups: frozenset[str]) -> tuple[str, ...]:
+        """Return what stands below the prefix and is not to come back: deleted files, and pieces of unfinished sets.
+
+        What was restored from elsewhere, in a group that this host has not touched, stays as it is.
+        """
+        named = {path for version in groups.values() for path in (*version.files, *version.links)}
+        before = {file.path for file in self.last.files} | set(self.last.gone) if self.last is not None else set()
+        deleted = {path for path in self._inherited if group_of(path) in taken_groups}
+        candidates = (before | deleted | self._unfinished) - named
+        return tuple(sorted(path for path in candidates if path in self.names or path in self._of_others))
+
+    def _clean_up(self, snapshot: Snapshot) -> None:
+        """Delete manifests and content that no set needs any more."""
+        self._known = {path: known for path, known in self._known.items() if path in snapshot.files}
+        needed = {file.key for checkpoints in self._recent for file in checkpoints.files}
+        needed |= {file.key for _, file in self._known.values()}
+        for key in sorted(self._contents - needed):
+            self._store.delete(self._prefix.bucket, self._prefix.key(key))
+            self._contents.discard(key)
+        for number in sorted(self._numbers)[:-_NUM_MANIFESTS]:
+            self._store.delete(self._prefix.bucket, self._prefix.key(manifest_key(self._writer.host, number)))
+            self._numbers.discard(number)
+
+    @property
+    def _next_number(self) -> int:
+        return max(self._numbers, default=0) + 1
+
+    def _known_files(self, history: History) -> dict[str, tuple[FileFacts, CheckpointFile]]:
+        files = history.last.files if history.last is not None else ()
+        facts = history.baseline.files
+        return {file.path: (facts[file.path], file) for file in files if file.path in facts}
+
+
+def _chosen_files(contents: Mapping[str, GroupContent], choice: Choice) -> dict[str, FileFacts]:
+    files: dict[str, FileFacts] = {}
+    for name in choice.whole:
+        files.update(contents.get(name, NOTHING).files)
+    for name, paths in choice.single.items():
+        content = contents.get(name, NOTHING)
+        files.update({path: content.files[path] for path in paths if path in content.files})
+    return files
+
+
+def _differs(one: GroupVersion, other: GroupVersion) -> bool:
+    """Whether two versions restore to different things; where the content lies makes no difference."""
+    return (
+        (one.folders, dict(one.links)) != (other.folders, dict(other.links))
+        or one.files.keys() != other.files.keys()
+        or any(_without_key(file) != _without_key(other.files[path]) for path, file in one.files.items())
+    )
+
+
+def _without_key(file: CheckpointFile) -> CheckpointFile:
+    return replace(file, key="")
+
+
+def missing_paths(
+    snapshot: Snapshot, taken: Mapping[str, GroupContent], *, among: Iterable[str] | None = None
+) -> list[str]:
+    """Return the files of a snapshot whose state was not taken, sorted."""
+    known: dict[str, FileFacts] = {}
+    for content in taken.values():
+        known.update(content.files)
+    names = snapshot.files if among is None else among
+    return sorted(path for path in names if known.get(path) != snapshot.files[path])

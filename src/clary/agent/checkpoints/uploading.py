@@ -1,0 +1,134 @@
+"""Files of the checkpoint folder into the store, read once: hashed on their way.
+
+Only a file that is the same before and after it was read has been stored; under its key nothing appears otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from clary.agent.checkpoints.folder import CheckpointFolder
+from clary.agent.checkpoints.places import Prefix
+from clary.agent.checkpoints.scanning import FileFacts, facts_of
+from clary.agent.object_store import ObjectStore
+from clary.contract.checkpoint_sets import CheckpointFile
+from clary.contract.errors import AgentError, ObjectStoreError
+
+_NUM_PARALLEL = 8  # small files at once; a large one travels in parallel parts by itself
+_LARGE_BYTES = 16 << 20
+_READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upload:
+    """A file that is to be stored, as it was seen, and the key below the prefix that it gets."""
+
+    path: str
+    facts: FileFacts
+    key: str
+
+
+class Uploader:
+    """Stores files.
+
+    Args:
+        is_given_up: asked between two reads; once it says so, everything ends with an AgentError.
+    """
+
+    def __init__(
+        self, folder: CheckpointFolder, prefix: Prefix, store: ObjectStore, *, is_given_up: Callable[[], bool]
+    ) -> None:
+        self._folder = folder
+        self._prefix = prefix
+        self._store = store
+        self._is_given_up = is_given_up
+
+    def store_all(
+        self, uploads: Sequence[Upload], *, on_stored: Callable[[Upload, CheckpointFile], None]
+    ) -> dict[str, str]:
+        """Store files; those that have changed since they were seen are left out.
+
+        Args:
+            on_stored: told each file that is in the store now, from several threads.
+        Returns: path -> why, for files that cannot be read.
+        Raises: ObjectStoreError, AgentError; what was stored before was told.
+        """
+        unread: dict[str, str] = {}
+        stop = threading.Event()
+
+        def work(upload: Upload) -> None:
+            if stop.is_set():
+                return
+            try:
+                file = self._store_one(upload)
+            except FileNotFoundError:
+                return  # the next look sees what became of it
+            except OSError as error:
+                unread[upload.path] = error.strerror or str(error)
+                return
+            except BaseException:
+                stop.set()
+                raise
+            if file is not None:
+                on_stored(upload, file)
+
+        small = [upload for upload in uploads if upload.facts.size_bytes <= _LARGE_BYTES]
+        if len(small) > 1:
+            with ThreadPoolExecutor(min(_NUM_PARALLEL, len(small)), thread_name_prefix="checkpoint-upload") as pool:
+                jobs = [pool.submit(work, upload) for upload in small]
+            for job in jobs:
+                job.result()
+            small = []
+        for upload in [*small, *(upload for upload in uploads if upload.facts.size_bytes > _LARGE_BYTES)]:
+            work(upload)
+        return unread
+
+    def _store_one(self, upload: Upload) -> CheckpointFile | None:
+        """Store a file; None if it has changed. Raises: OSError if it cannot be read."""
+        descriptor = self._folder.open_file(upload.path)
+        try:
+            if facts_of(os.fstat(descriptor)) != upload.facts:
+                return None
+            digest = hashlib.sha256()
+            try:
+                with self._store.open_writer(self._prefix.bucket, self._prefix.key(upload.key)) as writer:
+                    while data := os.read(descriptor, _READ_BYTES):
+                        if self._is_given_up():
+                            raise AgentError(f"the upload of checkpoint {upload.path!a} was given up")
+                        digest.update(data)
+                        writer.write(data)
+                    if writer.size_bytes != upload.facts.size_bytes or facts_of(os.fstat(descriptor)) != upload.facts:
+                        raise _ChangedError
+            except _ChangedError:
+                return None
+        finally:
+            os.close(descriptor)
+        self._check(upload)
+        return CheckpointFile(
+            path=upload.path,
+            size_bytes=upload.facts.size_bytes,
+            sha256=digest.hexdigest(),
+            key=upload.key,
+            mode=upload.facts.mode,
+            modified_ns=upload.facts.modified_ns,
+        )
+
+    def _check(self, upload: Upload) -> None:
+        """Look whether the store has all of it: one that loses bytes must not be found out by a restore."""
+        found = self._store.head(self._prefix.bucket, self._prefix.key(upload.key))
+        if found is None or found.size_bytes != upload.facts.size_bytes:
+            got = "nothing" if found is None else f"{found.size_bytes} bytes"
+            raise ObjectStoreError(
+                f"s3://{self._prefix.bucket}/{self._prefix.key(upload.key)}: the store took "
+                f"{upload.facts.size_bytes} bytes and has {got}. Tried again with the next round.",
+                retryable=True,
+            )
+
+
+class _ChangedError(Exception):
+    """The file is not what it was when its reading began."""

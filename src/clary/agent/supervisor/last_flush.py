@@ -1,0 +1,107 @@
+"""The flush of checkpoints after the program's end: how long it may take, and what it means if something is missed.
+
+Where: `host_life` holds one. Every method belongs to the supervisor's thread, but for `on_done`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+from clary.agent.checkpoints.outcomes import Flushed, named
+from clary.agent.supervisor.steps import Checkpoints
+from clary.contract.agent_protocol import FAILURE_GRACE_S, Failure, ProcessExit
+from clary.contract.errors import Fault
+from clary.contract.launch_plan import LaunchPlan
+
+LEAST_FLUSH_S = 5.0  # whatever the program has left of the grace
+FAILURE_FLUSH_S = 30.0  # after a failure, whose grace is over at once
+
+logger = logging.getLogger(__name__)
+
+
+class LastFlush:
+    """Flushes once.
+
+    Args:
+        plan: names the prefix and the limit after a normal end.
+        on_done: told the outcome, from another thread; not told when there was no flush.
+    """
+
+    def __init__(self, plan: LaunchPlan, *, on_done: Callable[[Flushed], None]) -> None:
+        self._plan = plan
+        self._on_done = on_done
+        self._checkpoints: Checkpoints | None = None
+        self._thread: threading.Thread | None = None
+        self._grace_ends_at_s: float | None = None
+        self._is_of_failure = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the flush has begun and is not over."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def expect_stop(self, grace_s: float) -> None:
+        """Take note of an order to stop; a flush that runs has no more time than it leaves."""
+        if grace_s == FAILURE_GRACE_S:
+            self._is_of_failure = True
+        else:
+            ends_at_s = time.monotonic() + grace_s
+            earlier_s = self._grace_ends_at_s
+            self._grace_ends_at_s = ends_at_s if earlier_s is None else min(earlier_s, ends_at_s)
+        if self.is_running and self._checkpoints is not None:
+            self._checkpoints.hurry(self._limit_s())
+
+    def begin(self, checkpoints: Checkpoints, *, has_failed: bool) -> None:
+        """Begin, now that nothing of the program runs any more."""
+        self._is_of_failure = self._is_of_failure or has_failed
+        self._checkpoints = checkpoints
+        limit_s = self._limit_s()
+        self._thread = threading.Thread(target=self._run, args=(limit_s,), name="checkpoint-flush", daemon=True)
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread; return whether it has ended."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return not self.is_running
+
+    def in_words(self, outcome: Flushed) -> str:
+        """Say what did not reach the store."""
+        number = len(outcome.missed)
+        files = "1 file" if number == 1 else f"{number} files"
+        return (
+            f"checkpoints did not reach {self._plan.checkpoint_s3_uri} in full: {files} ({named(outcome.missed)}) are "
+            f"in no set: {outcome.error}"
+        )
+
+    def failure(self, outcome: Flushed, exits: Sequence[ProcessExit], failure: Failure | None) -> Failure | None:
+        """Return what becomes of a program that has finished, when its last checkpoints are in no set.
+
+        One that was stopped, or that has failed, has an end of its own: then this is None.
+        """
+        has_finished = bool(exits) and all(item.exit_code == 0 and not item.is_consequence for item in exits)
+        if not outcome.missed or failure is not None or not has_finished:
+            return None
+        message = self.in_words(outcome)
+        return Failure(fault=Fault.INFRASTRUCTURE.value, message=message, retryable=True, at=datetime.now(UTC))
+
+    def _limit_s(self) -> float:
+        limits_s = [self._plan.checkpoint_flush_s]
+        if self._grace_ends_at_s is not None:
+            limits_s.append(max(LEAST_FLUSH_S, self._grace_ends_at_s - time.monotonic()))
+        if self._is_of_failure:
+            limits_s.append(FAILURE_FLUSH_S)
+        return min(limits_s)
+
+    def _run(self, limit_s: float) -> None:
+        assert self._checkpoints is not None
+        try:
+            outcome = self._checkpoints.flush(limit_s)
+        except Exception as error:  # boundary: agent supervisor; a host must end whatever its mirror does
+            logger.exception("unexpected error while checkpoints were flushed")
+            outcome = Flushed(missed=(".",), error=f"{type(error).__name__}: {error}")
+        self._on_done(outcome)

@@ -1,0 +1,77 @@
+"""Whether a program still gets anywhere, judged by what can be seen of it from outside. Pure.
+
+Where: `progress_watch` takes a reading every few seconds and asks. Nothing is known of steps or epochs here, so a
+program counts as alive while it prints, reads, writes or sends anything. One that does none of it is
+
+    idle      and uses no processor either: it waits for something that does not come. Ranks of a gang do, when one of
+              them has stopped, skipped a collective, or lost its link.
+    spinning  while it uses the processor: it compiles or computes for long, or waits in a loop that never sleeps. Only
+              time can tell, so it gets much more of it.
+
+A long checkpoint writes, a slow first step computes, an evaluation prints or computes: none of them is idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+IDLE_CPU_SHARE = 0.05  # of one processor, of all processes together: threads that wake up now and then
+# Keep-alive messages, frames of the link watch and log files of libraries stay below this.
+MOVED_BYTES = 64 * 1024
+MOVED_BYTES_PER_S = 2048
+SPINNING_FACTOR = 6  # how much longer a program may spin than idle
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What a host's program had done up to one moment; all but the time only grow while its processes live."""
+
+    at_s: float  # monotonic
+    num_lines: int  # that it has printed
+    cpu_s: float  # processor time of all its processes
+    io_bytes: int  # read and written, files and pipes
+    network_bytes: int  # over the job's network, both ways
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standstill:
+    """A program that gets nowhere."""
+
+    kind: str  # idle or spinning
+    seconds: float  # since it was last seen to do something
+    cpu_s: float  # processor time since then
+
+
+def judge(readings: Sequence[Reading], *, limit_s: float) -> Standstill | None:
+    """Return what is wrong with a program; None while it may well be fine.
+
+    Args:
+        readings: oldest first.
+        limit_s: how long it may be idle.
+    """
+    if not readings:
+        return None
+    last = readings[-1]
+    quiet = [reading for reading in readings if _is_quiet(reading, last)]
+    first = quiet[0]
+    seconds, cpu_s = last.at_s - first.at_s, last.cpu_s - first.cpu_s
+    if seconds >= limit_s * SPINNING_FACTOR:
+        kind = "idle" if cpu_s < IDLE_CPU_SHARE * seconds else "spinning"
+        return Standstill(kind=kind, seconds=seconds, cpu_s=cpu_s)
+    idle = [reading for reading in quiet if last.cpu_s - reading.cpu_s < IDLE_CPU_SHARE * (last.at_s - reading.at_s)]
+    if idle and last.at_s - idle[0].at_s >= limit_s:
+        return Standstill(kind="idle", seconds=last.at_s - idle[0].at_s, cpu_s=last.cpu_s - idle[0].cpu_s)
+    return None
+
+
+def horizon_s(limit_s: float) -> float:
+    """Return how far back readings are looked at."""
+    return limit_s * SPINNING_FACTOR
+
+
+def _is_quiet(reading: Reading, last: Reading) -> bool:
+    """Whether nothing was to be seen from a reading to the last one; a counter that fell is of a process that ended."""
+    moved = (last.io_bytes - reading.io_bytes) + (last.network_bytes - reading.network_bytes)
+    allowed = MOVED_BYTES + MOVED_BYTES_PER_S * (last.at_s - reading.at_s)
+    return last.num_lines == reading.num_lines and 0 <= moved < allowed and last.cpu_s >= reading.cpu_s

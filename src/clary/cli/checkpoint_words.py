@@ -1,0 +1,147 @@
+"""Checkpoints in words: rows of sets, what hosts say of their mirroring, what a verification found.
+
+Names of files come from buckets that anyone with a key may have written to: `printable` takes out of them what a
+terminal would obey.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from clary.cli.tables import duration
+
+KILO = 1000
+MAX_TEXT = 300
+MAX_NAMES = 5
+UNITS = ("kB", "MB", "GB", "TB", "PB", "EB")
+SET_HEADER = ("HOST", "SET", "TAKEN", "AGE", "FILES", "SIZE", "ATTEMPT", "STATE")
+
+
+def printable(text: object) -> str:
+    """Return a text as one line without control characters, cut to MAX_TEXT characters."""
+    shown = "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in str(text)[:MAX_TEXT]
+    )
+    return f"{shown}..." if len(str(text)) > MAX_TEXT else shown
+
+
+def size(num_bytes: int) -> str:
+    """Return `512 B`, `16.5 MB` or `1.2 GB`."""
+    if num_bytes < KILO:
+        return f"{num_bytes} B"
+    value = num_bytes / KILO
+    unit = 0
+    while value >= KILO - 0.05 and unit < len(UNITS) - 1:
+        value, unit = value / KILO, unit + 1
+    return f"{value:.1f} {UNITS[unit]}"
+
+
+def count(number: int, noun: str) -> str:
+    """Return `1 file` or `3 files`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def set_row(entry: Mapping[str, Any], *, job_arn: str, now: datetime) -> tuple[str, ...]:
+    """Return the cells of a set below SET_HEADER."""
+    state = f"{entry['state']}: {printable(entry['fault'])}" if entry["fault"] else entry["state"]
+    if entry["taken_at"] is None:
+        return (entry["host"], str(entry["number"]), "-", "-", "-", "-", "-", state)
+    taken = datetime.fromisoformat(entry["taken_at"])
+    attempt = str(entry["attempt"])[:20]
+    if entry["job_arn"] != job_arn:
+        attempt += f" of {printable(entry['job_arn'].rpartition('/')[2])}"
+    return (
+        entry["host"],
+        str(entry["number"]),
+        _local(taken),
+        duration(max(0.0, (now - taken).total_seconds())),
+        str(entry["num_files"]),
+        size(entry["size_bytes"]),
+        attempt,
+        state,
+    )
+
+
+def mirror_lines(hosts: Mapping[str, Mapping[str, Any]], *, now: datetime) -> list[str]:
+    """Return a line a host on how far its mirroring is."""
+    return [f"{host}: {_mirror(facts, now)}" for host, facts in hosts.items()]
+
+
+def finding_lines(report: Mapping[str, Any]) -> list[str]:
+    """Return a line for every file that is not what it should be."""
+    lines = []
+    for item in report["sets"]:
+        name = f"{item['host']} set {item['number']}"
+        if item["fault"]:
+            lines.append(f"{name}: damaged: {printable(item['fault'])}")
+        lines += [f"{name}: {_finding(found)}" for found in item["wrong"]["first"]]
+        lines += _rest(name, item["wrong"], "wrong")
+        lines += [f"{name}: not part of a restore: {_finding(found)}" for found in item["plain"]["first"]]
+        lines += _rest(name, item["plain"], "not part of a restore")
+    return lines
+
+
+def verdict_line(report: Mapping[str, Any]) -> str:
+    """Return the last line of a verification."""
+    sets = report["sets"]
+    num_plain = sum(item["plain"]["count"] for item in sets)
+    read = f"{count(len(sets), 'set')}, {count(sum(item['num_read'] for item in sets), 'file')}, "
+    read += f"{size(report['bytes_read'])} read"
+    beside = f"; beside the sets, {count(num_plain, 'plain file')} missing or different, no harm to a restore"
+    if report["is_whole"]:
+        return f"whole: {read}{beside if num_plain else ''}"
+    bad = [f"{item['host']} set {item['number']}" for item in sets if item["fault"] or item["wrong"]["count"]]
+    parts = [", ".join(bad)] if bad else []
+    parts += [f"ended early: {printable(report['error'])}"] if report["error"] else []
+    return f"not whole: {'; '.join(parts) or 'nothing was read'} ({read}{beside if num_plain else ''})"
+
+
+def _finding(found: Mapping[str, Any]) -> str:
+    where = "" if found["key"] == found["path"] else f" ({printable(found['key'])})"
+    return f"{printable(found['path'])}{where}: {printable(found['fault'])}"
+
+
+def _rest(name: str, findings: Mapping[str, Any], words: str) -> list[str]:
+    num_more = findings["count"] - len(findings["first"])
+    return [f"{name}: {count(num_more, 'more file')}, {words}"] if num_more > 0 else []
+
+
+def _mirror(facts: Mapping[str, Any], now: datetime) -> str:
+    # By `get`: an agent of another release may say less.
+    number, committed_at = facts.get("set_number"), facts.get("committed_at")
+    parts = [
+        f"set {number}{f', committed {_ago(committed_at, now)}' if committed_at else ''}" if number else "no set yet"
+    ]
+    if dirty := facts.get("dirty_files") or 0:
+        waits = f", for {duration(facts['lag_s'])}" if facts.get("lag_s") else ""
+        parts.append(f"{count(dirty, 'file')} ({size(facts.get('dirty_bytes') or 0)}) changed since{waits}")
+    else:
+        parts.append("nothing changed since" if number else "nothing to store")
+    if facts.get("stalled_since"):
+        parts.append(f"STALLED, began {_ago(facts['stalled_since'], now)}")
+    if facts.get("error"):
+        parts.append(f"last error: {printable(facts['error'])}")
+    missed: Sequence[str] = facts.get("missed") or ()
+    if missed:
+        names = ", ".join(printable(name) for name in missed[:MAX_NAMES])
+        more = f" and {len(missed) - MAX_NAMES} more" if len(missed) > MAX_NAMES else ""
+        parts.append(f"NOT STORED at the end: {names}{more}")
+    if facts.get("restored_files"):
+        restored = f"{count(facts['restored_files'], 'file')}, {size(facts.get('restored_bytes') or 0)}"
+        own_set = f" from set {facts['restored_set']}" if facts.get("restored_set") else ""
+        parts.append(f"began{own_set} with {restored}")
+    return "; ".join(parts)
+
+
+def _ago(text: str, now: datetime) -> str:
+    return f"{duration(max(0.0, (now - datetime.fromisoformat(text)).total_seconds()))} ago"
+
+
+def _local(moment: datetime) -> str:
+    try:
+        return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (OverflowError, ValueError):  # at the ends of the calendar not every zone has a time
+        return moment.astimezone(UTC).isoformat()

@@ -1,0 +1,142 @@
+"""Checkpoint sets: what a host had in its checkpoint folder at one moment, as it lies in the object store.
+
+Where: agents write and restore them (`agent.checkpoints`), the service lists and verifies them. Below the prefix that
+CheckpointConfig.S3Uri names:
+
+    PATH                                          files as the original has them, for people and other tools
+    .clary-checkpoints/HOST/set-00000012.json     manifest of a set; the set exists once this one object does
+    .clary-checkpoints/HOST/files/NAME            content that has no place of its own under PATH
+    .clary-checkpoints/HOST/announced.json        paths that a set on its way is about to put under PATH
+
+A manifest is written after everything that it names, by one PUT, so that it is the committed marker too. It carries the
+SHA-256 of itself: a store that cuts it short makes no set of it. Nothing that the newest set of a host names is ever
+replaced or removed.
+
+An object under PATH that no set names was put there by a user and is restored too, unless it is announced: then it is a
+piece of a set that was never finished, and to restore it would make half a checkpoint of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from clary.contract.errors import ContractError
+from clary.contract.plain import from_plain, to_plain
+
+OWN_FOLDER = ".clary-checkpoints"
+FORMAT = 1
+_SET_KEY = re.compile(r"([A-Za-z0-9.-]+)/set-(\d{8})\.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointFile:
+    """One file of a set."""
+
+    path: str  # below the checkpoint folder, with `/`
+    size_bytes: int
+    sha256: str  # hexadecimal
+    key: str  # of the object that holds it, below the prefix of CheckpointConfig.S3Uri
+    mode: int = 0o644  # permission bits
+    modified_ns: int = 0  # st_mtime_ns; restored, since some scripts take the newest file
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSet:
+    """All files of one host's checkpoint folder at one moment."""
+
+    host: str  # algo-1
+    number: int  # grows by one with every set of the host under this prefix, whichever job wrote it
+    job_arn: str
+    attempt: int
+    taken_at: datetime  # when the folder was looked at; no file changed from then until everything was stored
+    files: tuple[CheckpointFile, ...]
+    folders: tuple[str, ...] = ()  # empty ones
+    links: Mapping[str, str] | None = None  # path -> target, of symbolic links that stay inside the folder
+    gone: tuple[str, ...] = ()  # paths that stand below the prefix and were deleted in the folder: not restored
+    format: int = FORMAT
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size_bytes for file in self.files)
+
+
+def manifest_key(host: str, number: int) -> str:
+    """Return a manifest's key below the prefix."""
+    return f"{OWN_FOLDER}/{host}/set-{number:08d}.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Announcement:
+    """What a set on its way is about to put under PATH; of no effect once that set, or a later one, exists."""
+
+    number: int  # of the set
+    paths: tuple[str, ...]  # where nothing stood before
+
+
+def content_key(host: str, name: str) -> str:
+    """Return the key, below the prefix, of content that has no place of its own; `name` is unique for the host."""
+    return f"{OWN_FOLDER}/{host}/files/{name}"
+
+
+def announcement_key(host: str) -> str:
+    """Return the key of a host's announcement, below the prefix."""
+    return f"{OWN_FOLDER}/{host}/announced.json"
+
+
+def read_manifest_key(key: str) -> tuple[str, int] | None:
+    """Return host and number of a manifest's key below the prefix; None for any other key."""
+    match = _SET_KEY.fullmatch(key.removeprefix(f"{OWN_FOLDER}/")) if key.startswith(f"{OWN_FOLDER}/") else None
+    return (match[1], int(match[2])) if match else None
+
+
+def write_manifest(checkpoints: CheckpointSet) -> bytes:
+    """Return a manifest's bytes."""
+    content = to_plain(checkpoints)
+    return json.dumps({"sha256": _digest(content), "set": content}, indent=1).encode()
+
+
+def read_manifest(data: bytes) -> CheckpointSet:
+    """Return the set that a manifest describes.
+
+    Raises: ContractError for one that was cut short or changed, or that a newer release wrote.
+    """
+    try:
+        document = json.loads(data)
+        content, digest = document["set"], document["sha256"]
+        own_digest = _digest(content)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        shown = f"{type(error).__name__} {error}"[:200]
+        raise ContractError(f"this is no manifest of checkpoints ({len(data)} bytes): {shown}") from error
+    if digest != own_digest:
+        raise ContractError("the manifest of checkpoints does not fit its own SHA-256: it was changed or cut short")
+    written_as = content.get("format", 0) if isinstance(content, dict) else 0
+    if isinstance(written_as, int) and written_as > FORMAT:
+        raise ContractError(
+            f"the manifest of checkpoints has format {written_as}, this release knows up to {FORMAT}: upgrade"
+        )
+    return from_plain(CheckpointSet, content)
+
+
+def write_announcement(announcement: Announcement) -> bytes:
+    """Return an announcement's bytes."""
+    return json.dumps(to_plain(announcement)).encode()
+
+
+def read_announcement(data: bytes) -> Announcement:
+    """Return what was announced. Raises: ContractError for anything else."""
+    try:
+        document = json.loads(data)
+    except ValueError as error:
+        raise ContractError(f"this is no announcement of checkpoints ({len(data)} bytes): {error}") from error
+    return from_plain(Announcement, document)
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,0 +1,91 @@
+"""How an attempt ends while its job goes on: capacity that is reclaimed, failures that are tried again. Pure.
+
+Where: `transitions` calls these. All hosts stop, at once; when none has anything running any more they are released;
+when the engine has taken everything away, the attempt is put on record and the job waits in the queue again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from clary.contract.agent_protocol import HostFacts, HostPhase
+from clary.contract.statuses import SecondaryStatus
+from clary.control.jobs import events, host_orders, retries
+from clary.control.jobs.status_rows import enter
+from clary.control.jobs.training_job import AttemptEnd, AttemptEnding, EndCause, PastAttempt, TrainingJob
+
+MAX_DETAILED = 20  # past attempts whose hosts are kept: a job's record is written as a whole with every change
+_STATUSES = {AttemptEnd.RECLAIMED: SecondaryStatus.INTERRUPTED, AttemptEnd.RESTARTED: SecondaryStatus.RESTARTING}
+
+
+def reclaim(job: TrainingJob, event: events.Reclaimed, now: datetime) -> TrainingJob:
+    """Begin to end the attempt whose capacity is taken back; the job itself if there is none, or it ends already."""
+    if job.is_terminal or job.end_cause is not None or job.ending is not None or not job.hosts:
+        return job
+    ending = AttemptEnding(kind=AttemptEnd.RECLAIMED, reason=event.reason, asked_at=now)
+    hosts = host_orders.stop(job, reason=AttemptEnd.RECLAIMED.value, grace_s=event.grace_s)
+    job = replace(job, ending=ending, stop_ordered_at=now, hosts=hosts)
+    return enter(job, SecondaryStatus.INTERRUPTED, event.reason, now=now)
+
+
+def retry(job: TrainingJob, now: datetime) -> TrainingJob:
+    """Return a failed job as one whose attempt is over and that is tried again; the job itself if it is not."""
+    is_over = not any(record.facts.phase.may_run for record in job.hosts.values())
+    if job.end_cause is not EndCause.FAILURE or not is_over or host_orders.is_uploading(job):
+        return job
+    decision = retries.decide(job)
+    if not decision.is_retried or job.failure is None:
+        return job
+    reason = f"{job.failure.reason}; {decision.reason}"
+    ending = AttemptEnding(kind=AttemptEnd.RESTARTED, reason=reason, asked_at=now, failure=job.failure)
+    not_before = now + timedelta(seconds=decision.pause_s)
+    job = replace(job, ending=ending, end_cause=None, failure=None, not_before=not_before)
+    return enter(job, SecondaryStatus.RESTARTING, reason, now=now)
+
+
+def follow(job: TrainingJob) -> TrainingJob:
+    """Draw conclusions for an attempt that is ending: its program had finished by itself, or its hosts may go."""
+    assert job.ending is not None
+    if all(_has_finished(record.facts) for record in job.hosts.values()):
+        return replace(job, ending=None, end_cause=EndCause.SUCCESS, stop_ordered_at=None)
+    return replace(job, hosts=host_orders.release(job)) if job.is_leaving else job
+
+
+def put_on_record(job: TrainingJob, now: datetime) -> TrainingJob:
+    """Return the job without the attempt that is over, as one that waits for hosts."""
+    assert job.ending is not None
+    past = PastAttempt(
+        number=job.attempt,
+        kind=job.ending.kind,
+        reason=job.ending.reason,
+        asked_at=job.ending.asked_at,
+        ended_at=now,
+        failure=job.ending.failure,
+        hosts={name: _compact(record.facts) for name, record in job.hosts.items()},
+    )
+    older = job.past_attempts
+    if len(older) >= MAX_DETAILED:
+        older = tuple(replace(attempt, hosts={}) for attempt in older[: 1 - MAX_DETAILED]) + older[1 - MAX_DETAILED :]
+    return replace(
+        job, past_attempts=(*older, past), ending=None, hosts={}, plan=None, stop_ordered_at=None, is_released=True
+    )
+
+
+def wait(job: TrainingJob, reason: str, now: datetime) -> TrainingJob:
+    """Return a job that waits to be tried again, with what it waits for."""
+    last = job.past_attempts[-1]
+    message = f"{last.reason}; {reason}"
+    return enter(replace(job, pending_reason=reason), _STATUSES[last.kind], message, now=now)
+
+
+def _has_finished(facts: HostFacts) -> bool:
+    """Whether every process of a host ended with 0, and none because it was told to."""
+    is_over = not facts.phase.may_run and facts.phase is not HostPhase.LOST
+    return (
+        is_over and bool(facts.exits) and all(item.exit_code == 0 and not item.is_consequence for item in facts.exits)
+    )
+
+
+def _compact(facts: HostFacts) -> HostFacts:
+    return replace(facts, clues=(), notes=(), staged=(), uploaded=(), not_isolated=(), failure_file=None)

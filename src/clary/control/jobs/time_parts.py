@@ -1,0 +1,298 @@
+"""What each host of a job did at each moment, from the job's creation to its end, cut without gaps. Pure.
+
+Where: the ledger adds the stretches up. Rows of SecondaryStatusTransitions say what the job as a whole was doing; facts
+of each host (timings of its preparation, ends of its processes, its newest checkpoint) say where in such a row it was.
+What the facts do not say stays with the row: a stretch is never guessed from two clocks at once, and never negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from clary.contract.agent_protocol import HostFacts, HostPhase
+from clary.contract.statuses import SecondaryStatus
+from clary.control.jobs.job_request import JobRequest
+from clary.control.jobs.training_job import StatusTransition, TrainingJob
+
+
+class TimePart(StrEnum):
+    """What the time of a host went into; docs/spot.md maps the names to those of ML goodput measurement."""
+
+    QUEUED = "queued"  # there was no host: waiting for capacity, at first or again
+    STARTING = "starting"  # hosts and processes are being started
+    DOWNLOADING = "downloading"  # code and channels
+    RESTORING = "restoring"  # checkpoints, where nothing was downloaded at the same time
+    INSTALLING = "installing"  # the environment, where nothing was downloaded or restored at the same time
+    PRODUCTIVE = "productive"  # the program ran, and what it did was kept
+    LOST_TO_RESTART = "lost_to_restart"  # the program ran, and the next attempt began behind it
+    STALLED = "stalled"  # something of the job had failed, and the rest still ran
+    CHECKPOINTING = "checkpointing"  # the program had ended, its last checkpoints were being stored
+    STOPPING = "stopping"  # from the order to stop until everything has ended
+    UPLOADING = "uploading"  # model and output
+    IDLE_WAITING = "idle_waiting"  # done with its part, the other hosts were not
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """One host's time in one part."""
+
+    part: TimePart
+    start: datetime
+    end: datetime
+
+    @property
+    def length(self) -> timedelta:
+        """How long it was."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Attempt:
+    """One try of the job, as far as cutting needs it."""
+
+    facts: Mapping[str, HostFacts]  # of each host, at its end or now
+    ended_at: datetime | None = None  # when an attempt that ended early was gone
+    is_early: bool = False  # whether the job goes on, or would have gone on, behind it
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Piece:
+    """Time in which the job as a whole did one thing."""
+
+    status: SecondaryStatus | None  # None: no hosts
+    start: datetime
+    end: datetime
+    attempt: _Attempt
+    is_prepared: bool = False  # of a row Downloading: whether every host came to its end
+
+
+_ENDINGS = (SecondaryStatus.INTERRUPTED, SecondaryStatus.RESTARTING)
+_LONGEST_S = 1e9  # of a timing: what is longer than thirty years was not measured
+
+
+def cut_time(job: TrainingJob, *, now: datetime) -> dict[str, tuple[Stretch, ...]]:
+    """Return each host's stretches: the first begins with the job, each at the end of the one before, none is empty.
+
+    Args:
+        job: the record.
+        now: where the last stretch of a job that has not ended ends; never before its last transition (lifted).
+    """
+    attempts = _attempts(job)
+    pieces = list(_pieces(job, attempts, _end_of(job, now)))
+    return {name: _joined(_of_host(name, pieces)) for name in _host_names(job, attempts)}
+
+
+def attempts_of_rows(rows: Sequence[StatusTransition]) -> list[int]:
+    """Return for each row the index of the attempt that it belongs to; by their order, since times may be equal."""
+    indices: list[int] = []
+    for row in rows:
+        begins = row.status is SecondaryStatus.STARTING and bool(indices) and rows[len(indices) - 1].status in _ENDINGS
+        indices.append((indices[-1] if indices else 0) + begins)
+    return indices
+
+
+def _end_of(job: TrainingJob, now: datetime) -> datetime:
+    last = job.transitions[-1] if job.transitions else None
+    begun = job.created_at if last is None else max(job.created_at, last.started_at)
+    if job.is_terminal and last is not None:
+        return max(begun, last.ended_at or begun)
+    return max(begun, now)
+
+
+def _attempts(job: TrainingJob) -> list[_Attempt]:
+    past = [_Attempt(facts=attempt.hosts, ended_at=attempt.ended_at, is_early=True) for attempt in job.past_attempts]
+    facts = {name: record.facts for name, record in job.hosts.items()}
+    return [*past, _Attempt(facts=facts, is_early=job.ending is not None)]
+
+
+def _host_names(job: TrainingJob, attempts: list[_Attempt]) -> list[str]:
+    """Return the hosts that there were; for a job that never had any those that it asks for."""
+    names = dict.fromkeys(name for attempt in attempts for name in attempt.facts)
+    return list(names) or [f"algo-{index + 1}" for index in range(JobRequest(job.request).num_hosts)]
+
+
+def _pieces(job: TrainingJob, attempts: list[_Attempt], end: datetime) -> Iterator[_Piece]:
+    """Yield the job's time, cut at its rows and where an attempt that ended early was gone."""
+    start = job.created_at
+    for index, (row, number) in enumerate(zip(job.transitions, attempts_of_rows(job.transitions), strict=True)):
+        following = job.transitions[index + 1] if index + 1 < len(job.transitions) else None
+        attempt = attempts[min(number, len(attempts) - 1)]
+        # The time before the first row, of which there is none, goes with that row.
+        stop = max(start, min(end, following.started_at)) if following is not None else end
+        status: SecondaryStatus | None = row.status
+        if row.status is SecondaryStatus.PENDING or (row.status is SecondaryStatus.STARTING and _is_queue(job, index)):
+            status = None
+        gone_at = stop
+        if row.status in _ENDINGS and attempt.ended_at is not None:
+            gone_at = min(stop, max(start, attempt.ended_at))
+        is_prepared = following is not None and following.status is SecondaryStatus.TRAINING
+        yield _Piece(status=status, start=start, end=gone_at, attempt=attempt, is_prepared=is_prepared)
+        yield _Piece(status=None, start=gone_at, end=stop, attempt=attempt)
+        start = stop
+    yield _Piece(status=None, start=start, end=end, attempt=attempts[-1])
+
+
+def _is_queue(job: TrainingJob, index: int) -> bool:
+    """Whether a row Starting is that of a job for which no hosts had been asked yet."""
+    if job.attempt == 0:
+        return True
+    return index + 1 < len(job.transitions) and job.transitions[index + 1].status is SecondaryStatus.PENDING
+
+
+def _of_host(name: str, pieces: list[_Piece]) -> Iterator[Stretch]:
+    for piece in pieces:
+        facts = piece.attempt.facts.get(name)
+        match piece.status:
+            case None:
+                yield Stretch(TimePart.QUEUED, piece.start, piece.end)
+            case SecondaryStatus.STARTING:
+                yield Stretch(TimePart.STARTING, piece.start, piece.end)
+            case SecondaryStatus.DOWNLOADING:
+                yield from _preparation(facts, piece)
+            case SecondaryStatus.TRAINING:
+                yield from _running(facts, piece)
+            case SecondaryStatus.UPLOADING:
+                yield from _uploading(name, facts, piece)
+            case _:  # on the way to an end; a terminal row has no time of its own
+                yield from _stopping(facts, piece)
+
+
+def _preparation(facts: HostFacts | None, piece: _Piece) -> Iterator[Stretch]:
+    """Cut the preparation by its timings, all of which count from its begin; what runs at the same time counts once."""
+    timings = {} if facts is None else facts.timings_s
+    downloaded = (piece.start + _downloaded(timings), TimePart.DOWNLOADING)
+    restored = (piece.start + _restored(timings), TimePart.RESTORING)
+    installed = (piece.start + _prepared(timings), TimePart.INSTALLING)
+    if not timings:  # nothing is known of the host, but that it was told to prepare
+        yield from _cut(piece, rest=TimePart.DOWNLOADING)
+    elif piece.is_prepared:
+        slowest = max(_prepared(other.timings_s) for other in piece.attempt.facts.values())
+        waited = (piece.start + slowest, TimePart.IDLE_WAITING)
+        yield from _cut(piece, downloaded, restored, installed, waited, rest=TimePart.STARTING)
+    elif facts is not None and facts.phase is HostPhase.PREPARED:
+        yield from _cut(piece, downloaded, restored, installed, rest=TimePart.IDLE_WAITING)
+    elif "code" in timings and "environment" not in timings:
+        yield from _cut(piece, downloaded, rest=TimePart.INSTALLING)
+    else:
+        yield from _cut(piece, rest=TimePart.DOWNLOADING)
+
+
+def _running(facts: HostFacts | None, piece: _Piece) -> Iterator[Stretch]:
+    failures = [at for other in piece.attempt.facts.values() if (at := _failure_time(other)) and at < piece.end]
+    productive_until = min([_program_end(facts) or piece.end, piece.end, *failures])
+    kept_until = productive_until
+    if piece.attempt.is_early:
+        kept_until = min(productive_until, _committed_at(piece.attempt) or piece.start)
+    marks = ((kept_until, TimePart.PRODUCTIVE), (productive_until, TimePart.LOST_TO_RESTART))
+    if failures:
+        yield from _cut(piece, *marks, rest=TimePart.STALLED)
+    else:
+        yield from _cut(piece, *marks, *_after_program(facts, piece), rest=TimePart.STOPPING)
+
+
+def _stopping(facts: HostFacts | None, piece: _Piece) -> Iterator[Stretch]:
+    marks = [] if (at := _program_end(facts)) is None else [(at, TimePart.STOPPING)]
+    yield from _cut(piece, *marks, *_after_program(facts, piece), rest=TimePart.STOPPING)
+
+
+def _uploading(name: str, facts: HostFacts | None, piece: _Piece) -> Iterator[Stretch]:
+    """Cut the upload: every host but the leader stages its share first, the leader merges them when all have."""
+    names = list(piece.attempt.facts)
+    took = None if facts is None or "upload" not in facts.timings_s else _took(facts.timings_s, "upload")
+    leader = next((other for other in names if piece.attempt.facts[other].uploaded), names[0] if names else name)
+    if took is None:
+        is_waiting = facts is not None and facts.phase is HostPhase.EXITED and len(names) > 1
+        yield from _cut(piece, rest=TimePart.IDLE_WAITING if is_waiting else TimePart.UPLOADING)
+    elif name == leader:
+        waits_until = piece.start if len(names) == 1 else piece.end - took
+        yield from _cut(piece, (waits_until, TimePart.IDLE_WAITING), rest=TimePart.UPLOADING)
+    else:
+        yield from _cut(piece, (piece.start + took, TimePart.UPLOADING), rest=TimePart.IDLE_WAITING)
+
+
+def _after_program(facts: HostFacts | None, piece: _Piece) -> Iterator[tuple[datetime, TimePart]]:
+    """Yield until when a host whose program has ended stored checkpoints, and until when it waited for the others."""
+    done_at = _done_at(facts)
+    if done_at is None:
+        return
+    yield done_at, TimePart.CHECKPOINTING
+    all_done = [_done_at(other) for other in piece.attempt.facts.values()]
+    yield max(at for at in all_done if at is not None) if None not in all_done else piece.end, TimePart.IDLE_WAITING
+
+
+def _cut(piece: _Piece, *marks: tuple[datetime, TimePart], rest: TimePart) -> Iterator[Stretch]:
+    """Yield a piece cut at marks, each the end of its part; what lies behind the piece's ends is moved to them."""
+    start = piece.start
+    for mark, part in marks:
+        stop = min(max(mark, start), piece.end)
+        yield Stretch(part, start, stop)
+        start = stop
+    yield Stretch(rest, start, piece.end)
+
+
+def _joined(stretches: Iterator[Stretch]) -> tuple[Stretch, ...]:
+    joined: list[Stretch] = []
+    for stretch in stretches:
+        if stretch.start == stretch.end:
+            continue
+        if joined and joined[-1].part is stretch.part:
+            joined[-1] = Stretch(stretch.part, joined[-1].start, stretch.end)
+        else:
+            joined.append(stretch)
+    return tuple(joined)
+
+
+def _downloaded(timings: Mapping[str, float]) -> timedelta:
+    """Return when code and channels were there; they are fetched at the same time, after the tree is built."""
+    channels = [_took(timings, part) for part in timings if part.startswith("channel:")]
+    return _took(timings, "tree") + max([_took(timings, "code"), *channels])
+
+
+def _restored(timings: Mapping[str, float]) -> timedelta:
+    return _took(timings, "tree") + _took(timings, "checkpoints")
+
+
+def _prepared(timings: Mapping[str, float]) -> timedelta:
+    installed = _took(timings, "tree") + _took(timings, "code") + _took(timings, "environment")
+    return max(_downloaded(timings), _restored(timings), installed)
+
+
+def _took(timings: Mapping[str, float], part: str) -> timedelta:
+    # Agents are believed in much, but not in times that no date can hold.
+    seconds = timings.get(part, 0.0)
+    return timedelta(seconds=seconds if 0 <= seconds <= _LONGEST_S else 0.0)
+
+
+def _program_end(facts: HostFacts | None) -> datetime | None:
+    """Return when the last process of a host's program ended; None while it runs, or if none ever did."""
+    if facts is None or facts.phase.may_run:
+        return None
+    return max((item.ended_at for item in facts.exits), default=None)
+
+
+def _done_at(facts: HostFacts | None) -> datetime | None:
+    ended_at = _program_end(facts)
+    if facts is None or ended_at is None:
+        return None
+    stored_at = _stored_at(facts)
+    return ended_at if stored_at is None else max(ended_at, stored_at)
+
+
+def _failure_time(facts: HostFacts) -> datetime | None:
+    """Return when something of a host failed by itself; None if nothing has."""
+    times = [item.ended_at for item in facts.exits if item.exit_code != 0 and not item.is_consequence]
+    if facts.phase is HostPhase.LOST:
+        times.append(facts.phase_started_at)
+    return min(times, default=None)
+
+
+def _committed_at(attempt: _Attempt) -> datetime | None:
+    """Return when an attempt's last set of checkpoints was whole; of hosts that took sets, the last one's counts."""
+    return max((at for facts in attempt.facts.values() if (at := _stored_at(facts))), default=None)
+
+
+def _stored_at(facts: HostFacts) -> datetime | None:
+    return None if facts.checkpoints is None else facts.checkpoints.committed_at

@@ -1,0 +1,212 @@
+"""Manifests of checkpoint sets: where they lie, what they say, and whether that can be believed.
+
+Where: `checkpoint_sets` lists sets and `checkpoint_verification` reads them through. A manifest comes from a bucket
+that anyone with a key may have written to: what it names is looked at before any of it is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import posixpath
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from clary.contract.checkpoint_sets import (
+    OWN_FOLDER,
+    CheckpointFile,
+    CheckpointSet,
+    content_key,
+    manifest_key,
+    read_manifest,
+    read_manifest_key,
+)
+from clary.contract.errors import ContractError, ObjectStoreError
+from clary.control.objects.listing import pages
+from clary.control.objects.store_client import StoreClient
+
+# Some 200,000 files. Agents read larger ones; here nothing else is done while JSON of this size is parsed.
+MAX_MANIFEST_BYTES = 64 * 1024 * 1024
+TOO_LARGE = f"the manifest has more than {MAX_MANIFEST_BYTES} bytes: it can be restored, but it is not read here"
+MAX_HOSTS = 1000  # below one prefix
+MAX_OBJECT_BYTES = 1 << 50  # more than any store holds in one object
+MAX_FAULT_CHARACTERS = 500  # of what is said of one set
+MAX_PART_BYTES = 255  # NAME_MAX of Linux file systems
+MAX_PATH_BYTES = 3800  # PATH_MAX of Linux is 4096; the rest is for the folder above
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_DIGITS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class CheckpointPlace:
+    """What CheckpointConfig.S3Uri names."""
+
+    bucket: str
+    prefix: str  # with a slash at its end; empty for the whole bucket
+
+    @classmethod
+    def of(cls, uri: str) -> CheckpointPlace:
+        """Read a URI. Raises: ContractError for one that names no bucket."""
+        bucket, _, key = uri.removeprefix("s3://").partition("/")
+        if not uri.startswith("s3://") or not _BUCKET.fullmatch(bucket):
+            raise ContractError(f"CheckpointConfig.S3Uri is {uri[:200]!a}, expected s3://bucket/prefix")
+        return cls(bucket, key if not key or key.endswith("/") else f"{key}/")
+
+    def key(self, relative: str) -> str:
+        """Return the whole key of what lies below the prefix."""
+        return self.prefix + relative
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManifestObject:
+    """A manifest that is there; what it says is not known yet."""
+
+    host: str
+    number: int
+    size_bytes: int
+
+
+async def find_manifests(
+    client: StoreClient, place: CheckpointPlace, *, host: str | None = None
+) -> dict[str, tuple[ManifestObject, ...]]:
+    """Return host -> its manifests, newest first; hosts in the order of their numbers, at most MAX_HOSTS.
+
+    Args:
+        host: look for this one's only.
+    Raises: ObjectStoreError.
+    """
+    own_folder = place.key(f"{OWN_FOLDER}/")
+    folders = [] if host is None else [f"{own_folder}{host}/"]
+    if host is None:
+        async for page in pages(client, place.bucket, own_folder, with_folders=True):
+            folders += page.folders
+    found: dict[str, list[ManifestObject]] = {}
+    for folder in sorted(folders, key=host_order)[:MAX_HOSTS]:
+        async for page in pages(client, place.bucket, f"{folder}set-"):
+            for item in page.objects:
+                named = read_manifest_key(item.key.removeprefix(place.prefix))
+                if named is not None and named[0] not in (".", ".."):
+                    manifest = ManifestObject(host=named[0], number=named[1], size_bytes=item.size_bytes)
+                    found.setdefault(manifest.host, []).append(manifest)
+    return {name: tuple(sorted(manifests, key=lambda manifest: -manifest.number)) for name, manifests in found.items()}
+
+
+async def load_set(client: StoreClient, place: CheckpointPlace, *, host: str, number: int) -> CheckpointSet:
+    """Return a set that can be believed.
+
+    Raises: ContractError saying what is wrong with the manifest, or that there is none; ObjectStoreError.
+    """
+    key = place.key(manifest_key(host, number))
+    async with client.open(place.bucket, key) as stream:
+        if stream.status == http.HTTPStatus.NOT_FOUND:
+            raise ContractError("the manifest is gone")
+        if stream.status != http.HTTPStatus.OK:
+            raise ObjectStoreError(
+                f"the object store answered {stream.status} when asked for s3://{place.bucket}/{ascii(key)[1:-1]}",
+                retryable=stream.status >= http.HTTPStatus.INTERNAL_SERVER_ERROR,
+                details={"bucket": place.bucket, "key": key, "status": stream.status},
+            )
+        data = bytearray()
+        async for piece in stream.pieces():
+            data += piece
+            if len(data) > MAX_MANIFEST_BYTES:
+                raise ContractError(TOO_LARGE)
+    return await asyncio.to_thread(_believed, bytes(data), host, number)
+
+
+def why_unbelievable(checkpoints: CheckpointSet, *, host: str, number: int) -> str:
+    """Return what is wrong with what a manifest says, or an empty string; no character of it harms a terminal. Pure.
+
+    The rules are those by which agents restore.
+
+    Args:
+        host, number: as the manifest's key has them.
+    """
+    if (checkpoints.host, checkpoints.number) != (host, number):
+        return f"the manifest says that it is set {str(checkpoints.number)[:40]} of {_shown(checkpoints.host)}"
+    for file in checkpoints.files:
+        if reason := why_no_path(file.path) or why_no_key(file, host):
+            return f"file {_shown(file.path)}: {reason}"
+        if not 0 <= file.size_bytes <= MAX_OBJECT_BYTES:
+            return f"file {_shown(file.path)}: no file has {str(file.size_bytes)[:40]} bytes"
+        if not _SHA256.fullmatch(file.sha256):
+            return f"file {_shown(file.path)}: {_shown(file.sha256)} is no SHA-256"
+    links = checkpoints.links or {}
+    for path in (*checkpoints.folders, *links, *checkpoints.gone):
+        if reason := why_no_path(path):
+            return f"{_shown(path)}: {reason}"
+    for path, target in links.items():
+        inside = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+        if not target or inside == ".." or inside.startswith(("../", "/")):
+            return f"link {_shown(path)} leaves the folder"
+    return _why_not_together([*(file.path for file in checkpoints.files), *links], checkpoints.folders)
+
+
+def why_no_path(path: str) -> str:
+    """Return why a path can not lie below the checkpoint folder, or an empty string. Pure."""
+    parts = path.split("/")
+    if any(part in ("", ".", "..") for part in parts):
+        return 'a part of its path is empty, "." or ".."'
+    if "\0" in path:
+        return "its path holds a NUL byte"
+    try:
+        size_bytes, longest = len(path.encode()), max(len(part.encode()) for part in parts)
+    except UnicodeEncodeError:
+        return "its path is no UTF-8"
+    if size_bytes > MAX_PATH_BYTES or longest > MAX_PART_BYTES:
+        return f"its path has {size_bytes} bytes, a part of it {longest}; {MAX_PATH_BYTES} and {MAX_PART_BYTES} fit"
+    if parts[0] == OWN_FOLDER:
+        return f"its path lies in {OWN_FOLDER}, which is Clary's own"
+    return ""
+
+
+def why_no_key(file: CheckpointFile, host: str) -> str:
+    """Return why an object can not hold a file of a host's set, or an empty string. Pure."""
+    content = content_key(host, "")
+    if file.key == file.path or (file.key.startswith(content) and not why_no_path(file.key.removeprefix(content))):
+        return ""
+    return f"its key {_shown(file.key)} is neither its path nor below {content}"
+
+
+def host_order(name: str) -> tuple[str, int, str]:
+    """Return a key that sorts algo-2 before algo-10."""
+    number = _DIGITS.search(name)
+    return _DIGITS.sub("", name), int(number[0][:18]) if number else 0, name
+
+
+def newest_numbers(found: Mapping[str, Iterable[ManifestObject]]) -> dict[str, int]:
+    """Return host -> number of its newest set. Pure."""
+    return {host: max(manifest.number for manifest in manifests) for host, manifests in found.items()}
+
+
+def _believed(data: bytes, host: str, number: int) -> CheckpointSet:
+    checkpoints = read_manifest(data)
+    if reason := why_unbelievable(checkpoints, host=host, number=number):
+        raise ContractError(reason)
+    return checkpoints
+
+
+def _why_not_together(paths: Sequence[str], folders: Sequence[str]) -> str:
+    """Return which paths can not lie in one folder, or an empty string."""
+    names = set(paths)
+    if len(names) < len(paths):
+        doubled = next(path for path, times in Counter(paths).items() if times > 1)
+        return f"{_shown(doubled)} is named twice"
+    for path in folders:
+        if path in names:
+            return f"{_shown(path)} is a file and a folder"
+    for path in (*paths, *folders):
+        above = path.rpartition("/")[0]
+        while above:
+            if above in names:
+                return f"{_shown(above)} is a file and, for {_shown(path)}, also a folder"
+            above = above.rpartition("/")[0]
+    return ""
+
+
+def _shown(text: str) -> str:
+    """Return text from a manifest without anything that a terminal would obey."""
+    return ascii(text[:200])

@@ -1,0 +1,229 @@
+"""Reads every file of checkpoint sets and compares it with what the manifests say.
+
+Where: `clary checkpoints verify JOB`; `server.verification_runs` runs it in the background, since it takes as long as
+reading everything takes. Nothing is kept but sums, and hashing is done beside the event loop.
+
+A set is whole if all that it names holds what it should: that is what a restore needs. What stands under the plain
+paths, for people and other tools, is compared too and told apart: there a file may be missing, or have the content of
+another host or of an older set, without any harm to a restore.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import http
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from clary.contract.checkpoint_sets import CheckpointFile, CheckpointSet
+from clary.contract.errors import ContractError, ObjectStoreError
+from clary.control.objects.checkpoint_manifests import (
+    MAX_FAULT_CHARACTERS,
+    CheckpointPlace,
+    find_manifests,
+    load_set,
+    newest_numbers,
+)
+from clary.control.objects.store_client import StoreClient
+
+MAX_FINDINGS = 1000  # of one kind, of one set; the rest is counted
+MAX_NEWER = 5  # how often a host's newest set may be replaced while it is read
+READ_ATTEMPTS = 3  # of an object, if the store does not answer
+RETRY_PAUSE_S = 0.5
+HASH_PIECE_BYTES = 1024 * 1024
+MISSING = "is missing"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetTarget:
+    """A set that is to be read."""
+
+    host: str
+    number: int
+    follows: bool  # whether a newer one of the host takes its place once it exists
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A file that is not what it should be."""
+
+    path: str
+    key: str  # of the object, below the prefix
+    fault: str
+
+
+@dataclass(kw_only=True)
+class Findings:
+    """Files of one kind, the first MAX_FINDINGS of them, and how many there are."""
+
+    count: int = 0
+    first: list[Finding] = field(default_factory=list)
+
+    def add(self, finding: Finding) -> None:
+        """Count a finding and keep it while there is room."""
+        self.count += 1
+        if len(self.first) < MAX_FINDINGS:
+            self.first.append(finding)
+
+
+@dataclass(kw_only=True)
+class SetReport:
+    """What is known of one set; it grows while the set is read."""
+
+    host: str
+    number: int
+    fault: str = ""  # of the set as a whole: its manifest
+    num_files: int = 0
+    size_bytes: int = 0
+    num_read: int = 0  # files
+    is_done: bool = False
+    wrong: Findings = field(default_factory=Findings)
+    plain: Findings = field(default_factory=Findings)  # under the plain paths; no harm to a restore
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything of the set was read and holds what it should."""
+        return self.is_done and not self.fault and not self.wrong.count
+
+
+@dataclass(kw_only=True)
+class VerificationReport:
+    """What is known of all sets that were asked for."""
+
+    sets: list[SetReport] = field(default_factory=list)
+    bytes_read: int = 0
+    size_bytes: int = 0  # of all files of the sets that were reached
+    error: str = ""  # why it ended early
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there is a set and every one is whole."""
+        return bool(self.sets) and not self.error and all(report.is_whole for report in self.sets)
+
+
+async def verify_sets(
+    client: StoreClient, place: CheckpointPlace, targets: Sequence[SetTarget], report: VerificationReport
+) -> None:
+    """Read sets one after the other and write what is found into `report`, as it is found.
+
+    Ends with `report.error` if the store can not be asked any more. Cancel it to end it early.
+    """
+    try:
+        # A path of a host that comes later may be another host's, which alone stands under the plain path.
+        first_owner: dict[str, str] = {}
+        for target in targets:
+            await _verify_target(client, place, target, report, first_owner)
+    except ObjectStoreError as error:
+        report.error = error.message
+
+
+async def _verify_target(
+    client: StoreClient,
+    place: CheckpointPlace,
+    target: SetTarget,
+    report: VerificationReport,
+    first_owner: dict[str, str],
+) -> None:
+    number = target.number
+    for remaining in range(MAX_NEWER, -1, -1):
+        current = SetReport(host=target.host, number=number)
+        report.sets.append(current)
+        await _verify_set(client, place, report, first_owner)
+        if current.is_whole or not target.follows or not remaining:
+            break
+        # [Note: sets that move] in `checkpoint_sets`: what an agent has just replaced is nobody's fault.
+        found = await find_manifests(client, place, host=target.host)
+        newer = newest_numbers(found).get(target.host, number)
+        if newer <= number:
+            break
+        report.sets.pop()
+        report.size_bytes -= current.size_bytes
+        number = newer
+
+
+async def _verify_set(
+    client: StoreClient, place: CheckpointPlace, report: VerificationReport, first_owner: dict[str, str]
+) -> None:
+    current = report.sets[-1]
+    try:
+        checkpoints = await load_set(client, place, host=current.host, number=current.number)
+    except ContractError as error:
+        current.fault = error.message[:MAX_FAULT_CHARACTERS]
+        current.is_done = True
+        return
+    current.num_files = len(checkpoints.files)
+    current.size_bytes = checkpoints.size_bytes
+    report.size_bytes += checkpoints.size_bytes
+    for file in checkpoints.files:
+        fault = await _fault_of(client, place, file, file.key, report)
+        if fault:
+            current.wrong.add(Finding(path=file.path, key=file.key, fault=fault))
+        if file.key != file.path and (fault := await _fault_of(client, place, file, file.path, report)):
+            owner = first_owner.get(file.path)
+            words = f"{fault}; {owner} has a file of this name too" if owner and fault != MISSING else fault
+            current.plain.add(Finding(path=file.path, key=file.path, fault=words))
+        current.num_read += 1
+    _remember(checkpoints, first_owner)
+    current.is_done = True
+
+
+def _remember(checkpoints: CheckpointSet, first_owner: dict[str, str]) -> None:
+    for file in checkpoints.files:
+        first_owner.setdefault(file.path, checkpoints.host)
+
+
+async def _fault_of(
+    client: StoreClient, place: CheckpointPlace, file: CheckpointFile, relative: str, report: VerificationReport
+) -> str:
+    """Return what is wrong with the object at a key as the content of a file; empty if nothing is."""
+    said = ""
+    for attempt in range(1, READ_ATTEMPTS + 1):
+        try:
+            return await _compare(client, place, file, relative, report)
+        except ObjectStoreError as error:
+            said = error.message
+            if not error.retryable:
+                break
+        await asyncio.sleep(RETRY_PAUSE_S * attempt)
+    return f"could not be read: {said}"
+
+
+async def _compare(
+    client: StoreClient, place: CheckpointPlace, file: CheckpointFile, relative: str, report: VerificationReport
+) -> str:
+    async with client.open(place.bucket, place.key(relative)) as stream:
+        if stream.status == http.HTTPStatus.NOT_FOUND:
+            return MISSING
+        if stream.status != http.HTTPStatus.OK:
+            raise ObjectStoreError(
+                f"the object store answered {stream.status}",
+                retryable=stream.status >= http.HTTPStatus.INTERNAL_SERVER_ERROR,
+            )
+        if stream.content_length not in (None, file.size_bytes):
+            return f"has {stream.content_length} bytes, expected {file.size_bytes}"
+        digest = hashlib.sha256()
+        size_bytes = 0
+        held: list[bytes] = []
+        held_bytes = 0
+        async for piece in stream.pieces():
+            size_bytes += len(piece)
+            report.bytes_read += len(piece)
+            if size_bytes > file.size_bytes:
+                return f"has more than {file.size_bytes} bytes, as many were expected"
+            held.append(piece)
+            held_bytes += len(piece)
+            if held_bytes >= HASH_PIECE_BYTES:
+                await asyncio.to_thread(_update, digest, held)
+                held, held_bytes = [], 0
+        await asyncio.to_thread(_update, digest, held)
+    if size_bytes != file.size_bytes:
+        return f"has {size_bytes} bytes, expected {file.size_bytes}"
+    if digest.hexdigest() != file.sha256:
+        return f"has other content: SHA-256 {digest.hexdigest()[:12]}..., expected {file.sha256[:12]}..."
+    return ""
+
+
+def _update(digest: hashlib._Hash, pieces: Sequence[bytes]) -> None:
+    for piece in pieces:
+        digest.update(piece)

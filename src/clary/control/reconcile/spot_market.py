@@ -1,0 +1,88 @@
+"""The spot capacity of this service: how much there is now, who holds it, who has to give it back.
+
+Where: the reconciler asks on its passes; `clary spot` looks at it and sets it. The policies are `scheduling.spot`'s.
+Without a schedule and without a word of the owner there is as much as fits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clary.contract.clock import Clock
+from clary.contract.statuses import SecondaryStatus
+from clary.control.jobs.job_request import JobRequest
+from clary.control.jobs.status_rows import since
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.reconcile.hub import JobHub
+from clary.control.scheduling.spot import Reclaim, SpotSchedule, SpotUse, choose_reclaimed, why_wait
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpotFacts:
+    """The market at one moment."""
+
+    capacity: int | None  # hosts; None: as many as fit
+    is_set_by_hand: bool
+    next_change_s: float | None  # seconds from now; None where no schedule says
+    uses: tuple[SpotUse, ...]
+
+
+class SpotMarket:
+    """Knows the schedule and who runs; what was set by hand holds until it is taken back or the service ends."""
+
+    def __init__(self, hub: JobHub, clock: Clock, schedule: SpotSchedule | None = None) -> None:
+        self._hub = hub
+        self._clock = clock
+        self._schedule = schedule
+        self._started_s = clock.monotonic()
+        self._by_hand: int | None = None
+
+    def set_capacity(self, num_hosts: int | None) -> None:
+        """Let there be so many hosts of spot capacity, whatever the schedule says; None goes by the schedule again."""
+        self._by_hand = num_hosts
+
+    def facts(self) -> SpotFacts:
+        """Return what `clary spot status` shows."""
+        elapsed_s = self._clock.monotonic() - self._started_s
+        next_s = None if self._schedule is None else self._schedule.next_change_s(elapsed_s)
+        return SpotFacts(
+            capacity=self._capacity(),
+            is_set_by_hand=self._by_hand is not None,
+            next_change_s=None if next_s is None else max(0.0, next_s - elapsed_s),
+            uses=tuple(self._uses()),
+        )
+
+    def why_wait(self, job: TrainingJob) -> str:
+        """Return why a waiting job has to wait for spot capacity; empty if it does not."""
+        capacity = self._capacity()
+        request = JobRequest(job.request)
+        if capacity is None or not request.is_spot:
+            return ""
+        num_hosts = sum(group.instance_count for group in request.instance_groups)
+        return why_wait(num_hosts, self._uses(), capacity)
+
+    def reclaimed(self) -> Reclaim:
+        """Return whose attempts have to end now, because there is less capacity than is held."""
+        capacity = self._capacity()
+        return Reclaim(job_names=()) if capacity is None else choose_reclaimed(self._uses(), capacity)
+
+    def _capacity(self) -> int | None:
+        if self._by_hand is not None or self._schedule is None:
+            return self._by_hand
+        return self._schedule.capacity_at(self._clock.monotonic() - self._started_s)
+
+    def _uses(self) -> list[SpotUse]:
+        return [
+            SpotUse(
+                job_name=job.name,
+                num_hosts=len(job.hosts),
+                order=_got_hosts_at_s(job),
+                is_leaving=job.is_terminal or job.end_cause is not None or job.ending is not None,
+            )
+            for job in self._hub.active_jobs()
+            if JobRequest(job.request).is_spot
+        ]
+
+
+def _got_hosts_at_s(job: TrainingJob) -> float:
+    return (since(job.transitions, SecondaryStatus.STARTING) or job.created_at).timestamp()

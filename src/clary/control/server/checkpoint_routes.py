@@ -1,0 +1,125 @@
+"""Pages of a job's checkpoints: which sets there are, and whether every file of them is what it should be.
+
+Where: `people_routes` gives it requests for jobs/NAME/checkpoints.
+
+    ?                             the sets, and what each host said last of its mirroring
+    ?verify=1[&host=H][&set=N]    starts reading everything, and answers with a run's number and what is known by then
+    ?verify=1&run=RUN             the same run a moment later; `is_done` says that it is the last answer
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from clary.contract.errors import ContractError, ObjectStoreError, WireError
+from clary.contract.plain import to_plain
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.objects.checkpoint_manifests import CheckpointPlace, ManifestObject, host_order
+from clary.control.objects.checkpoint_sets import find_in_time, list_sets
+from clary.control.objects.checkpoint_verification import SetTarget, verify_sets
+from clary.control.objects.store_client import StoreClient
+from clary.control.server.verification_runs import VerificationRuns
+
+_SET_NUMBER = re.compile(r"[0-9]{1,8}")  # as many digits as a manifest's key has
+
+
+class CheckpointRoutes:
+    """Answers requests for one page of a job."""
+
+    def __init__(self, client: StoreClient) -> None:
+        self._client = client
+        self._runs = VerificationRuns()
+
+    async def close(self) -> None:
+        """End what runs in the background."""
+        await self._runs.close()
+
+    async def answer(self, job: TrainingJob, query: Mapping[str, str]) -> dict[str, Any]:
+        """Return the page. Raises: WireError with the status to send."""
+        uri = (job.request.get("CheckpointConfig") or {}).get("S3Uri")
+        if not uri:
+            raise WireError(
+                "NotFound",
+                f"{job.name} has no CheckpointConfig: nothing of it is mirrored to S3; give it checkpoint_s3_uri (SDK) "
+                "or CheckpointConfig.S3Uri",
+                http_status=404,
+            )
+        try:
+            place = CheckpointPlace.of(uri)
+            if query.get("verify", "") not in ("", "0"):
+                return {"uri": uri, **await self._verified(job, place, query)}
+            listing = await list_sets(self._client, place)
+        except ContractError as error:
+            raise WireError("ValidationException", error.message) from error
+        except ObjectStoreError as error:
+            raise WireError("ServiceUnavailable", error.message, http_status=503) from error
+        return {
+            "uri": uri,
+            "job_arn": job.arn,
+            "is_over": job.is_terminal,
+            "sets": [to_plain(entry) for entry in listing.sets],
+            "num_left_out": listing.num_left_out,
+            "hosts": checkpoint_facts(job),
+        }
+
+    async def _verified(self, job: TrainingJob, place: CheckpointPlace, query: Mapping[str, str]) -> dict[str, Any]:
+        if "run" in query:
+            run = self._runs.find(job.name, query["run"])
+        else:
+            found = await find_in_time(self._client, place)
+            targets = choose(found, job=job.name, host=query.get("host"), number=query.get("set"))
+            run = self._runs.start(job.name, partial(verify_sets, self._client, place, targets))
+        is_done = await self._runs.wait(run)
+        report = run.report
+        return {"run": run.number, "is_done": is_done, "is_whole": is_done and report.is_whole, **to_plain(report)}
+
+
+def choose(
+    found: Mapping[str, Sequence[ManifestObject]], *, job: str, host: str | None, number: str | None
+) -> tuple[SetTarget, ...]:
+    """Return which sets to read: the newest of each host, or those of one number, of one host if it is named. Pure.
+
+    Raises: WireError NotFound naming what there is.
+    """
+    if number is not None and not _SET_NUMBER.fullmatch(number):
+        raise WireError("ValidationException", f"set must be the number of a set, got {number[:20]!r}")
+    hosts = sorted(found, key=host_order)
+    if host is not None:
+        if host not in found:
+            there = f"there are sets of {', '.join(hosts)}" if hosts else "there is none of any host"
+            raise WireError(
+                "NotFound", f"{job} has no set of checkpoints of host {host[:80]!a}; {there}", http_status=404
+            )
+        hosts = [host]
+    if not hosts:
+        raise WireError("NotFound", f"no set of checkpoints of {job} has been committed yet", http_status=404)
+    if number is None:
+        return tuple(SetTarget(host=name, number=found[name][0].number, follows=True) for name in hosts)
+    wanted = int(number)
+    chosen = tuple(
+        SetTarget(host=name, number=wanted, follows=False)
+        for name in hosts
+        if any(manifest.number == wanted for manifest in found[name])
+    )
+    if not chosen:
+        there = "; ".join(
+            f"{name} has {', '.join(str(item.number) for item in found[name][:10])}" for name in hosts[:10]
+        )
+        raise WireError("NotFound", f"there is no set {wanted} of {job}: {there}", http_status=404)
+    return chosen
+
+
+def checkpoint_facts(job: TrainingJob) -> dict[str, Any]:
+    """Return host -> what it said last of its mirroring, as plain data; hosts that said nothing are left out.
+
+    A job that waits to be tried again has no hosts: what those of its last attempt said stands.
+    """
+    facts_of: dict[str, Any] = {}
+    for attempt in job.past_attempts:
+        facts_of |= attempt.hosts
+    facts_of |= {name: record.facts for name, record in job.hosts.items()}
+    found = {name: getattr(facts, "checkpoints", None) for name, facts in facts_of.items()}
+    return {name: to_plain(found[name]) for name in sorted(found, key=host_order) if found[name] is not None}

@@ -1,0 +1,224 @@
+"""The mirror's threads: rounds, stalls, the flush and its deadline, with a store that hangs or fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from fake_checkpoint_store import FakeCheckpointStore
+from mirrored_folder import MirroredFolder
+
+from clary.agent.checkpoints.mirror import Mirror
+from clary.agent.checkpoints.outcomes import Listeners
+from clary.agent.checkpoints.progress import Progress
+from clary.contract.agent_protocol import CheckpointFacts
+from clary.contract.clock import SystemClock
+from clary.contract.errors import ObjectStoreError
+
+INTERVAL_S = 0.1
+PATIENCE_S = 20.0
+
+
+class MirrorUnderTest:
+    """A mirror of a folder, and what it has told."""
+
+    def __init__(self, tmp_path: Path, store: FakeCheckpointStore, *, settle_s: float = 0.05) -> None:
+        self.host = MirroredFolder(tmp_path, store)
+        self.store = store
+        self.facts: list[CheckpointFacts] = []
+        self.lines: list[str] = []
+        self.notes: list[str] = []
+        clock = SystemClock()
+        self.mirror = Mirror(
+            self.host.folder,
+            self.host.writer,
+            self.host.publisher,
+            progress=Progress(CheckpointFacts(), interval_s=INTERVAL_S, clock=clock),
+            listeners=Listeners(tell=self.facts.append, say=self.lines.append, note=self.notes.append),
+            break_off=store.close,
+            interval_s=INTERVAL_S,
+            clock=clock,
+            settle_s=settle_s,
+        )
+        self.mirror.start()
+
+    def wait_for(self, condition) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline_s, (self.facts[-1:], self.lines, self.notes)
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def store() -> FakeCheckpointStore:
+    return FakeCheckpointStore()
+
+
+@pytest.fixture
+def mirror_of(tmp_path: Path, store: FakeCheckpointStore):
+    made: list[MirrorUnderTest] = []
+
+    def build(**changes: float) -> MirrorUnderTest:
+        made.append(MirrorUnderTest(tmp_path, store, **changes))
+        return made[-1]
+
+    yield build
+    for test in made:
+        test.mirror.give_up()
+        assert test.mirror.join(10.0)
+
+
+def hang(store: FakeCheckpointStore, *, on: str) -> threading.Event:
+    """Let requests wait until the event is set, or the store is closed."""
+    let_go = threading.Event()
+
+    def wait(operation: str, key: str) -> None:
+        while on in key and not let_go.is_set():
+            if store.closed.wait(0.01):
+                raise ObjectStoreError("broken off")
+
+    store.on_call = wait
+    return let_go
+
+
+def test_what_is_written_is_stored_and_told(mirror_of) -> None:
+    test = mirror_of()
+    test.host.write("step-1/a", "12345")
+    test.wait_for(lambda: test.facts and test.facts[-1].set_number == 1 and not test.facts[-1].dirty_files)
+    facts = test.facts[-1]
+    assert (facts.num_files, facts.size_bytes, facts.lag_s, facts.error) == (1, 5, 0, "")
+    assert facts.committed_at is not None
+    assert facts.stalled_since is None
+
+
+def test_the_flush_stores_what_never_rested(mirror_of, tmp_path: Path, store) -> None:
+    test = mirror_of(settle_s=INTERVAL_S)
+    stop = threading.Event()
+
+    def keep_writing() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            test.host.write("log", f"line {number}")
+            time.sleep(0.005)
+
+    writer = threading.Thread(target=keep_writing)
+    writer.start()
+    test.host.write("step/a", "1")
+    test.wait_for(lambda: test.facts and test.facts[-1].set_number)
+    stop.set()
+    writer.join()
+    assert test.mirror.flush(PATIENCE_S).missed == ()
+    assert MirroredFolder(tmp_path, store).content() == test.host.content()
+    assert test.facts[-1].dirty_files == 0
+
+
+def test_a_stall_is_told_once_and_so_is_its_end(mirror_of, store) -> None:
+    let_go = hang(store, on="step")
+    test = mirror_of()
+    test.host.write("step/a", "1234")
+    test.wait_for(lambda: test.facts and test.facts[-1].stalled_since is not None)
+    time.sleep(5 * INTERVAL_S)
+    assert [note for note in test.notes if "stalled" in note] == [
+        "checkpoints are stalled: 1 files, 4 bytes, are not stored; the newest set is none: "
+        "the object store has not answered yet"
+    ]
+    let_go.set()
+    test.wait_for(lambda: test.facts[-1].set_number == 1 and test.facts[-1].stalled_since is None)
+    test.wait_for(lambda: test.lines == ["checkpoints are stored again: set 1"])
+
+
+def test_a_store_that_fails_is_tried_again_and_its_error_is_told(mirror_of, store) -> None:
+    def fail(operation: str, key: str) -> None:
+        raise ObjectStoreError("the store is not there", retryable=True)
+
+    store.on_call = fail
+    test = mirror_of()
+    store.on_call = fail
+    test.host.write("a", "1")
+    test.wait_for(lambda: test.facts and test.facts[-1].stalled_since is not None)
+    assert test.facts[-1].error == "the store is not there"
+    store.on_call = lambda operation, key: None
+    test.wait_for(lambda: test.facts[-1].set_number == 1 and not test.facts[-1].error)
+
+
+def test_a_store_that_hangs_does_not_hold_the_flush_beyond_its_deadline(mirror_of, store) -> None:
+    test = mirror_of()
+    hang(store, on="step")
+    for number in range(30):
+        test.host.write(f"step/{number:02}", "x")
+    started_s = time.monotonic()
+    outcome = test.mirror.flush(0.5)
+    assert time.monotonic() - started_s < 5.0
+    assert len(outcome.missed) == 30
+    assert outcome.error == "the object store did not take them in time"
+    facts = test.facts[-1]
+    assert facts.missed == tuple(f"step/{number:02}" for number in range(20))
+    assert facts.dirty_files == 30
+
+
+def test_a_flush_can_be_hurried(mirror_of, store) -> None:
+    test = mirror_of()
+    hang(store, on="step")
+    test.host.write("step/a", "x")
+    outcomes: list[object] = []
+    thread = threading.Thread(target=lambda: outcomes.append(test.mirror.flush(600.0)))
+    thread.start()
+    time.sleep(0.2)
+    test.mirror.hurry(0.2)
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    assert outcomes[0].missed == ("step/a",)
+
+
+def test_a_flush_tries_again_until_its_deadline(mirror_of, store) -> None:
+    test = mirror_of()
+    num_left = 3
+
+    def fail(operation: str, key: str) -> None:
+        nonlocal num_left
+        if num_left:
+            num_left -= 1
+            raise ObjectStoreError("the store starts anew", retryable=True)
+
+    store.on_call = fail
+    test.host.write("a", "1")
+    assert test.mirror.flush(PATIENCE_S).missed == ()
+
+
+def test_giving_up_ends_a_flush_at_once(mirror_of, store) -> None:
+    test = mirror_of()
+    hang(store, on="step")
+    test.host.write("step/a", "x")
+    outcomes: list[object] = []
+    thread = threading.Thread(target=lambda: outcomes.append(test.mirror.flush(600.0)))
+    thread.start()
+    time.sleep(0.1)
+    test.mirror.give_up()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
+def test_what_is_left_out_is_noted_once(mirror_of) -> None:
+    test = mirror_of()
+    (test.host.path / "out").symlink_to("/etc/passwd")
+    test.host.write("a", "1")
+    test.wait_for(lambda: test.facts and test.facts[-1].set_number == 1)
+    test.host.write("b", "1")
+    test.wait_for(lambda: test.facts[-1].set_number == 2)
+    assert test.notes == ["checkpoints: left out, symbolic links that leave the folder: out"]
+    assert test.mirror.flush(PATIENCE_S).missed == ()
+
+
+def test_a_folder_that_cannot_be_looked_at_is_an_error_and_no_empty_set(mirror_of, tmp_path: Path) -> None:
+    test = mirror_of()
+    test.host.write("a", "1")
+    test.wait_for(lambda: test.facts and test.facts[-1].set_number == 1)
+    test.host.path.rename(tmp_path / "moved")
+    test.host.path.write_text("a file in its place")
+    test.wait_for(lambda: "Not a directory" in test.facts[-1].error)
+    assert test.mirror.flush(0.3).missed == (".",)
+    test.host.path.unlink()
+    (tmp_path / "moved").rename(test.host.path)
