@@ -1,0 +1,146 @@
+"""The folder that checkpoints lie in, as one host sees it: what is there, what becomes visible, what goes.
+
+    step-000000001200/              whole: all ranks of all hosts had their parts on their disks
+        checkpoint.json             step, time, number of parts; written once all parts are
+        metadata                    torch.distributed.checkpoint's: which tensors there are, how they are cut
+        part-00003.bin, .json       what rank 3 of those that saved wrote
+    .step-000000001300.SAVE         being written
+    .gone-...                       being removed
+
+[Note: whole or not] A step is whole if every part of one save is there, with its index, on whatever hosts. What has
+been renamed to `step-...` is. A save that was broken off between two hosts' renames is whole too, and `complete` makes
+up for it: nothing is asked of hosts' clocks or of luck.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clary.train.checkpoint.errors import CheckpointError
+from clary.train.checkpoint.parts import PartIndex, data_name, sync_folder, write_whole
+
+MARKER, METADATA = "checkpoint.json", "metadata"
+_STEP = re.compile(r"(?:step-\d{12,}|\.step-\d{12,}\.[0-9a-f-]+)")
+_WRITING = re.compile(r"\.step-\d{12,}\.([0-9a-f]+)-([0-9a-f]+)")
+_INDEX = re.compile(r"part-\d{5,}\.json")
+_GONE = ".gone-"
+
+
+@dataclass(kw_only=True)
+class StoredStep:
+    """A save's parts in one folder, visible or not."""
+
+    path: Path
+    parts: dict[int, PartIndex] = field(default_factory=dict)  # by the rank that wrote it; whole ones only
+    has_metadata: bool = False
+
+    @property
+    def save(self) -> str:
+        """The save that these are of."""
+        return next(iter(self.parts.values())).save
+
+
+def save_name(run: str, number: int) -> str:
+    """Return the name of a save: the run's, which no other has, and how many saves it has begun."""
+    return f"{run}-{number:x}"
+
+
+def writing_folder(root: Path, step: int, save: str) -> Path:
+    """Return where a save's parts are written."""
+    return root / f".step-{step:012d}.{save}"
+
+
+def step_folder(root: Path, step: int) -> Path:
+    """Return where a whole step lies."""
+    return root / f"step-{step:012d}"
+
+
+def scan(root: Path) -> list[StoredStep]:
+    """Return what is there. Parts that are not whole, and folders with parts of several saves, do not count."""
+    found = []
+    for path in sorted(root.iterdir()):
+        if not _STEP.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
+            continue
+        step = StoredStep(path=path, has_metadata=(path / METADATA).is_file())
+        for name in sorted(os.listdir(path)):
+            if not _INDEX.fullmatch(name):
+                continue
+            with contextlib.suppress(CheckpointError, OSError):
+                index = PartIndex.from_json((path / name).read_bytes(), path / name)
+                if (path / data_name(index.rank)).stat().st_size == index.num_bytes:
+                    step.parts[index.rank] = index
+        if step.parts and len({part.save for part in step.parts.values()}) == 1:
+            found.append(step)
+    return found
+
+
+def complete(root: Path, written: Path, *, index: PartIndex, saved_at: float) -> None:
+    """Make a save visible in this folder. The folder's leader calls it, once all ranks have written.
+
+    Args:
+        index: of any of its parts.
+        saved_at: seconds since 1970; by it `prune` tells old from new.
+
+    State after failure: as before, or an earlier step of this number is not visible; the save is whole in any case.
+    Raises: OSError.
+    """
+    target = step_folder(root, index.step)
+    if written == target:
+        return
+    marker = {"step": index.step, "save": index.save, "saved_at": saved_at, "num_parts": index.num_parts}
+    write_whole(written / MARKER, json.dumps(marker).encode())
+    earlier = _put_aside(target) if target.exists() else None
+    written.rename(target)
+    sync_folder(root)
+    if earlier is not None:
+        shutil.rmtree(earlier, ignore_errors=True)
+
+
+def prune(root: Path, *, keep: int, newest: Path, save: str) -> None:
+    """Remove all but the last steps that were written, and what was broken off. The folder's leader calls it.
+
+    What is removed is no checkpoint from the first moment, whatever ends the removal.
+
+    Args:
+        newest: the step that has just become visible; it stays.
+        save: that it is of. Other ranks of this host may have begun to write the next one.
+    """
+    steps = sorted((path for path in _steps(root) if path != newest), key=_saved_at, reverse=True)
+    going = steps[keep - 1 :] + [path for path in root.iterdir() if _is_broken_off(path.name, save)]
+    for path in going:
+        with contextlib.suppress(FileNotFoundError):
+            _put_aside(path)
+    for path in root.glob(f"{_GONE}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _steps(root: Path) -> Iterator[Path]:
+    return (path for path in root.iterdir() if path.name.startswith("step-") and _STEP.fullmatch(path.name))
+
+
+def _is_broken_off(name: str, save: str) -> bool:
+    run, _, number = save.partition("-")
+    match = _WRITING.fullmatch(name)
+    return match is not None and (match[1] != run or int(match[2], 16) <= int(number, 16))
+
+
+def _saved_at(path: Path) -> tuple[float, str]:
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        marker: dict[str, Any] = json.loads((path / MARKER).read_bytes())
+        return float(marker["saved_at"]), path.name
+    return 0.0, path.name
+
+
+def _put_aside(path: Path) -> Path:
+    aside = path.with_name(f"{_GONE}{secrets.token_hex(4)}-{path.name.lstrip('.')}")
+    path.rename(aside)
+    return aside

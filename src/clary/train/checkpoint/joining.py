@@ -1,0 +1,79 @@
+"""Ranks find each other: groups of our own, and who sees the same folder."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+
+from clary.train.checkpoint.places import Place, partners
+from clary.train.checkpoint.ranks import Ranks
+
+_log = logging.getLogger(__name__)
+_HOST_VARIABLES = ("CLARY_COLLECTIVE_HOST", "SM_CURRENT_HOST")  # what a host is called, before its own hostname
+
+
+@dataclass(kw_only=True)
+class Company:
+    """All ranks, as one of them sees them. A rank has the number that it has in the default group."""
+
+    calls: Ranks  # for what a program calls
+    writers: Ranks  # for the thread that writes
+    copiers: Ranks | None  # for the thread that sends copies; None where nobody keeps any
+    run: str  # the same on all ranks, and of no other company
+    places: Sequence[Place]
+    partners: Sequence[int | None]  # by rank, who holds its copy
+
+    def leave(self) -> None:
+        """Give the groups back."""
+        for ranks in (self.calls, self.writers, self.copiers):
+            if ranks is not None and not ranks.is_alone and dist.is_initialized():
+                with contextlib.suppress(ValueError, AssertionError, RuntimeError):  # the program's own end was first
+                    dist.destroy_process_group(ranks.group)
+
+
+def join(folder: Path, *, wants_peers: bool, limit_s: float) -> Company:
+    """Meet the other ranks; the folder is made where it is missing. Every rank calls it.
+
+    Raises: CheckpointError on all ranks if one cannot use its folder.
+    """
+    calls, writers = _ranks(limit_s), _ranks(limit_s)
+    run = calls.all(secrets.token_hex(8))[0]
+    what = f"opening {folder}"
+    probe = folder / f".rank-{run}-{calls.rank}"
+
+    def show_presence() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+
+    def look() -> int:
+        return min(int(path.name.rpartition("-")[2]) for path in folder.glob(f".rank-{run}-*"))
+
+    calls.together(what, show_presence)
+    try:
+        leader = calls.together(what, look)
+    finally:
+        probe.unlink(missing_ok=True)
+    host = next((os.environ[name] for name in _HOST_VARIABLES if os.environ.get(name)), socket.gethostname())
+    places = calls.all(Place(host=host, leader=leader))
+    by_rank = partners(places)
+    has_peers = wants_peers and by_rank[0] is not None
+    if wants_peers and not has_peers:
+        _log.warning("%s: peers=True holds no copies: all ranks are on one host", folder)
+    copiers = _ranks(limit_s) if has_peers else None
+    return Company(calls=calls, writers=writers, copiers=copiers, run=run, places=places, partners=by_rank)
+
+
+def _ranks(limit_s: float) -> Ranks:
+    if not dist.is_initialized():
+        return Ranks()
+    # gloo, whatever training uses: what is said here lies in host memory, and must not meet training's own calls.
+    return Ranks(dist.new_group(backend="gloo", timeout=timedelta(seconds=limit_s)))

@@ -1,0 +1,255 @@
+"""Saves and restores a program's state; what a training script calls.
+
+Where: docs/training-checkpoints.md. Every rank of the default process group makes one and makes the same calls in the
+same order; without a process group, one process does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from clary.train.checkpoint.errors import CheckpointError
+from clary.train.checkpoint.folders import complete, save_name
+from clary.train.checkpoint.joining import Company, join
+from clary.train.checkpoint.peers import PeerMemory
+from clary.train.checkpoint.plans import Plan, agree_on_plan, signature
+from clary.train.checkpoint.restoring import restore
+from clary.train.checkpoint.saving import Background, Writing, start_writing
+from clary.train.checkpoint.snapshot import Snapshot
+from clary.train.checkpoint.states import check_names, flatten
+from clary.train.checkpoint.stop_notice import is_stop_ordered
+
+_log = logging.getLogger(__name__)
+_SAME_PLAN, _NEW_PLAN, _FAILED = 0, 1, 2  # what a rank brings to a save; the highest counts
+_NEVER = 1 << 62  # above every step
+
+
+class Keeper:
+    """Keeps checkpoints of a state in a folder, which hosts may share or have one each.
+
+    Args:
+        folder: made if it is not there. In a job, the CheckpointConfig's: it outlives hosts.
+        keep: steps that stay; older ones are removed once a newer one is whole. At least 1.
+        peers: hold a second copy of each rank's last part in the memory of a rank of another host.
+        limit_s: seconds that any wait for a disk or another rank may take.
+
+    Raises: ValueError for arguments that cannot be; CheckpointError on all ranks if one cannot use its folder.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], *, keep: int = 2, peers: bool = False, limit_s: float = 1800.0
+    ) -> None:
+        if keep < 1:
+            raise ValueError(f"keep is {keep}; expected 1 or more steps to keep")
+        if limit_s <= 0:
+            raise ValueError(f"limit_s is {limit_s}; expected seconds, more than 0")
+        self.folder = Path(folder).absolute()
+        self._keep, self._wants_peers, self._limit_s = keep, peers, limit_s
+        self._snapshot, self._memory = Snapshot(), PeerMemory()
+        self._background: Background | None = None  # what has not been waited for
+        self._tidying: Background | None = None  # what has been, and may still remove older steps
+        self._is_open = True
+        self._plan: Plan | None = None
+        self._company: Company = self._join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
+        """Copy a state into host memory and return; it is written while training goes on.
+
+        The first save allocates, and one that finds the step before not yet written waits for it. Models and optimizers
+        are saved in the pieces that they are in; of anything else, what the lowest rank has.
+
+        Args:
+            step: 0 or more, the same on all ranks; one that is there already is replaced.
+            state: models, optimizers, what has `state_dict` and `load_state_dict`, tensors, and whatever can be
+                pickled, by name.
+
+        State after failure: earlier steps are as they were; the next save is tried as if nothing had been.
+        Raises: CheckpointError on all ranks if the step before could not be written on one, or this one not be copied.
+        """
+        self._check_open()
+        failure = self._finish()
+        flat: dict[str, Any] = {}
+        kind = _FAILED
+        with torch.no_grad():
+            try:
+                if not isinstance(step, int) or step < 0:
+                    raise ValueError(f"step is {step!r}; expected a whole number, 0 or more")
+                check_names(state)
+                flat = flatten(state)
+                is_same = self._plan is not None and self._plan.signature == signature(flat)
+                kind = _FAILED if failure else _SAME_PLAN if is_same else _NEW_PLAN
+            except (ValueError, TypeError, RuntimeError) as error:
+                failure = failure or error
+            if self._agree(step, kind, failure) == _NEW_PLAN:
+                self._plan = agree_on_plan(self._company.calls, flat)
+            assert self._plan is not None
+            self._take(self._plan, flat, step)
+        writing = Writing(
+            ranks=self._company.writers,
+            root=self.folder,
+            places=self._company.places,
+            snapshot=self._snapshot,
+            keep=self._keep,
+        )
+        copiers = self._company.copiers
+        copies = (self._memory, copiers, self._company.partners) if copiers is not None else None
+        self._background = start_writing(writing, copies=copies, told=self._note_copies, previous=self._tidying)
+
+    def restore(self, state: MutableMapping[str, Any]) -> int | None:
+        """Fill a state with the newest step that is whole on all hosts together; on as many ranks as there are.
+
+        With `peers`, what is in the memory of ranks counts as what is on their disks does.
+        Tensors are filled in place. A dict gets what was saved, whatever is in it; other values are replaced in
+        `state`.
+
+        Returns: the step; None where there is none, and the state is as it was.
+        State after failure: some of the state may be filled.
+        Raises: CheckpointError on all ranks if one could not read, or the checkpoint does not fit the state.
+        """
+        self._check_open()
+        self.wait()
+        self._settle()
+        calls, places = self._company.calls, self._company.places
+        memories = [self._snapshot, *self._memory.memories()] if self._wants_peers else []
+        found = restore(calls, state, root=self.folder, places=places, memories=memories)
+        if found is None:
+            return None
+        index, folder = found
+
+        def show() -> None:
+            if folder is not None and places[calls.rank].leader == calls.rank:
+                complete(self.folder, folder, index=index, saved_at=time.time())
+
+        calls.together(f"making step {index.step} visible in {self.folder}", show)
+        return index.step
+
+    def should_stop(self) -> bool:
+        """Whether a stop of the job has been ordered, on any host. Every rank calls it in the same place of its loop.
+
+        One small message between the ranks; the same answer on all of them, so that all save the same step and leave.
+        """
+        self._check_open()
+        return bool(self._company.calls.highest(int(is_stop_ordered(os.environ)))[0])
+
+    def wait(self) -> None:
+        """Return once the last save is on the disks of all hosts.
+
+        Raises: CheckpointError if it is not; it names rank, step and path.
+        """
+        failure = self._finish()
+        if failure is not None:
+            raise failure
+
+    def rejoin(self) -> None:
+        """Go on after the default process group has been made anew, with other ranks in places of lost ones.
+
+        Ranks that were there keep what is in their memory; those that are new make a Keeper at the same moment.
+        """
+        self._check_open()
+        failure = self._finish()
+        if failure is not None:
+            _log.warning("the last save of the group before was not written: %s", failure)
+        self._settle()
+        self._company = self._join()
+
+    def close(self) -> None:
+        """Wait as `wait` does, and give memory and groups back. It can be called twice."""
+        if not self._is_open:
+            return
+        failure = self._finish()
+        self._settle()
+        self._is_open = False
+        self._company.leave()
+        self._memory.release()
+        self._snapshot, self._plan = Snapshot(), None
+        if failure is not None:
+            raise failure
+
+    def _join(self) -> Company:
+        self._plan = None
+        self._num_saves = 0
+        self._copies_trouble: str | None = None
+        return join(self.folder, wants_peers=self._wants_peers, limit_s=self._limit_s)
+
+    def _agree(self, step: int, kind: int, failure: BaseException | None) -> int:
+        """Return what this save is to all ranks, or raise on all of them."""
+        calls = self._company.calls
+        highest, last, first, broken = calls.highest(
+            kind,
+            -1 if kind == _FAILED else step,
+            -_NEVER if kind == _FAILED else -step,
+            int(self._copies_trouble is not None),
+        )
+        if broken and self._company.copiers is not None:
+            words = self._copies_trouble or "another rank could not exchange its own, and says why"
+            _log.warning("%s: no more copies in peers' memory: %s", self.folder, words)
+            self._company.copiers = None
+        if highest == _FAILED:
+            raise failure or self._others_failed(step)
+        if last != -first:
+            raise CheckpointError(
+                f"rank {calls.rank} saves step {step} to {self.folder}, others steps {-first} to {last}: all ranks "
+                "must save the same step"
+            )
+        return highest
+
+    def _take(self, plan: Plan, flat: dict[str, Any], step: int) -> None:
+        calls = self._company.calls
+        self._num_saves += 1
+        save = save_name(self._company.run, self._num_saves)
+        trouble: Exception | None = None
+        try:
+            self._snapshot.take(plan, flat, save=save, step=step, rank=calls.rank, num_parts=calls.size)
+        except Exception as error:  # noqa: BLE001 - raised below, once the others know that there is no such save
+            trouble = error
+        if calls.highest(int(trouble is not None))[0]:
+            if trouble is None:
+                raise self._others_failed(step)
+            raise CheckpointError(
+                f"rank {calls.rank}: step {step} to {self.folder} was not copied: {type(trouble).__name__}: {trouble}"
+            ) from trouble
+
+    def _others_failed(self, step: int) -> CheckpointError:
+        return CheckpointError(
+            f"rank {self._company.calls.rank}: step {step} to {self.folder} was not begun: another rank could not "
+            "save, and its own error says why"
+        )
+
+    def _finish(self) -> BaseException | None:
+        """Wait for what is written; return why it could not be, once."""
+        if self._background is None:
+            return None
+        failure = self._background.finish(self._limit_s)
+        if self._background.is_over:
+            self._background, self._tidying = None, self._background
+        return failure
+
+    def _settle(self) -> None:
+        """Wait until nothing of this keeper touches the folder."""
+        if self._tidying is not None:
+            self._tidying.join(self._limit_s)
+            self._tidying = None
+
+    def _note_copies(self, words: str) -> None:
+        self._copies_trouble = words
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise ValueError(f"the keeper of {self.folder} is closed: make a new one")

@@ -1,0 +1,153 @@
+"""One rank's part of a step: the bytes of tensors and values that it wrote, and an index that says what lies where.
+
+Where: a part is a pair of files, `part-00003.bin` and `part-00003.json`, or the same in somebody's memory. The index is
+written after the data is on the disk, by renaming, so a part with an index is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from clary.train.checkpoint.errors import CheckpointError
+
+FORMAT = 1
+WRITE_BYTES = 32 * 1024**2  # of one call: few enough to be cheap, short enough that writing back begins early
+
+Key = tuple[str, tuple[int, ...] | None]  # name of a tensor and the offset of its piece; of a value, name and None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartIndex:
+    """What one rank wrote in one save."""
+
+    save: str  # the same on all ranks, and of no other save
+    step: int
+    rank: int
+    num_parts: int  # ranks that saved
+    num_bytes: int
+    places: Mapping[Key, tuple[int, int]]  # start and length
+
+    def to_json(self) -> bytes:
+        """Return what the index file holds."""
+        places = [[name, offset, *place] for (name, offset), place in self.places.items()]
+        return json.dumps({"format": FORMAT, **vars(self), "places": places}).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes, where: object) -> PartIndex:
+        """Read an index.
+
+        Raises: CheckpointError for what is none, or of a later format.
+        """
+        try:
+            document: dict[str, Any] = json.loads(data)
+            found = document.pop("format")
+            if found > FORMAT:
+                raise CheckpointError(f"{where} has format {found}, this release knows up to {FORMAT}: upgrade Clary")
+            places = {
+                (name, None if offset is None else tuple(offset)): (start, length)
+                for name, offset, start, length in document.pop("places")
+            }
+            return cls(**document, places=places)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise CheckpointError(f"{where} is no index of a checkpoint's part: {error!r}") from error
+
+
+class Part(Protocol):
+    """A part that can be read, wherever it is."""
+
+    def read_into(self, start: int, buffer: memoryview) -> None:
+        """Fill a buffer with the part's bytes from `start` on. Raises: OSError, CheckpointError."""
+
+
+def data_name(rank: int) -> str:
+    """Return the name of a part's data."""
+    return f"part-{rank:05d}.bin"
+
+
+def index_name(rank: int) -> str:
+    """Return the name of a part's index."""
+    return f"part-{rank:05d}.json"
+
+
+def write_part(folder: Path, index: PartIndex, pieces: Sequence[memoryview]) -> None:
+    """Write a part so that it is on the disk, or none.
+
+    The interpreter's lock is free while bytes are written: the thread that trains is not held up.
+
+    Args:
+        pieces: the data, in order.
+
+    Raises: OSError.
+    """
+    handle = os.open(folder / data_name(index.rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        at = 0
+        for piece in pieces:
+            for start in range(0, len(piece), WRITE_BYTES):
+                block = piece[start : start + WRITE_BYTES]
+                while block:
+                    written = os.pwrite(handle, block, at)
+                    block = block[written:]
+                    # Has the kernel begin to write at once, while the next bytes are copied.
+                    os.posix_fadvise(handle, at, written, os.POSIX_FADV_DONTNEED)
+                    at += written
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    write_whole(folder / index_name(index.rank), index.to_json())
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Put a file in its place, on the disk and whole, or not at all.
+
+    Raises: OSError.
+    """
+    beside = path.with_name(f".{path.name}.part")
+    with beside.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.rename(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@dataclass
+class StoredPart:
+    """A part in a folder. `close` it."""
+
+    folder: Path
+    index: PartIndex
+    _handle: int | None = None
+
+    def read_into(self, start: int, buffer: memoryview) -> None:
+        """Fill a buffer with the part's bytes from `start` on."""
+        if self._handle is None:
+            self._handle = os.open(self.folder / data_name(self.index.rank), os.O_RDONLY | os.O_CLOEXEC)
+        while buffer:
+            found = os.preadv(self._handle, [buffer], start)
+            if not found:
+                raise CheckpointError(
+                    f"{self.folder / data_name(self.index.rank)} ends before byte {start + len(buffer)}; expected "
+                    f"{self.index.num_bytes} bytes: it was cut short since it was written"
+                )
+            start, buffer = start + found, buffer[found:]
+
+    def close(self) -> None:
+        """Let the file go."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None

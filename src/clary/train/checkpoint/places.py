@@ -1,0 +1,36 @@
+"""Where ranks are: which of them see one folder, and whose memory is on another host. Pure.
+
+Ranks may have a folder a host, a folder that all hosts share, or a folder each; `joining` finds out by looking, since
+names of hosts and paths do not tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where one rank is."""
+
+    host: str  # as it calls itself
+    leader: int  # the lowest rank that sees the same folder; it alone renames and removes there
+
+
+def partners(places: Sequence[Place]) -> list[int | None]:
+    """Return, by rank, who holds a second copy of its part: a rank of the next host; None where there is one host only.
+
+    Ranks of one name with different folders count as hosts of their own: their machines may well be called alike.
+    """
+    hosts: dict[Place, list[int]] = {}
+    for rank, place in enumerate(places):
+        hosts.setdefault(place, []).append(rank)
+    groups = list(hosts.values())
+    found: list[int | None] = [None] * len(places)
+    if len(groups) > 1:
+        for at, ranks in enumerate(groups):
+            holders = groups[(at + 1) % len(groups)]
+            for number, rank in enumerate(ranks):
+                found[rank] = holders[number % len(holders)]
+    return found

@@ -1,0 +1,117 @@
+"""Who writes what: agreed by all ranks once, and again only when the tensors of one of them have changed.
+
+Where: planning is torch.distributed.checkpoint's - its metadata, its rule for what several ranks hold alike, and on
+restoring its cut of pieces - so that any number of ranks can read what any other wrote.
+
+[Note: one rank's values] Tensors of models that several ranks hold alike are written by one of them each, evenly. What
+is no tensor of a model (names that begin with `=`) comes from the lowest rank that has it, whole: the counters of one
+rank never stand beside the generator of another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import create_default_local_save_plan
+from torch.distributed.checkpoint.planner import SavePlan, WriteItemType
+from torch.distributed.tensor import DTensor
+
+from clary.train.checkpoint.parts import Key
+from clary.train.checkpoint.ranks import Ranks
+
+VALUE_MARK = "="  # begins the names of what is no tensor of a model or an optimizer
+ALIGNMENT = 64  # bytes; any element type, and a line of the cache
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedTensor:
+    """A tensor, or this rank's piece of one, and where it goes."""
+
+    key: Key
+    start: int
+    num_bytes: int
+    dtype: torch.dtype
+    shape: torch.Size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What this rank writes. `metadata` is of all ranks, pickled; the same on all."""
+
+    signature: list[Any]
+    tensors: list[PlannedTensor]
+    values: list[str]
+    metadata: bytes
+    num_bytes: int  # of the tensors
+    uses_cuda: bool
+
+
+def signature(flat: dict[str, Any]) -> list[Any]:
+    """Return what a plan depends on: two equal ones have one plan."""
+    return [
+        (
+            name,
+            one.shape,
+            one.dtype,
+            one.device.type,
+            (one.placements, id(one.device_mesh)) if isinstance(one, DTensor) else None,
+        )
+        if isinstance(one, torch.Tensor)
+        else (name,)
+        for name, one in flat.items()
+    ]
+
+
+def agree_on_plan(ranks: Ranks, flat: dict[str, Any]) -> Plan:
+    """Decide with the other ranks who writes what.
+
+    Raises: CheckpointError on all ranks if one could not.
+    """
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+    def whole(plans: list[SavePlan]) -> list[tuple[SavePlan, bytes]]:
+        plans, metadata = planner.create_global_plan(_without_repeated_values(plans))
+        pickled = pickle.dumps(metadata)
+        return [(plan, pickled) for plan in plans]
+
+    plan, metadata = ranks.map(
+        "planning a checkpoint", lambda: create_default_local_save_plan(flat, ranks.is_coordinator), whole
+    )
+    tensors, values, at = [], [], 0
+    for item in plan.items:
+        if item.type == WriteItemType.BYTE_IO:
+            values.append(item.index.fqn)
+            continue
+        shape, dtype = item.tensor_data.chunk.sizes, item.tensor_data.properties.dtype
+        num_bytes = math.prod(shape) * dtype.itemsize
+        key = (item.index.fqn, tuple(item.tensor_data.chunk.offsets))
+        tensors.append(PlannedTensor(key=key, start=at, num_bytes=num_bytes, dtype=dtype, shape=shape))
+        at += -(-num_bytes // ALIGNMENT) * ALIGNMENT
+    return Plan(
+        signature=signature(flat),
+        tensors=tensors,
+        values=values,
+        metadata=metadata,
+        num_bytes=at,
+        uses_cuda=any(isinstance(one, torch.Tensor) and one.is_cuda for one in flat.values()),
+    )
+
+
+def _without_repeated_values(plans: list[SavePlan]) -> list[SavePlan]:
+    seen: set[str] = set()
+    kept = []
+    for plan in plans:
+        items = [item for item in plan.items if item.index.fqn not in seen]
+        seen.update(
+            item.index.fqn
+            for item in items
+            if item.index.fqn.startswith(VALUE_MARK) and item.type != WriteItemType.SHARD  # pieces are of many ranks
+        )
+        kept.append(dataclasses.replace(plan, items=items))
+    return kept

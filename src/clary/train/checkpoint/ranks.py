@@ -1,0 +1,123 @@
+"""Ranks that do something together, and learn of it together when one of them could not.
+
+Where: checkpoints of `Keeper` and those of torch.sagemaker (`parallel.fsdp.saving`).
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from clary.train.checkpoint.errors import CheckpointError
+
+T = TypeVar("T")
+
+
+@dataclass
+class Ranks:
+    """The ranks that save together; a single process saves alone.
+
+    Args:
+        coordinator: of the world; it puts the parts of all together.
+        failure: what is raised on all ranks when one failed.
+        consequence: words that follow "failed" in its text.
+    """
+
+    group: Any = None
+    coordinator: int = 0
+    failure: type[Exception] = CheckpointError
+    consequence: str = ""
+
+    def __post_init__(self) -> None:
+        self.is_alone = not dist.is_initialized()
+        if not self.is_alone:
+            self.group = dist.group.WORLD if self.group is None else self.group
+            members = dist.get_process_group_ranks(self.group)
+            if self.coordinator not in members:
+                raise ValueError(
+                    f"coordinator_rank is {self.coordinator}, which is not in process_group: its ranks are {members}"
+                )
+
+    @property
+    def is_coordinator(self) -> bool:
+        """Whether this rank plans for all."""
+        return self.is_alone or dist.get_rank() == self.coordinator
+
+    @property
+    def rank(self) -> int:
+        """This rank's number in the group."""
+        return 0 if self.is_alone else dist.get_rank(self.group)
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return 1 if self.is_alone else dist.get_world_size(self.group)
+
+    def all(self, value: Any) -> list[Any]:
+        """Return what every rank brought, by rank. Values travel pickled: for few and small ones."""
+        if self.is_alone:
+            return [value]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self.group)
+        return found
+
+    def highest(self, *values: int) -> list[int]:
+        """Return the highest that any rank brought, place by place. The group must take tensors on the CPU."""
+        if self.is_alone:
+            return list(values)
+        found = torch.tensor(values, dtype=torch.int64)
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
+        return [int(one) for one in found.tolist()]
+
+    def together(self, what: str, part: Callable[[], T]) -> T:
+        """Return what a function returns, once it has returned on all ranks.
+
+        Raises: `failure` on all ranks if it raised on any; it names the ranks.
+        """
+        made: list[T] = []
+        self.map(what, lambda: made.append(part()), lambda told: told)
+        return made[0]
+
+    def map(self, what: str, part: Callable[[], Any], whole: Callable[[list[Any]], list[Any]]) -> Any:
+        """Have every rank do its part, the coordinator put them together, and every rank get its piece of that.
+
+        Raises: `failure` on all ranks if any rank's part, or the whole, raised; it names the ranks.
+        """
+        told = _attempt(part)
+        if self.is_alone:
+            made = _attempt(lambda: whole([told[1]])[0]) if told[0] else told
+            return self._result(what, made if made[0] else (False, f"rank 0: {made[1]}"))
+        num_ranks = dist.get_world_size(self.group)
+        gathered: list[Any] | None = [None] * num_ranks if self.is_coordinator else None
+        dist.gather_object(told, gathered, dst=self.coordinator, group=self.group)
+        pieces: list[Any] | None = None
+        if gathered is not None:
+            members = dist.get_process_group_ranks(self.group)
+            failures = [f"rank {rank}: {one[1]}" for rank, one in zip(members, gathered, strict=True) if not one[0]]
+            if failures:
+                pieces = [(False, "\n".join(failures))] * num_ranks
+            else:
+                parts = [one[1] for one in gathered]
+                made = _attempt(lambda: whole(parts))
+                pieces = [(True, piece) for piece in made[1]] if made[0] else [made] * num_ranks
+        piece: list[Any] = [None]
+        dist.scatter_object_list(piece, pieces, src=self.coordinator, group=self.group)
+        return self._result(what, piece[0])
+
+    def _result(self, what: str, told: tuple[bool, Any]) -> Any:
+        if not told[0]:
+            raise self.failure(f"{what} failed{self.consequence}. {told[1]}")
+        return told[1]
+
+
+def _attempt(function: Callable[[], Any]) -> tuple[bool, Any]:
+    """Call a function; what it returned, or what to tell the other ranks."""
+    try:
+        return True, function()
+    except Exception:  # noqa: BLE001 - told to all ranks, each of which raises it
+        return False, traceback.format_exc()

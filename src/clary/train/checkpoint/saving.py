@@ -1,0 +1,212 @@
+"""Writes what a snapshot holds and makes it visible, on a thread of its own while training goes on.
+
+[Note: order] All ranks write and sync their parts; then each folder's leader writes the marker and renames. So a name
+`step-...` says that every rank of every host had its part on its disk, and a process that dies at any point leaves the
+steps before it as they were. The thread talks over groups of its own and meets none of training's collectives.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import shutil
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from clary.train.checkpoint.errors import CheckpointError
+from clary.train.checkpoint.folders import METADATA, complete, prune, step_folder, writing_folder
+from clary.train.checkpoint.parts import write_part, write_whole
+from clary.train.checkpoint.peers import PeerMemory
+from clary.train.checkpoint.places import Place
+from clary.train.checkpoint.ranks import Ranks
+from clary.train.checkpoint.snapshot import Snapshot
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writing:
+    """A snapshot on its way to the disk, on one rank."""
+
+    ranks: Ranks  # over a group that nobody else uses meanwhile
+    root: Path
+    places: Sequence[Place]
+    snapshot: Snapshot
+    keep: int
+
+    def write(self) -> None:
+        """Write this rank's part, and make the step visible once all have.
+
+        State after failure: earlier steps are as they were.
+        Raises: CheckpointError on all ranks if one could not write; RuntimeError if one does not answer.
+        """
+        index = self.snapshot.index
+        assert index is not None
+        is_leader = self.places[self.ranks.rank].leader == self.ranks.rank
+        folder = writing_folder(self.root, index.step, index.save)
+
+        def part() -> None:
+            folder.mkdir(exist_ok=True)
+            if is_leader:
+                write_whole(folder / METADATA, self.snapshot.metadata)
+            write_part(folder, index, self.snapshot.pieces)
+
+        try:
+            saved_at = self.ranks.map(
+                f"writing step {index.step} to {self.root}", part, lambda parts: [time.time()] * len(parts)
+            )
+        except CheckpointError:
+            shutil.rmtree(folder, ignore_errors=True)  # all know that there is no such step
+            raise
+
+        def show() -> None:
+            if is_leader:
+                complete(self.root, folder, index=index, saved_at=saved_at)
+
+        self.ranks.together(f"making step {index.step} visible in {self.root}", show)
+
+    def tidy(self, step: int, save: str) -> None:
+        """Remove what is no longer kept, where this rank is its folder's leader; trouble with it costs no step."""
+        if self.places[self.ranks.rank].leader != self.ranks.rank:
+            return
+        try:
+            prune(self.root, keep=self.keep, newest=step_folder(self.root, step), save=save)
+        except OSError as error:
+            _log.warning("%s: older checkpoints stay: %s", self.root, error)
+
+
+class Background:
+    """One thread that works while training goes on, and how it ended.
+
+    Args:
+        work: what is waited for.
+        afterwards: done behind it if it ended well; waited for by the next one and at the end alone.
+        previous: the one before.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[], None],
+        *,
+        afterwards: Callable[[], None],
+        previous: Background | None,
+        name: str,
+        what: str,
+    ) -> None:
+        self._work, self._afterwards, self._previous, self._what = work, afterwards, previous, what
+        self._failure: BaseException | None = None
+        self._over = threading.Event()
+        # A daemon, since Python would wait for others without a limit at its end; `_finish_at_exit` waits with one.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def finish(self, limit_s: float) -> BaseException | None:
+        """Wait for the end; return what the work raised, once.
+
+        Returns: CheckpointError too if it has not ended within the limit; it can be waited for again.
+        """
+        if not self._over.wait(limit_s):
+            return CheckpointError(f"{self._what} has not ended in {limit_s:g} s: a disk or a rank does not answer")
+        failure, self._failure = self._failure, None
+        return failure
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the work has ended."""
+        return self._over.is_set()
+
+    def join(self, limit_s: float) -> None:
+        """Wait for what is done afterwards too."""
+        self._thread.join(limit_s)
+
+    def _run(self) -> None:
+        if self._previous is not None:
+            self._previous.join(PREVIOUS_LIMIT_S)
+            self._previous = None
+        try:
+            self._work()
+        except CheckpointError as error:
+            self._failure = error
+        except BaseException as error:  # noqa: BLE001 - raised by the next call, on the thread that trains
+            self._failure = CheckpointError(f"{self._what} failed: {type(error).__name__}: {error}")
+            self._failure.__cause__ = error
+        ended_well = self._failure is None
+        self._over.set()
+        if ended_well:
+            self._afterwards()
+
+
+def start_writing(
+    writing: Writing,
+    *,
+    copies: tuple[PeerMemory, Ranks, Sequence[int | None]] | None,
+    told: Callable[[str], None],
+    previous: Background | None,
+) -> Background:
+    """Begin to write, and to send copies to peers at the same time.
+
+    Args:
+        copies: where peers' copies lie, the group that they travel over, and by rank who holds them; None: nowhere.
+        previous: what was written before; it has been waited for.
+        told: called, on the thread, with why copies could not be exchanged; the step is written all the same.
+    """
+    index = writing.snapshot.index
+    assert index is not None
+    what = f"rank {writing.ranks.rank}: step {index.step} to {writing.root}"
+
+    def work() -> None:
+        sending = None
+        if copies is not None:
+            memory, ranks, partners = copies
+
+            def exchange() -> None:
+                try:
+                    memory.exchange(ranks, writing.snapshot, partners)
+                except Exception as error:  # noqa: BLE001 - copies are an extra: without them steps are on disks still
+                    told(f"rank {ranks.rank}: step {index.step}: {error}")
+
+            sending = threading.Thread(target=exchange, name="clary-checkpoint-copies", daemon=True)
+            sending.start()
+        try:
+            writing.write()
+        finally:
+            if sending is not None:
+                sending.join()  # every wait in it has the group's limit
+
+    step, save = index.step, index.save
+    background = Background(
+        work,
+        afterwards=lambda: writing.tidy(step, save),
+        previous=previous,
+        name=f"clary-checkpoint-{step}",
+        what=what,
+    )
+    _pending.add(background)
+    _wait_at_exit()
+    return background
+
+
+PREVIOUS_LIMIT_S = 600.0  # of removing what is no longer kept; the next step is written all the same
+EXIT_LIMIT_S = 1500.0  # less than other ranks wait for this one, so that they are told why
+_pending: weakref.WeakSet[Background] = weakref.WeakSet()
+_registered = threading.Event()
+
+
+def _wait_at_exit() -> None:
+    if not _registered.is_set():
+        _registered.set()
+        atexit.register(_finish_at_exit)
+
+
+def _finish_at_exit() -> None:
+    """Let steps be written whole when the program ends, and say what could not be."""
+    deadline_s = time.monotonic() + EXIT_LIMIT_S
+    for background in list(_pending):
+        failure = background.finish(max(deadline_s - time.monotonic(), 0.0))
+        background.join(max(deadline_s - time.monotonic(), 0.0))
+        if failure is not None:
+            _log.error("%s", failure)

@@ -1,0 +1,153 @@
+"""What a program hands in - models, optimizers, counters - as tensors and values by name, and back.
+
+    model/layers.0.weight                   of a module; names as without DDP, torch.compile and checkpoint wrappers
+    optimizer/state/model/layers.0.weight/exp_avg
+    =optimizer/groups                       its options, in the order of its groups
+    =loader                                 anything else, with holes where tensors were
+    =loader/0                               the tensor of the first hole
+
+A module's parameters are found by identity, so optimizers need no numbers, and fit another cut of the same model.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from clary.train.checkpoint.plans import VALUE_MARK
+
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # torch.compile's, activation checkpointing's
+
+
+@dataclass(frozen=True)
+class Hole:
+    """Where a tensor stood in a value."""
+
+    number: int
+
+
+def flatten(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all tensors and values by name, without a copy.
+
+    Raises: TypeError, ValueError for what cannot be saved.
+    """
+    flat: dict[str, Any] = {}
+    names = parameter_names(state)
+    for key, one in state.items():
+        if isinstance(one, nn.Module):
+            flat.update((f"{key}/{name}", value) for name, value in module_state(one).items())
+        elif isinstance(one, Optimizer):
+            for name, parameter in optimizer_parameters(one, names):
+                for what, value in one.state.get(parameter, {}).items():
+                    flat[f"{key}/state/{name}/{what}"] = value
+            flat[f"{VALUE_MARK}{key}/groups"] = [_options(group) for group in one.param_groups]
+        else:
+            tensors: list[torch.Tensor] = []
+            value = one.state_dict() if isinstance(one, Stateful) else one
+            flat[f"{VALUE_MARK}{key}"] = take_apart(value, tensors)
+            flat.update((f"{VALUE_MARK}{key}/{number}", tensor) for number, tensor in enumerate(tensors))
+    return flat
+
+
+def check_names(state: Mapping[str, Any]) -> None:
+    """Refuse what has no names that can be told apart.
+
+    Raises: TypeError, ValueError.
+    """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"the state is {type(state).__name__}; expected a dict such as {{'model': model}}")
+    for key in state:
+        if not isinstance(key, str) or not key or "/" in key or key.startswith(VALUE_MARK):
+            raise ValueError(f"the state has the key {key!r}; expected text without / that does not begin with =")
+
+
+def bare_module(module: nn.Module) -> nn.Module:
+    """Return what DDP and torch.compile wrap.
+
+    Raises: ValueError for FSDP's first form, whose parameters have no names of their own.
+    """
+    while isinstance(module, DistributedDataParallel) or hasattr(module, "_orig_mod"):
+        module = module.module if isinstance(module, DistributedDataParallel) else module._orig_mod
+    if any(isinstance(one, FullyShardedDataParallel) for one in module.modules()):
+        raise ValueError(
+            "FullyShardedDataParallel is not supported here: shard the model with torch.distributed.fsdp.fully_shard, "
+            "or save it with torch.sagemaker's checkpoints"
+        )
+    return module
+
+
+def module_state(module: nn.Module) -> dict[str, Any]:
+    """Return a module's state by its bare names; tensors are the module's own."""
+    return {_bare(name): value for name, value in bare_module(module).state_dict().items()}
+
+
+def parameter_names(state: Mapping[str, Any]) -> dict[int, str]:
+    """Return the names of parameters of all modules of a state, by id."""
+    names: dict[int, str] = {}
+    for key, one in state.items():
+        if isinstance(one, nn.Module):
+            for name, parameter in bare_module(one).named_parameters():
+                names.setdefault(id(parameter), f"{key}/{_bare(name)}")
+    return names
+
+
+def optimizer_parameters(optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Go through an optimizer's parameters by name; those of no module in the state go by their place."""
+    for at, group in enumerate(optimizer.param_groups):
+        for number, parameter in enumerate(group["params"]):
+            yield names.get(id(parameter), f"{at}.{number}"), parameter
+
+
+def take_apart(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """Return a value with holes where its tensors are, which are added to `tensors`."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value.detach())
+        return Hole(len(tensors) - 1)
+    return _walk(value, lambda one: take_apart(one, tensors))
+
+
+def put_together(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """Return a value with its tensors in their holes."""
+    return tensors[value.number] if isinstance(value, Hole) else _walk(value, lambda one: put_together(one, tensors))
+
+
+def holes(value: Any, beside: Any) -> Iterator[tuple[int, Any]]:
+    """Go through a value's holes, each with what stands at its place in `beside`; None where nothing does."""
+    if isinstance(value, Hole):
+        yield value.number, beside
+    elif type(value) in (dict, OrderedDict):
+        for key, one in value.items():
+            yield from holes(one, beside.get(key) if isinstance(beside, Mapping) else None)
+    elif isinstance(value, list | tuple):
+        for at, one in enumerate(value):
+            yield from holes(one, beside[at] if isinstance(beside, list | tuple) and at < len(beside) else None)
+
+
+def _walk(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Change what a container holds; return anything else as it is, tensors inside included."""
+    if type(value) in (dict, OrderedDict):
+        return type(value)((key, change(one)) for key, one in value.items())
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(change(one) for one in value))
+    if type(value) in (list, tuple):
+        return type(value)(change(one) for one in value)
+    return value
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
+
+
+def _bare(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name

@@ -1,0 +1,331 @@
+"""What a keeper does when things go well and when they do not: 4 ranks on two hosts without a common folder."""
+
+import os
+import shutil
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from checkpoint_states import assert_same, base, host_folder, make, refused, train, whole
+
+from clary.train import checkpoint
+from clary.train.checkpoint import saving
+from clary.train.checkpoint.folders import scan
+from clary.train.checkpoint.parts import write_part
+
+LIMIT_S = 20
+
+
+def open_keeper(name, rank, size, **options):
+    return checkpoint.Keeper(host_folder(name, rank, size), limit_s=LIMIT_S, **options)
+
+
+def numbered(step):
+    return {"tensor": torch.full((1000,), float(step)), "step": step}
+
+
+def restored(keeper):
+    """Return the step that is restored; every value must be of it."""
+    state = {"tensor": torch.zeros(1000), "step": -1}
+    step = keeper.restore(state)
+    if step is not None:
+        assert state["step"] == step
+        assert state["tensor"].eq(step).all(), (step, state["tensor"].unique())
+    return step
+
+
+def failing_write(folder, index, pieces):
+    raise OSError("no space is left, said for this test")
+
+
+def test_what_training_changes_after_the_call_is_not_saved(rank, size):
+    keeper = open_keeper("later", rank, size)
+    state = make("sharded", 1)
+    train(state, 1)
+    before = whole(state)
+    keeper.save(5, state)
+    train(state, 2)
+    keeper.wait()
+    assert keeper.restore(state) == 5
+    assert_same(whole(state), before)
+    keeper.close()
+    keeper.close()
+    refused(lambda: keeper.save(6, state), ValueError, "is closed")
+
+
+def test_the_last_steps_are_kept_on_every_host_and_nothing_else(rank, size):
+    keeper = open_keeper("keep", rank, size, keep=2)
+    for step in (1, 2, 3, 4):
+        keeper.save(step, numbered(step))
+    assert restored(keeper) == 4
+    dist.barrier()
+    assert sorted(os.listdir(keeper.folder)) == ["step-000000000003", "step-000000000004"]
+    # One that another host has lost is newer by its number alone: it does not push out what is written now.
+    keeper.save(9, numbered(9))
+    assert restored(keeper) == 9
+    dist.barrier()
+    if rank == 3:
+        shutil.rmtree(keeper.folder / "step-000000000009")
+    dist.barrier()
+    assert restored(keeper) == 4
+    for step in (5, 6):
+        keeper.save(step, numbered(step))
+    assert restored(keeper) == 6
+    dist.barrier()
+    assert sorted(os.listdir(keeper.folder)) == ["step-000000000005", "step-000000000006"]
+    keeper.close()
+
+
+def test_a_step_that_is_saved_again_takes_the_place_of_the_first(rank, size):
+    keeper = open_keeper("again", rank, size)
+    for value in (1, 2):
+        keeper.save(7, {"tensor": torch.full((3,), float(value))})
+    keeper.wait()
+    found = {"tensor": torch.zeros(3)}
+    assert keeper.restore(found) == 7
+    assert found["tensor"].tolist() == [2.0] * 3
+    keeper.close()
+
+
+def test_a_rank_that_cannot_write_is_told_to_all_by_the_next_call(rank, size):
+    keeper = open_keeper("failed", rank, size)
+    keeper.save(1, numbered(1))
+    keeper.wait()
+    for call in ("save", "wait"):
+        saving.write_part = failing_write if rank == 2 else write_part
+        keeper.save(2, numbered(2))
+        act = (lambda: keeper.save(3, numbered(3))) if call == "save" else keeper.wait
+        told = refused(act, checkpoint.CheckpointError, "rank 2: ", "step 2", "no space is left")
+        assert str(keeper.folder.parent) in told
+        saving.write_part = write_part
+        assert restored(keeper) == 1
+        dist.barrier()
+        assert os.listdir(keeper.folder) == ["step-000000000001"]
+    keeper.save(4, numbered(4))
+    keeper.wait()
+    assert restored(keeper) == 4
+    keeper.close()
+
+
+def test_what_cannot_be_saved_is_told_to_all_before_anything_is_written(rank, size):
+    keeper = open_keeper("refused", rank, size)
+    odd = (lambda: None) if rank == 0 else 1
+    words = "was not copied" if rank == 0 else "another rank could not save"
+    refused(lambda: keeper.save(1, {"odd": odd}), checkpoint.CheckpointError, words)
+    refused(lambda: keeper.save(rank, numbered(1)), checkpoint.CheckpointError, "others steps 0 to 3")
+    for state, step in (({"a/b": 1}, 1), ({"=": 1}, 1), ({"a": 1}, -1)):
+        refused(lambda state=state, step=step: keeper.save(step, state), ValueError, "expected")
+    keeper.save(2, numbered(2))
+    keeper.wait()
+    assert restored(keeper) == 2
+    keeper.close()
+
+
+def test_a_state_that_does_not_fit_is_told_by_its_name(rank, size):
+    keeper = open_keeper("fit", rank, size)
+    state = make("replicated", 1)
+    train(state, 1)
+    keeper.save(1, {"model": state["model"], "optimizer": state["optimizer"]})
+    keeper.wait()
+    error = checkpoint.CheckpointError
+    refused(lambda: keeper.restore({"modle": torch.nn.Linear(2, 2), "loader": {}}), error, "'loader'", "model")
+    refused(lambda: keeper.restore({"model": torch.nn.Linear(2, 2)}), error, "lacks 2 of its names", "model/bias")
+    other = make("plain", 3)
+    other["model"].second = torch.nn.Linear(5, 3, bias=False)
+    refused(lambda: keeper.restore({"model": other["model"]}), error, "model/second.weight", "[3, 14]")
+    alone = make("sharded", 3)
+    assert keeper.restore({"model": alone["model"]}) == 1
+    found, saved = whole(alone), whole(state)
+    for key in saved:
+        if key.startswith("model "):
+            assert torch.equal(found[key], saved[key]), key
+    keeper.close()
+
+
+def test_values_of_the_lowest_rank_count_unless_their_names_differ(rank, size):
+    keeper = open_keeper("values", rank, size)
+    keeper.save(1, {"both": {"rank": rank, "tensor": torch.tensor([rank])}, f"of {rank}": torch.tensor([rank, 7])})
+    keeper.wait()
+    found = {"both": {}, f"of {rank}": None}
+    assert keeper.restore(found) == 1
+    assert found["both"] == {"rank": 0, "tensor": torch.tensor([0])}
+    assert found[f"of {rank}"].tolist() == [rank, 7]
+    keeper.close()
+
+
+def test_a_step_that_lacks_a_part_is_passed_over(rank, size):
+    keeper = open_keeper("lack", rank, size, keep=3)
+    for step in (1, 2, 3):
+        keeper.save(step, numbered(step))
+    keeper.wait()
+    dist.barrier()
+    if rank == 3:
+        (keeper.folder / "step-000000000003" / "part-00002.json").unlink()
+        with (keeper.folder / "step-000000000002" / "part-00003.bin").open("ab") as file:
+            file.write(b"x")
+    dist.barrier()
+    assert restored(keeper) == 1
+    keeper.close()
+
+
+def test_a_step_that_one_host_has_not_yet_shown_is_whole_and_shown_then(rank, size):
+    keeper = open_keeper("between", rank, size)
+    for step in (1, 2):
+        keeper.save(step, numbered(step))
+    keeper.wait()
+    dist.barrier()
+    shown = keeper.folder / "step-000000000002"
+    if rank == 2:
+        save = next(found.save for found in scan(keeper.folder) if found.path == shown)
+        (shown / "checkpoint.json").unlink()
+        shown.rename(keeper.folder / f".step-000000000002.{save}")
+    dist.barrier()
+    assert restored(keeper) == 2
+    dist.barrier()
+    assert (shown / "checkpoint.json").exists()
+    keeper.close()
+
+
+def test_memory_is_used_again_and_plans_are_made_once(rank, size):
+    keeper = open_keeper("again-memory", rank, size)
+    state = make("sharded", 1)
+    train(state, 1)
+    keeper.save(1, state)
+    plan, address = keeper._plan, keeper._snapshot.tensors.data_ptr()
+    train(state, 1)
+    keeper.save(2, state)
+    assert keeper._plan is plan
+    assert keeper._snapshot.tensors.data_ptr() == address
+    state["more"] = torch.ones(3) if rank == 0 else None  # one rank's change is all ranks' new plan
+    keeper.save(3, state)
+    assert keeper._plan is not plan
+    keeper.wait()
+    keeper.close()
+
+
+def test_a_stop_that_one_host_knows_of_is_seen_by_all_at_once(rank, size):
+    keeper = open_keeper("stop", rank, size)
+    notice = base() / f"notice-{rank}"
+    os.environ["CLARY_STOP_NOTICE"] = str(notice)
+    try:
+        assert not keeper.should_stop()
+        dist.barrier()
+        if rank == 3:
+            notice.write_text("{}")
+        assert keeper.should_stop()
+    finally:
+        del os.environ["CLARY_STOP_NOTICE"]
+    keeper.close()
+
+
+def begin_anew(name, rank, size):
+    """Leave the default group and make another, as ranks do when a host was replaced."""
+    dist.barrier()
+    dist.destroy_process_group()
+    store = dist.FileStore(str(base() / f"store-{name}"), size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=LIMIT_S))
+
+
+def test_a_replaced_host_takes_its_parts_from_memory(rank, size):
+    keeper = open_keeper("peers", rank, size, peers=True)
+    state = make("sharded", 1)
+    train(state, 1)
+    saved = whole(state)
+    keeper.save(1, state)
+    keeper.wait()
+    begin_anew("peers", rank, size)
+    if rank in (0, 2):
+        shutil.rmtree(keeper.folder)  # nobody has anything on a disk: what is restored was in memory
+    dist.barrier()
+    if rank >= 2:
+        keeper = open_keeper("peers", rank, size, peers=True)
+    else:
+        keeper.rejoin()
+    state = make("sharded", 2)  # over the new group
+    assert keeper.restore(state) == 1
+    assert_same(whole(state), saved)
+    train(state, 1)
+    saved = whole(state)
+    keeper.save(2, state)  # and on it goes, copies included
+    keeper.wait()
+    assert sorted(one.index.step for one in keeper._memory.memories()) == [2]
+    assert keeper.restore(state) == 2
+    assert_same(whole(state), saved)
+    keeper.close()
+
+
+def test_what_is_in_memory_goes_before_an_older_step_on_disks(rank, size):
+    keeper = open_keeper("newer", rank, size, peers=True)
+    keeper.save(1, numbered(1))
+    keeper.wait()
+    saving.write_part = failing_write if rank == 1 else write_part
+    keeper.save(2, numbered(2))
+    refused(keeper.wait, checkpoint.CheckpointError, "rank 1: ", "step 2")
+    saving.write_part = write_part
+    begin_anew("newer", rank, size)
+    if rank >= 2:
+        keeper = open_keeper("newer", rank, size, peers=True)
+    else:
+        keeper.rejoin()
+    assert restored(keeper) == 2
+    keeper.close()
+
+
+def test_copies_that_do_not_come_about_cost_no_step(rank, size):
+    keeper = open_keeper("no-copies", rank, size, peers=True)
+    exchange = keeper._memory.exchange
+
+    def failing_exchange(ranks, snapshot, partners):
+        if rank == 1:
+            raise RuntimeError("no memory is left, said for this test")
+        ranks.group = keeper._company.copiers.group
+        raise RuntimeError("a peer does not answer, said for this test")
+
+    keeper._memory.exchange = failing_exchange
+    keeper.save(1, numbered(1))
+    keeper.wait()
+    keeper._memory.exchange = exchange
+    keeper.save(2, numbered(2))
+    keeper.wait()
+    assert keeper._company.copiers is None
+    assert restored(keeper) == 2
+    keeper.close()
+
+
+def test_one_folder_that_all_hosts_see_has_one_leader(rank, size):
+    keeper = checkpoint.Keeper(base() / "shared", limit_s=LIMIT_S)
+    assert {place.leader for place in keeper._company.places} == {0}
+    keeper.save(1, numbered(1))
+    keeper.close()
+    keeper = checkpoint.Keeper(base() / "shared", limit_s=LIMIT_S)
+    assert restored(keeper) == 1
+    keeper.close()
+    assert len(list(Path(keeper.folder / "step-000000000001").glob("part-*.bin"))) == size
+
+
+def test_a_save_returns_before_its_bytes_are_on_the_disk(rank, size):
+    keeper = open_keeper("async", rank, size)
+    keeper.save(1, numbered(1))
+    keeper.wait()
+    may_write = base() / "may-write"
+
+    def slow_write(folder, index, pieces):
+        deadline_s = time.monotonic() + LIMIT_S
+        while not may_write.exists() and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        write_part(folder, index, pieces)
+
+    saving.write_part = slow_write
+    try:
+        keeper.save(2, numbered(2))
+        dist.barrier()
+        assert not (keeper.folder / "step-000000000002").exists()
+        if rank == 0:
+            may_write.touch()
+        keeper.wait()
+    finally:
+        saving.write_part = write_part
+    assert restored(keeper) == 2
+    keeper.close()

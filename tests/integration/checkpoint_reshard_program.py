@@ -1,0 +1,39 @@
+"""Steps saved on some ranks and restored on others; CLARY_TEST_RESTORE and CLARY_TEST_SAVE say which."""
+
+import os
+
+from checkpoint_states import assert_same, expected, host_folder, keep_expected, make, train, whole
+
+from clary.train import checkpoint
+
+
+def go_on(kind, rank, size):
+    """Restore what the ranks before have saved, go on, save; nothing is shared but what the ranks send each other."""
+    keeper = checkpoint.Keeper(host_folder(kind, rank, size), limit_s=20)
+    state = make(kind, seed=1 + size)
+    restored = os.environ.get("CLARY_TEST_RESTORE")
+    step = keeper.restore(state)
+    if restored:
+        assert step == int(restored), step
+        assert_same(whole(state), expected(f"{kind}-{restored}"))
+    else:
+        assert step is None
+    saved = os.environ.get("CLARY_TEST_SAVE")
+    if saved:
+        train(state, 2)
+        keep_expected(f"{kind}-{saved}", state)
+        keeper.save(int(saved), state)
+        train(state, 1)  # what is saved is what was there at the call
+    keeper.close()
+
+
+def test_sharded_models(rank, size):
+    go_on("sharded", rank, size)
+
+
+def test_replicated_models(rank, size):
+    go_on("replicated", rank, size)
+
+
+def test_plain_models(rank, size):
+    go_on("plain", rank, size)
