@@ -46,7 +46,11 @@ def be_rank(rank, folder, number):
             with torch.no_grad():
                 for parameter in model:
                     parameter.fill_(step)
-            keeper.save(step, state)  # the step before is on all disks now
+            try:
+                keeper.save(step, state)  # the step before is on all disks now
+            except checkpoint.CheckpointError as error:  # the other rank was killed
+                print(json.dumps({"round": number, "told": str(error)}), file=log, flush=True)
+                return
             print(json.dumps({"round": number, "whole": step - 1}), file=log, flush=True)
 
 
@@ -56,8 +60,6 @@ def fork(rank, folder, number):
         return process
     try:
         be_rank(rank, folder, number)
-    except (checkpoint.CheckpointError, RuntimeError):
-        pass  # the other rank was killed
     except BaseException:  # noqa: BLE001 - told to the parent; a child that lived on would fork too
         with (folder / "failures").open("a") as file:
             file.write(f"round {number}, rank {rank}: {traceback.format_exc()}")
@@ -70,9 +72,20 @@ def told(folder, rank):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def last_words(folder, rank, number):
+    """Return what a rank says of the loss of the other, which it learns of by itself."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline_s:
+        words = [one["told"] for one in told(folder, rank) if one["round"] == number and "told" in one]
+        if words:
+            return words[0]
+        time.sleep(0.005)
+    return f"rank {rank} said nothing in {LIMIT_S:g} s"
+
+
 def run(folder, num_kills, seed):
     dice = random.Random(seed)
-    restored, whole = [], None
+    restored, words, whole = [], [], None
     for number in range(num_kills + 1):
         processes = [fork(rank, folder, number) for rank in range(NUM_RANKS)]
         victims = dice.choice([[0], [1], [0, 1], [1, 0]])
@@ -88,7 +101,8 @@ def run(folder, num_kills, seed):
             time.sleep(dice.uniform(0, LONGEST_MS) / 1000)
             for victim in victims:
                 os.kill(processes[victim], signal.SIGKILL)
-            time.sleep(dice.choice([0, 0.05]))  # who is left may go on a little
+            if len(victims) == 1:
+                words.append(last_words(folder, 1 - victims[0], number))
         finally:
             for process in processes:
                 os.kill(process, signal.SIGKILL)
@@ -105,7 +119,7 @@ def run(folder, num_kills, seed):
         saved = [one["whole"] for rank in range(NUM_RANKS) for one in told(folder, rank) if one.get("whole", -1) >= 0]
         whole = max(saved, default=None)
     failures = folder / "failures"
-    return {"restored": restored, "failures": failures.read_text() if failures.exists() else ""}
+    return {"restored": restored, "words": words, "failures": failures.read_text() if failures.exists() else ""}
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import time
 
 import pytest
 from program_jobs import model_of, script_request, start
-from running_service import CLIENTS, SDK2_PYTHON
+from running_service import CLIENTS, SDK2_PYTHON, start_service
 from test_clients_boto3 import Clients, log_of, unique, wait
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
@@ -130,3 +130,35 @@ def test_retry_strategy_restarts_a_job_with_a_host_that_was_killed_as_often_as_i
     facts = wait(aws, name, timeout_s=LIMIT_S)
     assert facts["TrainingJobStatus"] == "Failed"
     assert statuses_of(aws, name).count("Restarting") == 1
+
+
+HANGS_ONCE = """
+import os, pathlib, time
+print('up', flush=True)
+marker = pathlib.Path('/opt/ml/checkpoints/has-hung')
+if not marker.exists():
+    marker.touch()
+    time.sleep(5)  # for the mirror
+    os.kill(os.getpid(), 19)
+print('done', flush=True)
+"""
+
+
+def test_a_program_that_hangs_is_told_with_its_evidence_and_ended_and_tried_again_where_that_is_set(tmp_path_factory):
+    variables = {"CLARY_HANG_TIMEOUT_S": "8", "CLARY_RESTART_HUNG": "1", "CLARY_CHECKPOINT_INTERVAL_S": "1"}
+    own = start_service(tmp_path_factory.mktemp("hangs"), **variables)
+    try:
+        own_aws = Clients(own)
+        name = unique("hangs")
+        config = {"S3Uri": f"s3://clary/checkpoints/{name}"}
+        start(own_aws, script_request(own_aws, name, {"train.py": HANGS_ONCE}, CheckpointConfig=config))
+        facts = wait(own_aws, name, timeout_s=LIMIT_S)
+        assert facts["TrainingJobStatus"] == "Completed", facts.get("FailureReason")
+        assert statuses_of(own_aws, name).count("Restarting") == 1
+        log = "\n".join(log_of(own_aws, name))
+        assert "alarm: no progress for " in log
+        assert "(T, " in log, "the state of the process that was stopped"
+        reason = json.loads(own.clary("describe", name, "--json").stdout)["past_attempts"][0]["reason"]
+        assert "the program hangs: no progress for" in reason
+    finally:
+        own.clary("down")

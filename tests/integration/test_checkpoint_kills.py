@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import subprocess
 from pathlib import Path
 
@@ -27,6 +28,9 @@ def test_no_kill_tears_a_step_or_loses_one_that_was_whole(tmp_path: Path) -> Non
     assert done.returncode == 0, f"seed {seed}\n{done.stderr}"
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["failures"] == "", f"seed {seed}\n{told['failures']}"
+    assert told["words"], f"seed {seed}: no rank outlived another"
+    for words in told["words"]:
+        assert re.search(r"rank [01]: step \d+ to \S+/host-[01] ", words), f"seed {seed}\n{words}"
     restored = told["restored"]
     assert len(restored) == NUM_KILLS + 1, f"seed {seed}: {restored}"
     assert restored[0] is None, f"seed {seed}: {restored}"

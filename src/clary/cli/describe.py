@@ -98,6 +98,9 @@ def describe(facts: dict[str, Any]) -> str:
         ]
     if facts.get("ledger"):
         lines += ["", "time and money", *[f"  {line}" for line in ledger_lines(facts["ledger"])]]
+    alarms = [f"  - {host['name']}: {host['standstill']}" for host in facts["hosts"] if host.get("standstill")]
+    if alarms:
+        lines += ["", "alarms", *alarms]
     for label, key in (("warnings", "warnings"), ("not isolated", "not_isolated")):
         if facts.get(key):
             lines += ["", label, *[f"  - {text}" for text in facts[key]]]

@@ -155,6 +155,7 @@ class HostFacts:
     staged: tuple[StagedPart, ...] = ()
     uploaded: tuple[str, ...] = ()  # URIs of final objects written by this host
     notes: tuple[str, ...] = ()  # warnings of this host, for describe
+    standstill: str = ""  # what speaks for a program that hangs; empty while it gets on
     checkpoints: CheckpointFacts | None = None  # None for a job without CheckpointConfig
 
 

@@ -183,6 +183,8 @@ class LaunchPlan:
     metric_definitions: tuple[MetricDefinition, ...] = ()
     log_rules: LogRules = field(default_factory=LogRules)
     proxy_url: str | None = None  # the one way from hosts to the internet, for HTTPS; None: there is none
+    hang_timeout_s: float = 0.0  # how long a program may do nothing at all; 0: as long as it likes
+    restart_hung: bool = False  # whether one that does nothing for longer is ended; else it is only told
     stop_grace_s: float = 120.0  # from SIGTERM to SIGKILL
     network_isolation: bool = False  # EnableNetworkIsolation
     warnings: tuple[str, ...] = ()  # said in the first log lines of algo-1 and in describe

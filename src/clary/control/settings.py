@@ -110,6 +110,13 @@ class Settings:
         most=1_000_000,
     )
     prices_file: str = _setting("", "file of prices that win over those that come with Clary")
+    hang_timeout_s: float = _setting(
+        300.0,
+        "how long a program may print, read, write, send and compute nothing before that is told; one that only "
+        "computes gets six times as long; 0 is off",
+        least=0,
+    )
+    restart_hung: bool = _setting(False, "end a program that hangs as lost with its host, so that it is tried again")
     upload_timeout_s: float = _setting(3600.0, "time for results to reach the object store", least=1)
     checkpoint_interval_s: float = _setting(
         5.0, "from one look at a job's checkpoint folder to the next; what has changed is stored then", least=0.2

@@ -21,6 +21,7 @@ from clary.agent.checkpoints.outcomes import Flushed, Listeners
 from clary.agent.supervisor.clues import merge
 from clary.agent.supervisor.fact_board import FactBoard
 from clary.agent.supervisor.failures import failure_of, is_expected
+from clary.agent.supervisor.hang_alarm import HangAlarm
 from clary.agent.supervisor.host_log import HostLog
 from clary.agent.supervisor.last_flush import LastFlush
 from clary.agent.supervisor.preparation import Preparation
@@ -88,6 +89,9 @@ class HostLife:
         self._began_at_s = time.monotonic()
         self._watch: ProgramWatch | None = None
         self._upload: threading.Thread | None = None
+        self._hang = HangAlarm(
+            plan, board=around.board, log=around.log, on_hung=lambda words: self._post(lambda: self._on_hung(words))
+        )
         self._flush = LastFlush(plan, on_done=lambda outcome: self._post(lambda: self._on_flushed(outcome)))
 
     def start(self) -> None:
@@ -152,6 +156,7 @@ class HostLife:
     def end_everything(self) -> None:
         """Kill the program and break off every step, at once; harmless when repeated."""
         watch, self._watch = self._watch, None
+        self._hang.close()
         if watch is not None:
             watch.close()
         if self._board.phase in BEFORE_EXIT:
@@ -218,6 +223,7 @@ class HostLife:
         )
         watch.start()
         self._begin_mirror()
+        self._hang.start(program.init_pid)
         self._board.add_timing("start", time.monotonic() - started_s)
         self._add_notes(self._steps.notes)
         self._board.enter(HostPhase.RUNNING, init_pid=program.init_pid, not_isolated=program.not_isolated)
@@ -248,6 +254,13 @@ class HostLife:
         if watch is self._watch:
             self._end_program()
 
+    def _on_hung(self, words: str) -> None:
+        """End a program that gets nowhere, where that was asked for; its host is as good as lost."""
+        if self._watch is not None and not self._watch.is_stopping:
+            self._log.say("stopping the program, because it hangs (setting restart_hung)")
+            self._hang.blame(words)
+            self._watch.stop(FAILURE_GRACE_S)
+
     def _on_broken(self, watch: ProgramWatch, error: Exception) -> None:
         if watch is self._watch:
             raise error  # in the supervisor's thread, whose boundary ends the host
@@ -256,9 +269,10 @@ class HostLife:
         """Every process is gone: gather what is to be known, and let the service know it."""
         watch, self._watch = self._watch, None
         assert watch is not None
+        self._hang.close()
         watch.close()
         self._log.end_output()
-        failure = self._with_cause(watch)
+        failure = self._hang.failure or self._with_cause(watch)
         # Ranks that a launcher of another host has started leave records though every process of this one ends with 0.
         has_failed = any(item.exit_code != 0 for item in watch.exits)
         clues = merge(self._steps.error_records(), self._log.clues() if has_failed else ())

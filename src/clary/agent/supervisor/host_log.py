@@ -62,6 +62,11 @@ class HostLog:
         self._buffer = OutputBuffer(self._intake)
         self._shipper.start()
 
+    @property
+    def num_outputs(self) -> int:
+        """Pieces of output that have come so far; grows while the program prints."""
+        return self._intake.num_outputs
+
     def open(self, key: Hashable, *, rank: int | None = None, prefix: str = "") -> None:
         """Say how lines of the stream `key` are marked, before its first bytes."""
         self._intake.open(key, rank=rank, prefix=prefix)

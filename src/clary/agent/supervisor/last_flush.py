@@ -72,10 +72,10 @@ class LastFlush:
     def in_words(self, outcome: Flushed) -> str:
         """Say what did not reach the store."""
         number = len(outcome.missed)
-        files = "1 file" if number == 1 else f"{number} files"
+        files = "1 file is" if number == 1 else f"{number} files are"
         return (
-            f"checkpoints did not reach {self._plan.checkpoint_s3_uri} in full: {files} ({named(outcome.missed)}) are "
-            f"in no set: {outcome.error}"
+            f"checkpoints did not reach {self._plan.checkpoint_s3_uri} in full: {files} in no set "
+            f"({named(outcome.missed)}): {outcome.error}"
         )
 
     def failure(self, outcome: Flushed, exits: Sequence[ProcessExit], failure: Failure | None) -> Failure | None:

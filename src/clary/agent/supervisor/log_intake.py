@@ -48,6 +48,7 @@ class LogIntake:
         self._clock = clock
         self._rules = rules or LogRules()
         self._limit = LogLimit(self._rules, now_s=clock.monotonic())
+        self.num_outputs = 0  # pieces of output that have come
         self._lock = threading.Lock()
         self._streams: dict[Hashable, _Stream] = {}
         self._ended: dict[int | None, deque[tuple[datetime, str]]] = {}  # rank -> last lines of streams that have ended
@@ -64,6 +65,7 @@ class LogIntake:
             if stream is None:
                 stream = self._streams[key] = self._new_stream(None, "")
             if data:
+                self.num_outputs += 1
                 lines = stream.splitter.feed(data, self._clock.monotonic())
             else:
                 lines = stream.splitter.finish()

@@ -28,7 +28,7 @@ class Reading:
     """What a host's program had done up to one moment; all but the time only grow while its processes live."""
 
     at_s: float  # monotonic
-    num_lines: int  # that it has printed
+    num_outputs: int  # pieces of output that it has printed
     cpu_s: float  # processor time of all its processes
     io_bytes: int  # read and written, files and pipes
     network_bytes: int  # over the job's network, both ways
@@ -74,4 +74,4 @@ def _is_quiet(reading: Reading, last: Reading) -> bool:
     """Whether nothing was to be seen from a reading to the last one; a counter that fell is of a process that ended."""
     moved = (last.io_bytes - reading.io_bytes) + (last.network_bytes - reading.network_bytes)
     allowed = MOVED_BYTES + MOVED_BYTES_PER_S * (last.at_s - reading.at_s)
-    return last.num_lines == reading.num_lines and 0 <= moved < allowed and last.cpu_s >= reading.cpu_s
+    return last.num_outputs == reading.num_outputs and 0 <= moved < allowed and last.cpu_s >= reading.cpu_s

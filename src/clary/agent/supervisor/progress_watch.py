@@ -27,7 +27,7 @@ class ProgressWatch:
 
     Args:
         first_pid: first process of the host's program, as this machine numbers it.
-        num_lines: how many lines the program has printed so far; called from the watch's thread.
+        num_outputs: how often the program has printed something so far; called from the watch's thread.
         limit_s: how long the program may be idle.
         on_standstill: told in words when it gets nowhere; from the watch's thread, once until it goes on.
         on_progress: told when it goes on after that.
@@ -37,13 +37,13 @@ class ProgressWatch:
         self,
         first_pid: int,
         *,
-        num_lines: Callable[[], int],
+        num_outputs: Callable[[], int],
         limit_s: float,
         on_standstill: Callable[[str], None],
         on_progress: Callable[[], None],
     ) -> None:
         self._first_pid = first_pid
-        self._num_lines = num_lines
+        self._num_outputs = num_outputs
         self._limit_s = limit_s
         self._on_standstill = on_standstill
         self._on_progress = on_progress
@@ -87,7 +87,7 @@ class ProgressWatch:
         self._readings.append(
             Reading(
                 at_s=now_s,
-                num_lines=self._num_lines(),
+                num_outputs=self._num_outputs(),
                 cpu_s=counters.cpu_s,
                 io_bytes=counters.io_bytes,
                 network_bytes=counters.network_bytes,

@@ -113,6 +113,8 @@ def build_plan(
             spool_max_bytes=settings.log_spool_max_bytes,
         ),
         proxy_url=site.proxy_url,
+        hang_timeout_s=settings.hang_timeout_s,
+        restart_hung=settings.restart_hung,
         stop_grace_s=settings.stop_grace_s,
         network_isolation=request.has_network_isolation,
         warnings=job.warnings,

@@ -82,6 +82,7 @@ class PeopleRoutes:
                 "timings_s": dict(record.facts.timings_s),
                 "exits": _exits(record.facts.exits),
                 "notes": list(record.facts.notes),
+                "standstill": record.facts.standstill,
             }
             for name, record in job.hosts.items()
         ]

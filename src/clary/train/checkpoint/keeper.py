@@ -191,7 +191,9 @@ class Keeper:
     def _agree(self, step: int, kind: int, failure: BaseException | None) -> int:
         """Return what this save is to all ranks, or raise on all of them."""
         calls = self._company.calls
-        highest, last, first, broken = calls.highest(
+        highest, last, first, broken = self._highest(
+            step,
+            failure,
             kind,
             -1 if kind == _FAILED else step,
             -_NEVER if kind == _FAILED else -step,
@@ -219,12 +221,22 @@ class Keeper:
             self._snapshot.take(plan, flat, save=save, step=step, rank=calls.rank, num_parts=calls.size)
         except Exception as error:  # noqa: BLE001 - raised below, once the others know that there is no such save
             trouble = error
-        if calls.highest(int(trouble is not None))[0]:
+        if self._highest(step, trouble, int(trouble is not None))[0]:
             if trouble is None:
                 raise self._others_failed(step)
             raise CheckpointError(
                 f"rank {calls.rank}: step {step} to {self.folder} was not copied: {type(trouble).__name__}: {trouble}"
             ) from trouble
+
+    def _highest(self, step: int, failure: BaseException | None, *values: int) -> list[int]:
+        """Return the highest of all ranks, or raise what this rank knows already, or that one does not answer."""
+        try:
+            return self._company.calls.highest(*values)
+        except RuntimeError as error:
+            raise failure or CheckpointError(
+                f"rank {self._company.calls.rank}: step {step} to {self.folder} was not begun: another rank is lost or does "
+                f"not answer: {error}"
+            ) from error
 
     def _others_failed(self, step: int) -> CheckpointError:
         return CheckpointError(

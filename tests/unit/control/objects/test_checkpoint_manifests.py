@@ -6,6 +6,7 @@ import json
 import pytest
 from checkpoint_bucket import PLACE, FakeBucket, FakeStream, aside, commit, file, make_set
 
+from clary.agent.checkpoints.places import set_problem
 from clary.contract.checkpoint_sets import manifest_key, write_manifest
 from clary.contract.errors import ContractError, ObjectStoreError
 from clary.control.objects import checkpoint_manifests
@@ -40,7 +41,9 @@ def test_a_uri_without_a_bucket_is_refused(uri):
 
 
 def test_a_set_as_agents_write_it_is_believed():
-    checkpoints = make_set("algo-1", 3, file("a"), aside("b/c", b"x", "algo-1"), links={"b/l": "../a", "b/top": ".."}, gone=("old",))
+    checkpoints = make_set(
+        "algo-1", 3, file("a"), aside("b/c", b"x", "algo-1"), links={"b/l": "../a", "b/top": ".."}, gone=("old",)
+    )
     assert why_unbelievable(checkpoints, host="algo-1", number=3) == ""
 
 
@@ -77,25 +80,32 @@ def test_hostile_files_are_named_with_their_reason_and_without_control_character
     assert len(said) < 1000
 
 
-@pytest.mark.parametrize(
-    ("checkpoints", "words"),
-    [
-        (make_set("algo-1", 1, file("a"), file("a", b"x")), "'a' is named twice"),
-        (make_set("algo-1", 1, file("a"), file("a/b/c")), "'a' is a file and, for 'a/b/c', also a folder"),
-        (make_set("algo-2", 1, file("a")), "says that it is set 1 of 'algo-2'"),
-        (make_set("algo-1", 2, file("a")), "says that it is set 2 of 'algo-1'"),
-        (make_set("algo-1", 1, file("a"), links={"a": "b"}), "'a' is named twice"),
-        (make_set("algo-1", 1, file("a"), folders=("a",)), "'a' is a file and a folder"),
-        (make_set("algo-1", 1, file("a"), folders=("a/b",)), "'a' is a file and, for 'a/b', also a folder"),
-        (make_set("algo-1", 1, links={"x/y": "../../z"}), "link 'x/y' leaves the folder"),
-        (make_set("algo-1", 1, links={"x": "/etc/passwd"}), "link 'x' leaves the folder"),
-        (make_set("algo-1", 1, folders=("../x",)), "'../x': a part of its path"),
-        (make_set("algo-1", 1, links={"x/../../y": "z"}), "a part of its path"),
-        (make_set("algo-1", 1, gone=("",)), "a part of its path is empty"),
-    ],
-)
+CONTRADICTIONS = [
+    (make_set("algo-1", 1, file("a"), file("a", b"x")), "'a' is named twice"),
+    (make_set("algo-1", 1, file("a"), file("a/b/c")), "'a' is a file and, for 'a/b/c', also a folder"),
+    (make_set("algo-2", 1, file("a")), "says that it is set 1 of 'algo-2'"),
+    (make_set("algo-1", 2, file("a")), "says that it is set 2 of 'algo-1'"),
+    (make_set("algo-1", 1, file("a"), links={"a": "b"}), "'a' is named twice"),
+    (make_set("algo-1", 1, file("a"), folders=("a",)), "'a' is a file and a folder"),
+    (make_set("algo-1", 1, file("a"), folders=("a/b",)), "'a' is a file and, for 'a/b', also a folder"),
+    (make_set("algo-1", 1, links={"x/y": "../../z"}), "link 'x/y' leaves the folder"),
+    (make_set("algo-1", 1, links={"x": "/etc/passwd"}), "link 'x' leaves the folder"),
+    (make_set("algo-1", 1, folders=("../x",)), "'../x': a part of its path"),
+    (make_set("algo-1", 1, links={"x/../../y": "z"}), "a part of its path"),
+    (make_set("algo-1", 1, gone=("",)), "a part of its path is empty"),
+]
+
+
+@pytest.mark.parametrize(("checkpoints", "words"), CONTRADICTIONS)
 def test_sets_that_contradict_themselves_are_not_believed(checkpoints, words):
     assert words in why_unbelievable(checkpoints, host="algo-1", number=1)
+
+
+def test_whatever_agents_refuse_to_restore_is_not_believed_here():
+    hostile = [make_set("algo-1", 1, item) for item, _ in HOSTILE.values()] + [item for item, _ in CONTRADICTIONS]
+    refused = [item for item in hostile if set_problem(item, host="algo-1", number=1) is not None]
+    assert len(refused) > len(hostile) // 2
+    assert all(why_unbelievable(item, host="algo-1", number=1) for item in refused)
 
 
 async def test_manifests_of_all_hosts_are_found_newest_first_over_many_pages():

@@ -15,7 +15,7 @@ def readings(seconds, *, step_s=5.0, cpu=0.0, io=0.0, network=0.0, lines=0.0):
     return [
         Reading(
             at_s=at,
-            num_lines=int(lines * at),
+            num_outputs=int(lines * at),
             cpu_s=cpu * at,
             io_bytes=int(io * at),
             network_bytes=int(network * at),
@@ -30,7 +30,7 @@ def after(first, second):
     return first + [
         Reading(
             at_s=last.at_s + item.at_s,
-            num_lines=last.num_lines + item.num_lines,
+            num_outputs=last.num_outputs + item.num_outputs,
             cpu_s=last.cpu_s + item.cpu_s,
             io_bytes=last.io_bytes + item.io_bytes,
             network_bytes=last.network_bytes + item.network_bytes,
@@ -99,13 +99,13 @@ def test_nothing_is_said_of_a_program_that_was_not_looked_at():
     )
 )
 def test_whatever_is_found_nothing_has_moved_in_all_of_its_time(steps):
-    history = [Reading(at_s=0, num_lines=0, cpu_s=0, io_bytes=0, network_bytes=0)]
+    history = [Reading(at_s=0, num_outputs=0, cpu_s=0, io_bytes=0, network_bytes=0)]
     for seconds, lines, cpu_s, io_bytes, network_bytes in steps:
         last = history[-1]
         history.append(
             Reading(
                 at_s=last.at_s + seconds,
-                num_lines=last.num_lines + lines,
+                num_outputs=last.num_outputs + lines,
                 cpu_s=last.cpu_s + cpu_s,
                 io_bytes=last.io_bytes + io_bytes,
                 network_bytes=last.network_bytes + network_bytes,
@@ -115,5 +115,5 @@ def test_whatever_is_found_nothing_has_moved_in_all_of_its_time(steps):
     if found is not None:
         assert found.seconds >= 30
         begin = next(item for item in history if item.at_s >= history[-1].at_s - found.seconds - 1e-6)
-        assert begin.num_lines == history[-1].num_lines
+        assert begin.num_outputs == history[-1].num_outputs
         assert found.kind == "spinning" or found.cpu_s <= 0.05 * found.seconds

@@ -33,7 +33,7 @@ def start():
 def watch(pid, *, limit_s, lines=lambda: 0):
     told = queue.Queue()
     watched = ProgressWatch(
-        pid, num_lines=lines, limit_s=limit_s, on_standstill=told.put, on_progress=lambda: told.put("goes on")
+        pid, num_outputs=lines, limit_s=limit_s, on_standstill=told.put, on_progress=lambda: told.put("goes on")
     )
     watched.start()
     return watched, told

@@ -1,0 +1,75 @@
+"""What becomes of a program that gets nowhere: an alarm with evidence, and its end where that was asked for.
+
+Where: `host_life` starts it with the program. The alarm stands in the host's facts and in the log; it goes when the
+program goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from clary.agent.supervisor.fact_board import FactBoard
+from clary.agent.supervisor.host_log import HostLog
+from clary.agent.supervisor.progress_watch import ProgressWatch
+from clary.contract.agent_protocol import Failure
+from clary.contract.errors import Fault
+from clary.contract.launch_plan import LaunchPlan
+
+logger = logging.getLogger(__name__)
+
+
+class HangAlarm:
+    """Watches the progress of one program.
+
+    Args:
+        plan: says how long it may do nothing, and whether it is ended then.
+        on_hung: told why the program should be ended; from another thread.
+    """
+
+    def __init__(self, plan: LaunchPlan, *, board: FactBoard, log: HostLog, on_hung: Callable[[str], None]) -> None:
+        self._plan = plan
+        self._board = board
+        self._log = log
+        self._on_hung = on_hung
+        self._watch: ProgressWatch | None = None
+        self.failure: Failure | None = None  # of a program that was ended because it hangs
+
+    def start(self, first_pid: int | None) -> None:
+        """Begin to look at the processes below one; at none where that is not known, or not wanted."""
+        if first_pid is None or not self._plan.hang_timeout_s:
+            return
+        self._watch = ProgressWatch(
+            first_pid,
+            num_outputs=lambda: self._log.num_outputs,
+            limit_s=self._plan.hang_timeout_s,
+            on_standstill=self._raise_alarm,
+            on_progress=self._end_alarm,
+        )
+        self._watch.start()
+
+    def blame(self, words: str) -> None:
+        """Take note that the program is ended because it hangs."""
+        self.failure = Failure(
+            fault=Fault.INFRASTRUCTURE.value,
+            message=f"the program hangs: {words}",
+            retryable=True,
+            at=datetime.now(UTC),
+        )
+
+    def close(self) -> None:
+        """End the watch; harmless when repeated."""
+        if self._watch is not None:
+            self._watch.close()
+
+    def _raise_alarm(self, words: str) -> None:
+        logger.warning("%s", words)
+        self._log.say(f"alarm: {words}")
+        self._board.tell(standstill=words)
+        if self._plan.restart_hung:
+            self._on_hung(words)
+
+    def _end_alarm(self) -> None:
+        self._log.say("the program goes on")
+        self._board.tell(standstill="")

@@ -1,0 +1,183 @@
+"""The checkpoint folder in a host's life: restored before the program, mirrored beside it, flushed after it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from fake_steps import FakeSteps
+
+from clary.agent.checkpoints.outcomes import Flushed, Listeners
+from clary.agent.supervisor.last_flush import FAILURE_FLUSH_S, LEAST_FLUSH_S
+from clary.contract.agent_protocol import FAILURE_GRACE_S, CheckpointFacts, HostPhase, OrderKind
+from clary.contract.errors import Fault, ObjectStoreError
+from clary.testing.fake_service import FakeService
+
+
+class FakeCheckpoints:
+    """A folder whose flush lasts until the test lets it go, or it is given up."""
+
+    summary = "restored 2 files, 10 bytes"
+    facts = CheckpointFacts(set_number=3, restored_set=3, restored_files=2)
+
+    def __init__(self) -> None:
+        self.listeners: Listeners | None = None
+        self.limits_s: list[float] = []
+        self.hurried_s: list[float] = []
+        self.outcome = Flushed()
+        self.is_mirroring = False
+        self.let_go = threading.Event()
+        self.is_flushing = threading.Event()
+
+    def start(self, listeners: Listeners) -> None:
+        self.listeners = listeners
+        self.is_mirroring = True
+
+    def flush(self, limit_s: float) -> Flushed:
+        self.limits_s.append(limit_s)
+        self.is_flushing.set()
+        self.let_go.wait(30)
+        self.is_mirroring = False
+        return self.outcome
+
+    def hurry(self, limit_s: float) -> None:
+        self.hurried_s.append(limit_s)
+
+    def give_up(self) -> None:
+        self.let_go.set()
+
+
+@pytest.fixture
+def checkpoints() -> FakeCheckpoints:
+    return FakeCheckpoints()
+
+
+@pytest.fixture
+def host_with(host_of, checkpoints: FakeCheckpoints):
+    def build(**options: object):
+        steps = FakeSteps(**options)
+        steps.checkpoints = checkpoints
+        return host_of(steps)
+
+    return build
+
+
+def test_checkpoints_are_restored_before_the_program_and_stored_before_exited(
+    host_with, service: FakeService, checkpoints: FakeCheckpoints
+) -> None:
+    host = host_with(channels=["data"])
+    service.lead_through_life()
+    program = host.program
+    assert "checkpoints" in host.steps.done
+    assert "checkpoints" in service.wait_for_phase(HostPhase.RUNNING).timings_s
+    service.wait_for_text("restored 2 files, 10 bytes")
+    assert checkpoints.listeners is not None
+    checkpoints.listeners.tell(CheckpointFacts(set_number=4))
+    checkpoints.listeners.note("a link was left out")
+    service.wait_for("the mirror's facts", lambda s: s.facts.checkpoints == CheckpointFacts(set_number=4))
+    service.wait_for("the mirror's note", lambda s: "a link was left out" in s.facts.notes)
+    program.end(0)
+    service.wait_for("exits before the flush is over", lambda s: s.facts.exits)
+    assert service.facts.phase is HostPhase.RUNNING
+    assert checkpoints.limits_s == [service.plan.checkpoint_flush_s]
+    checkpoints.let_go.set()
+    assert host.join() == 0
+    assert service.facts.failure is None
+    assert HostPhase.DONE in service.phases
+
+
+def test_a_restore_that_fails_ends_the_host_before_its_program(host_with, service: FakeService) -> None:
+    host = host_with(errors={"checkpoints": ObjectStoreError("no set is whole", fault=Fault.USER)})
+    facts = service.wait_for_phase(HostPhase.EXITED)
+    assert facts.failure is not None
+    assert facts.failure.message == "no set is whole"
+    assert host.steps.program is None
+    service.order(OrderKind.RELEASE)
+
+
+def test_a_failure_is_told_before_the_flush_and_shortens_it(
+    host_with, service: FakeService, checkpoints: FakeCheckpoints
+) -> None:
+    host = host_with()
+    service.order_at(HostPhase.PREPARED, OrderKind.RUN)
+    checkpoints.outcome = Flushed(missed=("a",), error="no answer")
+    host.program.end(3)
+    service.wait_for("the failure", lambda s: s.facts.failure is not None)
+    assert service.facts.phase is HostPhase.RUNNING
+    assert checkpoints.limits_s == [FAILURE_FLUSH_S]
+    checkpoints.let_go.set()
+    facts = service.wait_for_phase(HostPhase.EXITED)
+    assert facts.failure is not None
+    assert facts.failure.exit_code == 3, "the first cause stays the cause"
+    assert any("did not reach" in note for note in facts.notes)
+    service.order(OrderKind.RELEASE)
+
+
+def test_a_program_that_has_finished_fails_if_its_last_checkpoints_are_lost(
+    host_with, service: FakeService, checkpoints: FakeCheckpoints
+) -> None:
+    host = host_with()
+    service.order_at(HostPhase.PREPARED, OrderKind.RUN)
+    checkpoints.outcome = Flushed(missed=tuple(f"step/{number}" for number in range(9)), error="no answer")
+    checkpoints.let_go.set()
+    host.program.end(0)
+    facts = service.wait_for_phase(HostPhase.EXITED)
+    assert facts.failure is not None
+    assert (facts.failure.fault, facts.failure.retryable) == ("infrastructure", True)
+    assert "9 files are in no set (step/0, step/1, step/2, step/3, step/4 and 4 more): no answer" in (
+        facts.failure.message
+    )
+    service.wait_for_text("checkpoints did not reach")
+    service.order(OrderKind.RELEASE)
+
+
+def test_a_program_that_was_stopped_only_gets_a_note(
+    host_with, service: FakeService, checkpoints: FakeCheckpoints
+) -> None:
+    host = host_with()
+    service.order_at(HostPhase.PREPARED, OrderKind.RUN)
+    checkpoints.outcome = Flushed(missed=("a",), error="no answer")
+    checkpoints.let_go.set()
+    assert host.program is not None
+    service.order(OrderKind.STOP, grace_s=60.0)
+    facts = service.wait_for_phase(HostPhase.EXITED)
+    assert facts.failure is None
+    assert any("did not reach" in note and "1 file is in no set (a)" in note for note in facts.notes)
+    assert LEAST_FLUSH_S < checkpoints.limits_s[0] <= 60.0
+    service.order(OrderKind.RELEASE)
+
+
+@pytest.mark.parametrize(("grace_s", "limit_s"), [(60.0, 60.0), (1.0, LEAST_FLUSH_S), (FAILURE_GRACE_S, 30.0)])
+def test_a_stop_hurries_a_flush_that_runs(
+    host_with, service: FakeService, checkpoints: FakeCheckpoints, grace_s: float, limit_s: float
+) -> None:
+    host = host_with()
+    service.order_at(HostPhase.PREPARED, OrderKind.RUN)
+    host.program.end(0)
+    assert checkpoints.is_flushing.wait(10)
+    service.order(OrderKind.STOP, grace_s=grace_s)
+    service.wait_for("the flush to be hurried", lambda _: checkpoints.hurried_s)
+    assert limit_s - 5 < checkpoints.hurried_s[0] <= limit_s
+    checkpoints.let_go.set()
+    service.wait_for_phase(HostPhase.EXITED)
+    service.order(OrderKind.RELEASE)
+
+
+@pytest.mark.parametrize("how", ["release", "over", "terminate"])
+def test_nothing_waits_for_a_flush_once_the_host_has_to_leave(
+    host_with, service: FakeService, checkpoints: FakeCheckpoints, how: str
+) -> None:
+    host = host_with()
+    service.order_at(HostPhase.PREPARED, OrderKind.RUN)
+    host.program.end(0)
+    assert checkpoints.is_flushing.wait(10)
+    if how == "release":
+        service.order(OrderKind.RELEASE)
+    elif how == "over":
+        service.end_attempt(is_gone=True)
+    else:
+        host.supervisor.terminate()
+        service.wait_for("the flush to be hurried", lambda _: checkpoints.hurried_s == [LEAST_FLUSH_S])
+        checkpoints.let_go.set()
+    host.join()
+    assert checkpoints.let_go.is_set()
