@@ -39,7 +39,7 @@ def retry(job: TrainingJob, now: datetime) -> TrainingJob:
         return job
     reason = f"{job.failure.reason}; {decision.reason}"
     ending = AttemptEnding(kind=AttemptEnd.RESTARTED, reason=reason, asked_at=now, failure=job.failure)
-    not_before = now + timedelta(seconds=decision.pause_s)
+    not_before = now + timedelta(seconds=decision.pause_s) if decision.pause_s else None
     job = replace(job, ending=ending, end_cause=None, failure=None, not_before=not_before)
     return enter(job, SecondaryStatus.RESTARTING, reason, now=now)
 

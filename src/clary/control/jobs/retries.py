@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from clary.contract.errors import Fault
 from clary.control.jobs.training_job import AttemptEnd, TrainingJob
 
-FIRST_PAUSE_S = 1.0
+FIRST_PAUSE_S = 1.0  # before the second restart; the first comes at once, since most hosts are lost alone
 LONGEST_PAUSE_S = 60.0
 
 
@@ -42,5 +42,5 @@ def decide(job: TrainingJob) -> RetryDecision:
     return RetryDecision(
         is_retried=True,
         reason=f"restart {num_restarts + 1} of at most {rule.max_restarts}",
-        pause_s=min(FIRST_PAUSE_S * 2**num_restarts, LONGEST_PAUSE_S),
+        pause_s=min(FIRST_PAUSE_S * 2 ** (num_restarts - 1), LONGEST_PAUSE_S) if num_restarts else 0.0,
     )

@@ -1,7 +1,9 @@
 """Attempts that end early: capacity that is reclaimed, failures that are tried again."""
 
+from datetime import timedelta
+
 import pytest
-from job_script import MODEL_URI, Script, at, exit_of
+from job_script import MODEL_URI, Script, exit_of
 
 from clary.contract.agent_protocol import Failure, HostPhase, OrderKind
 from clary.contract.errors import Fault
@@ -117,7 +119,7 @@ def test_a_lost_host_restarts_a_job_that_may_be_restarted():
     script.send(events.Released())
     past = script.job.past_attempts[0]
     assert (past.kind, past.failure.host) == (AttemptEnd.RESTARTED, "algo-2")
-    assert script.job.not_before > at(0)
+    assert script.job.not_before is None, "the first restart comes at once"
     finish(script)
     assert script.job.status is TrainingJobStatus.COMPLETED
     assert script.job.not_before is None
@@ -128,8 +130,7 @@ def test_restarts_have_a_bound_and_the_last_failure_ends_the_job():
     for _ in range(2):
         script.numbers = dict.fromkeys(script.hosts, 0)
         script.run().send(LOST).report("algo-1", HostPhase.EXITED, exits=STOPPED).send(events.Released())
-    pauses_s = [past.asked_at for past in script.job.past_attempts]
-    assert len(pauses_s) == 2
+    assert script.job.not_before - script.job.past_attempts[1].asked_at == timedelta(seconds=1)
     script.numbers = dict.fromkeys(script.hosts, 0)
     script.run().send(LOST).report("algo-1", HostPhase.EXITED, exits=STOPPED)
     script.report("algo-1", HostPhase.DONE, exits=STOPPED)

@@ -79,6 +79,12 @@ def test_a_channel_takes_the_job_s_input_mode_unless_it_has_its_own():
     )
 
 
+def test_checkpoints_have_a_folder_and_a_prefix():
+    job = view(CheckpointConfig={"S3Uri": "s3://b/c"})
+    assert (job.checkpoint_local_path, job.checkpoint_s3_uri) == ("/opt/ml/checkpoints", "s3://b/c")
+    assert view().checkpoint_s3_uri is None
+
+
 def test_documents_for_the_program_get_their_local_path():
     documents = view(
         CheckpointConfig={"S3Uri": "s3://b/c"}, DebugHookConfig={"S3OutputPath": "s3://b/d", "LocalPath": "/mine"}

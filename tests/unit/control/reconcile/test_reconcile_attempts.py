@@ -112,11 +112,12 @@ async def test_a_job_that_pauses_lets_others_go_first_and_is_tried_after_its_pau
     await plane.create("hurt", num_hosts=4, CheckpointConfig={"S3Uri": "s3://bucket/c"})
     plane.clock.advance(1)
     await plane.create("other", num_hosts=4)
-    await plane.passes()
-    agents = await run(plane, name="hurt", num_hosts=4)
-    await plane.hub.apply("hurt", events.HostLost(host="algo-4", why="algo-4 was lost: silent"))
-    plane.engine.end_agent("hurt", "algo-4")
-    await stop(plane, agents[:3])
+    for attempt in (1, 2):
+        await plane.passes(2)
+        agents = await run(plane, name="hurt", attempt=attempt, num_hosts=4)
+        await plane.hub.apply("hurt", events.HostLost(host="algo-4", why="algo-4 was lost: silent"))
+        plane.engine.end_agent("hurt", "algo-4", attempt=attempt)
+        await stop(plane, agents[:3])
     await plane.passes(2)
     hurt = await plane.job("hurt")
     assert hurt.secondary_status is SecondaryStatus.RESTARTING
@@ -125,7 +126,7 @@ async def test_a_job_that_pauses_lets_others_go_first_and_is_tried_after_its_pau
     await plane.run_to_end("other", num_hosts=4)
     plane.clock.advance(2)
     await plane.passes(2)
-    assert (await plane.job("hurt")).attempt == 2
+    assert (await plane.job("hurt")).attempt == 3
 
 
 @pytest.mark.parametrize("when", ["stopping", "leaving", "waiting"])
