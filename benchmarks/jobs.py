@@ -43,8 +43,8 @@ class BenchmarkJobs:
         self._key = f"bench/{hashlib.sha256(script.encode()).hexdigest()[:16]}.tar.gz"
         boto3.client("s3", **options).put_object(Bucket=BUCKET, Key=self._key, Body=_archive(program, script))
 
-    def create(self, name: str, *, instance_type: str = INSTANCE_TYPE) -> None:
-        """Submit a job; returns when it is accepted."""
+    def create(self, name: str, *, instance_type: str = INSTANCE_TYPE, **members: Any) -> None:
+        """Submit a job; returns when it is accepted. Members are added to the request."""
         self.sagemaker.create_training_job(
             TrainingJobName=name,
             RoleArn="arn:aws:iam::000000000000:role/ClaryExecutionRole",
@@ -57,6 +57,7 @@ class BenchmarkJobs:
             OutputDataConfig={"S3OutputPath": f"s3://{BUCKET}/bench"},
             ResourceConfig={"InstanceCount": 2, "InstanceType": instance_type, "VolumeSizeInGB": 30},
             StoppingCondition={"MaxRuntimeInSeconds": 600},
+            **members,
         )
 
     def wait(self, name: str, *, status: str) -> dict[str, Any]:

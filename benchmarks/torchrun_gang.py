@@ -1,13 +1,14 @@
 """Two `torchrun` agents with two ranks each that meet on this machine and all_reduce over gloo: the peer of a gang.
 
-What elastic launchers promise stands in torchrun's own words: when a worker fails, all workers are stopped. The two
-agents stand for two hosts; a c10d store in the first one is their rendezvous.
+What elastic launchers promise stands in torchrun's own words: when a worker fails, all workers are stopped, and with
+restarts left started again. The two agents stand for two hosts; a c10d store in the first one is their rendezvous.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -22,6 +23,7 @@ from clary.control.engines.local import killing
 NUM_AGENTS, RANKS_PER_AGENT = 2, 2
 START_TIMEOUT_S = 90.0
 POLL_S = 0.02
+_RANK_FILE = re.compile(r"\d+-\d+")  # a script may keep others beside them
 SCRIPT = """import os, pathlib, sys, time
 import torch
 import torch.distributed as dist
@@ -41,14 +43,15 @@ class TorchrunGang:
     Raises: SystemExit if not every rank has reduced something within START_TIMEOUT_S.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, script: str = SCRIPT, *, max_restarts: int = 0) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="clary-torchrun-")
-        root = Path(self._folder.name)
-        (root / "loop.py").write_text(SCRIPT)
+        self._max_restarts = max_restarts
+        self._root = root = Path(self._folder.name)
+        (root / "loop.py").write_text(script)
         (root / "ranks").mkdir()
         self._log = (root / "torchrun.log").open("wb")
-        port = free_port()
-        self._agents = [self._start_agent(root, index, port) for index in range(NUM_AGENTS)]
+        self._port = free_port()
+        self._agents = [self._start_agent(index) for index in range(NUM_AGENTS)]
         try:
             self._ranks = self._wait_for_ranks(root)
         except BaseException:
@@ -107,13 +110,23 @@ class TorchrunGang:
             time.sleep(POLL_S)
         return None
 
-    def _start_agent(self, root: Path, index: int, port: int) -> subprocess.Popen[bytes]:
+    def replace_host(self) -> None:
+        """Start the second agent anew, as whoever watches over hosts would, and at once."""
+        self._agents[1].wait(timeout=5)
+        self._agents[1] = self._start_agent(1)
+
+    def said(self) -> str:
+        """Return what agents and ranks have printed."""
+        return (self._root / "torchrun.log").read_text(errors="replace")
+
+    def _start_agent(self, index: int) -> subprocess.Popen[bytes]:
         command = [
             *(str(TRAIN_PYTHON), "-m", "torch.distributed.run"),
             *(f"--nnodes={NUM_AGENTS}", f"--nproc-per-node={RANKS_PER_AGENT}", f"--node-rank={index}"),
-            *("--max-restarts=0", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=bench"),
+            *(f"--max-restarts={self._max_restarts}", "--rdzv-backend=c10d", "--rdzv-id=bench"),
+            f"--rdzv-endpoint=127.0.0.1:{self._port}",
             *(f"--rdzv-conf=is_host={int(index == 0)}", "--local-addr=127.0.0.1"),
-            *(str(root / "loop.py"), str(root / "ranks")),
+            *(str(self._root / "loop.py"), str(self._root / "ranks")),
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         return subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT, env=environment)
@@ -121,12 +134,12 @@ class TorchrunGang:
     def _wait_for_ranks(self, root: Path) -> dict[str, int]:
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline_s:
-            ranks = {path.name: path.read_text() for path in (root / "ranks").iterdir()}
+            found = [path for path in (root / "ranks").iterdir() if _RANK_FILE.fullmatch(path.name)]
+            ranks = {path.name: path.read_text() for path in found}
             if len(ranks) == NUM_AGENTS * RANKS_PER_AGENT and all(ranks.values()):
                 return {name: int(pid) for name, pid in ranks.items()}
             time.sleep(POLL_S)
-        said = (root / "torchrun.log").read_text(errors="replace")[-2000:]
-        raise SystemExit(f"torchrun's ranks did not all_reduce within {START_TIMEOUT_S:g} s: {said}")
+        raise SystemExit(f"torchrun's ranks did not all_reduce within {START_TIMEOUT_S:g} s: {self.said()[-2000:]}")
 
     def _all_of(self, index: int) -> list[ProcessId]:
         top = ProcessId.of(self._agents[index].pid)

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from checkpoint_states import assert_same, base, host_folder, make, refused, train, whole
+from checkpoint_states import WIDTH, assert_same, base, host_folder, make, refused, train, whole
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from clary.train import checkpoint
 from clary.train.checkpoint import saving
@@ -205,6 +208,42 @@ def test_memory_is_used_again_and_plans_are_made_once(rank, size):
     keeper.close()
 
 
+def test_tensor_groups_and_shards_of_them_fit_each_other(rank, size):
+    def cut(seed, dimensions):
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Linear(12, 8), torch.nn.Linear(8, 12))
+        mesh = init_device_mesh("cpu", dimensions, mesh_dim_names=("dp", "tp"))
+        parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+        if dimensions[0] > 1:
+            fully_shard(model, mesh=mesh["dp"])
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.ones(2, 12)).sum().backward()
+        optimizer.step()
+        return {"model": model, "optimizer": optimizer}
+
+    def values(state):
+        names = {parameter: name for name, parameter in state["model"].named_parameters()}
+        found = {names[one]: one.full_tensor().detach() for one in names}
+        moments = state["optimizer"].state
+        return found | {f"{names[one]} moment": moments[one]["exp_avg"].full_tensor() for one in names}
+
+    keeper = open_keeper("tensor", rank, size)
+    for step, (before, after) in enumerate((((2, 2), (1, 4)), ((1, 4), (2, 2)))):
+        saved, state = cut(1 + step, before), cut(7, after)
+        keeper.save(step, saved)
+        keeper.wait()
+        assert keeper.restore(state) == step
+        assert_same(values(state), values(saved))
+    keeper.close()
+
+
+def test_the_first_form_of_fsdp_is_refused_by_name(rank, size):
+    keeper = open_keeper("first-form", rank, size)
+    model = FullyShardedDataParallel(torch.nn.Linear(4, 4), device_id=torch.device("cpu"))
+    refused(lambda: keeper.save(1, {"model": model}), ValueError, "FullyShardedDataParallel", "fully_shard")
+    keeper.close()
+
+
 def test_a_stop_that_one_host_knows_of_is_seen_by_all_at_once(rank, size):
     keeper = open_keeper("stop", rank, size)
     notice = base() / f"notice-{rank}"
@@ -218,6 +257,41 @@ def test_a_stop_that_one_host_knows_of_is_seen_by_all_at_once(rank, size):
     finally:
         del os.environ["CLARY_STOP_NOTICE"]
     keeper.close()
+
+
+def train_until_stopped(name, rank, size, *, first_seed, notice_at):
+    """Train as docs/training-checkpoints.md does, 8 steps at most; return the state and the steps that were made."""
+    notice = base() / f"notice-{name}-{notice_at}"
+    os.environ["CLARY_STOP_NOTICE"] = str(notice)
+    state = make("sharded", first_seed)
+    keeper = open_keeper(name, rank, size)
+    found = keeper.restore(state)
+    steps = []
+    for step in range(0 if found is None else found + 1, 8):
+        torch.manual_seed(step)
+        state["optimizer"].zero_grad()
+        state["model"](torch.randn(8, WIDTH)).square().mean().backward()
+        state["optimizer"].step()
+        state["counter"].count += 1
+        steps.append(step)
+        if step == notice_at and rank == 1:
+            notice.write_text("{}")
+        if keeper.should_stop() or step == 7:
+            keeper.save(step, state)
+            break
+    keeper.close()
+    del os.environ["CLARY_STOP_NOTICE"]
+    return state, steps
+
+
+def test_a_program_that_is_stopped_goes_on_as_if_nothing_had_been(rank, size):
+    unbroken, steps = train_until_stopped("unbroken", rank, size, first_seed=1, notice_at=None)
+    assert steps == list(range(8))
+    _, before = train_until_stopped("stopped", rank, size, first_seed=1, notice_at=3)
+    assert before[-1] in (3, 4)  # a rank may ask before the notice is there; all leave at the same step
+    state, after = train_until_stopped("stopped", rank, size, first_seed=2, notice_at=None)
+    assert before + after == steps
+    assert_same(whole(state), whole(unbroken))
 
 
 def begin_anew(name, rank, size):
@@ -295,6 +369,10 @@ def test_copies_that_do_not_come_about_cost_no_step(rank, size):
 
 
 def test_one_folder_that_all_hosts_see_has_one_leader(rank, size):
+    dist.barrier()
+    (base() / "shared").mkdir(exist_ok=True)
+    (base() / "shared" / ".rank-0ff-0").touch()  # of a rank that was killed while it joined
+    dist.barrier()
     keeper = checkpoint.Keeper(base() / "shared", limit_s=LIMIT_S)
     assert {place.leader for place in keeper._company.places} == {0}
     keeper.save(1, numbered(1))
@@ -302,6 +380,8 @@ def test_one_folder_that_all_hosts_see_has_one_leader(rank, size):
     keeper = checkpoint.Keeper(base() / "shared", limit_s=LIMIT_S)
     assert restored(keeper) == 1
     keeper.close()
+    dist.barrier()
+    assert os.listdir(keeper.folder) == ["step-000000000001"]
     assert len(list(Path(keeper.folder / "step-000000000001").glob("part-*.bin"))) == size
 
 

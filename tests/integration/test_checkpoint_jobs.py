@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
-from program_jobs import BUCKET, put, run_command
-from test_clients_boto3 import Clients, log_of, unique, wait
+from program_jobs import BUCKET, put, run_command, start
+from test_clients_boto3 import Clients, job_request, log_of, unique, wait
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(180), pytest.mark.xdist_group("service")]
 
-# Each host appends to what it finds; the last line lets a test wait for it.
+# Says what it finds, and adds a step to it.
 TRAIN = """
 import json, os, pathlib, sys, time
+
+CONFIG = "/opt/ml/input/config/resourceconfig.json"
 folder = pathlib.Path(os.environ["CHECKPOINTS"])
 found = {p.relative_to(folder).as_posix(): p.read_text() for p in sorted(folder.rglob("*")) if p.is_file()}
-host = json.load(open(os.environ["SM_CONFIG"] if "SM_CONFIG" in os.environ else "/opt/ml/input/config/resourceconfig.json"))["current_host"]
+host = json.load(open(CONFIG))["current_host"]
 print("FOUND", json.dumps({"host": host, "files": found}), flush=True)
 step = folder / f"step-{len(found)}-of-{host}"
 step.mkdir()
 (step / "model.pt").write_text("weights of " + host)
 (folder / "latest").write_text(step.name)
-(folder / "best").symlink_to(step.name) if not (folder / "best").is_symlink() else None
 print("WRITTEN", flush=True)
 if sys.argv[1:] == ["wait"]:
     time.sleep(600)
@@ -38,6 +40,11 @@ def script(aws):
     return put(aws, f"code/{unique('checkpoints')}/train.py", TRAIN)
 
 
+def code_channel(script):
+    source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": script}}
+    return [{"ChannelName": "code", "DataSource": source}]
+
+
 def run(aws, script, label, prefix, *, local_path="/opt/ml/checkpoints", num_hosts=1):
     config = {"S3Uri": prefix}
     if local_path != "/opt/ml/checkpoints":
@@ -46,12 +53,7 @@ def run(aws, script, label, prefix, *, local_path="/opt/ml/checkpoints", num_hos
         aws,
         label,
         f"CHECKPOINTS={local_path} python /opt/ml/input/data/code/train.py",
-        InputDataConfig=[
-            {
-                "ChannelName": "code",
-                "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": script}},
-            }
-        ],
+        InputDataConfig=code_channel(script),
         CheckpointConfig=config,
         ResourceConfig={"InstanceCount": num_hosts, "InstanceType": "ml.m5.large", "VolumeSizeInGB": 1},
     )
@@ -85,10 +87,11 @@ def test_the_next_job_with_the_same_prefix_finds_what_the_last_one_left(aws, scr
     expected = {"step-0-of-algo-1/model.pt": "weights of algo-1", "latest": "step-0-of-algo-1"}
     assert found(aws, second) == {"algo-1": expected}
     log = log_of(aws, second["TrainingJobName"])
-    assert any(f"restored 2 files, 33 bytes" in line and f"from {prefix}: set 1 of algo-1" in line for line in log), log
+    assert any("restored 2 files, 33 bytes" in line and f"from {prefix}: set 1 of algo-1" in line for line in log), log
     third = run(aws, script, "ckpt-3", prefix, local_path=local_path)
     files = found(aws, third)["algo-1"]
     assert files["latest"] == "step-2-of-algo-1"
+    assert "step-2-of-algo-1/model.pt" in files
     assert aws.s3.get_object(Bucket=BUCKET, Key=f"{name}/latest")["Body"].read() == b"step-3-of-algo-1"
 
 
@@ -105,22 +108,12 @@ def test_two_hosts_mirror_to_one_prefix(aws, script) -> None:
     assert found(aws, second) == {f"algo-{n}": {**models, "latest": f"step-0-of-algo-{n}"} for n in (1, 2)}
 
 
-def test_what_was_written_before_a_stop_is_kept(aws, script, service) -> None:
-    import time
-
-    from program_jobs import start
-    from test_clients_boto3 import job_request
-
+def test_what_was_written_before_a_stop_is_kept(aws, script) -> None:
     name = unique("ckpt-stop")
     request = job_request(
         name,
         "CHECKPOINTS=/opt/ml/checkpoints exec python /opt/ml/input/data/code/train.py wait",
-        InputDataConfig=[
-            {
-                "ChannelName": "code",
-                "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": script}},
-            }
-        ],
+        InputDataConfig=code_channel(script),
         CheckpointConfig={"S3Uri": f"s3://{BUCKET}/{name}"},
     )
     start(aws, request)
@@ -141,3 +134,27 @@ def test_a_prefix_whose_sets_are_damaged_fails_the_job_and_says_so(aws, script) 
     assert facts["TrainingJobStatus"] == "Failed"
     assert "No set of checkpoints of algo-1 below" in facts["FailureReason"]
     assert "set 1: the manifest of checkpoints does not fit its own SHA-256" in facts["FailureReason"]
+
+
+def test_a_job_whose_last_checkpoints_have_no_place_does_not_complete(aws) -> None:
+    bucket = unique("gone")
+    aws.s3.create_bucket(Bucket=bucket)
+    request = job_request(
+        unique("ckpt-lost"),
+        "echo READY; sleep 8; echo weights > /opt/ml/checkpoints/model.pt",
+        CheckpointConfig={"S3Uri": f"s3://{bucket}/ckpt"},
+    )
+    name = start(aws, request)
+    deadline_s = time.monotonic() + 60
+    while not any("READY" in line for line in log_of(aws, name)):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+    aws.s3.delete_bucket(Bucket=bucket)
+    facts = wait(aws, name)
+    log = log_of(aws, name)
+    assert facts["TrainingJobStatus"] == "Failed", log
+    assert (
+        f"checkpoints did not reach s3://{bucket}/ckpt in full: 1 file is in no set (model.pt)"
+        in (facts["FailureReason"])
+    )
+    assert "NoSuchBucket" in facts["FailureReason"]

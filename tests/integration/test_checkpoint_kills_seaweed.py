@@ -10,9 +10,14 @@ import sys
 import time
 from pathlib import Path
 
+import boto3
 import pytest
 from checkpoint_mirror_program import newest_step, restore_into
+from faulty_gateway import faulty_gateway
 from objects_service import BUCKET, STORE, ServiceThread
+
+from clary.agent.checkpoints.outcomes import Flushed, Listeners
+from clary.contract.agent_protocol import CheckpointFacts
 
 PROGRAM = Path(__file__).with_name("checkpoint_mirror_program.py")
 NUM_KILLS = 30
@@ -28,8 +33,6 @@ def weed(tmp_path_factory):
 
 @pytest.fixture
 def client(weed):
-    import boto3
-
     return boto3.client(
         "s3",
         endpoint_url=weed["url"],
@@ -66,34 +69,130 @@ def test_thirty_kills_leave_no_torn_restore(weed, tmp_path: Path) -> None:
     assert reached[-1] >= NUM_KILLS // 3
 
 
+@pytest.fixture
+def mirrored(weed):
+    """Restore into a folder, change it, flush; returns what was noted."""
+
+    def act(prefix: str, folder: Path, files: dict[str, bytes], *, host: str = "algo-1", num_hosts: int = 1):
+        checkpoints = restore_into(weed, prefix, folder, host, num_hosts)
+        for path, data in files.items():
+            place = checkpoints.folder.path / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(data)
+        notes: list[str] = []
+        checkpoints.start(Listeners(tell=lambda facts: None, say=notes.append, note=notes.append))
+        outcome = checkpoints.flush(60.0)
+        checkpoints.close()
+        assert outcome == Flushed()
+        return checkpoints.folder.path, notes
+
+    return act
+
+
+def keys_below(client, prefix: str) -> list[str]:
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
+    return [item["Key"].removeprefix(prefix) for page in pages for item in page.get("Contents", [])]
+
+
 @pytest.mark.timeout(120)
-def test_two_hosts_under_one_prefix_find_all_of_it_again(weed, client, tmp_path: Path) -> None:
+def test_two_hosts_under_one_prefix_find_all_of_it_again(weed, client, mirrored, tmp_path: Path) -> None:
     prefix = f"s3://{BUCKET}/two"
     hosts = ("algo-1", "algo-2")
-    processes = [start(weed, prefix, tmp_path / host, host=host, num_hosts=2, seconds=0.0) for host in hosts]
+    files = {host: {f"of-{host}/shard": host.encode() * 2_000_000, "shared": host.encode()} for host in hosts}
+    processes = [start(weed, prefix, tmp_path / f"{host}-0", host=host, num_hosts=2, seconds=0.0) for host in hosts]
     for process in processes:
         assert json.loads(process.communicate(timeout=60)[0].splitlines()[-1]) == []
     for host in hosts:
-        checkpoints = restore_into(weed, prefix, tmp_path / f"{host}-own", host, 2)
-        (checkpoints.folder.path / f"of-{host}").mkdir()
-        (checkpoints.folder.path / f"of-{host}/shard").write_bytes(host.encode() * 2_000_000)
-        (checkpoints.folder.path / "shared").write_text(host)
-        from clary.agent.checkpoints.outcomes import Listeners
-
-        notes: list[str] = []
-        checkpoints.start(Listeners(tell=lambda facts: None, say=notes.append, note=notes.append))
-        assert checkpoints.flush(60.0).missed == ()
-        checkpoints.close()
-    again = restore_into(weed, prefix, tmp_path / "again-1", "algo-1", 2)
-    from clary.agent.checkpoints.outcomes import Listeners
-
-    again.start(Listeners(tell=lambda facts: None, say=notes.append, note=notes.append))
-    assert again.flush(60.0).missed == ()
-    again.close()
+        mirrored(prefix, tmp_path / f"{host}-1", files[host], host=host, num_hosts=2)
+    _, notes = mirrored(prefix, tmp_path / "again", {}, num_hosts=2)
     assert any("algo-1 and algo-2 both write 'shared'" in note for note in notes)
     for host in hosts:
-        path = restore_into(weed, prefix, tmp_path / f"last-{host}", host, 2).folder.path
-        assert (path / "shared").read_text() == host
-        assert {place.name for place in path.iterdir()} == {"of-algo-1", "of-algo-2", "shared"}
-    body = client.get_object(Bucket=BUCKET, Key="two/of-algo-2/shard")["Body"].read()
-    assert body == b"algo-2" * 2_000_000
+        path = restore_into(weed, prefix, tmp_path / f"{host}-2", host, 2).folder.path
+        both = {f"of-{name}/shard": files[name][f"of-{name}/shard"] for name in hosts}
+        found = {place.relative_to(path).as_posix(): place for place in path.rglob("*") if place.is_file()}
+        assert {name: place.read_bytes() for name, place in found.items()} == {**both, "shared": host.encode()}
+    assert client.get_object(Bucket=BUCKET, Key="two/of-algo-2/shard")["Body"].read() == b"algo-2" * 2_000_000
+    assert client.get_object(Bucket=BUCKET, Key="two/shared")["Body"].read() == b"algo-1"
+
+
+@pytest.mark.timeout(120)
+def test_replaced_files_end_under_their_plain_keys_alone(weed, client, mirrored, tmp_path: Path) -> None:
+    prefix = f"s3://{BUCKET}/plain/"
+    names = ("small", "large", "a b+c/%41 ?#", "\u65e5\u672c/e&<>'\"", "s=a,b;c:d@e$f!g*(h)")
+    files = {name: b"x" * (17 << 20 if name == "large" else 9) for name in names}
+    path, _ = mirrored(prefix, tmp_path / "first", files)
+    checkpoints = restore_into(weed, prefix, tmp_path / "second")
+    facts: list[CheckpointFacts] = []
+    checkpoints.start(Listeners(tell=facts.append, say=print, note=print))
+    for number in range(4):  # the fourth set is the second one after the plain keys are named
+        for name in names if number == 0 else ("new",):
+            place = checkpoints.folder.path / name
+            place.write_bytes(b"y" * (len(files[name]) if number == 0 else number))
+        deadline_s = time.monotonic() + 30
+        while not facts or facts[-1].set_number != number + 2 or facts[-1].dirty_files:
+            assert time.monotonic() < deadline_s, facts[-1:]
+            time.sleep(0.05)
+    assert checkpoints.flush(60.0) == Flushed()
+    checkpoints.close()
+    keys = keys_below(client, "plain/")
+    assert set(names) <= set(keys)
+    assert sum("/files/" in key for key in keys) <= 2, "own places are given up once plain keys hold the same"
+    assert sum("/set-" in key for key in keys) == 3
+    for name in names:
+        assert client.get_object(Bucket=BUCKET, Key=f"plain/{name}")["Body"].read()[:9] == b"y" * 9
+    path, _ = mirrored(prefix, tmp_path / "last", {})
+    assert (path / "large").read_bytes() == b"y" * (17 << 20)
+
+
+@pytest.mark.timeout(120)
+def test_a_prefix_with_empty_parts_is_found_again(mirrored, client, tmp_path: Path) -> None:
+    for life in range(2):
+        path, _ = mirrored(f"s3://{BUCKET}/empty//parts", tmp_path / f"life-{life}", {f"of-{life}": b"x"})
+    assert sorted(place.name for place in path.iterdir()) == ["of-0", "of-1"]
+    assert client.get_object(Bucket=BUCKET, Key="empty//parts/of-1")["Body"].read() == b"x"
+
+
+@pytest.mark.timeout(120)
+def test_names_that_the_store_does_not_list_as_they_are_come_back_too(weed, mirrored, tmp_path: Path) -> None:
+    names = [
+        "back\\slash",
+        "new\nline",
+        "\x01",
+        "a/.versions/b",
+        "c.versions/d",
+        ".uploads/x",
+        "x ",
+        "...",
+        "%2e%2e",
+        "/".join("y" * 200 for _ in range(6)),
+    ]
+    prefix = f"s3://{BUCKET}/names"
+    _, notes = mirrored(prefix, tmp_path / "first", {name: name[:9].encode() for name in names})
+    assert [note for note in notes if "kept in the set alone" in note] == notes
+    assert len(notes) == 1
+    restored = restore_into(weed, prefix, tmp_path / "second")
+    assert restored.warnings == ()
+    for name in names:
+        assert (restored.folder.path / name).read_bytes() == name[:9].encode()
+
+
+@pytest.mark.timeout(120)
+def test_a_store_that_answers_nothing_holds_no_flush(weed, tmp_path: Path) -> None:
+    with faulty_gateway(weed["url"]) as gateway:
+        checkpoints = restore_into({**weed, "url": gateway.url}, f"s3://{BUCKET}/stalls", tmp_path / "in")
+        gateway.fail("stall", lambda method, path: method == "PUT", times=1000)
+        (checkpoints.folder.path / "model.pt").write_bytes(b"x" * 1000)
+        facts: list[CheckpointFacts] = []
+        notes: list[str] = []
+        checkpoints.start(Listeners(tell=facts.append, say=notes.append, note=notes.append))
+        deadline_s = time.monotonic() + 30
+        while not any(item.stalled_since for item in facts):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+        started_s = time.monotonic()
+        outcome = checkpoints.flush(1.0)
+        assert time.monotonic() - started_s < 10
+        gateway.released.set()
+        checkpoints.close()
+    assert outcome.missed == ("model.pt",)
+    assert any(note.startswith("checkpoints are stalled: 1 files, 1000 bytes") for note in notes)

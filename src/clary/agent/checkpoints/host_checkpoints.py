@@ -15,7 +15,7 @@ from clary.agent.checkpoints.folder import CheckpointFolder
 from clary.agent.checkpoints.history import Writer
 from clary.agent.checkpoints.mirror import Mirror
 from clary.agent.checkpoints.outcomes import Flushed, Listeners
-from clary.agent.checkpoints.places import Prefix
+from clary.agent.checkpoints.places import prefix_of
 from clary.agent.checkpoints.progress import Progress
 from clary.agent.checkpoints.publishing import Publisher
 from clary.agent.checkpoints.restore_plan import host_order
@@ -61,7 +61,7 @@ class HostCheckpoints:
             attempt=plan.attempt,
         )
         self._first = names[0]
-        self.prefix = Prefix(parse_s3_uri(plan.checkpoint_s3_uri))
+        self.prefix = prefix_of(plan.checkpoint_s3_uri)
         self.local_path = _checked_path(plan.checkpoint_local_path)
         self.is_bound = False  # whether the folder is to be bound to `local_path`
         self.folder = self._place(tree, host_folder)
@@ -80,8 +80,12 @@ class HostCheckpoints:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a restore had to pass over."""
-        return self._restored.warnings if self._restored is not None else ()
+        """What a restore had to pass over, and what of the request was not taken to the letter."""
+        found = self._restored.warnings if self._restored is not None else ()
+        given = self._plan.checkpoint_s3_uri or ""
+        if parse_s3_uri(given) != self.prefix.uri:
+            found = (f"checkpoints: S3Uri {given} has empty parts and is taken as {self.prefix.uri}", *found)
+        return found
 
     @property
     def facts(self) -> CheckpointFacts:
@@ -113,6 +117,7 @@ class HostCheckpoints:
             closer.start()
             self._closers.append(closer)
 
+        progress = Progress(self.facts, interval_s=self._plan.checkpoint_interval_s, clock=clock)
         publisher: Publisher | None = None
         writer = SetWriter(
             self.folder,
@@ -123,13 +128,14 @@ class HostCheckpoints:
             clock=clock,
             may_name_plain=lambda file: publisher is not None and publisher.may_name_plain(file),
             is_given_up=given_up.is_set,
+            on_progress=progress.moves,
         )
         publisher = Publisher(self.prefix, store, writer=self._writer, names=writer.names, note=listeners.note)
         self._mirror = Mirror(
             self.folder,
             writer,
             publisher,
-            progress=Progress(self.facts, interval_s=self._plan.checkpoint_interval_s, clock=clock),
+            progress=progress,
             listeners=listeners,
             break_off=break_off,
             interval_s=self._plan.checkpoint_interval_s,

@@ -25,6 +25,7 @@ SETTLE_S = 0.5  # a write that follows has another time then, whatever the kerne
 _SETTLE_MARGIN_S = 0.01
 _PATIENCE_INTERVALS = 10
 _FLUSH_PAUSE_S = 0.5  # between tries of the last round
+_MAX_HOPELESS = 3  # tries of the last round that a refusal, or a file that cannot be read, may cost
 _BREAK_OFF_S = 1.0  # for the thread of rounds to end once everything was broken off
 _MAX_TICK_S = 1.0
 
@@ -69,6 +70,7 @@ class Mirror:
         self._sights: dict[str, Sight] = {}
         self._noted: set[str] = set()
         self._told: CheckpointFacts | None = None
+        self._num_hopeless = 0  # errors of the flush that another try hardly mends
         self._is_behind = True  # plain paths may lack something that a set has
         self._rounds = threading.Thread(target=self._run, name="checkpoint-mirror", daemon=True)
         self._watch = threading.Thread(target=self._watch_progress, name="checkpoint-watch", daemon=True)
@@ -134,7 +136,8 @@ class Mirror:
                     self._try(self._round)
                 if self._is_given_up:
                     return
-            while not self._try(self._last_round) and not self._is_given_up:
+            self._num_hopeless = 0
+            while not self._try(self._last_round) and not self._is_given_up and self._num_hopeless < _MAX_HOPELESS:
                 self._wait(_FLUSH_PAUSE_S, even_if_final=True)
         finally:
             with self._changed:
@@ -151,6 +154,7 @@ class Mirror:
                 logger.error("unexpected error in the mirror of checkpoints", exc_info=error)
             if self._is_given_up:
                 return False
+            self._num_hopeless += not (isinstance(error, ClaryError) and error.retryable)
             logger.warning("checkpoints: %s", error)
             self._progress.begins()
             self._progress.failed(str(error))
@@ -221,7 +225,7 @@ class Mirror:
 
     def _say_stall(self, facts: CheckpointFacts, *, is_over: bool) -> None:
         if is_over:
-            self._listeners.say(f"checkpoints are stored again: set {facts.set_number}")
+            self._listeners.say(f"checkpoints are stored again; the newest set is {facts.set_number or 'none'}")
             return
         why = facts.error or "the object store has not answered yet"
         sentence = (

@@ -11,12 +11,14 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from clary.agent.object_store import S3Uri
+from clary.agent.object_store import S3Uri, parse_s3_uri
 from clary.contract.checkpoint_sets import OWN_FOLDER, CheckpointSet, content_key
 
 _MAX_PART_BYTES = 255  # NAME_MAX of Linux file systems
 _MAX_PATH_BYTES = 3800  # PATH_MAX of Linux is 4096; the rest is for the folder above
 _MAX_KEY_BYTES = 1024  # of S3
+_UNSAFE = re.compile(r"[\\\x00-\x1f\x7f]")  # among the "characters to avoid" of Amazon S3's guide
+_HIDDEN_ENDING = ".versions"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -41,9 +43,23 @@ class Prefix:
         """Return the whole key of what lies at `relative` below the prefix."""
         return self.base + relative
 
-    def fits(self, relative: str) -> bool:
-        """Whether S3 takes a key of this length."""
-        return len(self.key(relative).encode()) <= _MAX_KEY_BYTES
+    def can_hold(self, relative: str) -> bool:
+        """Whether stores take such a key and list it as it is.
+
+        SeaweedFS 4.48 makes a slash of a backslash, and hides what lies in folders whose names end in `.versions`.
+        """
+        if len(self.key(relative).encode()) > _MAX_KEY_BYTES or _UNSAFE.search(relative):
+            return False
+        return not any(part.endswith(_HIDDEN_ENDING) for part in relative.split("/"))
+
+
+def prefix_of(uri: str) -> Prefix:
+    """Return the prefix that a URI names, several slashes in a row counting as one.
+
+    SeaweedFS stores keys so, and finds nothing below a prefix that has more. Raises: AgentError as `parse_s3_uri`.
+    """
+    parsed = parse_s3_uri(uri)
+    return Prefix(S3Uri(parsed.bucket, re.sub("/+", "/", parsed.key).removeprefix("/")))
 
 
 class TakenNames:

@@ -1,7 +1,7 @@
 """How far the mirror is, for facts and for the alarm of a stall. Pure but for its clock.
 
-A stall: something could be stored and is not, for two intervals beyond the first. What is still being written is no
-stall, however long that takes.
+A stall: something could be stored, and the store takes nothing of it for two intervals beyond the first, or one round
+after the other fails. What is still being written is no stall, nor is a large upload that moves on.
 """
 
 from __future__ import annotations
@@ -75,6 +75,12 @@ class Progress:
         """Take note that there is something to store, or that the folder cannot be looked at."""
         with self._lock:
             if self._ready_since_s is None:
+                self._ready_since_s, self._ready_at = self._clock.monotonic(), self._clock.now()
+
+    def moves(self) -> None:
+        """Take note that the store has taken something; after a round that failed, only a whole one counts."""
+        with self._lock:
+            if self._ready_since_s is not None and not self._facts.error:
                 self._ready_since_s, self._ready_at = self._clock.monotonic(), self._clock.now()
 
     def went_well(self, newest: CheckpointSet | None, *, is_new: bool) -> None:

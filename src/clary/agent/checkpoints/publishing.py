@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from clary.agent.checkpoints.history import Writer
 from clary.agent.checkpoints.places import Prefix, TakenNames, set_problem
+from clary.agent.checkpoints.uploading import listed
 from clary.agent.object_store import ObjectStore
 from clary.contract.checkpoint_sets import (
     OWN_FOLDER,
@@ -21,6 +22,7 @@ from clary.contract.checkpoint_sets import (
 from clary.contract.errors import ContractError
 
 MAX_MANIFEST_BYTES = 256 << 20
+_SHOWN_CHARACTERS = 100
 
 
 class Publisher:
@@ -43,6 +45,7 @@ class Publisher:
         self._done: set[tuple[str, str]] = set()  # path and SHA-256 of what needs no other try
         self._sets: dict[str, CheckpointSet | None] = {}  # host -> its newest set
         self._numbers: dict[str, int] = {}
+        self._has_hidden = False  # whether it was told that not everything is shown
         self._clashes: set[tuple[str, str]] = set()  # pairs of hosts that were told
 
     def publish(self, own: CheckpointSet | None, *, is_behind: bool = True) -> None:
@@ -71,16 +74,13 @@ class Publisher:
         sha256, etag = self._copied.get(file.path, ("", ""))
         if sha256 != file.sha256:
             return False
-        found = self._store.head(self._prefix.bucket, self._prefix.key(file.path))
+        found = listed(self._store, self._prefix.bucket, self._prefix.key(file.path))
         return found is not None and (found.size_bytes, found.etag) == (file.size_bytes, etag)
 
     def _copy(self, file: CheckpointFile) -> None:
-        if self._names.collides(file.path) or not self._prefix.fits(file.path):
+        if self._names.collides(file.path) or not self._prefix.can_hold(file.path):
             self._done.add((file.path, file.sha256))
-            self._note(
-                f"checkpoints: {file.path!a} is kept in the set alone: below {self._prefix.uri} its name is too long, "
-                "or a file stands where it needs a folder"
-            )
+            self._note_hidden(file.path)
             return
         bucket, source_key, key = self._prefix.bucket, self._prefix.key(file.key), self._prefix.key(file.path)
         source = self._store.head(bucket, source_key)
@@ -91,12 +91,21 @@ class Publisher:
             self._copied.pop(file.path, None)
             self._names.add(file.path)
             self._store.copy(bucket, source_key, key)
-            target = self._store.head(bucket, key)
+            target = listed(self._store, bucket, key)
         else:
             self._names.add(file.path)
         self._done = {done for done in self._done if done[0] != file.path} | {(file.path, file.sha256)}
         if target is not None and (target.size_bytes, target.etag) == (source.size_bytes, source.etag):
             self._copied[file.path] = (file.sha256, target.etag)
+
+    def _note_hidden(self, path: str) -> None:
+        """Say of the first path that has no place where people look why it has none."""
+        if not self._has_hidden:
+            self._has_hidden = True
+            self._note(
+                f"checkpoints: {path[:_SHOWN_CHARACTERS]!a}, and maybe others, is kept in the set alone: its name is "
+                f"no key below {self._prefix.uri}, or a file stands there where it needs a folder"
+            )
 
     def _note_clash(self, first: str, other: str, path: str) -> None:
         """Say that two hosts write one path with different content: once for two hosts, whatever number of paths."""

@@ -78,7 +78,7 @@ def restore(folder: CheckpointFolder, prefix: Prefix, store: ObjectStore, *, hos
     """
     started_s = time.monotonic()
     folder.make()
-    staging = folder.path / _STAGING
+    staging = folder.path / f"{_STAGING}-{host}"  # plain processes of several hosts may share a folder
     shutil.rmtree(staging, ignore_errors=True)
     try:
         return _Restore(folder, prefix, store, host=host, first=first, staging=staging).run(started_s)

@@ -53,6 +53,7 @@ class SetWriter:
     Args:
         may_name_plain: whether the object under a file's plain path is known to hold that content.
         is_given_up: once it says so, uploads end with an AgentError.
+        on_progress: told, from several threads, whenever the store has taken something.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class SetWriter:
         clock: Clock,
         may_name_plain: Callable[[CheckpointFile], bool] = lambda _: False,
         is_given_up: Callable[[], bool] = lambda: False,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self._folder = folder
         self._prefix = prefix
@@ -73,7 +75,7 @@ class SetWriter:
         self._writer = writer
         self._clock = clock
         self._may_name_plain = may_name_plain
-        self._uploader = Uploader(folder, prefix, store, is_given_up=is_given_up)
+        self._uploader = Uploader(folder, prefix, store, is_given_up=is_given_up, on_progress=on_progress)
         self.last = history.last
         self.taken: Mapping[str, GroupContent] = contents_of(history.baseline)
         self.names = TakenNames(history.standing)
@@ -136,7 +138,7 @@ class SetWriter:
 
     def _new_key(self, path: str) -> str:
         """Return where new content goes: to its plain path if nothing ever stood there, else to a place of its own."""
-        if self._writer.is_first and self.names.is_free(path) and self._prefix.fits(path):
+        if self._writer.is_first and self.names.is_free(path) and self._prefix.can_hold(path):
             return path
         return content_key(self._writer.host, secrets.token_hex(_CONTENT_NAME_BYTES))
 

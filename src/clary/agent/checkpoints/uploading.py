@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from clary.agent.checkpoints.folder import CheckpointFolder
 from clary.agent.checkpoints.places import Prefix
 from clary.agent.checkpoints.scanning import FileFacts, facts_of
-from clary.agent.object_store import ObjectStore
+from clary.agent.object_store import ObjectInfo, ObjectStore
 from clary.contract.checkpoint_sets import CheckpointFile
 from clary.contract.errors import AgentError, ObjectStoreError
 
@@ -38,15 +38,23 @@ class Uploader:
 
     Args:
         is_given_up: asked between two reads; once it says so, everything ends with an AgentError.
+        on_progress: told, from several threads, whenever the store has taken something.
     """
 
     def __init__(
-        self, folder: CheckpointFolder, prefix: Prefix, store: ObjectStore, *, is_given_up: Callable[[], bool]
+        self,
+        folder: CheckpointFolder,
+        prefix: Prefix,
+        store: ObjectStore,
+        *,
+        is_given_up: Callable[[], bool],
+        on_progress: Callable[[], None],
     ) -> None:
         self._folder = folder
         self._prefix = prefix
         self._store = store
         self._is_given_up = is_given_up
+        self._on_progress = on_progress
 
     def store_all(
         self, uploads: Sequence[Upload], *, on_stored: Callable[[Upload, CheckpointFile], None]
@@ -76,6 +84,7 @@ class Uploader:
                 raise
             if file is not None:
                 on_stored(upload, file)
+                self._on_progress()
 
         small = [upload for upload in uploads if upload.facts.size_bytes <= _LARGE_BYTES]
         if len(small) > 1:
@@ -102,6 +111,7 @@ class Uploader:
                             raise AgentError(f"the upload of checkpoint {upload.path!a} was given up")
                         digest.update(data)
                         writer.write(data)
+                        self._on_progress()
                     if writer.size_bytes != upload.facts.size_bytes or facts_of(os.fstat(descriptor)) != upload.facts:
                         raise _ChangedError
             except _ChangedError:
@@ -120,7 +130,7 @@ class Uploader:
 
     def _check(self, upload: Upload) -> None:
         """Look whether the store has all of it: one that loses bytes must not be found out by a restore."""
-        found = self._store.head(self._prefix.bucket, self._prefix.key(upload.key))
+        found = listed(self._store, self._prefix.bucket, self._prefix.key(upload.key))
         if found is None or found.size_bytes != upload.facts.size_bytes:
             got = "nothing" if found is None else f"{found.size_bytes} bytes"
             raise ObjectStoreError(
@@ -128,6 +138,15 @@ class Uploader:
                 f"{upload.facts.size_bytes} bytes and has {got}. Tried again with the next round.",
                 retryable=True,
             )
+
+
+def listed(store: ObjectStore, bucket: str, key: str) -> ObjectInfo | None:
+    """Return an object as listings have it; None if they do not: then a restore would not find it.
+
+    Asked instead of `head`, which SeaweedFS also answers for names that it lists in another form or not at all.
+    """
+    first = next(store.list_objects(bucket, key), None)  # no other key with this beginning comes earlier
+    return first if first is not None and first.key == key else None
 
 
 class _ChangedError(Exception):

@@ -55,7 +55,13 @@ def join(folder: Path, *, wants_peers: bool, limit_s: float) -> Company:
         probe.touch()
 
     def look() -> int:
-        return min(int(path.name.rpartition("-")[2]) for path in folder.glob(f".rank-{run}-*"))
+        found = {path: path.name.split("-") for path in folder.glob(".rank-*-*")}
+        leader = min(int(number) for _, of_run, number in found.values() if of_run == run)
+        if leader == calls.rank:
+            for path, (_, of_run, _) in found.items():
+                if of_run != run:
+                    path.unlink(missing_ok=True)  # of ranks that were killed while they joined
+        return leader
 
     calls.together(what, show_presence)
     try:

@@ -6,10 +6,11 @@ same order; without a process group, one process does.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -87,7 +88,7 @@ class Keeper:
         failure = self._finish()
         flat: dict[str, Any] = {}
         kind = _FAILED
-        with torch.no_grad():
+        with torch.no_grad(), self._naming(f"step {step} to"):
             try:
                 if not isinstance(step, int) or step < 0:
                     raise ValueError(f"step is {step!r}; expected a whole number, 0 or more")
@@ -128,25 +129,28 @@ class Keeper:
         self._settle()
         calls, places = self._company.calls, self._company.places
         memories = [self._snapshot, *self._memory.memories()] if self._wants_peers else []
-        found = restore(calls, state, root=self.folder, places=places, memories=memories)
-        if found is None:
-            return None
-        index, folder = found
+        with self._naming("restoring from"):
+            found = restore(calls, state, root=self.folder, places=places, memories=memories)
+            if found is None:
+                return None
+            index, folder = found
 
-        def show() -> None:
-            if folder is not None and places[calls.rank].leader == calls.rank:
-                complete(self.folder, folder, index=index, saved_at=time.time())
+            def show() -> None:
+                if folder is not None and places[calls.rank].leader == calls.rank:
+                    complete(self.folder, folder, index=index, saved_at=time.time())
 
-        calls.together(f"making step {index.step} visible in {self.folder}", show)
-        return index.step
+            calls.together(f"making step {index.step} visible in {self.folder}", show)
+            return index.step
 
     def should_stop(self) -> bool:
         """Whether a stop of the job has been ordered, on any host. Every rank calls it in the same place of its loop.
 
         One small message between the ranks; the same answer on all of them, so that all save the same step and leave.
+        A program needs a handler of SIGTERM, which follows the notice, or it ends before it can ask.
         """
         self._check_open()
-        return bool(self._company.calls.highest(int(is_stop_ordered(os.environ)))[0])
+        with self._naming("asking for a stop, beside"):
+            return bool(self._company.calls.highest(int(is_stop_ordered(os.environ)))[0])
 
     def wait(self) -> None:
         """Return once the last save is on the disks of all hosts.
@@ -192,7 +196,6 @@ class Keeper:
         """Return what this save is to all ranks, or raise on all of them."""
         calls = self._company.calls
         highest, last, first, broken = self._highest(
-            step,
             failure,
             kind,
             -1 if kind == _FAILED else step,
@@ -221,20 +224,32 @@ class Keeper:
             self._snapshot.take(plan, flat, save=save, step=step, rank=calls.rank, num_parts=calls.size)
         except Exception as error:  # noqa: BLE001 - raised below, once the others know that there is no such save
             trouble = error
-        if self._highest(step, trouble, int(trouble is not None))[0]:
+        if self._highest(trouble, int(trouble is not None))[0]:
             if trouble is None:
                 raise self._others_failed(step)
             raise CheckpointError(
                 f"rank {calls.rank}: step {step} to {self.folder} was not copied: {type(trouble).__name__}: {trouble}"
             ) from trouble
 
-    def _highest(self, step: int, failure: BaseException | None, *values: int) -> list[int]:
-        """Return the highest of all ranks, or raise what this rank knows already, or that one does not answer."""
+    def _highest(self, failure: BaseException | None, *values: int) -> list[int]:
+        """Return the highest of all ranks; if one is lost, raise what this rank knows already."""
         try:
             return self._company.calls.highest(*values)
+        except RuntimeError:
+            if failure is not None:
+                raise failure from None  # it came first, and says more
+            raise
+
+    @contextlib.contextmanager
+    def _naming(self, doing: str) -> Iterator[None]:
+        """Have the loss of another rank say who was doing what here."""
+        try:
+            yield
+        except CheckpointError:
+            raise
         except RuntimeError as error:
-            raise failure or CheckpointError(
-                f"rank {self._company.calls.rank}: step {step} to {self.folder} was not begun: another rank is lost or does "
+            raise CheckpointError(
+                f"rank {self._company.calls.rank}: {doing} {self.folder} came to nothing: another rank is lost or does "
                 f"not answer: {error}"
             ) from error
 

@@ -106,20 +106,9 @@ def restore(
     leader = places[ranks.rank].leader
     stored = ranks.together(f"looking for checkpoints in {root}", lambda: scan(root) if leader == ranks.rank else [])
     kept = [(memory.index, memory) for memory in memories if memory.index is not None]
-    offers = [
-        Offer(
-            save=index.save,
-            step=index.step,
-            part=index.rank,
-            num_parts=index.num_parts,
-            folder=folder,
-            has_metadata=has_metadata,
-        )
-        for index, folder, has_metadata in [
-            *((index, None, bool(memory.metadata)) for index, memory in kept),
-            *((index, step.path.name, step.has_metadata) for step in stored for index in step.parts.values()),
-        ]
-    ]
+    offers = [_offer(index, None, has_metadata=bool(memory.metadata)) for index, memory in kept]
+    for step in stored:
+        offers += [_offer(index, step.path.name, has_metadata=step.has_metadata) for index in step.parts.values()]
     choice = choose(ranks.all(offers), places)
     if choice is None:
         return None
@@ -156,6 +145,17 @@ def restore(
         for one in opened:
             one.close()
     return next(iter(indexes.values())), folder
+
+
+def _offer(index: PartIndex, folder: str | None, *, has_metadata: bool) -> Offer:
+    return Offer(
+        save=index.save,
+        step=index.step,
+        part=index.rank,
+        num_parts=index.num_parts,
+        folder=folder,
+        has_metadata=has_metadata,
+    )
 
 
 @dataclass

@@ -15,7 +15,7 @@ from clary.agent.checkpoints.outcomes import Listeners
 from clary.agent.checkpoints.progress import Progress
 from clary.contract.agent_protocol import CheckpointFacts
 from clary.contract.clock import SystemClock
-from clary.contract.errors import ObjectStoreError
+from clary.contract.errors import Fault, ObjectStoreError
 
 INTERVAL_S = 0.1
 PATIENCE_S = 20.0
@@ -128,7 +128,7 @@ def test_a_stall_is_told_once_and_so_is_its_end(mirror_of, store) -> None:
     ]
     let_go.set()
     test.wait_for(lambda: test.facts[-1].set_number == 1 and test.facts[-1].stalled_since is None)
-    test.wait_for(lambda: test.lines == ["checkpoints are stored again: set 1"])
+    test.wait_for(lambda: test.lines == ["checkpoints are stored again; the newest set is 1"])
 
 
 def test_a_store_that_fails_is_tried_again_and_its_error_is_told(mirror_of, store) -> None:
@@ -186,6 +186,18 @@ def test_a_flush_tries_again_until_its_deadline(mirror_of, store) -> None:
     store.on_call = fail
     test.host.write("a", "1")
     assert test.mirror.flush(PATIENCE_S).missed == ()
+
+
+def test_a_flush_that_is_refused_does_not_wait_for_its_deadline(mirror_of, store) -> None:
+    test = mirror_of()
+
+    def refuse(operation: str, key: str) -> None:
+        raise ObjectStoreError("AccessDenied", fault=Fault.USER)
+
+    store.on_call = refuse
+    test.host.write("a", "1")
+    outcome = test.mirror.flush(600.0)
+    assert (outcome.missed, outcome.error) == (("a",), "AccessDenied")
 
 
 def test_giving_up_ends_a_flush_at_once(mirror_of, store) -> None:
