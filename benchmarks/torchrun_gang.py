@@ -115,6 +115,19 @@ class TorchrunGang:
         self._agents[1].wait(timeout=5)
         self._agents[1] = self._start_agent(1)
 
+    def has_given_up(self) -> bool:
+        """Whether the first agent, which was never touched, has ended."""
+        return self._agents[0].poll() is not None
+
+    def start_anew(self) -> None:
+        """Start both agents again, once the first has ended."""
+        for process in self._all_of(1):
+            process.kill(timeout_s=5)
+        for agent in self._agents:
+            agent.wait(timeout=5)
+        self._port = free_port()
+        self._agents = [self._start_agent(index) for index in range(NUM_AGENTS)]
+
     def said(self) -> str:
         """Return what agents and ranks have printed."""
         return (self._root / "torchrun.log").read_text(errors="replace")

@@ -18,7 +18,7 @@ _MAX_PART_BYTES = 255  # NAME_MAX of Linux file systems
 _MAX_PATH_BYTES = 3800  # PATH_MAX of Linux is 4096; the rest is for the folder above
 _MAX_KEY_BYTES = 1024  # of S3
 _UNSAFE = re.compile(r"[\\\x00-\x1f\x7f]")  # among the "characters to avoid" of Amazon S3's guide
-_HIDDEN_ENDING = ".versions"
+_HIDDEN_ENDINGS = (".versions", ".uploads")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -46,11 +46,11 @@ class Prefix:
     def can_hold(self, relative: str) -> bool:
         """Whether stores take such a key and list it as it is.
 
-        SeaweedFS 4.48 makes a slash of a backslash, and hides what lies in folders whose names end in `.versions`.
+        SeaweedFS 4.48 makes a slash of a backslash, and hides what lies in folders that are called as its own.
         """
         if len(self.key(relative).encode()) > _MAX_KEY_BYTES or _UNSAFE.search(relative):
             return False
-        return not any(part.endswith(_HIDDEN_ENDING) for part in relative.split("/"))
+        return not any(part.endswith(_HIDDEN_ENDINGS) for part in relative.split("/"))
 
 
 def prefix_of(uri: str) -> Prefix:

@@ -7,7 +7,7 @@ people look, also hold for objects of no set, and announced pieces of unfinished
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from clary.agent.checkpoints.listing import Listing
@@ -48,15 +48,23 @@ def host_order(name: str) -> tuple[int, str]:
     return (int(number) if number.isdecimal() else 0, name)
 
 
-def why_not_whole(checkpoints: CheckpointSet, listing: Listing, *, host: str, number: int) -> str | None:
-    """Say what is wrong with a set as far as a listing tells; None if nothing is."""
+def why_not_whole(
+    checkpoints: CheckpointSet,
+    size_of: Callable[[str], int | None],
+    *,
+    host: str,
+    number: int,
+) -> str | None:
+    """Say what is wrong with a set as far as sizes tell; None if nothing is.
+
+    Args:
+        size_of: size of what stands under a key below the prefix, None if nothing does.
+    """
     problem = set_problem(checkpoints, host=host, number=number)
     if problem is not None:
         return problem
-    standing = listing.standing
     for file in checkpoints.files:
-        own = listing.own.get(file.key)
-        size_bytes = own.size_bytes if own is not None else standing.get(file.key)
+        size_bytes = size_of(file.key)
         if size_bytes is None:
             return f"{file.path!a} is missing ({file.key})"
         if size_bytes != file.size_bytes:

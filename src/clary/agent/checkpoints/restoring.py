@@ -149,6 +149,16 @@ class _Restore:
     def _newest_whole_sets(self, listing: Listing) -> dict[str, CheckpointSet]:
         """Return for each host its newest set of which nothing wrong is known. Raises: AgentError if it has none."""
         sets = {}
+        sizes = listing.standing | {key: info.size_bytes for key, info in listing.own.items()}
+
+        def size_of(key: str) -> int | None:
+            if key not in sizes:  # listings of SeaweedFS leave some names out
+                found = self._store.head(self._prefix.bucket, self._prefix.key(key))
+                if found is None:
+                    return None
+                sizes[key] = found.size_bytes
+            return sizes[key]
+
         for host, numbers in listing.manifests.items():
             wrong = self._wrong.setdefault(host, {})
             for number in numbers:
@@ -156,7 +166,7 @@ class _Restore:
                     continue
                 try:
                     checkpoints = self._manifest(host, number)
-                    reason = why_not_whole(checkpoints, listing, host=host, number=number)
+                    reason = why_not_whole(checkpoints, size_of, host=host, number=number)
                 except ContractError as error:
                     reason = error.message
                 if reason is None:

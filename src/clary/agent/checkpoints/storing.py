@@ -7,7 +7,7 @@ stored is still what lies there; only then clean up. A host that dies at any poi
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 
@@ -284,12 +284,9 @@ def _without_key(file: CheckpointFile) -> CheckpointFile:
     return replace(file, key="")
 
 
-def missing_paths(
-    snapshot: Snapshot, taken: Mapping[str, GroupContent], *, among: Iterable[str] | None = None
-) -> list[str]:
+def missing_paths(snapshot: Snapshot, taken: Mapping[str, GroupContent]) -> list[str]:
     """Return the files of a snapshot whose state was not taken, sorted."""
     known: dict[str, FileFacts] = {}
     for content in taken.values():
         known.update(content.files)
-    names = snapshot.files if among is None else among
-    return sorted(path for path in names if known.get(path) != snapshot.files[path])
+    return sorted(path for path, facts in snapshot.files.items() if known.get(path) != facts)
