@@ -1,6 +1,6 @@
 """Counts steps and keeps the count in the checkpoint folder; goes on where an earlier run of it was.
 
-    counter.py --steps 40 --pause 0.2
+counter.py --steps 40 --pause 0.2
 """
 
 import argparse
