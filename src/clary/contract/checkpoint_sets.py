@@ -67,6 +67,14 @@ class CheckpointSet:
         return sum(file.size_bytes for file in self.files)
 
 
+def folded(key: str) -> str:
+    """Return the key of CheckpointConfig.S3Uri with several slashes in a row as one, and none in front.
+
+    SeaweedFS stores keys so, and finds nothing below a prefix that has more.
+    """
+    return re.sub("/+", "/", key).removeprefix("/")
+
+
 def manifest_key(host: str, number: int) -> str:
     """Return a manifest's key below the prefix."""
     return f"{OWN_FOLDER}/{host}/set-{number:08d}.json"
@@ -133,7 +141,7 @@ def read_announcement(data: bytes) -> Announcement:
     """Return what was announced. Raises: ContractError for anything else."""
     try:
         document = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ContractError(f"this is no announcement of checkpoints ({len(data)} bytes): {error}") from error
     return from_plain(Announcement, document)
 

@@ -17,7 +17,7 @@ class History:
     standing: frozenset[str] = frozenset()  # paths at which people see an object
     contents: frozenset[str] = frozenset()  # keys of this host's content without a place of its own
     announced: frozenset[str] = frozenset()  # pieces of sets that were never finished; they are not restored
-    inherited: frozenset[str] = frozenset()  # restored paths that are not of this host's own set
+    inherited: Snapshot = field(default_factory=Snapshot)  # of what was restored, what is not of this host's own set
     of_others: frozenset[str] = frozenset()  # paths of other hosts' sets
     baseline: Snapshot = field(default_factory=Snapshot)  # what the restore has left in the folder
 

@@ -71,7 +71,14 @@ class HostCheckpoints:
 
     def restore(self, store: ObjectStore) -> None:
         """Bring what is there. Raises: as `restoring.restore`."""
-        self._restored = restore(self.folder, self.prefix, store, host=self._writer.host, first=self._first)
+        self._restored = restore(
+            self.folder,
+            self.prefix,
+            store,
+            host=self._writer.host,
+            first=self._first,
+            others=self._writer.others,
+        )
 
     @property
     def summary(self) -> str:
@@ -85,6 +92,12 @@ class HostCheckpoints:
         given = self._plan.checkpoint_s3_uri or ""
         if parse_s3_uri(given) != self.prefix.uri:
             found = (f"checkpoints: S3Uri {given} has empty parts and is taken as {self.prefix.uri}", *found)
+        if self._writer.others and not self.is_bound and not self.local_path.is_relative_to(OPT_ML):
+            found = (
+                f"checkpoints: hosts of this job that run on one machine share {self.local_path}, since nothing keeps "
+                "plain processes apart: each of them stores all of it; a LocalPath below /opt/ml is each host's own",
+                *found,
+            )
         return found
 
     @property

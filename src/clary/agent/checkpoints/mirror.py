@@ -25,6 +25,7 @@ SETTLE_S = 0.5  # a write that follows has another time then, whatever the kerne
 _SETTLE_MARGIN_S = 0.01
 _PATIENCE_INTERVALS = 10
 _FLUSH_PAUSE_S = 0.5  # between tries of the last round
+_MAX_COPY_TRIES = 3  # of the flush, to bring plain paths up to date
 _MAX_HOPELESS = 3  # tries of the last round that a refusal, or a file that cannot be read, may cost
 _BREAK_OFF_S = 1.0  # for the thread of rounds to end once everything was broken off
 _MAX_TICK_S = 1.0
@@ -71,6 +72,7 @@ class Mirror:
         self._noted: set[str] = set()
         self._told: CheckpointFacts | None = None
         self._num_hopeless = 0  # errors of the flush that another try hardly mends
+        self._is_store_away = False  # as far as the last round tells
         self._is_behind = True  # plain paths may lack something that a set has
         self._rounds = threading.Thread(target=self._run, name="checkpoint-mirror", daemon=True)
         self._watch = threading.Thread(target=self._watch_progress, name="checkpoint-watch", daemon=True)
@@ -134,10 +136,16 @@ class Mirror:
                 self._wait(self._interval_s)
                 if not self._is_final and not self._is_given_up:
                     self._try(self._round)
+                if not self._is_final and not self._is_given_up:
+                    self._publish()
                 if self._is_given_up:
                     return
             self._num_hopeless = 0
             while not self._try(self._last_round) and not self._is_given_up and self._num_hopeless < _MAX_HOPELESS:
+                self._wait(_FLUSH_PAUSE_S, even_if_final=True)
+            for _ in range(_MAX_COPY_TRIES):
+                if self._is_given_up or self._publish():
+                    break
                 self._wait(_FLUSH_PAUSE_S, even_if_final=True)
         finally:
             with self._changed:
@@ -154,13 +162,15 @@ class Mirror:
                 logger.error("unexpected error in the mirror of checkpoints", exc_info=error)
             if self._is_given_up:
                 return False
-            self._num_hopeless += not (isinstance(error, ClaryError) and error.retryable)
+            self._is_store_away = isinstance(error, ClaryError) and error.retryable
+            self._num_hopeless += not self._is_store_away
             logger.warning("checkpoints: %s", error)
             self._progress.begins()
             self._progress.failed(str(error))
             if self._writer.last is not before:
                 self._progress.committed(self._writer.last)
             return False
+        self._is_store_away = False
         self._progress.went_well(self._writer.last, is_new=self._writer.last is not before)
         return True
 
@@ -203,8 +213,20 @@ class Mirror:
             seen = {name: sight.content for name, sight in self._sights.items()}
             self._sights = follow(self._sights, seen, taken=self._writer.taken, now_s=self._clock.monotonic())
             self._progress.saw(self._sights, self._writer.taken)
-        self._publisher.publish(self._writer.last, is_behind=self._is_behind)
-        self._is_behind = False
+
+    def _publish(self) -> bool:
+        """Bring plain paths up to date; return whether they are. Sets are what counts: no round fails of this."""
+        if self._is_store_away:
+            return False
+        try:
+            is_done = self._publisher.publish(
+                self._writer.last, is_behind=self._is_behind, is_given_up=lambda: self._is_given_up
+            )
+        except Exception:  # boundary: agent supervisor; a program must not die of its mirror
+            logger.exception("unexpected error in the copies of checkpoints")
+            is_done = False
+        self._is_behind = not is_done
+        return is_done
 
     def _wait(self, seconds: float, *, even_if_final: bool = False) -> None:
         with self._changed:
@@ -247,7 +269,7 @@ class Mirror:
         try:
             snapshot = scan(self._folder)
             missed = missing_paths(snapshot, self._writer.taken)
-            size_bytes = sum(snapshot.files[path].size_bytes for path in missed)
+            size_bytes = sum(snapshot.files[path].size_bytes for path in missed if path in snapshot.files)
         except OSError as caught:
             missed, size_bytes, error = ["."], 0, f"the folder cannot be read: {caught}"
         self._progress.missed(tuple(missed), size_bytes=size_bytes)

@@ -23,7 +23,7 @@ class Listeners:
 class Flushed:
     """How the flush went."""
 
-    missed: tuple[str, ...] = ()  # paths whose last state is in no set
+    missed: tuple[str, ...] = ()  # paths whose last state, which may be that they were deleted, is in no set
     error: str = ""  # why, if anything was missed
 
 

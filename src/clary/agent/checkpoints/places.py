@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from clary.agent.object_store import S3Uri, parse_s3_uri
-from clary.contract.checkpoint_sets import OWN_FOLDER, CheckpointSet, content_key
+from clary.contract.checkpoint_sets import OWN_FOLDER, CheckpointSet, content_key, folded
 
 _MAX_PART_BYTES = 255  # NAME_MAX of Linux file systems
 _MAX_PATH_BYTES = 3800  # PATH_MAX of Linux is 4096; the rest is for the folder above
@@ -54,12 +54,9 @@ class Prefix:
 
 
 def prefix_of(uri: str) -> Prefix:
-    """Return the prefix that a URI names, several slashes in a row counting as one.
-
-    SeaweedFS stores keys so, and finds nothing below a prefix that has more. Raises: AgentError as `parse_s3_uri`.
-    """
+    """Return the prefix that a URI names, several slashes in a row being one. Raises: AgentError as `parse_s3_uri`."""
     parsed = parse_s3_uri(uri)
-    return Prefix(S3Uri(parsed.bucket, re.sub("/+", "/", parsed.key).removeprefix("/")))
+    return Prefix(S3Uri(parsed.bucket, folded(parsed.key)))
 
 
 class TakenNames:

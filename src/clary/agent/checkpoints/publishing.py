@@ -1,12 +1,15 @@
 """Checkpoints where people look: copies by the store itself, from content without a place of its own to plain paths.
 
 Only the host with the lowest number does this, for its own sets and for those of the other hosts, so that no two hosts
-write one key. A plain path that the newest set of this host names is never touched.
+write one key. A plain path that the newest set of this host names is never touched. What other hosts commit after the
+last look of this one is copied at the next start below the prefix.
+
+These copies are for people and other tools; a restore reads sets. One that fails is noted and holds up nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from clary.agent.checkpoints.history import Writer
 from clary.agent.checkpoints.places import Prefix, TakenNames, set_problem
@@ -19,10 +22,13 @@ from clary.contract.checkpoint_sets import (
     read_manifest,
     read_manifest_key,
 )
-from clary.contract.errors import ContractError
+from clary.contract.errors import ContractError, ObjectStoreError
 
 MAX_MANIFEST_BYTES = 256 << 20
 _SHOWN_CHARACTERS = 100
+_MAX_FAILURES = 3  # that another try may mend, in one pass; the store is away then
+_TRIES_UNTIL_NOTE = 3  # of one file
+_MAX_NOTES = 20  # of files that cannot be copied
 
 
 class Publisher:
@@ -47,27 +53,64 @@ class Publisher:
         self._numbers: dict[str, int] = {}
         self._has_hidden = False  # whether it was told that not everything is shown
         self._clashes: set[tuple[str, str]] = set()  # pairs of hosts that were told
+        self._num_failed: dict[str, int] = {}  # path, or host whose sets cannot be listed -> tries that failed
+        self._failures_told: set[str] = set()
 
-    def publish(self, own: CheckpointSet | None, *, is_behind: bool = True) -> None:
-        """Copy what is not where people look yet. Raises: ObjectStoreError; the next call goes on.
+    def publish(
+        self,
+        own: CheckpointSet | None,
+        *,
+        is_behind: bool = True,
+        is_given_up: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Copy what is not where people look yet.
 
         Args:
             own: newest set of this host.
             is_behind: whether that set may have something new; other hosts' sets are looked at in any case.
+            is_given_up: once it says so, nothing more is tried, and failures are not told.
+        Returns: whether there is nothing left that another call may mend.
         """
         if not self._writer.is_first or not (is_behind or self._writer.others):
-            return
+            return True
+        num_failures = 0
+
+        def failed(name: str, error: ObjectStoreError) -> None:
+            nonlocal num_failures
+            num_failures += error.retryable
+            self._num_failed[name] = self._num_failed.get(name, 0) + 1
+            if not is_given_up() and (not error.retryable or self._num_failed[name] >= _TRIES_UNTIL_NOTE):
+                self._note_failure(name, error)
+
         shown: dict[str, tuple[str, CheckpointFile]] = {}
         for file in own.files if own is not None else ():
             shown[file.path] = (self._writer.host, file)
-        for host, other in self._newest_of_others():
-            for file in other.files:
+        for host in self._writer.others:
+            try:
+                other = self._newest_of(host)
+            except ObjectStoreError as error:
+                failed(host, error)
+                other = self._sets.get(host)
+            for file in other.files if other is not None else ():
                 first, standing = shown.setdefault(file.path, (host, file))
                 if first != host and standing.sha256 != file.sha256:
                     self._note_clash(first, host, file.path)
-        for _, file in shown.values():
-            if file.key != file.path and (file.path, file.sha256) not in self._done:
+        behind = [file for _, file in shown.values() if file.key != file.path]
+        # Those that have failed come last, so that they keep no other from being copied.
+        for file in sorted(behind, key=lambda file: self._num_failed.get(file.path, 0)):
+            if is_given_up() or num_failures >= _MAX_FAILURES:
+                return False
+            if (file.path, file.sha256) in self._done:
+                continue
+            try:
                 self._copy(file)
+            except ObjectStoreError as error:
+                failed(file.path, error)
+                if not error.retryable and not is_given_up():
+                    self._done.add((file.path, file.sha256))
+            else:
+                self._num_failed.pop(file.path, None)
+        return num_failures == 0
 
     def may_name_plain(self, file: CheckpointFile) -> bool:
         """Whether the plain path of a file still holds what was copied there from it."""
@@ -90,13 +133,29 @@ class Publisher:
         if target is None or (target.size_bytes, target.etag) != (source.size_bytes, source.etag):
             self._copied.pop(file.path, None)
             self._names.add(file.path)
-            self._store.copy(bucket, source_key, key)
+            try:
+                self._store.copy(bucket, source_key, key)
+            except ObjectStoreError:
+                if self._store.head(bucket, source_key) is None:
+                    return  # another host has a newer set meanwhile
+                raise
             target = listed(self._store, bucket, key)
         else:
             self._names.add(file.path)
         self._done = {done for done in self._done if done[0] != file.path} | {(file.path, file.sha256)}
         if target is not None and (target.size_bytes, target.etag) == (source.size_bytes, source.etag):
             self._copied[file.path] = (file.sha256, target.etag)
+
+    def _note_failure(self, name: str, error: ObjectStoreError) -> None:
+        """Say once of a file that it cannot be copied, or of a host that its sets cannot be looked for."""
+        if name in self._failures_told or len(self._failures_told) >= _MAX_NOTES:
+            return
+        self._failures_told.add(name)
+        more = "; no more of these are told" if len(self._failures_told) == _MAX_NOTES else ""
+        self._note(
+            f"checkpoints: {name[:_SHOWN_CHARACTERS]!a} is not up to date where people look, below "
+            f"{self._prefix.uri}; sets are not touched by this: {error.message}{more}"
+        )
 
     def _note_hidden(self, path: str) -> None:
         """Say of the first path that has no place where people look why it has none."""
@@ -116,24 +175,22 @@ class Publisher:
                 f"{self._prefix.uri} stands that of {first}; a restore gives each host its own"
             )
 
-    def _newest_of_others(self) -> Iterator[tuple[str, CheckpointSet]]:
-        for host in self._writer.others:
-            prefix = self._prefix.key(f"{OWN_FOLDER}/{host}/set-")
-            found = [
-                (place[1], info.key)
-                for info in self._store.list_objects(self._prefix.bucket, prefix)
-                if (place := read_manifest_key(info.key[len(self._prefix.base) :])) is not None
-            ]
-            number, key = max(found, default=(0, ""))
-            if number and self._numbers.get(host) != number:
-                data = self._store.get_bytes(self._prefix.bucket, key, max_bytes=MAX_MANIFEST_BYTES)
-                try:
-                    read = read_manifest(data)
-                except ContractError:
-                    read = None  # a restore says what is wrong with it
-                if read is not None and set_problem(read, host=host, number=number) is not None:
-                    read = None
-                self._sets[host], self._numbers[host] = read, number
-            newest = self._sets.get(host)
-            if newest is not None:
-                yield host, newest
+    def _newest_of(self, host: str) -> CheckpointSet | None:
+        """Return another host's newest set; None if it has none that can be trusted. Raises: ObjectStoreError."""
+        prefix = self._prefix.key(f"{OWN_FOLDER}/{host}/set-")
+        found = [
+            (place[1], info.key)
+            for info in self._store.list_objects(self._prefix.bucket, prefix)
+            if (place := read_manifest_key(info.key[len(self._prefix.base) :])) is not None
+        ]
+        number, key = max(found, default=(0, ""))
+        if number and self._numbers.get(host) != number:
+            data = self._store.get_bytes(self._prefix.bucket, key, max_bytes=MAX_MANIFEST_BYTES)
+            try:
+                read = read_manifest(data)
+            except ContractError:
+                read = None  # a restore says what is wrong with it
+            if read is not None and set_problem(read, host=host, number=number) is not None:
+                read = None
+            self._sets[host], self._numbers[host] = read, number
+        return self._sets.get(host)

@@ -1,8 +1,8 @@
 """What a restore brings to a host. Pure.
 
 Order of precedence, path by path: the host's own set; other hosts' sets, lowest number first; objects that no set
-names. The host's own deletions hold against all others'; deletions of the first host, the only one that writes where
-people look, also hold for objects of no set, and announced pieces of unfinished sets are never restored.
+names. The host's own deletions hold against all others'; deletions of any host hold for objects of no set, which may be
+what the first host had copied to where people look. Announced pieces of unfinished sets are never restored.
 """
 
 from __future__ import annotations
@@ -87,16 +87,16 @@ def plan_restore(
     *,
     prefix: Prefix,
     host: str,
-    first: str,
     sets: Mapping[str, CheckpointSet],
     announcements: Mapping[str, Announcement],
+    broken: frozenset[str] = frozenset(),
 ) -> RestorePlan:
     """Return what comes to `host`.
 
     Args:
-        first: the job's host with the lowest number.
         sets: host -> its newest whole set.
         announcements: of all hosts that left one.
+        broken: paths of sets of which no whole one is left; what stands there would be half of one.
     """
     notes = NoteBook()
     names = TakenNames()
@@ -104,7 +104,7 @@ def plan_restore(
     links: dict[str, str] = {}
     folders: list[str] = []
     own_gone = set(sets[host].gone) if host in sets else set()
-    plain_gone = own_gone | (set(sets[first].gone) if first in sets else set())
+    plain_gone = {path for checkpoints in sets.values() for path in checkpoints.gone} | broken
     plain_gone |= unfinished_paths(announcements, sets)
     collisions = "checkpoints: not restored, a file stands where it needs a folder"
 
@@ -128,7 +128,11 @@ def plan_restore(
                     file=file,
                     host=name,
                 )
-        links |= {path: target for path, target in (checkpoints.links or {}).items() if is_wanted(path)}
+        links |= {
+            path: target
+            for path, target in (checkpoints.links or {}).items()
+            if (name == host or path not in own_gone) and is_wanted(path)
+        }
         folders += checkpoints.folders
     named = {file.path for checkpoints in sets.values() for file in checkpoints.files}
     for plain in listing.plain:

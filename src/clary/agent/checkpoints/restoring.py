@@ -13,7 +13,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -32,7 +32,7 @@ from clary.agent.checkpoints.restore_plan import (
     unfinished_paths,
     why_not_whole,
 )
-from clary.agent.checkpoints.scanning import Snapshot, scan
+from clary.agent.checkpoints.scanning import STAGING, Snapshot, scan
 from clary.agent.disk_space import disk_errors_named, require_space
 from clary.agent.object_store import ObjectStore
 from clary.contract.checkpoint_sets import (
@@ -49,7 +49,6 @@ from clary.contract.errors import AgentError, ContractError, Fault, ObjectStoreE
 
 _NUM_PARALLEL = 8  # as channels
 _READ_BYTES = 1 << 20
-_STAGING = ".clary-checkpoints.restoring"  # in the folder, so that files only need a new name
 _MAX_NS = 1 << 62
 
 
@@ -65,7 +64,15 @@ class Restored:
     warnings: tuple[str, ...] = ()
 
 
-def restore(folder: CheckpointFolder, prefix: Prefix, store: ObjectStore, *, host: str, first: str) -> Restored:
+def restore(
+    folder: CheckpointFolder,
+    prefix: Prefix,
+    store: ObjectStore,
+    *,
+    host: str,
+    first: str,
+    others: Sequence[str] = (),
+) -> Restored:
     """Bring the checkpoints below `prefix` into the folder; see `restore_plan` for what wins over what.
 
     Only while no program runs. State after failure: some files may have come; the program must not start.
@@ -73,15 +80,18 @@ def restore(folder: CheckpointFolder, prefix: Prefix, store: ObjectStore, *, hos
     Args:
         host: this one.
         first: the job's host with the lowest number.
-    Raises: AgentError for a host of whose sets none is whole, naming what is wrong with each (fault USER), for a full
-        disk and for keys that would leave the folder; ObjectStoreError.
+        others: the job's other hosts.
+    Raises: AgentError for a host of the job of whose sets none is whole, naming what is wrong with each (fault USER),
+        for a full disk and for keys that would leave the folder; ObjectStoreError.
     """
     started_s = time.monotonic()
     folder.make()
-    staging = folder.path / f"{_STAGING}-{host}"  # plain processes of several hosts may share a folder
+    staging = folder.path / f"{STAGING}-{host}"  # plain processes of several hosts may share a folder
     shutil.rmtree(staging, ignore_errors=True)
     try:
-        return _Restore(folder, prefix, store, host=host, first=first, staging=staging).run(started_s)
+        return _Restore(
+            folder, prefix, store, host=host, first=first, hosts={host, first, *others}, staging=staging
+        ).run(started_s)
     except OSError as error:
         raise AgentError(f"Checkpoints cannot be written below {folder.path}: {error}") from error
     finally:
@@ -99,16 +109,26 @@ class _NotWholeError(Exception):
 
 class _Restore:
     def __init__(
-        self, folder: CheckpointFolder, prefix: Prefix, store: ObjectStore, *, host: str, first: str, staging: Path
+        self,
+        folder: CheckpointFolder,
+        prefix: Prefix,
+        store: ObjectStore,
+        *,
+        host: str,
+        first: str,
+        hosts: set[str],
+        staging: Path,
     ) -> None:
         self._folder = folder
         self._prefix = prefix
         self._store = store
         self._host = host
         self._first = first
+        self._hosts = hosts  # of the job
         self._staging = staging
         self._wrong: dict[str, dict[int, str]] = {}  # host -> number of a set that is not whole -> why
         self._read: dict[tuple[str, int], CheckpointSet] = {}
+        self._left_out: set[str] = set()  # hosts outside the job of whose sets none is whole
         self._staged: dict[tuple[str, str], Path] = {}  # key and SHA-256 -> file that was checked
 
     def run(self, started_s: float) -> Restored:
@@ -121,9 +141,9 @@ class _Restore:
                 listing,
                 prefix=self._prefix,
                 host=self._host,
-                first=self._first,
                 sets=sets,
                 announcements=announcements,
+                broken=self._broken_paths(),
             )
             left_bytes = sum(item.size_bytes for item in plan.items if self._key_of(item) not in self._staged)
             require_space(self._folder.path, needed_bytes=left_bytes)
@@ -147,7 +167,10 @@ class _Restore:
         )
 
     def _newest_whole_sets(self, listing: Listing) -> dict[str, CheckpointSet]:
-        """Return for each host its newest set of which nothing wrong is known. Raises: AgentError if it has none."""
+        """Return for each host its newest set of which nothing wrong is known.
+
+        A host outside the job that has none is left out. Raises: AgentError for a host of the job that has none.
+        """
         sets = {}
         sizes = listing.standing | {key: info.size_bytes for key, info in listing.own.items()}
 
@@ -174,7 +197,9 @@ class _Restore:
                     break
                 wrong[number] = reason
             else:
-                raise self._no_whole_set(host)
+                if host in self._hosts:
+                    raise self._no_whole_set(host)
+                self._left_out.add(host)
         return sets
 
     def _manifest(self, host: str, number: int) -> CheckpointSet:
@@ -188,6 +213,11 @@ class _Restore:
                 raise ContractError(f"its manifest cannot be read: {error.message}") from error
             self._read[host, number] = read_manifest(data)
         return self._read[host, number]
+
+    def _broken_paths(self) -> frozenset[str]:
+        """Return what sets of hosts that were left out name, as far as they can be read."""
+        sets = [checkpoints for (host, _), checkpoints in self._read.items() if host in self._left_out]
+        return frozenset(file.path for checkpoints in sets for file in checkpoints.files)
 
     def _announcements(self, listing: Listing) -> dict[str, Announcement]:
         found = {}
@@ -256,7 +286,8 @@ class _Restore:
             place = _real_folder(root, folders) / name
             if place.is_symlink() or place.is_file():
                 place.unlink()
-            place.symlink_to(target)
+            with contextlib.suppress(FileExistsError):  # of another host that shares the folder
+                place.symlink_to(target)
 
     def _history(
         self, listing: Listing, plan: RestorePlan, sets: Mapping[str, CheckpointSet], unfinished: frozenset[str]
@@ -270,29 +301,50 @@ class _Restore:
             links={path: target for path, target in found.links.items() if path in plan.links},
         )
         own_content = content_key(self._host, "")
+        own = sets.get(self._host)
+        own_links, own_folders = (own.links or {}, own.folders) if own is not None else ({}, ())
+        of_others = {item.path for item in plan.items if item.host != self._host}
+        inherited = Snapshot(
+            files={path: facts for path, facts in baseline.files.items() if path in of_others},
+            folders=baseline.folders - set(own_folders),
+            links={path: target for path, target in baseline.links.items() if path not in own_links},
+        )
+        others = [checkpoints for name, checkpoints in sets.items() if name != self._host]
         return History(
-            last=sets.get(self._host),
+            last=own,
             numbers=frozenset(listing.manifests.get(self._host, ())),
             standing=frozenset(listing.standing),
             contents=frozenset(key for key in listing.own if key.startswith(own_content)),
             announced=unfinished if self._host == self._first else frozenset(),
-            inherited=frozenset(item.path for item in plan.items if item.host != self._host),
-            of_others=frozenset(file.path for name in sets if name != self._host for file in sets[name].files),
+            inherited=inherited,
+            of_others=frozenset(
+                path
+                for checkpoints in others
+                for path in (*(file.path for file in checkpoints.files), *(checkpoints.links or {}))
+            ),
             baseline=baseline,
         )
 
     def _fallback_warnings(self) -> list[str]:
         return [
+            f"checkpoints: no set of {host} is whole; it is no host of this job, so that it goes on without: "
+            f"{self._reasons(host)}. Remove {self._prefix.key(OWN_FOLDER)}/{host}/ to be rid of this warning"
+            for host in sorted(self._left_out)
+        ] + [
             f"checkpoints: set {number} of {host} is not whole and was passed over: {reason}"
             for host, wrong in sorted(self._wrong.items())
+            if host not in self._left_out
             for number, reason in sorted(wrong.items())
         ]
 
+    def _reasons(self, host: str) -> str:
+        return "; ".join(f"set {number}: {reason}" for number, reason in sorted(self._wrong[host].items()))
+
     def _no_whole_set(self, host: str) -> AgentError:
-        reasons = "; ".join(f"set {number}: {reason}" for number, reason in sorted(self._wrong[host].items()))
         return AgentError(
             f"No set of checkpoints of {host} below {self._prefix.uri} is whole, and half of one is not restored: "
-            f"{reasons}. Bring the objects back, or remove {self._prefix.key(OWN_FOLDER)}/{host}/ to begin without.",
+            f"{self._reasons(host)}. Bring the objects back, or remove {self._prefix.key(OWN_FOLDER)}/{host}/ to begin "
+            "without.",
             fault=Fault.USER,
             details={"host": host, "uri": str(self._prefix.uri)},
         )

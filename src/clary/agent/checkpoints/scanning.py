@@ -17,6 +17,7 @@ from clary.contract.checkpoint_sets import OWN_FOLDER
 
 _MAX_DEPTH = 100  # folders in one another, each of them open
 _MODE_BITS = 0o777
+STAGING = f"{OWN_FOLDER}.restoring"  # where a restore puts files together, so that they only need a new name then
 _NOT_REGULAR = "left out, no regular file (a socket, named pipe or device)"
 _LEAVES = "left out, symbolic links that leave the folder"
 _NO_NAME = "left out, names that can not be kept"
@@ -85,6 +86,8 @@ class _Walk:
         try:
             for name in sorted(os.listdir(descriptor)):
                 path = f"{above}/{name}" if above else name
+                if path.startswith(f"{STAGING}-"):
+                    continue  # another host that shares the folder is at its restore
                 if path == OWN_FOLDER:
                     self._leave_out(_OWN, path)
                 elif path_problem(path) is not None:

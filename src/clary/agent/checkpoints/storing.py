@@ -2,6 +2,8 @@
 
 Order: announce what is about to appear under plain paths; store what is new; look again; write the manifest if what was
 stored is still what lies there; only then clean up. A host that dies at any point leaves its newest set whole.
+
+What was restored from elsewhere belongs to whom it came from: it is in no set of this host until it changes here.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from clary.agent.checkpoints.grouping import (
     GroupContent,
     GroupVersion,
     contents_of,
-    group_of,
     versions_of,
     without_collisions,
 )
@@ -79,6 +80,8 @@ class SetWriter:
         self.last = history.last
         self.taken: Mapping[str, GroupContent] = contents_of(history.baseline)
         self.names = TakenNames(history.standing)
+        if history.last is not None:
+            self._expect_at_plain_paths(history.last)
         self._recent = [history.last] if history.last is not None else []
         self._numbers = set(history.numbers)
         self._contents = set(history.contents)
@@ -97,16 +100,16 @@ class SetWriter:
         """
         taken_at = self._clock.now()
         contents = contents_of(snapshot)
-        unread = self._store_new(_chosen_files(contents, choice))
+        unread = self._store_new(self._own(_chosen_files(contents, choice)))
         versions, new_taken = self._new_versions(contents, choice)
         old = versions_of(self.last)
         merged, held_back = without_collisions(old, versions)
-        gone = self._gone(merged, frozenset(versions) - held_back)
+        now_taken = {**self.taken, **{name: new_taken[name] for name in versions if name not in held_back}}
+        gone = self._gone(merged, now_taken)
         has_changed = any(_differs(merged.get(name, NO_VERSION), old.get(name, NO_VERSION)) for name in {*merged, *old})
         # Pieces of unfinished sets are announced, so that they need no set to be known.
         is_deleted = set(gone) - self._unfinished - set(self.last.gone if self.last is not None else ())
         is_new = has_changed or self.is_uncertain or bool(is_deleted)
-        now_taken = {**self.taken, **{name: new_taken[name] for name in versions if name not in held_back}}
         if is_new:
             self._commit(merged, gone=gone, taken_at=taken_at)
         self.taken = {name: content for name, content in now_taken.items() if content != NOTHING}
@@ -156,24 +159,41 @@ class SetWriter:
         versions, taken = {}, {}
         for name in choice.whole:
             content = contents.get(name, NOTHING)
-            files = {path: self._stored(path, facts) for path, facts in content.files.items()}
+            files = {path: self._stored(path, facts) for path, facts in self._own(content.files).items()}
             stored = {path: file for path, file in files.items() if file is not None}
             if again.get(name, NOTHING) == content and len(stored) == len(files):
-                versions[name] = GroupVersion(files=stored, folders=content.folders, links=content.links)
+                versions[name] = self._version(stored, content)
                 taken[name] = content
         for name, paths in choice.single.items():
             content = again.get(name, NOTHING)
             before, before_taken = old.get(name, NO_VERSION), self.taken.get(name, NOTHING)
             files_of = {path: file for path, file in before.files.items() if path in content.files}
             facts_of = {path: facts for path, facts in before_taken.files.items() if path in content.files}
-            for path in paths & content.files.keys():
+            for path in paths & self._own(content.files).keys():
                 stored_file = self._stored(path, content.files[path])
                 if stored_file is not None:
                     files_of[path] = stored_file
                     facts_of[path] = content.files[path]
-            versions[name] = GroupVersion(files=files_of, folders=content.folders, links=content.links)
+            versions[name] = self._version(files_of, content)
             taken[name] = GroupContent(files=facts_of, folders=content.folders, links=content.links)
         return versions, taken
+
+    def _own(self, files: Mapping[str, FileFacts]) -> dict[str, FileFacts]:
+        """Return files without those that lie as they came from elsewhere."""
+        return {path: facts for path, facts in files.items() if self._inherited.files.get(path) != facts}
+
+    def _version(self, files: Mapping[str, CheckpointFile], content: GroupContent) -> GroupVersion:
+        return GroupVersion(
+            files=files,
+            folders=content.folders - self._inherited.folders,
+            links={path: target for path, target in content.links.items() if self._inherited.links.get(path) != target},
+        )
+
+    def _expect_at_plain_paths(self, checkpoints: CheckpointSet) -> None:
+        """Count on the first host to copy another host's files to where people look, now or later."""
+        if not self._writer.is_first:
+            for file in checkpoints.files:
+                self.names.add(file.path)
 
     def _stored(self, path: str, facts: FileFacts) -> CheckpointFile | None:
         known = self._known.get(path)
@@ -220,6 +240,7 @@ class SetWriter:
                 retryable=True,
             )
         self.last = checkpoints
+        self._expect_at_plain_paths(checkpoints)
         self.is_uncertain = False
         self._recent = [*self._recent, checkpoints][-_NUM_SETS:]
         self._unfinished.clear()
@@ -228,14 +249,16 @@ class SetWriter:
             if known is not None and known[1].sha256 == file.sha256:
                 self._known[file.path] = (known[0], file)
 
-    def _gone(self, groups: Mapping[str, GroupVersion], taken_groups: frozenset[str]) -> tuple[str, ...]:
+    def _gone(self, groups: Mapping[str, GroupVersion], taken: Mapping[str, GroupContent]) -> tuple[str, ...]:
         """Return what stands below the prefix and is not to come back: deleted files, and pieces of unfinished sets.
 
-        What was restored from elsewhere, in a group that this host has not touched, stays as it is.
+        What was restored from elsewhere is among them if it was deleted in this host's folder; what its owner does
+        with it is the owner's business.
         """
         named = {path for version in groups.values() for path in (*version.files, *version.links)}
+        lying = {path for content in taken.values() for path in (*content.files, *content.links)}
         before = {file.path for file in self.last.files} | set(self.last.gone) if self.last is not None else set()
-        deleted = {path for path in self._inherited if group_of(path) in taken_groups}
+        deleted = {*self._inherited.files, *self._inherited.links} - lying
         candidates = (before | deleted | self._unfinished) - named
         return tuple(sorted(path for path in candidates if path in self.names or path in self._of_others))
 
@@ -285,8 +308,9 @@ def _without_key(file: CheckpointFile) -> CheckpointFile:
 
 
 def missing_paths(snapshot: Snapshot, taken: Mapping[str, GroupContent]) -> list[str]:
-    """Return the files of a snapshot whose state was not taken, sorted."""
-    known: dict[str, FileFacts] = {}
+    """Return the files and links of a snapshot whose state was not taken, and those whose deletion was not, sorted."""
+    known: dict[str, FileFacts | str] = {}
     for content in taken.values():
-        known.update(content.files)
-    return sorted(path for path, facts in snapshot.files.items() if known.get(path) != facts)
+        known |= {**content.files, **content.links}
+    found: dict[str, FileFacts | str] = {**snapshot.files, **snapshot.links}
+    return sorted(path for path in {*found, *known} if found.get(path) != known.get(path))

@@ -19,6 +19,7 @@ from clary.contract.checkpoint_sets import (
     CheckpointFile,
     CheckpointSet,
     content_key,
+    folded,
     manifest_key,
     read_manifest,
     read_manifest_key,
@@ -49,10 +50,11 @@ class CheckpointPlace:
 
     @classmethod
     def of(cls, uri: str) -> CheckpointPlace:
-        """Read a URI. Raises: ContractError for one that names no bucket."""
+        """Read a URI, several slashes in a row being one, as for agents. Raises: ContractError if it has no bucket."""
         bucket, _, key = uri.removeprefix("s3://").partition("/")
         if not uri.startswith("s3://") or not _BUCKET.fullmatch(bucket):
             raise ContractError(f"CheckpointConfig.S3Uri is {uri[:200]!a}, expected s3://bucket/prefix")
+        key = folded(key)
         return cls(bucket, key if not key or key.endswith("/") else f"{key}/")
 
     def key(self, relative: str) -> str:

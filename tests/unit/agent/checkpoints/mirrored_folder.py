@@ -35,7 +35,7 @@ class MirroredFolder:
         self.notes: list[str] = []
         self.clock = FakeClock()
         self.sights: dict[str, Sight] = {}
-        self.restored: Restored = restore(self.folder, self.prefix, store, host=host, first=hosts[0])
+        self.restored: Restored = restore(self.folder, self.prefix, store, host=host, first=hosts[0], others=hosts[1:])
         site = Writer(
             host=host,
             is_first=host == hosts[0],

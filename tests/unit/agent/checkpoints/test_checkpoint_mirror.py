@@ -213,6 +213,84 @@ def test_giving_up_ends_a_flush_at_once(mirror_of, store) -> None:
     assert not thread.is_alive()
 
 
+def test_a_copy_that_fails_is_a_note_and_no_miss(mirror_of, store) -> None:
+    def refuse(operation: str, key: str) -> None:
+        if operation == "copy" and key.endswith("/bad"):
+            raise ObjectStoreError("larger than a copy may be", fault=Fault.USER)
+
+    test = mirror_of()
+    for name in ("bad", "later"):
+        test.host.write(f"step/{name}", "1")
+    test.wait_for(lambda: "ckpt/step/later" in store.objects and test.facts[-1].set_number == 1)
+    store.on_call = refuse
+    for name in ("bad", "later"):
+        test.host.write(f"step/{name}", "22")
+    test.wait_for(lambda: store.objects["ckpt/step/later"] == b"22")
+    time.sleep(5 * INTERVAL_S)
+    assert test.facts[-1].stalled_since is None
+    assert (test.mirror.flush(600.0).missed, test.facts[-1].error) == ((), "")
+    assert store.objects["ckpt/step/bad"] == b"1"
+    noted = [note for note in test.host.notes if "'step/bad' is not up to date where people look" in note]
+    assert noted == test.host.notes
+    assert len(noted) == 1
+    assert not test.notes, "no stall was told"
+
+
+def test_copies_that_another_try_may_mend_do_not_hold_the_flush(mirror_of, store) -> None:
+    test = mirror_of()
+    test.host.write("step/a", "1")
+    test.wait_for(lambda: test.facts and test.facts[-1].set_number == 1)
+
+    def fail(operation: str, key: str) -> None:
+        if operation == "copy":
+            raise ObjectStoreError("busy", retryable=True)
+
+    store.on_call = fail
+    test.host.write("step/a", "22")
+    assert test.mirror.flush(600.0).missed == ()
+    assert len(test.host.notes) == 1
+
+
+def test_a_file_that_cannot_be_read_keeps_no_other_from_where_people_look(mirror_of, store, monkeypatch) -> None:
+    test = mirror_of()
+    test.host.write("a/x", "1")
+    test.wait_for(lambda: test.facts and test.facts[-1].set_number == 1)
+    open_file = test.host.folder.open_file
+
+    def refuse(path: str) -> int:
+        if path.startswith("bad/"):
+            raise PermissionError(13, "Permission denied", path)
+        return open_file(path)
+
+    monkeypatch.setattr(test.host.folder, "open_file", refuse)
+    test.host.write("bad/y", "2")
+    test.host.write("a/x", "22")
+    test.wait_for(lambda: store.objects["ckpt/a/x"] == b"22")
+    outcome = test.mirror.flush(600.0)
+    assert outcome.missed == ("bad/y",)
+    assert "Permission denied" in outcome.error
+
+
+def test_deletions_and_links_that_are_in_no_set_are_missed(mirror_of, store) -> None:
+    test = mirror_of()
+    test.host.write("step-1/a", "1")
+    test.host.write("step-2/a", "1")
+    (test.host.path / "latest").symlink_to("step-1")
+    test.wait_for(lambda: test.facts and test.facts[-1].num_files == 2 and not test.facts[-1].lag_s)
+    test.wait_for(lambda: "latest" in (test.host.writer.last.links or {}))
+
+    def refuse(operation: str, key: str) -> None:
+        raise ObjectStoreError("AccessDenied", fault=Fault.USER)
+
+    store.on_call = refuse
+    (test.host.path / "step-1/a").unlink()
+    (test.host.path / "latest").unlink()
+    (test.host.path / "latest").symlink_to("step-2")
+    outcome = test.mirror.flush(600.0)
+    assert (outcome.missed, outcome.error) == (("latest", "step-1/a"), "AccessDenied")
+    assert test.facts[-1].dirty_bytes == 0
+
+
 def test_what_is_left_out_is_noted_once(mirror_of) -> None:
     test = mirror_of()
     (test.host.path / "out").symlink_to("/etc/passwd")

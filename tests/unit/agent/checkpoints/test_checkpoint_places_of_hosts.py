@@ -50,6 +50,17 @@ def test_plain_processes_use_the_path_as_it_is(tmp_path: Path) -> None:
     assert str(found.folder.path) == place
 
 
+def test_plain_processes_that_may_share_a_folder_are_told(tmp_path: Path) -> None:
+    plain = {"num_hosts": 2, "isolation": Isolation.PROCESSES}
+    shared = checkpoints_in(tmp_path, checkpoint_local_path=str(tmp_path / "mine"), **plain)
+    assert len(shared.warnings) == 1
+    assert f"share {tmp_path / 'mine'}" in shared.warnings[0]
+    assert checkpoints_in(tmp_path, **plain).warnings == ()
+    alone = {**plain, "num_hosts": 1}
+    assert checkpoints_in(tmp_path, checkpoint_local_path=str(tmp_path / "mine"), **alone).warnings == ()
+    assert checkpoints_in(tmp_path, checkpoint_local_path="/work/of/mine", num_hosts=2).warnings == ()
+
+
 @pytest.mark.parametrize("local_path", ["/", "/opt", "/opt/ml", "/opt/ml/x/..", "relative/path", "/a\0b"])
 def test_a_path_that_would_hide_the_programs_world_is_refused(tmp_path: Path, local_path: str) -> None:
     with pytest.raises(AgentError, match=r"LocalPath .* cannot be used") as caught:

@@ -256,6 +256,34 @@ def test_own_files_win_and_own_deletions_hold_against_other_hosts(store, tmp_pat
     assert other.content() == {"shared": "of algo-2", "only/algo-1": "x", "only/algo-2": "x"}
 
 
+def test_a_broken_host_outside_the_job_is_left_out_with_a_warning(store, tmp_path: Path) -> None:
+    put_set(store, file_of("a", "one"))
+    put_set(store, file_of("b", "two"), file_of("c", "three", key=content_key("algo-2", "x")), host="algo-2")
+    store.objects |= {"ckpt/a": b"one", "ckpt/b": b"two", "ckpt/by-hand": b"x"}
+    outcome = restored(store, tmp_path / "in")
+    assert content_of(tmp_path / "in") == {"a": "one", "by-hand": "x"}, "half of a set of another host is not restored"
+    assert len(outcome.warnings) == 1
+    assert "no set of algo-2 is whole; it is no host of this job" in outcome.warnings[0]
+    assert "set 1: 'c' is missing" in outcome.warnings[0]
+    with pytest.raises(AgentError, match="No set of checkpoints of algo-2"):
+        MirroredFolder(tmp_path, store, hosts=HOSTS)
+
+
+def test_an_announcement_that_is_nested_too_deeply_is_none(store, tmp_path: Path) -> None:
+    put_set(store, file_of("a", "one"))
+    store.objects |= {"ckpt/a": b"one", f"ckpt/{announcement_key('algo-1')}": b"[" * 200_000}
+    restored(store, tmp_path / "in")
+    assert content_of(tmp_path / "in") == {"a": "one"}
+
+
+def test_a_restore_of_another_host_in_the_same_folder_is_in_no_set(store, tmp_path: Path) -> None:
+    host = MirroredFolder(tmp_path, store)
+    host.write("a", "one")
+    host.write(".clary-checkpoints.restoring-algo-2/0-0", "on its way")
+    host.round()
+    assert [file.path for file in host.writer.last.files] == ["a"]
+
+
 def test_a_disk_that_is_too_small_is_told_before_anything_is_fetched(store, tmp_path: Path, monkeypatch) -> None:
     store.objects["ckpt/a"] = b"x" * 1000
 

@@ -27,7 +27,8 @@ from clary.control.objects.checkpoint_manifests import (
         ("s3://my-bucket/ckpt/demo/", "my-bucket", "ckpt/demo/"),
         ("s3://my-bucket", "my-bucket", ""),
         ("s3://my-bucket/", "my-bucket", ""),
-        ("s3://my-bucket/ckpt//", "my-bucket", "ckpt//"),
+        ("s3://my-bucket/ckpt//", "my-bucket", "ckpt/"),
+        ("s3://my-bucket//ckpt///demo", "my-bucket", "ckpt/demo/"),
     ],
 )
 def test_a_uri_names_the_same_place_with_and_without_a_slash_at_its_end(uri, bucket, prefix):

@@ -1,0 +1,143 @@
+"""Several hosts under one prefix: what a host got from others stays theirs, through changes, deletions and restarts."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from fake_checkpoint_store import FakeCheckpointStore
+from mirrored_folder import HOSTS, MirroredFolder
+
+THREE = (*HOSTS, "algo-3")
+
+
+@pytest.fixture
+def store() -> FakeCheckpointStore:
+    return FakeCheckpointStore()
+
+
+def both(tmp_path: Path, store: FakeCheckpointStore) -> tuple[MirroredFolder, MirroredFolder]:
+    """Start both hosts anew."""
+    one, two = (MirroredFolder(tmp_path, store, host=name, hosts=HOSTS) for name in HOSTS)
+    return one, two
+
+
+def rounds(*hosts: MirroredFolder) -> None:
+    """Let every host do two rounds: the first host sees what the others have stored."""
+    for host in [*hosts, *hosts]:
+        host.round()
+
+
+def paths(host: MirroredFolder) -> list[str]:
+    assert host.writer.last is not None
+    return [file.path for file in host.writer.last.files]
+
+
+def test_what_came_from_another_host_never_wins_over_its_newer_version(store, tmp_path: Path) -> None:
+    one, two = both(tmp_path, store)
+    for step in ("step 1", "step 20", "step 300"):
+        one.write("last/rank0", step)
+        two.write("last/rank1", step)
+        rounds(two, one)
+        assert (paths(one), paths(two)) == (["last/rank0"], ["last/rank1"])
+        assert store.objects["ckpt/last/rank0"] == store.objects["ckpt/last/rank1"] == step.encode()
+        assert one.notes == []
+        one, two = both(tmp_path, store)
+        new = MirroredFolder(tmp_path, store, host="algo-3", hosts=THREE)
+        for host in (one, two, new):
+            assert host.content() == {"last/rank0": step, "last/rank1": step}
+
+
+def test_a_link_that_came_from_another_host_stays_its_own(store, tmp_path: Path) -> None:
+    one, two = both(tmp_path, store)
+    one.write("step-1/a", "1")
+    (one.path / "latest").symlink_to("step-1")
+    rounds(two, one)
+    one, two = both(tmp_path, store)
+    one.write("step-2/a", "2")
+    (one.path / "latest").unlink()
+    (one.path / "latest").symlink_to("step-2")
+    two.write("log", "x")
+    rounds(two, one)
+    assert all(host.content()["latest"] == "-> step-2" for host in both(tmp_path, store))
+
+
+def test_what_came_from_another_host_belongs_to_this_one_once_it_changes_here(store, tmp_path: Path) -> None:
+    one, two = both(tmp_path, store)
+    one.write("config", "of algo-1")
+    rounds(two, one)
+    one, two = both(tmp_path, store)
+    two.write("config", "changed by algo-2")
+    rounds(two, one)
+    assert paths(two) == ["config"]
+    one, two = both(tmp_path, store)
+    assert (one.content(), two.content()) == ({"config": "of algo-1"}, {"config": "changed by algo-2"})
+
+
+def test_files_that_other_hosts_have_deleted_do_not_come_back(store, tmp_path: Path) -> None:
+    one, two = both(tmp_path, store)
+    one.write("checkpoint-1/rank0", "1")
+    two.write("checkpoint-1/rank1", "1")
+    rounds(two, one)
+    for host in (one, two):
+        shutil.rmtree(host.path / "checkpoint-1")
+    one.write("checkpoint-2/rank0", "2")
+    two.write("checkpoint-2/rank1", "2")
+    rounds(two, one)
+    for _ in range(3):
+        one, two = both(tmp_path, store)
+        for host in (one, two, MirroredFolder(tmp_path, store, host="algo-3", hosts=THREE)):
+            assert host.content() == {"checkpoint-2/rank0": "2", "checkpoint-2/rank1": "2"}
+        two.write("other", "x")
+        rounds(two, one)
+        (two.path / "other").unlink()
+        rounds(two, one)
+
+
+def test_a_deletion_by_the_owner_is_none_of_the_host_that_got_the_file(store, tmp_path: Path) -> None:
+    one, two = both(tmp_path, store)
+    two.write("step/rank1", "1")
+    rounds(two, one)
+    one, two = both(tmp_path, store)
+    (two.path / "step/rank1").unlink()
+    one.write("step/rank0", "1")
+    rounds(two, one)
+    assert one.writer.last is not None
+    assert (paths(one), one.writer.last.gone) == (["step/rank0"], ())
+    one, two = both(tmp_path, store)
+    assert one.content() == two.content() == {"step/rank0": "1"}
+    two.write("step/rank1", "again")
+    rounds(two, one)
+    assert all(host.content() == {"step/rank0": "1", "step/rank1": "again"} for host in both(tmp_path, store))
+
+
+def test_content_that_its_host_gives_up_during_a_copy_is_no_failure(store, tmp_path: Path) -> None:
+    one, two = both(tmp_path, store)
+    one.round()
+    two.write("rank1", "1")
+    two.round()
+
+    def vanish(operation: str, key: str) -> None:
+        if operation == "copy":
+            store.objects.pop(f"ckpt/{two.writer.last.files[0].key}")
+
+    store.on_call = vanish
+    one.round()
+    assert one.notes == []
+    store.on_call = lambda operation, key: None
+    two.write("rank1", "22")
+    rounds(two, one)
+    assert (one.notes, store.objects["ckpt/rank1"]) == ([], b"22")
+
+
+def test_what_others_store_last_is_copied_at_the_next_start(store, tmp_path: Path) -> None:
+    one, two = both(tmp_path, store)
+    one.write("a", "1")
+    one.round()
+    two.write("late", "2")
+    two.round()
+    assert "ckpt/late" not in store.objects
+    one, two = both(tmp_path, store)
+    one.round()
+    assert store.objects["ckpt/late"] == b"2"
