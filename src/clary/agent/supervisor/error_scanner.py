@@ -30,6 +30,10 @@ _WHAT = re.compile(r"\s*what\(\):\s+(.*)")
 # torchrun's own line about a rank that a signal ended; ranks that end with an exit code have words of their own.
 _ELASTIC = re.compile(r"failed \(exitcode: -(\d+)\) local_rank: (\d+) \(pid: \d+\) of binary")
 _MPIRUN = re.compile(r"mpirun noticed that (process rank (\d+) .*exited on signal \d+.*)")
+# What it says instead, now and then, of one that was killed; the code is a shell's.
+_MPI_PROCESS = re.compile(r"\s*Process name: \[\[\d+,\d+\],(\d+)\]")
+_MPI_CODE = re.compile(r"\s*Exit code:\s+(\d+)")
+_SIGNAL_BASE = 128
 # No more than looks like an exception: a word for people where nothing better is found.
 _LOOSE = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?::.*)?")
 
@@ -47,6 +51,7 @@ class ErrorScanner:
         self._terminated: dict[int | None, str] = {}  # rank -> class of the C++ exception whose text comes next
         self._chained: set[int | None] = set()  # ranks whose next exception belongs to the last one
         self._found: dict[int | None, Clue] = {}
+        self._mpi_rank: int | None = None  # whose exit code mpirun tells in the next line
         self._last: str | None = None
         self._loose: str | None = None
 
@@ -80,6 +85,11 @@ class ErrorScanner:
             self._keep(rank, f"local rank {elastic[2]} was ended by {signal_name(int(elastic[1]))}", at)
         elif (mpirun := _MPIRUN.search(text)) is not None:
             self._keep(int(mpirun[2]) if self._rank is None else rank, mpirun[1], at)
+        elif (named := _MPI_PROCESS.match(text)) is not None:
+            self._mpi_rank = int(named[1])
+        elif self._mpi_rank is not None and (told := _MPI_CODE.match(text)) is not None:
+            self._keep_exit(self._mpi_rank, int(told[1]), at)
+            self._mpi_rank = None
         elif _SYNTAX.match(text):
             self._note(rank, text, at)
         elif (terminate := _TERMINATE.match(text)) is not None:
@@ -97,6 +107,13 @@ class ErrorScanner:
         if rank in self._found and self._found[rank].text.startswith(("local rank", "process rank")):
             return  # what follows a launcher's word on a dead rank is the launcher's own end
         self._keep(rank, text, at)
+
+    def _keep_exit(self, rank: int, code: int, at: datetime) -> None:
+        """Keep how a launcher says that a rank has ended, unless the rank had words of its own."""
+        if rank not in self._found:
+            is_signal = code > _SIGNAL_BASE
+            how = f"was ended by {signal_name(code - _SIGNAL_BASE)}" if is_signal else f"ended with exit code {code}"
+            self._keep(rank, how, at)
 
     def _keep(self, rank: int | None, text: str, at: datetime) -> None:
         if len(self._found) >= MAX_RANKS and rank not in self._found:

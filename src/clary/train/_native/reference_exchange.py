@@ -296,7 +296,7 @@ class PeerExchange:
                     problem = _Failure(Code.INVALID, -1, frame.label) if frame.label else None
                     self._end(self._tickets[frame.second], problem)
             elif frame.number in (code.value for code in Code):
-                self._poison(_Failure(Code(frame.number), frame.second, frame.label), is_own=False)
+                self._poison(_Failure(Code(frame.number), frame.second, frame.label))
 
     def _on_goodbye(self, peer: int) -> None:
         with self._changed:
@@ -325,18 +325,20 @@ class PeerExchange:
 
     # State
 
-    def _poison(self, failure: _Failure, *, is_own: bool = True) -> None:
-        """Keep the first cause, fail all that is open, and tell the others."""
+    def _poison(self, failure: _Failure) -> None:
+        """Keep the first cause, fail all that is open, and tell the others.
+
+        What another rank has told is told on: a third may see this one leave before it hears of the cause.
+        """
         with self._changed:
             if self._failure is not None:
                 return
             self._failure = failure
             self._fail_tickets(failure)
-            if is_own:
-                frame = Frame(FrameKind.BAD_NEWS, failure.code, failure.culprit, label=failure.text)
-                for peer in range(self.size):
-                    if peer != self.rank:
-                        self._streams.post(peer, frame)
+            frame = Frame(FrameKind.BAD_NEWS, failure.code, failure.culprit, label=failure.text)
+            for peer in range(self.size):
+                if peer != self.rank:
+                    self._streams.post(peer, frame)
 
     def _fail_tickets(self, failure: _Failure) -> None:
         for ticket in self._tickets.values():

@@ -48,8 +48,10 @@ class FakeCheckpoints:
 
 
 @pytest.fixture
-def checkpoints() -> FakeCheckpoints:
-    return FakeCheckpoints()
+def checkpoints():
+    checkpoints = FakeCheckpoints()
+    yield checkpoints
+    checkpoints.let_go.set()  # a test that fails leaves nobody waiting
 
 
 @pytest.fixture
@@ -79,6 +81,7 @@ def test_checkpoints_are_restored_before_the_program_and_stored_before_exited(
     program.end(0)
     service.wait_for("exits before the flush is over", lambda s: s.facts.exits)
     assert service.facts.phase is HostPhase.RUNNING
+    assert checkpoints.is_flushing.wait(5)
     assert checkpoints.limits_s == [service.plan.checkpoint_flush_s]
     checkpoints.let_go.set()
     assert host.join() == 0
@@ -104,6 +107,7 @@ def test_a_failure_is_told_before_the_flush_and_shortens_it(
     host.program.end(3)
     service.wait_for("the failure", lambda s: s.facts.failure is not None)
     assert service.facts.phase is HostPhase.RUNNING
+    assert checkpoints.is_flushing.wait(5)  # begun a moment after the failure was told
     assert checkpoints.limits_s == [FAILURE_FLUSH_S]
     checkpoints.let_go.set()
     facts = service.wait_for_phase(HostPhase.EXITED)

@@ -147,6 +147,21 @@ def test_a_rank_that_a_signal_ended_is_told_by_its_launcher():
     assert list(found) == [2]
 
 
+def test_what_mpirun_says_of_an_exit_code_counts_where_the_rank_has_said_nothing():
+    words = (
+        "mpirun detected that one or more processes exited with non-zero status, thus causing",
+        "the job to be terminated. The first process to do so was:",
+        "",
+        "  Process name: [[54321,1],1]",
+        "  Exit code:    137",
+    )
+    assert scan(*words) == {1: ("was ended by signal 9 (SIGKILL)", 4)}
+    assert scan(*words[:-1], "  Exit code:    3") == {1: ("ended with exit code 3", 4)}
+    own = "[1,mpirank:1,algo-1]<stderr>:"
+    raised = (f"{own}Traceback (most recent call last):", f'{own}  File "x.py", line 1', f"{own}ValueError: no")
+    assert scan(*raised, *words) == {1: ("ValueError: no", 2)}
+
+
 def test_a_file_that_python_cannot_compile_is_told_though_no_traceback_stands_above():
     found = scan('  File "train.py", line 3', "    x = = 1", "        ^", "SyntaxError: invalid syntax", rank=0)
     assert found == {0: ("SyntaxError: invalid syntax", 3)}
