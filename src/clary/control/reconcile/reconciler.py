@@ -151,7 +151,9 @@ class Reconciler:
                 mapping = self._admission.mapping(JobRequest(job.request))
                 decision = self._admission.decide_next(job, mapping)
                 asked = await self._hosts_asked(job, decision, mapping) if isinstance(decision, Place) else None
-            except Exception as error:  # noqa: BLE001 - boundary: a job that cannot be planned must not block the queue
+            except Exception as error:  # boundary: a job that cannot be planned must not block the queue
+                if isinstance(error, StoreError) and error.retryable:
+                    raise  # the log store fails for a moment: the next pass asks again
                 await self._fail_launch(job, error)
                 continue
             if isinstance(decision, Wait):

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from clary.contract.agent_protocol import HostPhase, LogBatch, LogBlock, OrderKind
-from clary.contract.errors import WireError
+from clary.contract.errors import StoreError, WireError
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs import events
 from clary.control.reconcile.spot_market import SpotMarket
@@ -92,6 +92,28 @@ async def test_a_later_attempt_goes_on_in_the_same_log_streams_and_loses_no_line
     assert (await again.send_logs(LogBatch(first_sequence=5, blocks=(block("gap"),)))).next_sequence == 1
     job = await plane.job()
     assert await lines_of(plane, job.log_streams[0]) == ["first", "second", "third"]
+
+
+async def test_a_log_store_that_fails_for_a_moment_delays_the_next_attempt_and_ends_no_job(plane, monkeypatch):
+    await plane.create(**SPOT)
+    await plane.passes()
+    agents = await run(plane)
+    await plane.hub.apply("job", RECLAIMED)
+    await stop(plane, agents)
+    ask, num_failures = plane.logs.next_sequence, 0
+
+    async def fail_once(stream):
+        nonlocal num_failures
+        num_failures += 1
+        if num_failures == 1:
+            raise StoreError("the disk gave no answer", retryable=True)
+        return await ask(stream)
+
+    monkeypatch.setattr(plane.logs, "next_sequence", fail_once)
+    await plane.passes(3)
+    assert num_failures == 2
+    job = await plane.job()
+    assert (job.attempt, job.failure) == (2, None)
 
 
 async def test_a_reclaimed_job_has_its_old_place_in_the_queue(tmp_path):
