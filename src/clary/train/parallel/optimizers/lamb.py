@@ -10,15 +10,15 @@ Source: arXiv 1904.00962, algorithm 2; apex's documentation of `FusedLAMB` for a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from clary.train.parallel.optimizers.norms import Norms, squares_of, widened
+from clary.train.parallel.optimizers.norms import squares_of, widened
+from clary.train.parallel.optimizers.steps import NormedOptimizer
 
 
-class FusedLAMB(torch.optim.Optimizer):
+class FusedLAMB(NormedOptimizer):
     """LAMB under apex's arguments.
 
     Args:
@@ -64,31 +64,17 @@ class FusedLAMB(torch.optim.Optimizer):
             "grad_averaging": grad_averaging,
             "max_grad_norm": max_grad_norm,
         }
-        super().__init__(params, defaults)
-        self.norms = Norms()
+        super().__init__(params, defaults, set_grad_none=set_grad_none)
         self._decays_weights = adam_w_mode
         self._scales_all = use_nvlamb
-        self._drops = set_grad_none
 
-    def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Forget gradients; as `set_grad_none` says unless told."""
-        super().zero_grad(set_to_none=self._drops if set_to_none is None else set_to_none)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update all parameters that have gradients; with other ranks of a model, all of them call it."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        trained = [[one for one in group["params"] if one.grad is not None] for group in self.param_groups]
+    def _step_groups(self, trained: list[list[torch.nn.Parameter]]) -> None:
         norm = self._gradient_norm([one for group in trained for one in group])
         for group, parameters in zip(self.param_groups, trained, strict=True):
             group["step"] = group.get("step", 0) + 1
             limit = group["max_grad_norm"]
             shrink = norm / limit if limit and norm > limit else 1.0
             self._step_group(group, parameters, shrink)
-        return loss
 
     def _gradient_norm(self, parameters: list[torch.nn.Parameter]) -> float:
         device = self.param_groups[0]["params"][0].device if self.param_groups[0]["params"] else torch.device("cpu")
@@ -134,12 +120,3 @@ class FusedLAMB(torch.optim.Optimizer):
         norms, of_updates = both[: len(values)], both[len(values) :]
         is_scaled = (norms > 0) & (of_updates > 0)
         return torch.where(is_scaled, norms / torch.where(is_scaled, of_updates, 1.0), 1.0)
-
-    def _state_of(self, parameter: torch.nn.Parameter, name: str) -> torch.Tensor:
-        """Return what is kept of a parameter, in at least 32 bits; zeros at first."""
-        state = self.state[parameter]
-        if name not in state:
-            (wide,) = widened([parameter])
-            state[name] = torch.zeros_like(wide, memory_format=torch.preserve_format)
-        found: torch.Tensor = state[name]
-        return found

@@ -12,18 +12,18 @@ Source: arXiv 1905.11286; apex's documentation of `FusedNovoGrad` for arguments 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from clary.train.parallel.optimizers.norms import Norms, squares_of, widened
+from clary.train.parallel.optimizers.norms import squares_of, widened
+from clary.train.parallel.optimizers.steps import NormedOptimizer
 
 _LARGEST = 0  # norm_type: apex's name of the norm of the largest element
 _EUCLIDEAN = 2
 
 
-class FusedNovoGrad(torch.optim.Optimizer):
+class FusedNovoGrad(NormedOptimizer):
     """NovoGrad under apex's arguments.
 
     Args:
@@ -70,26 +70,13 @@ class FusedNovoGrad(torch.optim.Optimizer):
             "norm_type": norm_type,
             "init_zero": init_zero,
         }
-        super().__init__(params, defaults)
-        self.norms = Norms()
+        super().__init__(params, defaults, set_grad_none=set_grad_none)
         self._decays_inside = reg_inside_moment
-        self._drops = set_grad_none
 
-    def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Forget gradients; as `set_grad_none` says unless told."""
-        super().zero_grad(set_to_none=self._drops if set_to_none is None else set_to_none)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update all parameters that have gradients; with other ranks of a model, all of them call it."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
+    def _step_groups(self, trained: list[list[torch.nn.Parameter]]) -> None:
+        for group, parameters in zip(self.param_groups, trained, strict=True):
             group["step"] = group.get("step", 0) + 1
-            self._step_group(group, [one for one in group["params"] if one.grad is not None])
-        return loss
+            self._step_group(group, parameters)
 
     def _step_group(self, group: dict[str, Any], parameters: list[torch.nn.Parameter]) -> None:
         if not parameters:
@@ -102,7 +89,7 @@ class FusedNovoGrad(torch.optim.Optimizer):
             first, second = 1 - beta1 ** group["step"], math.sqrt(1 - beta2 ** group["step"])
         norms = self._moving_norms(group, parameters, grads)
         denominators = list((norms / second + group["eps"]).unbind())
-        means = [self._mean_of(one) for one in parameters]
+        means = [self._state_of(one, "exp_avg") for one in parameters]
         weight = 1 - beta1 if group["grad_averaging"] else 1.0
         torch._foreach_mul_(means, beta1)
         if self._decays_inside:
@@ -143,12 +130,3 @@ class FusedNovoGrad(torch.optim.Optimizer):
         for kept, norm in zip(found, after.unbind(), strict=True):
             kept.copy_(norm)
         return after
-
-    def _mean_of(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """Return the momentum of a parameter, in at least 32 bits; zeros at first."""
-        state = self.state[parameter]
-        if "exp_avg" not in state:
-            (wide,) = widened([parameter])
-            state["exp_avg"] = torch.zeros_like(wide, memory_format=torch.preserve_format)
-        found: torch.Tensor = state["exp_avg"]
-        return found
