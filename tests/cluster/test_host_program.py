@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -249,10 +250,12 @@ def test_processes_alive_at_sigterm_count_as_ended_by_the_agent(world):
 
 
 def test_who_is_about_to_end_at_sigterm_ends_by_itself(world):
-    holding = "held = bytearray(700_000_000)\nprint('on', flush=True)\nimport time\ntime.sleep(600)"
+    # A name of its own: what another test left takes as long to be gone.
+    held = f"held_{uuid.uuid4().hex}"
+    holding = f"{held} = bytearray(700_000_000)\nprint('on', flush=True)\nimport time\ntime.sleep(600)"
     program, listener = world.start(python(holding), shell("exec sleep 600"))
     listener.wait_for("on")
-    (pid,) = [pid for pid in pids_with("held = bytearray") if read_entry(pid).parent != os.getpid()]
+    (pid,) = [pid for pid in pids_with(held) if read_entry(pid).parent != os.getpid()]
     os.kill(pid, signal.SIGKILL)
     # Its memory is given back page by page, so that its end takes a while.
     eventually(lambda: (entry := read_entry(pid)) is None or entry.is_exiting or entry.has_ended)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -37,6 +38,8 @@ class Connection:
             "host": urlsplit(self.record.url).netloc,
             "content-type": "application/x-amz-json-1.1",
             "x-amz-target": f"SageMaker.{operation}",
+            # As AWS clients do: two equal calls within a second would have one signature, and one is a replay.
+            "amz-sdk-invocation-id": str(uuid.uuid4()),
         }
         signed = sign(
             "POST",

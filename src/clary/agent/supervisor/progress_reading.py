@@ -75,7 +75,9 @@ def _network_bytes(pid: int) -> int:
 
 
 def _command(pid: int) -> str:
-    words = _read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode("utf-8", "backslashreplace").strip()
+    program, _, arguments = _read(f"/proc/{pid}/cmdline").partition(b"\0")
+    command = os.path.basename(program) + b" " + arguments.replace(b"\0", b" ")  # folders would fill the line
+    words = command.decode("utf-8", "backslashreplace").strip()
     return words if len(words) <= _MAX_COMMAND_CHARACTERS else f"{words[:_MAX_COMMAND_CHARACTERS]}..."
 
 
