@@ -17,6 +17,7 @@ from benchmarks import (
     bench_ddp_real,
     bench_failfast,
     bench_faults,
+    bench_goodput,
     bench_logs,
     bench_memory,
     bench_overlap,
@@ -29,6 +30,7 @@ from benchmarks import (
     bench_sharded,
     bench_shrink,
     bench_signals,
+    bench_spot,
     bench_start,
     bench_step,
 )
@@ -44,6 +46,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[bool], Iterator[Line]]]] = {
     "ddp-real": ("real models trained over smddp and over gloo: samples a second, loss, bits", bench_ddp_real.run),
     "failfast": ("first death in a gang to the end of all of it, against torchrun", bench_failfast.run),
     "faults": ("kills, pauses, cuts, full disks: what was lost, doubled or hung", bench_faults.run),
+    "goodput": ("steps that count of a job whose hosts die again and again, against the ceiling", bench_goodput.run),
     "logs": ("a program's output into the store: rate, cost, delay, held-up writes, against syslog-ng", bench_logs.run),
     "memory": ("activations recomputed or on a disk: memory saved, time paid, beside torch's", bench_memory.run),
     "overlap": ("communication that the backward pass does not hide, against gloo", bench_overlap.run),
@@ -56,6 +59,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[bool], Iterator[Line]]]] = {
     "sharded": ("bytes, speed and memory of sharded parameters, beside FSDP2 and DDP", bench_sharded.run),
     "shrink": ("compressed gradients on slow links: tokens a second, bytes, loss", bench_shrink.run),
     "signals": ("first to last SIGTERM handler of a job that is stopped", bench_signals.run),
+    "spot": ("a job under a trace of spot capacity: cost of a step, share of the oracle's steps", bench_spot.run),
     "start": ("submit to first line of user code, in parts, against torchrun", bench_start.run),
     "step": ("a training step beside the same by hand: pipeline, tensor group, shards", bench_step.run),
 }

@@ -43,22 +43,25 @@ class BenchmarkJobs:
         self._key = f"bench/{hashlib.sha256(script.encode()).hexdigest()[:16]}.tar.gz"
         boto3.client("s3", **options).put_object(Bucket=BUCKET, Key=self._key, Body=_archive(program, script))
 
-    def create(self, name: str, *, instance_type: str = INSTANCE_TYPE, **members: Any) -> None:
-        """Submit a job; returns when it is accepted. Members are added to the request."""
-        self.sagemaker.create_training_job(
-            TrainingJobName=name,
-            RoleArn="arn:aws:iam::000000000000:role/ClaryExecutionRole",
-            AlgorithmSpecification={"TrainingImage": IMAGE, "TrainingInputMode": "File"},
-            HyperParameters={
-                "sagemaker_program": json.dumps(self._program),
-                "sagemaker_submit_directory": json.dumps(f"s3://{BUCKET}/{self._key}"),
-                "sagemaker_torch_distributed_enabled": "true",
-            },
-            OutputDataConfig={"S3OutputPath": f"s3://{BUCKET}/bench"},
-            ResourceConfig={"InstanceCount": 2, "InstanceType": instance_type, "VolumeSizeInGB": 30},
-            StoppingCondition={"MaxRuntimeInSeconds": 600},
-            **members,
-        )
+    def create(self, name: str, *, instance_type: str = INSTANCE_TYPE, num_hosts: int = 2, **members: Any) -> None:
+        """Submit a job; returns when it is accepted. Members are added to the request, or stand in place of its own."""
+        request = {
+            "RoleArn": "arn:aws:iam::000000000000:role/ClaryExecutionRole",
+            "AlgorithmSpecification": {"TrainingImage": IMAGE, "TrainingInputMode": "File"},
+            "HyperParameters": {**self.program, "sagemaker_torch_distributed_enabled": "true"},
+            "OutputDataConfig": {"S3OutputPath": f"s3://{BUCKET}/bench"},
+            "ResourceConfig": {"InstanceCount": num_hosts, "InstanceType": instance_type, "VolumeSizeInGB": 30},
+            "StoppingCondition": {"MaxRuntimeInSeconds": 600},
+        }
+        self.sagemaker.create_training_job(TrainingJobName=name, **request | members)
+
+    @property
+    def program(self) -> dict[str, str]:
+        """Return the hyperparameters that name the program and its code."""
+        return {
+            "sagemaker_program": json.dumps(self._program),
+            "sagemaker_submit_directory": json.dumps(f"s3://{BUCKET}/{self._key}"),
+        }
 
     def wait(self, name: str, *, status: str) -> dict[str, Any]:
         """Return what Describe says at the end of a job; exits if it ends otherwise than in `status`."""

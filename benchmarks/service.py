@@ -30,6 +30,10 @@ class BenchmarkService:
         """Start the service after it was killed."""
         _clary(self.own_environment, "up")
 
+    def clary(self, *arguments: str) -> str:
+        """Run a command of `clary` against the service and return what it prints; exits if it fails."""
+        return _clary(self.own_environment, *arguments)
+
 
 @contextlib.contextmanager
 def running_service(settings: str = "", *, default_python: Path = TRAIN_PYTHON) -> Iterator[BenchmarkService]:

@@ -23,6 +23,7 @@ from clary.control.jobs.training_job import TrainingJob
 from clary.control.server.agent_routes import AgentRoutes
 from clary.control.server.clary_handler import ClaryHandler
 from clary.control.server.people_routes import PeopleRoutes
+from clary.control.server.pool_routes import PoolRoutes
 from clary.control.server.spot_actions import SpotRoutes
 from clary.control.wire.messages import HttpRequest, HttpResponse
 from clary.control.wire.models import Protocol, service
@@ -90,6 +91,7 @@ class _World:
         self._plane = plane
         self._handler = ClaryHandler(
             AgentRoutes(plane.gateway),
+            PoolRoutes(plane.pool_gateway),
             PeopleRoutes(plane.services, admin_token=_ADMIN_TOKEN),
             SpotRoutes(plane.market, admin_token=_ADMIN_TOKEN),
         )

@@ -74,7 +74,7 @@ def test_the_sdk_prints_training_seconds_billable_seconds_and_savings(tmp_path, 
     paths = []
     for resources in (ONE_HOST, THREE_HOSTS):
         job = spot_job(ResourceConfig=resources)
-        description = describe(job, load_prices().of_job(JobRequest(job.request)))
+        description = describe(job, load_prices().of_job(JobRequest(job.request)), now=job.modified_at)
         paths.append(tmp_path / f"description-{len(paths)}.json")
         paths[-1].write_text(json.dumps(to_plain(description)))
     program = Path(__file__).with_name("savings_program.py")

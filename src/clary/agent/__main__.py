@@ -1,8 +1,9 @@
 """The agent of one host: `python -m clary.agent --service URL --job J --attempt N --host algo-1`.
 
-Where: an engine starts one for each host of an attempt, with the attempt's bearer token in `CLARY_AGENT_TOKEN`. It ends
-with 0 when it was released or the attempt is over, 143 after SIGTERM, 1 when it could not do its work, 2 for a wrong
-command line.
+Where: an engine starts one for each host of an attempt, with the attempt's bearer token in `CLARY_AGENT_TOKEN`; with
+`--pool P` instead of job and attempt, one for each host of a warm pool, with the pool's token. It ends with 0 when it
+was released or the attempt, or pool, is over, 143 after SIGTERM, 1 when it could not do its work, 2 for a wrong command
+line.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import argparse
 import os
 import signal
 import sys
+import threading
 
-from clary.agent.service_client import AgentAddress, ServiceClient
+from clary.agent.service_client import AgentAddress, PoolAddress, PoolClient, ServiceClient
+from clary.agent.supervisor.pool_agent import PoolAgent
 from clary.agent.supervisor.steps import Steps
 from clary.agent.supervisor.supervisor import Supervisor
+from clary.contract.agent_protocol import PoolAssignment
 from clary.contract.launch_plan import LaunchPlan
 
 TOKEN_VARIABLE = "CLARY_AGENT_TOKEN"  # noqa: S105 - a variable's name
@@ -26,17 +30,42 @@ def main(arguments: list[str] | None = None) -> int:
     token = os.environ.pop(TOKEN_VARIABLE, "")
     parser = argparse.ArgumentParser(prog="python -m clary.agent", description="Run one host of one attempt of a job.")
     parser.add_argument("--service", required=True, help="URL of the service")
-    parser.add_argument("--job", required=True, help="name of the training job")
-    parser.add_argument("--attempt", required=True, type=int, help="number of the attempt")
+    parser.add_argument("--job", help="name of the training job")
+    parser.add_argument("--attempt", type=int, help="number of the attempt")
+    parser.add_argument("--pool", help="warm pool whose jobs the host serves one after the other")
     parser.add_argument("--host", required=True, help="name of the host, for example algo-1")
     options = parser.parse_args(arguments)
     if not token:
         parser.error(f"the environment variable {TOKEN_VARIABLE} must hold the attempt's token")
-    address = AgentAddress(service_url=options.service, job=options.job, attempt=options.attempt, host=options.host)
-    supervisor = Supervisor(ServiceClient(address, token=token), host=options.host, make_steps=make_steps)
-    signal.signal(signal.SIGTERM, lambda *_: supervisor.terminate())
-    signal.signal(signal.SIGINT, lambda *_: supervisor.terminate())
-    return supervisor.run()
+    if (options.pool is None) == (options.job is None) or (options.job is None) != (options.attempt is None):
+        parser.error("name either a job and its attempt (--job, --attempt) or a pool (--pool)")
+    life = (
+        _supervisor(options.service, options.job, options.attempt, options.host, token)
+        if options.pool is None
+        else _pool_agent(options.service, options.pool, options.host, token)
+    )
+    signal.signal(signal.SIGTERM, lambda *_: life.terminate())
+    signal.signal(signal.SIGINT, lambda *_: life.terminate())
+    return life.run()
+
+
+def _supervisor(service: str, job: str, attempt: int, host: str, token: str) -> Supervisor:
+    address = AgentAddress(service_url=service, job=job, attempt=attempt, host=host)
+    return Supervisor(ServiceClient(address, token=token), host=host, make_steps=make_steps)
+
+
+def _pool_agent(service: str, pool: str, host: str, token: str) -> PoolAgent:
+    def make_attempt(assignment: PoolAssignment) -> Supervisor:
+        return _supervisor(service, assignment.job, assignment.attempt, host, assignment.token)
+
+    # What every job needs, while the host waits for its first one.
+    threading.Thread(target=_load_steps, name="load-steps", daemon=True).start()
+    client = PoolClient(PoolAddress(service_url=service, pool=pool, host=host), token=token)
+    return PoolAgent(client, make_attempt=make_attempt)
+
+
+def _load_steps() -> None:
+    import clary.agent.supervisor.wiring  # noqa: F401 - loaded to have it
 
 
 def make_steps(plan: LaunchPlan, host: str) -> Steps:

@@ -20,7 +20,16 @@ from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
-from clary.contract.agent_protocol import AGENT_PATH, LogBatch, LogReceipt, Order, Report, ReportReceipt
+from clary.contract.agent_protocol import (
+    AGENT_PATH,
+    POOL_PATH,
+    LogBatch,
+    LogReceipt,
+    Order,
+    PoolAssignment,
+    Report,
+    ReportReceipt,
+)
 from clary.contract.errors import AgentError, ContractError
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.plain import from_plain, to_plain
@@ -56,6 +65,21 @@ class AgentAddress:
     def path(self) -> str:
         """Path of this host below the service's URL."""
         below = AGENT_PATH.format(job=quote(self.job, safe=""), attempt=self.attempt, host=quote(self.host, safe=""))
+        return urlsplit(self.service_url).path.rstrip("/") + below
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolAddress:
+    """Which host of which warm pool an agent stands for, and where its service is."""
+
+    service_url: str
+    pool: str
+    host: str
+
+    @property
+    def path(self) -> str:
+        """Path of this host below the service's URL."""
+        below = POOL_PATH.format(pool=quote(self.pool, safe=""), host=quote(self.host, safe=""))
         return urlsplit(self.service_url).path.rstrip("/") + below
 
 
@@ -139,10 +163,35 @@ class ServiceClient:
             connection.close()
 
 
+class PoolClient:
+    """Asks the service for the attempts that one host of a warm pool serves; one thread asks, any may break it off."""
+
+    def __init__(self, address: PoolAddress, *, token: str) -> None:
+        self.address = address
+        self._connection = _Connection(address, token)
+
+    def next_assignment(self, after: str, *, wait_s: float) -> PoolAssignment | None:
+        """Wait up to `wait_s` for an attempt other than `after`; None if none came.
+
+        Raises: ServiceUnreachable, ServiceRefused; AttemptOver when the pool has ended.
+        """
+        resource = f"assignment?after={quote(after, safe='')}&wait_s={wait_s:g}"
+        answer = self._connection.call("GET", resource, timeout_s=wait_s + REQUEST_TIMEOUT_S)
+        return None if answer is None else _read(PoolAssignment, answer)
+
+    def break_off(self) -> None:
+        """Break off the call that another thread waits in; later calls raise ServiceUnreachable."""
+        self._connection.break_off()
+
+    def close(self) -> None:
+        """Close the connection; no thread may be in a call."""
+        self._connection.close()
+
+
 class _Connection:
     """One keep-alive connection, opened when needed."""
 
-    def __init__(self, address: AgentAddress, token: str) -> None:
+    def __init__(self, address: AgentAddress | PoolAddress, token: str) -> None:
         self._address = address
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         self._http: http.client.HTTPConnection | None = None

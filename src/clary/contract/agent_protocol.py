@@ -8,6 +8,10 @@ transitions turn facts into statuses and the next order.
     POST reports   Report                    -> ReportReceipt   (also the heartbeat)
     GET  orders?after=N&wait_s=S             -> Order           (long poll: answers when an order newer than N stands)
     POST logs      LogBatch                  -> LogReceipt      (lines below `next_sequence` are stored, others resent)
+
+The agents of a warm pool live from job to job. Below `/clary/v1/pools/{pool}/{host}/`, opened by the pool's token:
+
+    GET  assignment?after=JOB:ATTEMPT&wait_s=S -> PoolAssignment (long poll: null when there is no new one yet)
 """
 
 from __future__ import annotations
@@ -19,8 +23,11 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
+from clary.contract.health import HealthFinding
+
 MAX_BATCH_LINES = 65_536  # of a LogBatch: lines that are all line end would take a hundred times their size to store
 AGENT_PATH = "/clary/v1/agents/{job}/{attempt}/{host}"
+POOL_PATH = "/clary/v1/pools/{pool}/{host}"
 HEARTBEAT_INTERVAL_S = 1.0
 ORDER_WAIT_S = 10.0
 MAX_CLUE_CHARACTERS = 800  # of Clue.text; FailureReason has room for 1024
@@ -73,6 +80,20 @@ class Order:
     reason: str = ""
     grace_s: float = 0.0
     arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolAssignment:
+    """The attempt that a host of a warm pool serves next."""
+
+    job: str
+    attempt: int
+    token: str = field(repr=False)  # bearer token of that attempt's agents
+
+    @property
+    def name(self) -> str:
+        """How agents say which attempt they served last: `JOB:ATTEMPT`."""
+        return f"{self.job}:{self.attempt}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +178,7 @@ class HostFacts:
     notes: tuple[str, ...] = ()  # warnings of this host, for describe
     standstill: str = ""  # what speaks for a program that hangs; empty while it gets on
     checkpoints: CheckpointFacts | None = None  # None for a job without CheckpointConfig
+    health: tuple[HealthFinding, ...] = ()  # empty until the checks are done, and where there are none
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from clary.contract.health import HealthAction
+
 
 class Isolation(StrEnum):
     """How a host is kept apart from this machine and from other hosts."""
@@ -174,6 +176,9 @@ class LaunchPlan:
     service_url: str  # where agents report
     agent_token: str = field(repr=False)  # bearer token of this attempt's agents
     work_folder: str = ""  # folder of this attempt on the host's machine
+    pool: str = ""  # warm pool whose hosts the attempt runs on; empty for hosts that come and go with it
+    pool_token: str = field(default="", repr=False)  # bearer token of the pool's agents
+    pool_folder: str = ""  # what stays on the hosts of the pool from job to job lies below it
     cache_folder: str = ""  # environments and requirements kept between jobs on the host's machine
     config_documents: Mapping[str, Any] = field(default_factory=dict)  # debughookconfig, profilerconfig, ...
     checkpoint_local_path: str | None = None  # where the program keeps checkpoints, when the request says so
@@ -185,6 +190,8 @@ class LaunchPlan:
     proxy_url: str | None = None  # the one way from hosts to the internet, for HTTPS; None: there is none
     hang_timeout_s: float = 0.0  # how long a program may do nothing at all; 0: as long as it likes
     restart_hung: bool = False  # whether one that does nothing for longer is ended; else it is only told
+    health_checks: bool = False  # whether hosts check themselves and their links
+    health_action: HealthAction = HealthAction.WARN  # what follows from a sick host before the program starts
     stop_grace_s: float = 120.0  # from SIGTERM to SIGKILL
     network_isolation: bool = False  # EnableNetworkIsolation
     warnings: tuple[str, ...] = ()  # said in the first log lines of algo-1 and in describe
@@ -204,6 +211,8 @@ def without_secrets(plain_plan: Mapping[str, Any]) -> dict[str, Any]:
     """Return a plan in plain form with every secret replaced by `(hidden)`."""
     hidden = dict(plain_plan)
     hidden["agent_token"] = SECRET_PLACEHOLDER
+    if hidden.get("pool_token"):
+        hidden["pool_token"] = SECRET_PLACEHOLDER
     for name in ("object_store", "job_endpoint"):
         endpoint = dict(hidden[name])
         endpoint["credentials"] = {**endpoint["credentials"], "secret_access_key": SECRET_PLACEHOLDER}

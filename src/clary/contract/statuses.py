@@ -23,6 +23,18 @@ class TrainingJobStatus(StrEnum):
         return self in (TrainingJobStatus.COMPLETED, TrainingJobStatus.FAILED, TrainingJobStatus.STOPPED)
 
 
+class WarmPoolStatus(StrEnum):
+    """Where the hosts of a job with a warm pool are.
+
+    Source: WarmPoolStatus in the AWS API reference.
+    """
+
+    IN_USE = "InUse"  # the job runs on them
+    AVAILABLE = "Available"  # the job has ended, they wait for a matching one
+    REUSED = "Reused"  # a matching job has taken them
+    TERMINATED = "Terminated"  # they are gone
+
+
 class SecondaryStatus(StrEnum):
     """The finer status that clients print while they wait."""
 

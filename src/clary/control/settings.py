@@ -117,6 +117,15 @@ class Settings:
         least=0,
     )
     restart_hung: bool = _setting(False, "end a program that hangs as lost with its host, so that it is tried again")
+    health_checks: bool = _setting(
+        True, "check hosts and the links between them while a job is prepared, and hosts while it runs"
+    )
+    health_action: str = _setting(
+        "warn",
+        "warn or replace: what follows from a sick host or link before the program starts; replace ends the attempt as "
+        "a fault of the infrastructure, so that it is tried again",
+        pattern="warn|replace",
+    )
     upload_timeout_s: float = _setting(3600.0, "time for results to reach the object store", least=1)
     checkpoint_interval_s: float = _setting(
         5.0, "from one look at a job's checkpoint folder to the next; what has changed is stored then", least=0.2

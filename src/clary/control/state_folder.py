@@ -80,6 +80,10 @@ class RootSecrets:
         """Derive the bearer token of one attempt's agents."""
         return self._derive(f"agent:{attempt_id}").hex()
 
+    def pool_token(self, pool: str) -> str:
+        """Derive the bearer token of one warm pool's agents."""
+        return self._derive(f"pool:{pool}").hex()
+
     def _derive(self, text: str) -> bytes:
         return hmac.new(self.master_key.encode(), text.encode(), hashlib.sha256).digest()
 

@@ -18,6 +18,8 @@ from clary.control.reconcile.admission import Admission
 from clary.control.reconcile.agent_gateway import AgentGateway
 from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.planning import Site
+from clary.control.reconcile.pool_gateway import PoolGateway
+from clary.control.reconcile.pool_keeping import PoolKeeper
 from clary.control.reconcile.reconciler import Reconciler
 from clary.control.reconcile.spot_market import SpotMarket
 from clary.control.services.call import Call, Services
@@ -74,12 +76,14 @@ class ControlPlane:
         self.admission = Admission(self.settings, engine.machine(), self.hub, _resolve_image, self.market, clock)
         key = Credentials(access_key_id="K", secret_access_key="S")  # noqa: S106 - not a secret
         secrets = RootSecrets(access_key_id="K", secret_access_key="S", admin_token="A", master_key="M")  # noqa: S106
+        self.pool_gateway = PoolGateway(self.hub, clock, pool_token=secrets.pool_token)
         self.reconciler = Reconciler(
             hub=self.hub,
             engine=engine,
             admission=self.admission,
             market=self.market,
             gateway=self.gateway,
+            pools=PoolKeeper(hub=self.hub, engine=engine, gateway=self.pool_gateway, clock=clock),
             logs=logs,
             site=Site(
                 settings=self.settings,

@@ -29,6 +29,7 @@ class FakeEngine:
         self.launched: list[str] = []  # job/attempt of every call, in order
         self.started: list[str] = []
         self.released: list[str] = []
+        self.released_pools: list[str] = []
         self.forgotten: list[str] = []
         self.fenced: list[str] = []  # job/attempt/host of every call, in order
         self.cut_off_hosts: dict[str, str] = {}  # host name -> why
@@ -54,11 +55,11 @@ class FakeEngine:
         key = _key(plan.job_name, plan.attempt)
         self.started.append(key)
         _raise_next(self.start_errors)
-        self._alive[key] = {host.name: True for host in plan.hosts}
+        self._alive[_hosts_key(plan)] = {host.name: True for host in plan.hosts}
 
     async def agents_alive(self, plan: LaunchPlan) -> Mapping[str, bool]:
         """Return host name -> whether its agent lives."""
-        alive = self._alive.get(_key(plan.job_name, plan.attempt), {})
+        alive = self._alive.get(_hosts_key(plan), {})
         return {host.name: alive.get(host.name, False) for host in plan.hosts}
 
     async def cut_off(self, plan: LaunchPlan) -> Mapping[str, str]:
@@ -68,13 +69,20 @@ class FakeEngine:
     async def fence(self, plan: LaunchPlan, host: str) -> None:
         """Let the host's agent end."""
         self.fenced.append(f"{_key(plan.job_name, plan.attempt)}/{host}")
-        self.end_agent(plan.job_name, host, attempt=plan.attempt)
+        self._alive[_hosts_key(plan)][host] = False
 
     async def release(self, job_name: str, attempt: int) -> Released:
         """Forget the attempt's agents."""
         self.released.append(_key(job_name, attempt))
         _raise_next(self.release_errors)
         self._alive.pop(_key(job_name, attempt), None)
+        return Released()
+
+    async def release_pool(self, pool: str) -> Released:
+        """Forget the pool's agents."""
+        self.released_pools.append(pool)
+        _raise_next(self.release_errors)
+        self._alive.pop(pool, None)
         return Released()
 
     async def forget(self, job_name: str) -> None:
@@ -89,10 +97,18 @@ class FakeEngine:
         """Let an agent end, of itself or not."""
         self._alive[_key(job_name, attempt)][host] = False
 
+    def end_pool_agent(self, pool: str, host: str) -> None:
+        """Let an agent of a warm pool end."""
+        self._alive[pool][host] = False
+
     def end_all_agents(self, job_name: str, *, attempt: int = 1) -> None:
         """Let all agents of an attempt end."""
         for host in self._alive[_key(job_name, attempt)]:
             self.end_agent(job_name, host, attempt=attempt)
+
+
+def _hosts_key(plan: LaunchPlan) -> str:
+    return plan.pool or _key(plan.job_name, plan.attempt)
 
 
 def _key(job_name: str, attempt: int) -> str:

@@ -43,18 +43,18 @@ class FakeObjectStore:
             raise ObjectStoreError(f"s3://{bucket}/{key} has more than {max_bytes} bytes", fault=Fault.USER)
         return data
 
-    def download(self, bucket: str, key: str, path: Path, *, size_bytes: int | None = None) -> int:
+    def download(self, bucket: str, key: str, path: Path, *, size_bytes: int | None = None, etag: str = "") -> int:
         """Write an object to a file."""
-        data = self._content(bucket, key)
+        data = self._content(bucket, key, etag=etag)
         if size_bytes not in (None, len(data)):
             raise ObjectStoreError(f"s3://{bucket}/{key} changed", fault=Fault.USER)
         with whole_file(path) as descriptor, open(descriptor, "wb", closefd=False) as file:
             file.write(data)
         return len(data)
 
-    def open_reader(self, bucket: str, key: str) -> BinaryIO:
+    def open_reader(self, bucket: str, key: str, *, etag: str = "") -> BinaryIO:
         """Open an object as a stream."""
-        return io.BytesIO(self._content(bucket, key))
+        return io.BytesIO(self._content(bucket, key, etag=etag))
 
     def put_bytes(self, bucket: str, key: str, body: bytes, *, metadata: Mapping[str, str] | None = None) -> None:
         """Store an object."""
@@ -86,12 +86,18 @@ class FakeObjectStore:
         self.objects.pop((bucket, key), None)
         self.metadata.pop((bucket, key), None)
 
-    def _content(self, bucket: str, key: str) -> bytes:
+    def _content(self, bucket: str, key: str, *, etag: str = "") -> bytes:
         self._maybe_fail("GET", bucket, key)
         self.num_reads += 1
         if (bucket, key) not in self.objects:
             raise ObjectStoreError(
                 f"GET s3://{bucket}/{key}: 404 NoSuchKey", fault=Fault.USER, details={"status": 404, "key": key}
+            )
+        if etag and etag != self._info(bucket, key).etag:
+            raise ObjectStoreError(
+                f"GET s3://{bucket}/{key}: 412 PreconditionFailed",
+                fault=Fault.USER,
+                details={"status": 412, "key": key},
             )
         return self.objects[bucket, key]
 

@@ -104,11 +104,10 @@ class Gang:
 
     def init(self, host: str) -> ProcessId:
         """Return the first process of a host: with it, the kernel ends every other one of the host."""
-        for process in killing.descendants(self.agent(host)):
-            ids = _status(process).get("NSpid", "").split()
-            if len(ids) > 1 and ids[-1] == "1":
-                return process
-        raise AssertionError(f"{host} of {self.name} has no pid namespace")
+        first = first_process(self.agent(host))
+        if first is None:
+            raise AssertionError(f"{host} of {self.name} has no pid namespace")
+        return first
 
     def cgroups(self) -> list[str]:
         """Return the cgroups of the job's hosts that exist."""
@@ -180,6 +179,15 @@ class Gang:
         else:
             tops.append(ProcessId(ready["pid"], ready["started"]))
         return [*tops, *(item for top in tops for item in killing.descendants(top))]
+
+
+def first_process(agent: ProcessId) -> ProcessId | None:
+    """Return the first process of the host of an agent; None while it has none, or where hosts are plain processes."""
+    for process in killing.descendants(agent):
+        ids = _status(process).get("NSpid", "").split()
+        if len(ids) > 1 and ids[-1] == "1":
+            return process
+    return None
 
 
 def has_namespaces(home: Path) -> bool:

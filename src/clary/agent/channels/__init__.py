@@ -2,6 +2,8 @@
 
 selection  which objects a host gets: prefix, single object, manifest, shards
 layout     where each object lies below the channel's folder; hostile keys are refused
+unpacking  objects that are unpacked on their way
+cache      what this machine keeps of all that between jobs
 fetching   File channels (and FastFile ones, fetched in full)
 pipe       Pipe channels: one named pipe an epoch
 recordio   framing of records in pipes

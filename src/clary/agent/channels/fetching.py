@@ -10,20 +10,17 @@ so that names go on telling what files hold. SageMaker documents the setting for
 
 from __future__ import annotations
 
-import gzip
 import itertools
-import os
 import threading
 import time
-import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
-from clary.agent.channels.layout import require_distinct
+from clary.agent.channels.cache import CacheUnusable, ChannelCache, Snapshot
 from clary.agent.channels.selection import ChannelObject, Selection, select_objects
+from clary.agent.channels.unpacking import is_packed, with_unpacked_names, write_unpacked
 from clary.agent.disk_space import disk_errors_named, require_space
 from clary.agent.object_store import ObjectStore, whole_file
 from clary.contract.errors import AgentError, Fault
@@ -31,8 +28,7 @@ from clary.contract.launch_plan import Channel, InputMode
 from clary.contract.ml_tree import MlTree
 
 NUM_PARALLEL = 8  # files at once; more do not help on one link and cost the store
-_COPY_BYTES = 1 << 20
-_GZIP = "Gzip"
+_UNITS = ((1 << 40, "TB"), (1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +40,18 @@ class ChannelFacts:
     size_bytes: int  # as they lie on this host; 0 for pipes and file systems
     seconds: float
     notes: tuple[str, ...] = ()
+    summary: str = ""  # where the data came from, in a line for the log; empty for pipes and file systems
+    snapshot: Snapshot | None = None  # where the data lies, if it is not in the channel's folder; to be released
 
 
 def fetch_channel(
-    channel: Channel, *, store: ObjectStore, tree: MlTree, host_index: int, num_hosts: int
+    channel: Channel,
+    *,
+    store: ObjectStore,
+    tree: MlTree,
+    host_index: int,
+    num_hosts: int,
+    cache: ChannelCache | None = None,
 ) -> ChannelFacts:
     """Bring a channel's data to `<tree>/input/data/<name>`; for a pipe or a file system, check that it can be had.
 
@@ -56,6 +60,8 @@ def fetch_channel(
     Args:
         host_index: place of this host among the hosts that get the channel, from 0.
         num_hosts: number of those hosts.
+        cache: what this machine keeps. The data is then made a snapshot there, and the channel's folder stays empty;
+            where the cache cannot be used, the data is fetched as without one and the summary says why.
     Raises: AgentError: fault USER for data that is missing or cannot be files and for a full disk, naming key or
         path; ObjectStoreError. Files fetched until then stay; nothing outside the channel's folder is written.
     """
@@ -82,16 +88,31 @@ def fetch_channel(
         )
     if channel.input_mode is InputMode.FAST_FILE:
         notes.append(f"channel {channel.name}: FastFile is fetched in full before the program starts, like File")
-    try:
-        size_bytes = _fetch_all(objects, selection, channel=channel, store=store, folder=folder)
-    except OSError as error:
-        raise AgentError(f"Channel {channel.name} cannot be written below {folder}: {error}") from error
+    if is_packed(channel):
+        objects = with_unpacked_names(objects, selection, channel=channel)
+    snapshot: Snapshot | None = None
+    source = "fetched"
+    if cache is not None and cache.is_on and objects:
+        try:
+            snapshot = cache.snapshot(objects, selection.folders, channel=channel, store=store)
+            source = f"{snapshot.num_cached} from this machine's cache, {snapshot.num_fetched} fetched"
+        except CacheUnusable as reason:
+            source = f"fetched, not kept in this machine's cache: {reason.message}"
+    if snapshot is not None:
+        size_bytes = snapshot.size_bytes
+    else:
+        try:
+            size_bytes = _fetch_all(objects, selection, channel=channel, store=store, folder=folder)
+        except OSError as error:
+            raise AgentError(f"Channel {channel.name} cannot be written below {folder}: {error}") from error
     return ChannelFacts(
         name=channel.name,
         num_objects=len(objects),
         size_bytes=size_bytes,
         seconds=time.monotonic() - started,
         notes=tuple(notes),
+        summary=f"channel {channel.name}: {_count(len(objects))}, {_size(size_bytes)}: {source}",
+        snapshot=snapshot,
     )
 
 
@@ -116,16 +137,12 @@ def _fetch_all(
     objects: tuple[ChannelObject, ...], selection: Selection, *, channel: Channel, store: ObjectStore, folder: Path
 ) -> int:
     """Fetch objects in parallel; the first error stops all and is raised. Returns the bytes written."""
-    is_packed = channel.compression == _GZIP
-    if is_packed:
-        objects = tuple(replace(item, path=(*item.path[:-1], _unpacked_name(item.path[-1]))) for item in objects)
-        require_distinct(((item.path, item.key) for item in objects), selection.folders, channel=channel.name)
     folder.mkdir(parents=True, exist_ok=True)
     require_space(folder, needed_bytes=sum(item.size_bytes or 0 for item in objects))
     with disk_errors_named(folder, needed_bytes=None):
         for path in selection.folders:
             folder.joinpath(*path).mkdir(parents=True, exist_ok=True)
-    fetch = _fetch_unpacked if is_packed else _fetch_plain
+    fetch = _fetch_unpacked if is_packed(channel) else _fetch_plain
     queue = _Queue(iter(objects))
     sizes: list[int] = []
 
@@ -149,45 +166,23 @@ def _fetch_plain(item: ChannelObject, path: Path, *, store: ObjectStore, channel
 
 
 def _fetch_unpacked(item: ChannelObject, path: Path, *, store: ObjectStore, channel: Channel) -> int:
-    size_bytes = 0
     with (
         disk_errors_named(path, needed_bytes=None),
         store.open_reader(item.bucket, item.key) as packed,
         whole_file(path) as descriptor,
     ):
-        for data in unpacked(packed, item, channel=channel):
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            size_bytes += len(data)
-    return size_bytes
+        return write_unpacked(packed, item, descriptor, channel=channel)
 
 
-def unpacked(packed: BinaryIO, item: ChannelObject, *, channel: Channel) -> Iterator[bytes]:
-    """Yield the content of a gzip stream piece by piece.
-
-    Raises: AgentError (fault USER) naming the key of an object that is no gzip data or is damaged.
-    """
-    with gzip.GzipFile(fileobj=packed, mode="rb") as plain:
-        while True:
-            try:
-                data = plain.read(_COPY_BYTES)
-            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-                raise AgentError(
-                    f"Channel {channel.name}: S3 key {item.key!a} is not whole gzip data ({error}), "
-                    "which CompressionType Gzip expects of every object.",
-                    fault=Fault.USER,
-                    details={"channel": channel.name, "key": ascii(item.key)},
-                ) from error
-            if not data:
-                return
-            yield data
+def _count(number: int) -> str:
+    return f"{number} object{'' if number == 1 else 's'}"
 
 
-def _unpacked_name(name: str) -> str:
-    if name.endswith(".tgz") and name != ".tgz":
-        return name.removesuffix(".tgz") + ".tar"
-    return name.removesuffix(".gz") or name
+def _size(size_bytes: int) -> str:
+    for unit, name in _UNITS:
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:.1f} {name}"
+    return f"{size_bytes} bytes"
 
 
 class _Queue:

@@ -24,9 +24,10 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
-from clary.agent.channels.fetching import channel_folder, unpacked
+from clary.agent.channels.fetching import channel_folder
 from clary.agent.channels.recordio import MAX_PAYLOAD_BYTES, record_header, record_padding
 from clary.agent.channels.selection import ChannelObject, Selection, select_objects
+from clary.agent.channels.unpacking import unpacked
 from clary.agent.object_store import ObjectStore
 from clary.contract.errors import AgentError, ClaryError, Fault
 from clary.contract.launch_plan import Channel

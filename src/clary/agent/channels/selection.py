@@ -37,6 +37,7 @@ class ChannelObject:
     key: str
     path: tuple[str, ...]  # below the channel's folder; empty for pipes
     size_bytes: int | None  # None where only the object itself knows (manifests)
+    etag: str = ""  # with its quotes; empty where size_bytes is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +104,9 @@ def _of_prefix(uri: S3Uri, channel: Channel, store: ObjectStore) -> Selection:
         if single is not None:
             name = uri.key.rpartition("/")[2]
             path = _file_path(name, key=uri.key, channel=channel)
-            item = ChannelObject(bucket=uri.bucket, key=uri.key, path=path, size_bytes=single.size_bytes)
+            item = ChannelObject(
+                bucket=uri.bucket, key=uri.key, path=path, size_bytes=single.size_bytes, etag=single.etag
+            )
             return Selection(objects=(item,))
     notes = NoteBook()
     objects, folders = [], []
@@ -115,7 +118,8 @@ def _of_prefix(uri: S3Uri, channel: Channel, store: ObjectStore) -> Selection:
             continue
         if uri.key and not uri.key.endswith("/") and not relative.startswith("/"):
             notes.add(f"channel {channel.name}: objects beside the folder {uri} match its prefix too", info.key)
-        objects.append(ChannelObject(bucket=uri.bucket, key=info.key, path=path, size_bytes=info.size_bytes))
+        item = ChannelObject(bucket=uri.bucket, key=info.key, path=path, size_bytes=info.size_bytes, etag=info.etag)
+        objects.append(item)
     objects.sort(key=lambda item: item.key)
     return Selection(objects=tuple(objects), folders=tuple(path for path in folders if path), notes=notes.lines())
 

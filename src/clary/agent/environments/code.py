@@ -12,10 +12,11 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Protocol
 
 from clary.agent.archives import ArchiveLimits, extract_tar
 from clary.agent.disk_space import disk_errors_named
-from clary.agent.object_store import ObjectStore, parse_s3_uri
+from clary.agent.object_store import parse_s3_uri
 from clary.contract import hyperparameters as hps
 from clary.contract.entry_points import EntryKind, EntryPoint, entry_kind, name_problem
 from clary.contract.errors import AgentError, Fault
@@ -29,6 +30,13 @@ REQUIREMENTS = "requirements.txt"
 _LISTED_NAMES = 12  # names of the archive that an error lists
 _COMMAND_MODE = 0o755
 _SCRIPT_SUFFIXES = (".py", ".sh")
+
+
+class ObjectSource(Protocol):
+    """Where an archive of code comes from: the object store itself, or what this machine keeps of it."""
+
+    def open_reader(self, bucket: str, key: str) -> BinaryIO:
+        """Open an object as a stream. Raises: ObjectStoreError."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +61,7 @@ def code_channel(plan: LaunchPlan) -> str | None:
     return parts[0] if parts else None
 
 
-def prepare_code(plan: LaunchPlan, store: ObjectStore, tree: MlTree) -> CodeFacts:
+def prepare_code(plan: LaunchPlan, store: ObjectSource, tree: MlTree) -> CodeFacts:
     """Put the user's code into `tree.code` and find the entry point in it.
 
     State after failure: what was unpacked stays in the folder; a repeated call writes over it.
@@ -91,7 +99,7 @@ def _source(plan: LaunchPlan) -> str | None:
     return hps.platform_text(plan.hyperparameters, hps.SUBMIT_DIRECTORY)
 
 
-def _fetch(source: str, store: ObjectStore, tree: MlTree) -> None:
+def _fetch(source: str, store: ObjectSource, tree: MlTree) -> None:
     if source.startswith("s3://"):
         uri = parse_s3_uri(source)
         with store.open_reader(uri.bucket, uri.key) as stream:

@@ -7,7 +7,8 @@ Where: the supervisor builds it with `/opt/ml`; launchers put it last on PYTHONP
         smdistributed                   link to `clary.compat`
         clary_autoload.py               link; what torch calls when it is imported
         clary_cuda_on_cpu               link; torch calls it too, and it does something only if it is asked to
-        clary-VERSION.dist-info         entry points `torch.backends`, which name both
+        clary_rehearsal.py              the same
+        clary-VERSION.dist-info         entry points `torch.backends`, which name all three
 
 [Note: how the user's own wins]
 PYTHONPATH stands before site-packages, so coming last on it is not enough. `clary` and `smdistributed` are therefore
@@ -28,7 +29,7 @@ from clary.contract.ml_tree import MlTree
 
 PACKAGE_FOLDER = Path(clary.__file__).parent  # of this installation; hosts see it at the same path
 _WINGS = ("train", "contract")  # what programs may import
-_COMPAT = ("smdistributed", "clary_autoload.py", "clary_cuda_on_cpu")
+_COMPAT = ("smdistributed", "clary_autoload.py", "clary_cuda_on_cpu", "clary_rehearsal.py")
 _METADATA = f"""\
 Metadata-Version: 2.1
 Name: clary
@@ -39,6 +40,7 @@ _ENTRY_POINTS = """\
 [torch.backends]
 clary_smddp = clary_autoload:register
 clary_cuda_on_cpu = clary_cuda_on_cpu:register
+clary_rehearsal = clary_rehearsal:register
 """
 
 

@@ -70,6 +70,7 @@ INHERITED = frozenset(
 _INHERITED_PREFIXES = ("PIP_", "UV_")
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MASTER_NAME_OF_V3 = "algo-1"  # hard-coded in SDK v3's environment script
+POOL_CACHE_FOLDER = "warmpoolcache"  # below /opt/ml/sagemaker, as on SageMaker; on the machine: below the host's pool
 
 
 def program_variables(
@@ -148,6 +149,8 @@ def service_variables(
             )
         ),
     }
+    if plan.pool:
+        variables["SAGEMAKER_MANAGED_WARMPOOL_CACHE_DIRECTORY"] = str(pool_cache(plan, host.name, inside))
     if hps.is_enabled(plan.hyperparameters, hps.CUDA_ON_CPU):
         variables[hps.CUDA_ON_CPU_VARIABLE] = "1"
     if plan.isolation is Isolation.PROCESSES:
@@ -161,6 +164,16 @@ def service_variables(
     if any(name.lower() in ("http_proxy", "https_proxy") for name in variables):
         _keep_from_proxy(variables, endpoint.url)
     return variables
+
+
+def pool_cache(plan: LaunchPlan, host: str, inside: MlTree) -> PurePosixPath:
+    """Return the folder that programs of a warm pool's jobs hand on from job to job, as they see it.
+
+    Source: SAGEMAKER_MANAGED_WARMPOOL_CACHE_DIRECTORY, "Persistent cache" in the developer guide.
+    """
+    if plan.isolation is Isolation.PROCESSES:
+        return PurePosixPath(plan.pool_folder) / host / POOL_CACHE_FOLDER
+    return PurePosixPath(inside.root) / "sagemaker" / POOL_CACHE_FOLDER
 
 
 def collective_secret(plan: LaunchPlan) -> str:

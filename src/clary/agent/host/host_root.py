@@ -1,6 +1,7 @@
 """The root of a host: the machine's files as a private copy, with the host's own system folders and binds on top.
 
 Where: the first process of a host builds it after it has entered its namespaces and before it starts the program.
+A host that stands by gets the last binds of its program later, from `late_binds`.
 Order: machine, private folders, hidden folders, system files, /opt/ml and binds, then hidden folders turn read-only
 and the old root is let go. Binds come after hiding, so that an environment inside a hidden folder can still be shown.
 Every path is made canonical against the machine before the first mount: a symbolic link followed below the new root
@@ -15,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clary.agent.host import kernel, kernel_views
+from clary.agent.host.late_binds import make_mount_point, show_late_roots
 from clary.agent.host.machine_view import PRIVATE_FOLDERS, MachineView
 from clary.agent.host.mount_table import is_within, submounts
 
@@ -74,6 +76,8 @@ class _HostRoot:
             self._bind(bind)
         for folder in self._hidden:
             _make_only_this_read_only(self._new_root + folder)
+        if self._order["late_roots"]:
+            show_late_roots(self._new_root, roots=self._order["late_roots"], scratch_folder=self._scratch)
         kernel.pivot_root_to(self._new_root)
         return self._not_isolated
 
@@ -145,7 +149,7 @@ class _HostRoot:
         if not is_folder and not os.path.exists(source):
             raise FileNotFoundError(f"bind {source} at {bind['target']}: the source does not exist")
         try:
-            _make_mount_point(target, is_folder=is_folder)
+            make_mount_point(target, is_folder=is_folder)
         except OSError as error:
             raise OSError(error.errno, f"make the place {bind['target']} for {source}: {error.strerror}") from error
         if bind["overlay"] and is_folder:
@@ -158,14 +162,6 @@ class _HostRoot:
         kernel.mount(source, target, flags=kernel.MS_BIND | kernel.MS_REC)
         if bind["read_only"]:
             kernel.make_read_only(target)
-
-
-def _make_mount_point(path: str, *, is_folder: bool) -> None:
-    if is_folder:
-        os.makedirs(path, exist_ok=True)
-    elif not os.path.lexists(path):
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
 
 
 def _make_only_this_read_only(folder: str) -> None:

@@ -25,9 +25,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from clary.agent.host import kernel
-from clary.agent.host.census import DescendantCensus, NamespaceCensus
+from clary.agent.host.census import Census, DescendantCensus, NamespaceCensus
 from clary.agent.host.keeper import Keeper
 from clary.agent.host.leftovers import remove_cgroups, remove_tree
+from clary.agent.host.standing_by import stand_by
 
 _FAILED_EXIT_CODE = 70  # sysexits.h EX_SOFTWARE
 
@@ -59,8 +60,7 @@ def _run(order: Mapping[str, Any], control: socket.socket) -> None:
     if order["isolation"] == "processes":
         kernel.adopt_orphans()
         _announce(control)
-        keeper = Keeper(order["processes"], control, census=DescendantCensus(), dies_with_keeper=True)
-        keeper.run(not_isolated=order["not_isolated"])
+        _keep(order, control, census=DescendantCensus(), dies_with_keeper=True, not_isolated=order["not_isolated"])
         _clean_up_if_alone(order, control)
         return
     # Imported late, because plain processes have no use for it, but before this process becomes somebody who may not
@@ -76,6 +76,7 @@ def _run(order: Mapping[str, Any], control: socket.socket) -> None:
             order,
             control,
             network=network,
+            in_user_namespace=in_user_namespace,
             build_root=functools.partial(build_host_root, order, in_user_namespace=in_user_namespace),
         )
         os._exit(0)
@@ -121,7 +122,12 @@ def _become_root_of_namespace() -> None:
 
 
 def _keep_host(
-    order: Mapping[str, Any], control: socket.socket, *, network: int | None, build_root: Callable[[], list[str]]
+    order: Mapping[str, Any],
+    control: socket.socket,
+    *,
+    network: int | None,
+    in_user_namespace: bool,
+    build_root: Callable[[], list[str]],
 ) -> None:
     try:
         kernel.forbid_tracing()
@@ -135,12 +141,40 @@ def _keep_host(
         kernel.limit_capabilities()
         # Once more: a change of rights may have taken the first one back.
         kernel.die_with_parent(signal.SIGKILL)
-        keeper = Keeper(order["processes"], control, census=NamespaceCensus(), dies_with_keeper=False)
-        keeper.run(not_isolated=[*order["not_isolated"], *not_isolated])
+        _keep(
+            order,
+            control,
+            census=NamespaceCensus(),
+            dies_with_keeper=False,
+            not_isolated=[*order["not_isolated"], *not_isolated],
+            in_user_namespace=in_user_namespace,
+        )
     except Exception as error:  # noqa: BLE001 - boundary: as in main, which this fork never returns to
         report = {"kind": "failed", "message": f"{type(error).__name__}: {error}"}
         control.send(json.dumps(report).encode())
         os._exit(_FAILED_EXIT_CODE)
+
+
+def _keep(
+    order: Mapping[str, Any],
+    control: socket.socket,
+    *,
+    census: Census,
+    dies_with_keeper: bool,
+    not_isolated: list[str],
+    in_user_namespace: bool = False,
+) -> None:
+    """Keep the program, after waiting for it if the host is one that stands by."""
+    processes, zygote = order["processes"], None
+    if order["standby"] is not None:
+        start = stand_by(order, control, dies_with_keeper=dies_with_keeper, in_user_namespace=in_user_namespace)
+        if start is None:
+            census.kill_all()
+            return
+        processes, zygote = start.processes, start.zygote
+        not_isolated = [*not_isolated, *start.not_isolated]
+    keeper = Keeper(processes, control, census=census, dies_with_keeper=dies_with_keeper, zygote=zygote)
+    keeper.run(not_isolated=not_isolated)
 
 
 def _watch(inner: int, control: socket.socket) -> None:

@@ -4,12 +4,13 @@ Where: the last thing that the first process of a host does. It ends when the ag
 which read the same, and nothing of the program outlives it. Messages are JSON objects, one a packet, with a `kind`:
 
     to the agent: forked, started, ready, exited, signalled, note
-    from the agent: signal (number, id), kill
+    from the agent: signal (number, id), kill; before those start, if the host stands by (`standing_by`)
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -20,15 +21,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clary.agent.host.census import Census
-from clary.agent.host.spawning import spawn
+from clary.agent.host.spawning import announce_to, spawn
 from clary.agent.host.stop_signals import StopSignals
+from clary.agent.host.zygote_process import Zygote
 
 MAX_MESSAGE_BYTES = 65536
 
 # After one of these an exit is the agent's doing; after others (SIGUSR1, SIGCONT...) it is the program's own.
 _ENDING_SIGNALS = frozenset((signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
 # A reaper that anyone could end by a stray `kill 1` or Ctrl-C would take the program with it.
-_IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE)
+IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE)
 
 
 class Keeper:
@@ -39,6 +41,7 @@ class Keeper:
         control: socket to the agent, SOCK_SEQPACKET.
         census: reaches every process of the program.
         dies_with_keeper: whether processes are tied to this one by the kernel's parent-death signal.
+        zygote: interpreter that stands ready to be forked into those of them that are marked for it.
     """
 
     def __init__(
@@ -48,12 +51,15 @@ class Keeper:
         *,
         census: Census,
         dies_with_keeper: bool,
+        zygote: Zygote | None = None,
     ) -> None:
         self._processes = processes
         self._control = control
         self._census = census
         self._stop_signals = StopSignals(census)
         self._dies_with_keeper = dies_with_keeper
+        self._zygote = zygote
+        self._why_not_forked = ""
         self._alive: dict[int, int] = {}  # pid -> index, of the listed processes only
         self._next_look_s = 0.0  # of the census, monotonic
         self._doomed: set[int] = set()  # pids that were alive when the agent ended the program
@@ -65,11 +71,17 @@ class Keeper:
         os.set_blocking(wakeup, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler of any kind makes the wake-up descriptor work
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-        for number in _IGNORED_SIGNALS:
+        for number in IGNORED_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         try:
-            self._start_all()
-            self._send(kind="ready", not_isolated=list(not_isolated))
+            forked = self._fork_marked()
+            self._start_all(forked)
+            self._send(
+                kind="ready",
+                not_isolated=list(not_isolated),
+                num_forked=len(forked),
+                why_not_forked=self._why_not_forked,
+            )
             poll = select.poll()
             poll.register(self._control, select.POLLIN)
             poll.register(child_ended, select.POLLIN)
@@ -99,9 +111,24 @@ class Keeper:
             self._next_look_s = now_s + interval_s
         return self._next_look_s - now_s
 
-    def _start_all(self) -> None:
+    def _fork_marked(self) -> Mapping[int, int]:
+        """Have the zygote fork what it can; returns index -> pid, nothing where it fails."""
+        if self._zygote is None:
+            return {}
+        pids, self._why_not_forked = self._zygote.fork(
+            self._processes, control=self._control, parent_watched=self._dies_with_keeper
+        )
+        if not pids:
+            # Whatever it has left behind; nothing of the program runs yet.
+            self._census.kill_all()
+        return pids
+
+    def _start_all(self, forked: Mapping[int, int]) -> None:
         for index, process in enumerate(self._processes):
-            pid, failure = spawn(process, index=index, control=self._control, parent_watched=self._dies_with_keeper)
+            pid, failure = forked.get(index), ""
+            if pid is None:
+                announce = functools.partial(announce_to, self._control, index)
+                pid, failure = spawn(process, announce=announce, parent_watched=self._dies_with_keeper)
             self._alive[pid] = index
             # Kept open here it would never come to its end.
             os.close(process["output_fd"])

@@ -15,23 +15,16 @@ import select
 import signal
 import socket
 import struct
-import subprocess
-import sys
-import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-import clary
-from clary.agent.host.cgroups import HostCgroup
+from clary.agent.host.first_process import KILL_LIMIT_S, FirstProcess
 from clary.agent.host.keeper import MAX_MESSAGE_BYTES
-from clary.agent.host.leftovers import remove_tree
 from clary.agent.host.output_pipes import LONGEST_REST_S, rest_s_of
-from clary.agent.host.program_order import host_order
 from clary.agent.host.program_record import ProgramRecord
-from clary.agent.host.sandbox import ProcessSpec, ProgramResult, Sandbox
+from clary.agent.host.sandbox import Bind, ProcessSpec, ProgramResult, Sandbox
 from clary.contract.agent_protocol import ProcessExit
 from clary.contract.clock import Clock, SystemClock
 from clary.contract.errors import AgentError, Fault
@@ -39,13 +32,11 @@ from clary.contract.launch_plan import Isolation
 
 START_LIMIT_S = 60.0  # from the first process's start to every process's exec; much of it is for a slow disk
 ANSWER_LIMIT_S = 5.0  # the first process answers in microseconds unless it cannot run at all
-KILL_LIMIT_S = 5.0  # for processes to vanish after SIGKILL; what hangs in the kernel takes longer
 DRAIN_LIMIT_S = 5.0  # for output that is still in the pipes when the program is gone
 
 _READ_BYTES = 256 * 1024
 _MAX_DRAIN_BYTES = 16 * 1024 * 1024  # taken at an exit from a pipe that descendants keep filling
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
-_START = "import sys; sys.path.insert(0, sys.argv.pop(2)); from clary.agent.host.init import main; main()"
 
 
 class Program:
@@ -58,6 +49,7 @@ class Program:
         *,
         on_output: Callable[[int, bytes], None],
         clock: Clock,
+        first_process: FirstProcess | None = None,
     ) -> None:
         self._processes = tuple(processes)
         self._sandbox = sandbox
@@ -68,14 +60,11 @@ class Program:
         self._order_numbers = itertools.count()
         self._oom_kills = 0
         self._peak_memory_bytes: int | None = None
-        self._init: subprocess.Popen[bytes] | None = None
+        self._first_process = first_process or FirstProcess(sandbox)
         self._init_pidfd: int | None = None
         self._reader: threading.Thread | None = None
         self._outputs: dict[int, int] = {}  # read end -> index
         self._rest_s = LONGEST_REST_S
-        self._scratch_folder = ""
-        self._cgroup: HostCgroup | None = None
-        self._control, self._remote_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._wake_read, self._wake_write = os.pipe()
 
     @classmethod
@@ -107,7 +96,38 @@ class Program:
             raise ValueError("a program needs at least one process")
         program = cls(processes, sandbox, on_output=on_output, clock=clock or SystemClock())
         try:
-            program._launch()
+            program._launch(None)
+        except BaseException:
+            program.close()
+            raise
+        return program
+
+    @classmethod
+    def start_in(
+        cls,
+        first_process: FirstProcess,
+        processes: Sequence[ProcessSpec],
+        sandbox: Sandbox,
+        *,
+        binds: Sequence[Bind],
+        on_output: Callable[[int, bytes], None],
+        clock: Clock | None = None,
+    ) -> Program:
+        """Start every process in a host that stands by; otherwise as `start`.
+
+        Args:
+            first_process: of that host. It belongs to the program from now on, also when this raises.
+            processes: at least one.
+            sandbox: what the host was made with.
+            binds: what is still missing of it.
+            on_output: as for `start`.
+            clock: as for `start`.
+        """
+        program = cls(
+            processes, sandbox, on_output=on_output, clock=clock or SystemClock(), first_process=first_process
+        )
+        try:
+            program._launch(binds)
         except BaseException:
             program.close()
             raise
@@ -123,13 +143,23 @@ class Program:
         """What the program shares with the machine, in sentences."""
         return self._record.not_isolated
 
+    @property
+    def num_forked(self) -> int:
+        """How many of the processes began in the interpreter that stood ready; 0 unless the host stood by."""
+        return self._record.num_forked
+
+    @property
+    def why_not_forked(self) -> str:
+        """Why processes that could have begun there were started anew, in words; empty if none was."""
+        return self._record.why_not_forked
+
     def signal_all(self, signal_number: int) -> int:
         """Send the signal to every live process of the program, each exactly once; 0 only counts them.
 
         Returns: how many were reached, descendants included; 0 when the program is gone.
         """
         number = next(self._order_numbers)
-        if not self._send({"kind": "signal", "number": int(signal_number), "id": number}):
+        if not self._first_process.send({"kind": "signal", "number": int(signal_number), "id": number}):
             return 0
         return self._record.wait_for_answer(number, ANSWER_LIMIT_S)
 
@@ -140,7 +170,7 @@ class Program:
             AgentError: a process does not vanish within `KILL_LIMIT_S` because it hangs in the kernel.
         """
         self._record.expect_end()
-        if self._send({"kind": "kill"}) and self._record.wait_until_ended(KILL_LIMIT_S):
+        if self._first_process.send({"kind": "kill"}) and self._record.wait_until_ended(KILL_LIMIT_S):
             return
         self._end_init()
         if not self._record.wait_until_ended(KILL_LIMIT_S):
@@ -198,10 +228,8 @@ class Program:
         self._record.lose_the_rest()
         self._count()
         self._close_descriptors()
-        if self._cgroup is not None and (refusal := self._cgroup.remove()):
+        if refusal := self._first_process.clean_up():
             self._record.add_note(refusal)
-        if self._scratch_folder:
-            remove_tree(self._scratch_folder)
 
     def __enter__(self) -> Self:
         return self
@@ -211,21 +239,8 @@ class Program:
     ) -> None:
         self.close()
 
-    def _launch(self) -> None:
-        self._control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        self._control.setblocking(False)
-        for folder in (self._sandbox.host_folder, self._sandbox.ml_folder):
-            if not os.path.isdir(folder):
-                raise AgentError(f"host {self._sandbox.hostname}: folder {folder} does not exist")
-        self._scratch_folder = tempfile.mkdtemp(prefix="program-", dir=self._sandbox.host_folder)
-        # It holds the root of the host, which programs pass under other users too.
-        os.chmod(self._scratch_folder, 0o755)  # noqa: S103
-        if os.geteuid() == 0:
-            # An agent that is root can start hosts in another user's namespace; that user owns the host's folder.
-            owner = os.stat(self._sandbox.host_folder)
-            os.chown(self._scratch_folder, owner.st_uid, owner.st_gid)
-        self._cgroup = HostCgroup.create(self._sandbox.cgroup_name, self._sandbox.resources)
-        errors = os.memfd_create("clary-init-errors")
+    def _launch(self, late_binds: Sequence[Bind] | None) -> None:
+        """Have everything started; `late_binds` are None unless the host stands by."""
         write_ends: list[int] = []
         try:
             for index in range(len(self._processes)):
@@ -234,14 +249,21 @@ class Program:
                 self._rest_s = min(self._rest_s, rest_s_of(read_end))
                 self._outputs[read_end] = index
                 write_ends.append(write_end)
-            self._start_init(write_ends, errors)
+            if late_binds is None:
+                self._first_process.launch(self._processes, output_fds=write_ends)
+            else:
+                self._first_process.send_start(self._processes, binds=late_binds, output_fds=write_ends)
             self._reader = threading.Thread(
                 target=self._read, name=f"clary-program-{self._sandbox.hostname}", daemon=True
             )
             self._reader.start()
             is_decided = self._record.wait_until_started(START_LIMIT_S)
             if not self._record.is_ready:
-                reason = self._record.failure or _read_all(errors).strip() or "its first process ended without a word"
+                reason = (
+                    self._record.failure
+                    or self._first_process.last_words()
+                    or "its first process ended without a word"
+                )
                 if not is_decided:
                     reason = f"it was not ready after {START_LIMIT_S:g} s"
                 raise AgentError(
@@ -249,82 +271,22 @@ class Program:
                     fault=Fault.INFRASTRUCTURE,
                 )
         finally:
-            os.close(errors)
             for descriptor in write_ends:
                 os.close(descriptor)
 
-    def _start_init(self, write_ends: Sequence[int], errors: int) -> None:
-        assert self._cgroup is not None
-        order = host_order(
-            self._processes,
-            self._sandbox,
-            scratch_folder=self._scratch_folder,
-            cgroup=self._cgroup,
-            output_fds=write_ends,
-        )
-        remote = self._remote_control.fileno()
-        sources = str(Path(clary.__file__).parents[1])
-        # A file in memory and not a pipe: no deadlock however large the order is, and no secret on a disk.
-        standard_input = os.memfd_create("clary-host-order")
-        try:
-            with open(standard_input, "wb", closefd=False) as file:
-                file.write(json.dumps(order).encode())
-            os.lseek(standard_input, 0, os.SEEK_SET)
-            # -S: site-packages are of no use to it and cost start-up time.
-            self._init = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-X", "utf8", "-c", _START, str(remote), sources],
-                stdin=standard_input,
-                stdout=errors,
-                stderr=errors,
-                pass_fds=(remote, *write_ends),
-                start_new_session=True,  # Ctrl-C in a terminal is for the agent to decide on
-                cwd="/",
-                env={"PATH": os.defpath},
-            )
-        finally:
-            os.close(standard_input)
-            # Only the first process may hold the other end, so that its death reads as an end of file.
-            self._remote_control.close()
-
-    def _send(self, message: Mapping[str, Any]) -> bool:
-        try:
-            self._control.send(json.dumps(message).encode())
-        except OSError:
-            return False
-        return True
-
     def _end_init(self) -> None:
         """End the first process and with it the program."""
-        # For the first process the agent is gone now: it kills everything and leaves.
-        with contextlib.suppress(OSError):
-            self._control.shutdown(socket.SHUT_WR)
-        if self._init is None:
-            return
-        try:
-            self._init.wait(KILL_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            if self._init_pidfd is not None and self._sandbox.isolation is Isolation.NAMESPACES:
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(self._init_pidfd, signal.SIGKILL)
-            self._init.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._init.wait(KILL_LIMIT_S)
-        # Plain processes whose keeper was killed by somebody can live on; their cgroup or their sessions find them.
-        if self._cgroup is not None:
-            self._cgroup.kill_all()
+        self._first_process.end(pidfd=self._init_pidfd)
         if self._sandbox.isolation is Isolation.PROCESSES:
             for pid in self._record.running_pids():
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
 
     def _count(self) -> None:
-        if self._cgroup is not None:
-            self._oom_kills = max(self._oom_kills, self._cgroup.oom_kills())
-            self._peak_memory_bytes = self._cgroup.peak_memory_bytes() or self._peak_memory_bytes
+        self._oom_kills = max(self._oom_kills, self._first_process.oom_kills())
+        self._peak_memory_bytes = self._first_process.peak_memory_bytes() or self._peak_memory_bytes
 
     def _close_descriptors(self) -> None:
-        self._control.close()
-        self._remote_control.close()
         for descriptor in (*self._outputs, self._wake_read, self._wake_write):
             os.close(descriptor)
         self._outputs.clear()
@@ -336,7 +298,7 @@ class Program:
 
     def _read(self) -> None:
         poll = select.poll()
-        control = self._control.fileno()
+        control = self._first_process.control.fileno()
         open_outputs = dict(self._outputs)
         rest = select.poll()
         for descriptor in (control, self._wake_read):
@@ -379,7 +341,9 @@ class Program:
     def _take_report(self) -> bool:
         """Take one report in; False when no more will come."""
         try:
-            data, ancillary, _, _ = self._control.recvmsg(MAX_MESSAGE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
+            data, ancillary, _, _ = self._first_process.control.recvmsg(
+                MAX_MESSAGE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size)
+            )
         except BlockingIOError:
             return True
         except ConnectionError:
@@ -405,9 +369,3 @@ class Program:
         taken = 0
         while taken < _MAX_DRAIN_BYTES and (count := self._pass_output(descriptor)):
             taken += count
-
-
-def _read_all(descriptor: int) -> str:
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    with open(descriptor, "rb", closefd=False) as file:
-        return file.read().decode(errors="replace")

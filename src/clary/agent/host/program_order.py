@@ -6,7 +6,7 @@ Where: `program` writes it, `init` reads it. Pure.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clary.agent.host.cgroups import HostCgroup
@@ -21,6 +21,8 @@ def host_order(
     scratch_folder: str,
     cgroup: HostCgroup,
     output_fds: Sequence[int],
+    standby: Mapping[str, Any] | None = None,
+    late_roots: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the order as JSON-serialisable data.
 
@@ -30,6 +32,8 @@ def host_order(
         scratch_folder: new, empty folder for what lives as long as the program does.
         cgroup: the host's cgroup.
         output_fds: write end of each process's output pipe, as the first process inherits it.
+        standby: interpreter to hold ready until the processes come.
+        late_roots: folders below which binds may come with them.
     """
     return {
         "isolation": sandbox.isolation.value,
@@ -51,16 +55,23 @@ def host_order(
         ],
         "hidden_folders": list(sandbox.hidden_folders),
         "not_isolated": [*_shared_by_plan(sandbox), *cgroup.not_enforced],
-        "processes": [
-            {
-                "argv": list(process.argv),
-                "environment": dict(process.environment),
-                "working_folder": process.working_folder,
-                "output_fd": output_fd,
-            }
-            for process, output_fd in zip(processes, output_fds, strict=True)
-        ],
+        "late_roots": [os.path.realpath(folder) for folder in late_roots],
+        "standby": None if standby is None else dict(standby),
+        "processes": process_orders(processes, output_fds),
     }
+
+
+def process_orders(processes: Sequence[ProcessSpec], output_fds: Sequence[int]) -> list[dict[str, Any]]:
+    """Return what the first process is told of each process to start."""
+    return [
+        {
+            "argv": list(process.argv),
+            "environment": dict(process.environment),
+            "working_folder": process.working_folder,
+            "output_fd": output_fd,
+        }
+        for process, output_fd in zip(processes, output_fds, strict=True)
+    ]
 
 
 def _shared_by_plan(sandbox: Sandbox) -> list[str]:

@@ -42,6 +42,8 @@ class ProgramRecord:
         self.failure = ""  # why the host could not be made, or what stopped its first process later
         self.init_pid = 0
         self.not_isolated: tuple[str, ...] = ()
+        self.num_forked = 0  # processes that began in an interpreter that stood ready
+        self.why_not_forked = ""  # a sentence, if some of those that could have begun there did not
 
     def apply(self, report: Mapping[str, Any], *, sender: int) -> None:
         """Take in one report; `sender` is the pid of whoever sent it, as the machine counts."""
@@ -53,6 +55,8 @@ class ProgramRecord:
                     self._pids[report["index"]] = sender
                 case "ready":
                     self.not_isolated = tuple(report["not_isolated"])
+                    self.num_forked = report.get("num_forked", 0)
+                    self.why_not_forked = report.get("why_not_forked", "")
                     self.is_ready = True
                 case "note":
                     self._notes.append(report["text"])

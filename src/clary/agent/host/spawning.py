@@ -14,7 +14,7 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from clary.agent.host import kernel
@@ -28,14 +28,20 @@ _OOM_PREFERENCE = 300  # of 1000: a machine short of memory takes the program be
 _UMASK = 0o022
 
 
-def spawn(process: Mapping[str, Any], *, index: int, control: socket.socket, parent_watched: bool) -> tuple[int, str]:
+def spawn(
+    process: Mapping[str, Any],
+    *,
+    announce: Callable[[], object],
+    parent_watched: bool,
+    inherited_fds: Sequence[int] = (),
+) -> tuple[int, str]:
     """Fork and execute; returns the pid and, when the command could not be executed, a sentence.
 
     Args:
         process: argv, environment, working_folder and output_fd.
-        index: place of the process in its program.
-        control: where the child announces itself, so that the agent learns its pid as the machine knows it.
+        announce: called in the child when it has a session of its own, before anything else of it is put right.
         parent_watched: whether the process dies with its parent; in a PID namespace it does anyway.
+        inherited_fds: what it gets beside its input and outputs.
     """
     read_end, write_end = os.pipe()
     parent = os.getpid()
@@ -47,7 +53,7 @@ def spawn(process: Mapping[str, Any], *, index: int, control: socket.socket, par
                 kernel.die_with_parent(signal.SIGKILL)
                 if os.getppid() != parent:
                     os._exit(NOT_EXECUTABLE_EXIT_CODE)
-            _become(process, index=index, control=control, failure_fd=write_end)
+            _become(process, announce=announce, failure_fd=write_end, inherited_fds=inherited_fds)
         except OSError as error:
             _fail(write_end, str(error), error.errno)
         finally:
@@ -57,14 +63,28 @@ def spawn(process: Mapping[str, Any], *, index: int, control: socket.socket, par
         return pid, pipe.read().decode(errors="replace")
 
 
-def _become(process: Mapping[str, Any], *, index: int, control: socket.socket, failure_fd: int) -> NoReturn:
+def announce_to(control: socket.socket, index: int) -> None:
+    """Tell the agent the caller's pid: the socket carries it, as the machine counts.
+
+    Args:
+        control: socket to the agent.
+        index: place of the process in its program.
+    """
+    control.send(json.dumps({"kind": "forked", "index": index}).encode())
+
+
+def _become(
+    process: Mapping[str, Any], *, announce: Callable[[], object], failure_fd: int, inherited_fds: Sequence[int]
+) -> NoReturn:
     output, environment, folder = process["output_fd"], process["environment"], process["working_folder"]
     os.setsid()
-    control.send(json.dumps({"kind": "forked", "index": index}).encode())
+    announce()
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     os.dup2(null, 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    for descriptor in inherited_fds:
+        os.set_inheritable(descriptor, True)
     os.umask(_UMASK)
     _set_limits()
     _reset_signals()

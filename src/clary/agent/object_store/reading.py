@@ -27,6 +27,7 @@ PARALLEL_ABOVE_BYTES = 32 << 20
 PART_SUFFIX = ".clary-part"
 _CHUNK_BYTES = 1 << 20
 _RANGE_IGNORED = "the store ignored the range that was asked for"
+_CHANGED = "the object was replaced since it was listed"
 
 
 class ObjectReader(io.RawIOBase):
@@ -36,14 +37,14 @@ class ObjectReader(io.RawIOBase):
     progress, or when it was replaced meanwhile.
     """
 
-    def __init__(self, exchange: Exchange, *, bucket: str, key: str) -> None:
+    def __init__(self, exchange: Exchange, *, bucket: str, key: str, etag: str | None = None) -> None:
         super().__init__()
         self._exchange = exchange
         self._bucket = bucket
         self._key = key
         self._position = 0
         self._response: S3Response | None = None
-        self._etag: str | None = None
+        self._etag = etag or None  # of the version that is read; the first answer's, if none was asked for
         self.size_bytes: int | None = None  # known after the first answer
         self._num_troubles = 0
         exchange.retrying(self._open, self._request())
@@ -140,17 +141,22 @@ def whole_file(path: Path) -> Iterator[int]:
         raise
 
 
-def download_whole(exchange: Exchange, request: S3Request, path: Path, *, size_bytes: int) -> None:
+def download_whole(exchange: Exchange, request: S3Request, path: Path, *, size_bytes: int, etag: str = "") -> None:
     """Fetch an object with one GET at a time; each attempt starts again from the first byte.
 
+    Args:
+        etag: of the only version to take; empty takes what stands.
     Raises: ObjectStoreError; AgentError for a full disk.
     """
     require_space(path.parent, needed_bytes=size_bytes)
-    request = replace(request, headers={**request.headers, "x-amz-checksum-mode": "ENABLED"})
+    version = {"if-match": etag} if etag else {}
+    request = replace(request, headers={**request.headers, **version, "x-amz-checksum-mode": "ENABLED"})
     with disk_errors_named(path, needed_bytes=size_bytes), whole_file(path) as descriptor:
 
         def attempt() -> None:
             with exchange.once(request) as response:
+                if etag and response.headers.get("etag", etag) != etag:  # of a store that knows no If-Match
+                    raise Trouble(_CHANGED, status=HTTPStatus.PRECONDITION_FAILED, is_retryable=False)
                 crc32 = _copy(response, descriptor, start=0, size_bytes=size_bytes)
                 expected = response.headers.get("x-amz-checksum-crc32", "")
             # A sum with a dash is one over the sums of parts, which a plain GET cannot check.

@@ -123,18 +123,23 @@ class ObjectStore:
 
         return self._exchange.retrying(attempt, request)
 
-    def download(self, bucket: str, key: str, path: Path, *, size_bytes: int | None = None) -> int:
+    def download(self, bucket: str, key: str, path: Path, *, size_bytes: int | None = None, etag: str = "") -> int:
         """Write an object to `path` and return its size; large ones come by ranges in parallel.
 
         The file appears under its name only when it is whole. State after failure: `path` is as it was.
 
         Args:
             size_bytes: size that the object must have, for example from a listing; None takes what stands.
+            etag: of the only version to take, with its quotes; it goes with a size. Another one is refused with
+                status 412.
         Raises: AgentError (fault USER) for a full disk, naming path, bytes needed and bytes free.
         """
         request = S3Request(method="GET", bucket=bucket, key=key)
         if size_bytes is not None and size_bytes <= reading.PARALLEL_ABOVE_BYTES:
-            reading.download_whole(self._exchange, request, path, size_bytes=size_bytes)
+            reading.download_whole(self._exchange, request, path, size_bytes=size_bytes, etag=etag)
+            return size_bytes
+        if size_bytes is not None and etag:
+            reading.download_ranges(self._exchange, request, path, size_bytes=size_bytes, etag=etag)
             return size_bytes
         facts = self._facts(request)
         if size_bytes not in (None, facts.size_bytes):
@@ -156,9 +161,13 @@ class ObjectStore:
             )
         return facts.size_bytes
 
-    def open_reader(self, bucket: str, key: str) -> BinaryIO:
-        """Open an object as a stream that goes on where a connection breaks; close it after use."""
-        reader = reading.ObjectReader(self._exchange, bucket=bucket, key=key)
+    def open_reader(self, bucket: str, key: str, *, etag: str = "") -> BinaryIO:
+        """Open an object as a stream that goes on where a connection breaks; close it after use.
+
+        Args:
+            etag: of the only version to read, with its quotes; empty reads what stands.
+        """
+        reader = reading.ObjectReader(self._exchange, bucket=bucket, key=key, etag=etag)
         return cast("BinaryIO", io.BufferedReader(reader, _READ_BUFFER_BYTES))
 
     def put_bytes(self, bucket: str, key: str, body: bytes, *, metadata: Mapping[str, str] | None = None) -> None:

@@ -23,7 +23,7 @@ from clary.agent.environments.config_files import channels_of, errors_folder, in
 from clary.agent.environments.requirements import PreparedEnvironment, prepare_environment
 from clary.agent.environments.stop_notice import write_stop_notice
 from clary.agent.environments.train_library import PACKAGE_FOLDER, library_folder, write_train_library
-from clary.agent.environments.variables import program_variables
+from clary.agent.environments.variables import POOL_CACHE_FOLDER, pool_cache, program_variables
 from clary.agent.host.program import Program
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
 from clary.agent.host.ssh_access import prepare_ssh, why_no_ssh
@@ -104,10 +104,17 @@ class HostSteps:
         with disk_errors_named(self._tree.root, needed_bytes=None):
             write_tree(self._plan, self._host, self._tree)
             write_train_library(self._tree)
+            if self._plan.pool:
+                self._pool_cache.mkdir(parents=True, exist_ok=True)
             if self._plan.checkpoint_s3_uri is not None:
                 checkpoints = HostCheckpoints(self._plan, self._host.name, tree=self._tree, host_folder=self._folder)
                 checkpoints.folder.make()
                 self._checkpoints = checkpoints
+
+    @property
+    def _pool_cache(self) -> Path:
+        """Folder of the host's warm pool that its jobs hand on, on this machine."""
+        return Path(self._plan.pool_folder) / self._host.name / POOL_CACHE_FOLDER
 
     def fetch_code(self) -> None:
         """Put the user's code in its place."""
@@ -324,6 +331,9 @@ class HostSteps:
                 target = MlTree(OPT_ML).channel(channel.name)
                 is_read_only = channel.file_system_access == "ro"
                 binds.append(Bind(source=channel.file_system_path, target=str(target), read_only=is_read_only))
+        if self._plan.pool:
+            target = pool_cache(self._plan, self._host.name, MlTree(OPT_ML))
+            binds.append(Bind(source=str(self._pool_cache), target=str(target)))
         if self._checkpoints is not None and self._checkpoints.is_bound:
             binds.append(Bind(source=str(self._checkpoints.folder.path), target=str(self._checkpoints.local_path)))
         return tuple(binds)

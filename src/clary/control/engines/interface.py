@@ -64,6 +64,13 @@ class Engine(Protocol):
         of the attempt stay. After this the attempt can not be launched again.
         """
 
+    async def release_pool(self, pool: str) -> Released:
+        """End the agents of a warm pool and whatever is left on its hosts, and take the pool's network away.
+
+        Plans that name a pool run on its agents, which `release` leaves alone. Of such a plan `start_agents` starts
+        those anew that have ended.
+        """
+
     async def forget(self, job_name: str) -> None:
         """Remove what released attempts of a job have left in folders; called when the job itself is deleted."""
 

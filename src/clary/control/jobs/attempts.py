@@ -52,8 +52,8 @@ def follow(job: TrainingJob) -> TrainingJob:
     return replace(job, hosts=host_orders.release(job)) if job.is_leaving else job
 
 
-def put_on_record(job: TrainingJob, now: datetime) -> TrainingJob:
-    """Return the job without the attempt that is over, as one that waits for hosts."""
+def put_on_record(job: TrainingJob, now: datetime, *, keeps_pool: bool) -> TrainingJob:
+    """Return the job without the attempt that is over, as one that waits for hosts: its own, where they stay."""
     assert job.ending is not None
     past = PastAttempt(
         number=job.attempt,
@@ -68,7 +68,14 @@ def put_on_record(job: TrainingJob, now: datetime) -> TrainingJob:
     if len(older) >= MAX_DETAILED:
         older = tuple(replace(attempt, hosts={}) for attempt in older[: 1 - MAX_DETAILED]) + older[1 - MAX_DETAILED :]
     return replace(
-        job, past_attempts=(*older, past), ending=None, hosts={}, plan=None, stop_ordered_at=None, is_released=True
+        job,
+        past_attempts=(*older, past),
+        ending=None,
+        hosts={},
+        plan=None,
+        stop_ordered_at=None,
+        is_released=True,
+        pool=job.pool if keeps_pool else "",
     )
 
 

@@ -26,6 +26,7 @@ class HostsAsked:
     host_names: tuple[str, ...]
     log_streams: tuple[str, ...]
     log_bases: Mapping[str, int] = field(default_factory=dict)  # stream -> lines that are in it already
+    pool: str = ""  # warm pool whose hosts they are, new or taken over
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +87,22 @@ class UploadOverdue:
 class Released:
     """Nothing of the attempt exists any more on any machine."""
 
+    keeps_pool: bool = False  # its hosts stay, for the job's next attempt or for another job
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolReused:
+    """Another job has taken the hosts of the job's warm pool."""
+
+    by: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolEnded:
+    """The hosts of the job's warm pool are gone."""
+
+    reason: str
+
 
 Event = (
     MustWait
@@ -98,4 +115,6 @@ Event = (
     | Reclaimed
     | UploadOverdue
     | Released
+    | PoolReused
+    | PoolEnded
 )

@@ -133,6 +133,11 @@ class JobRequest:
         return None if strategy is None else int(strategy["MaximumRetryAttempts"])
 
     @property
+    def keep_alive_s(self) -> int:
+        """ResourceConfig.KeepAlivePeriodInSeconds: how long hosts wait for a matching job after this one."""
+        return int(self._section("ResourceConfig").get("KeepAlivePeriodInSeconds") or 0)
+
+    @property
     def has_network_isolation(self) -> bool:
         """EnableNetworkIsolation."""
         return bool(self.request.get("EnableNetworkIsolation", False))

@@ -3,16 +3,21 @@
 Where: `attempts` asks once nothing of a failed attempt runs any more. The original retries InternalServerError alone
 (RetryStrategy, "the number of times to retry the job when the job fails due to an InternalServerError"): a program that
 fails will fail again.
+
+The pause before an attempt doubles with each one in a row that failed and stored no checkpoint: such a job is likely to
+fail again. One that has got on is tried again at once, however often its hosts were lost before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from clary.contract.agent_protocol import HostFacts
 from clary.contract.errors import Fault
 from clary.control.jobs.training_job import AttemptEnd, TrainingJob
 
-FIRST_PAUSE_S = 1.0  # before the second restart; the first comes at once, since most hosts are lost alone
+FIRST_PAUSE_S = 1.0  # after the second attempt in a row; after the first none, since most hosts are lost alone
 LONGEST_PAUSE_S = 60.0
 
 
@@ -42,5 +47,23 @@ def decide(job: TrainingJob) -> RetryDecision:
     return RetryDecision(
         is_retried=True,
         reason=f"restart {num_restarts + 1} of at most {rule.max_restarts}",
-        pause_s=min(FIRST_PAUSE_S * 2 ** (num_restarts - 1), LONGEST_PAUSE_S) if num_restarts else 0.0,
+        pause_s=_pause_s(job),
     )
+
+
+def _pause_s(job: TrainingJob) -> float:
+    """Return the seconds before the next attempt, from how many in a row have failed without getting on."""
+    if _has_got_on(record.facts for record in job.hosts.values()):
+        return 0.0
+    num_fruitless = 0  # before this one
+    for attempt in reversed(job.past_attempts):
+        if attempt.kind is AttemptEnd.RESTARTED:
+            if _has_got_on(attempt.hosts.values()):
+                break
+            num_fruitless += 1
+    return min(FIRST_PAUSE_S * 2 ** (num_fruitless - 1), LONGEST_PAUSE_S) if num_fruitless else 0.0
+
+
+def _has_got_on(hosts: Iterable[HostFacts]) -> bool:
+    """Whether a host of an attempt has stored a set of checkpoints in it."""
+    return any(facts.checkpoints is not None and facts.checkpoints.committed_at is not None for facts in hosts)

@@ -15,7 +15,7 @@ from typing import Any
 from clary.contract.agent_protocol import HostFacts, Order
 from clary.contract.errors import Fault
 from clary.contract.failure_reasons import failure_reason
-from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
+from clary.contract.statuses import SecondaryStatus, TrainingJobStatus, WarmPoolStatus
 
 
 class EndCause(StrEnum):
@@ -119,6 +119,24 @@ class RestartRule:
     includes_programs: bool = False  # also failures of the program that the verdict calls retryable
 
 
+@dataclass(frozen=True, kw_only=True)
+class WarmPool:
+    """What the API says of a job's warm pool, and whether its hosts can be taken."""
+
+    status: WarmPoolStatus
+    available_at: datetime | None = None  # when the hosts began to wait
+    left_at: datetime | None = None  # when they stopped waiting: taken by a job, or gone
+    reused_by: str = ""  # job
+    reason: str = ""  # why the pool has ended, in words
+    is_parked: bool = False  # nothing of the job is left on the hosts: a matching job can have them
+
+    def retained_s(self, now: datetime) -> float:
+        """Return how long the hosts have waited for a job, in seconds."""
+        if self.available_at is None:
+            return 0.0
+        return max(0.0, ((self.left_at or now) - self.available_at).total_seconds())
+
+
 def _begins_with_host(message: str, host: str) -> bool:
     """Whether a message begins by naming its host, as in `algo-1 was lost` and `the agent of algo-1 did not report`.
 
@@ -157,7 +175,9 @@ class TrainingJob:
     warnings: tuple[str, ...] = ()  # shown by describe and in the first log lines
     pending_reason: str = ""  # what the job waits for, in words
     model_artifacts_uri: str | None = None  # set when uploaded
-    is_released: bool = True  # false while an attempt's hosts may still exist
+    is_released: bool = True  # false while an attempt's hosts may still exist, those of a warm pool included
+    pool: str = ""  # warm pool that the job holds; empty once others hold it, or nobody
+    warm_pool: WarmPool | None = None  # None for a job that never ran on one
 
     @property
     def is_terminal(self) -> bool:

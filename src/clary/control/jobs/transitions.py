@@ -18,7 +18,7 @@ from typing import Any
 from clary.contract.agent_protocol import HostFacts, HostPhase, Order, OrderKind
 from clary.contract.errors import Fault
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
-from clary.control.jobs import attempts, events, host_orders
+from clary.control.jobs import attempts, events, host_orders, warm_pools
 from clary.control.jobs.first_cause import find_first_cause
 from clary.control.jobs.status_rows import MESSAGES, PREPARING_HOSTS_MESSAGE, enter
 from clary.control.jobs.training_job import EndCause, HostRecord, JobFailure, TrainingJob
@@ -73,13 +73,15 @@ def _hosts_asked(job: TrainingJob, event: events.HostsAsked, now: datetime) -> T
         hosts={name: HostRecord(facts=facts, order=prepare) for name in event.host_names},
         pending_reason="",
         is_released=False,
+        pool=event.pool,
+        warm_pool=warm_pools.in_use() if event.pool else job.warm_pool,
     )
     return enter(job, SecondaryStatus.STARTING, PREPARING_HOSTS_MESSAGE, now=now)
 
 
 def _network_ready(job: TrainingJob, event: events.NetworkReady, now: datetime) -> TrainingJob:
     del now
-    return job if job.is_terminal else replace(job, plan=event.plan)
+    return job if job.is_terminal or job.plan == event.plan else replace(job, plan=event.plan)
 
 
 def _launch_failed(job: TrainingJob, event: events.LaunchFailed, now: datetime) -> TrainingJob:
@@ -161,13 +163,22 @@ def _upload_overdue(job: TrainingJob, event: events.UploadOverdue, now: datetime
 
 
 def _released(job: TrainingJob, event: events.Released, now: datetime) -> TrainingJob:
-    del event
     if job.is_released:
         return job
     if job.is_leaving and not job.is_terminal:
-        job = replace(attempts.put_on_record(job, now), modified_at=now)
+        job = replace(attempts.put_on_record(job, now, keeps_pool=event.keeps_pool), modified_at=now)
         return job if job.end_cause is None else _finish(job, now)
-    return replace(job, is_released=True) if job.is_terminal else job
+    if not job.is_terminal:
+        return job
+    return warm_pools.park(job) if event.keeps_pool else warm_pools.end(job, reason="", now=now)
+
+
+def _pool_reused(job: TrainingJob, event: events.PoolReused, now: datetime) -> TrainingJob:
+    return warm_pools.hand_over(job, by=event.by, now=now)
+
+
+def _pool_ended(job: TrainingJob, event: events.PoolEnded, now: datetime) -> TrainingJob:
+    return warm_pools.end(job, reason=event.reason, now=now) if job.is_terminal else job
 
 
 _HANDLERS: dict[type, Callable[[TrainingJob, Any, datetime], TrainingJob]] = {
@@ -181,6 +192,8 @@ _HANDLERS: dict[type, Callable[[TrainingJob, Any, datetime], TrainingJob]] = {
     events.Reclaimed: attempts.reclaim,
     events.UploadOverdue: _upload_overdue,
     events.Released: _released,
+    events.PoolReused: _pool_reused,
+    events.PoolEnded: _pool_ended,
 }
 
 
@@ -257,7 +270,7 @@ def _finish(job: TrainingJob, now: datetime) -> TrainingJob:
         model_artifacts_uri=host_orders.model_uri(job, uploaded),
         hosts=host_orders.release(job),
     )
-    job = enter(job, secondary, MESSAGES[secondary], now=now)
+    job = warm_pools.on_finish(enter(job, secondary, MESSAGES[secondary], now=now), now)
     rows = (*job.transitions[:-1], replace(job.transitions[-1], ended_at=now))
     return replace(job, transitions=rows)
 

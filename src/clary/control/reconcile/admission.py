@@ -86,9 +86,14 @@ class Admission:
         }
         return map_hosts(groups, shapes, machine=self._machine, settings=self._settings)
 
-    def decide_next(self, job: TrainingJob, mapping: HostMapping) -> Decision:
-        """Decide on the oldest waiting job."""
-        return decide(Need.of(job.name, mapping), self._holdings(), capacity=self._capacity)
+    def decide_next(self, job: TrainingJob, mapping: HostMapping, *, leaving: TrainingJob | None = None) -> Decision:
+        """Decide on the oldest waiting job; the hosts of `leaving`, an ended job's that wait, are its to have."""
+        holdings = [
+            holding
+            for holding in self._holdings()
+            if holding.job_name not in (job.name, None if leaving is None else leaving.name)
+        ]
+        return decide(Need.of(job.name, mapping), holdings, capacity=self._capacity)
 
     def pending_reason(self, job: TrainingJob) -> str:
         """Return what a waiting job waits for, or an empty string for a job that does not wait."""
@@ -114,13 +119,17 @@ class Admission:
         return self._market.why_wait(job)
 
     def _holdings(self) -> list[Holding]:
+        # A job that is tried again on hosts of its own pool holds them while it waits.
+        returning = [job for job in self._hub.waiting_jobs().values() if job.pool]
         return [
             Holding(
                 job_name=job.name,
-                num_hosts=len(job.hosts),
-                gpu_indices=tuple(
-                    sorted({gpu for host in (job.plan or {})["hosts"] for gpu in host["resources"]["gpu_indices"]})
-                ),
+                num_hosts=len(job.hosts) or JobRequest(job.request).num_hosts,
+                gpu_indices=tuple(sorted({gpu for host in _planned(job) for gpu in host["resources"]["gpu_indices"]})),
             )
-            for job in self._hub.active_jobs()
+            for job in (*self._hub.active_jobs(), *returning)
         ]
+
+
+def _planned(job: TrainingJob) -> list[Any]:
+    return [] if job.plan is None else list(job.plan["hosts"])

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clary.contract.distribution import read_distribution
+from clary.contract.health import HealthAction
 from clary.contract.launch_plan import (
     AnsiCodes,
     Endpoint,
@@ -47,6 +48,7 @@ def build_plan(
     mapping: HostMapping,
     resources: Mapping[str, Resources],
     environment: Environment,
+    pool: str = "",
 ) -> LaunchPlan:
     """Return the plan of the job's next attempt, without addresses: those come from the engine.
 
@@ -56,6 +58,7 @@ def build_plan(
         mapping: hosts of the job on this machine.
         resources: host name to what it may use, GPUs included.
         environment: Python environment that stands for the image.
+        pool: warm pool whose hosts these are; empty for hosts that come and go with the attempt.
     """
     request = JobRequest(job.request)
     settings = site.settings
@@ -100,6 +103,9 @@ def build_plan(
         service_url=site.service_url,
         agent_token=site.secrets.agent_token(attempt_id),
         work_folder=str(site.folder.jobs / job.name / str(attempt)),
+        pool=pool,
+        pool_token=site.secrets.pool_token(pool) if pool else "",
+        pool_folder=str(site.folder.jobs / pool / "1") if pool else "",
         cache_folder=str(site.folder.cache),
         config_documents=request.config_documents,
         checkpoint_local_path=request.checkpoint_local_path,
@@ -115,6 +121,8 @@ def build_plan(
         proxy_url=site.proxy_url,
         hang_timeout_s=settings.hang_timeout_s,
         restart_hung=settings.restart_hung,
+        health_checks=settings.health_checks,
+        health_action=HealthAction(settings.health_action),
         stop_grace_s=settings.stop_grace_s,
         network_isolation=request.has_network_isolation,
         warnings=job.warnings,

@@ -18,7 +18,7 @@ from clary.contract.errors import ClaryError, EngineError, Fault, StoreError
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.plain import from_plain, to_plain
 from clary.control.engines.interface import Engine
-from clary.control.jobs import deadlines, events
+from clary.control.jobs import deadlines, events, warm_pools
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.admission import Admission
@@ -26,6 +26,7 @@ from clary.control.reconcile.agent_gateway import AgentGateway
 from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.log_salvage import LineStore, salvage_lost_hosts
 from clary.control.reconcile.planning import Site, build_plan
+from clary.control.reconcile.pool_keeping import GIVES_WAY, PoolKeeper
 from clary.control.reconcile.spot_market import SpotMarket
 from clary.control.scheduling.placement import HostMapping, Place, Refuse, Wait
 from clary.control.store.errors import StreamNotFound
@@ -59,6 +60,7 @@ class Reconciler:
         admission: Admission,
         market: SpotMarket,
         gateway: AgentGateway,
+        pools: PoolKeeper,
         logs: LogStreams,
         site: Site,
         clock: Clock,
@@ -69,6 +71,7 @@ class Reconciler:
         self._admission = admission
         self._market = market
         self._gateway = gateway
+        self._pools = pools
         self._logs = logs
         self._site = site
         self._clock = clock
@@ -100,6 +103,7 @@ class Reconciler:
         """Look at every job once."""
         try:
             await self._hub.settle_doubts()
+            await self._pools.settle()
             await self._look_at_waiting_jobs()
             await self._reclaim_spot_capacity()
             if not self.is_draining:
@@ -148,15 +152,22 @@ class Reconciler:
         while (job := self._first_waiting()) is not None:
             name = job.name
             try:
+                if self._pools.is_coming(job):
+                    return
+                holder = self._pools.find(job)
                 mapping = self._admission.mapping(JobRequest(job.request))
-                decision = self._admission.decide_next(job, mapping)
-                asked = await self._hosts_asked(job, decision, mapping) if isinstance(decision, Place) else None
+                decision = self._admission.decide_next(job, mapping, leaving=holder)
+                pool = self._pools.pool_for(job, holder)
+                asked = await self._hosts_asked(job, decision, mapping, pool) if isinstance(decision, Place) else None
             except Exception as error:  # boundary: a job that cannot be planned must not block the queue
                 if isinstance(error, StoreError) and error.retryable:
                     raise  # the log store fails for a moment: the next pass asks again
                 await self._fail_launch(job, error)
                 continue
             if isinstance(decision, Wait):
+                if (idle := self._pools.idle()) is not None:
+                    self._end_pool(idle, f"{GIVES_WAY} ({name})")
+                    return
                 if job.pending_reason != decision.reason:
                     await self._hub.apply(name, events.MustWait(reason=decision.reason))
                 return
@@ -164,6 +175,8 @@ class Reconciler:
                 await self._hub.apply(name, events.LaunchFailed(message=decision.reason, fault=Fault.CAPACITY))
             elif asked is not None:
                 job = await self._hub.apply(name, asked)
+                if holder is not None and job.pool == holder.pool:
+                    await self._hub.apply(holder.name, events.PoolReused(by=name))
                 if not job.is_terminal:
                     self._in_background(job, self._launch)
 
@@ -173,10 +186,10 @@ class Reconciler:
         # One whose last attempt is still being put away keeps its place.
         return None if first is None or first.name in self._tasks else first
 
-    async def _hosts_asked(self, job: TrainingJob, place: Place, mapping: HostMapping) -> events.HostsAsked:
+    async def _hosts_asked(self, job: TrainingJob, place: Place, mapping: HostMapping, pool: str) -> events.HostsAsked:
         environment = self._admission.environment(JobRequest(job.request).image)
         resources = mapping.resources(place.gpus)
-        plan = build_plan(job, self._site, mapping=mapping, resources=resources, environment=environment)
+        plan = build_plan(job, self._site, mapping=mapping, resources=resources, environment=environment, pool=pool)
         epoch = int(self._clock.now().timestamp())
         # Clients list a job's streams once and follow those: a later attempt goes on in the same ones.
         streams = job.log_streams or tuple(f"{job.name}/{host.name}-{epoch}" for host in plan.hosts)
@@ -185,6 +198,7 @@ class Reconciler:
             host_names=tuple(host.name for host in plan.hosts),
             log_streams=streams,
             log_bases={stream: await self._num_lines(stream) for stream in job.log_streams},
+            pool=pool,
         )
 
     async def _num_lines(self, stream: str) -> int:
@@ -203,9 +217,10 @@ class Reconciler:
                 for stream in job.log_streams:
                     await self._logs.create_stream(stream, job.transitions[-1].started_at)
                 plan = await self._engine.launch(plan)
-                await self._hub.apply(job.name, events.NetworkReady(plan=to_plain(plan)))
+                job = await self._hub.apply(job.name, events.NetworkReady(plan=to_plain(plan)))
                 await self._engine.start_agents(plan)
             self._gateway.expect(job)
+            self._pools.announce(job)
         except StoreError as error:
             if error.retryable:
                 raise  # a database that fails for a moment says nothing about hosts: the next pass launches again
@@ -230,13 +245,18 @@ class Reconciler:
         await self._hub.apply(job.name, events.LaunchFailed(message=message, fault=fault))
 
     async def _follow(self, job: TrainingJob) -> None:
+        if warm_pools.is_parked(job):
+            if reason := await self._pools.why_over(job, is_draining=self.is_draining):
+                self._end_pool(job, reason)
+            return
         if job.is_terminal or job.is_leaving:
             await self._release_when_left(job)
             return
         plan = from_plain(LaunchPlan, job.plan)
         alive = await self._engine.agents_alive(plan)
         cut_off = await self._engine.cut_off(plan)
-        if (job.name, job.attempt) not in self._launched and not any(alive.values()) and _is_unheard(job):
+        has_no_agents = bool(job.pool) or not any(alive.values())  # those of a pool wait to be told of the job
+        if (job.name, job.attempt) not in self._launched and has_no_agents and _is_unheard(job):
             # Asked for by a service that ended before it could start the agents.
             if job.end_cause is None:
                 self._in_background(job, self._launch)
@@ -268,7 +288,10 @@ class Reconciler:
 
         async def end_host() -> None:
             try:
-                await self._engine.fence(plan, host)
+                try:
+                    await self._engine.fence(plan, host)
+                except ClaryError as error:  # an agent that lives is seen by whoever decides on the pool
+                    log.warning("job %s: %s could not be ended: %s", job.name, host, error.message)
             except ClaryError as error:
                 log.warning("job %s: %s could not be ended: %s", job.name, host, error.message)
             finally:
@@ -298,7 +321,10 @@ class Reconciler:
         if now_s < self._retry_at_s.get(job.name, now_s):
             return
         release_at_s = self._release_at_s.setdefault(job.name, now_s + RELEASE_WAIT_S)
-        if now_s < release_at_s:
+        if now_s < release_at_s and job.pool:
+            if not self._pools.have_come_back(job):
+                return
+        elif now_s < release_at_s:
             alive = await self._engine.agents_alive(from_plain(LaunchPlan, job.plan))
             # A lost host's agent obeys nobody; what still runs there must not outlive the job by this wait.
             if any(alive[name] for name, record in job.hosts.items() if record.facts.phase is not HostPhase.LOST):
@@ -306,9 +332,14 @@ class Reconciler:
         self._in_background(job, self._release)
 
     async def _release(self, job: TrainingJob) -> None:
+        if job.pool:
+            await self._fence_lost(job)
         await salvage_lost_hosts(self._logs, job, self._clock)
         await self._seal_logs(job)
+        decision = await self._pools.decide(job)
         try:
+            if job.pool and not decision.stays:
+                await self._pools.end(job.pool)
             await self._engine.release(job.name, job.attempt)
         except ClaryError as error:
             log.warning("job %s: release failed, trying again: %s", job.name, error.message)
@@ -318,7 +349,28 @@ class Reconciler:
         self._launched.discard((job.name, job.attempt))
         self._release_at_s.pop(job.name, None)
         self._retry_at_s.pop(job.name, None)
-        await self._hub.apply(job.name, events.Released())  # last: the job may be started again from here on
+        # Last: the job may be started again from here on.
+        await self._hub.apply(job.name, events.Released(keeps_pool=decision.stays))
+
+    async def _fence_lost(self, job: TrainingJob) -> None:
+        """End what lives on the lost hosts of a pool, which would go on there for another attempt."""
+        if job.plan is None:
+            return
+        plan = from_plain(LaunchPlan, job.plan)
+        for host, record in job.hosts.items():
+            if record.facts.phase is HostPhase.LOST or not self._pools.has_come_back(job, host):
+                await self._engine.fence(plan, host)
+
+    def _end_pool(self, job: TrainingJob, reason: str) -> None:
+        """Take back the hosts that wait after an ended job."""
+        log.info("job %s: its warm pool ends: %s", job.name, reason)
+
+        async def end(job: TrainingJob) -> None:
+            await self._pools.end(job.pool)
+            await self._hub.apply(job.name, events.PoolEnded(reason=reason))
+
+        if job.name not in self._tasks:
+            self._in_background(job, end)
 
     async def _seal_logs(self, job: TrainingJob) -> None:
         """Make the job's lines durable; hosts are taken back even where that fails, or they would never be."""

@@ -1,9 +1,9 @@
-"""The service's own pages: agents below /clary/v1/agents/, people below /clary/v1/jobs/ and at /clary/v1/spot."""
+"""The service's own pages: for agents below /clary/v1/agents/ and pools/, for people below jobs/ and at spot."""
 
 from __future__ import annotations
 
 from clary.contract.errors import WireError
-from clary.control.server import agent_routes, people_routes, spot_actions
+from clary.control.server import agent_routes, people_routes, pool_routes, spot_actions
 from clary.control.server.internal_http import error_answer
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
@@ -12,9 +12,14 @@ class ClaryHandler:
     """Sends a request to agents' or people's routes and turns their errors into answers."""
 
     def __init__(
-        self, agents: agent_routes.AgentRoutes, people: people_routes.PeopleRoutes, spot: spot_actions.SpotRoutes
+        self,
+        agents: agent_routes.AgentRoutes,
+        pools: pool_routes.PoolRoutes,
+        people: people_routes.PeopleRoutes,
+        spot: spot_actions.SpotRoutes,
     ) -> None:
         self._agents = agents
+        self._pools = pools
         self._people = people
         self._spot = spot
 
@@ -23,6 +28,8 @@ class ClaryHandler:
         try:
             if request.raw_path.startswith(agent_routes.PREFIX):
                 return await self._agents.handle(request)
+            if request.raw_path.startswith(pool_routes.PREFIX):
+                return await self._pools.handle(request)
             if request.raw_path.startswith(people_routes.PREFIX):
                 return await self._people.handle(request)
             if request.raw_path == spot_actions.PATH:

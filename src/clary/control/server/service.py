@@ -24,6 +24,7 @@ from clary.control.engines.interpreters import InterpreterProbe
 from clary.control.engines.local.engine import LocalEngine
 from clary.control.jobs import deadlines, events
 from clary.control.jobs.training_job import EndCause
+from clary.control.jobs.warm_pools import is_parked
 from clary.control.objects.front import S3Front
 from clary.control.objects.lookup import ObjectLookup
 from clary.control.objects.seaweed import EmbeddedStore
@@ -33,6 +34,8 @@ from clary.control.reconcile.agent_gateway import AgentGateway
 from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.log_cleaning import keep_removing
 from clary.control.reconcile.planning import Site
+from clary.control.reconcile.pool_gateway import PoolGateway
+from clary.control.reconcile.pool_keeping import PoolKeeper
 from clary.control.reconcile.reconciler import Reconciler
 from clary.control.reconcile.spot_market import SpotMarket
 from clary.control.scheduling.prices import load_prices
@@ -45,6 +48,7 @@ from clary.control.server.connect_proxy import ConnectProxy
 from clary.control.server.listener import Listener
 from clary.control.server.ownership import cancel, database_lease, sole_owner
 from clary.control.server.people_routes import PeopleRoutes
+from clary.control.server.pool_routes import PoolRoutes
 from clary.control.server.ports import Ports, choose_ports
 from clary.control.server.spot_actions import SpotRoutes
 from clary.control.server.tls import ensure_certificates, server_context, service_names
@@ -104,10 +108,12 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
         )
         isolation = engine.isolation()[0]  # makes a network to find out: before anybody waits for an answer
         gateway = AgentGateway(hub, logs, store, clock)
+        pool_gateway = PoolGateway(hub, clock, pool_token=secrets.pool_token)
         checkpoints = CheckpointRoutes(client)
         stack.push_async_callback(checkpoints.close)
         people = PeopleRoutes(services, admin_token=secrets.admin_token, checkpoints=checkpoints)
-        handler = ClaryHandler(AgentRoutes(gateway), people, SpotRoutes(market, admin_token=secrets.admin_token))
+        spot = SpotRoutes(market, admin_token=secrets.admin_token)
+        handler = ClaryHandler(AgentRoutes(gateway), PoolRoutes(pool_gateway), people, spot)
         await _listen(stack, services, handler, ports=ports, secrets=secrets, object_store=object_store)
         (folder.client / SAGEMAKER_CONFIG).write_text(sagemaker_config(settings))
         reconciler = Reconciler(
@@ -116,6 +122,7 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
             admission=admission,
             market=market,
             gateway=gateway,
+            pools=PoolKeeper(hub=hub, engine=engine, gateway=pool_gateway, clock=clock),
             logs=logs,
             site=Site(
                 settings=settings,
@@ -229,7 +236,11 @@ def _find_secret(secrets: RootSecrets, hub: JobHub, access_key_id: str) -> str |
         return secrets.secret_access_key
     if access_key_id.startswith(JOB_KEY_PREFIX):
         for job in hub.active_jobs():
-            if job.plan is not None and job.plan["job_endpoint"]["credentials"]["access_key_id"] == access_key_id:
+            if (
+                not is_parked(job)
+                and job.plan is not None
+                and job.plan["job_endpoint"]["credentials"]["access_key_id"] == access_key_id
+            ):
                 return secrets.job_secret(access_key_id)
     return None
 

@@ -6,6 +6,7 @@ Pages are cut by the last row's sort key and name, so jobs created or deleted be
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -14,7 +15,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, Select, and_, func, or_, select
 
 from clary.contract.errors import Fault, StoreError
-from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
+from clary.contract.plain import from_plain
+from clary.contract.statuses import SecondaryStatus, TrainingJobStatus, WarmPoolStatus
+from clary.control.jobs.training_job import WarmPool
 from clary.control.store.tables import from_microseconds, jobs, to_microseconds
 
 MAX_RESULTS = 100  # ListTrainingJobs, MaxResults
@@ -34,6 +37,7 @@ class JobQuery:
 
     name_contains: str | None = None  # case counts
     status_equals: TrainingJobStatus | None = None
+    warm_pool_status_equals: WarmPoolStatus | None = None
     created_after: datetime | None = None
     created_before: datetime | None = None
     modified_after: datetime | None = None
@@ -58,6 +62,7 @@ class JobQuery:
             "list": "jobs",
             "name_contains": self.name_contains,
             "status_equals": self.status_equals,
+            "warm_pool_status_equals": self.warm_pool_status_equals,
             "sort_by": self.sort_by,
             "descending": self.descending,
             **times,
@@ -75,6 +80,7 @@ class JobSummary:
     created_at: datetime
     modified_at: datetime
     training_ended_at: datetime | None
+    warm_pool: WarmPool | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +139,7 @@ def summary_of(row: Row[Any]) -> JobSummary:
         created_at=from_microseconds(row.created_at),
         modified_at=from_microseconds(row.modified_at),
         training_ended_at=None if row.training_ended_at is None else from_microseconds(row.training_ended_at),
+        warm_pool=None if row.warm_pool is None else from_plain(WarmPool, json.loads(row.warm_pool)),
     )
 
 
@@ -142,6 +149,8 @@ def _filters(query: JobQuery, *, dialect: str) -> list[ColumnElement[bool]]:
         found.append(_CONTAINS[dialect](jobs.c.name, query.name_contains) > 0)
     if query.status_equals is not None:
         found.append(jobs.c.status == query.status_equals.value)
+    if query.warm_pool_status_equals is not None:
+        found.append(jobs.c.warm_pool_status == query.warm_pool_status_equals.value)
     if query.created_after is not None:
         found.append(jobs.c.created_at > to_microseconds(query.created_after))
     if query.created_before is not None:

@@ -127,6 +127,18 @@ _FIRST_TABLES = (
     )""",
 )
 
+
+def _add_warm_pools(connection: Connection) -> None:
+    words = _WORDS[connection.dialect.name]
+    for statement in (
+        "ALTER TABLE jobs ADD COLUMN warm_pool_status {text}",
+        "ALTER TABLE jobs ADD COLUMN warm_pool {text}",
+        "CREATE INDEX jobs_by_warm_pool ON jobs (warm_pool_status, name) WHERE warm_pool_status IS NOT NULL",
+    ):
+        connection.exec_driver_sql(statement.format(**words))
+
+
 MIGRATIONS: tuple[Migration, ...] = (
     Migration(number=1, name="jobs, tags, metrics, leases", apply=_create_first_tables),
+    Migration(number=2, name="warm pools of jobs", apply=_add_warm_pools),
 )

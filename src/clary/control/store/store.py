@@ -36,14 +36,15 @@ READ_TIMEOUT_S = 30.0
 
 _INSERT_JOB = text(
     "INSERT INTO jobs (name, arn, status, secondary_status, created_at, modified_at, training_ended_at,"
-    " is_terminal, is_released, version, document)"
+    " is_terminal, is_released, warm_pool_status, warm_pool, version, document)"
     " VALUES (:name, :arn, :status, :secondary_status, :created_at, :modified_at, :training_ended_at,"
-    " :is_terminal, :is_released, 1, :document) ON CONFLICT (name) DO NOTHING"
+    " :is_terminal, :is_released, :warm_pool_status, :warm_pool, 1, :document) ON CONFLICT (name) DO NOTHING"
 )
 _UPDATE_JOB = text(
     "UPDATE jobs SET status = :status, secondary_status = :secondary_status, created_at = :created_at,"
     " modified_at = :modified_at, training_ended_at = :training_ended_at, is_terminal = :is_terminal,"
-    " is_released = :is_released, version = version + 1, document = :document WHERE name = :name"
+    " is_released = :is_released, warm_pool_status = :warm_pool_status, warm_pool = :warm_pool,"
+    " version = version + 1, document = :document WHERE name = :name"
 )
 _SET_TAG = text(
     "INSERT INTO tags (arn, tag_key, tag_value) VALUES (:arn, :tag_key, :tag_value)"
@@ -325,6 +326,8 @@ def _row_of(job: TrainingJob) -> dict[str, Any]:
         "training_ended_at": None if job.training_ended_at is None else to_microseconds(job.training_ended_at),
         "is_terminal": int(job.is_terminal),
         "is_released": int(job.is_released),
+        "warm_pool_status": None if job.warm_pool is None else job.warm_pool.status.value,
+        "warm_pool": None if job.warm_pool is None else json.dumps(to_plain(job.warm_pool)),
         "document": json.dumps(to_plain(job), separators=(",", ":")),
     }
 

@@ -27,6 +27,8 @@ jobs = Table(
     Column("training_ended_at", BigInteger),
     Column("is_terminal", Integer, nullable=False),
     Column("is_released", Integer, nullable=False),
+    Column("warm_pool_status", Text),
+    Column("warm_pool", Text),  # the job's WarmPool as JSON; NULL for a job that never ran on one
     Column("version", BigInteger, nullable=False),  # grows by one with every change
     Column("document", Text, nullable=False),  # the whole TrainingJob as JSON; the columns above repeat parts of it
 )

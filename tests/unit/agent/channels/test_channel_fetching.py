@@ -331,7 +331,7 @@ def test_disk_that_fills_up_on_the_way_says_so(store, tree, monkeypatch):
         def write(descriptor: int, data: bytes) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("clary.agent.channels.fetching.os", FullDisk)
+    monkeypatch.setattr("clary.agent.channels.unpacking.os", FullDisk)
     message = refusal(make_channel(compression="Gzip"), store, tree)
     assert "No space left on device" in message
     assert os.listdir(tree.channel("train")) == []

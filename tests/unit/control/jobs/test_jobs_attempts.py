@@ -3,9 +3,9 @@
 from datetime import timedelta
 
 import pytest
-from job_script import MODEL_URI, Script, exit_of
+from job_script import MODEL_URI, Script, at, exit_of
 
-from clary.contract.agent_protocol import Failure, HostPhase, OrderKind
+from clary.contract.agent_protocol import CheckpointFacts, Failure, HostPhase, OrderKind
 from clary.contract.errors import Fault
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs import events
@@ -136,6 +136,19 @@ def test_restarts_have_a_bound_and_the_last_failure_ends_the_job():
     script.report("algo-1", HostPhase.DONE, exits=STOPPED)
     assert script.job.status is TrainingJobStatus.FAILED
     assert "algo-2 was lost" in script.job.failure.message
+
+
+def test_the_pauses_grow_only_while_no_attempt_stores_a_checkpoint():
+    script = Script(restart_rule=RestartRule(max_restarts=9))
+    pauses_s = []
+    for stores in (False, False, False, True, False, False):
+        script.numbers = dict.fromkeys(script.hosts, 0)
+        stored = CheckpointFacts(set_number=1, committed_at=at(1)) if stores else CheckpointFacts()
+        script.run().send(LOST).report("algo-1", HostPhase.EXITED, exits=STOPPED, checkpoints=stored)
+        script.send(events.Released())
+        asked_at = script.job.past_attempts[-1].asked_at
+        pauses_s.append(0 if script.job.not_before is None else (script.job.not_before - asked_at).total_seconds())
+    assert pauses_s == [0, 1, 2, 0, 0, 1]
 
 
 @pytest.mark.parametrize(

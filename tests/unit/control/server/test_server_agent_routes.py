@@ -141,7 +141,7 @@ async def test_a_body_that_is_no_message_is_refused(gateway, body):
 
 
 async def test_the_handler_turns_refusals_into_answers_of_the_aws_form(gateway):
-    handler = ClaryHandler(AgentRoutes(gateway), None, None)
+    handler = ClaryHandler(AgentRoutes(gateway), None, None, None)
     answer = await handler.handle(request(f"{AGENT}/assignment", token="wrong"))
     assert (answer.status, document(answer)) == (403, {"__type": "AccessDenied", "message": "wrong token"})
     answer = await handler.handle(request("/clary/v1/elsewhere"))

@@ -5,6 +5,8 @@ is written down in the attempt's folder first, so that the next service finds an
 
     <home>/jobs/<job>/<attempt>/   engine.json  network.json  network-ready.json  anchor.log  released
     <home>/jobs/<job>/<attempt>/<host>/   agent.log, and whatever the agent keeps
+
+A warm pool has network and agents in a folder of its own, <home>/jobs/<pool>/1, and outlives the attempts on it.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from clary.control.settings import Settings
 JOBS_FOLDER = "jobs"
 LEAVE_TIMEOUT_S = 3.0  # for programs whose agent was killed; each host's own first process sees to it
 MIN_FREE_BYTES = 4 * 1024 * 1024  # for an agent's log, its spool and the files that describe the job
+POOL_ATTEMPT = 1  # of the folder of a warm pool, which has one life
 MAX_KILL_ROUNDS = 20  # a round catches what was forked during the one before
 
 T = TypeVar("T")
@@ -87,17 +90,25 @@ class LocalEngine:
     async def launch(self, plan: LaunchPlan) -> LaunchPlan:
         """Make the attempt's folder and network, or find them made."""
         folder = self._folder(plan.job_name, plan.attempt)
-        return await self._locked(folder, lambda: self._launch(plan, folder))
+        if not plan.pool:
+            return await self._locked(folder, lambda: self._launch(plan, folder))
+        hosts = self._folder_of_hosts(plan)
+        held = await self._locked(hosts, lambda: self._launch(plan, hosts))
+        await self._locked(folder, lambda: self._make_place(plan, folder))
+        return replace(held, work_folder=str(folder))
 
     async def start_agents(self, plan: LaunchPlan) -> None:
-        """Start the agents that have not been started yet."""
-        folder = self._folder(plan.job_name, plan.attempt)
+        """Start the agents that have not been started yet; of a pool, those that have ended, too."""
+        folder = self._folder_of_hosts(plan)
         await self._locked(folder, lambda: self._start_agents(plan, folder))
+        if plan.pool:
+            place = self._folder(plan.job_name, plan.attempt)
+            await self._locked(place, lambda: _note_cgroup_places(place, folder))
 
     async def agents_alive(self, plan: LaunchPlan) -> Mapping[str, bool]:
         """Return host name -> whether its agent runs."""
         self._reap()
-        folder = self._folder(plan.job_name, plan.attempt)
+        folder = self._folder_of_hosts(plan)
         record = self._records.get(folder)
         if record is None:
             record = await asyncio.to_thread(attempt_record.read_record, folder)
@@ -108,7 +119,7 @@ class LocalEngine:
 
     async def cut_off(self, plan: LaunchPlan) -> Mapping[str, str]:
         """Return the hosts that the link watch of the job's anchor found cut off, with the reason."""
-        path = self._folder(plan.job_name, plan.attempt) / link_watch.CUT_OFF_FILE
+        path = self._folder_of_hosts(plan) / link_watch.CUT_OFF_FILE
         if not path.exists():  # as nearly always, and cheaper than a thread
             return {}
         why = f"its link has carried nothing from or to the job's other hosts for {link_watch.CUT_OFF_AFTER_S:g} s"
@@ -116,7 +127,7 @@ class LocalEngine:
 
     async def fence(self, plan: LaunchPlan, host: str) -> None:
         """Kill a host's agent; the host's first process sees it and ends everything else there."""
-        folder = self._folder(plan.job_name, plan.attempt)
+        folder = self._folder_of_hosts(plan)
         await self._locked(folder, lambda: _end_agent(folder, host))
 
     async def release(self, job_name: str, attempt: int) -> Released:
@@ -130,6 +141,12 @@ class LocalEngine:
             self._reap()
         self._records.pop(folder, None)
         self._locks.pop(folder, None)
+        return released
+
+    async def release_pool(self, pool: str) -> Released:
+        """End and remove what is left of a warm pool, its folder included."""
+        released = await self.release(pool, POOL_ATTEMPT)
+        await self.forget(pool)
         return released
 
     async def forget(self, job_name: str) -> None:
@@ -148,6 +165,17 @@ class LocalEngine:
     def _folder(self, job_name: str, attempt: int) -> Path:
         return self._settings.home_folder / JOBS_FOLDER / job_name / str(attempt)
 
+    def _folder_of_hosts(self, plan: LaunchPlan) -> Path:
+        """Return the folder that knows the agents and the network: the attempt's own, or that of its warm pool."""
+        return self._folder(plan.pool, POOL_ATTEMPT) if plan.pool else self._folder(plan.job_name, plan.attempt)
+
+    def _make_place(self, plan: LaunchPlan, folder: Path) -> None:
+        """Make the folder of an attempt whose agents and network are those of a pool."""
+        if attempt_record.is_released(folder):
+            raise EngineError(f"attempt {plan.attempt} of job {plan.job_name} has been released; launch the next one")
+        _make_folder(folder)
+        attempt_record.create_record(folder)
+
     async def _locked(self, folder: Path, work: Callable[[], T]) -> T:
         """Do blocking work on one attempt in a thread, one at a time.
 
@@ -163,10 +191,7 @@ class LocalEngine:
     def _launch(self, plan: LaunchPlan, folder: Path) -> LaunchPlan:
         if attempt_record.is_released(folder):
             raise EngineError(f"attempt {plan.attempt} of job {plan.job_name} has been released; launch the next one")
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise EngineError(f"{folder}: can not be made: {error.strerror}", retryable=True) from error
+        _make_folder(folder)
         _require_space(folder)
         record = attempt_record.create_record(folder)
         plan = replace(plan, work_folder=str(folder))
@@ -191,17 +216,23 @@ class LocalEngine:
         agents = dict(record.agents)
         if record.may_have_unknown_agents:
             agents = _adopted_agents(record.mark) | agents
-        for name, agent in agents.items():
-            if not agent.is_alive():
+        dead = {name: agent for name, agent in agents.items() if not agent.is_alive()}
+        for name, agent in dead.items():
+            if not plan.pool:
                 raise EngineError(self._ended_early(folder / name, name, agent))
-        record = replace(record, may_have_unknown_agents=True, cgroup_places=cleaning.own_cgroup_places())
+            _clear_host(folder, name)
+            del agents[name]
+        places = tuple(dict.fromkeys((*record.cgroup_places, *cleaning.own_cgroup_places())))
+        record = replace(record, may_have_unknown_agents=True, cgroup_places=places)
         attempt_record.write_record(folder, record)
         for host in plan.hosts:
             if host.name in agents:
                 continue
             host_folder = folder / host.name
             host_folder.mkdir(exist_ok=True)
-            environment = agent_processes.process_environment(self._environ, record.mark, token=plan.agent_token)
+            environment = agent_processes.process_environment(
+                self._environ, record.mark, token=plan.pool_token or plan.agent_token
+            )
             command = agent_processes.agent_command(plan, host.name)
             child = self._start(command, host_folder / agent_processes.AGENT_LOG, environment)
             agent_or_none = ProcessId.of(child.pid)
@@ -254,6 +285,37 @@ class LocalEngine:
         for pid, child in list(self._children.items()):
             if child.poll() is not None:
                 self._children.pop(pid, None)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise EngineError(f"{folder}: can not be made: {error.strerror}", retryable=True) from error
+
+
+def _note_cgroup_places(place: Path, hosts: Path) -> None:
+    """Write down for an attempt on a pool where the pool's agents make cgroups."""
+    record, of_hosts = attempt_record.read_record(place), attempt_record.read_record(hosts)
+    if record is not None and of_hosts is not None and record.cgroup_places != of_hosts.cgroup_places:
+        attempt_record.write_record(place, replace(record, cgroup_places=of_hosts.cgroup_places))
+
+
+def _clear_host(folder: Path, host: str) -> None:
+    """End what the dead agent of a pool's host has left running in the host's network.
+
+    Raises: EngineError if something can not be ended.
+    """
+    ready = attempt_record.read_ready(folder)
+    if ready is None or host not in ready.namespaces:
+        return
+    only_host = replace(ready, namespaces={host: ready.namespaces[host]})
+    try:
+        left = killing.wait_until_gone(set(_in_networks(only_host)), timeout_s=LEAVE_TIMEOUT_S)
+        for process in left:
+            killing.kill(process)
+    except (OSError, TimeoutError) as error:
+        raise EngineError(f"{host} in {folder}: a process could not be ended: {error}", retryable=True) from error
 
 
 def _require_space(folder: Path) -> None:

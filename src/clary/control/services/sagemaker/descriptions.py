@@ -7,21 +7,23 @@ Source: DescribeTrainingJobResponse; members that clients read without a default
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from clary.contract.statuses import SecondaryStatus
 from clary.control.jobs.billing import JobPrice, bill
-from clary.control.jobs.training_job import TrainingJob
+from clary.control.jobs.training_job import TrainingJob, WarmPool
 
 FALSE_UNLESS_SENT = ("EnableNetworkIsolation", "EnableInterContainerTrafficEncryption", "EnableManagedSpotTraining")
 
 
-def describe(job: TrainingJob, price: JobPrice, *, pending_reason: str = "") -> dict[str, Any]:
+def describe(job: TrainingJob, price: JobPrice, *, now: datetime, pending_reason: str = "") -> dict[str, Any]:
     """Return the members of DescribeTrainingJob.
 
     Args:
         job: the record.
         price: of the job's hosts; its share for spot capacity makes billable time less than training time.
+        now: for what still goes on: the hosts of a warm pool wait.
         pending_reason: what a waiting job waits for now; replaces the stored message, which may be older.
     """
     description: dict[str, Any] = {
@@ -45,12 +47,24 @@ def describe(job: TrainingJob, price: JobPrice, *, pending_reason: str = "") -> 
         description["BillableTimeInSeconds"] = billed.billable_s
     if job.model_artifacts_uri is not None:
         description["ModelArtifacts"] = {"S3ModelArtifacts": job.model_artifacts_uri.rstrip("/")}
+    if job.warm_pool is not None:
+        description["WarmPoolStatus"] = warm_pool_status(job.warm_pool, now=now)
     if job.secondary_status is SecondaryStatus.FAILED and job.failure is not None:
         description["FailureReason"] = job.failure.reason
     if job.request.get("ProfilerConfig") is not None:
         is_off = job.request["ProfilerConfig"].get("DisableProfiler", False)
         description["ProfilingStatus"] = "Disabled" if is_off else "Enabled"
     return {name: value for name, value in description.items() if value is not None}
+
+
+def warm_pool_status(pool: WarmPool, *, now: datetime) -> dict[str, Any]:
+    """Return the structure WarmPoolStatus."""
+    status: dict[str, Any] = {"Status": pool.status.value}
+    if pool.available_at is not None:
+        status["ResourceRetainedBillableTimeInSeconds"] = int(pool.retained_s(now))
+    if pool.reused_by:
+        status["ReusedByJob"] = pool.reused_by
+    return status
 
 
 def _request_with_defaults(request: Mapping[str, Any]) -> dict[str, Any]:

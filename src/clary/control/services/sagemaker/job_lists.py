@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from clary.contract.errors import WireError
-from clary.contract.statuses import TrainingJobStatus
+from clary.contract.statuses import TrainingJobStatus, WarmPoolStatus
 from clary.control.services.call import Call
+from clary.control.services.sagemaker.descriptions import warm_pool_status
 from clary.control.store.errors import BadToken
 from clary.control.store.job_queries import JobQuery, SortBy
 
@@ -18,13 +19,14 @@ SORT_KEYS = {"Name": SortBy.NAME, "CreationTime": SortBy.CREATION_TIME, "Status"
 async def list_training_jobs(call: Call) -> Mapping[str, Any]:
     """List summaries of jobs; newest first unless asked otherwise."""
     params = call.params
-    # No job of this service has a warm pool or a training plan, or is ever seen in one of the model's other statuses.
-    is_foreign = params.get("WarmPoolStatusEquals") or params.get("TrainingPlanArnEquals")
+    # No job of this service has a training plan, or is ever seen in one of the model's other statuses.
+    is_foreign = params.get("TrainingPlanArnEquals")
     if is_foreign or params.get("StatusEquals") not in (None, *TrainingJobStatus):
         return {"TrainingJobSummaries": []}
     query = JobQuery(
         name_contains=params.get("NameContains"),
         status_equals=_status(params.get("StatusEquals")),
+        warm_pool_status_equals=_warm_pool_status(params.get("WarmPoolStatusEquals")),
         created_after=params.get("CreationTimeAfter"),
         created_before=params.get("CreationTimeBefore"),
         modified_after=params.get("LastModifiedTimeAfter"),
@@ -38,6 +40,7 @@ async def list_training_jobs(call: Call) -> Mapping[str, Any]:
         page = await call.services.store.list_jobs(query)
     except BadToken as error:
         raise WireError("ValidationException", f"Invalid NextToken: {error.message}") from error
+    now = call.services.clock.now()
     summaries = [
         {
             "TrainingJobName": item.name,
@@ -47,6 +50,7 @@ async def list_training_jobs(call: Call) -> Mapping[str, Any]:
             "LastModifiedTime": item.modified_at,
             "TrainingJobStatus": str(item.status),
             "SecondaryStatus": str(item.secondary_status),
+            **({} if item.warm_pool is None else {"WarmPoolStatus": warm_pool_status(item.warm_pool, now=now)}),
         }
         for item in page.summaries
     ]
@@ -54,6 +58,10 @@ async def list_training_jobs(call: Call) -> Mapping[str, Any]:
     if page.next_token is not None:
         answer["NextToken"] = page.next_token
     return answer
+
+
+def _warm_pool_status(name: str | None) -> WarmPoolStatus | None:
+    return None if name is None else WarmPoolStatus(name)
 
 
 def _status(name: str | None) -> TrainingJobStatus | None:

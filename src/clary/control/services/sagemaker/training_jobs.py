@@ -8,7 +8,7 @@ from typing import Any
 
 from clary.contract.errors import WireError
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
-from clary.control.jobs import events, validation
+from clary.control.jobs import events, validation, warm_pools
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.status_rows import MESSAGES
 from clary.control.jobs.training_job import EndCause, RestartRule, StatusTransition, TrainingJob
@@ -71,7 +71,8 @@ async def describe_training_job(call: Call) -> Mapping[str, Any]:
     """Say all that is known of a job."""
     job = await find_job(call)
     price = call.services.prices.of_job(JobRequest(job.request))
-    return describe(job, price, pending_reason=call.services.admission.pending_reason(job))
+    reason = call.services.admission.pending_reason(job)
+    return describe(job, price, now=call.services.clock.now(), pending_reason=reason)
 
 
 async def stop_training_job(call: Call) -> Mapping[str, Any]:
@@ -95,6 +96,8 @@ async def update_training_job(call: Call) -> Mapping[str, Any]:
     now = call.services.clock.now()
 
     def change(current: TrainingJob) -> TrainingJob:
+        if resources is not None and not current.pool:
+            raise _has_no_pool(current)
         if current.is_terminal and resources is None:
             raise _is_over(current)
         request = dict(current.request)
@@ -134,6 +137,12 @@ async def _released_job(call: Call) -> TrainingJob:
             )
         if job.is_released:
             return job
+        if warm_pools.is_parked(job):
+            raise WireError(
+                "ValidationException",
+                f"The request was rejected because training job {job.name} retains an Available warm pool; set "
+                "KeepAlivePeriodInSeconds to 0 with UpdateTrainingJob first.",
+            )
         left_s = deadline_s - clock.monotonic()
         if left_s <= 0:
             raise WireError(
@@ -150,6 +159,15 @@ async def find_job(call: Call) -> TrainingJob:
     if job is None:
         raise WireError("ValidationException", NOT_FOUND)
     return job
+
+
+def _has_no_pool(job: TrainingJob) -> WireError:
+    state = "has no warm pool" if job.warm_pool is None else f"has a warm pool in status {job.warm_pool.status.value}"
+    return WireError(
+        "ValidationException",
+        f"KeepAlivePeriodInSeconds can not be updated: training job {job.name} {state}. It can be updated while the "
+        "warm pool of a job that was created with it is InUse or Available.",
+    )
 
 
 def _is_over(job: TrainingJob) -> WireError:

@@ -1,0 +1,121 @@
+"""`ChannelCache`: what the rest of the agent knows of the cache.
+
+Where: `fetching` has channels brought through it, the code's archive is opened through it; `wiring` makes one a host.
+Whatever goes wrong in the cache itself is `CacheUnusable`, and its callers fetch as if there were none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from clary.agent.channels.cache.filling import LOCK_WAIT_S, CacheUnusable, Filler, Snapshot
+from clary.agent.channels.cache.folder import CacheFolder, boot_id
+from clary.agent.channels.cache.keeping import CacheKeeper
+from clary.agent.channels.selection import ChannelObject
+from clary.agent.object_store import ObjectStore
+from clary.contract.launch_plan import Channel
+
+FOLDER = "channels"  # below the machine's cache
+_FILE = "object"
+
+logger = logging.getLogger(__name__)
+
+
+class ChannelCache:
+    """The objects that this machine keeps; safe for many threads, and for many agents at once.
+
+    Args:
+        root: folder of the cache, made with the first use.
+        limit_bytes: bound on its size; 0 switches it off, then everything is `CacheUnusable`.
+        endpoint_url: of the object store that is fetched from.
+        stop: breaks off waits when set.
+        lock_wait_s: for objects that other agents fetch.
+        boot: tells this start of the machine from others; None asks the kernel.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        limit_bytes: int,
+        endpoint_url: str,
+        stop: threading.Event | None = None,
+        lock_wait_s: float = LOCK_WAIT_S,
+        boot: str | None = None,
+    ) -> None:
+        self._root = root
+        self._limit_bytes = limit_bytes
+        self._endpoint_url = endpoint_url
+        self._stop = stop or threading.Event()
+        self._lock_wait_s = lock_wait_s
+        self._boot = boot
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is a cache at all."""
+        return self._limit_bytes > 0
+
+    def snapshot(
+        self,
+        objects: Sequence[ChannelObject],
+        folders: Iterable[tuple[str, ...]],
+        *,
+        channel: Channel,
+        store: ObjectStore,
+    ) -> Snapshot:
+        """Return objects and folders of a channel as a tree of the cache; release it after use.
+
+        Raises: CacheUnusable; ObjectStoreError; AgentError (fault USER) for objects that cannot be unpacked.
+        """
+        try:
+            return self._filler().snapshot(objects, folders, channel=channel, store=store)
+        except OSError as error:
+            raise CacheUnusable(f"this machine's cache {self._root} cannot be used: {error}") from error
+
+    def open_object(self, bucket: str, key: str, *, store: ObjectStore) -> BinaryIO:
+        """Open an object as a stream, from the cache where it can be had; close it after use.
+
+        Raises: ObjectStoreError.
+        """
+        facts = store.head(bucket, key) if self.is_on else None
+        if facts is not None and facts.etag and facts.size_bytes <= self._limit_bytes:
+            wanted = ChannelObject(bucket=bucket, key=key, path=(_FILE,), size_bytes=facts.size_bytes, etag=facts.etag)
+            channel = Channel(name="code", s3_uri=None)
+            with contextlib.suppress(CacheUnusable):
+                snapshot = self.snapshot((wanted,), (), channel=channel, store=store)
+                try:
+                    return (snapshot.path / _FILE).open("rb")
+                except OSError as error:
+                    logger.warning("object s3://%s/%s cannot be read from the cache: %s", bucket, key, error)
+                finally:
+                    snapshot.release()
+        return store.open_reader(bucket, key)
+
+    def tidy(self) -> None:
+        """Have the disk hold what was fetched, and come back within the bound; takes its time."""
+        if not self.is_on:
+            return
+        try:
+            filler = self._filler()
+            filler.keeper.tidy()
+        except OSError as error:
+            logger.warning("the cache %s could not be tidied: %s", self._root, error)
+
+    def _filler(self) -> Filler:
+        if not self.is_on:
+            raise CacheUnusable("the cache is switched off (setting channel_cache_bytes)")
+        folder = CacheFolder(self._root, boot=self._boot or boot_id())
+        folder.make()
+        keeper = CacheKeeper(folder, limit_bytes=self._limit_bytes, stop=self._stop)
+        return Filler(
+            folder=folder,
+            keeper=keeper,
+            endpoint_url=self._endpoint_url,
+            stop=self._stop,
+            lock_wait_s=self._lock_wait_s,
+        )

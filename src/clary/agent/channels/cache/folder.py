@@ -1,0 +1,266 @@
+"""The cache on disk: objects, trees of hard links to them, and what is being made.
+
+    objects/kept/ab/NAME          content of an object that is on the disk for certain
+    objects/boot-ID/ab/NAME       content that was written since this machine started, perhaps in its memory only
+    snapshots/boot-ID/NAME/       what a channel is: a tree of hard links
+    filling/RANDOM/               a tree on its way, locked by who makes it
+    object-locks, keeping-lock
+
+[Note: what a crash leaves] A file is written inside `filling`, gets its stamp, and is linked into `objects`; a tree is
+made inside `filling` and renamed: nothing has its final name before it is whole, and a process that is killed leaves
+nothing but a folder in `filling` that nobody holds. A machine that loses its power may also lose content of files whose
+names it kept. Waiting for the disk at each file would make many small files slow, so files and trees carry the boot in
+which they were made: those of another one are thrown away unread. `settle` moves objects to `kept` once their content
+is on the disk; trees cost nothing to make again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from clary.agent.channels.cache.locks import hold_folder
+from clary.agent.channels.cache.naming import is_as_stored, stamped_ns
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_OWN_ONLY = 0o700
+_FAN_OUT_CHARACTERS = 2  # of names, so that no folder has millions of entries
+_LOOKS = 2  # a file may move from this boot's folder to `kept` between two of them
+
+
+def boot_id() -> str:
+    """Return what tells this start of the machine from others. Raises: OSError."""
+    return _BOOT_ID.read_text().strip()
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """A file of the cache, as a look at its folder finds it."""
+
+    path: Path
+    status: os.stat_result
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a tree links to it."""
+        return self.status.st_nlink > 1
+
+
+class CacheFolder:
+    """Reads and changes the folder; no method waits. Every method raises OSError.
+
+    Args:
+        root: made if need be.
+        boot: tells this start of the machine from others.
+    """
+
+    def __init__(self, root: Path, *, boot: str) -> None:
+        self.root = root
+        self._fresh_objects = root / "objects" / f"boot-{boot}"
+        self._kept_objects = root / "objects" / "kept"
+        self._snapshots = root / "snapshots" / f"boot-{boot}"
+        self._filling = root / "filling"
+        self.object_locks = root / "object-locks"
+        self.keeping_lock = root / "keeping-lock"
+
+    def make(self) -> None:
+        """Make the folders; harmless when repeated."""
+        self.root.mkdir(mode=_OWN_ONLY, parents=True, exist_ok=True)
+        for folder in (self._fresh_objects, self._kept_objects, self._snapshots, self._filling):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def find(self, name: str, *, size_bytes: int | None) -> Path | None:
+        """Return where an object lies, None if it is not there; one that is not as it was stored is removed.
+
+        Args:
+            size_bytes: size that it must have; None where only the object itself knows.
+        """
+        for folder in (self._fresh_objects, self._kept_objects) * _LOOKS:
+            path = _place(folder, name)
+            try:
+                status = path.lstat()
+            except FileNotFoundError:
+                continue
+            if _is_whole(status, name=name, size_bytes=size_bytes):
+                return path
+            path.unlink(missing_ok=True)
+        return None
+
+    def link(self, name: str, target: Path, *, size_bytes: int | None) -> os.stat_result | None:
+        """Show an object at `target`, which must not be there; returns its facts, or None if it is not in the cache."""
+        for _ in range(_LOOKS):
+            path = self.find(name, size_bytes=size_bytes)
+            if path is None:
+                return None
+            try:
+                os.link(path, target)
+            except FileNotFoundError:
+                continue  # taken away, or moved to `kept`, since it was found
+            status = target.lstat()
+            if _is_whole(status, name=name, size_bytes=size_bytes):
+                return status
+            target.unlink()
+        return None
+
+    def publish(self, path: Path, name: str) -> None:
+        """Make a whole file of a tree an object; if there is one, the file becomes that one."""
+        size_bytes = path.lstat().st_size
+        time_ns = stamped_ns(time.time_ns(), name=name, size_bytes=size_bytes)
+        os.utime(path, ns=(time_ns, time_ns))
+        if path.lstat().st_mtime_ns != time_ns:
+            raise OSError(f"the file system of {self.root} keeps times of files too coarsely for a cache")
+        place = _place(self._fresh_objects, name)
+        place.parent.mkdir(exist_ok=True)
+        try:
+            os.link(path, place)
+        except FileExistsError:
+            other = path.with_name(f".{secrets.token_hex(8)}")
+            if self.link(name, other, size_bytes=size_bytes) is not None:
+                other.replace(path)
+
+    def fill(self) -> Filling:
+        """Begin a tree."""
+        return Filling(self._filling)
+
+    def put_in_place(self, filling: Filling, name: str) -> int | None:
+        """Give a tree its final name; returns the descriptor that holds it against removal.
+
+        None if another tree stands there already.
+        """
+        held = hold_folder(filling.tree, alone=False)
+        assert held is not None, "a tree inside a folder that is locked cannot vanish"
+        try:
+            filling.tree.rename(self._snapshots / name)
+        except OSError as error:
+            os.close(held)
+            if isinstance(error, FileExistsError) or self.snapshot(name).is_dir():
+                return None
+            raise
+        return held
+
+    def snapshot(self, name: str) -> Path:
+        """Where a tree lies, or would."""
+        return self._snapshots / name
+
+    def hold_snapshot(self, name: str) -> int | None:
+        """Return a descriptor that holds a tree against removal; None if there is none or it is being removed."""
+        held = hold_folder(self.snapshot(name), alone=False)
+        if held is not None:
+            os.utime(held)  # the moment of its last use, by which the oldest is found
+        return held
+
+    def remove_snapshot(self, path: Path) -> bool:
+        """Remove a tree unless it is used; objects stay."""
+        held = hold_folder(path, alone=True)
+        if held is None:
+            return False
+        try:
+            # Out of sight at once: whoever finds the name from here on makes the tree anew.
+            grave = self._filling / secrets.token_hex(8)
+            path.rename(grave)
+        finally:
+            os.close(held)
+        shutil.rmtree(grave, ignore_errors=True)
+        return True
+
+    def snapshots(self) -> list[Path]:
+        """Every tree, the one whose last use is longest ago first."""
+        found = []
+        for path in self._snapshots.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                found.append((path.stat().st_mtime_ns, path))
+        return [path for _, path in sorted(found)]
+
+    def objects(self) -> list[StoredObject]:
+        """Every object, the one whose last use is longest ago first."""
+        found = list(_files(self._fresh_objects)) + list(_files(self._kept_objects))
+        # The last link to an object that was made or removed, or the last call of `touch`, set this time.
+        return sorted(found, key=lambda stored: stored.status.st_ctime_ns)
+
+    def touch(self, path: Path) -> None:
+        """Mark an object that no tree holds as used now."""
+        os.utime(path, ns=(time.time_ns(), path.lstat().st_mtime_ns))
+
+    def settle_one(self, stored: StoredObject) -> None:
+        """Wait until the content of an object is on the disk and move it to `kept`."""
+        path = stored.path
+        if self._fresh_objects not in path.parents:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            place = _place(self._kept_objects, path.name)
+            place.parent.mkdir(exist_ok=True)
+            path.rename(place)
+
+    def sweep(self) -> None:
+        """Remove what nobody holds and nobody can use: trees of fillers that are gone, all of other boots."""
+        for path in self._filling.iterdir():
+            held = hold_folder(path, alone=True)
+            if held is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(held)
+        for path in (self.root / "objects").iterdir():
+            if path not in (self._fresh_objects, self._kept_objects):
+                shutil.rmtree(path, ignore_errors=True)
+        for folder in (self.root / "snapshots").iterdir():
+            if folder != self._snapshots:
+                for path in folder.iterdir():
+                    self.remove_snapshot(path)
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+
+
+class Filling:
+    """A tree on its way; a context that leaves nothing behind but what was put in place."""
+
+    def __init__(self, parent: Path) -> None:
+        self._folder = parent / secrets.token_hex(8)
+        self._folder.mkdir(mode=_OWN_ONLY)
+        held = hold_folder(self._folder, alone=False)
+        if held is None:  # swept in the moment before it was locked
+            raise OSError(f"{self._folder} was taken away")
+        self._held = held
+        self.tree = self._folder / "tree"
+        try:
+            self.tree.mkdir()
+        except BaseException:
+            os.close(held)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._held)
+
+
+def _place(folder: Path, name: str) -> Path:
+    return folder / name[:_FAN_OUT_CHARACTERS] / name
+
+
+def _is_whole(status: os.stat_result, *, name: str, size_bytes: int | None) -> bool:
+    return stat.S_ISREG(status.st_mode) and size_bytes in (None, status.st_size) and is_as_stored(status, name=name)
+
+
+def _files(folder: Path) -> Iterator[StoredObject]:
+    for part in folder.iterdir():
+        with os.scandir(part) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    yield StoredObject(Path(entry.path), entry.stat(follow_symlinks=False))

@@ -1,0 +1,82 @@
+"""Names in the cache. Pure.
+
+An object whose ETag is an MD5 sum has two names: one of its content (MD5 and size, wherever it lies) and one of its
+place (endpoint, bucket, key, ETag, size). It is stored under the first only when the sum was compared with what
+arrived, since some stores give ETags that look like sums and are none (encryption by KMS keys). SDKs upload the same
+code and data under a new prefix for every job: only the name of the content finds them again.
+
+A stored file carries a stamp in the nanoseconds of its time of last change: a hash of its name and size. Whoever
+writes to the file or cuts it gives it another time, and it is not taken for the object any more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+SECOND_NS = 1_000_000_000
+_MD5_ETAG = re.compile(r'"?([0-9a-f]{32})"?')
+_NAME_CHARACTERS = 40  # of hexadecimal SHA-256: 160 bits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """An object's names in the cache."""
+
+    content: str | None  # None if the ETag is no MD5 sum
+    place: str
+    md5: str | None  # what the ETag says of the content
+
+    @property
+    def name(self) -> str:
+        """The name that stands for the object in the name of a snapshot."""
+        return self.content or self.place
+
+
+def identity_of(*, endpoint_url: str, bucket: str, key: str, etag: str, size_bytes: int, is_unpacked: bool) -> Identity:
+    """Return the names of one version of an object; `size_bytes` is that of the object, also if it is unpacked."""
+    match = _MD5_ETAG.fullmatch(etag)
+    md5 = match[1] if match else None
+    form = "unpacked" if is_unpacked else "plain"
+    return Identity(
+        content=_digest("content", md5, size_bytes, form) if md5 is not None else None,
+        place=_digest("place", endpoint_url, bucket, key, etag, size_bytes, form),
+        md5=md5,
+    )
+
+
+def snapshot_name(files: Iterable[tuple[tuple[str, ...], str]], folders: Iterable[tuple[str, ...]]) -> str:
+    """Return the name of a tree.
+
+    Args:
+        files: (path parts, name of the object) of every file.
+        folders: path parts of folders that hold nothing of these.
+    """
+    return _digest("snapshot", sorted(files), sorted(set(folders)))
+
+
+def stamped_ns(time_ns: int, *, name: str, size_bytes: int) -> int:
+    """Return a time of last change with the stamp of a stored file."""
+    return time_ns // SECOND_NS * SECOND_NS + _stamp(name, size_bytes)
+
+
+def is_as_stored(status: os.stat_result, *, name: str) -> bool:
+    """Whether a file is what was stored under `name`, as far as its size and time of last change say."""
+    return status.st_mtime_ns % SECOND_NS == _stamp(name, status.st_size)
+
+
+def lock_place(name: str) -> int:
+    """Return the byte of the lock file that stands for an object."""
+    return int(name[:15], 16)  # 60 bits, within what the kernel takes as an offset
+
+
+def _stamp(name: str, size_bytes: int) -> int:
+    return int(_digest("stamp", name, size_bytes)[:15], 16) % SECOND_NS
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:_NAME_CHARACTERS]

@@ -1,0 +1,158 @@
+"""The answering side of a host's network program: what peers measure against.
+
+Where: `network_program` opens one per host. A TCP connection begins with `hello NAME`, then carries lines, each of
+which is answered by one line, but for `burst`, after which bytes come until the sender's end:
+
+    echo TEXT          -> TEXT
+    count              -> datagrams that came from NAME for the loss, datagrams that this namespace had no room for
+    sum ROUND NUMBER   -> ok
+    burst              -> bytes, seconds from the first to the last
+
+Datagrams are numbered and say who sent them; those of the MTU check are answered by a small one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+
+from clary.agent.health import interfaces
+
+_DATAGRAM = struct.Struct("!4sBHHI")  # magic, kind, sender's place, size of the packet, number
+_MAGIC = b"clhd"
+HELLO, LOSS, SIZE, SIZE_ANSWER = range(4)
+HEADERS_BYTES = 28  # IPv4 and UDP
+_RECEIVE_BYTES = 4 * 1024 * 1024  # as far as the kernel's limit lets it
+_LARGEST_BYTES = 65536
+_PER_TURN = 256  # datagrams taken before anything else gets a turn
+
+
+def datagram(kind: int, *, place: int, number: int = 0, packet_bytes: int = 0) -> bytes:
+    """Return a datagram; with `packet_bytes` as long as makes an IPv4 packet of that size."""
+    head = _DATAGRAM.pack(_MAGIC, kind, place, packet_bytes, number)
+    return head.ljust(packet_bytes - HEADERS_BYTES, b"\0")
+
+
+class Listener:
+    """Answers the peers of one host; what they have sent is kept by their names.
+
+    Args:
+        names: of all hosts, in the job's order, as every host has them.
+        host: this one.
+        port: TCP and UDP.
+        interface: through which datagrams come and go.
+    """
+
+    def __init__(self, names: Sequence[str], host: str, *, port: int, interface: str) -> None:
+        self._names = names
+        self._place = names.index(host)
+        self._port = port
+        self._interface = interface
+        self._datagrams: socket.socket | None = None
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._loss_numbers: dict[str, set[int]] = defaultdict(set)
+        self._overrun_before = interfaces.datagrams_overrun()
+        self.num_heard: dict[str, int] = defaultdict(int)  # datagrams of any kind, by sender
+        self.passed: dict[str, int] = defaultdict(int)  # largest packet that a peer has answered
+        self.sums: asyncio.Queue[tuple[int, int]] = asyncio.Queue()  # round, number
+        self.left: set[str] = set()  # peers that have had a conversation with this host and have ended it
+        self.has_left = asyncio.Event()  # set whenever a peer ends one
+
+    async def open(self) -> None:
+        """Begin to answer; raises OSError if the port is taken."""
+        self._datagrams = interfaces.datagrams_at(self._port, receive_bytes=_RECEIVE_BYTES)
+        with contextlib.suppress(OSError):  # an interface that does not exist is told by the readings
+            self._datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, self._interface.encode() + b"\0")
+        asyncio.get_running_loop().add_reader(self._datagrams.fileno(), self._take_datagrams)
+        self._server = await asyncio.start_server(
+            self._converse,
+            "0.0.0.0",  # noqa: S104 - a namespace that only the job's hosts share
+            self._port,
+            reuse_address=True,
+        )
+
+    def send(self, data: bytes, address: str) -> None:
+        """Send a datagram to a peer; one that the kernel does not take is lost."""
+        assert self._datagrams is not None
+        with contextlib.suppress(OSError):
+            self._datagrams.sendto(data, (address, self._port))
+
+    async def close(self) -> None:
+        """End every conversation."""
+        if self._server is not None:
+            self._server.close()
+        for writer in list(self._writers):
+            writer.close()
+        if self._datagrams is not None:
+            asyncio.get_running_loop().remove_reader(self._datagrams.fileno())
+            self._datagrams.close()
+
+    def _take_datagrams(self) -> None:
+        assert self._datagrams is not None
+        for _ in range(_PER_TURN):
+            try:
+                data, sender = self._datagrams.recvfrom(_LARGEST_BYTES)
+            except OSError:
+                return
+            if len(data) < _DATAGRAM.size:
+                continue
+            magic, kind, place, packet_bytes, number = _DATAGRAM.unpack_from(data)
+            if magic != _MAGIC or place >= len(self._names):
+                continue
+            name = self._names[place]
+            self.num_heard[name] += 1
+            if kind == LOSS:
+                self._loss_numbers[name].add(number)
+            elif kind == SIZE:
+                self.send(
+                    _DATAGRAM.pack(_MAGIC, SIZE_ANSWER, self._place, len(data) + HEADERS_BYTES, number), sender[0]
+                )
+            elif kind == SIZE_ANSWER:
+                self.passed[name] = max(self.passed[name], packet_bytes)
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        name, is_conversation = "", False
+        try:
+            while line := (await reader.readline()).decode(errors="replace").split():
+                if line[0] == "hello":
+                    name, is_conversation = line[1], line[2] == "stay"
+                    answer = "hello"
+                elif line[0] == "echo":
+                    answer = line[1]
+                elif line[0] == "count":
+                    overrun = interfaces.datagrams_overrun() - self._overrun_before
+                    answer = f"{len(self._loss_numbers[name])} {overrun}"
+                elif line[0] == "sum":
+                    self.sums.put_nowait((int(line[1]), int(line[2])))
+                    answer = "ok"
+                elif line[0] == "burst":
+                    answer = await _swallow(reader)
+                else:
+                    return
+                writer.write(f"{answer}\n".encode())
+                await writer.drain()
+        except (OSError, ValueError, IndexError):  # broken off, or somebody who speaks otherwise
+            pass
+        finally:
+            self._writers.discard(writer)
+            if is_conversation:
+                self.left.add(name)
+                self.has_left.set()
+            writer.close()
+
+
+async def _swallow(reader: asyncio.StreamReader) -> str:
+    """Read to the sender's end; return how much it was and how long it took."""
+    num_bytes, began_s = 0, 0.0
+    while data := await reader.read(1 << 18):
+        if not num_bytes:
+            began_s = time.monotonic()
+        num_bytes += len(data)
+    return f"{num_bytes} {time.monotonic() - began_s:.6f}"

@@ -1,0 +1,234 @@
+"""The network program of one host: joins its network namespace, meets its peers, measures, prints one JSON line.
+
+Run: `python -m clary.agent.health.network_program` with a `NetworkOrder` on standard input. `network_doctor` starts it
+beside the preparation of the host; it goes on answering peers after its line until they have finished too, and ends
+with its starter.
+
+    meet each peer -> delay, loss, MTU, ports at once -> a sum around all hosts, which is also the line that everybody
+    has to reach -> rates, one peer after the other -> the line
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+
+from clary.agent.health import interfaces
+from clary.agent.health.link_probe import LinkProbe
+from clary.agent.health.listener import Listener
+from clary.agent.health.readings import DOCTOR_PORT, Answer, NetworkOrder, NetworkReading
+from clary.agent.host import kernel
+from clary.contract.plain import from_plain, to_plain
+
+_SUM_S = 3.5  # for the collective: a peer may be finding out about a third host that is silent
+_RATES_S = 0.8  # for all bursts of a host together
+_LONGEST_BURST_S = 0.12
+_OTHER_INTERFACE_S = 0.5
+_MOST_INTERFACES = 4
+_LINGER_S = 5.0
+_NAMES_S = 1.5
+
+
+def main() -> int:
+    """Read the order, carry it out, print the reading."""
+    kernel.die_with_parent(signal.SIGKILL)
+    order = from_plain(NetworkOrder, json.load(sys.stdin))
+    _join(order)
+    names = NameCheck(order)
+    try:
+        asyncio.run(_run(order, names))
+    finally:
+        names.close()
+    return 0
+
+
+async def _run(order: NetworkOrder, names: NameCheck) -> None:
+    taken = tuple(port for port in order.ports if interfaces.is_taken(port))
+    listener = Listener(order.names, order.host, port=DOCTOR_PORT, interface=order.interface)
+    await listener.open()
+    probes = [LinkProbe(order, peer, listener) for peer in order.peers]
+    try:
+        await asyncio.gather(*(probe.measure() for probe in probes))
+        began_s = time.monotonic()
+        others = asyncio.create_task(_reach_through_others(order))
+        total, error = await _sum(order, listener, probes)
+        seconds = min(_LONGEST_BURST_S, _RATES_S / max(1, len(probes)))
+        place = order.names.index(order.host)
+        for probe in probes[place:] + probes[:place]:  # so that the hosts do not all burst at the same one
+            await probe.measure_rate(seconds)
+        for probe in probes:
+            probe.note_heard()
+        met = [probe.reading.peer for probe in probes if probe.reading.answer is Answer.OPEN]
+        found, names_error = await asyncio.to_thread(names.result)
+        reading = NetworkReading(
+            host=order.host,
+            interfaces=interfaces.addresses(),
+            reaches={order.interface: tuple(met), **await others},
+            taken_ports=taken,
+            names=found,
+            names_error=names_error,
+            sum=total,
+            sum_error=error,
+            links=tuple(probe.reading for probe in probes),
+            seconds=round(time.monotonic() - began_s, 3),
+        )
+        print(json.dumps(to_plain(reading)), flush=True)
+        for probe in probes:
+            probe.leave()
+        await _linger(listener, met)
+    finally:
+        await listener.close()
+
+
+async def _sum(order: NetworkOrder, listener: Listener, probes: list[LinkProbe]) -> tuple[int | None, str]:
+    """Add up the places of all hosts, counted from 1, around a ring; a second turn tells everybody the sum.
+
+    Returns: the sum and nothing, or None and why there is none.
+    """
+    names = order.names
+    place = names.index(order.host)
+    by_name = {probe.reading.peer: probe for probe in probes}
+    away = [name for name, probe in by_name.items() if probe.reading.answer is not Answer.OPEN]
+    if away:
+        return None, f"not tried without {', '.join(away)}"
+    following, before = by_name[names[(place + 1) % len(names)]], names[place - 1]
+    turn, total = 0, 0
+    try:
+        async with asyncio.timeout(_SUM_S):
+            if place == 0:
+                await following.pass_sum(0, 1)
+                _, total = await listener.sums.get()
+                await following.pass_sum(1, total)
+                await listener.sums.get()
+            else:
+                _, so_far = await listener.sums.get()
+                await following.pass_sum(0, so_far + place + 1)
+                turn, total = await listener.sums.get()
+                await following.pass_sum(turn, total)
+    except TimeoutError:
+        return None, f"nothing came from {before} within {_SUM_S:g} s"
+    except OSError as error:
+        return None, f"{following.reading.peer}: {error}"
+    return total, ""
+
+
+async def _reach_through_others(order: NetworkOrder) -> Mapping[str, tuple[str, ...]]:
+    """Return the peers that answer through interfaces other than the job's."""
+    found = {}
+    others = [item for item in interfaces.addresses().items() if item[0] != order.interface][:_MOST_INTERFACES]
+    for name, address in others:
+        answers = await asyncio.gather(*(_reaches(name, address, peer.address) for peer in order.peers))
+        found[name] = tuple(peer.name for peer, answer in zip(order.peers, answers, strict=True) if answer)
+    return found
+
+
+async def _reaches(interface: str, address: str, target: str) -> bool:
+    try:
+        stream = interfaces.stream_through(interface, address)
+    except OSError:
+        return False
+    with stream, contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(_OTHER_INTERFACE_S):
+            await asyncio.get_running_loop().sock_connect(stream, (target, DOCTOR_PORT))
+            return True
+    return False
+
+
+async def _linger(listener: Listener, met: list[str]) -> None:
+    """Answer until no peer has anything left to ask."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_S):
+            while not listener.left.issuperset(met):
+                listener.has_left.clear()
+                await listener.has_left.wait()
+
+
+def _join(order: NetworkOrder) -> None:
+    network = None if order.network_namespace is None else os.open(order.network_namespace, os.O_RDONLY | os.O_CLOEXEC)
+    if order.user_namespace is not None:
+        user = os.open(order.user_namespace, os.O_RDONLY | os.O_CLOEXEC)
+        kernel.join_namespace(user, kind=kernel.CLONE_NEWUSER)
+        os.close(user)
+    if network is not None:
+        kernel.join_namespace(network, kind=kernel.CLONE_NEWNET)
+        os.close(network)
+
+
+class NameCheck:
+    """Looks all hosts up by name, as programs of the job will: in a child with a /etc/hosts like theirs.
+
+    A child, because a resolver that does not hear of that file may wait for servers that cannot be reached.
+    """
+
+    def __init__(self, order: NetworkOrder) -> None:
+        self._pid = 0
+        self._answer = -1
+        self._end_s = time.monotonic() + _NAMES_S
+        self._file = order.hosts_file
+        if not order.hosts_file:
+            return
+        self._answer, write_end = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                text = _look_up(order)
+            except Exception as error:  # noqa: BLE001 - boundary: told to the parent
+                text = json.dumps({"error": f"{type(error).__name__}: {error}"})
+            os.write(write_end, text.encode())
+            os._exit(0)
+        os.close(write_end)
+
+    def result(self) -> tuple[Mapping[str, str] | None, str]:
+        """Return what each name means, or None and why that is not known."""
+        if not self._pid:
+            return None, ""
+        ready, _, _ = select.select([self._answer], [], [], max(0.0, self._end_s - time.monotonic()))
+        if not ready:
+            return None, f"names were not resolved within {_NAMES_S:g} s"
+        try:
+            found = json.loads(os.read(self._answer, 1 << 20))
+        except ValueError:
+            return None, "the look-up ended without an answer"
+        return (None, found["error"]) if "error" in found else (found, "")
+
+    def close(self) -> None:
+        """End the child."""
+        if self._pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+            os.close(self._answer)
+            self._pid = 0
+            with contextlib.suppress(OSError):
+                os.unlink(self._file)
+
+
+def _look_up(order: NetworkOrder) -> str:
+    kernel.die_with_parent(signal.SIGKILL)
+    own = [(order.host, order.address)]
+    with open(order.hosts_file, "w", encoding="utf-8") as file:
+        file.write("127.0.0.1 localhost\n")
+        file.writelines(f"{address} {name}\n" for name, address in own + [(p.name, p.address) for p in order.peers])
+    kernel.unshare(kernel.CLONE_NEWNS)
+    kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount(order.hosts_file, os.path.realpath("/etc/hosts"), flags=kernel.MS_BIND)
+    found = {}
+    for name in order.names:
+        try:
+            entries = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
+            found[name] = ", ".join(sorted({str(entry[4][0]) for entry in entries}))
+        except OSError as error:
+            found[name] = f"nothing ({error.strerror or error})"
+    return json.dumps(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,198 @@
+"""The first process of a host as the agent holds it: made with folder and cgroup, spoken to, ended, cleaned up after.
+
+Where: `program` makes one for each start; `standby` makes one ahead of the program that it is for and hands it over.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import clary
+from clary.agent.host.cgroups import HostCgroup
+from clary.agent.host.leftovers import remove_tree
+from clary.agent.host.program_order import host_order, process_orders
+from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
+from clary.contract.errors import AgentError
+from clary.contract.launch_plan import Isolation
+
+KILL_LIMIT_S = 5.0  # for processes to vanish after SIGKILL; what hangs in the kernel takes longer
+_START = "import sys; sys.path.insert(0, sys.argv.pop(2)); from clary.agent.host.init import main; main()"
+
+
+class FirstProcess:
+    """One first process; `launch` starts it, `end` and `clean_up` take it and all that was made for it away.
+
+    Args:
+        sandbox: the host.
+    """
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._init: subprocess.Popen[bytes] | None = None
+        self._scratch_folder = ""
+        self._cgroup: HostCgroup | None = None
+        self._errors = os.memfd_create("clary-init-errors")
+        self.control, self._remote_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self.control.setblocking(False)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it runs no more."""
+        return self._init is None or self._init.poll() is not None
+
+    def launch(
+        self,
+        processes: Sequence[ProcessSpec],
+        *,
+        output_fds: Sequence[int],
+        standby: Mapping[str, Any] | None = None,
+        late_roots: Sequence[str] = (),
+    ) -> None:
+        """Make folder and cgroup and start it.
+
+        Args:
+            processes: what it starts as soon as the host is made.
+            output_fds: write end of each process's output pipe.
+            standby: interpreter to hold ready; the processes then come later, by `send_start`.
+            late_roots: folders below which binds may come later.
+
+        Raises:
+            AgentError: a folder is missing or the cgroup is in use. `end` and `clean_up` are due all the same.
+        """
+        for folder in (self._sandbox.host_folder, self._sandbox.ml_folder):
+            if not os.path.isdir(folder):
+                raise AgentError(f"host {self._sandbox.hostname}: folder {folder} does not exist")
+        self._scratch_folder = tempfile.mkdtemp(prefix="program-", dir=self._sandbox.host_folder)
+        # It holds the root of the host, which programs pass under other users too.
+        os.chmod(self._scratch_folder, 0o755)  # noqa: S103
+        if os.geteuid() == 0:
+            # An agent that is root can start hosts in another user's namespace; that user owns the host's folder.
+            owner = os.stat(self._sandbox.host_folder)
+            os.chown(self._scratch_folder, owner.st_uid, owner.st_gid)
+        self._cgroup = HostCgroup.create(self._sandbox.cgroup_name, self._sandbox.resources)
+        order = host_order(
+            processes,
+            self._sandbox,
+            scratch_folder=self._scratch_folder,
+            cgroup=self._cgroup,
+            output_fds=output_fds,
+            standby=standby,
+            late_roots=late_roots,
+        )
+        remote = self._remote_control.fileno()
+        sources = str(Path(clary.__file__).parents[1])
+        standard_input = _in_memory("clary-host-order", order)
+        try:
+            # -S: site-packages are of no use to it and cost start-up time.
+            self._init = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-X", "utf8", "-c", _START, str(remote), sources],
+                stdin=standard_input,
+                stdout=self._errors,
+                stderr=self._errors,
+                pass_fds=(remote, *output_fds),
+                start_new_session=True,  # Ctrl-C in a terminal is for the agent to decide on
+                cwd="/",
+                env={"PATH": os.defpath},
+            )
+        finally:
+            os.close(standard_input)
+            # Only the first process may hold the other end, so that its death reads as an end of file.
+            self._remote_control.close()
+
+    def send(self, message: Mapping[str, Any]) -> bool:
+        """Send one message; False if nobody is there to take it."""
+        try:
+            self.control.send(json.dumps(message).encode())
+        except OSError:
+            return False
+        return True
+
+    def send_start(self, processes: Sequence[ProcessSpec], *, binds: Sequence[Bind], output_fds: Sequence[int]) -> bool:
+        """Tell a first process that stands by what it is for; False if nobody is there to take it."""
+        order = {
+            "processes": process_orders(processes, output_fds),
+            "binds": [vars(bind) for bind in binds],
+        }
+        descriptor = _in_memory("clary-start-order", order)
+        try:
+            rights = array.array("i", [descriptor, *output_fds])
+            self.control.sendmsg(
+                [json.dumps({"kind": "start"}).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
+            )
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+    def last_words(self) -> str:
+        """Return what it wrote to its standard error."""
+        os.lseek(self._errors, 0, os.SEEK_SET)
+        with open(self._errors, "rb", closefd=False) as file:
+            return file.read().decode(errors="replace").strip()
+
+    def end(self, *, pidfd: int | None = None) -> None:
+        """End it and with it the program.
+
+        Args:
+            pidfd: of process 1 of the host, where that is known.
+        """
+        # For the first process the agent is gone now: it kills everything and leaves.
+        with contextlib.suppress(OSError):
+            self.control.shutdown(socket.SHUT_WR)
+        if self._init is None:
+            return
+        try:
+            self._init.wait(KILL_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            if pidfd is not None and self._sandbox.isolation is Isolation.NAMESPACES:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            self._init.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._init.wait(KILL_LIMIT_S)
+        # Plain processes whose keeper was killed by somebody can live on; their cgroup or their sessions find them.
+        if self._cgroup is not None:
+            self._cgroup.kill_all()
+
+    def oom_kills(self) -> int:
+        """Return how many processes the kernel has killed because the host's memory limit was reached."""
+        return 0 if self._cgroup is None else self._cgroup.oom_kills()
+
+    def peak_memory_bytes(self) -> int | None:
+        """Return the most memory that the host has used at a time; None where nobody counts it."""
+        return None if self._cgroup is None else self._cgroup.peak_memory_bytes()
+
+    def clean_up(self) -> str | None:
+        """Remove folder, cgroup and descriptors; returns a sentence if the cgroup stays. Comes once, after `end`."""
+        self.control.close()
+        self._remote_control.close()
+        os.close(self._errors)
+        refusal = None if self._cgroup is None else self._cgroup.remove()
+        if self._scratch_folder:
+            remove_tree(self._scratch_folder)
+        return refusal
+
+
+def _in_memory(name: str, order: Mapping[str, Any]) -> int:
+    """Return a file in memory with the order, to be read from its start.
+
+    Not a pipe: no deadlock however large the order is; and no secret on a disk.
+    """
+    descriptor = os.memfd_create(name)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(json.dumps(order).encode())
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor

@@ -1,0 +1,119 @@
+"""Binds that a host gets when it is made already: what is known only with the program that it stood by for.
+
+Where: `host_root` shows the folders below which such binds may come; `standing_by` mounts them before anything of the
+program runs, and takes those folders away again.
+
+[Note: who sees the late roots]
+They hold other jobs' data, and while a host stands by there runs an interpreter in it that has imported packages of one
+job's environment. So they lie in the mount namespace of the keeper alone. The interpreter gets a mount namespace of its
+own, from which they are taken before it executes, and which receives what the keeper mounts later (MS_SLAVE). Access
+rights would not do: the interpreter is root of the host.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clary.agent.host import kernel
+from clary.agent.host.machine_view import MachineView
+
+_PLACE = "/run/.clary-late"  # /run is a tmpfs of the host's own
+_LAYERS = f"{_PLACE}/layers"
+_OWNER_ONLY = 0o700
+
+
+def show_late_roots(new_root: str, *, roots: Sequence[str], scratch_folder: str) -> None:
+    """Make `roots` reachable in the root that is being built.
+
+    Args:
+        new_root: the root, while the old one can still be reached.
+        roots: canonical paths on the machine.
+        scratch_folder: of the host; layers for overlays are put there.
+    """
+    os.mkdir(new_root + _PLACE, _OWNER_ONLY)
+    layers = f"{scratch_folder}/late-layers"
+    os.mkdir(layers)
+    for source, place in ((layers, _LAYERS), *((root, _root_place(number)) for number, root in enumerate(roots))):
+        os.mkdir(new_root + place, _OWNER_ONLY)
+        kernel.mount(source, new_root + place, flags=kernel.MS_BIND | kernel.MS_REC)
+
+
+def share_mounts() -> None:
+    """Let mount namespaces that leave this one receive what is mounted here later."""
+    kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_SHARED)
+
+
+def leave_late_roots() -> None:
+    """Enter a mount namespace that has no late roots and receives what is mounted in the one that is left."""
+    kernel.unshare(kernel.CLONE_NEWNS)
+    kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_SLAVE)
+    _detach()
+
+
+def mount_late_binds(
+    binds: Sequence[Mapping[str, Any]], *, roots: Sequence[str], in_user_namespace: bool
+) -> list[str]:
+    """Mount `binds`, take the late roots away, and share no mounts any more; returns what is not isolated.
+
+    Args:
+        binds: source, target, read_only and overlay of each; sources are canonical and lie below one of `roots`.
+        roots: as `show_late_roots` got them; without any there can be no binds.
+        in_user_namespace: whether this process has its rights from a user namespace.
+
+    Raises:
+        OSError: a mount was refused; the text names it. The host is of no use then.
+    """
+    if not roots:
+        return []
+    view = MachineView("", layers_folder=_LAYERS, in_user_namespace=in_user_namespace)
+    not_isolated: list[str] = []
+    for bind in sorted(binds, key=lambda bind: str(bind["target"]).count("/")):
+        source, target = _place_of(bind["source"], roots), os.path.realpath(bind["target"])
+        is_folder = os.path.isdir(source)
+        if not is_folder and not os.path.exists(source):
+            raise FileNotFoundError(f"bind {bind['source']} at {bind['target']}: the source does not exist")
+        make_mount_point(target, is_folder=is_folder)
+        if bind["overlay"] and is_folder:
+            if view.overlay(source, target):
+                continue
+            not_isolated.append(
+                f"Files: what the program changes in {bind['target']} it changes in the machine's {bind['source']}, "
+                f"because no private layer could be laid over it ({view.refusal})."
+            )
+        kernel.mount(source, target, flags=kernel.MS_BIND | kernel.MS_REC)
+        if bind["read_only"]:
+            kernel.make_read_only(target)
+    _detach()
+    for name in os.listdir(_PLACE):
+        os.rmdir(f"{_PLACE}/{name}")
+    os.rmdir(_PLACE)
+    kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+    return not_isolated
+
+
+def make_mount_point(path: str, *, is_folder: bool) -> None:
+    """Make what a mount can be put on, unless it is there."""
+    if is_folder:
+        os.makedirs(path, exist_ok=True)
+    elif not os.path.lexists(path):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+
+
+def _root_place(number: int) -> str:
+    return f"{_PLACE}/{number}"
+
+
+def _place_of(source: str, roots: Sequence[str]) -> str:
+    """Return where `source` can be reached in this root."""
+    for number, root in enumerate(roots):
+        if source == root or source.startswith(root.rstrip("/") + "/"):
+            return os.path.normpath(f"{_root_place(number)}/{os.path.relpath(source, root)}")
+    raise ValueError(f"bind {source}: it lies below none of the late roots {', '.join(roots)}")
+
+
+def _detach() -> None:
+    for name in os.listdir(_PLACE):
+        kernel.unmount(f"{_PLACE}/{name}", flags=kernel.MNT_DETACH)

@@ -1,0 +1,184 @@
+"""The zygote of a host that stands by: started, asked to fork the ranks of a program, ended.
+
+Where: `standing_by` starts it in the first process of the host, `keeper` has it fork. What runs in it is
+`clary.agent.zygote.clary_zygote`. Messages are JSON objects, one a packet:
+
+    from the zygote: ready, refused (reason), forked (pids)
+    to the zygote: fork, with descriptors: the order as a file in memory, the gate, the agent's socket, outputs
+
+Forked ranks wait at the gate, a pipe, until the zygote has ended, which makes this process their parent, and until
+their pids are known here. If anything goes wrong before, the gate closes and they leave without a trace, so the caller
+can start all processes anew.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from clary.agent.host.spawning import spawn
+
+READY_LIMIT_S = 20.0  # from the start order; a zygote that still imports is done before a new interpreter would be
+FORK_LIMIT_S = 10.0  # milliseconds a rank, unless the machine swaps
+MAX_DESCRIPTORS = 253  # that the kernel passes in one message (SCM_MAX_FD)
+MAX_PROCESSES = 200
+_MAX_MESSAGE_BYTES = 65536
+_GO = b"g"
+
+
+class Zygote:
+    """One zygote; it forks for one program and is gone then."""
+
+    def __init__(self, pid: int, remote: socket.socket, *, failure: str) -> None:
+        self._pid = pid
+        self._socket = remote
+        self._failure = failure
+        self._has_ended = False
+
+    @classmethod
+    def start(cls, standby: Mapping[str, Any], *, parent_watched: bool, prepare: Callable[[], object]) -> Zygote:
+        """Start the interpreter; what it imports it imports on its own time.
+
+        Args:
+            standby: argv and environment, as `standby` writes them.
+            parent_watched: whether it dies with this process.
+            prepare: called in its process before it executes.
+        """
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        output_read, output_write = os.pipe()
+        try:
+            python, script, *rest = standby["argv"]
+            pid, failure = spawn(
+                {
+                    "argv": [python, script, str(there.fileno()), str(output_read), *rest],
+                    "environment": standby["environment"],
+                    "working_folder": "/",
+                    "output_fd": output_write,
+                },
+                announce=prepare,
+                parent_watched=parent_watched,
+                inherited_fds=(there.fileno(), output_read),
+            )
+        finally:
+            there.close()
+            os.close(output_read)
+            os.close(output_write)
+        return cls(pid, here, failure=failure)
+
+    def fork(
+        self, processes: Sequence[Mapping[str, Any]], *, control: socket.socket, parent_watched: bool
+    ) -> tuple[dict[int, int], str]:
+        """Fork those of `processes` that are marked for it; the zygote has ended afterwards.
+
+        Args:
+            processes: as `program_order` writes them, with `forks`.
+            control: socket to the agent, where each announces itself.
+            parent_watched: whether they die with this process.
+
+        Returns: index -> pid of what runs now, children of this process; and why nothing does, in words.
+        """
+        marked = {index: process for index, process in enumerate(processes) if _can_fork(process)}
+        try:
+            if not marked:
+                return {}, ""
+            return self._fork(marked, control=control, parent_watched=parent_watched), ""
+        except (OSError, ValueError, KeyError) as error:
+            return {}, str(error)
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """End it; harmless when repeated."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._socket.close()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._pid, 0)
+
+    def _fork(
+        self, marked: Mapping[int, Mapping[str, Any]], *, control: socket.socket, parent_watched: bool
+    ) -> dict[int, int]:
+        if self._failure:
+            raise OSError(self._failure)
+        self._expect("ready", within_s=READY_LIMIT_S)
+        gate_read, gate_write = os.pipe()
+        try:
+            self._send_order(marked, gate=gate_read, control=control, parent_watched=parent_watched)
+            pids = self._expect("forked", within_s=FORK_LIMIT_S)["pids"]
+            forked = {index: int(pid) for index, pid in zip(marked, pids, strict=True)}
+            self._await_end(FORK_LIMIT_S)
+            os.write(gate_write, _GO * len(forked))
+        finally:
+            os.close(gate_read)
+            os.close(gate_write)
+        return forked
+
+    def _send_order(
+        self, marked: Mapping[int, Mapping[str, Any]], *, gate: int, control: socket.socket, parent_watched: bool
+    ) -> None:
+        order = {
+            "parent": os.getpid() if parent_watched else None,
+            "processes": [
+                {
+                    "index": index,
+                    "argv": process["argv"],
+                    "environment": process["environment"],
+                    "working_folder": process["working_folder"],
+                }
+                for index, process in marked.items()
+            ],
+        }
+        outputs = [process["output_fd"] for process in marked.values()]
+        descriptor = os.memfd_create("clary-fork-order")
+        try:
+            with open(descriptor, "wb", closefd=False) as file:
+                file.write(json.dumps(order).encode())
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            rights = array.array("i", [descriptor, gate, control.fileno(), *outputs])
+            self._socket.sendmsg(
+                [json.dumps({"kind": "fork"}).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
+            )
+        finally:
+            os.close(descriptor)
+
+    def _expect(self, kind: str, *, within_s: float) -> dict[str, Any]:
+        """Return the next message, which has to be of that kind."""
+        self._socket.settimeout(within_s)
+        try:
+            data = self._socket.recv(_MAX_MESSAGE_BYTES)
+        except TimeoutError as error:
+            raise OSError(f"the interpreter that stood ready did not say {kind!r} within {within_s:g} s") from error
+        if not data:
+            raise OSError("the interpreter that stood ready has ended")
+        message: dict[str, Any] = json.loads(data)
+        if message["kind"] != kind:
+            raise OSError(str(message.get("reason", f"the interpreter that stood ready said {message['kind']!r}")))
+        return message
+
+    def _await_end(self, limit_s: float) -> None:
+        """Wait until the zygote has ended by itself, so that its children are this process's."""
+        watched = os.pidfd_open(self._pid)
+        try:
+            poll = select.poll()
+            poll.register(watched, select.POLLIN)
+            began_s = time.monotonic()
+            if not poll.poll(limit_s * 1000):
+                raise OSError(f"the interpreter that stood ready lived on for {time.monotonic() - began_s:.0f} s")
+        finally:
+            os.close(watched)
+
+
+def _can_fork(process: Mapping[str, Any]) -> bool:
+    """Whether nothing is in the way that `spawn` reports better."""
+    folder = process["working_folder"]
+    return bool(process.get("forks")) and os.path.isdir(folder) and os.access(folder, os.X_OK)

@@ -1,0 +1,112 @@
+"""The agent of one host of a warm pool: serves one attempt after the other.
+
+Where: `python -m clary.agent --pool` runs one. Between attempts it asks the service what is next, and tells by asking
+that it is done with the last. Each attempt has a supervisor of its own; nothing of one reaches the next.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from clary.agent.service_client import AttemptOver, BackOff, ServiceRefused, ServiceUnreachable
+from clary.agent.supervisor.supervisor import EXIT_RELEASED, EXIT_TERMINATED
+from clary.contract.agent_protocol import PoolAssignment
+
+WAIT_S = 10.0  # of one question
+ORPHAN_S = 600.0  # without the service, before the host is given up; nothing runs on it meanwhile
+
+logger = logging.getLogger(__name__)
+
+
+class Assignments(Protocol):
+    """The service as the agent of a pool sees it; `PoolClient` in life."""
+
+    def next_assignment(self, after: str, *, wait_s: float) -> PoolAssignment | None:
+        """Wait for an attempt other than `after`."""
+
+    def break_off(self) -> None:
+        """Break off the wait."""
+
+
+class Attempt(Protocol):
+    """One attempt on this host; `Supervisor` in life."""
+
+    def run(self) -> int:
+        """Live through it and return an exit code."""
+
+    def terminate(self) -> None:
+        """Stop the program with a short grace and leave."""
+
+
+class PoolAgent:
+    """Runs one host of a pool; `run` returns the agent's exit code.
+
+    Args:
+        assignments: where to ask.
+        make_attempt: builds what lives through an attempt.
+        orphan_s: how long the service may be away while nothing runs.
+    """
+
+    def __init__(
+        self,
+        assignments: Assignments,
+        *,
+        make_attempt: Callable[[PoolAssignment], Attempt],
+        orphan_s: float = ORPHAN_S,
+    ) -> None:
+        self._assignments = assignments
+        self._make_attempt = make_attempt
+        self._orphan_s = orphan_s
+        self._attempt: Attempt | None = None
+        self._terminated = threading.Event()
+
+    def terminate(self) -> None:
+        """Leave, and stop the program first if one runs. Safe in a signal handler."""
+        self._terminated.set()
+        if (attempt := self._attempt) is not None:
+            attempt.terminate()
+        else:
+            self._assignments.break_off()
+
+    def run(self) -> int:
+        """Serve attempts until the pool ends."""
+        served = ""
+        while True:
+            assignment = self._next(served)
+            if assignment is None:
+                return EXIT_TERMINATED if self._terminated.is_set() else EXIT_RELEASED
+            self._attempt = self._make_attempt(assignment)
+            if self._terminated.is_set():  # it came while the attempt was being made, and found nothing to tell
+                return EXIT_TERMINATED
+            code = self._attempt.run()
+            self._attempt = None
+            if code != EXIT_RELEASED or self._terminated.is_set():
+                logger.error("attempt %s ended with code %d: this host serves no other", assignment.name, code)
+                return code if code != EXIT_RELEASED else EXIT_TERMINATED
+            served = assignment.name
+
+    def _next(self, served: str) -> PoolAssignment | None:
+        """Ask until there is an attempt to serve; None when there will be none."""
+        heard_at_s = time.monotonic()
+        back_off = BackOff()
+        while not self._terminated.is_set():
+            try:
+                found = self._assignments.next_assignment(served, wait_s=WAIT_S)
+            except AttemptOver as error:
+                logger.info("leaving: %s", error)
+                return None
+            except (ServiceUnreachable, ServiceRefused) as error:
+                if time.monotonic() - heard_at_s > self._orphan_s:
+                    logger.error("leaving: no service for %g s: %s", self._orphan_s, error)
+                    return None
+                self._terminated.wait(back_off.next_s())
+                continue
+            heard_at_s = time.monotonic()
+            back_off.reset()
+            if found is not None:
+                return found
+        return None

@@ -1,0 +1,58 @@
+"""What a health check found, and what may follow from it: agents report it, the service weighs it.
+
+Where: `HostFacts.health` carries the findings of one host; `control.jobs.health` says which host or link is sick.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FindingState(StrEnum):
+    """How it stands with what was checked."""
+
+    OK = "ok"
+    WARN = "warn"  # worth a look; nothing follows from it
+    BAD = "bad"  # the job will fail or crawl
+    SKIPPED = "skipped"  # not checked; the words say why
+
+
+class HealthAction(StrEnum):
+    """What follows from a sick host or link before the program starts."""
+
+    WARN = "warn"  # it is told
+    REPLACE = "replace"  # the attempt ends, and is tried again
+
+
+class Check(StrEnum):
+    """What is looked at: first a host by itself, then its links, one finding a peer."""
+
+    DISK = "disk"
+    MEMORY = "memory"
+    CLOCK = "clock"
+    GPU = "gpu"
+    NAMES = "names"  # every host's name means its address
+    PORT = "port"  # the port where ranks meet is free
+    INTERFACE = "interface"  # which one reaches all peers
+    COLLECTIVE = "collective"  # a sum over all hosts
+    LINK = "link"  # the whole link, where all of it is well or nothing was measured
+    ROUTE = "route"  # packets leave by the interface that they should
+    REACH = "reach"
+    DROP = "drop"  # a port whose packets vanish while others pass
+    MTU = "mtu"
+    LOSS = "loss"
+    DELAY = "delay"
+    RATE = "rate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HealthFinding:
+    """One line of the verdict on a host."""
+
+    check: Check
+    state: FindingState
+    host: str  # whose finding it is; of a link, where packets start
+    peer: str | None = None  # where they end; None for a check of the host by itself
+    words: str = ""  # what was found, with what was expected where they differ
+    cause: str = ""  # what most likely lies behind it; empty while all is well

@@ -1,0 +1,87 @@
+"""Faults that strike the hosts of a rehearsal on this machine.
+
+Where: `server.rehearsal_actions` decides whether a job may be struck; here it is done. Nothing is recorded: what comes
+of a fault the service finds out as it does of one that nobody ordered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from clary.contract.errors import EngineError
+from clary.contract.launch_plan import Isolation, LaunchPlan
+from clary.control.engines.local import attempt_record, killing, network_faults, rehearsal_records
+from clary.control.engines.local.engine import JOBS_FOLDER, LocalEngine
+
+_RANK_SHIM = "clary_rank.py"
+
+
+class LocalFaults:
+    """Strikes hosts of one engine.
+
+    Args:
+        engine: whose hosts they are.
+        home_folder: of the service.
+    """
+
+    def __init__(self, engine: LocalEngine, home_folder: Path) -> None:
+        self._engine = engine
+        self._home = home_folder
+
+    def refusals(self) -> Mapping[str, str]:
+        """Return kind of fault -> why it can not be had here; kinds that can are not in it."""
+        if self._engine.isolation()[0] is Isolation.NAMESPACES:
+            return {}
+        why = "hosts are plain processes here and have no network of their own; it takes root or user namespaces"
+        return {"partition": why, "slow": why}
+
+    async def kill_host(self, plan: LaunchPlan, host: str) -> None:
+        """Kill everything on a host at once; raises EngineError."""
+        await self._engine.fence(plan, host)
+
+    async def kill_rank(self, plan: LaunchPlan, rank: int) -> None:
+        """Kill the processes of one rank; raises EngineError if there are none."""
+        await asyncio.to_thread(_kill_rank, Path(plan.work_folder), rank)
+
+    async def connect(self, plan: LaunchPlan, hosts: Sequence[str], *, up: bool) -> None:
+        """Cut hosts off their job's network, or connect them again; raises EngineError."""
+        for host in hosts:
+            await network_faults.partition(plan, host, up=up)
+
+    async def set_rate(self, plan: LaunchPlan, host: str, rate_mbit_s: float | None) -> None:
+        """Let a host send no more than this; None: what its plan says, or as much as it likes."""
+        await network_faults.limit(plan, host, rate_mbit_s=rate_mbit_s)
+
+    async def records(self, job_name: str, attempt: int) -> list[dict[str, Any]]:
+        """Return what the programs of an attempt that is over wrote down."""
+        folder = self._home / JOBS_FOLDER / job_name / str(attempt)
+        return await asyncio.to_thread(rehearsal_records.read, folder)
+
+
+def _kill_rank(folder: Path, rank: int) -> None:
+    record = attempt_record.read_record(folder)
+    agents = {} if record is None or record.boot_id != attempt_record.boot_id() else record.agents
+    below = [process for agent in agents.values() for process in killing.descendants(agent)]
+    wanted = f"RANK={rank}".encode()
+    ours = [process for process in below if wanted in _variables(process.pid)]
+    if not ours and rank == 0:  # one process without a rank
+        ours = [process for process in below if any(_RANK_SHIM in part for part in killing.command_line(process))]
+    try:
+        for process in ours:
+            killing.kill(process)
+    except (OSError, TimeoutError) as error:
+        raise EngineError(f"rank {rank} of {folder} could not be killed: {error}") from error
+    if not ours:
+        raise EngineError(f"no process of rank {rank} runs")
+
+
+def _variables(pid: int) -> list[bytes]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []

@@ -1,0 +1,133 @@
+"""Warm pools: whose hosts stay after a job, for how long, and which job may have them. Pure.
+
+Where: `transitions` moves a job's `warm_pool`; the reconciler asks which pool fits a waiting job and which is due to
+end. A pool is held by one job at a time: by the one that runs on it, or by the last one that did.
+Source: "Train using SageMaker managed warm pools" (developer guide): matching criteria and statuses; WarmPoolStatus in
+the API reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from clary.contract.agent_protocol import HostPhase
+from clary.contract.errors import Fault
+from clary.contract.statuses import WarmPoolStatus
+from clary.control.jobs.job_request import JobRequest
+from clary.control.jobs.training_job import EndCause, TrainingJob, WarmPool
+
+_MATCHING_MEMBERS = (
+    ("RoleArn",),
+    ("ResourceConfig", "VolumeSizeInGB"),
+    ("ResourceConfig", "VolumeKmsKeyId"),
+    ("VpcConfig",),
+    ("EnableNetworkIsolation",),
+    ("EnableInterContainerTrafficEncryption",),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolDecision:
+    """Whether a pool's hosts stay."""
+
+    stays: bool
+    reason: str
+
+
+def in_use() -> WarmPool:
+    """Return the state of a job that runs on a pool."""
+    return WarmPool(status=WarmPoolStatus.IN_USE)
+
+
+def on_finish(job: TrainingJob, now: datetime) -> TrainingJob:
+    """Return a job that has just ended with its pool waiting for others, or about to go; unchanged without a pool."""
+    if not job.pool:
+        return job
+    decision = stays_after_end(job)
+    if decision.stays:
+        pool = WarmPool(status=WarmPoolStatus.AVAILABLE, available_at=now)
+    else:
+        pool = WarmPool(status=WarmPoolStatus.TERMINATED, reason=decision.reason)
+    return replace(job, warm_pool=pool, is_released=False)
+
+
+def stays_after_end(job: TrainingJob) -> PoolDecision:
+    """Say whether the hosts of an ended job wait for a matching one."""
+    if JobRequest(job.request).keep_alive_s == 0:
+        return PoolDecision(stays=False, reason="the job asked for no keep-alive period")
+    if not job.hosts or any(record.facts.phase is HostPhase.LOST for record in job.hosts.values()):
+        return PoolDecision(stays=False, reason="a host was lost")
+    if job.end_cause is EndCause.FAILURE:
+        fault = job.failure.fault if job.failure is not None else Fault.INTERNAL.value
+        if fault not in (Fault.ALGORITHM.value, Fault.USER.value):
+            return PoolDecision(stays=False, reason=f"the job failed by a fault that may be the hosts' own ({fault})")
+    return PoolDecision(stays=True, reason="waits for a matching job")
+
+
+def park(job: TrainingJob) -> TrainingJob:
+    """Return a job whose pool can be taken: nothing of the job is left on its hosts."""
+    if job.warm_pool is None or job.warm_pool.status is not WarmPoolStatus.AVAILABLE:
+        return job
+    return replace(job, warm_pool=replace(job.warm_pool, is_parked=True))
+
+
+def hand_over(job: TrainingJob, *, by: str, now: datetime) -> TrainingJob:
+    """Return a job whose pool another one holds from now on."""
+    if job.warm_pool is None or job.warm_pool.status is not WarmPoolStatus.AVAILABLE:
+        return job
+    pool = replace(job.warm_pool, status=WarmPoolStatus.REUSED, left_at=now, reused_by=by, is_parked=False)
+    return replace(job, warm_pool=pool, pool="", is_released=True, modified_at=now)
+
+
+def end(job: TrainingJob, *, reason: str, now: datetime) -> TrainingJob:
+    """Return an ended job whose hosts, those of a pool included, are gone."""
+    if job.is_released:
+        return job
+    pool = job.warm_pool
+    if pool is not None and pool.status in (WarmPoolStatus.AVAILABLE, WarmPoolStatus.IN_USE):
+        pool = replace(
+            pool, status=WarmPoolStatus.TERMINATED, left_at=now, reason=reason or pool.reason, is_parked=False
+        )
+    return replace(
+        job, warm_pool=pool, pool="", is_released=True, modified_at=now if pool is not None else job.modified_at
+    )
+
+
+def is_parked(job: TrainingJob) -> bool:
+    """Whether the job has ended and its hosts wait, ready to be taken."""
+    return job.is_terminal and bool(job.pool) and job.warm_pool is not None and job.warm_pool.is_parked
+
+
+def is_becoming_available(job: TrainingJob) -> bool:
+    """Whether the job has ended and its hosts will wait, but something of it is still being put away."""
+    is_available = job.warm_pool is not None and job.warm_pool.status is WarmPoolStatus.AVAILABLE
+    return job.is_terminal and bool(job.pool) and is_available and not is_parked(job)
+
+
+def why_over(job: TrainingJob, *, now: datetime) -> str:
+    """Return why a pool that waits is due to end; empty while it may stay."""
+    assert job.warm_pool is not None
+    keep_alive_s = JobRequest(job.request).keep_alive_s
+    if job.warm_pool.retained_s(now) < keep_alive_s:
+        return ""
+    if keep_alive_s == 0:
+        return "the keep-alive period was set to 0"
+    return f"no matching job came within the keep-alive period of {keep_alive_s} s"
+
+
+def matches(job: TrainingJob, holder: TrainingJob) -> bool:
+    """Whether a waiting job may run on the hosts that an ended one has left."""
+    groups, held = JobRequest(job.request).instance_groups, JobRequest(holder.request).instance_groups
+    if groups != held or JobRequest(job.request).is_spot:
+        return False
+    return all(_member(job.request, path) == _member(holder.request, path) for path in _MATCHING_MEMBERS)
+
+
+def _member(request: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    value: Any = request
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value or None  # false and absent are the same here

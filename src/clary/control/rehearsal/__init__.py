@@ -1,0 +1,10 @@
+"""Rehearsals: a job under faults beside an uninterrupted twin, and what its resumes were worth. Pure.
+
+faults       what is to strike and when: words, texts, draws from a seed
+requests     two requests out of one, with places of their own
+readings     steps and losses out of log lines
+recordings   batches and optimizer steps out of what `compat.clary_rehearsal` wrote down
+history      the steps that count, out of attempts
+comparing    samples and losses against the twin's
+certificate  all of it together, and the verdict
+"""

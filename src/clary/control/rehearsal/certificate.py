@@ -1,0 +1,263 @@
+"""The resume certificate: what a rehearsal lost, what it repeated or missed, and the verdict with its reason. Pure.
+
+Where: `clary rehearse` makes one at the end, prints it (`cli.certificate_words`) and writes it as JSON.
+
+[Note: order of causes]
+One omission shows in many ways: a sampler that begins anew changes losses too. So what comes first decides: a job that
+did not come back, then steps that begin anew, then samples, and only where those are right are losses held against
+the optimizer's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from clary.control.rehearsal.comparing import LossCheck, SampleCheck, check_losses, check_samples
+from clary.control.rehearsal.history import Attempt, History, Resume, make_history, scale_of
+
+COMPLETED = "Completed"
+
+
+class Verdict(StrEnum):
+    """What the certificate says."""
+
+    PASS = "PASS"  # noqa: S105 - no password
+    FAIL = "FAIL"
+    INCONCLUSIVE = "INCONCLUSIVE"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One of the two jobs, as it ended."""
+
+    name: str
+    status: str  # TrainingJobStatus
+    failure_reason: str = ""
+    attempts: tuple[Attempt, ...]
+    wall_s: float = 0.0  # from creation to end
+    lost_s: float = 0.0  # host seconds of training that was done again, from the ledger
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    has_checkpoints: bool = True  # whether the request has a CheckpointConfig with S3Uri
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strike:
+    """What became of a planned fault."""
+
+    words: str
+    at_s: float | None  # after training began; None: it never struck
+    note: str = ""  # why not, or what it did
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interruption:
+    """A resume with its steps by name."""
+
+    attempt: int
+    why: str
+    last_step: str  # printed before it; empty: none was
+    first_step: str  # printed after it
+    lost_steps: int | None
+    restored_files: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificate:
+    """What `clary rehearse` hands out."""
+
+    verdict: Verdict
+    reason: str
+    advice: str  # what to do about it; empty for a PASS
+    twin: str
+    rehearsal: str
+    strikes: tuple[Strike, ...]
+    interruptions: tuple[Interruption, ...]
+    steps_lost: int
+    seconds_lost: float  # wall time of the rehearsal less the twin's
+    redone_s: float  # host seconds of training that was done again
+    samples: SampleCheck
+    losses: LossCheck
+    metrics: Mapping[str, tuple[float | None, float | None]]  # name -> twin's and rehearsal's last value
+
+
+def certify(twin: Run, rehearsal: Run, strikes: Sequence[Strike]) -> Certificate:
+    """Compare the two and judge."""
+    last_of_twin = twin.attempts[-1] if twin.attempts else Attempt(number=1, readings=())
+    scale = scale_of(last_of_twin.readings)
+    twin_history = make_history([last_of_twin], scale, last_of_twin)
+    history = make_history(rehearsal.attempts, scale, last_of_twin)
+    samples = check_samples(twin_history.samples, history.samples)
+    losses = check_losses(twin_history, history, scale)
+    interruptions = tuple(
+        Interruption(
+            attempt=resume.attempt,
+            why=resume.why,
+            last_step="" if resume.last is None else scale.name(resume.last),
+            first_step="" if resume.first is None else scale.name(resume.first),
+            lost_steps=resume.lost_steps,
+            restored_files=resume.restored_files,
+        )
+        for resume in history.resumes
+    )
+    judgement = (
+        _of_ends(twin, rehearsal, strikes)
+        or _of_steps(twin, rehearsal, history, interruptions)
+        or _of_samples(samples)
+        or _of_losses(samples, losses)
+        or _passed(samples, losses)
+    )
+    names = sorted(twin.metrics.keys() | rehearsal.metrics.keys())
+    return Certificate(
+        verdict=judgement[0],
+        reason=judgement[1],
+        advice=judgement[2],
+        twin=twin.name,
+        rehearsal=rehearsal.name,
+        strikes=tuple(strikes),
+        interruptions=interruptions,
+        steps_lost=sum(max(0, resume.lost_steps or 0) for resume in history.resumes),
+        seconds_lost=round(rehearsal.wall_s - twin.wall_s, 1),
+        redone_s=round(rehearsal.lost_s, 1),
+        samples=samples,
+        losses=losses,
+        metrics={name: (twin.metrics.get(name), rehearsal.metrics.get(name)) for name in names},
+    )
+
+
+_Judgement = tuple[Verdict, str, str]
+
+
+def _of_ends(twin: Run, rehearsal: Run, strikes: Sequence[Strike]) -> _Judgement | None:
+    if twin.status != COMPLETED:
+        why = f": {twin.failure_reason}" if twin.failure_reason else ""
+        return Verdict.INCONCLUSIVE, f"the twin ended {twin.status} without any fault{why}", "make the job run first"
+    if len(twin.attempts) > 1:
+        reason = f"the twin was interrupted itself: {twin.attempts[0].end}"
+        return Verdict.INCONCLUSIVE, reason, "rehearse again when nothing disturbs it"
+    if rehearsal.status != COMPLETED:
+        why = f": {rehearsal.failure_reason}" if rehearsal.failure_reason else ""
+        return Verdict.FAIL, f"the job did not come back: it ended {rehearsal.status}{why}", "read its log"
+    missed = [strike for strike in strikes if strike.at_s is None]
+    if missed:
+        reason = f"{missed[0].words}: it never struck: {missed[0].note}"
+        return Verdict.INCONCLUSIVE, reason, "choose an earlier moment"
+    return None
+
+
+def _of_steps(twin: Run, rehearsal: Run, history: History, interruptions: Sequence[Interruption]) -> _Judgement | None:
+    if not twin.attempts or not any(attempt.readings for attempt in twin.attempts):
+        return (
+            Verdict.INCONCLUSIVE,
+            "no step was found in the twin's log",
+            "say how steps look with --step-regex, or give the request MetricDefinitions",
+        )
+    for resume, shown in zip(history.resumes, interruptions, strict=True):
+        if resume.last is None:
+            continue  # struck before the first step: nothing to go on from
+        if resume.first is None:
+            if resume is history.resumes[-1] and _has_more(resume, twin):
+                reason = f"after attempt {resume.attempt} no step was printed any more, and the job ended all the same"
+                return Verdict.FAIL, reason, "the program must train on from its checkpoint, not end"
+            continue
+        if resume.is_from_start:
+            return _began_anew(twin, rehearsal, resume, shown)
+        if resume.lost_steps is not None and resume.lost_steps < 0:
+            reason = f"steps between {shown.last_step} and {shown.first_step} were done by nobody"
+            return (
+                Verdict.FAIL,
+                f"{reason}: the step that the checkpoint names lies ahead of what it holds",
+                "save the number of the step together with the state, and go on from it",
+            )
+    return None
+
+
+def _has_more(resume: Resume, twin: Run) -> bool:
+    """Whether the twin's steps go on behind the last one before the interruption."""
+    num_steps = len(scale_of(twin.attempts[-1].readings).steps)
+    return resume.last is not None and resume.last < num_steps - 1
+
+
+def _began_anew(twin: Run, rehearsal: Run, resume: Resume, shown: Interruption) -> _Judgement:
+    began = f"after {shown.last_step} steps begin at {shown.first_step} again"
+    if not rehearsal.has_checkpoints:
+        return (
+            Verdict.FAIL,
+            f"{began}: the job has no checkpoints that could be restored",
+            "give it checkpoint_s3_uri (CheckpointConfig), write checkpoints to /opt/ml/checkpoints and read them",
+        )
+    if resume.restored_files:
+        return (
+            Verdict.FAIL,
+            f"{began} though {resume.restored_files} files were restored: the checkpoint is never read",
+            "look for the newest checkpoint when the program begins, and load it before the first step",
+        )
+    if twin.attempts[-1].stored_sets == 0:
+        return (
+            Verdict.FAIL,
+            f"{began}: the program writes no checkpoint to the folder of CheckpointConfig",
+            "write checkpoints to LocalPath (/opt/ml/checkpoints) as the training goes on",
+        )
+    return (
+        Verdict.INCONCLUSIVE,
+        f"{began}: no checkpoint had been stored yet",
+        "strike later, or write checkpoints more often",
+    )
+
+
+def _of_samples(samples: SampleCheck) -> _Judgement | None:
+    if not samples.is_known or samples.is_whole:
+        return None
+    reason = (
+        f"{samples.num_twice} samples were seen once too often and {samples.num_never} too seldom, of "
+        f"{samples.num_compared}: the sampler's place in the data is not restored"
+    )
+    if not samples.is_sure:
+        return Verdict.INCONCLUSIVE, f"{reason}, or steps were lined up wrongly ({samples.words})", "print each step"
+    return (
+        Verdict.FAIL,
+        reason,
+        "save how far the data was read, with the sampler's seed and epoch, and go on behind that",
+    )
+
+
+def _of_losses(samples: SampleCheck, losses: LossCheck) -> _Judgement | None:
+    if losses.num_compared == 0:
+        reason = "no losses were found for the same steps, so nothing tells what was restored"
+        return Verdict.INCONCLUSIVE, reason, "say how losses look with --loss-regex"
+    if not losses.is_comparable:
+        reason = f"losses differ by up to {losses.noise:.1%} before any fault: no curve can be compared"
+        return Verdict.INCONCLUSIVE, reason, "fix the seeds of the program"
+    if losses.parts_at is None:
+        return None
+    behind = losses.parts_after_resume
+    where = "" if behind is None else f", {_ordinal(behind)} after the resume,"
+    reason = f"the loss parts from the twin's at step {losses.parts_at}{where} {losses.there} for {losses.twin_there}"
+    if samples.is_whole:
+        return (
+            Verdict.FAIL,
+            f"{reason}, though samples are right: the state of the optimizer (or of scheduler, scaler or random "
+            "numbers) is not restored",
+            "save optimizer.state_dict() with the model, and the scheduler's and random generators' where they are "
+            "used",
+        )
+    return (
+        Verdict.FAIL,
+        f"{reason}; samples: {samples.words}: the state of the optimizer, or the place in the data, is not restored",
+        "save and load optimizer.state_dict() and how far the data was read",
+    )
+
+
+def _passed(samples: SampleCheck, losses: LossCheck) -> _Judgement:
+    if losses.num_equal == losses.num_compared:
+        curve = f"all {losses.num_compared} losses are the twin's as printed"
+    else:
+        curve = f"losses stay within {losses.largest:.2g} of the twin's, {losses.noise:.2g} without a fault"
+    seen = "each sample was seen as often as by the twin" if samples.is_whole else f"samples: {samples.words}"
+    return Verdict.PASS, f"{curve}; {seen}", ""
+
+
+def _ordinal(number: int) -> str:
+    names = {1: "the first", 2: "the second", 3: "the third"}
+    return f"{names.get(number, f'the {number}th')} printed"

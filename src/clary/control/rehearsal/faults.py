@@ -1,0 +1,171 @@
+"""What is to strike a rehearsal, and when: read from the command line or drawn from a seed. Pure.
+
+Where: `clary rehearse` prints the plan before anything starts and carries it out; the service strikes.
+
+    step:120     when the log shows step 120, or a later one
+    @30s         30 seconds after training has begun; the @ may be left out
+    @30s+10s     the same, and over after 10 seconds
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from clary.contract.errors import ContractError, Fault
+
+FIRST_SHARE, LAST_SHARE = 0.2, 0.9  # of the twin's steps: drawn faults find something to lose, and time to recover
+DRAWN_LENGTH_S = (2.0, 8.0)
+DRAWN_RATES_MBIT_S = (1.0, 5.0, 20.0)
+
+_MOMENT = r"(?:step:(?P<step>[0-9]{1,12})|@?(?P<seconds>[0-9]{1,6}(?:\.[0-9]+)?)s)"
+_LENGTH = r"(?:\+(?P<length>[0-9]{1,6}(?:\.[0-9]+)?)s)?"
+_HOST = r"algo-[1-9][0-9]{0,3}"
+
+
+class FaultKind(StrEnum):
+    """What strikes."""
+
+    RECLAIM = "reclaim"  # spot capacity is taken back: SIGTERM, grace, last flush
+    KILL = "kill"  # a host is gone, all its processes at once
+    KILL_RANK = "kill-rank"  # one rank's process is killed
+    PARTITION = "partition"  # hosts are cut off their job's network
+    SLOW = "slow"  # a host's link passes less
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """When; exactly one of step, seconds and share is set."""
+
+    step: float | None = None  # as the log counts
+    epoch: float | None = None  # of that step, where the log counts steps anew in each epoch
+    seconds: float | None = None  # after training began
+    share: float | None = None  # of the twin's steps, of drawn faults
+
+    def __str__(self) -> str:
+        """Return `at step 120`, `after 30 s`, `at 37 % of the twin's steps`."""
+        if self.step is not None:
+            return f"at {'' if self.epoch is None else f'epoch {self.epoch:g}, '}step {self.step:g}"
+        if self.seconds is not None:
+            return f"after {self.seconds:g} s"
+        return f"at {100 * (self.share or 0):.0f} % of the twin's steps"
+
+    def has_come(self, *, step: float, epoch: float | None) -> bool:
+        """Whether the log has reached the step."""
+        if self.step is None:
+            return False
+        if self.epoch is not None and epoch is not None:
+            return (epoch, step) >= (self.epoch, self.step)
+        return step >= self.step
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedFault:
+    """One fault."""
+
+    kind: FaultKind
+    moment: Moment
+    hosts: tuple[str, ...] = ()  # empty for a reclaim of any host, and for a rank
+    rank: int | None = None
+    length_s: float | None = None  # None: until the attempt ends
+    rate_mbit_s: float | None = None
+
+    def __str__(self) -> str:
+        """Return `kill algo-2 at step 120`."""
+        target = f"rank {self.rank}" if self.rank is not None else ", ".join(self.hosts)
+        words = [{FaultKind.KILL_RANK: "kill"}.get(self.kind, self.kind.value), target]
+        if self.rate_mbit_s is not None:
+            words.append(f"to {self.rate_mbit_s:g} Mbit/s")
+        words.append(str(self.moment))
+        if self.length_s is not None:
+            words.append(f"for {self.length_s:g} s")
+        return " ".join(word for word in words if word)
+
+
+_FORMS = {
+    FaultKind.RECLAIM: (rf"(?:(?P<hosts>{_HOST})@)?{_MOMENT}", "step:120, @30s or algo-2@step:120"),
+    FaultKind.KILL: (rf"(?P<hosts>{_HOST})@{_MOMENT}", "algo-2@180s or algo-2@step:120"),
+    FaultKind.KILL_RANK: (rf"(?P<rank>[0-9]{{1,6}})@{_MOMENT}", "3@180s or 3@step:120"),
+    FaultKind.PARTITION: (rf"(?P<hosts>{_HOST}(?:,{_HOST})*)@{_MOMENT}{_LENGTH}", "algo-1,algo-2@200s+10s"),
+    FaultKind.SLOW: (
+        rf"(?P<hosts>{_HOST})@{_MOMENT}{_LENGTH}:(?P<rate>[0-9]{{1,6}}(?:\.[0-9]+)?)mbit",
+        "algo-2@60s+30s:5mbit",
+    ),
+}
+
+
+def parse_fault(kind: FaultKind, text: str) -> PlannedFault:
+    """Read what stands behind `--kill` and its like.
+
+    Raises: ContractError saying which forms there are.
+    """
+    form, example = _FORMS[kind]
+    found = re.fullmatch(form, text.strip())
+    if found is None:
+        raise ContractError(f"--{kind.value}: expected {example}, got {text[:80]!r}", fault=Fault.USER)
+    parts = found.groupdict()
+    step, seconds, rank = parts["step"], parts["seconds"], parts.get("rank")
+    length, rate = parts.get("length"), parts.get("rate")
+    moment = Moment(step=int(step)) if step is not None else Moment(seconds=float(seconds))
+    return PlannedFault(
+        kind=kind,
+        moment=moment,
+        hosts=tuple((parts.get("hosts") or "").split(",")) if parts.get("hosts") else (),
+        rank=None if rank is None else int(rank),
+        length_s=None if length is None else float(length),
+        rate_mbit_s=None if rate is None else float(rate),
+    )
+
+
+def check_hosts(faults: Sequence[PlannedFault], host_names: Sequence[str]) -> None:
+    """Refuse faults of hosts that the job does not have, and networks where there is only one host."""
+    for fault in faults:
+        unknown = [host for host in fault.hosts if host not in host_names]
+        if unknown:
+            raise ContractError(
+                f"{fault}: the job has no host {', '.join(unknown)}; it has {', '.join(host_names)}", fault=Fault.USER
+            )
+        if fault.kind in (FaultKind.PARTITION, FaultKind.SLOW) and len(host_names) < 2:
+            raise ContractError(f"{fault}: a job of one host has no network between hosts", fault=Fault.USER)
+
+
+def draw_faults(
+    num_faults: int, *, seed: int, host_names: Sequence[str], kinds: Sequence[FaultKind]
+) -> tuple[PlannedFault, ...]:
+    """Draw faults; the same arguments give the same faults, in the order of their moments.
+
+    Args:
+        kinds: what can be had; kill-rank is never drawn, because what a launcher makes of it is not recovery.
+    """
+    # Text seeds are hashed the same way everywhere; the hosts and kinds that there are belong to what is drawn.
+    chance = random.Random(f"rehearsal:{seed}:{','.join(host_names)}")
+    possible = [kind for kind in FaultKind if kind in kinds and kind is not FaultKind.KILL_RANK]
+    if len(host_names) < 2:
+        possible = [kind for kind in possible if kind not in (FaultKind.PARTITION, FaultKind.SLOW)]
+    if not possible:
+        raise ContractError("--random: no kind of fault can be had here", fault=Fault.USER)
+    shares = sorted(round(chance.uniform(FIRST_SHARE, LAST_SHARE), 3) for _ in range(num_faults))
+    drawn = []
+    for share in shares:
+        kind, host = chance.choice(possible), chance.choice(list(host_names))
+        fault = PlannedFault(kind=kind, moment=Moment(share=share), hosts=(host,))
+        if kind is FaultKind.SLOW:
+            length_s = round(chance.uniform(*DRAWN_LENGTH_S), 1)
+            fault = replace(fault, length_s=length_s, rate_mbit_s=chance.choice(DRAWN_RATES_MBIT_S))
+        drawn.append(fault)
+    return tuple(drawn)
+
+
+def settle(fault: PlannedFault, twin_steps: Sequence[tuple[float | None, float]]) -> PlannedFault:
+    """Return a drawn fault with the step that it strikes at, now that the twin's steps are known.
+
+    Args:
+        twin_steps: epoch and step of each, in order; the epoch is None where steps are counted through.
+    """
+    if fault.moment.share is None or not twin_steps:
+        return fault
+    epoch, step = twin_steps[round(fault.moment.share * (len(twin_steps) - 1))]
+    return replace(fault, moment=Moment(step=step, epoch=epoch))

@@ -1,0 +1,221 @@
+"""The steps that count, out of a job's attempts. Pure.
+
+[Note: places]
+Everything is placed by the twin: the steps that it printed, in their order, are numbered from 0, and what the rehearsal
+prints is looked up among them. So nothing is assumed about where counting begins, how often is printed, or whether
+steps begin anew in each epoch. An attempt that goes on behind an earlier one takes the place of all that lay there:
+what remains at the end is the history that led to the model.
+
+[Note: lining up batches]
+A program's own record holds batches, optimizer steps and printed lines in their order. The twin's says how many
+optimizer steps lie before each printed step; an attempt that prints the same step after fewer of them has resumed by as
+many later. The offset is what most printed steps of the attempt agree on, and how many do is the measure of how sure it
+is.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from clary.control.rehearsal.readings import Reading
+from clary.control.rehearsal.recordings import RankRecord, Sample, batches_a_step, samples_of
+
+ENOUGH_AGREE = 0.8  # of an attempt's printed steps
+
+Step = tuple[float, float]  # epoch, 0.0 where steps are counted through, and step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """What is known of one attempt."""
+
+    number: int
+    readings: tuple[Reading, ...]
+    records: tuple[RankRecord, ...] = ()
+    end: str = ""  # why it ended early; empty for the last one
+    restored_files: int = 0  # that it began with
+    stored_sets: int = 0  # of checkpoints, at its end
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """The twin's printed steps, in order."""
+
+    steps: tuple[Step, ...]
+    counts_epochs: bool  # whether steps begin anew in each epoch
+
+    def place(self, reading: Reading) -> int:
+        """Return the number of the first of the twin's steps that is not before this one."""
+        return bisect_left(self.steps, self.step_of(reading))
+
+    def step_of(self, reading: Reading) -> Step:
+        """Return what a reading is compared by."""
+        return (reading.epoch or 0.0, reading.step) if self.counts_epochs else (0.0, reading.step)
+
+    def name(self, place: int) -> str:
+        """Return `120`, or `epoch 2, step 30`."""
+        if not self.steps:
+            return "?"
+        epoch, step = self.steps[min(max(place, 0), len(self.steps) - 1)]
+        return f"epoch {epoch:g}, step {step:g}" if self.counts_epochs else f"{step:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """From one attempt to the next."""
+
+    attempt: int  # the one that ended
+    why: str
+    last: int | None  # place of its last step; None: it printed none
+    first: int | None  # place of the next one's first step
+    is_from_start: bool  # whether the next one did the very first step again
+    lost_steps: int | None  # done before and done again; below 0: steps that nobody did
+    restored_files: int
+    stored_sets: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleHistory:
+    """Which samples each step took, by rank and the twin's optimizer step."""
+
+    taken: Mapping[tuple[int, int], tuple[Sample, ...]]  # (rank, step) -> samples
+    offsets: Mapping[int, int]  # attempt -> optimizer steps that lay before its first
+    agreement: float  # share of printed steps that agree on where attempts belong, the least of all attempts
+    why_not: str = ""  # why there is none
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """What led to the model."""
+
+    losses: Mapping[int, Reading]  # place -> what was printed, of the attempt that counts
+    first_losses: Mapping[int, Reading]  # the same of the first attempt alone, lost steps included
+    resumes: tuple[Resume, ...]
+    samples: SampleHistory = field(
+        default_factory=lambda: SampleHistory(taken={}, offsets={}, agreement=0.0, why_not="not seen")
+    )
+
+
+def relevant(readings: Sequence[Reading]) -> tuple[Reading, ...]:
+    """Return the lines that report a step: those with a loss, where there are any; the last one of each step."""
+    with_loss = [reading for reading in readings if reading.loss is not None]
+    chosen = with_loss or list(readings)
+    return tuple({(reading.epoch, reading.step): reading for reading in chosen}.values())
+
+
+def scale_of(twin: Sequence[Reading]) -> Scale:
+    """Return the scale of the twin's steps."""
+    readings = relevant(twin)
+    begins_anew = any(later.step <= earlier.step for earlier, later in pairwise(readings))
+    has_epochs = all(reading.epoch is not None for reading in readings)
+    counts_epochs = bool(readings) and begins_anew and has_epochs
+    steps = {((reading.epoch or 0.0) if counts_epochs else 0.0, reading.step) for reading in readings}
+    return Scale(steps=tuple(sorted(steps)), counts_epochs=counts_epochs)
+
+
+def make_history(attempts: Sequence[Attempt], scale: Scale, twin: Attempt) -> History:
+    """Put attempts one behind the other."""
+    losses: dict[int, Reading] = {}
+    first_losses: dict[int, Reading] = {}
+    resumes: list[Resume] = []
+    samples = _sample_history(attempts, scale, twin)
+    offset_of, before = samples.offsets, None
+    for attempt in attempts:
+        placed = {scale.place(reading): reading for reading in relevant(attempt.readings)}
+        first = min(placed, default=None)
+        if before is None:
+            first_losses = dict(placed)
+        else:
+            last = max((place for place in losses), default=None)
+            lost = None if last is None or first is None else last - first + 1
+            exact = _exactly_lost(before, attempt, offset_of)
+            resumes.append(
+                Resume(
+                    attempt=before.number,
+                    why=before.end,
+                    last=last,
+                    first=first,
+                    is_from_start=first == 0 and not offset_of.get(attempt.number),
+                    lost_steps=lost if exact is None else exact,
+                    restored_files=attempt.restored_files,
+                    stored_sets=before.stored_sets,
+                )
+            )
+        if first is not None:
+            losses = {place: reading for place, reading in losses.items() if place < first} | placed
+        before = attempt
+    return History(losses=losses, first_losses=first_losses, resumes=tuple(resumes), samples=samples)
+
+
+def _exactly_lost(before: Attempt, after: Attempt, offsets: Mapping[int, int]) -> int | None:
+    """Return how many optimizer steps were lost, where they are on record; printed steps may be far between."""
+    if before.number not in offsets or after.number not in offsets or not before.records:
+        return None
+    done = offsets[before.number] + max(record.num_steps for record in before.records)
+    return done - offsets[after.number]
+
+
+def _sample_history(attempts: Sequence[Attempt], scale: Scale, twin: Attempt) -> SampleHistory:
+    def none(why: str) -> SampleHistory:
+        return SampleHistory(taken={}, offsets={}, agreement=0.0, why_not=why)
+
+    if not twin.records:
+        return none("not seen (no torch DataLoader)")
+    if not any(record.has_samples for record in twin.records):
+        return none("not seen (the data set has no numbers for its samples)")
+    steps_before = _steps_before(twin, scale)
+    if not steps_before:
+        return none("not lined up with steps (what is printed did not come through Python's own streams)")
+    num_batches = batches_a_step(_printing(twin))
+    taken: dict[tuple[int, int], tuple[Sample, ...]] = {}
+    offsets: dict[int, int] = {}
+    agreement = 1.0
+    for attempt in attempts:
+        if not attempt.records:
+            continue  # ended before anything was drawn
+        found = _offset(attempt, scale, steps_before)
+        if found is None:
+            if attempt is attempts[-1]:
+                return none(f"attempt {attempt.number} printed no step that the twin printed too")
+            continue
+        offset, share = found
+        offsets[attempt.number] = offset
+        agreement = min(agreement, share)
+        taken = {key: samples for key, samples in taken.items() if key[1] < offset}
+        for record in attempt.records:
+            for number, batches in enumerate(record.drawn):
+                taken[record.rank, offset + number] = samples_of(batches, num_batches)
+    return SampleHistory(taken=taken, offsets=offsets, agreement=agreement)
+
+
+def _printing(attempt: Attempt) -> RankRecord:
+    """Return the record of the rank that prints: of those with most printed steps the lowest rank."""
+    return max(attempt.records, key=lambda record: (len(record.printed), -record.rank))
+
+
+def _printed(attempt: Attempt) -> list[tuple[Reading, int]]:
+    printed = _printing(attempt).printed
+    with_loss = [item for item in printed if item[0].loss is not None]
+    return with_loss or list(printed)
+
+
+def _steps_before(twin: Attempt, scale: Scale) -> dict[Step, int]:
+    """Return printed step -> optimizer steps that were done by then."""
+    return {scale.step_of(reading): done for reading, done in _printed(twin)}
+
+
+def _offset(attempt: Attempt, scale: Scale, steps_before: Mapping[Step, int]) -> tuple[int, float] | None:
+    """Return how many of the twin's optimizer steps lie before the attempt's first, and how many lines agree."""
+    offsets = Counter(
+        steps_before[scale.step_of(reading)] - done
+        for reading, done in _printed(attempt)
+        if scale.step_of(reading) in steps_before
+    )
+    if not offsets:
+        return None
+    offset, number = offsets.most_common(1)[0]
+    return offset, number / sum(offsets.values())

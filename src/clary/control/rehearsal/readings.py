@@ -1,0 +1,100 @@
+"""Steps and losses out of log lines. Pure.
+
+Where: `clary rehearse` waits for steps with it while the job runs, and compares losses at its end. What a script
+prints is taken as it is: by the request's MetricDefinitions where they name a step or a loss, else by common forms.
+A script that prints no steps is counted in epochs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clary.contract.errors import ContractError, Fault
+
+_NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf)"
+_SEPARATOR = r"['\"]?\s*[:=#]?\s*\[?\s*"
+_STEPS = (
+    re.compile(rf"(?i)(?<![a-z_])global[_ -]?step{_SEPARATOR}(\d+)"),
+    re.compile(rf"(?i)(?<![a-z_])(?:train[_ ])?step{_SEPARATOR}(\d+)"),
+    re.compile(rf"(?i)(?<![a-z_])(?:iteration|iter|batch){_SEPARATOR}(\d+)"),
+)
+_EPOCH = re.compile(rf"(?i)(?<![a-z_])epoch{_SEPARATOR}(\d+(?:\.\d+)?)")
+_LOSS = re.compile(
+    r"(?i)(?<![a-z_])(?<!val )(?<!eval )(?<!validation )(?<!test )(?:train(?:ing)?[_ ])?loss['\"]?\s*[:=]?\s*" + _NUMBER
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What one line says."""
+
+    step: float  # whole, but for epochs of scripts that print fractions of them
+    epoch: float | None = None  # where the line names both
+    loss: float | None = None
+    loss_text: str = ""  # as printed
+
+
+class Reader:
+    """Reads lines by the given expressions, group 1 being the value; None: by the common forms."""
+
+    def __init__(self, *, step: re.Pattern[str] | None = None, loss: re.Pattern[str] | None = None) -> None:
+        self._steps = (step,) if step is not None else (*_STEPS, _EPOCH)
+        self._loss = loss or _LOSS
+
+    def read(self, line: str) -> Reading | None:
+        """Return what a line says; None for one without a step."""
+        found = next((match for match in (pattern.search(line) for pattern in self._steps) if match), None)
+        if found is None:
+            return None
+        try:
+            step = float(found[1])
+        except (ValueError, IndexError):
+            return None
+        loss_found = self._loss.search(line)
+        text = (loss_found[1] or "") if loss_found is not None and loss_found.re.groups else ""
+        try:
+            loss = float(text) if text else None
+        except ValueError:
+            loss, text = None, ""
+        epoch = _EPOCH.search(line) if found.re is not _EPOCH else None
+        return Reading(step=step, epoch=None if epoch is None else float(epoch[1]), loss=loss, loss_text=text)
+
+    def read_all(self, lines: Iterable[str]) -> list[Reading]:
+        """Return what the lines say that say something, in their order."""
+        return [reading for reading in map(self.read, lines) if reading is not None]
+
+
+def make_reader(
+    definitions: Sequence[Mapping[str, Any]], *, step_regex: str | None = None, loss_regex: str | None = None
+) -> Reader:
+    """Return the reader of a job.
+
+    Args:
+        definitions: MetricDefinitions of the request.
+        step_regex, loss_regex: win over everything else; group 1 is the value.
+
+    Raises: ContractError for an expression that is none, or has no group.
+    """
+    step = step_regex or _named(definitions, ("global_step", "step", "iteration", "iter"))
+    loss = loss_regex or _named(definitions, ("train:loss", "train_loss", "training_loss", "loss"))
+    return Reader(step=_compiled(step), loss=_compiled(loss))
+
+
+def _named(definitions: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str | None:
+    by_name = {str(item["Name"]).lower(): str(item["Regex"]) for item in definitions}
+    return next((by_name[name] for name in names if name in by_name), None)
+
+
+def _compiled(text: str | None) -> re.Pattern[str] | None:
+    if text is None:
+        return None
+    try:
+        pattern = re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ContractError(f"{text!r} is not a regular expression: {error}", fault=Fault.USER) from None
+    if not pattern.groups:
+        raise ContractError(f"{text!r} has no group: put what is the value in parentheses", fault=Fault.USER)
+    return pattern

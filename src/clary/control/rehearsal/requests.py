@@ -1,0 +1,123 @@
+"""Two requests out of one: a job's twin and its rehearsal, with names and places of their own. Pure.
+
+Where: `clary rehearse`. Neither may write where the job itself does: outputs, checkpoints, tensors and profiles go
+below a prefix of the rehearsal, and values that name one of the job's own places are changed along with it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from clary.contract.hyperparameters import JOB_NAME, SUBMIT_DIRECTORY
+from clary.contract.rehearsals import REHEARSAL_VARIABLE
+
+MAX_NAME = 63  # CreateTrainingJob, TrainingJobName
+MAX_RETRIES = 30  # RetryStrategy.MaximumRetryAttempts
+SPARE_RETRIES = 2
+EXTRA_WAIT_S = 3600  # MaxWaitTimeInSeconds beyond MaxRuntimeInSeconds
+PREFIX = "clary-rehearsals"
+_OTHER_PLACES = (  # members whose paths a job writes to
+    ("TensorBoardOutputConfig", "S3OutputPath", "tensorboard"),
+    ("DebugHookConfig", "S3OutputPath", "tensors"),
+    ("ProfilerConfig", "S3OutputPath", "profiler"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RehearsalRequests:
+    """What is created."""
+
+    twin: dict[str, Any]
+    rehearsal: dict[str, Any]
+    notes: tuple[str, ...]  # what is not as in the request, for people
+
+
+def rehearsal_requests(
+    request: Mapping[str, Any], *, suffix: str, num_faults: int, needs_spot: bool
+) -> RehearsalRequests:
+    """Make the requests.
+
+    Args:
+        request: CreateTrainingJob in AWS spelling.
+        suffix: ends both names and their prefix, so that rehearsals never meet.
+        needs_spot: whether capacity is to be reclaimed.
+    """
+    notes: list[str] = []
+    base = str(request["TrainingJobName"])
+    twin = _moved(request, name=_name(base, "twin", suffix), notes=notes)
+    rehearsal = _moved(request, name=_name(base, "rehearsal", suffix), notes=[])
+    strategy = rehearsal.get("RetryStrategy") or {}
+    wanted = max(int(strategy.get("MaximumRetryAttempts", 0)), num_faults + SPARE_RETRIES)
+    rehearsal["RetryStrategy"] = {"MaximumRetryAttempts": min(wanted, MAX_RETRIES)}
+    if needs_spot:
+        rehearsal["EnableManagedSpotTraining"] = True
+        stopping = dict(rehearsal.get("StoppingCondition") or {})
+        runtime_s = int(stopping.setdefault("MaxRuntimeInSeconds", 86400))
+        wait_s = int(stopping.get("MaxWaitTimeInSeconds", 0))
+        rehearsal["StoppingCondition"] = {**stopping, "MaxWaitTimeInSeconds": max(wait_s, runtime_s + EXTRA_WAIT_S)}
+        if not request.get("EnableManagedSpotTraining"):
+            notes.append("the rehearsal runs on spot capacity, so that it can be reclaimed")
+    if not (request.get("CheckpointConfig") or {}).get("S3Uri"):
+        notes.append("the request has no CheckpointConfig.S3Uri: nothing is restored after a fault")
+    return RehearsalRequests(twin=twin, rehearsal=rehearsal, notes=tuple(notes))
+
+
+def host_names(request: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names that the job's hosts will have."""
+    config = request.get("ResourceConfig") or {}
+    groups = config.get("InstanceGroups")
+    number = sum(int(group["InstanceCount"]) for group in groups) if groups else int(config.get("InstanceCount", 1))
+    return tuple(f"algo-{index}" for index in range(1, number + 1))
+
+
+def _name(base: str, kind: str, suffix: str) -> str:
+    ending = f"-{kind}-{suffix}"
+    return base[: MAX_NAME - len(ending)].rstrip("-") + ending
+
+
+def _moved(request: Mapping[str, Any], *, name: str, notes: list[str]) -> dict[str, Any]:
+    """Return the request under another name, with places of its own."""
+    moved: dict[str, Any] = copy.deepcopy(dict(request))
+    old_name = str(moved["TrainingJobName"])
+    moved["TrainingJobName"] = name
+    moved.pop("Tags", None)
+    output = str((moved.get("OutputDataConfig") or {}).get("S3OutputPath", ""))
+    place = f"{output.rstrip('/')}/{PREFIX}/{name}"
+    places: dict[str, str] = {}  # the job's own -> the rehearsal's
+    moved["OutputDataConfig"] = {**(moved.get("OutputDataConfig") or {}), "S3OutputPath": place}
+    checkpoints = moved.get("CheckpointConfig")
+    if checkpoints and checkpoints.get("S3Uri"):
+        places[str(checkpoints["S3Uri"])] = f"{place}/checkpoints"
+        checkpoints["S3Uri"] = f"{place}/checkpoints"
+    for member, key, folder in _OTHER_PLACES:
+        if (moved.get(member) or {}).get(key):
+            places[str(moved[member][key])] = f"{place}/{folder}"
+            moved[member][key] = f"{place}/{folder}"
+    places[f"{output.rstrip('/')}/{old_name}"] = f"{place}/{name}"
+    resources = moved.get("ResourceConfig") or {}
+    resources.pop("KeepAlivePeriodInSeconds", None)  # a host that is killed must not serve another job
+    parameters = moved.get("HyperParameters") or {}
+    for key in parameters:
+        if key == JOB_NAME:
+            parameters[key] = json.dumps(name)
+        elif key != SUBMIT_DIRECTORY:
+            parameters[key] = _elsewhere(key, str(parameters[key]), places, notes)
+    environment = {
+        key: _elsewhere(key, str(value), places, notes) for key, value in (moved.get("Environment") or {}).items()
+    }
+    moved["Environment"] = {**environment, REHEARSAL_VARIABLE: "1"}
+    return moved
+
+
+def _elsewhere(key: str, value: str, places: Mapping[str, str], notes: list[str]) -> str:
+    """Return a value with one of the job's own places in it changed to the rehearsal's."""
+    bare = value.strip('"')
+    for old, new in sorted(places.items(), key=lambda item: -len(item[0])):
+        if bare.rstrip("/") == old.rstrip("/") or bare.startswith(f"{old.rstrip('/')}/"):
+            notes.append(f"{key} names a place of the job and names the rehearsal's instead")
+            return value.replace(old.rstrip("/"), new, 1)
+    return value

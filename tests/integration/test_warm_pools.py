@@ -1,0 +1,177 @@
+"""Warm pools as clients see them, with real hosts: kept, reused, refused, expired, killed."""
+
+import os
+import signal
+import time
+
+import pytest
+from running_service import SETTINGS, start_service
+from test_attempts import agent_of, wait_for_line
+from test_clients_boto3 import Clients, job_request, log_of, unique, wait
+
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
+
+LIMIT_S = 60
+
+
+@pytest.fixture(scope="module")
+def aws(service):
+    return Clients(service)
+
+
+def keeping(name, command, *, seconds=600, **resources):
+    """Return a request whose hosts are kept."""
+    request = job_request(name, command)
+    request["ResourceConfig"] |= {"KeepAlivePeriodInSeconds": seconds, **resources}
+    return request
+
+
+def pool_of(aws, name):
+    return aws.sagemaker.describe_training_job(TrainingJobName=name).get("WarmPoolStatus", {})
+
+
+def wait_for_pool(aws, name, status):
+    deadline_s = time.monotonic() + LIMIT_S
+    while (found := pool_of(aws, name)).get("Status") != status:
+        assert time.monotonic() < deadline_s, f"the pool of {name} is {found}, expected {status}"
+        time.sleep(0.1)
+    return found
+
+
+def end_pool(aws, name):
+    aws.sagemaker.update_training_job(TrainingJobName=name, ResourceConfig={"KeepAlivePeriodInSeconds": 0})
+    wait_for_pool(aws, name, "Terminated")
+
+
+
+
+def test_a_second_job_takes_the_hosts_of_the_first_and_finds_its_cache_and_nothing_else(service, aws):
+    first, second = unique("warm"), unique("warm")
+    leave = "echo kept > $SAGEMAKER_MANAGED_WARMPOOL_CACHE_DIRECTORY/word; echo gone > /tmp/left; echo gone > /opt/ml/left"
+    aws.sagemaker.create_training_job(**keeping(first, leave))
+    assert wait(aws, first)["TrainingJobStatus"] == "Completed"
+    available = wait_for_pool(aws, first, "Available")
+    assert available["ResourceRetainedBillableTimeInSeconds"] >= 0
+    listed = aws.sagemaker.list_training_jobs(WarmPoolStatusEquals="Available", NameContains=first)
+    assert [item["TrainingJobName"] for item in listed["TrainingJobSummaries"]] == [first]
+    assert listed["TrainingJobSummaries"][0]["WarmPoolStatus"]["Status"] == "Available"
+    find = "cat $SAGEMAKER_MANAGED_WARMPOOL_CACHE_DIRECTORY/word; ls /tmp/left /opt/ml/left; sleep 2; true"
+    aws.sagemaker.create_training_job(**keeping(second, find))
+    wait(aws, second, until=("Training",))
+    assert pool_of(aws, second) == {"Status": "InUse"}
+    reused = pool_of(aws, first)
+    assert (reused["Status"], reused["ReusedByJob"]) == ("Reused", second)
+    assert wait(aws, second)["TrainingJobStatus"] == "Completed"
+    said = "\n".join(log_of(aws, second))
+    assert "kept" in said
+    assert said.count("No such file") == 2
+    wait_for_pool(aws, second, "Available")
+    aws.sagemaker.delete_training_job(TrainingJobName=first)
+    with pytest.raises(aws.sagemaker.exceptions.ClientError, match="retains an Available warm pool"):
+        aws.sagemaker.delete_training_job(TrainingJobName=second)
+    end_pool(aws, second)
+    aws.sagemaker.delete_training_job(TrainingJobName=second)
+    assert service.clary("doctor", check=False).stdout.count("pool~") == 0
+    assert not list((service.home / "jobs").glob("pool~*")), "nothing of the pool is left on the disk"
+
+
+def test_a_job_that_does_not_match_gets_hosts_of_its_own(service, aws):
+    first, second = unique("warm"), unique("other")
+    aws.sagemaker.create_training_job(**keeping(first, "true"))
+    wait(aws, first)
+    wait_for_pool(aws, first, "Available")
+    aws.sagemaker.create_training_job(**keeping(second, "true", VolumeSizeInGB=11))
+    assert wait(aws, second)["TrainingJobStatus"] == "Completed"
+    assert pool_of(aws, first)["Status"] == "Available"
+    for name in (first, second):
+        end_pool(aws, name)
+
+
+def test_a_pool_ends_after_its_period_and_a_program_that_fails_leaves_one(service, aws):
+    name = unique("brief")
+    aws.sagemaker.create_training_job(**keeping(name, "exit 3", seconds=2))
+    assert wait(aws, name)["TrainingJobStatus"] == "Failed"
+    assert pool_of(aws, name)["Status"] == "Available"
+    ended = wait_for_pool(aws, name, "Terminated")
+    assert 2 <= ended["ResourceRetainedBillableTimeInSeconds"] <= 30
+
+
+def test_a_pool_whose_idle_host_dies_is_terminated_and_the_next_job_starts_cold(service, aws):
+    first, second = unique("warm"), unique("cold")
+    aws.sagemaker.create_training_job(**keeping(first, "true"))
+    wait(aws, first)
+    wait_for_pool(aws, first, "Available")
+    (folder,) = (service.home / "jobs").glob("pool~*")
+    os.kill(agent_of(service, folder.name, "algo-1"), signal.SIGKILL)
+    wait_for_pool(aws, first, "Terminated")
+    aws.sagemaker.create_training_job(**keeping(second, "true"))
+    assert wait(aws, second)["TrainingJobStatus"] == "Completed"
+    end_pool(aws, second)
+
+
+def test_a_restarted_job_keeps_the_hosts_that_live_and_replaces_the_dead_one(service, aws):
+    name = unique("partial")
+    command = "echo began on $CURRENT_HOST; test -e $SAGEMAKER_MANAGED_WARMPOOL_CACHE_DIRECTORY/again && exit 0; "
+    command += "touch $SAGEMAKER_MANAGED_WARMPOOL_CACHE_DIRECTORY/again; echo waits; sleep 600"
+    request = keeping(name, command, InstanceCount=2)
+    request["RetryStrategy"] = {"MaximumRetryAttempts": 2}
+    aws.sagemaker.create_training_job(**request)
+    wait_for_line(service, name, "waits")
+    (folder,) = (service.home / "jobs").glob("pool~*")
+    before = {host: agent_of(service, folder.name, host) for host in ("algo-1", "algo-2")}
+    os.kill(before["algo-1"], signal.SIGKILL)
+    assert wait(aws, name)["TrainingJobStatus"] == "Completed"
+    wait_for_pool(aws, name, "Available")
+    after = {host: agent_of(service, folder.name, host) for host in ("algo-1", "algo-2")}
+    assert after["algo-2"] == before["algo-2"], "the agent of the host that lived is the same process"
+    assert after["algo-1"] != before["algo-1"]
+    end_pool(aws, name)
+
+
+def test_pools_outlive_a_killed_service_and_end_with_one_that_is_stopped(tmp_path):
+    service = start_service(tmp_path / "home", SETTINGS)
+    try:
+        aws = Clients(service)
+        first, second = unique("warm"), unique("warm")
+        aws.sagemaker.create_training_job(**keeping(first, "true"))
+        wait(aws, first)
+        wait_for_pool(aws, first, "Available")
+        os.kill(int((service.home / "run/service.json").read_text().split('"pid": ')[1].split(",")[0]), signal.SIGKILL)
+        service = start_service(tmp_path / "home", SETTINGS)
+        aws = Clients(service)
+        assert pool_of(aws, first)["Status"] == "Available"
+        aws.sagemaker.create_training_job(**keeping(second, "true"))
+        assert wait(aws, second)["TrainingJobStatus"] == "Completed"
+        assert pool_of(aws, first)["ReusedByJob"] == second
+        wait_for_pool(aws, second, "Available")
+    finally:
+        service.clary("down")
+    assert not list((service.home / "jobs").glob("pool~*"))
+
+
+def test_an_idle_pool_gives_way_to_a_job_that_needs_its_hosts(service, aws):
+    small, large = unique("warm"), unique("large")
+    aws.sagemaker.create_training_job(**keeping(small, "true"))
+    wait(aws, small)
+    wait_for_pool(aws, small, "Available")
+    request = job_request(large, "true")
+    request["ResourceConfig"]["InstanceCount"] = 8  # all that the service has
+    aws.sagemaker.create_training_job(**request)
+    assert wait(aws, large)["TrainingJobStatus"] == "Completed"
+    assert pool_of(aws, small)["Status"] == "Terminated"
+
+
+def test_what_cannot_be_is_refused(aws):
+    spot = keeping(unique("spot"), "true")
+    spot |= {
+        "EnableManagedSpotTraining": True,
+        "StoppingCondition": {"MaxRuntimeInSeconds": 60, "MaxWaitTimeInSeconds": 60},
+    }
+    with pytest.raises(aws.sagemaker.exceptions.ClientError, match="can not be used with EnableManagedSpotTraining"):
+        aws.sagemaker.create_training_job(**spot)
+    plain = unique("plain")
+    aws.sagemaker.create_training_job(**job_request(plain, "true"))
+    wait(aws, plain)
+    with pytest.raises(aws.sagemaker.exceptions.ClientError, match="has no warm pool"):
+        aws.sagemaker.update_training_job(TrainingJobName=plain, ResourceConfig={"KeepAlivePeriodInSeconds": 60})
+    assert pool_of(aws, plain) == {}
