@@ -179,7 +179,8 @@ class LaunchPlan:
     pool: str = ""  # warm pool whose hosts the attempt runs on; empty for hosts that come and go with it
     pool_token: str = field(default="", repr=False)  # bearer token of the pool's agents
     pool_folder: str = ""  # what stays on the hosts of the pool from job to job lies below it
-    cache_folder: str = ""  # environments and requirements kept between jobs on the host's machine
+    cache_folder: str = ""  # environments, requirements and objects kept between jobs on the host's machine
+    channel_cache_bytes: int = 0  # bound on the objects of channels and code that are kept there; 0: none are
     config_documents: Mapping[str, Any] = field(default_factory=dict)  # debughookconfig, profilerconfig, ...
     checkpoint_local_path: str | None = None  # where the program keeps checkpoints, when the request says so
     checkpoint_s3_uri: str | None = None  # prefix that the folder is restored from and mirrored to

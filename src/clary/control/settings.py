@@ -130,6 +130,12 @@ class Settings:
     checkpoint_interval_s: float = _setting(
         5.0, "from one look at a job's checkpoint folder to the next; what has changed is stored then", least=0.2
     )
+    channel_cache_bytes: int = _setting(
+        20 * 1024 * 1024 * 1024,
+        "objects of channels and code that this machine keeps between jobs, so that they are not fetched again; the "
+        "least recently used go first; 0 keeps none",
+        least=0,
+    )
     log_ansi: str = _setting(
         "keep",
         "keep or strip: what becomes of escape sequences for terminals, such as colours, in logs",

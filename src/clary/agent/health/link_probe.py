@@ -24,8 +24,9 @@ _ANSWER_S = 1.5  # for a line on a connection that stands
 _NUM_EXCHANGES = 15
 _FEWEST_EXCHANGES = 3
 _EXCHANGES_S = 0.4
-_NUM_DATAGRAMS = 400  # 5 % of them are 20, give or take 4
-_DATAGRAMS_PER_TURN = 10
+_MOST_DATAGRAMS, _FEWEST_DATAGRAMS = 1000, 200  # to one peer: 5 % of them are 50, give or take 7, and 10 or 3
+_ALL_DATAGRAMS = 2000  # to all peers together, as far as the fewest allow
+_DATAGRAMS_PER_TURN = 20
 _TURN_S = 0.005
 _SLOW_MBIT_S = 20.0  # links that are to be slower get fewer datagrams
 _NUM_SLOW_DATAGRAMS = 100
@@ -161,7 +162,9 @@ class LinkProbe:
 
     async def _measure_loss(self) -> None:
         rate = self._peer.rate_mbit_s
-        total = _NUM_SLOW_DATAGRAMS if rate is not None and rate < _SLOW_MBIT_S else _NUM_DATAGRAMS
+        total = min(_MOST_DATAGRAMS, max(_FEWEST_DATAGRAMS, _ALL_DATAGRAMS // len(self._order.peers)))
+        if rate is not None and rate < _SLOW_MBIT_S:
+            total = _NUM_SLOW_DATAGRAMS
         for number in range(total):
             self._listener.send(datagram(LOSS, place=self._place, number=number), self._peer.address)
             if number % _DATAGRAMS_PER_TURN == 0:

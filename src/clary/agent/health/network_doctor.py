@@ -109,6 +109,8 @@ class NetworkDoctor:
                 raise TimeoutError(f"nothing came from its network program within {limit_s:g} s")
             more = os.read(descriptor, _CHUNK_BYTES)
             if not more:
-                raise ValueError(f"its network program ended with code {self._process.wait(_END_S)}; see the agent's log")
+                raise ValueError(
+                    f"its network program ended with code {self._process.wait(_END_S)}; see the agent's log"
+                )
             data += more
         return data

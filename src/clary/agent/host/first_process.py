@@ -119,10 +119,17 @@ class FirstProcess:
             return False
         return True
 
-    def send_start(self, processes: Sequence[ProcessSpec], *, binds: Sequence[Bind], output_fds: Sequence[int]) -> bool:
+    def send_start(
+        self,
+        processes: Sequence[ProcessSpec],
+        *,
+        forks: Sequence[bool],
+        binds: Sequence[Bind],
+        output_fds: Sequence[int],
+    ) -> bool:
         """Tell a first process that stands by what it is for; False if nobody is there to take it."""
         order = {
-            "processes": process_orders(processes, output_fds),
+            "processes": process_orders(processes, output_fds, forks=forks),
             "binds": [vars(bind) for bind in binds],
         }
         descriptor = _in_memory("clary-start-order", order)

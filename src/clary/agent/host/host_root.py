@@ -17,7 +17,7 @@ from typing import Any
 
 from clary.agent.host import kernel, kernel_views
 from clary.agent.host.late_binds import make_mount_point, show_late_roots
-from clary.agent.host.machine_view import PRIVATE_FOLDERS, MachineView
+from clary.agent.host.machine_view import PRIVATE_FOLDERS, MachineView, copy_folder
 from clary.agent.host.mount_table import is_within, submounts
 
 _ML_FOLDER = "/opt/ml"
@@ -154,6 +154,9 @@ class _HostRoot:
             raise OSError(error.errno, f"make the place {bind['target']} for {source}: {error.strerror}") from error
         if bind["overlay"] and is_folder:
             if self._view.overlay(source, target):
+                return
+            if bind["copied_otherwise"]:
+                copy_folder(source, target)
                 return
             self._not_isolated.append(
                 f"Files: what the program changes in {bind['target']} it changes in the machine's {source}, because no "

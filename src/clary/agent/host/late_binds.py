@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clary.agent.host import kernel
-from clary.agent.host.machine_view import MachineView
+from clary.agent.host.machine_view import MachineView, copy_folder
 
 _PLACE = "/run/.clary-late"  # /run is a tmpfs of the host's own
 _LAYERS = f"{_PLACE}/layers"
@@ -52,9 +52,7 @@ def leave_late_roots() -> None:
     _detach()
 
 
-def mount_late_binds(
-    binds: Sequence[Mapping[str, Any]], *, roots: Sequence[str], in_user_namespace: bool
-) -> list[str]:
+def mount_late_binds(binds: Sequence[Mapping[str, Any]], *, roots: Sequence[str], in_user_namespace: bool) -> list[str]:
     """Mount `binds`, take the late roots away, and share no mounts any more; returns what is not isolated.
 
     Args:
@@ -77,6 +75,9 @@ def mount_late_binds(
         make_mount_point(target, is_folder=is_folder)
         if bind["overlay"] and is_folder:
             if view.overlay(source, target):
+                continue
+            if bind["copied_otherwise"]:
+                copy_folder(source, target)
                 continue
             not_isolated.append(
                 f"Files: what the program changes in {bind['target']} it changes in the machine's {bind['source']}, "

@@ -142,6 +142,13 @@ class MachineView:
         self.shared_folders.append(path)
 
 
+def copy_folder(source: str, target: str) -> None:
+    """Copy what a folder holds into another one. Raises: OSError."""
+    import shutil  # late: hosts start without it, as nearly all can
+
+    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+
+
 def _mount_overlay(target: str, options: str) -> None:
     try:
         # The layer ends with the program, so nothing of it has to reach the disk: without this the end of every host

@@ -8,6 +8,7 @@ may be called from any thread.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -96,7 +97,7 @@ class Program:
             raise ValueError("a program needs at least one process")
         program = cls(processes, sandbox, on_output=on_output, clock=clock or SystemClock())
         try:
-            program._launch(None)
+            program._launch(program._first_process.launch)
         except BaseException:
             program.close()
             raise
@@ -109,6 +110,7 @@ class Program:
         processes: Sequence[ProcessSpec],
         sandbox: Sandbox,
         *,
+        forks: Sequence[bool],
         binds: Sequence[Bind],
         on_output: Callable[[int, bytes], None],
         clock: Clock | None = None,
@@ -119,7 +121,8 @@ class Program:
             first_process: of that host. It belongs to the program from now on, also when this raises.
             processes: at least one.
             sandbox: what the host was made with.
-            binds: what is still missing of it.
+            forks: whether each process can begin in the interpreter that stands ready.
+            binds: what is still missing of the host.
             on_output: as for `start`.
             clock: as for `start`.
         """
@@ -127,7 +130,7 @@ class Program:
             processes, sandbox, on_output=on_output, clock=clock or SystemClock(), first_process=first_process
         )
         try:
-            program._launch(binds)
+            program._launch(functools.partial(first_process.send_start, forks=forks, binds=binds))
         except BaseException:
             program.close()
             raise
@@ -239,8 +242,8 @@ class Program:
     ) -> None:
         self.close()
 
-    def _launch(self, late_binds: Sequence[Bind] | None) -> None:
-        """Have everything started; `late_binds` are None unless the host stands by."""
+    def _launch(self, send: Callable[..., object]) -> None:
+        """Have everything started; `send` gets the processes and the write ends of their output to the host."""
         write_ends: list[int] = []
         try:
             for index in range(len(self._processes)):
@@ -249,10 +252,7 @@ class Program:
                 self._rest_s = min(self._rest_s, rest_s_of(read_end))
                 self._outputs[read_end] = index
                 write_ends.append(write_end)
-            if late_binds is None:
-                self._first_process.launch(self._processes, output_fds=write_ends)
-            else:
-                self._first_process.send_start(self._processes, binds=late_binds, output_fds=write_ends)
+            send(self._processes, output_fds=write_ends)
             self._reader = threading.Thread(
                 target=self._read, name=f"clary-program-{self._sandbox.hostname}", daemon=True
             )
@@ -260,9 +260,7 @@ class Program:
             is_decided = self._record.wait_until_started(START_LIMIT_S)
             if not self._record.is_ready:
                 reason = (
-                    self._record.failure
-                    or self._first_process.last_words()
-                    or "its first process ended without a word"
+                    self._record.failure or self._first_process.last_words() or "its first process ended without a word"
                 )
                 if not is_decided:
                     reason = f"it was not ready after {START_LIMIT_S:g} s"

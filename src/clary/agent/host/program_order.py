@@ -49,10 +49,7 @@ def host_order(
         "cgroup_views": dict(cgroup.visible_folders),
         "cgroup_folders": list(cgroup.folders),
         "cgroup_home_files": list(cgroup.home_files),
-        "binds": [
-            {"source": bind.source, "target": bind.target, "read_only": bind.read_only, "overlay": bind.overlay}
-            for bind in sandbox.binds
-        ],
+        "binds": [vars(bind) for bind in sandbox.binds],
         "hidden_folders": list(sandbox.hidden_folders),
         "not_isolated": [*_shared_by_plan(sandbox), *cgroup.not_enforced],
         "late_roots": [os.path.realpath(folder) for folder in late_roots],
@@ -61,16 +58,26 @@ def host_order(
     }
 
 
-def process_orders(processes: Sequence[ProcessSpec], output_fds: Sequence[int]) -> list[dict[str, Any]]:
-    """Return what the first process is told of each process to start."""
+def process_orders(
+    processes: Sequence[ProcessSpec], output_fds: Sequence[int], *, forks: Sequence[bool] | None = None
+) -> list[dict[str, Any]]:
+    """Return what the first process is told of each process to start.
+
+    Args:
+        processes: what to start.
+        output_fds: write end of each one's output pipe.
+        forks: whether each can begin in the interpreter that stands ready; None for no.
+    """
+    marks = [False] * len(processes) if forks is None else forks
     return [
         {
             "argv": list(process.argv),
             "environment": dict(process.environment),
             "working_folder": process.working_folder,
             "output_fd": output_fd,
+            "forks": is_forked,
         }
-        for process, output_fd in zip(processes, output_fds, strict=True)
+        for process, output_fd, is_forked in zip(processes, output_fds, marks, strict=True)
     ]
 
 

@@ -29,13 +29,15 @@ class Bind:
     """A folder or file of the machine that the program sees at `target`.
 
     With `overlay` the program may change what it sees while `source` stays as it is: an environment into which it
-    may `pip install`. Where the kernel refuses the overlay, the source is bound writable and `not_isolated` says so.
+    may `pip install`. Where the kernel refuses the overlay, the source is bound writable and `not_isolated` says so;
+    with `copied_otherwise` it is copied to the target instead, which has to be a place of the host's own.
     """
 
     source: str
     target: str
     read_only: bool = False
     overlay: bool = False
+    copied_otherwise: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from clary.agent.supervisor.clues import merge
 from clary.agent.supervisor.fact_board import FactBoard
 from clary.agent.supervisor.failures import failure_of, is_expected
 from clary.agent.supervisor.hang_alarm import HangAlarm
+from clary.agent.supervisor.host_health import HostHealth
 from clary.agent.supervisor.host_log import HostLog
 from clary.agent.supervisor.last_flush import LastFlush
 from clary.agent.supervisor.preparation import Preparation
@@ -80,10 +81,12 @@ class HostLife:
         self._log = around.log
         self._steps = around.steps
         self._post = around.post
+        self._health = HostHealth(plan, host=host, board=around.board, log=around.log)
         self._preparation = Preparation(
             around.steps,
             on_timing=around.board.add_timing,
             on_done=lambda error: self._post(lambda: self._on_prepared(error)),
+            beside={"health": self._health.check} if self._health.is_wanted else {},
         )
         self._is_run_ordered = False
         self._began_at_s = time.monotonic()
@@ -198,7 +201,7 @@ class HostLife:
             return
         seconds = time.monotonic() - self._began_at_s
         parts = ", ".join(f"{part} {took:.2f} s" for part, took in self._board.facts.timings_s.items())
-        self._log.say(f"prepared in {seconds:.2f} s: {parts}")
+        self._log.say(f"prepared in {seconds:.2f} s: {parts}", *self._steps.summaries)
         if self._steps.checkpoints is not None:
             self._log.say(self._steps.checkpoints.summary)
             self._board.note(checkpoints=self._steps.checkpoints.facts)
@@ -224,6 +227,7 @@ class HostLife:
         watch.start()
         self._begin_mirror()
         self._hang.start(program.init_pid)
+        self._health.start()
         self._board.add_timing("start", time.monotonic() - started_s)
         self._add_notes(self._steps.notes)
         self._board.enter(HostPhase.RUNNING, init_pid=program.init_pid, not_isolated=program.not_isolated)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from clary.agent.supervisor.steps import Steps
@@ -32,10 +32,19 @@ class Preparation:
         on_timing: told the part and its seconds when one has ended well; from any thread.
         on_done: told once, from another thread: None when the host is prepared, else the first error.
             Not told when the preparation was given up.
+        beside: further parts by name, at the same time as the channels.
     """
 
-    def __init__(self, steps: Steps, *, on_timing: Callable[[str, float], None], on_done: _Done) -> None:
+    def __init__(
+        self,
+        steps: Steps,
+        *,
+        on_timing: Callable[[str, float], None],
+        on_done: _Done,
+        beside: Mapping[str, Callable[[], None]] | None = None,
+    ) -> None:
         self._steps = steps
+        self._beside = [_Part(name, act) for name, act in (beside or {}).items()]
         self._on_timing = on_timing
         self._on_done = on_done
         self._is_given_up = False
@@ -81,7 +90,7 @@ class Preparation:
         others = list(channels.values())
         if self._steps.checkpoints is not None:
             others.append(_Part("checkpoints", self._steps.restore_checkpoints))
-        self._at_once([program, *([part] for part in others)])
+        self._at_once([program, *([part] for part in (*others, *self._beside))])
 
     def _at_once(self, chains: list[list[_Part]]) -> None:
         """Run chains of parts at the same time; raises the first error without waiting for what still runs."""

@@ -123,6 +123,10 @@ class Steps(Protocol):
     def notes(self) -> tuple[str, ...]:
         """Warnings of this host that the work so far has brought up."""
 
+    @property
+    def summaries(self) -> tuple[str, ...]:
+        """What the preparation has brought and from where, in lines for the log."""
+
     def build_tree(self) -> None:
         """Make `/opt/ml` with its folders and configuration files."""
 

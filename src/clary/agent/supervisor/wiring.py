@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clary.agent.artifacts import upload_results
-from clary.agent.channels import PipeFeeder, fetch_channel
+from clary.agent.channels import PipeFeeder
 from clary.agent.checkpoints.host_checkpoints import HostCheckpoints
 from clary.agent.disk_space import disk_errors_named
 from clary.agent.environments.code import CodeFacts, code_channel, prepare_code
@@ -30,6 +30,7 @@ from clary.agent.host.ssh_access import prepare_ssh, why_no_ssh
 from clary.agent.launchers import SHIMS_BIN_FOLDER, LaunchContext, make_context, select
 from clary.agent.object_store import ObjectStore
 from clary.agent.supervisor.clues import read_records
+from clary.agent.supervisor.host_channels import HostChannels
 from clary.agent.supervisor.host_program import HostProgram
 from clary.agent.supervisor.small_files import read_start
 from clary.agent.supervisor.steps import OutputLog, Uploaded
@@ -77,6 +78,7 @@ class HostSteps:
         self._code: CodeFacts | None = None
         self._environment: PreparedEnvironment | None = None
         self._checkpoints: HostCheckpoints | None = None
+        self._input = HostChannels(plan, tree=self._tree, host_folder=self._folder, stop=self._stopping)
 
     @property
     def channel_names(self) -> tuple[str, ...]:
@@ -99,6 +101,11 @@ class HostSteps:
         with self._lock:
             return tuple(self._notes)
 
+    @property
+    def summaries(self) -> tuple[str, ...]:
+        """Where channels came from."""
+        return self._input.summaries
+
     def build_tree(self) -> None:
         """Make `/opt/ml` with its folders and configuration files."""
         with disk_errors_named(self._tree.root, needed_bytes=None):
@@ -118,14 +125,14 @@ class HostSteps:
 
     def fetch_code(self) -> None:
         """Put the user's code in its place."""
-        self._code = prepare_code(self._plan, self._open_store(), self._tree)
+        self._code = prepare_code(self._plan, self._input.code_source(self._open_store()), self._tree)
         self._note(self._code.notes)
 
     def fetch_channel(self, name: str) -> None:
         """Bring the data of one channel."""
         channel = self._channels[name]
         index, number = self._share(channel)
-        facts = fetch_channel(channel, store=self._open_store(), tree=self._tree, host_index=index, num_hosts=number)
+        facts = self._input.fetch(channel, store=self._open_store(), host_index=index, num_hosts=number)
         self._note(facts.notes)
         if channel.file_system_path is not None and self._plan.isolation is Isolation.PROCESSES:
             self._link(channel, channel.file_system_path)
@@ -210,6 +217,7 @@ class HostSteps:
     def upload(self, role: UploadRole, staged: Sequence[StagedPart]) -> Uploaded:
         """Write this host's share of the results."""
         self._stopping.clear()  # a preparation that was given up says nothing about results
+        self._input.show_to_agent(self._tree.model, self._tree.output_data)
         facts = upload_results(
             role,
             plan=self._plan,
@@ -235,6 +243,7 @@ class HostSteps:
     def close(self) -> None:
         """Free what the steps held; harmless when repeated."""
         self.give_up()
+        self._input.close()
         if self._checkpoints is not None:
             self._checkpoints.close()
         for closer in self._closers:
@@ -336,6 +345,7 @@ class HostSteps:
             binds.append(Bind(source=str(self._pool_cache), target=str(target)))
         if self._checkpoints is not None and self._checkpoints.is_bound:
             binds.append(Bind(source=str(self._checkpoints.folder.path), target=str(self._checkpoints.local_path)))
+        binds += self._input.binds()
         return tuple(binds)
 
 

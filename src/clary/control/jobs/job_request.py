@@ -134,8 +134,8 @@ class JobRequest:
 
     @property
     def keep_alive_s(self) -> int:
-        """ResourceConfig.KeepAlivePeriodInSeconds: how long hosts wait for a matching job after this one."""
-        return int(self._section("ResourceConfig").get("KeepAlivePeriodInSeconds") or 0)
+        """ResourceConfig.KeepAlivePeriodInSeconds: how long hosts wait for a matching job; 0 on spot capacity."""
+        return 0 if self.is_spot else int(self._section("ResourceConfig").get("KeepAlivePeriodInSeconds") or 0)
 
     @property
     def has_network_isolation(self) -> bool:

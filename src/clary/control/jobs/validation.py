@@ -62,6 +62,8 @@ def warnings(request: Mapping[str, Any]) -> tuple[str, ...]:
         found.append("VpcConfig is accepted and has no effect: hosts live on the job's own network")
     if request.get("EnableInterContainerTrafficEncryption"):
         found.append("EnableInterContainerTrafficEncryption has no effect: traffic stays on this machine, in the clear")
+    if request["ResourceConfig"].get("KeepAlivePeriodInSeconds") and job.is_spot:
+        found.append("KeepAlivePeriodInSeconds has no effect on spot capacity, which is given back when the job ends")
     if request.get("DebugRuleConfigurations") or request.get("ProfilerRuleConfigurations"):
         found.append("debugger and profiler rules are accepted, but are not evaluated yet")
     found.extend(
@@ -111,12 +113,6 @@ def _check_instances(request: Mapping[str, Any]) -> None:
     if not groups and not (config.get("InstanceType") and config.get("InstanceCount")):
         raise WireError(
             "ValidationException", "ResourceConfig needs InstanceType and InstanceCount, or InstanceGroups."
-        )
-    if JobRequest(request).keep_alive_s and JobRequest(request).is_spot:
-        raise WireError(
-            "ValidationException",
-            "KeepAlivePeriodInSeconds can not be used with EnableManagedSpotTraining: spot capacity is given back when "
-            "the job ends. Leave one of them out.",
         )
     for group in groups:
         if group["InstanceCount"] < 1:

@@ -107,6 +107,7 @@ def build_plan(
         pool_token=site.secrets.pool_token(pool) if pool else "",
         pool_folder=str(site.folder.jobs / pool / "1") if pool else "",
         cache_folder=str(site.folder.cache),
+        channel_cache_bytes=settings.channel_cache_bytes,
         config_documents=request.config_documents,
         checkpoint_local_path=request.checkpoint_local_path,
         checkpoint_s3_uri=request.checkpoint_s3_uri,

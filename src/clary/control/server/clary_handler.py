@@ -1,9 +1,9 @@
-"""The service's own pages: for agents below /clary/v1/agents/ and pools/, for people below jobs/ and at spot."""
+"""The service's own pages: for agents below /clary/v1/agents/ and pools/, for people below jobs/, at spot and at rehearsal."""
 
 from __future__ import annotations
 
 from clary.contract.errors import WireError
-from clary.control.server import agent_routes, people_routes, pool_routes, spot_actions
+from clary.control.server import agent_routes, people_routes, pool_routes, rehearsal_actions, spot_actions
 from clary.control.server.internal_http import error_answer
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
@@ -17,11 +17,13 @@ class ClaryHandler:
         pools: pool_routes.PoolRoutes,
         people: people_routes.PeopleRoutes,
         spot: spot_actions.SpotRoutes,
+        rehearsals: rehearsal_actions.RehearsalActions | None = None,
     ) -> None:
         self._agents = agents
         self._pools = pools
         self._people = people
         self._spot = spot
+        self._rehearsals = rehearsals
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
         """Answer one request below /clary/v1/."""
@@ -34,6 +36,8 @@ class ClaryHandler:
                 return await self._people.handle(request)
             if request.raw_path == spot_actions.PATH:
                 return await self._spot.handle(request)
+            if request.raw_path == rehearsal_actions.PATH and self._rehearsals is not None:
+                return await self._rehearsals.handle(request)
             raise WireError("NotFound", f"there is nothing at {request.raw_path}", http_status=404)
         except WireError as error:
             return error_answer(error)

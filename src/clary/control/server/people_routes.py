@@ -18,6 +18,7 @@ from clary.control.jobs.timeline import timeline
 from clary.control.jobs.training_job import PastAttempt, TrainingJob
 from clary.control.server.checkpoint_routes import CheckpointRoutes, checkpoint_facts
 from clary.control.server.internal_http import bearer_token, json_answer, query_of, read_json
+from clary.control.server.rehearsal_actions import RehearsalActions
 from clary.control.server.spot_actions import reclaim
 from clary.control.services.call import Services
 from clary.control.store.errors import BadToken, StreamNotFound
@@ -37,12 +38,21 @@ class PeopleRoutes:
 
     Args:
         checkpoints: answers for checkpoints; None has no such page.
+        rehearsals: strikes jobs that were made for it; None has no such pages.
     """
 
-    def __init__(self, services: Services, *, admin_token: str, checkpoints: CheckpointRoutes | None = None) -> None:
+    def __init__(
+        self,
+        services: Services,
+        *,
+        admin_token: str,
+        checkpoints: CheckpointRoutes | None = None,
+        rehearsals: RehearsalActions | None = None,
+    ) -> None:
         self._services = services
         self._admin_token = admin_token
         self._checkpoints = checkpoints
+        self._rehearsals = rehearsals
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
         """Answer one request; raises WireError with the status to send."""
@@ -65,6 +75,12 @@ class PeopleRoutes:
                 return json_answer(await self._checkpoints.answer(job, query_of(request)))
             case "reclaim" if request.method == "POST":
                 return json_answer(await reclaim(self._services, job, read_json(request)))
+            case "request":
+                return json_answer({"request": dict(job.request)})
+            case "strike" if request.method == "POST" and self._rehearsals is not None:
+                return json_answer(await self._rehearsals.strike(job, read_json(request)))
+            case "records" if self._rehearsals is not None:
+                return json_answer(await self._rehearsals.records(job, query_of(request)))
         raise WireError(
             "NotFound", f"a job has no page {page!r}; there are plan, logs and checkpoints", http_status=404
         )

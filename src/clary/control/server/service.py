@@ -22,6 +22,7 @@ from clary.control.client_files import SAGEMAKER_CONFIG, sagemaker_config
 from clary.control.engines.images import resolve
 from clary.control.engines.interpreters import InterpreterProbe
 from clary.control.engines.local.engine import LocalEngine
+from clary.control.engines.local.rehearsal_faults import LocalFaults
 from clary.control.jobs import deadlines, events
 from clary.control.jobs.training_job import EndCause
 from clary.control.jobs.warm_pools import is_parked
@@ -50,6 +51,7 @@ from clary.control.server.ownership import cancel, database_lease, sole_owner
 from clary.control.server.people_routes import PeopleRoutes
 from clary.control.server.pool_routes import PoolRoutes
 from clary.control.server.ports import Ports, choose_ports
+from clary.control.server.rehearsal_actions import RehearsalActions
 from clary.control.server.spot_actions import SpotRoutes
 from clary.control.server.tls import ensure_certificates, server_context, service_names
 from clary.control.services.call import Services
@@ -111,9 +113,10 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
         pool_gateway = PoolGateway(hub, clock, pool_token=secrets.pool_token)
         checkpoints = CheckpointRoutes(client)
         stack.push_async_callback(checkpoints.close)
-        people = PeopleRoutes(services, admin_token=secrets.admin_token, checkpoints=checkpoints)
+        rehearsals = RehearsalActions(LocalFaults(engine, settings.home_folder), admin_token=secrets.admin_token)
+        people = PeopleRoutes(services, admin_token=secrets.admin_token, checkpoints=checkpoints, rehearsals=rehearsals)
         spot = SpotRoutes(market, admin_token=secrets.admin_token)
-        handler = ClaryHandler(AgentRoutes(gateway), PoolRoutes(pool_gateway), people, spot)
+        handler = ClaryHandler(AgentRoutes(gateway), PoolRoutes(pool_gateway), people, spot, rehearsals)
         await _listen(stack, services, handler, ports=ports, secrets=secrets, object_store=object_store)
         (folder.client / SAGEMAKER_CONFIG).write_text(sagemaker_config(settings))
         reconciler = Reconciler(

@@ -113,6 +113,7 @@ class FakeSteps:
         self.channel_names = tuple(channels)
         self.code_channel = code_channel
         self.notes: tuple[str, ...] = ()
+        self.summaries: tuple[str, ...] = ()
         self.done: list[str] = []
         self.uploads: list[tuple[UploadRole, list[StagedPart]]] = []
         self.uploaded = Uploaded(uris=("s3://bucket/model.tar.gz",))

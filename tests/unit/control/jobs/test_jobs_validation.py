@@ -178,8 +178,11 @@ WARNINGS = [
     ({"VpcConfig": {"Subnets": ["s"]}}, "VpcConfig is accepted and has no effect"),
     ({"EnableInterContainerTrafficEncryption": True}, "EnableInterContainerTrafficEncryption has no effect"),
     (
-        {"ResourceConfig": {"InstanceType": "t", "InstanceCount": 1, "KeepAlivePeriodInSeconds": 60}},
-        "KeepAlivePeriodInSeconds: warm pools are not kept yet",
+        {
+            "ResourceConfig": {"InstanceType": "t", "InstanceCount": 1, "KeepAlivePeriodInSeconds": 60},
+            "EnableManagedSpotTraining": True,
+        },
+        "KeepAlivePeriodInSeconds has no effect on spot capacity",
     ),
     ({"DebugRuleConfigurations": [{}]}, "debugger and profiler rules are accepted, but are not evaluated yet"),
     ({"ProfilerRuleConfigurations": [{}]}, "debugger and profiler rules are accepted, but are not evaluated yet"),
@@ -207,7 +210,7 @@ def test_what_will_not_do_what_it_says_is_warned_of_once(members, words):
     [
         {"HyperParameters": {"b": "it's"}},
         {"RetryStrategy": {"MaximumRetryAttempts": 1}},
-        {"ResourceConfig": {"InstanceType": "t", "InstanceCount": 1, "KeepAlivePeriodInSeconds": 0}},
+        {"ResourceConfig": {"InstanceType": "t", "InstanceCount": 1, "KeepAlivePeriodInSeconds": 60}},
         {"EnableManagedSpotTraining": False},
     ],
 )

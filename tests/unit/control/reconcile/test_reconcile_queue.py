@@ -121,7 +121,7 @@ async def test_a_job_that_cannot_be_planned_fails_with_its_reason_and_blocks_nob
 
 async def test_a_defect_while_planning_is_an_internal_failure_of_that_job_alone(plane, monkeypatch, caplog):
     await plane.create("bad")
-    monkeypatch.setattr(plane.admission, "decide_next", lambda job, mapping: [][0])
+    monkeypatch.setattr(plane.admission, "decide_next", lambda job, mapping, leaving: [][0])
     await plane.passes()
     reason = (await plane.describe("bad"))["FailureReason"]
     assert reason.startswith("InternalServerError: hosts could not be launched: IndexError")

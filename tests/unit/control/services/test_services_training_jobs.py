@@ -279,7 +279,7 @@ async def test_update_changes_what_it_names_and_keeps_the_rest(plane):
     assert description["LastModifiedTime"] - description["CreationTime"] == timedelta(seconds=1)
 
 
-async def test_of_a_job_that_is_over_only_the_warm_pool_can_be_updated(plane):
+async def test_a_job_that_is_over_and_has_no_warm_pool_cannot_be_updated(plane):
     await plane.create()
     await plane.run_to_end()
     call = plane.call("sagemaker", "UpdateTrainingJob", TrainingJobName="job", RemoteDebugConfig={})
@@ -287,14 +287,11 @@ async def test_of_a_job_that_is_over_only_the_warm_pool_can_be_updated(plane):
         "ValidationException",
         "The request was rejected because the training job is in status Completed.",
     )
-    await plane.call(
-        "sagemaker",
-        "UpdateTrainingJob",
-        TrainingJobName="job",
-        ResourceConfig={"KeepAlivePeriodInSeconds": 0},
-    )
-    config = (await described(plane))["ResourceConfig"]
-    assert (config["KeepAlivePeriodInSeconds"], config["InstanceCount"]) == (0, 1)
+    keep_alive = {"KeepAlivePeriodInSeconds": 60}
+    call = plane.call("sagemaker", "UpdateTrainingJob", TrainingJobName="job", ResourceConfig=keep_alive)
+    code, message = await refusal(call)
+    assert code == "ValidationException"
+    assert message.startswith("KeepAlivePeriodInSeconds can not be updated: training job job has no warm pool.")
 
 
 async def test_a_running_job_cannot_be_deleted(plane):

@@ -182,6 +182,7 @@ class StoreContract:
             created_at=START,
             modified_at=START,
             training_ended_at=START + timedelta(hours=1),
+            warm_pool=None,
         )
 
     async def test_returning_the_same_job_writes_nothing(self, store: Store, database_url: str) -> None:

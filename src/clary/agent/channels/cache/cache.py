@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,10 +19,9 @@ from clary.agent.channels.cache.filling import LOCK_WAIT_S, CacheUnusable, Fille
 from clary.agent.channels.cache.folder import CacheFolder, boot_id
 from clary.agent.channels.cache.keeping import CacheKeeper
 from clary.agent.channels.selection import ChannelObject
-from clary.agent.object_store import ObjectStore
+from clary.agent.object_store import ObjectStore, whole_file
 from clary.contract.launch_plan import Channel
 
-FOLDER = "channels"  # below the machine's cache
 _FILE = "object"
 
 logger = logging.getLogger(__name__)
@@ -96,6 +97,24 @@ class ChannelCache:
                     snapshot.release()
         return store.open_reader(bucket, key)
 
+    def source(self, store: ObjectStore) -> CachedSource:
+        """Return the objects of a store as this cache opens them."""
+        return CachedSource(self, store)
+
+    def remembered(self, name: str, find_out: Callable[[], str]) -> str:
+        """Return what was found out about this machine since it started; `find_out` is called at the first time.
+
+        Raises: what `find_out` raises.
+        """
+        try:
+            path = self._root / f"{name}-{self._boot or boot_id()}"
+            return path.read_text(encoding="utf-8")
+        except OSError:
+            found = find_out()
+        with contextlib.suppress(OSError), whole_file(path) as descriptor:
+            os.write(descriptor, found.encode())
+        return found
+
     def tidy(self) -> None:
         """Have the disk hold what was fetched, and come back within the bound; takes its time."""
         if not self.is_on:
@@ -119,3 +138,15 @@ class ChannelCache:
             stop=self._stop,
             lock_wait_s=self._lock_wait_s,
         )
+
+
+@dataclass(frozen=True)
+class CachedSource:
+    """Objects of a store, opened from the cache where they can be had."""
+
+    cache: ChannelCache
+    store: ObjectStore
+
+    def open_reader(self, bucket: str, key: str) -> BinaryIO:
+        """Open an object as a stream; close it after use. Raises: ObjectStoreError."""
+        return self.cache.open_object(bucket, key, store=self.store)

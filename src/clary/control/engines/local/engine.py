@@ -32,6 +32,7 @@ from clary.control.engines.local import (
     cleaning,
     killing,
     link_watch,
+    rehearsal_records,
 )
 from clary.control.engines.local.agent_processes import MARK_VARIABLE, LastingProcess
 from clary.control.engines.local.attempt_record import AttemptRecord, NetworkReady
@@ -262,6 +263,7 @@ class LocalEngine:
         problems += [f"cgroup {path} still holds processes" for path in cgroups if path not in gone]
         removed += gone
         for host in hosts:
+            rehearsal_records.keep(folder / host)
             removed += cleaning.remove_trees(folder / host)
         problems += [f"{point} is still mounted" for point in cleaning.mounts_below(folder)]
         if problems:

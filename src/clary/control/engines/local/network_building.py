@@ -81,6 +81,11 @@ def burst_bytes(rate_bytes_s: int) -> int:
     return min(max(int(rate_bytes_s * BURST_S), low), MAX_BURST_BYTES)
 
 
+def bytes_s(rate_mbit_s: float) -> int:
+    """Return bytes a second for Mbit/s."""
+    return max(int(rate_mbit_s * 125_000), 1)
+
+
 def hardware_address(address: str) -> bytes:
     """Return the Ethernet address of the host with this IPv4 address: 02:00 (locally administered) and its bytes."""
     return b"\x02\x00" + socket.inet_aton(address)
@@ -154,7 +159,7 @@ def _connect_taps(spec: NetworkSpec, _switch: int, hosts: dict[str, int]) -> lis
                 name=host.name,
                 descriptor=descriptor,
                 mac=hardware_address(host.address),
-                rate_bytes_s=_bytes_s(host.rate_mbit_s) if host.rate_mbit_s else None,
+                rate_bytes_s=bytes_s(host.rate_mbit_s) if host.rate_mbit_s else None,
                 delay_ns=round(host.delay_ms * 1e6),
                 loss=host.loss_percent / 100,
             )
@@ -183,7 +188,7 @@ def _configure_host(spec: NetworkSpec, host: HostSpec) -> None:
 def _limit(here: Netlink, name: str, host: HostSpec) -> None:
     if host.rate_mbit_s is None:
         return
-    rate = _bytes_s(host.rate_mbit_s)
+    rate = bytes_s(host.rate_mbit_s)
     burst = burst_bytes(rate)
     _step(
         f"rate of {host.name}",
@@ -193,10 +198,6 @@ def _limit(here: Netlink, name: str, host: HostSpec) -> None:
         burst_bytes=burst,
         queue_bytes=int(rate * QUEUE_S) + burst,
     )
-
-
-def _bytes_s(rate_mbit_s: float) -> int:
-    return max(int(rate_mbit_s * 125_000), 1)
 
 
 def _listen(spec: NetworkSpec, hosts: dict[str, int]) -> list[tuple[socket.socket, RelaySpec]]:

@@ -1,8 +1,8 @@
-"""Cut hosts off a running job's network and connect them again: for tests and rehearsals.
+"""Cut hosts off a running job's network and connect them again, or slow their links: for tests and rehearsals.
 
-Run: `python -m clary.control.engines.local.network_faults FOLDER HOST up|down` does it; `partition` runs that, because
-joining a namespace would change the calling process. A host that is cut off keeps its interface, address and carrier:
-what it sends simply never arrives.
+Run: `python -m clary.control.engines.local.network_faults FOLDER HOST up|down|MBIT` does it; `partition` and `limit` run
+that, because joining a namespace would change the calling process. A host that is cut off keeps its interface, address
+and carrier: what it sends simply never arrives.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from clary.contract.errors import EngineError
 from clary.contract.launch_plan import Isolation, LaunchPlan
 from clary.control.engines.local import fabric, namespaces, network_building
 from clary.control.engines.local.agent_processes import clary_folder
-from clary.control.engines.local.attempt_record import read_ready
+from clary.control.engines.local.attempt_record import NetworkReady, read_ready
 from clary.control.engines.local.netlink import Netlink
 from clary.control.engines.local.network_spec import write_json
 
 TIMEOUT_S = 10.0
+FULL_MBIT_S = 100_000.0  # more than such a link passes
 
 
 async def partition(plan: LaunchPlan, host: str, *, up: bool) -> None:
@@ -29,9 +30,25 @@ async def partition(plan: LaunchPlan, host: str, *, up: bool) -> None:
 
     Raises: EngineError if the job has no network of its own, no such host, or its anchor is gone.
     """
+    await _change(plan, host, "up" if up else "down")
+
+
+async def limit(plan: LaunchPlan, host: str, *, rate_mbit_s: float | None) -> None:
+    """Let the link of `host` pass no more than this, both ways; None: what the plan says, or as much as it can.
+
+    Frames that a switch of ours brings to a slow host come as fast as before: there only what it sends is limited.
+
+    Raises: EngineError as `partition`.
+    """
+    if rate_mbit_s is None:
+        rate_mbit_s = plan.host(host).resources.link.rate_mbit_s or FULL_MBIT_S
+    await _change(plan, host, f"{rate_mbit_s:g}")
+
+
+async def _change(plan: LaunchPlan, host: str, what: str) -> None:
     if plan.isolation is not Isolation.NAMESPACES:
-        raise EngineError(f"job {plan.job_name} runs as plain processes: it has no network that could be cut")
-    arguments = (plan.work_folder, host, "up" if up else "down")
+        raise EngineError(f"job {plan.job_name} runs as plain processes: it has no network that could be changed")
+    arguments = (plan.work_folder, host, what)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-S",
@@ -48,30 +65,38 @@ async def partition(plan: LaunchPlan, host: str, *, up: bool) -> None:
     except TimeoutError:
         process.kill()
         await process.wait()
-        raise EngineError(f"job {plan.job_name}: partition of {host} took longer than {TIMEOUT_S:g} s") from None
+        raise EngineError(f"job {plan.job_name}: setting {host} {what} took longer than {TIMEOUT_S:g} s") from None
     if process.returncode != 0:
         said = output.decode(errors="replace").strip().rpartition("\n")[2]
-        raise EngineError(f"job {plan.job_name}: could not set {host} {arguments[2]}: {said}")
+        raise EngineError(f"job {plan.job_name}: could not set {host} {what}: {said}")
 
 
 def main(arguments: list[str]) -> int:
-    """Carry out what `partition` asked for."""
-    folder, host, direction = arguments
+    """Carry out what `partition` or `limit` asked for."""
+    folder, host, what = arguments
     try:
-        _set_connection(Path(folder), host, up=direction == "up")
+        ready = _network_of(Path(folder), host)
+        if what in ("up", "down"):
+            _set_connection(ready, Path(folder), host, up=what == "up")
+        else:
+            _set_rate(ready, host, network_building.bytes_s(float(what)))
     except (OSError, EngineError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
 
 
-def _set_connection(folder: Path, host: str, *, up: bool) -> None:
+def _network_of(folder: Path, host: str) -> NetworkReady:
     ready = read_ready(folder)
     if ready is None or not ready.anchor.is_alive():
         raise EngineError(f"{folder}: the job has no network, or its anchor is gone")
+    if host not in ready.namespaces:
+        raise EngineError(f"the job has no host {host!r}; it has {', '.join(ready.namespaces)}")
+    return ready
+
+
+def _set_connection(ready: NetworkReady, folder: Path, host: str, *, up: bool) -> None:
     names = list(ready.namespaces)
-    if host not in names:
-        raise EngineError(f"the job has no host {host!r}; it has {', '.join(names)}")
     if ready.is_switched_by_us:
         _change_partitions(str(folder / fabric.PARTITIONS_FILE), host, up=up)
         return
@@ -80,6 +105,20 @@ def _set_connection(folder: Path, host: str, *, up: bool) -> None:
     _join(f"/proc/{ready.pid}/fd/{ready.switch}", namespaces.CLONE_NEWNET)
     with Netlink() as switch:
         switch.set_master(network_building.port_name(names.index(host)), bridge=network_building.BRIDGE if up else None)
+
+
+def _set_rate(ready: NetworkReady, host: str, rate_bytes_s: int) -> None:
+    if ready.has_user_namespace:
+        _join(f"/proc/{ready.pid}/ns/user", namespaces.CLONE_NEWUSER)
+    burst = network_building.burst_bytes(rate_bytes_s)
+    queue = int(rate_bytes_s * network_building.QUEUE_S) + burst
+    places = [(ready.namespaces[host], "eth0")]
+    if not ready.is_switched_by_us:  # what the bridge sends to the host
+        places.append((ready.switch, network_building.port_name(list(ready.namespaces).index(host))))
+    for descriptor, name in places:
+        _join(f"/proc/{ready.pid}/fd/{descriptor}", namespaces.CLONE_NEWNET)
+        with Netlink() as here:
+            here.set_rate(name, rate_bytes_s=rate_bytes_s, burst_bytes=burst, queue_bytes=queue)
 
 
 def _change_partitions(path: str, host: str, *, up: bool) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from clary.contract.errors import WireError
+from clary.contract.rehearsals import is_rehearsal
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs import events, validation, warm_pools
 from clary.control.jobs.job_request import JobRequest
@@ -64,7 +65,9 @@ def _restart_rule(request: JobRequest, settings: Settings) -> RestartRule:
     max_restarts = request.max_retries
     if max_restarts is None:
         max_restarts = settings.max_restarts if request.checkpoint_local_path is not None else 0
-    return RestartRule(max_restarts=max_restarts, includes_programs=settings.restart_programs)
+    # A rank of a rehearsal is killed on purpose: what comes of it is what the rehearsal is for.
+    includes_programs = settings.restart_programs or is_rehearsal(request.request)
+    return RestartRule(max_restarts=max_restarts, includes_programs=includes_programs)
 
 
 async def describe_training_job(call: Call) -> Mapping[str, Any]:

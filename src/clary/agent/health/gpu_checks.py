@@ -1,0 +1,92 @@
+"""The GPUs of a host: whether the driver answers, counts no uncorrected memory errors, and the GPU multiplies.
+
+Where: `host_checks`, for hosts whose plan gives them GPUs. `gpu_finding` is pure. The commands themselves have been run
+on no GPU so far.
+Source: `nvidia-smi --help-query-gpu`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+
+from clary.contract.health import Check, FindingState, HealthFinding
+from clary.contract.launch_plan import HostPlan, LaunchPlan
+
+_QUERY = "index,name,ecc.errors.uncorrected.volatile.total,temperature.gpu"
+_QUERY_S = 5.0
+_MULTIPLY_S = 25.0
+_WARN_CELSIUS = 90
+_NOT_THERE = ("[N/A]", "N/A", "[Not Supported]")  # what drivers print for what a GPU does not have
+_MULTIPLY = """
+import sys, torch
+for index in map(int, sys.argv[1:]):
+    product = torch.ones(512, 512, device=f"cuda:{index}") @ torch.ones(512, 512, device=f"cuda:{index}")
+    print(index, "right" if bool((product == 512).all()) else "wrong")
+"""
+
+OK, WARN, BAD = FindingState.OK, FindingState.WARN, FindingState.BAD
+
+
+def check_gpus(plan: LaunchPlan, host: HostPlan, *, computes: bool) -> HealthFinding:
+    """Ask the driver, and have each GPU of the host multiply if `computes`."""
+    indices = host.resources.gpu_indices
+    listing = _run(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"], _QUERY_S)
+    products = None
+    if computes and listing is not None:
+        products = _run([plan.environment.python, "-c", _MULTIPLY, *map(str, indices)], _MULTIPLY_S)
+    return gpu_finding(host.name, indices, listing=listing, products=products, has_computed=computes)
+
+
+def gpu_finding(
+    host: str, indices: Sequence[int], *, listing: str | None, products: str | None, has_computed: bool
+) -> HealthFinding:
+    """Judge what the driver and the GPUs have said. Pure.
+
+    Args:
+        host: whose GPUs they are.
+        indices: of the GPUs that the host was given.
+        listing: what nvidia-smi printed; None if it failed.
+        products: what the multiplication printed; None if it failed.
+        has_computed: whether there was to be one.
+    """
+
+    def finding(state: FindingState, words: str, cause: str = "") -> HealthFinding:
+        return HealthFinding(check=Check.GPU, state=state, host=host, words=words, cause=cause)
+
+    if listing is None:
+        return finding(BAD, "nvidia-smi does not answer", "the driver is not loaded, or hangs")
+    rows = {int(row[0]): row for row in _rows(listing) if row[0].isdigit()}
+    missing = [index for index in indices if index not in rows]
+    if missing:
+        words = f"GPU {', '.join(map(str, missing))} is missing, the driver lists {', '.join(map(str, rows)) or 'none'}"
+        return finding(BAD, words, "the GPU has fallen off the bus")
+    failing = [index for index in indices if rows[index][2] not in (*_NOT_THERE, "0")]
+    if failing:
+        counts = ", ".join(f"GPU {index}: {rows[index][2]}" for index in failing)
+        return finding(BAD, f"uncorrected memory errors: {counts}, expected 0", "the memory of the GPU is failing")
+    if has_computed:
+        said = dict(line.split() for line in (products or "").splitlines() if len(line.split()) == 2)
+        wrong = [index for index in indices if said.get(str(index)) == "wrong"]
+        if wrong:
+            return finding(BAD, f"GPU {', '.join(map(str, wrong))} multiplies wrongly", "the GPU is failing")
+        if products is None:
+            return finding(WARN, "the multiplication was not made", "no torch with CUDA in the job's environment")
+    hot = [index for index in indices if rows[index][3].isdigit() and int(rows[index][3]) >= _WARN_CELSIUS]
+    if hot:
+        heat = ", ".join(f"GPU {index}: {rows[index][3]} C" for index in hot)
+        return finding(WARN, f"{heat}, expected below {_WARN_CELSIUS} C", "the GPU is badly cooled")
+    return finding(OK, f"{len(indices)} x {rows[indices[0]][1]}")
+
+
+def _rows(listing: str) -> list[list[str]]:
+    rows = [[cell.strip() for cell in line.split(",")] for line in listing.splitlines()]
+    return [row for row in rows if len(row) == _QUERY.count(",") + 1]
+
+
+def _run(command: list[str], timeout_s: float) -> str | None:
+    try:
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return completed.stdout if completed.returncode == 0 else None

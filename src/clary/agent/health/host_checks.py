@@ -1,0 +1,140 @@
+"""Readings of a host by itself: disk, memory, clock, GPUs; each bounded in time.
+
+Where: `supervisor.host_health` takes all of them while the host is prepared, and the cheap ones while the program runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import queue
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from clary.agent.health.gpu_checks import check_gpus
+from clary.agent.health.host_verdicts import DiskReading, clock_finding, disk_finding, memory_finding
+from clary.contract.health import Check, FindingState, HealthFinding
+from clary.contract.launch_plan import HostPlan, LaunchPlan
+
+_WRITE_BYTES = 4 * 1024 * 1024
+_CHUNK_BYTES = 256 * 1024
+_WRITE_S = 0.2  # no more is written after that; the rest of 0.3 s is for fsync
+_CHECK_S = 3.0  # for any of the checks, a disk that hangs included
+_CLOCK_S = 1.5
+_GPU_S = 30.0  # with the import of torch
+_PROBE_FILE = "health-probe"
+
+T = TypeVar("T")
+
+
+def check_host(plan: LaunchPlan, host: HostPlan, *, writes: bool, computes: bool) -> tuple[HealthFinding, ...]:
+    """Return the findings on a host by itself, all checks at once.
+
+    Args:
+        plan: says where the service is, and where the host's folder lies.
+        host: this one.
+        writes: whether the speed of the disk is measured.
+        computes: whether GPUs multiply something.
+    """
+    folder = Path(plan.work_folder) / host.name
+    checks: list[tuple[Check, Callable[[], HealthFinding], float]] = [
+        (Check.DISK, lambda: disk_finding(host.name, read_disk(folder, writes=writes)), _CHECK_S),
+        (Check.MEMORY, lambda: memory_finding(host.name, available_memory(), host.resources.memory_bytes), _CHECK_S),
+        (Check.CLOCK, lambda: clock_finding(host.name, *clock_offset(plan.service_url)), _CHECK_S),
+    ]
+    if host.resources.gpu_indices:
+        checks.append((Check.GPU, lambda: check_gpus(plan, host, computes=computes), _GPU_S))
+    began_s = time.monotonic()
+    answers = [(check, _begin(act), limit_s) for check, act, limit_s in checks]
+    found = []
+    for check, answer, limit_s in answers:
+        try:
+            found.append(answer.get(timeout=max(0.0, began_s + limit_s - time.monotonic())))
+        except queue.Empty:
+            words = f"the check did not end within {limit_s:g} s"
+            found.append(HealthFinding(check=check, state=FindingState.WARN, host=host.name, words=words))
+    if not host.resources.gpu_indices:
+        words = "the host has no GPU"
+        found.append(HealthFinding(check=Check.GPU, state=FindingState.SKIPPED, host=host.name, words=words))
+    return tuple(found)
+
+
+def read_disk(folder: Path, *, writes: bool) -> DiskReading:
+    """Return what there is to know of the disk below a folder; a few MiB are written there, and taken away."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+        if not writes or free < 2 * _WRITE_BYTES:
+            return DiskReading(folder=str(folder), free_bytes=free)
+        written, seconds = _write(folder / _PROBE_FILE)
+    except OSError as error:
+        return DiskReading(folder=str(folder), free_bytes=0, error=error.strerror or str(error))
+    return DiskReading(folder=str(folder), free_bytes=free, written_bytes=written, write_s=seconds)
+
+
+def available_memory() -> int | None:
+    """Return what the machine could give to programs now, in bytes; None where it does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def clock_offset(service_url: str) -> tuple[float | None, str]:
+    """Return by how many seconds this clock is ahead of the service's, or None and why that is not known.
+
+    Whole seconds: the service dates its answers so, cutting off what is below.
+    """
+    url = urlsplit(service_url)
+    kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+    connection = kind(url.netloc, timeout=_CLOCK_S)
+    try:
+        before = datetime.now(UTC)
+        connection.request("GET", "/clary/v1/health")
+        date = connection.getresponse().getheader("Date")
+        after = datetime.now(UTC)
+        if date is None:
+            return None, f"the service at {service_url} does not date its answers"
+        theirs = parsedate_to_datetime(date)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return None, f"the service at {service_url} was not asked: {error}"
+    finally:
+        connection.close()
+    # Theirs lies within the second that begins with the date; a clock that may be right is right.
+    ahead_s = (before - theirs).total_seconds() - 1
+    behind_s = (theirs - after).total_seconds()
+    return max(ahead_s, 0.0) - max(behind_s, 0.0), ""
+
+
+def _write(path: Path) -> tuple[int, float]:
+    written = 0
+    began_s = time.monotonic()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        while written < _WRITE_BYTES and time.monotonic() - began_s < _WRITE_S:
+            written += os.write(descriptor, bytes(_CHUNK_BYTES))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return written, time.monotonic() - began_s
+
+
+def _begin(act: Callable[[], HealthFinding]) -> queue.SimpleQueue[HealthFinding]:
+    """Run a check on a thread of its own, which a disk that hangs may keep for ever."""
+    answer: queue.SimpleQueue[HealthFinding] = queue.SimpleQueue()
+    threading.Thread(target=lambda: answer.put(act()), name="health-check", daemon=True).start()
+    return answer

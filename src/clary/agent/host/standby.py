@@ -1,0 +1,181 @@
+"""A host made before its program is known, with an interpreter ready in it.
+
+Where: an agent that lives from job to job prepares one at the end of each job and starts the next program in it. All
+that takes time is done by then: namespaces, root, interpreter, imports. Each serves one program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from clary.agent.host import standby_policy
+from clary.agent.host.first_process import FirstProcess
+from clary.agent.host.program import Program
+from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
+from clary.agent.zygote.interpreter_start import RANK_SHIM, ZYGOTE, start_variables, why_not_fork
+from clary.contract.clock import Clock
+from clary.contract.errors import AgentError
+from clary.contract.launch_plan import Isolation
+
+
+class StandbyHost:
+    """A host that stands by; `prepare` makes it, `start` uses it up, `close` takes an unused one away.
+
+    Methods may be called from any thread.
+    """
+
+    def __init__(
+        self, sandbox: Sandbox, *, python: str, environment: Mapping[str, str], late_roots: Sequence[str]
+    ) -> None:
+        self._sandbox = sandbox
+        self._python = python
+        self._start_variables = start_variables(environment)
+        has_mounts = sandbox.isolation is Isolation.NAMESPACES
+        self._late_roots = tuple(os.path.realpath(folder) for folder in late_roots) if has_mounts else ()
+        self._using = threading.Lock()
+        self._first_process: FirstProcess | None = None  # None before it is made and when it is used up
+
+    @classmethod
+    def prepare(
+        cls,
+        sandbox: Sandbox,
+        *,
+        python: str,
+        environment: Mapping[str, str],
+        preload: Sequence[str] = ("torch",),
+        late_roots: Sequence[str] = (),
+    ) -> StandbyHost:
+        """Begin to make the host and return; `start` waits for what is not done by then.
+
+        Args:
+            sandbox: the host; `host_folder` and `ml_folder` exist and are empty. What the program is to find at
+                /opt/ml is put into `ml_folder` later, from outside.
+            python: interpreter of the environment, with its folder, as the program sees it.
+            environment: of a process like those that are expected; what is read at the start of an interpreter is
+                taken from it, and nothing else.
+            preload: modules to import; those that the environment does not have are left out.
+            late_roots: existing folders below which binds may come late.
+
+        Raises:
+            AgentError: a folder is missing or the cgroup is in use; nothing is left of it.
+        """
+        standby = cls(sandbox, python=python, environment=environment, late_roots=late_roots)
+        first_process = FirstProcess(sandbox)
+        try:
+            first_process.launch(
+                (),
+                output_fds=(),
+                standby={
+                    "argv": [python, ZYGOTE, RANK_SHIM, *preload],
+                    "environment": standby._start_variables,
+                },
+                late_roots=standby._late_roots,
+            )
+        except BaseException:
+            first_process.end()
+            first_process.clean_up()
+            raise
+        standby._first_process = first_process
+        return standby
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """What the host was made with."""
+        return self._sandbox
+
+    def why_not(self, sandbox: Sandbox, processes: Sequence[ProcessSpec]) -> str:
+        """Return why it cannot run `processes` in `sandbox`, in words; empty if it can.
+
+        Processes that the interpreter cannot become are no reason: they are executed, as `Program.start` does it.
+        """
+        first_process = self._first_process
+        if first_process is None:
+            return "it has been used or closed"
+        if first_process.has_ended:
+            return "its first process has ended" + _after_colon(first_process.last_words())
+        return standby_policy.why_not_run(
+            self._sandbox, self._with_real_sources(sandbox), processes, late_roots=self._late_roots
+        )
+
+    def why_not_fork(self, process: ProcessSpec) -> str:
+        """Return why the interpreter cannot become `process`, in words; empty if it can."""
+        return why_not_fork(process.argv, process.environment, python=self._python, start=self._start_variables)
+
+    def late_binds(self, sandbox: Sandbox) -> tuple[Bind, ...]:
+        """Return the binds of `sandbox` that the host does not show yet, for `start`."""
+        return standby_policy.late_binds(self._sandbox, sandbox)
+
+    def start(
+        self,
+        processes: Sequence[ProcessSpec],
+        *,
+        binds: Sequence[Bind] = (),
+        on_output: Callable[[int, bytes], None],
+        clock: Clock | None = None,
+    ) -> Program:
+        """Start every process; the standby host is used up.
+
+        If the host fails before the first of them runs, they are started in a host that is made for them.
+
+        Args:
+            processes: at least one.
+            binds: what the host does not show yet.
+            on_output: as for `Program.start`.
+            clock: as for `Program.start`.
+
+        Raises:
+            AgentError: it was used or closed already, or no host could be made; nothing is left of it.
+        """
+        wanted = dataclasses.replace(self._sandbox, binds=(*self._sandbox.binds, *binds))
+        reason = self.why_not(wanted, processes)
+        first_process = self._take()
+        if first_process is None:
+            raise AgentError(f"host {self._sandbox.hostname} stands by no more: {reason}")
+        if reason:
+            _remove(first_process)
+        else:
+            marked = [(process, not self.why_not_fork(process)) for process in processes]
+            try:
+                return Program.start_in(
+                    first_process,
+                    processes,
+                    self._sandbox,
+                    forks=[forks for _, forks in marked],
+                    binds=self._with_real_sources(wanted).binds[len(self._sandbox.binds) :],
+                    on_output=on_output,
+                    clock=clock,
+                )
+            except AgentError:
+                pass  # nothing of it has run; the reason is the next host's too, or of no interest
+        return Program.start(processes, wanted, on_output=on_output, clock=clock)
+
+    def close(self) -> None:
+        """Take the host away if it was not used: no process, mount, cgroup or folder stays. May be repeated."""
+        first_process = self._take()
+        if first_process is not None:
+            _remove(first_process)
+
+    def _take(self) -> FirstProcess | None:
+        with self._using:
+            first_process, self._first_process = self._first_process, None
+        return first_process
+
+    def _with_real_sources(self, sandbox: Sandbox) -> Sandbox:
+        """Return `sandbox` with canonical sources of late binds: a link would be followed inside the host."""
+        binds = tuple(
+            bind if bind in self._sandbox.binds else dataclasses.replace(bind, source=os.path.realpath(bind.source))
+            for bind in sandbox.binds
+        )
+        return dataclasses.replace(sandbox, binds=binds)
+
+
+def _remove(first_process: FirstProcess) -> None:
+    first_process.end()
+    first_process.clean_up()
+
+
+def _after_colon(words: str) -> str:
+    return f": {words}" if words else ""

@@ -1,0 +1,92 @@
+"""Whether a host that stands by can be the host of a program, and which one to have stand by next. Pure.
+
+Where: `standby` asks the first; an agent that lives from job to job asks the second at the end of each program.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from clary.agent.host.mount_table import is_within
+from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
+from clary.agent.host.zygote_process import MAX_PROCESSES
+from clary.agent.zygote.interpreter_start import RANK_SHIM, start_variables
+from clary.contract.launch_plan import Isolation
+
+# The cgroup is made under the name that the host stands by with; binds are compared one by one.
+_NOT_COMPARED = frozenset({"binds", "cgroup_name"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandbyPlan:
+    """The interpreter to have stand by."""
+
+    python: str
+    environment: Mapping[str, str]  # variables that are read at its start, and no others
+    preload: tuple[str, ...]  # modules, as far as the environment has them
+
+
+def plan_standby(processes: Sequence[ProcessSpec], *, preload: tuple[str, ...] = ("torch",)) -> StandbyPlan | None:
+    """Return what suits the ranks of a program like the last one; None if it had no Python program of ours.
+
+    Args:
+        processes: of the last program; the one with the lowest index that can be forked is taken as the example.
+        preload: modules to import ahead.
+    """
+    for process in processes:
+        if len(process.argv) > 2 and process.argv[1] == RANK_SHIM:
+            return StandbyPlan(
+                python=process.argv[0], environment=start_variables(process.environment), preload=preload
+            )
+    return None
+
+
+def late_binds(standing_by: Sandbox, wanted: Sandbox) -> tuple[Bind, ...]:
+    """Return the binds that are still missing."""
+    return tuple(bind for bind in wanted.binds if bind not in standing_by.binds)
+
+
+def why_not_run(
+    standing_by: Sandbox, wanted: Sandbox, processes: Sequence[ProcessSpec], *, late_roots: Sequence[str]
+) -> str:
+    """Return why a host cannot be the one that is wanted, in words; empty if it can.
+
+    Args:
+        standing_by: with which the host was made.
+        wanted: what the program needs.
+        processes: of the program.
+        late_roots: folders below which binds may come late.
+    """
+    if not processes:
+        return "a program needs at least one process"
+    if len(processes) > MAX_PROCESSES:
+        return f"{len(processes)} processes are more than the {MAX_PROCESSES} that a host that stands by takes"
+    for field in fields(Sandbox):
+        present, needed = getattr(standing_by, field.name), getattr(wanted, field.name)
+        if field.name not in _NOT_COMPARED and present != needed:
+            return f"{field.name} is {needed}, and the host stands by with {present}"
+    surplus = [bind for bind in standing_by.binds if bind not in wanted.binds]
+    if surplus:
+        return f"the host shows {surplus[0].target} already, from {surplus[0].source}, and the program does not want it"
+    for bind in late_binds(standing_by, wanted):
+        reason = _why_not_bind(bind, standing_by, late_roots=late_roots)
+        if reason:
+            return reason
+    return ""
+
+
+def _why_not_bind(bind: Bind, standing_by: Sandbox, *, late_roots: Sequence[str]) -> str:
+    what = f"bind {bind.source} at {bind.target}"
+    if standing_by.isolation is Isolation.PROCESSES:
+        return f"{what}: plain processes have no mounts"
+    if not any(is_within(os.path.normpath(bind.source), os.path.normpath(root)) for root in late_roots):
+        below = ", ".join(late_roots) or "no folder"
+        return f"{what}: only what lies below {below} can be shown by a host that stands by"
+    for present in standing_by.binds:
+        if is_within(os.path.normpath(present.target), os.path.normpath(bind.target)):
+            return f"{what}: it would cover {present.target}, which the host shows already"
+    if is_within("/opt/ml", os.path.normpath(bind.target)):
+        return f"{what}: it would cover /opt/ml"
+    return ""

@@ -1,0 +1,171 @@
+"""The channels of one host: fetched, taken from what this machine keeps, and shown to the program.
+
+Where: `wiring` has one a host. A channel that came as a snapshot of the cache is shown by an overlay over it: the
+program may change what it sees, the cache stays as it is. The channel's folder in the tree on this machine is empty
+then. A copy is made instead where hosts have no mounts, where the kernel refuses overlays, and of what the agent reads
+in that folder itself: code that lies in a channel, checkpoints inside one.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path, PurePosixPath
+
+from clary.agent.channels import ChannelFacts, fetch_channel
+from clary.agent.channels.cache import ChannelCache, Snapshot, copy_snapshot, link_snapshot
+from clary.agent.environments.code import ObjectSource, code_channel
+from clary.agent.host.overlay_support import why_no_overlay
+from clary.agent.host.sandbox import Bind
+from clary.agent.object_store import ObjectStore
+from clary.contract.errors import AgentError
+from clary.contract.launch_plan import Channel, Isolation, LaunchPlan
+from clary.contract.ml_tree import OPT_ML, MlTree
+
+CACHE_FOLDER = "channels"  # below the machine's cache
+_CLOSE_S = 5.0
+
+
+class HostChannels:
+    """Brings channels; every method may be called from any thread.
+
+    Args:
+        plan: the attempt.
+        tree: the host's `/opt/ml` on this machine.
+        host_folder: the host's own place, for trying overlays out.
+        stop: set when the host gives up what it does.
+    """
+
+    def __init__(self, plan: LaunchPlan, *, tree: MlTree, host_folder: Path, stop: threading.Event) -> None:
+        self._plan = plan
+        self._tree = tree
+        self._host_folder = host_folder
+        self._stop = stop
+        self._cache = ChannelCache(
+            Path(plan.cache_folder) / CACHE_FOLDER,
+            limit_bytes=plan.channel_cache_bytes if plan.cache_folder else 0,
+            endpoint_url=plan.object_store.url,
+            stop=stop,
+        )
+        self._lock = threading.Lock()
+        self._shown: dict[str, Snapshot] = {}  # by overlays, held for the attempt's life
+        self._summaries: dict[str, str] = {}
+        self._tidying: threading.Thread | None = None
+
+    @property
+    def summaries(self) -> tuple[str, ...]:
+        """Where each channel's data came from, in lines for the log."""
+        with self._lock:
+            return tuple(self._summaries.values())
+
+    def fetch(self, channel: Channel, *, store: ObjectStore, host_index: int, num_hosts: int) -> ChannelFacts:
+        """Bring one channel. Raises: as `fetch_channel`."""
+        facts = fetch_channel(
+            channel,
+            store=store,
+            tree=self._tree,
+            host_index=host_index,
+            num_hosts=num_hosts,
+            cache=self._cache,
+        )
+        if facts.snapshot is not None:
+            self._show(channel, facts.snapshot)
+        with self._lock:
+            if facts.summary:
+                self._summaries[channel.name] = facts.summary
+        if facts.snapshot is None or facts.snapshot.num_fetched:
+            self._tidy_later()
+        return facts
+
+    def code_source(self, store: ObjectStore) -> ObjectSource:
+        """Return where archives of code are opened."""
+        return self._cache.source(store)
+
+    def binds(self) -> list[Bind]:
+        """What the host sees of the cache."""
+        inside = MlTree(OPT_ML)
+        with self._lock:
+            return [
+                Bind(
+                    source=str(snapshot.path),
+                    target=str(inside.channel(name)),
+                    overlay=True,
+                    copied_otherwise=True,
+                )
+                for name, snapshot in self._shown.items()
+            ]
+
+    def show_to_agent(self, *folders: Path) -> None:
+        """Make channels readable in the tree on this machine if links in `folders` may lead there.
+
+        Only after the program's end. What the program itself has put into a channel is gone with it.
+        Raises: AgentError.
+        """
+        with self._lock:
+            shown = dict(self._shown)
+        if not shown or not any(_has_links(folder) for folder in folders):
+            return
+        for name, snapshot in shown.items():
+            try:
+                link_snapshot(snapshot.path, self._tree.channel(name))
+            except OSError as error:
+                raise AgentError(f"Channel {name} cannot be read on this host: {error}") from error
+
+    def close(self) -> None:
+        """Let the cache go; harmless when repeated. The program must be gone."""
+        with self._lock:
+            shown, self._shown = self._shown, {}
+            tidying = self._tidying
+        for snapshot in shown.values():
+            snapshot.release()
+        if tidying is not None:
+            tidying.join(_CLOSE_S)
+
+    def _show(self, channel: Channel, snapshot: Snapshot) -> None:
+        """Have the program see a snapshot, by an overlay or a copy."""
+        if not self._is_copied(channel):
+            with self._lock:
+                former = self._shown.get(channel.name)
+                self._shown[channel.name] = snapshot
+            if former is not None:
+                former.release()
+            return
+        folder = self._tree.channel(channel.name)
+        try:
+            copy_snapshot(snapshot.path, folder, size_bytes=snapshot.size_bytes)
+        except OSError as error:
+            raise AgentError(f"Channel {channel.name} cannot be written below {folder}: {error}") from error
+        finally:
+            snapshot.release()
+
+    def _is_copied(self, channel: Channel) -> bool:
+        plan = self._plan
+        if plan.isolation is not Isolation.NAMESPACES or channel.name == code_channel(plan):
+            return True
+        place = PurePosixPath(MlTree(OPT_ML).channel(channel.name))
+        checkpoints = PurePosixPath(os.path.normpath(plan.checkpoint_local_path or MlTree(OPT_ML).checkpoints))
+        if plan.checkpoint_s3_uri is not None and (
+            checkpoints.is_relative_to(place) or place.is_relative_to(checkpoints)
+        ):
+            return True
+        return self._overlay_refusal() is not None
+
+    def _overlay_refusal(self) -> str | None:
+        with self._lock:
+            remembered = self._cache.remembered(
+                f"overlay-{os.geteuid()}-{os.stat(self._host_folder).st_dev}",
+                lambda: why_no_overlay(self._host_folder) or "",
+            )
+        return remembered or None
+
+    def _tidy_later(self) -> None:
+        with self._lock:
+            if self._tidying is None or not self._tidying.is_alive():
+                self._tidying = threading.Thread(target=self._cache.tidy, name="channel-cache-tidying", daemon=True)
+                self._tidying.start()
+
+
+def _has_links(folder: Path) -> bool:
+    return any(
+        os.path.islink(os.path.join(base, name)) for base, folders, files in os.walk(folder) for name in folders + files
+    )

@@ -1,0 +1,293 @@
+"""Import what programs import first, wait, and become the ranks of one program by forking.
+
+    python clary_zygote.py SOCKET OUTPUT RANK_SHIM MODULE...
+
+Where: the first process of a host that stands by starts it and speaks to it over the socket
+(`clary.agent.host.zygote_process` lists the messages); OUTPUT is the read end of its own standard output. It runs in
+the user's environment: Python 3.8 or later, the standard library only, nothing of clary.
+
+[Note: as a new interpreter]
+A forked rank has to find what `python clary_rank.py train.py` would have found. The zygote has no folder of a script on
+its path, its outputs are a pipe as theirs are, and it takes no connection, thread or descriptor with it; a library that
+opened one makes it refuse. In the rank, what depends on the moment is made anew: environment, arguments, caches of the
+path, seeds, time zone. Where a file of the program's would have come before a module that is imported already, the rank
+executes a new interpreter instead, and so it does if anything fails before the program's first line.
+What stays different: the key of `hash()` is the same in all ranks, as are the addresses of libraries.
+"""
+
+from __future__ import annotations
+
+import array
+import builtins
+import contextlib
+import gc
+import importlib
+import json
+import os
+import signal
+import site
+import socket
+import sys
+import threading
+import time
+import types
+import warnings
+
+_MAX_MESSAGE_BYTES = 65536
+_MAX_DESCRIPTORS = 253  # SCM_MAX_FD
+_MAX_WORDS_BYTES = 65536  # of what modules said when they were imported; a pipe holds no more
+_GO = b"g"
+_ABANDONED_EXIT_CODE = 70  # nobody asks for it
+_PR_SET_PDEATHSIG = 1
+_HAS_FOLDER_ON_PATH = not getattr(sys.flags, "safe_path", False)
+_ENTRY_POINT_GROUP = "torch.backends"
+_SUFFIXES = (".py", ".pyc", ".so")
+
+
+class _Program:
+    """What a forked rank goes on with: code to be executed as `__main__`."""
+
+    def __init__(self, code: types.CodeType, shim: str) -> None:
+        self.code = code
+        self.main = types.ModuleType("__main__")
+        self.main.__file__ = shim
+        self.main.__builtins__ = builtins  # type: ignore[attr-defined]
+
+
+def become_rank() -> _Program:
+    """Import, wait and fork; returns in each rank, and never in the zygote itself."""
+    keeper = socket.socket(fileno=int(sys.argv[1]))
+    output = int(sys.argv[2])
+    shim, names = sys.argv[3], sys.argv[4:]
+    for descriptor in (keeper.fileno(), output):
+        os.set_inheritable(descriptor, False)
+    own_descriptors = _descriptors()
+    with open(shim, "rb") as file:
+        code = compile(file.read(), shim, "exec", dont_inherit=True)
+    if _HAS_FOLDER_ON_PATH:
+        del sys.path[0]  # this file's folder; a rank has another there
+    path = list(sys.path)
+    for name in ("atexit", "runpy", "traceback", *names):  # the shim's own, too
+        with contextlib.suppress(ImportError):  # an environment without it
+            importlib.import_module(name)
+    sys.path[:] = path
+    reason = _why_unfit(own_descriptors)
+    if reason:
+        keeper.send(json.dumps({"kind": "refused", "reason": reason}).encode())
+        os._exit(0)
+    words = _take_words(output)
+    gc.collect()
+    gc.freeze()  # the collector of a rank would otherwise write to every page that the ranks share
+    keeper.send(json.dumps({"kind": "ready"}).encode())
+    order, descriptors = _receive(keeper)
+    gate, agent, outputs = descriptors[0], descriptors[1], descriptors[2:]
+    pids = []
+    for process, write_end in zip(order["processes"], outputs):  # noqa: B905 - strict= came with Python 3.10
+        pid = _fork()
+        if pid == 0:
+            os.dup2(write_end, 1)
+            os.dup2(write_end, 2)
+            keeper.close()
+            for descriptor in (output, *outputs):
+                os.close(descriptor)
+            _take_place(process, words=words, gate=gate, agent=agent, parent=order["parent"])
+            return _Program(code, shim)
+        pids.append(pid)
+    keeper.send(json.dumps({"kind": "forked", "pids": pids}).encode())
+    os._exit(0)
+
+
+def _why_unfit(own_descriptors: set[str]) -> str:
+    """Return why this process cannot be forked into programs after its imports, in words; empty if it can."""
+    if threading.active_count() > 1:
+        names = ", ".join(thread.name for thread in threading.enumerate())
+        return "its modules have started threads: " + names
+    opened = sorted(_descriptors() - own_descriptors)
+    if opened:
+        return "its modules hold open " + ", ".join(opened)
+    # Some libraries, OpenBLAS for one, end their threads for a fork and start them again when they need them.
+    pid = _fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    num_threads = len(os.listdir("/proc/self/task"))
+    if num_threads > 1:
+        return f"its modules have started {num_threads - 1} threads of their own"
+    return ""
+
+
+def _descriptors() -> set[str]:
+    """Return descriptors but the first three, with what they are."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if int(name) > 2:
+                found.add(f"{name} ({os.readlink('/proc/self/fd/' + name)})")
+        except OSError:
+            pass  # the one by which the folder was read
+    return found
+
+
+def _fork() -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python 3.12 warns where the C library counts threads that end at a fork
+        return os.fork()
+
+
+def _take_words(output: int) -> bytes:
+    """Return what the imports have printed; a program that imports the same would print it too."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.set_blocking(output, False)
+    try:
+        return os.read(output, _MAX_WORDS_BYTES)
+    except BlockingIOError:
+        return b""
+
+
+def _receive(keeper: socket.socket) -> tuple[dict, list[int]]:  # type: ignore[type-arg]
+    """Wait for the order, for as long as there is somebody to give one; returns it and the descriptors with it."""
+    space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
+    try:
+        data, ancillary, _, _ = keeper.recvmsg(_MAX_MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionError:
+        data, ancillary = b"", []
+    if not data:
+        os._exit(0)
+    descriptors = array.array("i")
+    for _, _, content in ancillary:
+        descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+    with open(descriptors[0], "rb") as file:
+        return json.loads(file.read().decode()), list(descriptors[1:])
+
+
+# What follows runs in a rank.
+
+
+def _take_place(process: dict, *, words: bytes, gate: int, agent: int, parent: int | None) -> None:  # type: ignore[type-arg]
+    """Become the process that was ordered; executes a new interpreter where this one will not do."""
+    os.setsid()
+    argv, environment = process["argv"], process["environment"]
+    try:
+        os.chdir(process["working_folder"])
+        reason = _make_anew(argv, environment)
+    except BaseException as error:  # noqa: BLE001 - modules of any kind; a new interpreter has none of this
+        reason = type(error).__name__
+    if os.read(gate, 1) != _GO:
+        os._exit(_ABANDONED_EXIT_CODE)
+    os.close(gate)
+    with socket.socket(fileno=agent) as announcing:
+        announcing.send(json.dumps({"kind": "forked", "index": process["index"]}).encode())
+    if parent is not None:
+        _die_with(parent)
+    if reason:
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python itself
+            signal.signal(number, signal.SIG_DFL)
+        os.execve(argv[0], argv, environment)  # noqa: S606 - no shell wanted
+    if words:
+        os.write(2, words)
+
+
+def _make_anew(argv: list[str], environment: dict[str, str]) -> str:
+    """Make what depends on the moment as a new interpreter has it; returns why that cannot be, empty if it can."""
+    os.environ.clear()
+    os.environ.update(environment)
+    time.tzset()
+    sys.argv = argv[1:]
+    sys.orig_argv = list(argv)  # type: ignore[attr-defined]
+    if _HAS_FOLDER_ON_PATH:
+        sys.path.insert(0, os.path.dirname(os.path.realpath(argv[1])))
+    sys.path_importer_cache.clear()
+    importlib.invalidate_caches()
+    shadow = _shadow(argv) or _late_site()
+    if shadow:
+        return shadow
+    _renew_modules()
+    _call_late_backends()
+    return ""
+
+
+def _shadow(argv: list[str]) -> str:
+    """Return a file of the program's that a new interpreter would have imported in a loaded module's place."""
+    script_folder = os.getcwd() if argv[2] == "-m" else os.path.dirname(os.path.realpath(argv[2]))
+    before = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path]
+    names = {name.partition(".")[0] for name in sys.modules}
+    names |= {"sitecustomize", "usercustomize"}
+    for folder in ([script_folder] if _HAS_FOLDER_ON_PATH else []) + before:
+        try:
+            entries = os.listdir(folder)
+        except OSError:
+            continue
+        for entry in entries:
+            name = entry.partition(".")[0]
+            if (
+                name in names
+                and not _is_from(folder, sys.modules.get(name))
+                and _is_module(os.path.join(folder, entry))
+            ):
+                return os.path.join(folder, entry)
+    return ""
+
+
+def _is_from(folder: str, module: types.ModuleType | None) -> bool:
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and file.startswith(folder.rstrip("/") + "/")
+
+
+def _is_module(path: str) -> bool:
+    if os.path.isdir(path):
+        return any(name.startswith("__init__.") for name in os.listdir(path))
+    return path.endswith(_SUFFIXES)
+
+
+def _late_site() -> str:
+    """Return the user's folder of packages if it has come into being since this interpreter started."""
+    folder = site.getusersitepackages() if site.ENABLE_USER_SITE else ""
+    return folder if folder and os.path.isdir(folder) and folder not in sys.path else ""
+
+
+def _renew_modules() -> None:
+    """Give modules that are loaded what they would have drawn or noted now; `random` does it by itself."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    # torch begins every process with the same seed, so it is left as it is.
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None:
+        processes.ORIGINAL_DIR = os.getcwd()
+        processes.current_process().authkey = os.urandom(32)
+    temporary = sys.modules.get("tempfile")
+    if temporary is not None:
+        temporary.tempdir = None
+
+
+def _call_late_backends() -> None:
+    """Call what torch would have called at its import: entry points that are on PYTHONPATH only now."""
+    torch = sys.modules.get("torch")
+    is_enabled = getattr(torch, "_is_device_backend_autoload_enabled", None)  # torch 2.5 and later
+    if is_enabled is None or not is_enabled():
+        return
+    import importlib.metadata
+
+    folders = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path]
+    for distribution in importlib.metadata.distributions(path=folders):
+        for entry_point in distribution.entry_points:
+            if entry_point.group == _ENTRY_POINT_GROUP:
+                entry_point.load()()
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel end this process with its parent."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(_ABANDONED_EXIT_CODE)
+
+
+if __name__ == "__main__":
+    program = become_rank()
+    sys.modules["__main__"] = program.main
+    exec(program.code, program.main.__dict__)  # noqa: S102 - this is what it is for

@@ -1,0 +1,266 @@
+"""Carry out a rehearsal: create the two jobs, strike, follow both to their ends, gather what is known of them.
+
+Where: `clary rehearse`; nothing is decided here. The service knows no rehearsals, only jobs that may be struck: if this
+program is killed, its jobs go on as any others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from clary.cli.connection import Connection
+from clary.contract.errors import ClaryError, Fault, WireError
+from clary.control.rehearsal.certificate import Run, Strike
+from clary.control.rehearsal.faults import FaultKind, PlannedFault
+from clary.control.rehearsal.history import Attempt
+from clary.control.rehearsal.readings import Reader
+from clary.control.rehearsal.recordings import read_record
+
+POLL_S = 0.2
+RELEASE_S = 60.0  # until the hosts of a job that has ended are gone, with what their programs wrote down
+STRIKE_LIMIT_S = 30.0  # for a fault that is refused because the job is between two attempts
+TERMINAL = ("Completed", "Failed", "Stopped")
+NUM_PARTS = 2  # an attempt's line: before and after " | "
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class _Pending:
+    """A fault that has not struck yet, or is not over yet."""
+
+    fault: PlannedFault
+    due_since_s: float | None = None  # monotonic
+    struck_at_s: float | None = None  # after training began
+    over_at_s: float | None = None  # monotonic; None: it needs no end, or has had it
+    note: str = ""
+
+
+@dataclass
+class JobWatch:
+    """Follows one job; its faults strike as it goes on.
+
+    Args:
+        name: of the job.
+        faults: settled: each has a step or a time.
+        reader: finds steps in lines.
+    """
+
+    connection: Connection
+    name: str
+    reader: Reader
+    say: Say
+    faults: Sequence[PlannedFault] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+    checkpoints: dict[int, dict[str, Any]] = field(default_factory=dict)  # attempt -> what its hosts said last
+
+    def __post_init__(self) -> None:
+        """Begin with every fault pending."""
+        self._pending = [_Pending(fault) for fault in self.faults]
+        self._tokens: dict[str, str] = {}
+        self._began_s: float | None = None  # monotonic: when training was first seen
+        self._said_status = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job has ended."""
+        return self.facts.get("status") in TERMINAL
+
+    def look(self) -> None:
+        """Ask once how the job is, and strike what is due."""
+        readings = self._new_readings() if any(item.struck_at_s is None for item in self._pending) else []
+        self.facts = self.connection.job_page(self.name)
+        self._keep_checkpoints()
+        status = f"{self.facts['status']} ({self.facts['secondary_status']})"
+        if status != self._said_status:
+            self._said_status = status
+            self.say(f"{self.name}: {status}")
+        if self._began_s is None and self.facts["secondary_status"] == "Training":
+            self._began_s = time.monotonic()
+        now_s = time.monotonic()
+        for item in self._pending:
+            if item.struck_at_s is None and not self.is_over:
+                self._consider(item, readings, now_s)
+            elif item.over_at_s is not None and (now_s >= item.over_at_s or self.is_over):
+                self._end(item)
+
+    def strikes(self) -> tuple[Strike, ...]:
+        """Return what became of each fault."""
+        return tuple(
+            Strike(
+                words=str(item.fault),
+                at_s=None if item.struck_at_s is None else round(item.struck_at_s, 1),
+                note=item.note or ("" if item.struck_at_s is not None else "the job had ended by then"),
+            )
+            for item in self._pending
+        )
+
+    def result(self, *, has_checkpoints: bool) -> Run:
+        """Gather the job as it ended: attempts with their lines and records, times, metrics."""
+        self._wait_for_release()
+        past = {entry["number"]: entry for entry in self.facts["past_attempts"]}
+        attempts = []
+        for number in range(1, self.facts["attempt"] + 1):
+            said = self.checkpoints.get(number, {})
+            files = self.connection.job_page(self.name, "records", {"attempt": number})["records"]
+            records = [read_record(file["text"], self.reader) for file in files]
+            attempts.append(
+                Attempt(
+                    number=number,
+                    readings=tuple(self.reader.read_all(self._printed(number))),
+                    records=tuple(record for record in records if record is not None),
+                    end=past[number]["reason"] if number in past else "",
+                    restored_files=sum(facts.get("restored_files", 0) for facts in said.values()),
+                    stored_sets=max((facts.get("set_number", 0) for facts in said.values()), default=0),
+                )
+            )
+        rows = self.facts["transitions"]
+        began, ended = (datetime.fromisoformat(rows[index]["started_at"]) for index in (0, -1))
+        return Run(
+            name=self.name,
+            status=self.facts["status"],
+            failure_reason=self.facts["failure_reason"],
+            attempts=tuple(attempts),
+            wall_s=(ended - began).total_seconds(),
+            lost_s=_lost_s(self.facts.get("ledger") or {}),
+            metrics={item["name"]: item["value"] for item in self.facts.get("metrics") or ()},
+            has_checkpoints=has_checkpoints,
+        )
+
+    def stop(self) -> None:
+        """End the job if it still goes on; never raises."""
+        try:
+            if not self.is_over:
+                self.connection.call("StopTrainingJob", {"TrainingJobName": self.name})
+        except ClaryError as error:
+            self.say(f"{self.name}: could not be stopped: {error.message}")
+
+    def delete(self) -> None:
+        """Forget a job that has ended; never raises."""
+        try:
+            self.connection.call("DeleteTrainingJob", {"TrainingJobName": self.name})
+        except ClaryError as error:
+            self.say(f"{self.name}: could not be deleted: {error.message}")
+
+    def _keep_checkpoints(self) -> None:
+        """Keep what hosts say of their checkpoints by attempt; a waiting job shows those of the last one."""
+        running = {host["name"] for host in self.facts["hosts"] if host["phase"] != "launching"}
+        said = self.facts.get("checkpoints") or {}
+        current = {host: facts for host, facts in said.items() if host in running or self.is_over}
+        if current:
+            self.checkpoints.setdefault(self.facts["attempt"], {}).update(current)
+
+    def _new_readings(self) -> list[Any]:
+        page = self._log_page({f"after.{stream}": token for stream, token in self._tokens.items()})
+        return self.reader.read_all(line["text"] for line in page["lines"])
+
+    def _log_page(self, query: Mapping[str, Any]) -> dict[str, Any]:
+        page = self.connection.job_page(self.name, "logs", query)
+        self._tokens.update(page["tokens"])
+        return page
+
+    def _consider(self, item: _Pending, readings: Sequence[Any], now_s: float) -> None:
+        moment = item.fault.moment
+        if item.due_since_s is None:
+            seconds_passed = (
+                moment.seconds is not None
+                and self._began_s is not None
+                and now_s - self._began_s >= moment.seconds
+            )
+            if not seconds_passed and not any(
+                moment.has_come(step=reading.step, epoch=reading.epoch) for reading in readings
+            ):
+                return
+            item.due_since_s = now_s
+        if self.facts["secondary_status"] != "Training" and now_s - item.due_since_s < STRIKE_LIMIT_S:
+            return
+        try:
+            self._strike(item.fault, is_over=False)
+        except WireError as error:
+            item.note = error.message
+            if now_s - item.due_since_s >= STRIKE_LIMIT_S:
+                raise ClaryError(f"{item.fault}: {error.message}", fault=Fault.INFRASTRUCTURE) from error
+            return
+        item.note = ""
+        item.struck_at_s = now_s - (self._began_s or now_s)
+        if item.fault.length_s is not None:
+            item.over_at_s = time.monotonic() + item.fault.length_s
+        self.say(f"{self.name}: {item.fault}: struck {item.struck_at_s:.1f} s after training began")
+
+    def _end(self, item: _Pending) -> None:
+        """End a fault that has a length; hosts that are gone took it with them."""
+        item.over_at_s = None
+        try:
+            self._strike(item.fault, is_over=True)
+            self.say(f"{self.name}: {item.fault}: over")
+        except WireError as error:
+            item.note = f"not ended by itself: {error.message}"
+
+    def _strike(self, fault: PlannedFault, *, is_over: bool) -> None:
+        if fault.kind is FaultKind.RECLAIM:
+            self.connection.post_job_page(self.name, "reclaim", {"host": fault.hosts[0]} if fault.hosts else {})
+            return
+        body: dict[str, Any] = {"kind": fault.kind.value, "hosts": list(fault.hosts), "is_over": is_over}
+        if fault.rank is not None:
+            body["rank"] = fault.rank
+        if fault.rate_mbit_s is not None:
+            body["rate_mbit_s"] = fault.rate_mbit_s
+        self.connection.post_job_page(self.name, "strike", body)
+
+    def _wait_for_release(self) -> None:
+        """Wait until the hosts are gone: then their records are where they can be read."""
+        deadline_s = time.monotonic() + RELEASE_S
+        while time.monotonic() < deadline_s:
+            self.facts = self.connection.job_page(self.name)
+            if all(host["phase"] in ("released", "lost") for host in self.facts["hosts"]):
+                page = self.connection.job_page(self.name, "records", {"attempt": self.facts["attempt"]})
+                if page["is_released"]:
+                    return
+            time.sleep(POLL_S)
+
+    def _printed(self, attempt: int) -> list[str]:
+        """Return the lines of the rank that prints steps, in one attempt."""
+        lines: list[dict[str, Any]] = []
+        tokens: dict[str, str] = {}
+        while True:
+            query = {f"after.{stream}": token for stream, token in tokens.items()} | {"attempt": str(attempt)}
+            page = self.connection.job_page(self.name, "logs", query)
+            lines += page["lines"]
+            if page["sure_until_ms"] is None:
+                break
+            tokens |= page["tokens"]
+        by_rank: dict[tuple[Any, str], list[str]] = {}
+        for line in lines:
+            if self.reader.read(line["text"]) is not None:
+                by_rank.setdefault((line["rank"], line["host"]), []).append(line["text"])
+        # Of the ranks that print most, the first: a rank that prints a total at the end is not it.
+        return max(by_rank.values(), key=len, default=[])
+
+
+def follow(watches: Sequence[JobWatch], *, timeout_s: float) -> None:
+    """Look at jobs until all have ended.
+
+    Raises: ClaryError after `timeout_s`, naming those that go on.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        for watch in watches:
+            if not watch.is_over:
+                watch.look()
+        if all(watch.is_over for watch in watches):
+            return
+        if time.monotonic() >= deadline_s:
+            names = ", ".join(watch.name for watch in watches if not watch.is_over)
+            raise ClaryError(f"{names} did not end within {timeout_s:g} s", fault=Fault.USER)
+        time.sleep(POLL_S)
+
+
+def _lost_s(ledger: Mapping[str, Any]) -> float:
+    """Return the host seconds of the ledger's part `lost_to_restart`."""
+    hosts = ledger.get("hosts") or {}
+    rows = hosts.values() if isinstance(hosts, dict) else hosts
+    return sum(float((row.get("parts_s") or row).get("lost_to_restart", 0.0)) for row in rows if isinstance(row, dict))

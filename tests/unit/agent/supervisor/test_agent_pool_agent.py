@@ -1,0 +1,124 @@
+"""The agent of a warm pool's host: one attempt after the other, and when it leaves."""
+
+import threading
+
+import pytest
+
+from clary.agent.service_client import AttemptOver, ServiceUnreachable
+from clary.agent.supervisor.pool_agent import PoolAgent
+from clary.agent.supervisor.supervisor import EXIT_FAILED, EXIT_RELEASED, EXIT_TERMINATED
+from clary.contract.agent_protocol import PoolAssignment
+
+LIMIT_S = 20.0
+
+
+class FakeAssignments:
+    """Answers from a list; an exception in it is raised, the end of it is a wait until somebody breaks it off."""
+
+    def __init__(self, answers):
+        self.answers = list(answers)
+        self.asked = []
+        self.broken_off = threading.Event()
+
+    def next_assignment(self, after, *, wait_s):
+        self.asked.append(after)
+        if not self.answers:
+            assert self.broken_off.wait(LIMIT_S)
+            raise ServiceUnreachable("broken off")
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def break_off(self):
+        self.broken_off.set()
+
+
+class FakeAttempt:
+    """Ends with a code, or when it is told to."""
+
+    def __init__(self, assignment, code):
+        self.assignment = assignment
+        self.code = code
+        self.began = threading.Event()
+        self.told = threading.Event()
+
+    def run(self):
+        self.began.set()
+        if self.code is None:
+            assert self.told.wait(LIMIT_S)
+            return EXIT_TERMINATED
+        return self.code
+
+    def terminate(self):
+        self.told.set()
+
+
+def assignment(job):
+    return PoolAssignment(job=job, attempt=1, token=f"token of {job}")
+
+
+def serve(answers, codes=(EXIT_RELEASED,) * 9, **options):
+    assignments, attempts = FakeAssignments(answers), []
+    left = list(codes)
+
+    def make_attempt(found):
+        attempts.append(FakeAttempt(found, left.pop(0)))
+        return attempts[-1]
+
+    return PoolAgent(assignments, make_attempt=make_attempt, **options), assignments, attempts
+
+
+def test_attempts_are_served_one_after_the_other_and_each_question_names_the_last():
+    over = AttemptOver("the pool has ended")
+    agent, assignments, attempts = serve([None, assignment("a"), None, assignment("b"), over])
+    assert agent.run() == EXIT_RELEASED
+    assert [attempt.assignment.job for attempt in attempts] == ["a", "b"]
+    assert assignments.asked == ["", "", "a:1", "a:1", "b:1"]
+
+
+def test_a_service_that_is_away_for_a_moment_is_asked_again():
+    away = ServiceUnreachable("away")
+    agent, _, attempts = serve([away, away, assignment("a"), AttemptOver("over")])
+    assert agent.run() == EXIT_RELEASED
+    assert len(attempts) == 1
+
+
+def test_a_service_that_stays_away_is_given_up():
+    agent, _, attempts = serve([ServiceUnreachable("away")] * 50, orphan_s=0.0)
+    assert agent.run() == EXIT_RELEASED
+    assert attempts == []
+
+
+@pytest.mark.parametrize("code", [EXIT_FAILED, EXIT_TERMINATED])
+def test_a_host_whose_attempt_did_not_end_well_serves_no_other(code):
+    agent, assignments, attempts = serve([assignment("a"), assignment("b")], codes=[code])
+    assert agent.run() == code
+    assert len(attempts) == 1
+    assert assignments.asked == [""]
+
+
+def test_sigterm_reaches_the_attempt_that_runs():
+    agent, _, attempts = serve([assignment("a")], codes=[None])
+    codes = []
+    thread = threading.Thread(target=lambda: codes.append(agent.run()))
+    thread.start()
+    deadline = threading.Event()
+    for _ in range(200):
+        if attempts and attempts[0].began.is_set():
+            break
+        deadline.wait(0.02)
+    agent.terminate()
+    thread.join(LIMIT_S)
+    assert codes == [EXIT_TERMINATED]
+    assert attempts[0].told.is_set()
+
+
+def test_sigterm_ends_a_host_that_waits():
+    agent, _, _ = serve([])
+    codes = []
+    thread = threading.Thread(target=lambda: codes.append(agent.run()))
+    thread.start()
+    agent.terminate()
+    thread.join(LIMIT_S)
+    assert codes == [EXIT_TERMINATED]
