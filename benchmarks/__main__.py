@@ -33,6 +33,7 @@ from benchmarks import (
     bench_spot,
     bench_start,
     bench_step,
+    bench_warm,
 )
 from benchmarks.lines import Line, write
 
@@ -62,6 +63,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[bool], Iterator[Line]]]] = {
     "spot": ("a job under a trace of spot capacity: cost of a step, share of the oracle's steps", bench_spot.run),
     "start": ("submit to first line of user code, in parts, against torchrun", bench_start.run),
     "step": ("a training step beside the same by hand: pipeline, tensor group, shards", bench_step.run),
+    "warm": ("submit to first line and first all_reduce, cold and warm, against torchrun", bench_warm.run),
 }
 
 

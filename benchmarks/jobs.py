@@ -41,7 +41,8 @@ class BenchmarkJobs:
         self.logs = boto3.client("logs", **options)
         self._program = program
         self._key = f"bench/{hashlib.sha256(script.encode()).hexdigest()[:16]}.tar.gz"
-        boto3.client("s3", **options).put_object(Bucket=BUCKET, Key=self._key, Body=_archive(program, script))
+        self.s3 = boto3.client("s3", **options)
+        self.s3.put_object(Bucket=BUCKET, Key=self._key, Body=_archive(program, script))
 
     def create(self, name: str, *, instance_type: str = INSTANCE_TYPE, num_hosts: int = 2, **members: Any) -> None:
         """Submit a job; returns when it is accepted. Members are added to the request, or stand in place of its own."""

@@ -10,6 +10,7 @@ from typing import Any
 from clary.cli.checkpoint_words import mirror_lines
 from clary.cli.connection import connect
 from clary.cli.ledger_words import ledger_lines
+from clary.cli.pools import pool_line
 from clary.cli.tables import clock_time, duration, table
 
 
@@ -90,6 +91,8 @@ def describe(facts: dict[str, Any]) -> str:
             for host in facts["hosts"]
         ]
         lines.append(table(("  HOST", "PHASE", "TYPE", "PROCESSES", "TOOK", "EXITS"), host_rows))
+    if facts.get("warm_pool"):
+        lines += ["", "warm pool", f"  {pool_line(facts['warm_pool'])}"]
     if facts.get("checkpoints"):
         lines += [
             "",

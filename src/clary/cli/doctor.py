@@ -1,16 +1,22 @@
-"""`clary doctor`: check this machine and the service, and say what is emulated or not isolated."""
+"""`clary doctor`: check this machine and the service, and say what is emulated or not isolated.
+
+`clary doctor JOB`: what the hosts of a job have found out about themselves and the links between them.
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from clary.cli.connection import find_running
-from clary.contract.errors import ClaryError
+from clary.cli.connection import connect, find_running
+from clary.cli.health_words import has_colours, health_text, is_bad
+from clary.contract.errors import ClaryError, Fault
 from clary.control.engines.images import default_python
 from clary.control.engines.interpreters import InterpreterProbe
 from clary.control.engines.local.engine import LocalEngine
@@ -36,13 +42,18 @@ class Finding:
 
 def add_parser(commands: Any) -> None:
     """Declare the command."""
-    parser = commands.add_parser("doctor", help="check this machine and the service")
+    parser = commands.add_parser("doctor", help="check this machine and the service, or the hosts of a job")
+    parser.add_argument("job", nargs="?", metavar="JOB", help="a job: the health of its hosts and links")
+    parser.add_argument("--json", action="store_true", help="print JSON; for a job")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print every finding; 1 if any is a problem."""
-    del options
+    if options.job is not None:
+        return _run_for_job(options)
+    if options.json:
+        raise ClaryError("--json belongs to: clary doctor JOB", fault=Fault.USER)
     settings = load_settings()
     folder = StateFolder(settings.home_folder)
     engine = LocalEngine(settings, "http://127.0.0.1:0")
@@ -64,6 +75,12 @@ def run(options: argparse.Namespace) -> int:
     for finding in findings:
         print(f"{'!!' if finding.is_problem else 'ok'}  {finding.name.ljust(width)}  {finding.text}")
     return 1 if any(finding.is_problem for finding in findings) else 0
+
+
+def _run_for_job(options: argparse.Namespace) -> int:
+    page = connect().job_page(options.job, "health")
+    print(json.dumps(page, indent=2) if options.json else health_text(page, colours=has_colours(sys.stdout)))
+    return 1 if is_bad(page) else 0
 
 
 def _checked(name: str, look: Callable[[], Finding]) -> Finding:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from clary.cli.connection import Connection
@@ -22,9 +21,7 @@ from clary.control.rehearsal.recordings import read_record
 
 POLL_S = 0.2
 RELEASE_S = 60.0  # until the hosts of a job that has ended are gone, with what their programs wrote down
-STRIKE_LIMIT_S = 30.0  # for a fault that is refused because the job is between two attempts
 TERMINAL = ("Completed", "Failed", "Stopped")
-NUM_PARTS = 2  # an attempt's line: before and after " | "
 
 Say = Callable[[str], None]
 
@@ -118,15 +115,14 @@ class JobWatch:
                     stored_sets=max((facts.get("set_number", 0) for facts in said.values()), default=0),
                 )
             )
-        rows = self.facts["transitions"]
-        began, ended = (datetime.fromisoformat(rows[index]["started_at"]) for index in (0, -1))
+        ledger = self.facts["ledger"]
         return Run(
             name=self.name,
             status=self.facts["status"],
             failure_reason=self.facts["failure_reason"],
             attempts=tuple(attempts),
-            wall_s=(ended - began).total_seconds(),
-            lost_s=_lost_s(self.facts.get("ledger") or {}),
+            wall_s=ledger["wall_s"],
+            lost_s=ledger["seconds"].get("lost_to_restart", 0.0),
             metrics={item["name"]: item["value"] for item in self.facts.get("metrics") or ()},
             has_checkpoints=has_checkpoints,
         )
@@ -167,23 +163,19 @@ class JobWatch:
         moment = item.fault.moment
         if item.due_since_s is None:
             seconds_passed = (
-                moment.seconds is not None
-                and self._began_s is not None
-                and now_s - self._began_s >= moment.seconds
+                moment.seconds is not None and self._began_s is not None and now_s - self._began_s >= moment.seconds
             )
             if not seconds_passed and not any(
                 moment.has_come(step=reading.step, epoch=reading.epoch) for reading in readings
             ):
                 return
             item.due_since_s = now_s
-        if self.facts["secondary_status"] != "Training" and now_s - item.due_since_s < STRIKE_LIMIT_S:
-            return
+        if self.facts["secondary_status"] != "Training":
+            return  # between two attempts: when the next one trains
         try:
             self._strike(item.fault, is_over=False)
         except WireError as error:
             item.note = error.message
-            if now_s - item.due_since_s >= STRIKE_LIMIT_S:
-                raise ClaryError(f"{item.fault}: {error.message}", fault=Fault.INFRASTRUCTURE) from error
             return
         item.note = ""
         item.struck_at_s = now_s - (self._began_s or now_s)
@@ -257,10 +249,3 @@ def follow(watches: Sequence[JobWatch], *, timeout_s: float) -> None:
             names = ", ".join(watch.name for watch in watches if not watch.is_over)
             raise ClaryError(f"{names} did not end within {timeout_s:g} s", fault=Fault.USER)
         time.sleep(POLL_S)
-
-
-def _lost_s(ledger: Mapping[str, Any]) -> float:
-    """Return the host seconds of the ledger's part `lost_to_restart`."""
-    hosts = ledger.get("hosts") or {}
-    rows = hosts.values() if isinstance(hosts, dict) else hosts
-    return sum(float((row.get("parts_s") or row).get("lost_to_restart", 0.0)) for row in rows if isinstance(row, dict))

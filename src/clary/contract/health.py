@@ -56,3 +56,4 @@ class HealthFinding:
     peer: str | None = None  # where they end; None for a check of the host by itself
     words: str = ""  # what was found, with what was expected where they differ
     cause: str = ""  # what most likely lies behind it; empty while all is well
+    rate_mbit_s: float | None = None  # of a link, from host to peer, where it was measured

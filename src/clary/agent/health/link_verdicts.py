@@ -112,7 +112,15 @@ def _link(order: NetworkOrder, peer: Peer, link: LinkReading) -> Iterator[Health
     host = order.host
 
     def finding(check: Check, state: FindingState, words: str, cause: str = "") -> HealthFinding:
-        return HealthFinding(check=check, state=state, host=host, peer=peer.name, words=words, cause=cause)
+        return HealthFinding(
+            check=check,
+            state=state,
+            host=host,
+            peer=peer.name,
+            words=words,
+            cause=cause,
+            rate_mbit_s=link.rate_mbit_s,
+        )
 
     troubles = []
     if link.route_address and link.route_address != order.address:

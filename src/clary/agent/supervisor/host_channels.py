@@ -73,7 +73,7 @@ class HostChannels:
         with self._lock:
             if facts.summary:
                 self._summaries[channel.name] = facts.summary
-        if facts.snapshot is None or facts.snapshot.num_fetched:
+        if facts.snapshot is not None and facts.snapshot.num_fetched:
             self._tidy_later()
         return facts
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from clary.agent.health.host_checks import check_host
@@ -83,8 +84,9 @@ class HostHealth:
 
     def join(self, timeout_s: float = _JOIN_S) -> bool:
         """Wait for the threads to end; return whether they did."""
+        deadline_s = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join(timeout_s)
+            thread.join(max(0.0, deadline_s - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
     def _begin_network_check(self) -> None:

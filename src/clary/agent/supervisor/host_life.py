@@ -120,6 +120,7 @@ class HostLife:
         self._flush.expect_stop(grace_s)
         if self._board.phase in (HostPhase.PREPARING, HostPhase.PREPARED):
             self._preparation.give_up()
+            self._health.close()
             self._log.say(f"stopped before the program was started{why}")
             self._enter_exited()
         elif self._watch is not None:
@@ -160,6 +161,7 @@ class HostLife:
         """Kill the program and break off every step, at once; harmless when repeated."""
         watch, self._watch = self._watch, None
         self._hang.close()
+        self._health.close()
         if watch is not None:
             watch.close()
         if self._board.phase in BEFORE_EXIT:
@@ -178,6 +180,7 @@ class HostLife:
             self._upload.join(max(0.0, deadline_s - time.monotonic()))
             has_ended = has_ended and not self._upload.is_alive()
         has_ended = self._flush.join(max(0.0, deadline_s - time.monotonic())) and has_ended
+        has_ended = self._health.join(max(0.0, deadline_s - time.monotonic())) and has_ended
         self._steps.close()
         return has_ended
 
@@ -193,6 +196,7 @@ class HostLife:
             return
         self._add_notes(self._steps.notes)
         if error is not None:
+            self._health.close()
             if not is_expected(error):
                 logger.error("unexpected error while preparing", exc_info=error)
             failure = failure_of(error)
@@ -274,6 +278,7 @@ class HostLife:
         watch, self._watch = self._watch, None
         assert watch is not None
         self._hang.close()
+        self._health.close()
         watch.close()
         self._log.end_output()
         failure = self._hang.failure or self._with_cause(watch)

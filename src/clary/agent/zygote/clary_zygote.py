@@ -196,7 +196,7 @@ def _make_anew(argv: list[str], environment: dict[str, str]) -> str:
     os.environ.update(environment)
     time.tzset()
     sys.argv = argv[1:]
-    sys.orig_argv = list(argv)  # type: ignore[attr-defined]
+    sys.orig_argv = list(argv)
     if _HAS_FOLDER_ON_PATH:
         sys.path.insert(0, os.path.dirname(os.path.realpath(argv[1])))
     sys.path_importer_cache.clear()
@@ -256,11 +256,11 @@ def _renew_modules() -> None:
     # torch begins every process with the same seed, so it is left as it is.
     processes = sys.modules.get("multiprocessing.process")
     if processes is not None:
-        processes.ORIGINAL_DIR = os.getcwd()
+        processes.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]
         processes.current_process().authkey = os.urandom(32)
     temporary = sys.modules.get("tempfile")
     if temporary is not None:
-        temporary.tempdir = None
+        temporary.tempdir = None  # type: ignore[attr-defined]
 
 
 def _call_late_backends() -> None:

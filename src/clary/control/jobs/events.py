@@ -27,6 +27,7 @@ class HostsAsked:
     log_streams: tuple[str, ...]
     log_bases: Mapping[str, int] = field(default_factory=dict)  # stream -> lines that are in it already
     pool: str = ""  # warm pool whose hosts they are, new or taken over
+    left_by: str = ""  # job that left them
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from typing import Any
 from clary.contract.agent_protocol import HostFacts, HostPhase, Order, OrderKind
 from clary.contract.errors import Fault
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
-from clary.control.jobs import attempts, events, host_orders, warm_pools
+from clary.control.jobs import attempts, events, health, host_orders, warm_pools
 from clary.control.jobs.first_cause import find_first_cause
 from clary.control.jobs.status_rows import MESSAGES, PREPARING_HOSTS_MESSAGE, enter
 from clary.control.jobs.training_job import EndCause, HostRecord, JobFailure, TrainingJob
@@ -76,7 +76,8 @@ def _hosts_asked(job: TrainingJob, event: events.HostsAsked, now: datetime) -> T
         pool=event.pool,
         warm_pool=warm_pools.in_use() if event.pool else job.warm_pool,
     )
-    return enter(job, SecondaryStatus.STARTING, PREPARING_HOSTS_MESSAGE, now=now)
+    left_by = f" (the warm pool that {event.left_by} left)" if event.left_by else ""
+    return enter(job, SecondaryStatus.STARTING, f"{PREPARING_HOSTS_MESSAGE}{left_by}", now=now)
 
 
 def _network_ready(job: TrainingJob, event: events.NetworkReady, now: datetime) -> TrainingJob:
@@ -224,7 +225,7 @@ def _find_failure(job: TrainingJob) -> TrainingJob:
     """Name the first cause anew: the host that failed first may be the last to report."""
     if job.end_cause not in (None, EndCause.SUCCESS, EndCause.FAILURE):
         return job
-    first = find_first_cause(job.hosts)
+    first = find_first_cause(job.hosts) or health.failure_of(job)
     if first is None or (job.failure is not None and job.failure.is_of_launch):
         return job
     return replace(job, end_cause=EndCause.FAILURE, failure=first)

@@ -68,6 +68,7 @@ class Admission:
         refusal = refuse_if_too_large(Need.of(job.name, mapping), self._holdings(), capacity=self._capacity)
         if refusal is not None:
             raise WireError("ResourceLimitExceeded", refusal.reason)
+        self._check_warm_pool_limit(job)
         return (*mapping.notes, *image_notes)
 
     def environment(self, image: str) -> Environment:
@@ -117,6 +118,19 @@ class Admission:
         if job.not_before is not None and (left_s := (job.not_before - self._clock.now()).total_seconds()) > 0:
             return f"Pauses before it is tried again: {max(1, round(left_s))} s."
         return self._market.why_wait(job)
+
+    def _check_warm_pool_limit(self, job: JobRequest) -> None:
+        limit = self._settings.warm_pool_max_hosts
+        if job.keep_alive_s == 0 or limit == 0 or job.num_hosts <= limit:
+            return
+        kept = sum(len(other.hosts) for other in self._hub.active_jobs() if other.is_terminal and other.pool)
+        raise WireError(
+            "ResourceLimitExceeded",
+            f"The account-level service limit '{job.instance_groups[0].instance_type} for training warm pool usage' is "
+            f"{limit} Instances, with current utilization of {kept} Instances and a request delta of {job.num_hosts} "
+            "Instances. Please contact AWS support to request an increase for this limit. Here the limit is setting "
+            "warm_pool_max_hosts.",
+        )
 
     def _holdings(self) -> list[Holding]:
         # A job that is tried again on hosts of its own pool holds them while it waits.

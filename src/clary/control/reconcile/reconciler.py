@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Protocol
 
@@ -159,6 +160,8 @@ class Reconciler:
                 decision = self._admission.decide_next(job, mapping, leaving=holder)
                 pool = self._pools.pool_for(job, holder)
                 asked = await self._hosts_asked(job, decision, mapping, pool) if isinstance(decision, Place) else None
+                if asked is not None and holder is not None:
+                    asked = replace(asked, left_by=holder.name)
             except Exception as error:  # boundary: a job that cannot be planned must not block the queue
                 if isinstance(error, StoreError) and error.retryable:
                     raise  # the log store fails for a moment: the next pass asks again

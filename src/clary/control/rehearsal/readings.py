@@ -38,11 +38,13 @@ class Reading:
 
 
 class Reader:
-    """Reads lines by the given expressions, group 1 being the value; None: by the common forms."""
+    """Reads lines by expressions whose group 1 is the value; the first that is found decides."""
 
-    def __init__(self, *, step: re.Pattern[str] | None = None, loss: re.Pattern[str] | None = None) -> None:
-        self._steps = (step,) if step is not None else (*_STEPS, _EPOCH)
-        self._loss = loss or _LOSS
+    def __init__(
+        self, *, steps: Sequence[re.Pattern[str]] = (*_STEPS, _EPOCH), losses: Sequence[re.Pattern[str]] = (_LOSS,)
+    ) -> None:
+        self._steps = tuple(steps)
+        self._losses = tuple(losses)
 
     def read(self, line: str) -> Reading | None:
         """Return what a line says; None for one without a step."""
@@ -51,10 +53,10 @@ class Reader:
             return None
         try:
             step = float(found[1])
-        except (ValueError, IndexError):
+        except (ValueError, TypeError):
             return None
-        loss_found = self._loss.search(line)
-        text = (loss_found[1] or "") if loss_found is not None and loss_found.re.groups else ""
+        loss_found = next((match for match in (pattern.search(line) for pattern in self._losses) if match), None)
+        text = (loss_found[1] or "") if loss_found is not None else ""
         try:
             loss = float(text) if text else None
         except ValueError:
@@ -73,24 +75,25 @@ def make_reader(
     """Return the reader of a job.
 
     Args:
-        definitions: MetricDefinitions of the request.
-        step_regex, loss_regex: win over everything else; group 1 is the value.
+        definitions: MetricDefinitions of the request; where they find nothing, the common forms are tried.
+        step_regex, loss_regex: alone decide; group 1 is the value.
 
     Raises: ContractError for an expression that is none, or has no group.
     """
-    step = step_regex or _named(definitions, ("global_step", "step", "iteration", "iter"))
-    loss = loss_regex or _named(definitions, ("train:loss", "train_loss", "training_loss", "loss"))
-    return Reader(step=_compiled(step), loss=_compiled(loss))
+    steps = _named(definitions, ("global_step", "step", "iteration", "iter"))
+    losses = _named(definitions, ("train:loss", "train_loss", "training_loss", "loss"))
+    return Reader(
+        steps=(_compiled(step_regex),) if step_regex else (*map(_compiled, steps), *_STEPS, _EPOCH),
+        losses=(_compiled(loss_regex),) if loss_regex else (*map(_compiled, losses), _LOSS),
+    )
 
 
-def _named(definitions: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str | None:
+def _named(definitions: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
     by_name = {str(item["Name"]).lower(): str(item["Regex"]) for item in definitions}
-    return next((by_name[name] for name in names if name in by_name), None)
+    return [by_name[name] for name in names if name in by_name]
 
 
-def _compiled(text: str | None) -> re.Pattern[str] | None:
-    if text is None:
-        return None
+def _compiled(text: str) -> re.Pattern[str]:
     try:
         pattern = re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:

@@ -1,4 +1,4 @@
-"""The service's own pages: for agents below /clary/v1/agents/ and pools/, for people below jobs/, at spot and at rehearsal."""
+"""The service's own pages: agents' below /clary/v1/agents/ and pools/, people's below jobs/, at spot and rehearsal."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from clary.control.jobs.ledger import ledger
 from clary.control.jobs.timeline import timeline
 from clary.control.jobs.training_job import PastAttempt, TrainingJob
 from clary.control.server.checkpoint_routes import CheckpointRoutes, checkpoint_facts
+from clary.control.server.health_page import health_page
 from clary.control.server.internal_http import bearer_token, json_answer, query_of, read_json
 from clary.control.server.rehearsal_actions import RehearsalActions
 from clary.control.server.spot_actions import reclaim
@@ -69,6 +70,8 @@ class PeopleRoutes:
                 return json_answer(self._facts(job))
             case "plan":
                 return json_answer(self._plan(job))
+            case "health":
+                return json_answer(health_page(job))
             case "logs":
                 return json_answer(await self._log_page(job, request))
             case "checkpoints" if self._checkpoints is not None:
@@ -82,7 +85,7 @@ class PeopleRoutes:
             case "records" if self._rehearsals is not None:
                 return json_answer(await self._rehearsals.records(job, query_of(request)))
         raise WireError(
-            "NotFound", f"a job has no page {page!r}; there are plan, logs and checkpoints", http_status=404
+            "NotFound", f"a job has no page {page!r}; there are plan, logs, health and checkpoints", http_status=404
         )
 
     def _facts(self, job: TrainingJob) -> dict[str, Any]:
@@ -124,6 +127,7 @@ class PeopleRoutes:
             "metrics": [to_plain(metric) for metric in job.final_metrics],
             "transitions": [to_plain(row) for row in job.transitions],
             "hosts": hosts,
+            "warm_pool": self._warm_pool(job),
             "checkpoints": checkpoint_facts(job),
             "ledger": self._ledger(job),
             "warnings": [*job.warnings, *_notes(hosts)],
@@ -134,6 +138,15 @@ class PeopleRoutes:
         now = self._services.clock.now()
         price = self._services.prices.of_job(JobRequest(job.request))
         return {**to_plain(ledger(job, now=now)), "bill": to_plain(bill(job, price, now=now))}
+
+    def _warm_pool(self, job: TrainingJob) -> dict[str, Any] | None:
+        if job.warm_pool is None:
+            return None
+        keep_alive_s, retained_s = (
+            JobRequest(job.request).keep_alive_s,
+            job.warm_pool.retained_s(self._services.clock.now()),
+        )
+        return {**to_plain(job.warm_pool), "name": job.pool, "keep_alive_s": keep_alive_s, "retained_s": retained_s}
 
     def _plan(self, job: TrainingJob) -> dict[str, Any]:
         if job.plan is None:

@@ -72,7 +72,7 @@ class RehearsalActions:
         attempt = query.get("attempt", str(job.attempt))
         if attempt not in {str(number) for number in range(1, job.attempt + 1)}:
             raise WireError("NotFound", f"{job.name} has no attempt {attempt[:20]}", http_status=404)
-        return {"records": await self._faults.records(job.name, int(attempt))}
+        return {"is_released": job.is_released, "records": await self._faults.records(job.name, int(attempt))}
 
     async def strike(self, job: TrainingJob, body: Any) -> dict[str, Any]:
         """Strike a job's hosts, or end what struck them.
@@ -134,7 +134,7 @@ def _hosts(job: TrainingJob, body: dict[str, Any]) -> list[str]:
     return hosts
 
 
-def _number(body: dict[str, Any], name: str, kind: type[int] | type[float]) -> Any:
+def _number(body: dict[str, Any], name: str, kind: type[int | float]) -> Any:
     value = body.get(name)
     is_number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
     if not is_number or not 0 <= value <= MAX_RATE_MBIT_S:  # type: ignore[operator] # is_number says so

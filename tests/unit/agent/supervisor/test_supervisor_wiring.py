@@ -212,4 +212,4 @@ def test_every_floor_of_the_agent_is_wired_in_one_file() -> None:
         for path in folder.glob("*.py")
         if any(f"from clary.agent.{floor}" in path.read_text() for floor in floors)
     }
-    assert users == {"wiring.py", "host_program.py"}
+    assert users == {"wiring.py", "host_channels.py", "host_program.py"}

@@ -106,13 +106,15 @@ class ChannelCache:
 
         Raises: what `find_out` raises.
         """
-        try:
-            path = self._root / f"{name}-{self._boot or boot_id()}"
-            return path.read_text(encoding="utf-8")
-        except OSError:
-            found = find_out()
+        path = self._root / name
+        boot = self._boot or boot_id()
+        with contextlib.suppress(OSError):
+            known_boot, _, found = path.read_text(encoding="utf-8").partition("\n")
+            if known_boot == boot:
+                return found
+        found = find_out()
         with contextlib.suppress(OSError), whole_file(path) as descriptor:
-            os.write(descriptor, found.encode())
+            os.write(descriptor, f"{boot}\n{found}".encode())
         return found
 
     def tidy(self) -> None:

@@ -34,6 +34,7 @@ from clary.agent.channels.cache.naming import is_as_stored, stamped_ns
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _OWN_ONLY = 0o700
 _FAN_OUT_CHARACTERS = 2  # of names, so that no folder has millions of entries
+_MAX_NEW_FOLDERS = 20  # a sweep may take one away in the moment before it is locked
 _LOOKS = 2  # a file may move from this boot's folder to `kept` between two of them
 
 
@@ -227,17 +228,12 @@ class Filling:
     """A tree on its way; a context that leaves nothing behind but what was put in place."""
 
     def __init__(self, parent: Path) -> None:
-        self._folder = parent / secrets.token_hex(8)
-        self._folder.mkdir(mode=_OWN_ONLY)
-        held = hold_folder(self._folder, alone=False)
-        if held is None:  # swept in the moment before it was locked
-            raise OSError(f"{self._folder} was taken away")
-        self._held = held
+        self._folder, self._held = _new_held_folder(parent)
         self.tree = self._folder / "tree"
         try:
             self.tree.mkdir()
         except BaseException:
-            os.close(held)
+            os.close(self._held)
             raise
 
     def __enter__(self) -> Self:
@@ -248,6 +244,16 @@ class Filling:
     ) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
         os.close(self._held)
+
+
+def _new_held_folder(parent: Path) -> tuple[Path, int]:
+    for _ in range(_MAX_NEW_FOLDERS):
+        folder = parent / secrets.token_hex(8)
+        folder.mkdir(mode=_OWN_ONLY)
+        held = hold_folder(folder, alone=False)
+        if held is not None:
+            return folder, held
+    raise OSError(f"{parent}: new folders are taken away before they can be locked")
 
 
 def _place(folder: Path, name: str) -> Path:

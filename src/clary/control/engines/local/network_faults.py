@@ -1,8 +1,8 @@
 """Cut hosts off a running job's network and connect them again, or slow their links: for tests and rehearsals.
 
-Run: `python -m clary.control.engines.local.network_faults FOLDER HOST up|down|MBIT` does it; `partition` and `limit` run
-that, because joining a namespace would change the calling process. A host that is cut off keeps its interface, address
-and carrier: what it sends simply never arrives.
+Run: `python -m clary.control.engines.local.network_faults FOLDER HOST up|down|MBIT` does it; `partition` and `limit`
+run that, because joining a namespace would change the calling process. A host that is cut off keeps its interface,
+address and carrier: what it sends simply never arrives.
 """
 
 from __future__ import annotations

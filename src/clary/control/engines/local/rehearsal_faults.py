@@ -7,7 +7,6 @@ of a fault the service finds out as it does of one that nobody ordered.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,0 +1,196 @@
+"""`clary rehearse JOB`: the job under faults beside an uninterrupted twin, and a certificate of how it resumes.
+
+Exit codes: 0 PASS, 1 FAIL, 3 INCONCLUSIVE; 2 for what cannot be had, said before anything starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from clary.cli.certificate_words import certificate_text
+from clary.cli.connection import Connection, connect
+from clary.cli.rehearsal_run import JobWatch, follow
+from clary.contract.errors import ClaryError, ContractError, Fault
+from clary.contract.plain import to_plain
+from clary.control.rehearsal.certificate import COMPLETED, Run, Verdict, certify
+from clary.control.rehearsal.faults import FaultKind, PlannedFault, check_hosts, draw_faults, parse_fault, settle
+from clary.control.rehearsal.history import scale_of
+from clary.control.rehearsal.readings import make_reader
+from clary.control.rehearsal.requests import host_names, rehearsal_requests
+
+EXIT_CODES = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: 3}
+SUFFIX_BYTES = 2  # in hexadecimal: twin-1f3c
+DEFAULT_TIMEOUT_S = 86400.0
+HELP = {
+    FaultKind.RECLAIM: ("[HOST@]WHEN", "take spot capacity back: step:120 or @30s"),
+    FaultKind.KILL: ("HOST@WHEN", "kill everything on a host at once: algo-2@180s, algo-2@step:120"),
+    FaultKind.KILL_RANK: ("RANK@WHEN", "kill one rank's process"),
+    FaultKind.PARTITION: ("HOST[,HOST]@WHEN[+D]", "cut hosts off the job's network, for a time: algo-2@200s+10s"),
+    FaultKind.SLOW: ("HOST@WHEN[+D]:RATE", "slow a host's link: algo-2@60s+30s:5mbit"),
+}
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "rehearse", help="run a job again under faults, beside a twin, and certify how it resumes"
+    )
+    parser.add_argument("job", metavar="JOB_OR_FILE", help="a training job, or a file with a CreateTrainingJob request")
+    for kind, (form, text) in HELP.items():
+        parser.add_argument(
+            f"--{kind.value}", dest="faults", action="append", type=_fault_of(kind), metavar=form, help=text
+        )
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="and N faults drawn from --seed")
+    parser.add_argument("--seed", type=int, default=None, help="of what is drawn; else a new one, which is printed")
+    parser.add_argument("--together", action="store_true", help="run both at once; else one after the other")
+    parser.add_argument("--step-regex", metavar="REGEX", help="how lines name a step; group 1 is its number")
+    parser.add_argument("--loss-regex", metavar="REGEX", help="how lines name a loss; group 1 is its value")
+    parser.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_S, metavar="SECONDS", help="of each job")
+    parser.add_argument("--json", metavar="FILE", help="write the certificate there as JSON; - prints it alone")
+    parser.add_argument("--keep", action="store_true", help="keep both jobs; else they are deleted after a PASS")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Rehearse, print the certificate and return the verdict's exit code."""
+    connection = connect()
+    request = _request_of(connection, options.job)
+    refusals = connection.get("rehearsal")["refusals"]
+    faults = _plan(options, host_names(request), refusals)
+    suffix = secrets.token_hex(SUFFIX_BYTES)
+    requests = rehearsal_requests(
+        request,
+        suffix=suffix,
+        num_faults=len(faults),
+        needs_spot=any(fault.kind is FaultKind.RECLAIM for fault in faults),
+    )
+    definitions = (request.get("AlgorithmSpecification") or {}).get("MetricDefinitions") or ()
+    reader = make_reader(definitions, step_regex=options.step_regex, loss_regex=options.loss_regex)
+    say = _quiet if options.json == "-" else _say
+    for note in requests.notes:
+        say(f"note: {note}")
+    has_checkpoints = bool((request.get("CheckpointConfig") or {}).get("S3Uri"))
+    twin = JobWatch(connection, requests.twin["TrainingJobName"], reader, say)
+    rehearsal = JobWatch(connection, requests.rehearsal["TrainingJobName"], reader, say, faults)
+    created: list[JobWatch] = []
+    try:
+        _create(connection, requests.twin, twin, created)
+        if options.together:
+            _create(connection, requests.rehearsal, rehearsal, created)
+            follow(created, timeout_s=options.timeout)
+            twin_run = twin.result(has_checkpoints=has_checkpoints)
+        else:
+            follow(created, timeout_s=options.timeout)
+            twin_run = twin.result(has_checkpoints=has_checkpoints)
+            if twin_run.status == COMPLETED:
+                rehearsal = JobWatch(connection, rehearsal.name, reader, say, _settled(faults, twin_run, say))
+                _create(connection, requests.rehearsal, rehearsal, created)
+                follow([rehearsal], timeout_s=options.timeout)
+    finally:
+        for watch in created:
+            watch.stop()
+    rehearsal_run = (
+        rehearsal.result(has_checkpoints=has_checkpoints)
+        if rehearsal in created
+        else Run(name=rehearsal.name, status="never created", attempts=())
+    )
+    certificate = certify(twin_run, rehearsal_run, rehearsal.strikes())
+    document = json.dumps({"seed": options.seed, **to_plain(certificate)}, indent=2)
+    if options.json == "-":
+        print(document)
+    else:
+        print()
+        print(certificate_text(certificate))
+        if options.json:
+            Path(options.json).write_text(document + "\n", encoding="utf-8")
+    if certificate.verdict is Verdict.PASS and not options.keep:
+        for watch in created:
+            watch.delete()
+    return EXIT_CODES[certificate.verdict]
+
+
+def _request_of(connection: Connection, job_or_file: str) -> dict[str, Any]:
+    """Return the request of a job, or what a file holds.
+
+    Raises: WireError NotFound; ContractError for a file that holds no request.
+    """
+    path = Path(job_or_file)
+    if not path.is_file():
+        return dict(connection.job_page(job_or_file, "request")["request"])
+    try:
+        request = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ContractError(
+            f"{path}: expected a CreateTrainingJob request as JSON: {error}", fault=Fault.USER
+        ) from error
+    if not isinstance(request, dict) or "TrainingJobName" not in request:
+        raise ContractError(f"{path}: expected a CreateTrainingJob request with TrainingJobName", fault=Fault.USER)
+    return request
+
+
+def _plan(options: argparse.Namespace, hosts: Sequence[str], refusals: dict[str, str]) -> tuple[PlannedFault, ...]:
+    """Return all faults, printed; raises ContractError for what cannot be had, before anything starts."""
+    faults: list[PlannedFault] = list(options.faults or ())
+    if options.random:
+        if options.together:
+            raise ContractError(
+                "--random strikes at shares of the twin's steps, known when it has ended: leave --together out",
+                fault=Fault.USER,
+            )
+        if options.seed is None:
+            options.seed = secrets.randbelow(2**31)
+        kinds = [kind for kind in FaultKind if kind.value not in refusals]
+        faults += draw_faults(options.random, seed=options.seed, host_names=hosts, kinds=kinds)
+    if not faults:
+        raise ContractError(
+            "say what is to strike: --reclaim step:120, --kill algo-2@30s, --random 3", fault=Fault.USER
+        )
+    for fault in faults:
+        if fault.kind.value in refusals:
+            raise ContractError(f"{fault}: {refusals[fault.kind.value]}", fault=Fault.USER)
+    check_hosts(faults, hosts)
+    if options.json != "-":
+        seed = "" if options.seed is None else f", seed {options.seed}"
+        print(f"plan ({len(faults)} fault{'' if len(faults) == 1 else 's'}{seed})")
+        for fault in faults:
+            print(f"  {fault}", flush=True)
+    return tuple(faults)
+
+
+def _create(connection: Connection, request: dict[str, Any], watch: JobWatch, created: list[JobWatch]) -> None:
+    connection.call("CreateTrainingJob", request)
+    created.append(watch)
+
+
+def _settled(faults: Sequence[PlannedFault], twin: Run, say: Any) -> list[PlannedFault]:
+    """Return faults with the steps that drawn ones strike at."""
+    scale = scale_of(twin.attempts[-1].readings)
+    steps = [(epoch if scale.counts_epochs else None, step) for epoch, step in scale.steps]
+    settled = [settle(fault, steps) for fault in faults]
+    for before, after in zip(faults, settled, strict=True):
+        if before != after:
+            say(f"{before}: that is {after.moment}")
+    return settled
+
+
+def _fault_of(kind: FaultKind) -> Any:
+    def read(text: str) -> PlannedFault:
+        try:
+            return parse_fault(kind, text)
+        except ClaryError as error:
+            raise argparse.ArgumentTypeError(error.message) from None
+
+    return read
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _quiet(_text: str) -> None:
+    """Say nothing: standard output is the certificate's."""

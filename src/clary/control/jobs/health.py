@@ -1,0 +1,132 @@
+"""Which host or link of a job is sick, from what its hosts have found. Pure.
+
+Where: `transitions` asks when a host has reported, before the program starts (`failure_of`); the page `health` and
+`clary doctor JOB` show the same. Both ends of a link look at it: a host whose links are mostly bad is sick itself, and
+where only the two ends of a link complain it is the link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from clary.contract.agent_protocol import HostPhase
+from clary.contract.errors import Fault
+from clary.contract.health import Check, FindingState, HealthAction, HealthFinding
+from clary.control.jobs.training_job import JobFailure, TrainingJob
+from clary.control.jobs.verdicts import Verdict
+
+LOPSIDED = 8.0  # times the rate of the other direction: short bursts differ by two or three
+LOPSIDED_BELOW_MBIT_S = 500.0  # of the slower direction: above, a burst measures how busy the machine is
+_BEFORE_START = (HostPhase.LAUNCHING, HostPhase.PREPARING, HostPhase.PREPARED)
+
+Findings = Mapping[str, Sequence[HealthFinding]]  # by host
+_Pair = tuple[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sickness:
+    """A host or a link that should not carry a job."""
+
+    host: str
+    peer: str | None  # the other end of a sick link; None for a host
+    reason: str
+
+
+def diagnose(findings: Findings) -> tuple[Sickness, ...]:
+    """Return the sick hosts, then the sick links between others; none if nothing is bad."""
+    sick = {host: reason for host, found in findings.items() if (reason := _own_trouble(found))}
+    bad = {pair: finding for pair, finding in _bad_links(findings).items() if not sick.keys() & set(pair)}
+    # The host with the most bad links first: without it those that only miss it are well.
+    while (worst := _worst(bad, num_hosts=len(findings) - len(sick))) is not None:
+        pairs = [pair for pair in bad if worst in pair]
+        sick[worst] = f"{len(pairs)} of its {len(findings) - 1} links are bad; {_words(bad[pairs[0]])}"
+        bad = {pair: finding for pair, finding in bad.items() if worst not in pair}
+    hosts = [Sickness(host=host, peer=None, reason=reason) for host, reason in sick.items()]
+    return (*hosts, *(Sickness(host=f.host, peer=f.peer, reason=_words(f)) for f in bad.values()))
+
+
+def failure_of(job: TrainingJob) -> JobFailure | None:
+    """Return why an attempt should end before its program starts; None if it may go on, or nobody asked."""
+    if job.plan is None or job.plan.get("health_action") != HealthAction.REPLACE.value:
+        return None
+    records = job.hosts.values()
+    if not all(record.facts.phase in _BEFORE_START and record.facts.health for record in records):
+        return None
+    sick = diagnose(findings_of(job))
+    if not sick:
+        return None
+    first = sick[0]
+    is_link = first.peer is not None
+    what = f"the link to {first.peer} is sick" if is_link else "the host is sick"
+    return JobFailure(
+        fault=Fault.INFRASTRUCTURE.value,
+        message=f"{what}: {first.reason}",
+        host=first.host,
+        verdict=(Verdict.NETWORK if is_link else Verdict.HOST).value,
+        is_retryable=True,
+    )
+
+
+def findings_of(job: TrainingJob) -> dict[str, tuple[HealthFinding, ...]]:
+    """Return what each host of the present attempt has found, and what only both ends of a link together tell."""
+    return with_lopsided({name: record.facts.health for name, record in job.hosts.items()})
+
+
+def with_lopsided(findings: Findings) -> dict[str, tuple[HealthFinding, ...]]:
+    """Return the findings with those on links that are much faster one way than the other."""
+    links = [finding for found in findings.values() for finding in found if finding.peer is not None]
+    rates = {(link.host, link.peer): link.rate_mbit_s for link in links if link.rate_mbit_s is not None}
+    told = {(link.host, link.peer) for link in links if link.check is Check.RATE}
+    result = {host: tuple(found) for host, found in findings.items()}
+    for (host, peer), rate in rates.items():
+        other_way = rates.get((peer or "", host), 0.0)
+        if (host, peer) in told or rate >= LOPSIDED_BELOW_MBIT_S or rate * LOPSIDED >= other_way:
+            continue
+        finding = HealthFinding(
+            check=Check.RATE,
+            state=FindingState.WARN,
+            host=host,
+            peer=peer,
+            words=f"{rate:g} Mbit/s, but {other_way:g} Mbit/s from {peer} to {host}",
+            cause="a limit or a route that only this direction has",
+        )
+        result[host] = (*(item for item in result[host] if not _is_praise(item, peer)), finding)
+    return result
+
+
+def _is_praise(finding: HealthFinding, peer: str | None) -> bool:
+    return finding.peer == peer and finding.check is Check.LINK and finding.state is FindingState.OK
+
+
+def _own_trouble(found: Sequence[HealthFinding]) -> str:
+    """Return what is bad about a host by itself; its routes belong to it."""
+    bad = [item for item in found if item.state is FindingState.BAD]
+    own = [item for item in bad if item.peer is None] or [item for item in bad if item.check is Check.ROUTE]
+    return "; ".join(_words(item) for item in own[:2])
+
+
+def _bad_links(findings: Findings) -> dict[_Pair, HealthFinding]:
+    """Return one finding for each link that either end calls bad; the host that comes first is asked first."""
+    bad: dict[_Pair, HealthFinding] = {}
+    for finding in (item for found in findings.values() for item in found):
+        if finding.peer is not None and finding.state is FindingState.BAD and finding.check is not Check.ROUTE:
+            first, second = sorted((finding.host, finding.peer))
+            bad.setdefault((first, second), finding)
+    return bad
+
+
+def _worst(bad: Mapping[_Pair, HealthFinding], *, num_hosts: int) -> str | None:
+    """Return the host most of whose links are bad; None if there is none, or of two hosts, where nobody can tell."""
+    hosts = sorted({host for pair in bad for host in pair})
+    counts = {host: sum(host in pair for pair in bad) for host in hosts}
+    worst = max(hosts, key=lambda host: counts[host], default=None)
+    if worst is None or num_hosts < 3 or 2 * counts[worst] <= num_hosts - 1:
+        return None
+    return worst
+
+
+def _words(finding: HealthFinding) -> str:
+    where = f"{finding.host} to {finding.peer}, " if finding.peer is not None else ""
+    cause = f" ({finding.cause})" if finding.cause else ""
+    return f"{where}{finding.check}: {finding.words}{cause}"
