@@ -203,6 +203,41 @@ async def test_port_taken_meanwhile_is_replaced_and_said(tmp_path: Path, caplog:
     assert "is taken by another program" in caplog.text
 
 
+@pytest.mark.parametrize("server", ["s3", "filer"])
+async def test_a_port_that_is_taken_between_choosing_and_binding_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, server: str
+) -> None:
+    monkeypatch.setattr(seaweed, "PORT_WAIT_S", 0.2)
+    choose = weed_process.choose_ports
+    with socket.socket() as other:
+        chosen = choose()
+        other.bind((weed_process.HOST, chosen[server]))
+        other.listen()
+        choices = iter([chosen])
+        monkeypatch.setattr(weed_process, "choose_ports", lambda: next(choices, None) or choose())
+        async with running(tmp_path) as store:
+            await put(store.endpoint, "key", b"content")
+            record = StoreRecord.read(tmp_path / "run/seaweed.json")
+            assert record is not None
+            assert record.ports[server] != chosen[server]
+    assert f"port {chosen[server]} ({server}) was taken before the store listened on it" in caplog.text
+
+
+async def test_ports_that_are_always_taken_end_the_start_after_a_few_tries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seaweed, "PORT_WAIT_S", 0.1)
+    chosen, calls = weed_process.choose_ports(), []
+    with socket.socket() as other:
+        other.bind((weed_process.HOST, chosen["s3"]))
+        other.listen()
+        monkeypatch.setattr(weed_process, "choose_ports", lambda: calls.append(1) or chosen)
+        with pytest.raises(ObjectStoreError, match="Port allocation failed") as refused:
+            await make_store(tmp_path).start()
+    assert refused.value.retryable
+    assert len(calls) == seaweed.MAX_PORT_CHOICES
+
+
 async def test_data_survives_kill_of_service_and_store(tmp_path: Path) -> None:
     with killable_service(tmp_path) as (service, said):
         endpoint = Endpoint(url=said["url"], region="us-west-2", credentials=STORE)

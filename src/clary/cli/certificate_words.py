@@ -78,7 +78,7 @@ def _samples(check: SampleCheck) -> str:
     if not check.is_known:
         return check.words
     if check.is_whole:
-        return f"each of {check.num_compared} seen as often as by the twin ({check.words})"
+        return f"{check.num_compared} drawn, each as often as by the twin ({check.words})"
     twice, never = ", ".join(check.examples_twice[:5]), ", ".join(check.examples_never[:5])
     text = f"{check.num_twice} seen once too often ({twice}...), {check.num_never} too seldom ({never}...)"
     return f"{text}; others from optimizer step {check.first_other_step} on ({check.words})"

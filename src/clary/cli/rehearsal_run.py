@@ -82,7 +82,7 @@ class JobWatch:
         for item in self._pending:
             if item.struck_at_s is None and not self.is_over:
                 self._consider(item, readings, now_s)
-            elif item.over_at_s is not None and (now_s >= item.over_at_s or self.is_over):
+            elif item.over_at_s is not None and now_s >= item.over_at_s and not self.is_over:
                 self._end(item)
 
     def strikes(self) -> tuple[Strike, ...]:
@@ -190,7 +190,7 @@ class JobWatch:
             self._strike(item.fault, is_over=True)
             self.say(f"{self.name}: {item.fault}: over")
         except WireError as error:
-            item.note = f"not ended by itself: {error.message}"
+            item.note = f"could not be ended: {error.message}"
 
     def _strike(self, fault: PlannedFault, *, is_over: bool) -> None:
         if fault.kind is FaultKind.RECLAIM:

@@ -11,6 +11,7 @@ One file a process, one JSON object a line, in the order in which things happene
     {"e": "batch", "i": [3, 1, 2]}    a batch reached the program; null where samples have no numbers
     {"e": "step"}                     an optimizer has stepped; "o" tells several apart
     {"e": "line", "s": "step 1"}      the program printed a line
+    {"e": "full"}                     the record ends here, the training does not
 
 Lines are here because their order against batches and steps can not be had from the log.
 """
@@ -28,7 +29,7 @@ VARIABLE = "CLARY_REHEARSAL"  # as `clary.contract.rehearsals`, which programs m
 ERRORS_VARIABLE = "CLARY_ERRORS_FOLDER"
 FOLDER = "rehearsal"
 MAX_LINE = 400
-MAX_RECORD_BYTES = 32 * 1024 * 1024  # of one process; the record ends there, training goes on
+MAX_RECORD_BYTES = 16 * 1024 * 1024  # of one process; the record ends there, training goes on
 
 
 class Record:

@@ -33,6 +33,7 @@ ORDER_WAIT_S = 10.0
 MAX_CLUE_CHARACTERS = 800  # of Clue.text; FailureReason has room for 1024
 # A gang that has lost a member cannot go on: from SIGTERM to SIGKILL for the others, on its own host and everywhere.
 FAILURE_GRACE_S = 2.0
+FAILURE_REASON = "failure"  # of the order to stop that follows on a failure of the job
 
 
 class HostPhase(StrEnum):

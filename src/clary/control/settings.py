@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from clary.contract.errors import ContractError, Fault
+from clary.control.type_overrides import OVERRIDES, check_override
 
 SETTINGS_FILE = "settings.toml"
 MAX_PORT = 65535
@@ -162,9 +163,7 @@ class Settings:
     )
     images: Mapping[str, str] = _table("image pattern (repo:tag, * matches) = environment name", str)
     environments: Mapping[str, str] = _table("environment name = path of its Python interpreter", str)
-    instance_types: Mapping[str, Mapping[str, Any]] = _table(
-        "a table per type: gpus, cpus, memory_gib, rate_mbit_s, delay_ms, loss_percent, processes", dict
-    )
+    instance_types: Mapping[str, Mapping[str, Any]] = _table(f"a table per type: {', '.join(OVERRIDES)}", dict)
 
     @property
     def home_folder(self) -> Path:
@@ -227,7 +226,10 @@ def _read_file(path: Path) -> dict[str, Any]:
     if "home" in document:
         variable = variable_of("home")
         raise ContractError(f"{path}: home can only be set by the variable {variable}; remove it", fault=Fault.USER)
-    return {name: _checked(name, value, source=str(path), read=_from_document) for name, value in document.items()}
+    values = {name: _checked(name, value, source=str(path), read=_from_document) for name, value in document.items()}
+    for instance_type, override in values.get("instance_types", {}).items():
+        check_override(instance_type, override, source=str(path))
+    return values
 
 
 def _checked(name: str, value: Any, *, source: str, read: Callable[[type, Any], Any]) -> Any:

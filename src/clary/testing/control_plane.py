@@ -180,6 +180,15 @@ class ControlPlane:
         self.engine.end_all_agents(name)
         await self.passes()
 
+    async def leave(self, agent: FakeAgent) -> None:
+        """Let an agent that was released go: to its end, or back to its pool."""
+        job = self.hub.live_job(agent.name)
+        if job is not None and job.pool:
+            served = f"{agent.name}:{agent.attempt}"
+            await self.pool_gateway.next_assignment(job.pool, agent.host, after=served, wait_s=0)
+        else:
+            self.engine.end_agent(agent.name, agent.host, attempt=agent.attempt)
+
     def exit_of(self, code: int) -> ProcessExit:
         """Return the end of a process."""
         return ProcessExit(

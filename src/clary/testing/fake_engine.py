@@ -33,7 +33,8 @@ class FakeEngine:
         self.forgotten: list[str] = []
         self.fenced: list[str] = []  # job/attempt/host of every call, in order
         self.cut_off_hosts: dict[str, str] = {}  # host name -> why
-        self._alive: dict[str, dict[str, bool]] = {}
+        self._alive: dict[str, dict[str, bool]] = {}  # attempt or pool -> host name -> whether its agent lives
+        self._places: dict[str, str] = {}  # attempt -> attempt or pool that has its agents
 
     def machine(self) -> Machine:
         """Return what there is to divide among hosts."""
@@ -55,6 +56,7 @@ class FakeEngine:
         key = _key(plan.job_name, plan.attempt)
         self.started.append(key)
         _raise_next(self.start_errors)
+        self._places[key] = _hosts_key(plan)
         self._alive[_hosts_key(plan)] = {host.name: True for host in plan.hosts}
 
     async def agents_alive(self, plan: LaunchPlan) -> Mapping[str, bool]:
@@ -95,7 +97,8 @@ class FakeEngine:
 
     def end_agent(self, job_name: str, host: str, *, attempt: int = 1) -> None:
         """Let an agent end, of itself or not."""
-        self._alive[_key(job_name, attempt)][host] = False
+        key = _key(job_name, attempt)
+        self._alive[self._places.get(key, key)][host] = False
 
     def end_pool_agent(self, pool: str, host: str) -> None:
         """Let an agent of a warm pool end."""
@@ -103,7 +106,8 @@ class FakeEngine:
 
     def end_all_agents(self, job_name: str, *, attempt: int = 1) -> None:
         """Let all agents of an attempt end."""
-        for host in self._alive[_key(job_name, attempt)]:
+        key = _key(job_name, attempt)
+        for host in self._alive[self._places.get(key, key)]:
             self.end_agent(job_name, host, attempt=attempt)
 
 

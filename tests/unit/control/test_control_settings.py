@@ -72,6 +72,13 @@ def test_the_database_lies_in_the_state_folder_unless_it_is_named(load, tmp_path
         ("images = 'x'", "setting images expects dict"),
         ("[images]\na = 5", "expected text for 'a'"),
         ("[instance_types]\na = 5", "expected a table for 'a'"),
+        (
+            '[instance_types."ml.x"]\ngpu = 1',
+            '[instance_types."ml.x"], gpu: expected one of gpus, cpus, memory_gib, processes, rate_mbit_s, delay_ms, '
+            "loss_percent, got an unknown key",
+        ),
+        ('[instance_types."ml.x"]\ncpus = "four"', "cpus: expected a whole number from 1 to 1024, got 'four'"),
+        ('[instance_types."ml.x"]\nloss_percent = 101', "loss_percent: expected a number from 0 to 100, got 101"),
         ("home = '/elsewhere'", "only be set by the variable CLARY_HOME"),
         ("port = ", "not valid TOML"),
         (b"region = '\xff'", "not valid TOML"),

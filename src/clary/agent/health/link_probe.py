@@ -99,10 +99,13 @@ class LinkProbe:
         self.reading = replace(self.reading, **changes)  # type: ignore[arg-type]
 
     def _note_route(self) -> None:
-        with contextlib.suppress(OSError):  # no route: the attempt to connect says so
+        try:
             source = interfaces.source_address(self._peer.address)
-            names = [name for name, address in interfaces.addresses().items() if address == source]
-            self._note(route_address=source, route_interface=names[0] if names else "")
+        except OSError as error:
+            self._note(route_error=error.strerror or str(error))
+            return
+        names = [name for name, address in interfaces.addresses().items() if address == source]
+        self._note(route_address=source, route_interface=names[0] if names else "")
 
     async def _meet(self) -> None:
         """Connect, as soon as the peer's network program is there."""

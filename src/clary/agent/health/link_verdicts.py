@@ -129,6 +129,10 @@ def _link(order: NetworkOrder, peer: Peer, link: LinkReading) -> Iterator[Health
         answer = "answers" if link.answer is Answer.OPEN else "does not answer"
         cause = f"a route of {way} covers {peer.address}; through {order.interface} {peer.name} {answer}"
         troubles.append(finding(Check.ROUTE, BAD, words, cause))
+    if link.route_error and link.answer is Answer.OPEN:
+        words = f"the kernel has no way to {peer.address}: {link.route_error}; through {order.interface} it answers"
+        cause = f"a route of {host} that leads nowhere, or none"
+        troubles.append(finding(Check.ROUTE, BAD, words, cause))
     if link.answer is Answer.ABSENT:
         words = f"not checked: the network program of {peer.name} did not start within {link.waited_s:.0f} s"
         yield from [*troubles, finding(Check.LINK, SKIPPED, words)]

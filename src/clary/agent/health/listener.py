@@ -8,7 +8,8 @@ which is answered by one line, but for `burst`, after which bytes come until the
     sum ROUND NUMBER   -> ok
     burst              -> bytes, seconds from the first to the last
 
-Datagrams are numbered and say who sent them; those of the MTU check are answered by a small one.
+Datagrams are numbered and say who sent them; those of the MTU check are answered by a small one. That a host takes no
+part in the sum is said by datagram: it may be that no connection to somebody who waits for it can be had.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from clary.agent.health import interfaces
 
 _DATAGRAM = struct.Struct("!4sBHHI")  # magic, kind, sender's place, size of the packet, number
 _MAGIC = b"clhd"
-HELLO, LOSS, SIZE, SIZE_ANSWER = range(4)
+HELLO, LOSS, SIZE, SIZE_ANSWER, NO_SUM = range(5)
 HEADERS_BYTES = 28  # IPv4 and UDP
 _RECEIVE_BYTES = 4 * 1024 * 1024  # as far as the kernel's limit lets it
 _LARGEST_BYTES = 65536
+_END_S = 1.0  # for conversations that were broken off
 _PER_TURN = 256  # datagrams taken before anything else gets a turn
 
 
@@ -55,12 +57,12 @@ class Listener:
         self._interface = interface
         self._datagrams: socket.socket | None = None
         self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._conversations: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._loss_numbers: dict[str, set[int]] = defaultdict(set)
         self._overrun_before = interfaces.datagrams_overrun()
         self.num_heard: dict[str, int] = defaultdict(int)  # datagrams of any kind, by sender
         self.passed: dict[str, int] = defaultdict(int)  # largest packet that a peer has answered
-        self.sums: asyncio.Queue[tuple[int, int]] = asyncio.Queue()  # round, number
+        self.sums: asyncio.Queue[tuple[int, int] | str] = asyncio.Queue()  # round and number, or who takes no part
         self.left: set[str] = set()  # peers that have had a conversation with this host and have ended it
         self.has_left = asyncio.Event()  # set whenever a peer ends one
 
@@ -87,8 +89,10 @@ class Listener:
         """End every conversation."""
         if self._server is not None:
             self._server.close()
-        for writer in list(self._writers):
-            writer.close()
+        for writer in self._conversations.values():
+            writer.transport.abort()
+        if self._conversations:
+            await asyncio.wait(self._conversations, timeout=_END_S)
         if self._datagrams is not None:
             asyncio.get_running_loop().remove_reader(self._datagrams.fileno())
             self._datagrams.close()
@@ -113,11 +117,15 @@ class Listener:
                 self.send(
                     _DATAGRAM.pack(_MAGIC, SIZE_ANSWER, self._place, len(data) + HEADERS_BYTES, number), sender[0]
                 )
+            elif kind == NO_SUM:
+                self.sums.put_nowait(name)
             elif kind == SIZE_ANSWER:
                 self.passed[name] = max(self.passed[name], packet_bytes)
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
+        own_task = asyncio.current_task()
+        assert own_task is not None
+        self._conversations[own_task] = writer
         name, is_conversation = "", False
         try:
             while line := (await reader.readline()).decode(errors="replace").split():
@@ -141,7 +149,7 @@ class Listener:
         except (OSError, ValueError, IndexError):  # broken off, or somebody who speaks otherwise
             pass
         finally:
-            self._writers.discard(writer)
+            self._conversations.pop(own_task)
             if is_conversation:
                 self.left.add(name)
                 self.has_left.set()

@@ -23,14 +23,15 @@ from collections.abc import Mapping
 
 from clary.agent.health import interfaces
 from clary.agent.health.link_probe import LinkProbe
-from clary.agent.health.listener import Listener
+from clary.agent.health.listener import NO_SUM, Listener, datagram
 from clary.agent.health.readings import DOCTOR_PORT, Answer, NetworkOrder, NetworkReading
 from clary.agent.host import kernel
 from clary.contract.plain import from_plain, to_plain
 
 _SUM_S = 3.5  # for the collective: a peer may be finding out about a third host that is silent
-_RATES_S = 0.8  # for all bursts of a host together
-_LONGEST_BURST_S = 0.12
+_RATES_S = 0.25  # for all bursts of a host together, once for each half of them
+_LONGEST_BURST_S = 0.08
+_COPIES = 4  # of a datagram that should arrive
 _OTHER_INTERFACE_S = 0.5
 _MOST_INTERFACES = 4
 _LINGER_S = 5.0
@@ -60,10 +61,7 @@ async def _run(order: NetworkOrder, names: NameCheck) -> None:
         began_s = time.monotonic()
         others = asyncio.create_task(_reach_through_others(order))
         total, error = await _sum(order, listener, probes)
-        seconds = min(_LONGEST_BURST_S, _RATES_S / max(1, len(probes)))
-        place = order.names.index(order.host)
-        for probe in probes[place:] + probes[:place]:  # so that the hosts do not all burst at the same one
-            await probe.measure_rate(seconds)
+        await _measure_rates(order, probes)
         for probe in probes:
             probe.note_heard()
         met = [probe.reading.peer for probe in probes if probe.reading.answer is Answer.OPEN]
@@ -98,26 +96,53 @@ async def _sum(order: NetworkOrder, listener: Listener, probes: list[LinkProbe])
     by_name = {probe.reading.peer: probe for probe in probes}
     away = [name for name, probe in by_name.items() if probe.reading.answer is not Answer.OPEN]
     if away:
+        for peer in order.peers:
+            for _ in range(_COPIES):
+                listener.send(datagram(NO_SUM, place=place), peer.address)
         return None, f"not tried without {', '.join(away)}"
     following, before = by_name[names[(place + 1) % len(names)]], names[place - 1]
-    turn, total = 0, 0
+    total = 0
     try:
         async with asyncio.timeout(_SUM_S):
             if place == 0:
                 await following.pass_sum(0, 1)
-                _, total = await listener.sums.get()
+                total = await _next_number(listener)
                 await following.pass_sum(1, total)
-                await listener.sums.get()
+                await _next_number(listener)
             else:
-                _, so_far = await listener.sums.get()
-                await following.pass_sum(0, so_far + place + 1)
-                turn, total = await listener.sums.get()
-                await following.pass_sum(turn, total)
+                await following.pass_sum(0, await _next_number(listener) + place + 1)
+                total = await _next_number(listener)
+                await following.pass_sum(1, total)
+    except _MissingHostError as error:
+        return None, f"not tried: {error} cannot reach every host"
     except TimeoutError:
         return None, f"nothing came from {before} within {_SUM_S:g} s"
     except OSError as error:
         return None, f"{following.reading.peer}: {error}"
     return total, ""
+
+
+class _MissingHostError(Exception):
+    """A host that takes no part in the sum."""
+
+
+async def _next_number(listener: Listener) -> int:
+    received = await listener.sums.get()
+    if isinstance(received, str):
+        raise _MissingHostError(received)
+    return received[1]
+
+
+async def _measure_rates(order: NetworkOrder, probes: list[LinkProbe]) -> None:
+    """Measure towards later hosts first, then towards earlier ones: no link has bursts both ways at once."""
+    seconds = min(_LONGEST_BURST_S, _RATES_S / len(probes))
+    half_s = time.monotonic() + seconds * len(probes)
+    place = order.names.index(order.host)
+    for probe in probes[place:]:
+        await probe.measure_rate(seconds)
+    await asyncio.sleep(max(0.0, half_s - time.monotonic()))
+    for probe in reversed(probes[:place]):
+        await probe.measure_rate(seconds)
 
 
 async def _reach_through_others(order: NetworkOrder) -> Mapping[str, tuple[str, ...]]:

@@ -59,6 +59,7 @@ class LinkReading:
     error: str = ""  # of the last attempt
     route_address: str = ""  # source address that the kernel picks for the peer
     route_interface: str = ""  # whose address that is; empty if nobody's
+    route_error: str = ""  # why the kernel has no way to the peer, unless told through which interface
     round_trip_ms: float | None = None  # median of small exchanges
     num_sent: int = 0  # small datagrams
     num_arrived: int | None = None  # of these, as the peer counted

@@ -20,6 +20,7 @@ from typing import Any
 
 import clary
 from clary.agent.host.cgroups import HostCgroup
+from clary.agent.host.keeper import MAX_MESSAGE_BYTES
 from clary.agent.host.leftovers import remove_tree
 from clary.agent.host.program_order import host_order, process_orders
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
@@ -143,6 +144,15 @@ class FirstProcess:
         finally:
             os.close(descriptor)
         return True
+
+    def why_ended(self) -> str:
+        """Return what it has reported of its failure, or else written; for one that has ended and had no program."""
+        with contextlib.suppress(OSError):
+            while data := self.control.recv(MAX_MESSAGE_BYTES):
+                report = json.loads(data)
+                if report["kind"] == "failed":
+                    return str(report["message"])
+        return self.last_words()
 
     def last_words(self) -> str:
         """Return what it wrote to its standard error."""

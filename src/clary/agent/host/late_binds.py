@@ -33,6 +33,8 @@ def show_late_roots(new_root: str, *, roots: Sequence[str], scratch_folder: str)
         scratch_folder: of the host; layers for overlays are put there.
     """
     os.mkdir(new_root + _PLACE, _OWNER_ONLY)
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("tmpfs", new_root + _PLACE, kind="tmpfs", flags=flags, options="size=64k,mode=700")
     layers = f"{scratch_folder}/late-layers"
     os.mkdir(layers)
     for source, place in ((layers, _LAYERS), *((root, _root_place(number)) for number, root in enumerate(roots))):
@@ -43,13 +45,14 @@ def show_late_roots(new_root: str, *, roots: Sequence[str], scratch_folder: str)
 def share_mounts() -> None:
     """Let mount namespaces that leave this one receive what is mounted here later."""
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_SHARED)
+    kernel.mount("none", _PLACE, flags=kernel.MS_REC | kernel.MS_PRIVATE)
 
 
 def leave_late_roots() -> None:
     """Enter a mount namespace that has no late roots and receives what is mounted in the one that is left."""
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_SLAVE)
-    _detach()
+    kernel.unmount(_PLACE, flags=kernel.MNT_DETACH)
 
 
 def mount_late_binds(binds: Sequence[Mapping[str, Any]], *, roots: Sequence[str], in_user_namespace: bool) -> list[str]:
@@ -67,7 +70,8 @@ def mount_late_binds(binds: Sequence[Mapping[str, Any]], *, roots: Sequence[str]
         return []
     view = MachineView("", layers_folder=_LAYERS, in_user_namespace=in_user_namespace)
     not_isolated: list[str] = []
-    for bind in sorted(binds, key=lambda bind: str(bind["target"]).count("/")):
+    # Parents before children, so that a bind inside another lands on it.
+    for number, bind in enumerate(sorted(binds, key=lambda bind: str(bind["target"]).count("/"))):
         source, target = _place_of(bind["source"], roots), os.path.realpath(bind["target"])
         is_folder = os.path.isdir(source)
         if not is_folder and not os.path.exists(source):
@@ -83,12 +87,10 @@ def mount_late_binds(binds: Sequence[Mapping[str, Any]], *, roots: Sequence[str]
                 f"Files: what the program changes in {bind['target']} it changes in the machine's {bind['source']}, "
                 f"because no private layer could be laid over it ({view.refusal})."
             )
-        kernel.mount(source, target, flags=kernel.MS_BIND | kernel.MS_REC)
         if bind["read_only"]:
-            kernel.make_read_only(target)
-    _detach()
-    for name in os.listdir(_PLACE):
-        os.rmdir(f"{_PLACE}/{name}")
+            source = _read_only_copy(source, name=str(number), is_folder=is_folder)
+        kernel.mount(source, target, flags=kernel.MS_BIND | kernel.MS_REC)
+    kernel.unmount(_PLACE, flags=kernel.MNT_DETACH)
     os.rmdir(_PLACE)
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     return not_isolated
@@ -115,6 +117,13 @@ def _place_of(source: str, roots: Sequence[str]) -> str:
     raise ValueError(f"bind {source}: it lies below none of the late roots {', '.join(roots)}")
 
 
-def _detach() -> None:
-    for name in os.listdir(_PLACE):
-        kernel.unmount(f"{_PLACE}/{name}", flags=kernel.MNT_DETACH)
+def _read_only_copy(source: str, *, name: str, is_folder: bool) -> str:
+    """Return where `source` can be reached read-only.
+
+    Namespaces that receive a mount receive it as it is made; a change to read-only afterwards they would not.
+    """
+    place = f"{_PLACE}/read-only-{name}"
+    make_mount_point(place, is_folder=is_folder)
+    kernel.mount(source, place, flags=kernel.MS_BIND | kernel.MS_REC)
+    kernel.make_read_only(place)
+    return place

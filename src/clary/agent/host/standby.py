@@ -95,7 +95,7 @@ class StandbyHost:
         if first_process is None:
             return "it has been used or closed"
         if first_process.has_ended:
-            return "its first process has ended" + _after_colon(first_process.last_words())
+            return f"its first process has ended: {first_process.why_ended() or 'it said nothing'}"
         return standby_policy.why_not_run(
             self._sandbox, self._with_real_sources(sandbox), processes, late_roots=self._late_roots
         )
@@ -175,7 +175,3 @@ class StandbyHost:
 def _remove(first_process: FirstProcess) -> None:
     first_process.end()
     first_process.clean_up()
-
-
-def _after_colon(words: str) -> str:
-    return f": {words}" if words else ""

@@ -90,6 +90,8 @@ class Zygote:
             if not marked:
                 return {}, ""
             return self._fork(marked, control=control, parent_watched=parent_watched), ""
+        except ConnectionError:
+            return {}, "the interpreter that stood ready has ended"
         except (OSError, ValueError, KeyError) as error:
             return {}, str(error)
         finally:
@@ -159,7 +161,7 @@ class Zygote:
         except TimeoutError as error:
             raise OSError(f"the interpreter that stood ready did not say {kind!r} within {within_s:g} s") from error
         if not data:
-            raise OSError("the interpreter that stood ready has ended")
+            raise ConnectionResetError
         message: dict[str, Any] = json.loads(data)
         if message["kind"] != kind:
             raise OSError(str(message.get("reason", f"the interpreter that stood ready said {message['kind']!r}")))

@@ -117,7 +117,7 @@ class HostLife:
     def stop(self, grace_s: float, *, reason: str) -> None:
         """Give up preparing, or have the program end within `grace_s`; nothing if it has ended already."""
         why = f" ({reason})" if reason else ""
-        self._flush.expect_stop(grace_s)
+        self._flush.expect_stop(grace_s, reason=reason)
         if self._board.phase in (HostPhase.PREPARING, HostPhase.PREPARED):
             self._preparation.give_up()
             self._health.close()

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from clary.agent.checkpoints.outcomes import Flushed, named
 from clary.agent.supervisor.steps import Checkpoints
-from clary.contract.agent_protocol import FAILURE_GRACE_S, Failure, ProcessExit
+from clary.contract.agent_protocol import FAILURE_REASON, Failure, ProcessExit
 from clary.contract.errors import Fault
 from clary.contract.launch_plan import LaunchPlan
 
@@ -44,9 +44,9 @@ class LastFlush:
         """Whether the flush has begun and is not over."""
         return self._thread is not None and self._thread.is_alive()
 
-    def expect_stop(self, grace_s: float) -> None:
+    def expect_stop(self, grace_s: float, *, reason: str) -> None:
         """Take note of an order to stop; a flush that runs has no more time than it leaves."""
-        if grace_s == FAILURE_GRACE_S:
+        if reason == FAILURE_REASON:
             self._is_of_failure = True
         else:
             ends_at_s = time.monotonic() + grace_s

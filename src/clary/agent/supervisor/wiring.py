@@ -341,8 +341,8 @@ class HostSteps:
                 is_read_only = channel.file_system_access == "ro"
                 binds.append(Bind(source=channel.file_system_path, target=str(target), read_only=is_read_only))
         if self._plan.pool:
-            target = pool_cache(self._plan, self._host.name, MlTree(OPT_ML))
-            binds.append(Bind(source=str(self._pool_cache), target=str(target)))
+            seen_at = pool_cache(self._plan, self._host.name, MlTree(OPT_ML))
+            binds.append(Bind(source=str(self._pool_cache), target=str(seen_at)))
         if self._checkpoints is not None and self._checkpoints.is_bound:
             binds.append(Bind(source=str(self._checkpoints.folder.path), target=str(self._checkpoints.local_path)))
         binds += self._input.binds()

@@ -39,6 +39,12 @@ _MAX_WORDS_BYTES = 65536  # of what modules said when they were imported; a pipe
 _GO = b"g"
 _ABANDONED_EXIT_CODE = 70  # nobody asks for it
 _PR_SET_PDEATHSIG = 1
+_PR_SET_MM = 35
+_PR_SET_MM_MAP = 14
+_NUM_MAP_WORDS = 13  # struct prctl_mm_map: eleven addresses, the auxiliary vector, its size and a descriptor
+_BREAK_WORD = 5
+_NO_FILE = 0xFFFFFFFF  # -1
+_KEPT: list[object] = []  # memory that /proc shows
 _HAS_FOLDER_ON_PATH = not getattr(sys.flags, "safe_path", False)
 _ENTRY_POINT_GROUP = "torch.backends"
 _SUFFIXES = (".py", ".pyc", ".so")
@@ -67,11 +73,8 @@ def become_rank() -> _Program:
     if _HAS_FOLDER_ON_PATH:
         del sys.path[0]  # this file's folder; a rank has another there
     path = list(sys.path)
-    for name in ("atexit", "runpy", "traceback", *names):  # the shim's own, too
-        with contextlib.suppress(ImportError):  # an environment without it
-            importlib.import_module(name)
+    reason = _import(("atexit", "runpy", "traceback", *names)) or _why_unfit(own_descriptors)  # the shim's own, too
     sys.path[:] = path
-    reason = _why_unfit(own_descriptors)
     if reason:
         keeper.send(json.dumps({"kind": "refused", "reason": reason}).encode())
         os._exit(0)
@@ -95,6 +98,17 @@ def become_rank() -> _Program:
         pids.append(pid)
     keeper.send(json.dumps({"kind": "forked", "pids": pids}).encode())
     os._exit(0)
+
+
+def _import(names: tuple[str, ...]) -> str:
+    """Import modules as far as the environment has them; returns what failed otherwise, in words."""
+    for name in names:
+        try:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+        except BaseException as error:  # noqa: BLE001 - somebody else's module
+            return f"import {name} failed: {type(error).__name__}: {error}"
+    return ""
 
 
 def _why_unfit(own_descriptors: set[str]) -> str:
@@ -206,7 +220,50 @@ def _make_anew(argv: list[str], environment: dict[str, str]) -> str:
         return shadow
     _renew_modules()
     _call_late_backends()
+    _show_start(argv, environment)
     return ""
+
+
+def _show_start(argv: list[str], environment: dict[str, str]) -> None:
+    """Have /proc show the process's own command line and environment, where the kernel lets it (PR_SET_MM_MAP).
+
+    Source: prctl(2); fields of /proc/self/stat in proc(5).
+    """
+    import ctypes
+
+    texts = [[os.fsencode(argument) for argument in argv]]
+    texts.append([os.fsencode(f"{name}={value}") for name, value in environment.items()])
+    arguments, variables = (b"".join(text + b"\0" for text in part) for part in texts)
+    buffer = ctypes.create_string_buffer(arguments + variables)
+    _KEPT.append(buffer)
+    begin = ctypes.addressof(buffer)
+    border = begin + len(arguments)
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+
+    def stat(number: int) -> int:
+        return int(fields[number - 3])  # the first two stand before the bracket
+
+    libc = ctypes.CDLL(None)
+    libc.sbrk.restype = ctypes.c_void_p
+    # start_code, end_code, start_data, end_data, start_brk; brk; start_stack; arguments, environment
+    places = [
+        stat(26),
+        stat(27),
+        stat(45),
+        stat(46),
+        stat(47),
+        0,
+        stat(28),
+        begin,
+        border,
+        border,
+        begin + len(buffer) - 1,
+    ]
+    table = (ctypes.c_uint64 * _NUM_MAP_WORDS)(*places, 0, _NO_FILE << 32)  # no auxiliary vector
+    size = ctypes.c_size_t(ctypes.sizeof(table))
+    table[_BREAK_WORD] = libc.sbrk(0)
+    libc.prctl(_PR_SET_MM, ctypes.c_ulong(_PR_SET_MM_MAP), ctypes.byref(table), size, ctypes.c_ulong(0))
 
 
 def _shadow(argv: list[str]) -> str:
@@ -254,6 +311,9 @@ def _renew_modules() -> None:
     if numpy_random is not None:
         numpy_random.seed()
     # torch begins every process with the same seed, so it is left as it is.
+    note_number = getattr(threading.main_thread(), "_set_native_id", None)
+    if note_number is not None:
+        note_number()  # Python before 3.13 leaves its parent's there
     processes = sys.modules.get("multiprocessing.process")
     if processes is not None:
         processes.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]

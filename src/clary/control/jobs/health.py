@@ -36,14 +36,14 @@ class Sickness:
 def diagnose(findings: Findings) -> tuple[Sickness, ...]:
     """Return the sick hosts, then the sick links between others; none if nothing is bad."""
     sick = {host: reason for host, found in findings.items() if (reason := _own_trouble(found))}
-    bad = {pair: finding for pair, finding in _bad_links(findings).items() if not sick.keys() & set(pair)}
+    bad = {pair: found for pair, found in _bad_links(findings).items() if not sick.keys() & set(pair)}
     # The host with the most bad links first: without it those that only miss it are well.
     while (worst := _worst(bad, num_hosts=len(findings) - len(sick))) is not None:
         pairs = [pair for pair in bad if worst in pair]
-        sick[worst] = f"{len(pairs)} of its {len(findings) - 1} links are bad; {_words(bad[pairs[0]])}"
-        bad = {pair: finding for pair, finding in bad.items() if worst not in pair}
+        sick[worst] = f"{len(pairs)} of its {len(findings) - 1} links are bad; {_of_both_ends(bad[pairs[0]])}"
+        bad = {pair: found for pair, found in bad.items() if worst not in pair}
     hosts = [Sickness(host=host, peer=None, reason=reason) for host, reason in sick.items()]
-    return (*hosts, *(Sickness(host=f.host, peer=f.peer, reason=_words(f)) for f in bad.values()))
+    return (*hosts, *(Sickness(host=pair[0], peer=pair[1], reason=_of_both_ends(bad[pair])) for pair in bad))
 
 
 def failure_of(job: TrainingJob) -> JobFailure | None:
@@ -106,17 +106,17 @@ def _own_trouble(found: Sequence[HealthFinding]) -> str:
     return "; ".join(_words(item) for item in own[:2])
 
 
-def _bad_links(findings: Findings) -> dict[_Pair, HealthFinding]:
-    """Return one finding for each link that either end calls bad; the host that comes first is asked first."""
-    bad: dict[_Pair, HealthFinding] = {}
+def _bad_links(findings: Findings) -> dict[_Pair, list[HealthFinding]]:
+    """Return what is bad about each link that either end calls so."""
+    bad: dict[_Pair, list[HealthFinding]] = {}
     for finding in (item for found in findings.values() for item in found):
         if finding.peer is not None and finding.state is FindingState.BAD and finding.check is not Check.ROUTE:
             first, second = sorted((finding.host, finding.peer))
-            bad.setdefault((first, second), finding)
+            bad.setdefault((first, second), []).append(finding)
     return bad
 
 
-def _worst(bad: Mapping[_Pair, HealthFinding], *, num_hosts: int) -> str | None:
+def _worst(bad: Mapping[_Pair, Sequence[HealthFinding]], *, num_hosts: int) -> str | None:
     """Return the host most of whose links are bad; None if there is none, or of two hosts, where nobody can tell."""
     hosts = sorted({host for pair in bad for host in pair})
     counts = {host: sum(host in pair for pair in bad) for host in hosts}
@@ -124,6 +124,13 @@ def _worst(bad: Mapping[_Pair, HealthFinding], *, num_hosts: int) -> str | None:
     if worst is None or num_hosts < 3 or 2 * counts[worst] <= num_hosts - 1:
         return None
     return worst
+
+
+def _of_both_ends(found: Sequence[HealthFinding]) -> str:
+    """Say what is bad about a link, from its second end only where that knows something else."""
+    first = found[0]
+    others = [item for item in found if item.host != first.host and item.cause != first.cause]
+    return "; ".join(_words(item) for item in (first, *others[:1]))
 
 
 def _words(finding: HealthFinding) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from clary.contract.agent_protocol import FAILURE_GRACE_S, HostPhase, Order, OrderKind, UploadRole
+from clary.contract.agent_protocol import FAILURE_GRACE_S, FAILURE_REASON, HostPhase, Order, OrderKind, UploadRole
 from clary.contract.plain import to_plain
 from clary.control.jobs.training_job import EndCause, HostRecord, TrainingJob
 
@@ -23,7 +23,8 @@ def next_orders(job: TrainingJob) -> Mapping[str, HostRecord]:
     if job.end_cause is None:
         return _run_when_all_are_prepared(job)
     if any(record.facts.phase.may_run for record in job.hosts.values()):
-        return stop(job, reason="failure", grace_s=FAILURE_GRACE_S) if job.end_cause is EndCause.FAILURE else job.hosts
+        has_failed = job.end_cause is EndCause.FAILURE
+        return stop(job, reason=FAILURE_REASON, grace_s=FAILURE_GRACE_S) if has_failed else job.hosts
     if not _has_results(job):
         return job.hosts
     return _upload(job)

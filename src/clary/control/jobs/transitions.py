@@ -74,7 +74,7 @@ def _hosts_asked(job: TrainingJob, event: events.HostsAsked, now: datetime) -> T
         pending_reason="",
         is_released=False,
         pool=event.pool,
-        warm_pool=warm_pools.in_use() if event.pool else job.warm_pool,
+        warm_pool=warm_pools.on_start(job, left_by=event.left_by),
     )
     left_by = f" (the warm pool that {event.left_by} left)" if event.left_by else ""
     return enter(job, SecondaryStatus.STARTING, f"{PREPARING_HOSTS_MESSAGE}{left_by}", now=now)

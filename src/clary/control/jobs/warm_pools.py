@@ -1,5 +1,8 @@
 """Warm pools: whose hosts stay after a job, for how long, and which job may have them. Pure.
 
+A pool is also what the hosts of a job that may be tried again are in, without a word of it in the API: those that live
+stay for the next attempt.
+
 Where: `transitions` moves a job's `warm_pool`; the reconciler asks which pool fits a waiting job and which is due to
 end. A pool is held by one job at a time: by the one that runs on it, or by the last one that did.
 Source: "Train using SageMaker managed warm pools" (developer guide): matching criteria and statuses; WarmPoolStatus in
@@ -37,21 +40,28 @@ class PoolDecision:
     reason: str
 
 
-def in_use() -> WarmPool:
-    """Return the state of a job that runs on a pool."""
-    return WarmPool(status=WarmPoolStatus.IN_USE)
+def on_start(job: TrainingJob, *, left_by: str) -> WarmPool | None:
+    """Return what the API says of the pool of a job that gets hosts; None where they only outlive its attempts.
+
+    Args:
+        job: the record.
+        left_by: the job that left the hosts; empty for new ones, and for those of the job's last attempt.
+    """
+    is_told = left_by or job.warm_pool is not None or JobRequest(job.request).keep_alive_s > 0
+    return WarmPool(status=WarmPoolStatus.IN_USE) if is_told else None
 
 
 def on_finish(job: TrainingJob, now: datetime) -> TrainingJob:
     """Return a job that has just ended with its pool waiting for others, or about to go; unchanged without a pool."""
     if not job.pool:
         return job
+    job = replace(job, is_released=False)
+    if job.warm_pool is None:
+        return job
     decision = stays_after_end(job)
     if decision.stays:
-        pool = WarmPool(status=WarmPoolStatus.AVAILABLE, available_at=now)
-    else:
-        pool = WarmPool(status=WarmPoolStatus.TERMINATED, reason=decision.reason)
-    return replace(job, warm_pool=pool, is_released=False)
+        return replace(job, warm_pool=WarmPool(status=WarmPoolStatus.AVAILABLE, available_at=now))
+    return replace(job, warm_pool=WarmPool(status=WarmPoolStatus.TERMINATED, reason=decision.reason))
 
 
 def stays_after_end(job: TrainingJob) -> PoolDecision:

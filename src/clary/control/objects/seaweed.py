@@ -32,6 +32,7 @@ ADOPT_TIMEOUT_S = 5.0
 STOP_GRACE_S = 10.0  # SIGTERM to exit takes 3.6 s when all is well
 PROBE_INTERVAL_S = 0.1
 PORT_WAIT_S = 3.0
+MAX_PORT_CHOICES = 4  # at one start, where ports are taken between choosing and binding
 WATCH_INTERVAL_S = 0.2
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
@@ -106,8 +107,7 @@ class EmbeddedStore:
         self._take_lock()
         try:
             if not await self._adopt():
-                self._record = StoreRecord(ports=await self._choose_ports())
-                await self._launch()
+                await self._launch_on_free_ports()
         except BaseException:
             self._release_lock()
             raise
@@ -138,6 +138,19 @@ class EmbeddedStore:
         )
         await self._end_process()
         return False
+
+    async def _launch_on_free_ports(self) -> None:
+        """Choose ports and start a process; where it ends because one was taken meanwhile, choose again."""
+        for num_left in reversed(range(MAX_PORT_CHOICES)):
+            self._record = StoreRecord(ports=await self._choose_ports())
+            try:
+                await self._launch()
+                return
+            except ObjectStoreError as error:
+                taken = error.details.get("taken_ports")
+                if not taken or not num_left:
+                    raise
+                _log.warning("object store: %s was taken before the store listened on it; choosing again", taken)
 
     async def _choose_ports(self) -> dict[str, int]:
         """Return the recorded ports, in place of those that stay taken new ones."""
@@ -235,13 +248,20 @@ class EmbeddedStore:
         return process is not None and process.is_alive()
 
     def _not_ready_error(self, waited_s: float) -> ObjectStoreError:
-        how = "did not serve objects" if self._process_is_alive() else "ended"
+        assert self._record is not None
+        is_alive = self._process_is_alive()
+        how = "did not serve objects" if is_alive else "ended"
+        # Asked of the kernel and not of the log, whose words change with the store's version.
+        taken = () if is_alive else weed_process.taken_ports(self._record.ports)
         return ObjectStoreError(
             f"embedded object store: weed {how} after {waited_s:.1f} s (limit {self._start_timeout_s:.0f} s) in "
             f"{self._data_folder}; end of {self._log_path}:\n{self._log_tail()}",
             fault=Fault.INFRASTRUCTURE,
             retryable=True,
-            details={"log": str(self._log_path)},
+            details={
+                "log": str(self._log_path),
+                "taken_ports": ", ".join(f"port {self._record.ports[name]} ({name})" for name in sorted(taken)),
+            },
         )
 
     def _log_tail(self) -> str:

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from clary.contract.agent_protocol import (
     MAX_BATCH_LINES,
+    CheckpointFacts,
     HostPhase,
     LogBatch,
     LogBlock,
@@ -27,7 +28,7 @@ from clary.contract.clock import Clock
 from clary.contract.errors import Fault, WireError
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.plain import from_plain
-from clary.control.jobs import events
+from clary.control.jobs import events, host_metrics
 from clary.control.jobs.training_job import FinalMetric, TrainingJob
 from clary.control.reconcile.hub import JobHub
 from clary.control.store.errors import JobNotFound, SequenceGap, StreamNotFound
@@ -69,6 +70,7 @@ class AgentGateway:
         self._listened_s: float | None = None  # when this service last had a moment to listen; None: not looked at
         self._log_locks: dict[str, asyncio.Lock] = {}  # by stream, as the next
         self._counted: dict[str, int] = {}  # lines below this number have their metrics stored
+        self._lags: dict[tuple[str, str], tuple[float, CheckpointFacts]] = {}  # job, host -> when stored, and what
 
     def silent_s(self, job: TrainingJob) -> dict[str, float]:
         """Return host -> seconds since it was last heard, or expected; none count from before this service began."""
@@ -124,6 +126,8 @@ class AgentGateway:
         for stream in job.log_streams:
             self._log_locks.pop(stream, None)
             self._counted.pop(stream, None)
+        for key in [key for key in self._lags if key[0] == job.name]:
+            del self._lags[key]
 
     def authorize(self, name: str, attempt: int, host: str, token: str) -> TrainingJob:
         """Return the live job that the agent belongs to.
@@ -170,11 +174,26 @@ class AgentGateway:
             finally:
                 self._open_reports[reporter] -= 1
                 self._open_reports += Counter()  # drops what is down to zero
+            await self._store_lag(job, host, report.facts.checkpoints)
             self._hear(job, host)  # silence counts from the answer
             record = job.hosts[host]
         order = record.order
         is_wanted = record.facts.phase is not HostPhase.LOST
         return ReportReceipt(accepted=is_wanted, order_number=order.number if order is not None else 0)
+
+    async def _store_lag(self, job: TrainingJob, host: str, facts: CheckpointFacts | None) -> None:
+        """Store how far a host's checkpoints are behind, every few seconds while that changes."""
+        if facts is None:
+            return
+        now_s = self._clock.monotonic()
+        stored_s, last = self._lags.get((job.name, host), (now_s, None))
+        if not host_metrics.is_due(facts, last, since_s=now_s - stored_s):
+            return
+        self._lags[job.name, host] = (now_s, facts)
+        try:
+            await self._metrics.add_metrics(job.name, host_metrics.values_of(host, facts, at=self._clock.now()))
+        except JobNotFound as error:
+            raise _attempt_over(job.name, job.attempt) from error
 
     def _hear(self, job: TrainingJob, host: str) -> None:
         self._heard_s.setdefault((job.name, job.attempt), {})[host] = self._clock.monotonic()

@@ -49,7 +49,9 @@ class PoolKeeper:
             return job.pool
         if holder is not None:
             return holder.pool
-        return f"pool~{secrets.token_hex(6)}" if JobRequest(job.request).keep_alive_s > 0 else ""
+        # What may be tried again keeps the hosts that live, though nobody else gets them in the end.
+        is_kept = JobRequest(job.request).keep_alive_s > 0 or job.restart_rule.max_restarts > 0
+        return f"pool~{secrets.token_hex(6)}" if is_kept else ""
 
     def find(self, job: TrainingJob) -> TrainingJob | None:
         """Return the job whose hosts wait and fit, the one that waits longest; None if there is none."""
@@ -84,6 +86,8 @@ class PoolKeeper:
             is_restart = job.ending is not None and job.ending.kind is AttemptEnd.RESTARTED
             if not is_restart or job.end_cause is not None:
                 return PoolDecision(stays=False, reason="the job gives its hosts back")
+            if job.not_before is not None:
+                return PoolDecision(stays=False, reason="the job pauses before it is tried again")
             cut_off = await self._engine.cut_off(from_plain(LaunchPlan, job.plan))
             return PoolDecision(stays=not cut_off, reason="; ".join(cut_off.values()) or "the job is tried again")
         decision = warm_pools.stays_after_end(job)

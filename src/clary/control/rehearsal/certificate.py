@@ -180,7 +180,7 @@ def _has_more(resume: Resume, twin: Run) -> bool:
 
 
 def _began_anew(twin: Run, rehearsal: Run, resume: Resume, shown: Interruption) -> _Judgement:
-    began = f"after {shown.last_step} steps begin at {shown.first_step} again"
+    began = f"after step {shown.last_step} they begin at {shown.first_step} again"
     if not rehearsal.has_checkpoints:
         return (
             Verdict.FAIL,
@@ -188,9 +188,10 @@ def _began_anew(twin: Run, rehearsal: Run, resume: Resume, shown: Interruption) 
             "give it checkpoint_s3_uri (CheckpointConfig), write checkpoints to /opt/ml/checkpoints and read them",
         )
     if resume.restored_files:
+        files = "1 file was" if resume.restored_files == 1 else f"{resume.restored_files} files were"
         return (
             Verdict.FAIL,
-            f"{began} though {resume.restored_files} files were restored: the checkpoint is never read",
+            f"{began} though {files} restored: the checkpoint is never read",
             "look for the newest checkpoint when the program begins, and load it before the first step",
         )
     if twin.attempts[-1].stored_sets == 0:
@@ -210,8 +211,8 @@ def _of_samples(samples: SampleCheck) -> _Judgement | None:
     if not samples.is_known or samples.is_whole:
         return None
     reason = (
-        f"{samples.num_twice} samples were seen once too often and {samples.num_never} too seldom, of "
-        f"{samples.num_compared}: the sampler's place in the data is not restored"
+        f"{samples.num_twice} samples were seen once too often and {samples.num_never} once too seldom, of "
+        f"{samples.num_compared} drawn: the sampler's place in the data is not restored"
     )
     if not samples.is_sure:
         return Verdict.INCONCLUSIVE, f"{reason}, or steps were lined up wrongly ({samples.words})", "print each step"

@@ -167,6 +167,8 @@ def _sample_history(attempts: Sequence[Attempt], scale: Scale, twin: Attempt) ->
         return none("not seen (no torch DataLoader)")
     if not any(record.has_samples for record in twin.records):
         return none("not seen (the data set has no numbers for its samples)")
+    if not all(record.is_whole for attempt in (twin, *attempts) for record in attempt.records):
+        return none("not compared (more than a record holds)")
     steps_before = _steps_before(twin, scale)
     if not steps_before:
         return none("not lined up with steps (what is printed did not come through Python's own streams)")

@@ -27,6 +27,7 @@ class RankRecord:
     drawn: tuple[tuple[Batch, ...], ...]  # per optimizer step: what was drawn since the one before
     printed: tuple[tuple[Reading, int], ...]  # what was printed, and the optimizer steps that were done by then
     has_steps: bool  # whether an optimizer of torch was seen; else each batch counts as a step
+    is_whole: bool = True  # whether everything was written down
 
     @property
     def num_steps(self) -> int:
@@ -72,7 +73,13 @@ def read_record(text: str, reader: Reader) -> RankRecord | None:
                 reading = reader.read(str(event.get("s", "")))
                 if reading is not None:
                     printed.append((reading, len(drawn)))
-    return RankRecord(rank=rank, drawn=tuple(drawn), printed=tuple(printed), has_steps=counted is not None)
+    return RankRecord(
+        rank=rank,
+        drawn=tuple(drawn),
+        printed=tuple(printed),
+        has_steps=counted is not None,
+        is_whole=not any(event.get("e") == "full" for event in events),
+    )
 
 
 def batches_a_step(record: RankRecord) -> int:

@@ -8,7 +8,6 @@ many GPUs it has (`ml.mybox.8gpu`) is believed, any other gets a small generic s
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,9 +15,10 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from clary.contract.errors import ContractError, Fault
 from clary.contract.launch_plan import Link
 from clary.control.scheduling.machine import Machine
+from clary.control.settings import SETTINGS_FILE
+from clary.control.type_overrides import OVERRIDES, check_override
 
 LOCAL = "local"
 LOCAL_GPU = "local_gpu"
@@ -31,16 +31,6 @@ GENERIC_NETWORK_MBIT_S = 10_000
 
 CPUS_PER_XLARGE = 4
 MAX_COUNT_IN_NAME = 1024  # a larger number in a name is no count of GPUs or of xlarges
-
-OVERRIDES = {
-    "gpus": "GPUs",
-    "cpus": "CPUs",
-    "memory_gib": "memory in GiB",
-    "processes": "processes per host",
-    "rate_mbit_s": "rate of the network link in Mbit/s",
-    "delay_ms": "one-way delay of the network link in ms",
-    "loss_percent": "packets lost on the network link in percent",
-}
 
 _GPUS_IN_NAME = re.compile(r"(?<![0-9])([0-9]{1,4})[-_x]?gpus?(?![a-z])", re.IGNORECASE)
 _SIZE_IN_NAME = re.compile(r"\.(?:([0-9]{1,3})?xlarge|(large|medium))$")
@@ -74,7 +64,7 @@ def lookup(
 
     Args:
         instance_type: as the request gave it.
-        overrides: setting `instance_types`: a table per type with the keys of `OVERRIDES`.
+        overrides: setting `instance_types`: a table per type with the keys of `type_overrides.OVERRIDES`.
         machine: what `local` and `local_gpu` stand for.
     Raises: ContractError naming the setting, its value and what was expected.
     """
@@ -148,53 +138,21 @@ def _unknown(name: str) -> InstanceShape:
 
 
 def _overridden(shape: InstanceShape, override: Mapping[str, Any]) -> InstanceShape:
-    for key in override:
-        if key not in OVERRIDES:
-            raise _setting_error(shape.name, key, "one of " + ", ".join(OVERRIDES), "an unknown key")
-    rate = _number(shape.name, override, "rate_mbit_s", low=0.001)
-    loss = _number(shape.name, override, "loss_percent", low=0, high=100)
-    memory_gib = _number(shape.name, override, "memory_gib", low=0.001)
-    cpus, gpus = _count(shape.name, override, "cpus", low=1), _count(shape.name, override, "gpus", low=0)
-    processes = _count(shape.name, override, "processes", low=1)
-    said = ", ".join(f"{OVERRIDES[key]} {value}" for key, value in override.items())
+    check_override(shape.name, override, source=SETTINGS_FILE)
+    memory_gib, rate_mbit_s = override.get("memory_gib"), override.get("rate_mbit_s")
+    said = ", ".join(f"{OVERRIDES[key].about} {value}" for key, value in override.items())
     explanation = f"{shape.name}: settings say {said}"
     return replace(
         shape,
-        num_cpus=shape.num_cpus if cpus is None else cpus,
-        num_gpus=shape.num_gpus if gpus is None else gpus,
+        num_cpus=override.get("cpus", shape.num_cpus),
+        num_gpus=override.get("gpus", shape.num_gpus),
         memory_bytes=shape.memory_bytes if memory_gib is None else int(memory_gib * GIB),
-        processes=processes,
+        processes=override.get("processes"),
         link=Link(
-            rate_mbit_s=rate,
-            delay_ms=_number(shape.name, override, "delay_ms", low=0) or 0.0,
-            loss_percent=loss or 0.0,
+            rate_mbit_s=None if rate_mbit_s is None else float(rate_mbit_s),
+            delay_ms=float(override.get("delay_ms", 0)),
+            loss_percent=float(override.get("loss_percent", 0)),
         ),
-        is_known=shape.is_known or gpus is not None or cpus is not None,
+        is_known=shape.is_known or "gpus" in override or "cpus" in override,
         explanation=f"{shape.explanation}; {explanation}" if shape.is_known and shape.explanation else explanation,
-    )
-
-
-def _number(name: str, override: Mapping[str, Any], key: str, *, low: float, high: float = math.inf) -> float | None:
-    value = override.get(key)
-    if value is None:
-        return None
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not low <= value <= high or math.isinf(value):
-        wanted = f"a number from {low:g}" + ("" if math.isinf(high) else f" to {high:g}")
-        raise _setting_error(name, key, wanted, repr(value))
-    return float(value)
-
-
-def _count(name: str, override: Mapping[str, Any], key: str, *, low: int) -> int | None:
-    value = override.get(key)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= MAX_COUNT_IN_NAME:
-        raise _setting_error(name, key, f"a whole number from {low} to {MAX_COUNT_IN_NAME}", repr(value))
-    return value
-
-
-def _setting_error(name: str, key: str, wanted: str, got: str) -> ContractError:
-    return ContractError(
-        f'settings.toml, [instance_types."{name}"], {key}: expected {wanted}, got {got}', fault=Fault.USER
     )

@@ -1,7 +1,7 @@
 """Metrics of jobs: CloudWatch's statistics and SageMaker's metric operations.
 
 Source: GetMetricStatistics, ListMetrics (CloudWatch); BatchPutMetrics (sagemaker-metrics). Namespace
-`/aws/sagemaker/TrainingJobs`, dimension `TrainingJobName`.
+`/aws/sagemaker/TrainingJobs`, dimension `TrainingJobName`; or `Host`, JOB/HOST, of what the service itself keeps.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from clary.contract.errors import WireError
+from clary.control.jobs import host_metrics
 from clary.control.jobs.training_job import FinalMetric
 from clary.control.services.call import Call
 from clary.control.store.errors import JobNotFound
 
 NAMESPACE = "/aws/sagemaker/TrainingJobs"
 DIMENSION = "TrainingJobName"
+HOST_DIMENSION = "Host"
 MAX_DATAPOINTS = 1440  # of one GetMetricStatistics answer
 
 
@@ -48,29 +50,33 @@ async def get_metric_statistics(call: Call) -> Mapping[str, Any]:
         if math.isnan(value.value):
             continue  # a loss that is not a number would turn the whole period into one
         periods.setdefault(int(value.at.timestamp()) // period_s * period_s, []).append(value.value)
+    unit = host_metrics.UNITS.get(params["MetricName"], "None") if _host_name(call) else "None"
     points = [
-        {"Timestamp": datetime.fromtimestamp(start, UTC), "Unit": "None", **_statistics(wanted, numbers)}
+        {"Timestamp": datetime.fromtimestamp(start, UTC), "Unit": unit, **_statistics(wanted, numbers)}
         for start, numbers in sorted(periods.items())
     ]
     return {"Label": params["MetricName"], "Datapoints": points}
 
 
 async def list_metrics(call: Call) -> Mapping[str, Any]:
-    """List the metrics of the job that the dimension names."""
-    job_name = _job_name(call)
+    """List the metrics of the job, or of the host, that the dimension names."""
+    job_name, host = _job_name(call), _host_name(call)
     job = None if job_name is None else await call.services.store.get_job(job_name)
     if job is None or call.params.get("Namespace", NAMESPACE) != NAMESPACE:
         return {"Metrics": []}
+    if host:
+        record = job.hosts.get(host)
+        names = () if record is None or record.facts.checkpoints is None else tuple(host_metrics.UNITS)
+        dimension = {"Name": HOST_DIMENSION, "Value": f"{job.name}/{host}"}
+    else:
+        names = tuple(metric.name for metric in job.final_metrics)
+        dimension = {"Name": DIMENSION, "Value": job.name}
     wanted = call.params.get("MetricName")
     return {
         "Metrics": [
-            {
-                "Namespace": NAMESPACE,
-                "MetricName": metric.name,
-                "Dimensions": [{"Name": DIMENSION, "Value": job.name}],
-            }
-            for metric in job.final_metrics
-            if wanted in (None, metric.name)
+            {"Namespace": NAMESPACE, "MetricName": name, "Dimensions": [dimension]}
+            for name in names
+            if wanted in (None, name)
         ]
     }
 
@@ -94,12 +100,25 @@ async def _read(call: Call, metric: str, start: datetime, end: datetime) -> Sequ
     job_name = _job_name(call)
     if call.params.get("Namespace") != NAMESPACE or job_name is None:
         return []
-    return await call.services.store.query_metrics(job_name, metric, start, end)
+    host = _host_name(call)
+    name = host_metrics.stored_name(metric, host) if host else metric
+    return await call.services.store.query_metrics(job_name, name, start, end)
 
 
 def _job_name(call: Call) -> str | None:
+    """Return the job that the dimensions name, by itself or by one of its hosts."""
+    of_host = _dimension(call, HOST_DIMENSION)
+    return of_host.partition("/")[0] if of_host is not None else _dimension(call, DIMENSION)
+
+
+def _host_name(call: Call) -> str:
+    """Return the host that the dimensions name; empty for none."""
+    return (_dimension(call, HOST_DIMENSION) or "").partition("/")[2]
+
+
+def _dimension(call: Call, name: str) -> str | None:
     for dimension in call.params.get("Dimensions") or ():
-        if dimension["Name"] == DIMENSION:
+        if dimension["Name"] == name:
             value = dimension.get("Value")  # ListMetrics may name a dimension without its value
             return None if value is None else str(value)
     return None

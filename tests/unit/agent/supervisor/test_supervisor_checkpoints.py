@@ -9,7 +9,7 @@ from fake_steps import FakeSteps
 
 from clary.agent.checkpoints.outcomes import Flushed, Listeners
 from clary.agent.supervisor.last_flush import FAILURE_FLUSH_S, LEAST_FLUSH_S
-from clary.contract.agent_protocol import FAILURE_GRACE_S, CheckpointFacts, HostPhase, OrderKind
+from clary.contract.agent_protocol import FAILURE_GRACE_S, FAILURE_REASON, CheckpointFacts, HostPhase, OrderKind
 from clary.contract.errors import Fault, ObjectStoreError
 from clary.testing.fake_service import FakeService
 
@@ -151,15 +151,24 @@ def test_a_program_that_was_stopped_only_gets_a_note(
     service.order(OrderKind.RELEASE)
 
 
-@pytest.mark.parametrize(("grace_s", "limit_s"), [(60.0, 60.0), (1.0, LEAST_FLUSH_S), (FAILURE_GRACE_S, 30.0)])
+@pytest.mark.parametrize(
+    ("reason", "grace_s", "limit_s"),
+    [
+        ("stop_requested", 60.0, 60.0),
+        ("stop_requested", 1.0, LEAST_FLUSH_S),
+        ("stop_requested", FAILURE_GRACE_S, LEAST_FLUSH_S),  # a grace of that length makes no failure of it
+        (FAILURE_REASON, FAILURE_GRACE_S, 30.0),
+        (FAILURE_REASON, 1.0, 30.0),
+    ],
+)
 def test_a_stop_hurries_a_flush_that_runs(
-    host_with, service: FakeService, checkpoints: FakeCheckpoints, grace_s: float, limit_s: float
+    host_with, service: FakeService, checkpoints: FakeCheckpoints, reason: str, grace_s: float, limit_s: float
 ) -> None:
     host = host_with()
     service.order_at(HostPhase.PREPARED, OrderKind.RUN)
     host.program.end(0)
     assert checkpoints.is_flushing.wait(10)
-    service.order(OrderKind.STOP, grace_s=grace_s)
+    service.order(OrderKind.STOP, reason=reason, grace_s=grace_s)
     service.wait_for("the flush to be hurried", lambda _: checkpoints.hurried_s)
     assert limit_s - 5 < checkpoints.hurried_s[0] <= limit_s
     checkpoints.let_go.set()

@@ -45,7 +45,7 @@ async def stop(plane, agents):
     for agent in agents:
         assert (await plane.job(agent.name)).hosts[agent.host].order.kind is OrderKind.RELEASE
         await agent.report(HostPhase.RELEASED)
-        plane.engine.end_agent(agent.name, agent.host, attempt=agent.attempt)
+        await plane.leave(agent)
 
 
 def block(text):

@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 
+from clary.contract.agent_protocol import CheckpointFacts, HostPhase
 from clary.contract.errors import WireError
 from clary.control.jobs.training_job import FinalMetric
 from clary.control.store.errors import JobNotFound
@@ -143,3 +144,32 @@ async def test_values_for_a_job_that_does_not_exist_are_refused(plane, monkeypat
     with pytest.raises(WireError) as error:
         await plane.call("sagemaker-metrics", "BatchPutMetrics", TrialComponentName=name, MetricData=data)
     assert (error.value.code, error.value.http_status) == ("ResourceNotFound", 404)
+
+
+async def test_each_host_tells_how_far_its_checkpoints_are_behind(tmp_path):
+    async with ControlPlane.open(tmp_path) as plane:
+        await plane.create(num_hosts=2)
+        await plane.passes()
+        first, second = plane.agent(), plane.agent(host="algo-2")
+        await second.report(HostPhase.PREPARING, checkpoints=CheckpointFacts(lag_s=10**400, dirty_bytes=5))
+        await first.report(HostPhase.PREPARING)
+        for lag_s, dirty_bytes in ((0, 0), (1, 100), (9, 900), (0, 0), (0, 0)):
+            await first.report(checkpoints=CheckpointFacts(lag_s=lag_s, dirty_bytes=dirty_bytes, num_files=lag_s))
+            plane.clock.advance(6)
+        host = [{"Name": "Host", "Value": "job/algo-1"}]
+        asked = {"Dimensions": host, "StartTime": START - timedelta(hours=1), "Period": 3600}
+        (lag,) = await statistics(plane, **asked, MetricName="checkpoint:lag_seconds")
+        assert (lag["Unit"], lag["Maximum"], lag["Minimum"]) == ("Seconds", 9.0, 0.0)
+        assert lag["SampleCount"] == 3, "the first, one after ten seconds, and that it has caught up"
+        (size,) = await statistics(plane, **asked, MetricName="checkpoint:lag_bytes")
+        assert (size["Unit"], size["Maximum"]) == ("Bytes", 900.0)
+        assert await statistics(plane, **asked, MetricName="loss") == []
+        assert await statistics(plane, MetricName="checkpoint:lag_seconds") == [], "it is of hosts, not of the job"
+
+        async def names(value):
+            answer = await plane.call("cloudwatch", "ListMetrics", Dimensions=[{"Name": "Host", "Value": value}])
+            return [(metric["MetricName"], metric["Dimensions"][0]["Value"]) for metric in answer["Metrics"]]
+
+        lags = ("checkpoint:lag_seconds", "checkpoint:lag_bytes")
+        assert await names("job/algo-2") == [(name, "job/algo-2") for name in lags]
+        assert await names("job/algo-3") == await names("none/algo-1") == []

@@ -32,6 +32,7 @@ class AttemptRecord:
     may_have_unknown_agents: bool = False  # set while agents are being started
     master_port: int | None = None  # without isolation
     cgroup_places: tuple[str, ...] = ()  # folders of the service's cgroups when agents were started
+    pool: str = ""  # that the attempt runs on; its record names agents and mark
 
 
 @dataclass(frozen=True, kw_only=True)

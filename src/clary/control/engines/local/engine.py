@@ -175,7 +175,9 @@ class LocalEngine:
         if attempt_record.is_released(folder):
             raise EngineError(f"attempt {plan.attempt} of job {plan.job_name} has been released; launch the next one")
         _make_folder(folder)
-        attempt_record.create_record(folder)
+        record = attempt_record.create_record(folder)
+        if record.pool != plan.pool:
+            attempt_record.write_record(folder, replace(record, pool=plan.pool))
 
     async def _locked(self, folder: Path, work: Callable[[], T]) -> T:
         """Do blocking work on one attempt in a thread, one at a time.

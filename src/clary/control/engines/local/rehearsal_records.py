@@ -17,8 +17,9 @@ from typing import Any
 from clary.contract.rehearsals import RECORD_PREFIX, RECORD_SUFFIX, RECORDS_PARTS
 
 MAX_FILES = 512  # of one host
-MAX_FILE_BYTES = 33 * 1024 * 1024  # a little more than a program writes into one
-MAX_PAGE_BYTES = 256 * 1024 * 1024
+MAX_FILE_BYTES = 17 * 1024 * 1024  # a little more than a program writes into one
+MAX_PAGE_BYTES = 64 * 1024 * 1024
+_CUT = b'\n{"e": "full"}\n'  # what a program says itself whose record ends before it does
 _ML_FOLDER = "ml"  # below a host's folder, as agents build it
 
 
@@ -38,11 +39,14 @@ def read(attempt_folder: Path) -> list[dict[str, Any]]:
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             with open(descriptor, "rb") as file:
-                if not stat.S_ISREG(os.fstat(descriptor).st_mode) or left <= 0:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                     continue
-                text = file.read(min(left, MAX_FILE_BYTES)).decode(errors="replace")
-            left -= len(text)
-            records.append({"host": path.parent.name, "name": path.name.removeprefix(RECORD_PREFIX), "text": text})
+                data = file.read(max(0, min(left, MAX_FILE_BYTES)))
+                if file.read(1):
+                    data += _CUT
+            left -= len(data)
+            name = path.name.removeprefix(RECORD_PREFIX)
+            records.append({"host": path.parent.name, "name": name, "text": data.decode(errors="replace")})
     return records
 
 

@@ -1,0 +1,115 @@
+"""Snapshots of the cache as hosts see them: free to be changed, and never changed; as root and in a user namespace."""
+
+import os
+from pathlib import Path
+
+import pytest
+from host_world import DEADLINE_S, NOBODY, HostWorld, shell
+
+from clary.agent.channels.cache import ChannelCache
+from clary.agent.channels.selection import select_objects
+from clary.agent.host import kernel
+from clary.agent.host.overlay_support import why_no_overlay
+from clary.agent.host.sandbox import Bind
+from clary.agent.host.support import supports
+from clary.contract.launch_plan import Channel, Isolation
+from clary.testing.fake_object_store import FakeObjectStore
+
+TARGET = "/opt/ml/input/data/train"
+# What scripts do to their data: unpack beside it, append, replace, move, delete, change rights and times.
+SCRIBBLE = f"""
+cd {TARGET} && echo more >> a && echo new > b.new && mv b.new b && rm sub/c && mkdir unpacked && echo x > unpacked/x &&
+chmod 600 a && touch -d 2001-01-01 d && ln d e && truncate -s 0 d && rm -r empty && mv sub moved && cat a b && ls
+"""
+
+
+@pytest.fixture(params=[pytest.param("root", marks=pytest.mark.root), "user"])
+def world(request):
+    if request.param == "root" and os.geteuid() != 0:
+        pytest.skip("needs root")
+    if reason := supports(Isolation.NAMESPACES):
+        pytest.skip(reason)
+    world = HostWorld(request.param)
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def snapshot(world):
+    """A snapshot as agents make them, inside a folder that programs do not see."""
+    store = FakeObjectStore()
+    for key in ("a", "b", "sub/c", "d", "empty/"):
+        store.put_bytes("b", f"data/{key}", b"" if key.endswith("/") else f"{key}\n".encode())
+    channel = Channel(name="train", s3_uri="s3://b/data")
+    selection = select_objects(channel, store=store)
+    home = world.folder("home")
+    cache = ChannelCache(home / "cache" / "channels", limit_bytes=1 << 20, endpoint_url="http://127.0.0.1:1")
+    made = cache.snapshot(selection.objects, selection.folders, channel=channel, store=store)
+    if world.mode == "user" and os.geteuid() == 0:  # an agent of that user would have made it
+        for path in (home, *home.rglob("*")):
+            os.chown(path, NOBODY, NOBODY)
+    yield made
+    made.release()
+
+
+def facts_of(folder: Path) -> dict[str, tuple[object, ...]]:
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        status = path.lstat()
+        content = path.read_bytes() if path.is_file() else None
+        found[str(path.relative_to(folder))] = (status.st_mode, status.st_ino, status.st_mtime_ns, content)
+    return found
+
+
+def bind_of(snapshot, **fields):
+    return Bind(source=str(snapshot.path), target=TARGET, overlay=True, copied_otherwise=True, **fields)
+
+
+def test_a_program_may_change_its_channel_and_the_cache_stays_as_it_is(world, snapshot):
+    before = facts_of(snapshot.path)
+    home = snapshot.path.parents[4]
+    for _ in range(2):  # the second host sees nothing of what the first one did
+        sandbox = world.sandbox(binds=(bind_of(snapshot),), hidden_folders=(str(home),))
+        output = world.run(
+            f"{SCRIBBLE.strip()}; ls {home} 2>/dev/null; ls {snapshot.path} 2>/dev/null",
+            sandbox=sandbox,
+        )
+        assert output == "a\nmore\nnew\na\nb\nd\ne\nmoved\nunpacked\n"
+        assert facts_of(snapshot.path) == before
+        assert list((Path(sandbox.ml_folder) / "input" / "data" / "train").iterdir()) == []
+
+
+def test_two_hosts_change_one_snapshot_at_once(world, snapshot):
+    before = facts_of(snapshot.path)
+    script = f"cd {TARGET}; for i in 1 2 3 4 5 6 7 8; do echo $0$i >> a; done; cat a"
+    started = [world.start(shell(script), sandbox=world.sandbox(binds=(bind_of(snapshot),))) for _ in range(2)]
+    for program, listener in started:
+        assert program.wait(DEADLINE_S).exits[0].exit_code == 0
+        assert listener.text().count("\n") == 9
+    assert facts_of(snapshot.path) == before
+
+
+def test_this_machine_has_overlays(world):
+    assert why_no_overlay(world.folder("probe")) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to lay an overlay")
+def test_where_overlays_are_refused_the_host_gets_a_copy(world, snapshot):
+    merged, lower, upper, work = (world.folder(f"stack/{name}") for name in ("merged", "lower", "upper", "work"))
+    kernel.mount(
+        "overlay", str(merged), kind="overlay", options=f"lowerdir={lower},upperdir={upper},workdir={work},xino=off"
+    )
+    try:
+        # The kernel takes no folder on an overlay as the upper layer of another one.
+        stacked = world.folder("stack/merged/host")
+        assert "overlay" in why_no_overlay(stacked)
+        before = facts_of(snapshot.path)
+        sandbox = world.sandbox(folder=stacked, binds=(bind_of(snapshot),))
+        program, listener = world.start(shell(SCRIBBLE), sandbox=sandbox)
+        assert program.wait(DEADLINE_S).exits[0].exit_code == 0, listener.text()
+        assert not [sentence for sentence in program.not_isolated if TARGET in sentence]
+        program.close()
+        assert facts_of(snapshot.path) == before
+        assert (Path(sandbox.ml_folder) / "input" / "data" / "train" / "unpacked" / "x").exists()
+    finally:
+        kernel.unmount(str(merged), flags=kernel.MNT_DETACH)

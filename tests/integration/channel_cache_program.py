@@ -1,0 +1,43 @@
+"""An agent's part in the cache, to be killed at any moment; run as `program CACHE URL LIMIT_BYTES SEED`.
+
+Fetches channels of the bucket `data` again and again, lets go of them, tidies, and makes room by a tight bound. Prints
+a line when it has begun and one for each channel that it has brought.
+"""
+
+import random
+import sys
+from pathlib import Path
+
+from clary.agent.channels.cache import CacheUnusable, ChannelCache
+from clary.agent.channels.selection import select_objects
+from clary.agent.object_store import ObjectStore
+from clary.contract.launch_plan import Channel, Credentials, Endpoint
+
+CHANNELS = ("one", "two", "three")
+
+
+def main():
+    folder, url, limit_bytes, seed = sys.argv[1:]
+    chance = random.Random(seed)
+    credentials = Credentials(access_key_id="agent-key", secret_access_key="agent-secret")
+    cache = ChannelCache(Path(folder), limit_bytes=int(limit_bytes), endpoint_url=url, lock_wait_s=5.0)
+    with ObjectStore(Endpoint(url=url, region="us-west-2", credentials=credentials)) as store:
+        print("begun", flush=True)
+        while True:
+            name = chance.choice(CHANNELS)
+            compression = chance.choice(("None", "Gzip"))
+            channel = Channel(name=name, s3_uri=f"s3://data/{name}/{compression}", compression=compression)
+            selection = select_objects(channel, store=store)
+            objects = selection.objects[chance.randrange(3) :]  # other trees of the same objects
+            try:
+                snapshot = cache.snapshot(objects, selection.folders, channel=channel, store=store)
+            except CacheUnusable as reason:
+                print("not used:", reason.message, flush=True)
+                continue
+            print("brought", name, flush=True)
+            snapshot.release()
+            if chance.random() < 0.3:
+                cache.tidy()
+
+
+main()

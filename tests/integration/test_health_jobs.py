@@ -1,0 +1,104 @@
+"""Health checks of real jobs: all green where all is well, and a sick link that ends an attempt before its program."""
+
+import json
+import os
+import subprocess
+import threading
+import time
+
+import pytest
+from running_service import start_service
+from test_clients_boto3 import Clients, job_request, log_of, unique, wait
+
+pytestmark = [
+    pytest.mark.clients,
+    pytest.mark.root,
+    pytest.mark.timeout(300),
+    pytest.mark.xdist_group("service"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="routes inside hosts are changed: needs root"),
+]
+
+TWO_HOSTS = {"InstanceCount": 2, "InstanceType": "ml.m5.large", "VolumeSizeInGB": 10}
+NUM_TRIES = 5  # to be faster than the agents' own start
+LIMIT_S = 90
+
+
+@pytest.fixture(scope="module")
+def own_service(tmp_path_factory):
+    """A service that replaces sick hosts."""
+    own = start_service(tmp_path_factory.mktemp("health"), CLARY_HEALTH_ACTION="replace")
+    yield own
+    own.clary("down")
+
+
+def page_of(service, name):
+    done = service.clary("doctor", name, "--json", check=False)
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_a_job_of_two_hosts_is_all_green_and_its_program_runs(own_service):
+    aws, name = Clients(own_service), unique("healthy")
+    aws.sagemaker.create_training_job(**job_request(name, "echo done", ResourceConfig=TWO_HOSTS))
+    facts = wait(aws, name, timeout_s=LIMIT_S)
+    assert facts["TrainingJobStatus"] == "Completed", facts.get("FailureReason")
+    code, page = page_of(own_service, name)
+    assert code == 0
+    assert page["sick"] == []
+    links = {
+        (item["host"], item["peer"]) for found in page["hosts"].values() for item in found if item["peer"] is not None
+    }
+    assert links == {("algo-1", "algo-2"), ("algo-2", "algo-1")}
+    states = {item["check"]: item["state"] for item in page["hosts"]["algo-2"]}
+    assert "bad" not in states.values()
+    assert [states[check] for check in ("names", "port", "interface", "collective")] == ["ok"] * 4
+    said = own_service.clary("doctor", name).stdout
+    assert "FROM/TO" in said
+    assert "BAD" not in said
+    assert "\033[" not in said
+    seconds = json.loads(own_service.clary("describe", name, "--json").stdout)["hosts"][0]["timings_s"]["health"]
+    print(f"the checks of a healthy job took {seconds:.2f} s beside its preparation")
+
+
+def drop_port_in(folder, namespace_of):
+    """As soon as the network of an attempt stands, have algo-2 never answer from port 7777."""
+    ready_file = folder / "network-ready.json"
+    end_s = time.monotonic() + LIMIT_S
+    while time.monotonic() < end_s:
+        try:
+            ready = json.loads(ready_file.read_text())
+            break
+        except (OSError, ValueError):
+            time.sleep(0.002)
+    else:
+        raise AssertionError(f"no network in {folder} within {LIMIT_S} s")
+    command = ["nsenter", f"--net=/proc/{ready['pid']}/fd/{ready['namespaces']['algo-2']}", "ip", "rule", "add"]
+    namespace_of.append(
+        subprocess.run([*command, "ipproto", "tcp", "sport", "7777", "blackhole"], check=False).returncode
+    )
+
+
+def test_an_attempt_with_a_sick_link_ends_before_its_program_and_the_next_one_completes(own_service):
+    aws = Clients(own_service)
+    for _ in range(NUM_TRIES):
+        name, codes = unique("sick"), []
+        folder = own_service.home / "jobs" / name / "1"
+        fault = threading.Thread(target=drop_port_in, args=(folder, codes))
+        fault.start()
+        request = job_request(
+            name, "echo ran once", ResourceConfig=TWO_HOSTS, RetryStrategy={"MaximumRetryAttempts": 2}
+        )
+        aws.sagemaker.create_training_job(**request)
+        facts = wait(aws, name, timeout_s=LIMIT_S)
+        fault.join()
+        assert codes == [0]
+        assert facts["TrainingJobStatus"] == "Completed", facts.get("FailureReason")
+        code, page = page_of(own_service, name)
+        if page["past_attempts"]:
+            break
+    (past,) = page["past_attempts"]
+    assert "the link to algo-2 is sick: algo-1 to algo-2, drop: port 7777 of algo-2 says nothing" in past["reason"]
+    assert code == 0, "the second attempt is well"
+    assert page["attempt"] == 2
+    log = log_of(aws, name)
+    assert sum(line == "ran once" for line in log) == 2, "once on each host, of the second attempt"
+    assert any("health: drop of algo-1 to algo-2: port 7777" in line for line in log)

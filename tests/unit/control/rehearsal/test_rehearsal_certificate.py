@@ -1,0 +1,174 @@
+"""The verdict on what resumes do, and the reason that it names."""
+
+from dataclasses import replace
+
+import pytest
+from rehearsal_runs import NUM_SAMPLES, attempt, batch_of, loss_of, run, twin
+
+from clary.control.rehearsal.certificate import Strike, Verdict, certify
+
+STRIKES = (Strike(words="kill algo-1 at step 17", at_s=3.0),)
+KILLED = "algo-1 was lost"
+
+
+def certificate(*attempts, strikes=STRIKES, of_twin=None, **facts):
+    return certify(of_twin or twin(), run(*attempts, **facts), strikes)
+
+
+def test_a_resume_from_the_last_checkpoint_that_restores_everything_passes():
+    made = certificate(attempt(1, 1, 18, end=KILLED), attempt(2, 16, 24), lost_s=1.5)
+    assert made.verdict is Verdict.PASS
+    assert (made.steps_lost, made.seconds_lost, made.redone_s) == (3, 2.0, 1.5)
+    assert made.losses.num_equal == made.losses.num_compared == 24
+    assert made.samples.is_whole
+    shown = made.interruptions[0]
+    assert (shown.last_step, shown.first_step, shown.lost_steps, shown.why) == ("18", "16", 3, KILLED)
+
+
+def test_several_interruptions_are_put_one_behind_the_other():
+    made = certificate(
+        attempt(1, 1, 8, end=KILLED),
+        attempt(2, 6, 13, end=KILLED),
+        attempt(3, 11, 12, end=KILLED),
+        attempt(4, 11, 24),
+    )
+    assert (made.verdict, made.steps_lost) == (Verdict.PASS, 3 + 3 + 2)
+
+
+def test_batches_that_are_drawn_only_to_skip_them_are_nobodys():
+    made = certificate(attempt(1, 1, 18, end=KILLED), attempt(2, 16, 24, skipped=3))
+    assert made.verdict is Verdict.PASS
+
+
+def test_a_loss_that_parts_though_samples_are_right_blames_the_optimizer():
+    def forgotten(step):
+        return loss_of(step) * (1.1 if step > 16 else 1)
+
+    made = certificate(attempt(1, 1, 18, end=KILLED), attempt(2, 16, 24, loss=forgotten))
+    assert made.verdict is Verdict.FAIL
+    assert "state of the optimizer" in made.reason
+    assert "parts from the twin's at step 17, the second printed after the resume" in made.reason
+    assert "optimizer.state_dict()" in made.advice
+
+
+def test_a_pass_over_the_data_that_begins_anew_blames_the_sampler_whatever_the_loss_does():
+    def forgotten(step):
+        return batch_of(step - 15)
+
+    made = certificate(attempt(1, 1, 18, end=KILLED), attempt(2, 16, 24, batch=forgotten, loss=lambda step: 9.0))
+    assert made.verdict is Verdict.FAIL
+    assert "sampler's place in the data is not restored" in made.reason
+    assert (made.samples.num_twice, made.samples.num_never) == (24, 24)
+    assert made.samples.first_other_step == 16
+
+
+def test_steps_that_begin_anew_though_files_were_restored_say_that_the_checkpoint_is_never_read():
+    made = certificate(attempt(1, 1, 18, end=KILLED), attempt(2, 1, 24))
+    assert made.verdict is Verdict.FAIL
+    assert "1 file was restored: the checkpoint is never read" in made.reason
+    assert made.steps_lost == 18
+
+
+def test_steps_that_begin_anew_are_judged_by_whether_there_was_anything_to_read():
+    anew = (attempt(1, 1, 3, end=KILLED, sets=0), attempt(2, 1, 24, restored=0))
+    assert certificate(*anew).verdict is Verdict.INCONCLUSIVE
+    assert "no checkpoint had been stored yet" in certificate(*anew).reason
+    never = certificate(*anew, of_twin=twin(sets=0))
+    assert never.verdict is Verdict.FAIL
+    assert "writes no checkpoint" in never.reason
+    none = certificate(*anew, has_checkpoints=False)
+    assert none.verdict is Verdict.FAIL
+    assert "has no checkpoints" in none.reason
+
+
+def test_steps_that_nobody_did_fail():
+    made = certificate(attempt(1, 1, 12, end=KILLED), attempt(2, 16, 24))
+    assert made.verdict is Verdict.FAIL
+    assert "steps between 12 and 16 were done by nobody" in made.reason
+
+
+def test_an_end_without_the_rest_of_the_steps_fails():
+    made = certificate(attempt(1, 1, 12, end=KILLED), attempt(2, 13, 12))
+    assert made.verdict is Verdict.FAIL
+    assert "no step was printed any more" in made.reason
+
+
+def test_a_job_that_does_not_come_back_fails_with_its_reason():
+    made = certificate(attempt(1, 1, 12, end=KILLED), status="Failed", failure_reason="AlgorithmError: no such file")
+    assert made.verdict is Verdict.FAIL
+    assert "did not come back: it ended Failed: AlgorithmError: no such file" in made.reason
+
+
+@pytest.mark.parametrize(
+    ("of_twin", "strikes", "words"),
+    [
+        (replace(twin(), status="Failed", failure_reason="boom"), STRIKES, "the twin ended Failed without any fault"),
+        (run(attempt(1, 1, 9, end=KILLED), attempt(2, 9, 24)), STRIKES, "the twin was interrupted itself"),
+        (None, (Strike(words="kill algo-1 at step 99", at_s=None, note="it had ended"),), "it never struck"),
+        (run(attempt(1, 1, 0)), STRIKES, "no step was found"),
+    ],
+)
+def test_what_says_nothing_is_inconclusive(of_twin, strikes, words):
+    made = certificate(attempt(1, 1, 18, end=KILLED), attempt(2, 16, 24), of_twin=of_twin, strikes=strikes)
+    assert made.verdict is Verdict.INCONCLUSIVE
+    assert words in made.reason
+
+
+def test_noise_between_two_runs_is_measured_before_the_fault_and_allowed_after_it():
+    def noisy(step):
+        return loss_of(step) * (1 + 0.001 * (-1) ** step)
+
+    made = certificate(attempt(1, 1, 18, end=KILLED, loss=noisy), attempt(2, 16, 24, loss=noisy))
+    assert made.verdict is Verdict.PASS
+    assert made.losses.num_equal < made.losses.num_compared
+    forgotten = attempt(2, 16, 24, loss=lambda step: noisy(step) * 1.1)
+    assert certificate(attempt(1, 1, 18, end=KILLED, loss=noisy), forgotten).verdict is Verdict.FAIL
+
+
+def test_runs_that_are_never_alike_are_no_proof():
+    wild = attempt(1, 1, 18, end=KILLED, loss=lambda step: loss_of(step) * 2)
+    made = certificate(wild, attempt(2, 16, 24))
+    assert made.verdict is Verdict.INCONCLUSIVE
+    assert "before any fault" in made.reason
+
+
+def test_a_script_without_a_data_loader_is_judged_by_its_losses_alone():
+    bare = [replace(item, records=()) for item in (attempt(1, 1, 18, end=KILLED), attempt(2, 16, 24))]
+    of_twin = run(replace(attempt(1, 1, 24), records=()))
+    made = certificate(*bare, of_twin=of_twin)
+    assert made.verdict is Verdict.PASS
+    assert made.samples.words == "not seen (no torch DataLoader)"
+    assert made.steps_lost == 3
+
+
+def test_an_order_that_is_another_in_each_run_is_compared_by_whole_passes():
+    def shuffled(seed):
+        return lambda step: [(sample * seed + seed) % NUM_SAMPLES for sample in batch_of(step)]
+
+    good = certificate(
+        attempt(1, 1, 18, end=KILLED, batch=shuffled(5)), attempt(2, 16, 24, batch=shuffled(5)), of_twin=twin()
+    )
+    assert (good.verdict, good.samples.is_order_repeatable) == (Verdict.PASS, False)
+    anew = attempt(2, 16, 24, batch=lambda step: shuffled(5)(step - 15))
+    bad = certificate(attempt(1, 1, 18, end=KILLED, batch=shuffled(5)), anew)
+    assert bad.verdict is Verdict.FAIL
+    assert "sampler" in bad.reason
+
+
+def test_steps_that_are_printed_now_and_then_still_say_exactly_what_was_lost():
+    made = certificate(attempt(1, 1, 18, end=KILLED, every=4), attempt(2, 16, 24, every=4), of_twin=twin(every=4))
+    assert (made.verdict, made.steps_lost) == (Verdict.PASS, 3)
+
+
+def test_the_first_printed_step_is_not_taken_for_the_first_step():
+    made = certificate(attempt(1, 1, 9, end=KILLED, every=8), attempt(2, 6, 24, every=8), of_twin=twin(every=8))
+    assert (made.verdict, made.steps_lost) == (Verdict.PASS, 4)
+
+
+def test_last_values_of_metrics_stand_side_by_side():
+    made = certify(
+        replace(twin(), metrics={"loss": 0.5}),
+        run(attempt(1, 1, 18, end=KILLED), attempt(2, 16, 24), metrics={"loss": 0.25, "acc": 1.0}),
+        STRIKES,
+    )
+    assert made.metrics == {"acc": (None, 1.0), "loss": (0.5, 0.25)}

@@ -1,0 +1,108 @@
+"""Twin and rehearsal never touch the job's own places."""
+
+import json
+
+from clary.control.rehearsal.requests import host_names, rehearsal_requests
+
+REQUEST = {
+    "TrainingJobName": "fit",
+    "OutputDataConfig": {"S3OutputPath": "s3://team/out/", "KmsKeyId": ""},
+    "CheckpointConfig": {"S3Uri": "s3://team/ck/fit", "LocalPath": "/opt/ml/ck"},
+    "DebugHookConfig": {"S3OutputPath": "s3://team/tensors"},
+    "ResourceConfig": {"InstanceCount": 2, "InstanceType": "local", "KeepAlivePeriodInSeconds": 600},
+    "StoppingCondition": {"MaxRuntimeInSeconds": 600},
+    "HyperParameters": {
+        "sagemaker_submit_directory": '"s3://team/out/fit/source/sourcedir.tar.gz"',
+        "sagemaker_job_name": '"fit"',
+        "resume_from": '"s3://team/ck/fit/last.pt"',
+        "model_dir": '"s3://team/out/fit/model"',
+        "lr": "0.1",
+    },
+    "Environment": {"STATE": "s3://team/ck/fit", "OTHER": "s3://team/ck/fitness"},
+    "Tags": [{"Key": "a", "Value": "b"}],
+}
+
+
+def make(request=REQUEST, **options):
+    return rehearsal_requests(request, suffix="ab12", **{"num_faults": 1, "needs_spot": False, **options})
+
+
+def test_names_and_every_place_that_is_written_to_are_new():
+    made = make()
+    assert made.twin["TrainingJobName"] == "fit-twin-ab12"
+    assert made.rehearsal["TrainingJobName"] == "fit-rehearsal-ab12"
+    place = "s3://team/out/clary-rehearsals/fit-rehearsal-ab12"
+    assert made.rehearsal["OutputDataConfig"] == {"S3OutputPath": place, "KmsKeyId": ""}
+    assert made.rehearsal["CheckpointConfig"] == {"S3Uri": f"{place}/checkpoints", "LocalPath": "/opt/ml/ck"}
+    assert made.rehearsal["DebugHookConfig"] == {"S3OutputPath": f"{place}/tensors"}
+    assert made.twin["CheckpointConfig"]["S3Uri"] != made.rehearsal["CheckpointConfig"]["S3Uri"]
+
+
+def test_values_that_name_a_place_of_the_job_follow_and_code_stays_where_it_is():
+    made = make()
+    parameters = made.twin["HyperParameters"]
+    place = "s3://team/out/clary-rehearsals/fit-twin-ab12"
+    assert json.loads(parameters["resume_from"]) == f"{place}/checkpoints/last.pt"
+    assert json.loads(parameters["model_dir"]) == f"{place}/fit-twin-ab12/model"
+    assert json.loads(parameters["sagemaker_job_name"]) == "fit-twin-ab12"
+    assert parameters["sagemaker_submit_directory"] == REQUEST["HyperParameters"]["sagemaker_submit_directory"]
+    assert parameters["lr"] == "0.1"
+    assert made.twin["Environment"] == {
+        "STATE": f"{place}/checkpoints",
+        "OTHER": "s3://team/ck/fitness",
+        "CLARY_REHEARSAL": "1",
+    }
+    assert any(note.startswith("resume_from names a place of the job") for note in made.notes)
+
+
+def test_no_trace_of_the_own_checkpoint_prefix_is_left_in_either_request():
+    made = make()
+    for request in (made.twin, made.rehearsal):
+        assert "s3://team/ck/fit/" not in json.dumps(request)
+        assert '"s3://team/ck/fit"' not in json.dumps(request)
+
+
+def test_the_request_that_was_given_stays_as_it_was():
+    before = json.dumps(REQUEST)
+    make()
+    assert json.dumps(REQUEST) == before
+
+
+def test_the_rehearsal_may_restart_and_the_twin_is_as_asked():
+    made = make(num_faults=3)
+    assert made.rehearsal["RetryStrategy"] == {"MaximumRetryAttempts": 5}
+    assert "RetryStrategy" not in made.twin
+    assert "KeepAlivePeriodInSeconds" not in made.twin["ResourceConfig"]
+    assert make({**REQUEST, "RetryStrategy": {"MaximumRetryAttempts": 30}}, num_faults=40).rehearsal[
+        "RetryStrategy"
+    ] == {"MaximumRetryAttempts": 30}
+
+
+def test_a_reclaim_needs_spot_capacity_and_a_time_to_wait_for_it():
+    made = make(needs_spot=True)
+    assert made.rehearsal["EnableManagedSpotTraining"] is True
+    assert made.rehearsal["StoppingCondition"] == {"MaxRuntimeInSeconds": 600, "MaxWaitTimeInSeconds": 4200}
+    assert "EnableManagedSpotTraining" not in made.twin
+    assert "the rehearsal runs on spot capacity, so that it can be reclaimed" in made.notes
+
+
+def test_a_request_without_checkpoints_is_told_that_nothing_is_restored():
+    request = {name: value for name, value in REQUEST.items() if name != "CheckpointConfig"}
+    assert any("nothing is restored" in note for note in make(request).notes)
+    assert "CheckpointConfig" not in make(request).rehearsal
+
+
+def test_long_names_are_cut_to_what_the_api_takes():
+    names = {request["TrainingJobName"] for request in _both(make({**REQUEST, "TrainingJobName": "n" * 63}))}
+    assert {len(name) for name in names} == {63}
+    assert len(names) == 2
+
+
+def _both(made):
+    return (made.twin, made.rehearsal)
+
+
+def test_hosts_are_counted_over_all_groups():
+    assert host_names({"ResourceConfig": {"InstanceCount": 2}}) == ("algo-1", "algo-2")
+    groups = [{"InstanceCount": 1}, {"InstanceCount": 2}]
+    assert host_names({"ResourceConfig": {"InstanceGroups": groups}}) == ("algo-1", "algo-2", "algo-3")
