@@ -46,12 +46,13 @@ class Site:
         self.aws = Clients(service)
         self._gateway = gateway
 
-    def num_gets(self, prefix):
-        """Return how many objects below a prefix were asked for since the last call."""
+    def num_gets(self, *prefixes):
+        """Return how many objects below these prefixes were asked for since the last call; listings are none."""
+        places = tuple(f"/{BUCKET}/{prefix}" for prefix in prefixes)
         with self._gateway.lock:
             asked = list(self._gateway.requests)
             self._gateway.requests.clear()
-        return sum(1 for method, path, _ in asked if method == "GET" and path.startswith(f"/{BUCKET}/{prefix}"))
+        return sum(1 for method, path, _ in asked if method == "GET" and path.startswith(places))
 
 
 @pytest.fixture(scope="module", params=["namespaces", "processes"])
@@ -102,11 +103,9 @@ def test_the_same_job_again_fetches_nothing_and_sees_what_the_first_one_saw(site
     expected = {"algo-1": {**common, "shared/0": "s0"}, "algo-2": {**common, "shared/1": "s1"}}
     gets = []
     for number in range(3):
-        site.num_gets("")
+        site.num_gets()
         described = run(aws, {**request, "TrainingJobName": f"{prefix}-{number}"})
-        with site._gateway.lock:
-            asked = [path for method, path, _ in site._gateway.requests if method == "GET" and "list-type" not in path]
-        gets.append(sum(1 for path in asked if path.startswith((f"/{BUCKET}/{prefix}/", f"/{BUCKET}/{code_prefix}"))))
+        gets.append(site.num_gets(f"{prefix}/", code_prefix))
         assert seen_by(aws, described) == expected, number
     assert gets == [8, 0, 0]  # seven objects and the archive, though there are two hosts
     lines = log_of(aws, f"{prefix}-2")
@@ -116,7 +115,7 @@ def test_the_same_job_again_fetches_nothing_and_sees_what_the_first_one_saw(site
         sum("channel train: 3 objects, 34 bytes: 3 from this machine's cache, 0 fetched" in line for line in told) == 2
     )
     put(aws, f"{prefix}/train/1", "new 1")
-    site.num_gets("")
+    site.num_gets()
     described = run(aws, {**request, "TrainingJobName": f"{prefix}-changed"})
     expected["algo-1"]["train/1"] = expected["algo-2"]["train/1"] = "new 1"
     assert seen_by(aws, described) == expected
@@ -125,7 +124,8 @@ def test_the_same_job_again_fetches_nothing_and_sees_what_the_first_one_saw(site
 
 LINKING = """
 import os
-os.symlink(os.path.join(os.environ["SM_CHANNEL_BASE"], "words.txt"), os.path.join(os.environ["SM_MODEL_DIR"], "words.txt"))
+words = os.path.join(os.environ["SM_CHANNEL_BASE"], "words.txt")
+os.symlink(words, os.path.join(os.environ["SM_MODEL_DIR"], "words.txt"))
 """
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from clary.contract.processes import ProcessId, read_entry
 from clary.control.engines.local import cleaning, killing
 from clary.control.engines.local.agent_processes import MARK_VARIABLE
+from clary.control.engines.local.attempt_record import hosts_folder
 from clary.control.engines.local.network_faults import partition
 from clary.testing.launch_plans import make_hosts, make_plan
 
@@ -99,7 +100,7 @@ class Gang:
 
     def agent(self, host: str) -> ProcessId:
         """Return the agent of a host."""
-        record = json.loads((self.folder / "engine.json").read_text())["agents"][host]
+        record = json.loads((hosts_folder(self.folder) / "engine.json").read_text())["agents"][host]
         return ProcessId(record["pid"], record["started"])
 
     def init(self, host: str) -> ProcessId:

@@ -70,7 +70,8 @@ def fetch_channel(
     if channel.file_system_path is not None:
         _require_folder(channel, Path(channel.file_system_path))
         return ChannelFacts(name=channel.name, num_objects=0, size_bytes=0, seconds=time.monotonic() - started)
-    selection = select_objects(channel, store=store)
+    manifests = cache.source(store) if cache is not None else None
+    selection = select_objects(channel, store=store, manifests=manifests)
     objects = selection.shard(channel, host_index=host_index, num_hosts=num_hosts)
     notes = list(selection.notes)
     if not objects:

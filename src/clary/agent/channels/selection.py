@@ -17,7 +17,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, BinaryIO, Protocol
 
 from clary.agent.channels.layout import checked_parts, require_distinct
 from clary.agent.notes import NoteBook
@@ -66,9 +66,18 @@ class Selection:
         return tuple(objects)
 
 
-def select_objects(channel: Channel, *, store: ObjectStore) -> Selection:
+class ManifestSource(Protocol):
+    """Where manifests are read: the object store itself, or what this machine keeps of it."""
+
+    def open_reader(self, bucket: str, key: str) -> BinaryIO:
+        """Open an object as a stream. Raises: ObjectStoreError."""
+
+
+def select_objects(channel: Channel, *, store: ObjectStore, manifests: ManifestSource | None = None) -> Selection:
     """Find the objects of a channel with an S3 source.
 
+    Args:
+        manifests: where a manifest is read, if not in `store`.
     Raises: AgentError (fault USER) if there are none, if a key cannot be a file or if a manifest cannot be read;
         ObjectStoreError.
     """
@@ -77,7 +86,7 @@ def select_objects(channel: Channel, *, store: ObjectStore) -> Selection:
     if channel.s3_data_type == "S3Prefix":
         selection = _of_prefix(uri, channel, store)
     elif channel.s3_data_type == "ManifestFile":
-        selection = _of_manifest(uri, channel, store)
+        selection = _of_manifest(uri, channel, manifests or store)
     else:
         raise AgentError(
             f"Channel {channel.name}: S3DataType {channel.s3_data_type!r} cannot be fetched; expected S3Prefix or "
@@ -124,8 +133,11 @@ def _of_prefix(uri: S3Uri, channel: Channel, store: ObjectStore) -> Selection:
     return Selection(objects=tuple(objects), folders=tuple(path for path in folders if path), notes=notes.lines())
 
 
-def _of_manifest(uri: S3Uri, channel: Channel, store: ObjectStore) -> Selection:
-    body = store.get_bytes(uri.bucket, uri.key, max_bytes=_MAX_MANIFEST_BYTES)
+def _of_manifest(uri: S3Uri, channel: Channel, manifests: ManifestSource) -> Selection:
+    with manifests.open_reader(uri.bucket, uri.key) as reader:
+        body = reader.read(_MAX_MANIFEST_BYTES + 1)
+    if len(body) > _MAX_MANIFEST_BYTES:
+        raise _bad_manifest(uri, channel, f"it has more than {_MAX_MANIFEST_BYTES} bytes")
     try:
         entries = json.loads(body)
     except ValueError as error:

@@ -48,7 +48,7 @@ def diagnose(findings: Findings) -> tuple[Sickness, ...]:
 
 def failure_of(job: TrainingJob) -> JobFailure | None:
     """Return why an attempt should end before its program starts; None if it may go on, or nobody asked."""
-    if job.plan is None or job.plan.get("health_action") != HealthAction.REPLACE.value:
+    if not _is_replaced_when_sick(job):
         return None
     records = job.hosts.values()
     if not all(record.facts.phase in _BEFORE_START and record.facts.health for record in records):
@@ -66,6 +66,12 @@ def failure_of(job: TrainingJob) -> JobFailure | None:
         verdict=(Verdict.NETWORK if is_link else Verdict.HOST).value,
         is_retryable=True,
     )
+
+
+def why_replaced(job: TrainingJob) -> str:
+    """Return why the hosts of an attempt should serve no other one; empty if they may, or nobody asked."""
+    sick = diagnose(findings_of(job)) if _is_replaced_when_sick(job) else ()
+    return f"{sick[0].host} was found sick: {sick[0].reason}" if sick else ""
 
 
 def findings_of(job: TrainingJob) -> dict[str, tuple[HealthFinding, ...]]:
@@ -93,6 +99,10 @@ def with_lopsided(findings: Findings) -> dict[str, tuple[HealthFinding, ...]]:
         )
         result[host] = (*(item for item in result[host] if not _is_praise(item, peer)), finding)
     return result
+
+
+def _is_replaced_when_sick(job: TrainingJob) -> bool:
+    return job.plan is not None and job.plan.get("health_action") == HealthAction.REPLACE.value
 
 
 def _is_praise(finding: HealthFinding, peer: str | None) -> bool:

@@ -12,7 +12,7 @@ from clary.contract.clock import Clock
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.plain import from_plain
 from clary.control.engines.interface import Engine
-from clary.control.jobs import events, warm_pools
+from clary.control.jobs import events, health, warm_pools
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import AttemptEnd, TrainingJob
 from clary.control.jobs.warm_pools import PoolDecision
@@ -88,6 +88,8 @@ class PoolKeeper:
                 return PoolDecision(stays=False, reason="the job gives its hosts back")
             if job.not_before is not None:
                 return PoolDecision(stays=False, reason="the job pauses before it is tried again")
+            if sick := health.why_replaced(job):
+                return PoolDecision(stays=False, reason=sick)
             cut_off = await self._engine.cut_off(from_plain(LaunchPlan, job.plan))
             return PoolDecision(stays=not cut_off, reason="; ".join(cut_off.values()) or "the job is tried again")
         decision = warm_pools.stays_after_end(job)

@@ -16,6 +16,7 @@ from clary.agent.channels.cache import CacheUnusable, ChannelCache, copy_snapsho
 from clary.agent.channels.cache.folder import CacheFolder
 from clary.agent.channels.cache.locks import ObjectLocks
 from clary.agent.channels.cache.naming import identity_of
+from clary.agent.disk_space import full_disk_error
 from clary.agent.object_store import ObjectInfo
 from clary.contract.errors import AgentError, Fault, ObjectStoreError
 from clary.contract.launch_plan import Channel, InputMode
@@ -195,7 +196,7 @@ def test_objects_of_a_manifest_are_known_by_head(machine, store):
     _, num_read = machine.fetch(**manifest)
     assert num_read == 3
     facts, num_read = machine.fetch(**manifest)
-    assert num_read == 1  # the manifest itself
+    assert num_read == 0
     assert files(facts.snapshot.path) == {"a": b"at data/a", "b": b"at data/b"}
 
 
@@ -258,6 +259,25 @@ def test_a_disk_without_room_is_no_reason_to_fail_while_the_channel_fits_without
     facts, _ = machine.fetch()
     assert "and 999 are free on its disk" in facts.summary
     assert len(files(machine.tree.channel("train"))) == 1
+
+
+def test_a_disk_that_fills_up_on_the_way_is_no_reason_to_fail_either(machine, store):
+    fill(store, "data/a")
+
+    class FullOnce(FakeObjectStore):
+        """A fake store whose first download finds the disk full."""
+
+        def download(self, bucket, key, path, *, size_bytes=None, etag=""):
+            if self.num_reads == 0:
+                self.num_reads += 1
+                raise full_disk_error(path, needed_bytes=size_bytes)
+            return super().download(bucket, key, path, size_bytes=size_bytes, etag=etag)
+
+    machine.store = FullOnce()
+    machine.store.objects = dict(store.objects)
+    facts, _ = machine.fetch()
+    assert "not kept in this machine's cache: No space left on device" in facts.summary
+    assert files(machine.tree.channel("train")) == {"a": b"at data/a"}
 
 
 def test_a_cache_that_cannot_be_written_is_no_reason_to_fail(machine, store):

@@ -1,6 +1,7 @@
 """What programs write down, read back: batches, steps, lines in their order."""
 
 import json
+from dataclasses import replace
 
 from rehearsal_runs import READER, attempt, run, twin
 
@@ -75,8 +76,6 @@ def test_a_program_that_prints_steps_anew_in_each_epoch_is_placed_by_epoch_and_s
 
 
 def _with(item, lines):
-    from dataclasses import replace
-
     return replace(item, readings=tuple(READER.read_all(lines)), records=())
 
 

@@ -152,9 +152,9 @@ async def test_each_host_tells_how_far_its_checkpoints_are_behind(tmp_path):
         await plane.passes()
         first, second = plane.agent(), plane.agent(host="algo-2")
         await second.report(HostPhase.PREPARING, checkpoints=CheckpointFacts(lag_s=10**400, dirty_bytes=5))
-        await first.report(HostPhase.PREPARING)
         for lag_s, dirty_bytes in ((0, 0), (1, 100), (9, 900), (0, 0), (0, 0)):
-            await first.report(checkpoints=CheckpointFacts(lag_s=lag_s, dirty_bytes=dirty_bytes, num_files=lag_s))
+            facts = CheckpointFacts(lag_s=lag_s, dirty_bytes=dirty_bytes)
+            await first.report(HostPhase.PREPARING, checkpoints=facts)
             plane.clock.advance(6)
         host = [{"Name": "Host", "Value": "job/algo-1"}]
         asked = {"Dimensions": host, "StartTime": START - timedelta(hours=1), "Period": 3600}

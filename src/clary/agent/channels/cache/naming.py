@@ -60,8 +60,8 @@ def snapshot_name(files: Iterable[tuple[tuple[str, ...], str]], folders: Iterabl
 
 
 def stamped_ns(time_ns: int, *, name: str, size_bytes: int) -> int:
-    """Return a time of last change with the stamp of a stored file."""
-    return time_ns // SECOND_NS * SECOND_NS + _stamp(name, size_bytes)
+    """Return a time of last change with the stamp of a stored file, up to two seconds before the time given."""
+    return (time_ns // SECOND_NS - 1) * SECOND_NS + _stamp(name, size_bytes)
 
 
 def is_as_stored(status: os.stat_result, *, name: str) -> bool:

@@ -20,6 +20,7 @@ from clary.contract.processes import ProcessId
 from clary.control.engines.local.network_spec import READY_FILE, RELEASED_FILE, write_json
 
 RECORD_FILE = "engine.json"
+POOL_ATTEMPT = "1"  # folder below that of a warm pool, which has one life
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +114,15 @@ def write_record(folder: Path, record: AttemptRecord) -> None:
         write_json(str(path), to_plain(record))
     except OSError as error:
         raise EngineError(f"{path}: can not be written: {error.strerror}", retryable=True) from error
+
+
+def hosts_folder(folder: Path) -> Path:
+    """Return the folder that knows an attempt's agents and network: that of its pool, or its own.
+
+    Raises: EngineError if the attempt's record can not be read.
+    """
+    record = read_record(folder)
+    return folder.parents[1] / record.pool / POOL_ATTEMPT if record is not None and record.pool else folder
 
 
 def read_ready(folder: Path) -> NetworkReady | None:

@@ -35,7 +35,7 @@ from clary.control.engines.local import (
     rehearsal_records,
 )
 from clary.control.engines.local.agent_processes import MARK_VARIABLE, LastingProcess
-from clary.control.engines.local.attempt_record import AttemptRecord, NetworkReady
+from clary.control.engines.local.attempt_record import POOL_ATTEMPT, AttemptRecord, NetworkReady
 from clary.control.engines.local.isolation import choose_isolation
 from clary.control.engines.local.machine_facts import measure_machine
 from clary.control.engines.local.network_spec import RELEASED_FILE
@@ -45,7 +45,6 @@ from clary.control.settings import Settings
 JOBS_FOLDER = "jobs"
 LEAVE_TIMEOUT_S = 3.0  # for programs whose agent was killed; each host's own first process sees to it
 MIN_FREE_BYTES = 4 * 1024 * 1024  # for an agent's log, its spool and the files that describe the job
-POOL_ATTEMPT = 1  # of the folder of a warm pool, which has one life
 MAX_KILL_ROUNDS = 20  # a round catches what was forked during the one before
 
 T = TypeVar("T")
@@ -146,7 +145,7 @@ class LocalEngine:
 
     async def release_pool(self, pool: str) -> Released:
         """End and remove what is left of a warm pool, its folder included."""
-        released = await self.release(pool, POOL_ATTEMPT)
+        released = await self.release(pool, int(POOL_ATTEMPT))
         await self.forget(pool)
         return released
 
@@ -168,7 +167,7 @@ class LocalEngine:
 
     def _folder_of_hosts(self, plan: LaunchPlan) -> Path:
         """Return the folder that knows the agents and the network: the attempt's own, or that of its warm pool."""
-        return self._folder(plan.pool, POOL_ATTEMPT) if plan.pool else self._folder(plan.job_name, plan.attempt)
+        return self._folder(plan.pool, int(POOL_ATTEMPT)) if plan.pool else self._folder(plan.job_name, plan.attempt)
 
     def _make_place(self, plan: LaunchPlan, folder: Path) -> None:
         """Make the folder of an attempt whose agents and network are those of a pool."""

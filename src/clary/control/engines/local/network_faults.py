@@ -48,7 +48,7 @@ async def limit(plan: LaunchPlan, host: str, *, rate_mbit_s: float | None) -> No
 async def _change(plan: LaunchPlan, host: str, what: str) -> None:
     if plan.isolation is not Isolation.NAMESPACES:
         raise EngineError(f"job {plan.job_name} runs as plain processes: it has no network that could be changed")
-    arguments = (plan.work_folder, host, what)
+    arguments = (plan.pool_folder or plan.work_folder, host, what)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-S",
