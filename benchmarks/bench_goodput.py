@@ -1,7 +1,7 @@
 """Steps that count of a job whose hosts die again and again, against the ceiling of its checkpoint interval.
 
 Four hosts with one process each take steps that end with a barrier over TCP and write a checkpoint after each. At
-seeded moments everything of one host is killed; Clary finds out, replaces all hosts, restores and goes on. Failures
+seeded moments everything of one host is killed, its agent too; Clary finds out, replaces all hosts, restores and goes on. Failures
 every 60 and every 20 steps of a second, as torchft was measured with, would take five hours: steps, the time between
 failures and the checkpoint interval are divided by the `scale` of the case, and the ratios of the three stay. The time
 to start again does not shrink with them, so that a scaled run is harder than one in full length.
@@ -28,7 +28,7 @@ from typing import Any
 from benchmarks.jobs import BenchmarkJobs
 from benchmarks.lines import Line
 from benchmarks.service import BenchmarkService, running_service
-from benchmarks.step_history import History, history
+from benchmarks.step_history import History, history, taken
 from benchmarks.stepping_job import SteppingJob
 from benchmarks.stepping_program import PROGRAM, SCRIPT
 from clary.testing.gangs import has_namespaces
@@ -106,7 +106,7 @@ def _run_job(
     step_s = STEP_S / scale
     gap_s = every * step_s
     job = SteppingJob(service.home, jobs, name, num_hosts=NUM_HOSTS, step_s=step_s, save_every=SAVE_EVERY)
-    unharmed = list(job.wait_for(lambda steps: len(steps) >= STEPS_UNHARMED))
+    unharmed = taken(job.wait_for(lambda lines: len(taken(lines)) >= STEPS_UNHARMED))
     died_at_s: list[float] = []
     died_at_time: list[float] = []
     began_s = time.monotonic()
@@ -114,10 +114,10 @@ def _run_job(
         _sleep_until((died_at_s[-1] if died_at_s else began_s) + pause_s)
         died_at_s.append(job.kill_host(host))
         died_at_time.append(time.time() - (time.monotonic() - died_at_s[-1]))
-    job.wait_for(lambda steps: steps[-1].at_s > died_at_s[-1] + step_s)
+    job.wait_for(lambda lines: max(line.at_s for line in lines) > died_at_s[-1] + step_s)
     _sleep_until(died_at_s[-1] + gap_s)
     facts = job.stop()
-    steps = history(job.steps, num_hosts=NUM_HOSTS)
+    steps = history(job.lines, num_hosts=NUM_HOSTS)
     return Run(
         steps=steps,
         died_at_s=tuple(died_at_s),
@@ -131,7 +131,7 @@ def _run_job(
 def _recoveries_s(job: SteppingJob, died_at_s: list[float], step_s: float) -> Iterator[float]:
     for at_s, next_s in zip(died_at_s, [*died_at_s[1:], math.inf], strict=True):
         # A line that was on its way is that of a step before the death.
-        begun_s = min(step.at_s - step_s for step in job.steps if step.at_s > at_s + step_s)
+        begun_s = min(step.at_s - step_s for step in job.lines if step.at_s > at_s + step_s)
         yield min(begun_s, next_s) - at_s
 
 

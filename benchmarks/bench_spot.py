@@ -103,8 +103,8 @@ def _play(service: BenchmarkService, trace: Trace, num_hosts: int, scale: float)
     end_s = began_s + trace.length_s / scale
     job.wait_for(lambda _: time.monotonic() >= end_s, limit_s=end_s - time.monotonic() + 60)
     facts = job.stop()
-    steps = history(job.steps, num_hosts=num_hosts)
-    first_s = job.steps[0].at_s - steps.step_s
+    steps = history(job.lines, num_hosts=num_hosts)
+    first_s = min(line.at_s for line in job.lines) - steps.step_s
     available_s = trace.available_s(num_hosts, (first_s - began_s) * scale, trace.length_s) / scale
     page = json.loads(service.clary("describe", job.name, "--json"))
     problems = (*steps.problems, *_bill_problems(facts, page))

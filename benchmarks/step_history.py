@@ -14,16 +14,17 @@ from dataclasses import dataclass
 
 FIRST_STATE = "0" * 64
 MAX_PROBLEMS = 20
-_LINE = re.compile(r"step (\d+) ([0-9a-f]{64}) at ([0-9.]+) of ([0-9a-f]+) after ([0-9.]+)")
+_LINE = re.compile(r"step (\d+) ([0-9a-f]{64}) at ([0-9.]+) by (\d+) of ([0-9a-f]+) after ([0-9.]+)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One line of the program."""
+    """One line of the program, or of all its ranks together."""
 
     number: int
     state: str  # after it
     at_s: float  # of the monotonic clock, when it was done
+    rank: int
     attempt: str  # its token
     save_s: float  # how long its save took, or the last one before it
 
@@ -52,7 +53,14 @@ def parse(lines: Sequence[str]) -> list[Step]:
     """Return the steps of a log in its order; other lines are passed over."""
     found = [_LINE.fullmatch(line.strip()) for line in lines]
     return [
-        Step(number=int(match[1]), state=match[2], at_s=float(match[3]), attempt=match[4], save_s=float(match[5]))
+        Step(
+            number=int(match[1]),
+            state=match[2],
+            at_s=float(match[3]),
+            rank=int(match[4]),
+            attempt=match[5],
+            save_s=float(match[6]),
+        )
         for match in found
         if match
     ]
@@ -67,11 +75,23 @@ def states(num_steps: int, num_hosts: int) -> list[str]:
     return chain
 
 
-def history(steps: Sequence[Step], *, num_hosts: int) -> History:
+def taken(lines: Sequence[Step]) -> list[Step]:
+    """Return each step once, in the order of its time, when the first rank told of it."""
+    first: dict[tuple[str, int], Step] = {}
+    for line in sorted(lines, key=lambda line: line.at_s):
+        first.setdefault((line.attempt, line.number), line)
+    return list(first.values())
+
+
+def history(lines: Sequence[Step], *, num_hosts: int) -> History:
     """Add up the steps of a job, and check each of them.
 
+    Args:
+        lines: of all ranks, in any order.
+        num_hosts: that the job has.
     Raises: ValueError without two steps, of which nothing can be said.
     """
+    steps = taken(lines)
     if len(steps) < 2:
         raise ValueError(f"expected the lines of at least 2 steps, got {len(steps)}")
     attempts = [list(group) for _, group in itertools.groupby(steps, key=lambda step: step.attempt)]
@@ -90,35 +110,42 @@ def history(steps: Sequence[Step], *, num_hosts: int) -> History:
         losses=tuple(earlier[-1].number + 1 - later[0].number for earlier, later in between),
         pauses_s=tuple(later[0].at_s - earlier[-1].at_s for earlier, later in between),
         step_s=_median(within),
-        save_s=_median([step.save_s for step in steps]),
-        problems=tuple(_problems(attempts, num_hosts)[:MAX_PROBLEMS]),
+        save_s=_median([line.save_s for line in lines]),
+        problems=tuple([*_wrong_lines(lines, num_hosts), *_wrong_order(attempts)][:MAX_PROBLEMS]),
     )
 
 
-def _problems(attempts: list[list[Step]], num_hosts: int) -> list[str]:
-    """Say which steps are wrong: a state that is not the chain's, a number left out or taken twice."""
+def _wrong_lines(lines: Sequence[Step], num_hosts: int) -> list[str]:
+    """Say which ranks had another state than the chain's, or took a step of an attempt twice."""
     problems = []
-    right = states(max(step.number for attempt in attempts for step in attempt), num_hosts)
-    if attempts[0][0].number != 1:
-        problems.append(f"the first step has number {attempts[0][0].number}: expected 1")
+    right = states(max(line.number for line in lines), num_hosts)
+    seen: set[tuple[str, int, int]] = set()
+    for line in sorted(lines, key=lambda line: line.at_s):
+        who = f"attempt {line.attempt}, rank {line.rank}, step {line.number}"
+        if line.state != right[line.number]:
+            problems.append(f"{who}: expected state {right[line.number][:12]}, got {line.state[:12]}")
+        key = (line.attempt, line.rank, line.number)
+        if key in seen:
+            problems.append(f"{who}: taken twice")
+        seen.add(key)
+    return problems
+
+
+def _wrong_order(attempts: list[list[Step]]) -> list[str]:
+    """Say which steps count and were never taken, and which attempts ran at the same time."""
+    problems = []
     tokens = [attempt[0].attempt for attempt in attempts]
-    problems += [f"attempt {token} comes back after another one" for token in set(tokens) if tokens.count(token) > 1]
+    for token in sorted({token for token in tokens if tokens.count(token) > 1}):
+        problems.append(f"attempt {token} comes back after another one")
     farthest = 0
     for attempt in attempts:
+        token = attempt[0].attempt
         if attempt[0].number > farthest + 1:
-            problems.append(
-                f"attempt {attempt[0].attempt} begins with step {attempt[0].number}: expected at most {farthest + 1}"
-            )
+            problems.append(f"attempt {token} begins with step {attempt[0].number}: expected at most {farthest + 1}")
         for earlier, later in itertools.pairwise(attempt):
             if later.number != earlier.number + 1:
-                problems.append(f"attempt {attempt[0].attempt}: step {later.number} follows on step {earlier.number}")
-        for step in attempt:
-            if step.state != right[step.number]:
-                problems.append(
-                    f"attempt {step.attempt}, step {step.number}: expected state {right[step.number][:12]}, "
-                    f"got {step.state[:12]}"
-                )
-            farthest = max(farthest, step.number)
+                problems.append(f"attempt {token}: step {later.number} follows on step {earlier.number}")
+        farthest = max(farthest, *(step.number for step in attempt))
     return problems
 
 

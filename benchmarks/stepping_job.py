@@ -1,10 +1,11 @@
 """A job of `stepping_program` on a service: submitted, followed line by line, its hosts killed.
 
-Where: `goodput` and `spot`. Only rank 0's host prints steps, so its stream alone is read.
+Where: `goodput` and `spot`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,7 +16,10 @@ from typing import Any
 
 from benchmarks.jobs import LOG_GROUP, TERMINAL, BenchmarkJobs
 from benchmarks.step_history import Step, parse
+from clary.contract.errors import EngineError
 from clary.contract.processes import ProcessId
+from clary.control.engines.local import killing
+from clary.control.engines.local.attempt_record import hosts_folder
 from clary.testing.gangs import first_process
 
 INSTANCE_TYPE = "ml.m5.large"
@@ -52,12 +56,11 @@ class SteppingJob:
     ) -> None:
         self.name = name
         self.num_hosts = num_hosts
-        self.steps: list[Step] = []
+        self.lines: list[Step] = []
         self._folder = home / "jobs" / name
         self._jobs = jobs
-        self._stream = ""
-        self._next_token: str | None = None
-        self._killed: set[int] = set()
+        self._next_tokens: dict[str, str] = {}  # by log stream
+        self._struck: set[int] = set()
         jobs.create(
             name,
             instance_type=INSTANCE_TYPE,
@@ -79,47 +82,37 @@ class SteppingJob:
         return facts
 
     def read(self) -> list[Step]:
-        """Read on in the log; return all steps so far."""
-        if self._next_token is None:
-            prefix = f"{self.name}/algo-1-"
-            found = self._jobs.logs.describe_log_streams(logGroupName=LOG_GROUP, logStreamNamePrefix=prefix)
-            if not found["logStreams"]:
-                return self.steps
-            self._stream = found["logStreams"][0]["logStreamName"]
-        while True:
-            more = {} if self._next_token is None else {"nextToken": self._next_token}
-            page = self._jobs.logs.get_log_events(
-                logGroupName=LOG_GROUP, logStreamName=self._stream, startFromHead=True, **more
-            )
-            self.steps += parse([event["message"] for event in page["events"]])
-            is_end = not page["events"]
-            self._next_token = page["nextForwardToken"]
-            if is_end:
-                return self.steps
+        """Read on in the log of each host; return all lines of steps so far."""
+        found = self._jobs.logs.describe_log_streams(logGroupName=LOG_GROUP, logStreamNamePrefix=f"{self.name}/")
+        for stream in found["logStreams"]:
+            self._read_stream(stream["logStreamName"])
+        return self.lines
 
     def wait_for(self, is_enough: Callable[[list[Step]], bool], *, limit_s: float = LIMIT_S) -> list[Step]:
-        """Return the steps once they are enough; exits if the job ends before, or `limit_s` is over."""
+        """Return the lines once they are enough; exits if the job ends before, or `limit_s` is over."""
         deadline_s = time.monotonic() + limit_s
         while not is_enough(self.read()):
             self._require_alive()
             if time.monotonic() > deadline_s:
-                raise SystemExit(f"{self.name}: no such step within {limit_s:g} s: {self.steps[-3:]}")
+                raise SystemExit(f"{self.name}: no such step within {limit_s:g} s: {self.lines[-3:]}")
             time.sleep(4 * POLL_S)
-        return self.steps
+        return self.lines
 
     def kill_host(self, host: str) -> float:
-        """Kill everything of a host of an attempt that was not struck yet, as soon as it has one; return when.
+        """Kill everything of a host, its agent too, of an attempt that was not struck yet; return when.
 
         Raises: SystemExit if there is none within LIMIT_S.
         """
         deadline_s = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline_s:
             attempt = self._newest_attempt()
-            first = None if attempt in self._killed else self._first_process(attempt, host)
-            if first is not None:
-                self._killed.add(attempt)
+            agent = None if attempt in self._struck else self._agent(attempt, host)
+            if agent is not None and first_process(agent) is not None:
+                self._struck.add(attempt)
                 died_at_s = time.monotonic()
-                os.kill(first.pid, signal.SIGKILL)
+                for process in (*killing.descendants(agent), agent):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process.pid, signal.SIGKILL)
                 return died_at_s
             self._require_alive()
             time.sleep(POLL_S)
@@ -132,15 +125,27 @@ class SteppingJob:
         self.read()
         return facts
 
+    def _read_stream(self, name: str) -> None:
+        while True:
+            more = {"nextToken": self._next_tokens[name]} if name in self._next_tokens else {}
+            page = self._jobs.logs.get_log_events(
+                logGroupName=LOG_GROUP, logStreamName=name, startFromHead=True, **more
+            )
+            self._next_tokens[name] = page["nextForwardToken"]
+            if not page["events"]:
+                return
+            self.lines += parse([event["message"] for event in page["events"]])
+
     def _newest_attempt(self) -> int:
         return max((int(path.name) for path in self._folder.glob("[0-9]*")), default=0)
 
-    def _first_process(self, attempt: int, host: str) -> ProcessId | None:
+    def _agent(self, attempt: int, host: str) -> ProcessId | None:
         try:
-            agent = json.loads((self._folder / str(attempt) / "engine.json").read_text())["agents"][host]
-        except (OSError, ValueError, KeyError):
+            folder = hosts_folder(self._folder / str(attempt))
+            agent = json.loads((folder / "engine.json").read_text())["agents"][host]
+        except (OSError, ValueError, KeyError, EngineError):
             return None  # its hosts are not there yet, or not any more
-        return first_process(ProcessId(agent["pid"], agent["started"]))
+        return ProcessId(agent["pid"], agent["started"])
 
     def _require_alive(self) -> None:
         facts = self.describe()

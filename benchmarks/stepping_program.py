@@ -5,8 +5,9 @@ is the hash of the state before it and of all of that (`step_history.states` wor
 from another state than the others is found at once. Every host writes the state into its checkpoint folder, in one
 step, each SAVE_EVERY steps; a new attempt begins with the newest state that any host has.
 
-Environment: STEP_S, SAVE_EVERY, PORT; NUM_STEPS, after which it ends, 0 for never. Rank 0 prints
-`step N STATE at SECONDS of ATTEMPT after SECONDS_OF_THE_LAST_SAVE`.
+Environment: STEP_S, SAVE_EVERY, PORT; NUM_STEPS, after which it ends, 0 for never. Every rank prints
+`step N STATE at SECONDS by RANK of ATTEMPT after SECONDS_OF_THE_LAST_SAVE`: a host that dies takes its last lines along,
+the others have theirs.
 """
 
 PROGRAM = "steps.py"
@@ -86,8 +87,7 @@ while not num_steps or step < num_steps:
         new.write_text(json.dumps({"step": step, "state": state}))
         os.replace(new, place)
         save_took_s = time.monotonic() - began_s
-    if rank == 0:
-        line = f"step {step} {state} at {time.monotonic():.4f} of {attempt} after {save_took_s:.5f}\\n"
-        os.write(1, line.encode())  # one write: a kill leaves the whole line or nothing
+    line = f"step {step} {state} at {time.monotonic():.4f} by {rank} of {attempt} after {save_took_s:.5f}\\n"
+    os.write(1, line.encode())  # one write: a kill leaves the whole line or nothing
 exchange("done")  # so that nobody hangs up before the others have the last step
 """

@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 FORGETS = ""
-STEPS, SAVE_EVERY, BATCH, SAMPLES = 24, 5, 4, 48
-PAUSE_S = 0.12
+STEPS, SAVE_EVERY, BATCH, SAMPLES = 32, 5, 4, 64
+PAUSE_S = 0.15
 PLACE = "/opt/ml/checkpoints/state.pt"
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-STEPS, SAVE_EVERY, BATCH, SAMPLES = 24, 4, 2, 48
+STEPS, SAVE_EVERY, BATCH, SAMPLES = 36, 4, 2, 48
 PAUSE_S = 0.15
 PLACE = "/opt/ml/checkpoints/state.pt"
 

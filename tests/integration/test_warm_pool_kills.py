@@ -25,7 +25,7 @@ LONGEST_S = 1.6  # after the request; jobs take about half of it on warm hosts, 
 
 def hosts_file(home, name):
     """Return the document `name` of the pool's folder, the newest if there are several; None if there is none."""
-    folders = sorted((home / "jobs").glob(f"pool~*/1/{name}"), key=lambda path: path.stat().st_mtime)
+    folders = sorted((home / "jobs").glob(f"pool_*/1/{name}"), key=lambda path: path.stat().st_mtime)
     try:
         return json.loads(folders[-1].read_text()) if folders else None
     except (OSError, ValueError):
@@ -78,7 +78,7 @@ def test_every_job_on_a_pool_completes_whatever_is_killed_and_nothing_is_left(tm
         service.clary("down")
     assert num_killed >= NUM_KILLS // 2
     assert num_reused >= NUM_KILLS // 3, "most jobs were to have hosts of the one before"
-    assert not list((home / "jobs").glob("pool~*")), "pools end with the service"
+    assert not list((home / "jobs").glob("pool_*")), "pools end with the service"
     left = [pid for pid in os.listdir("/proc") if pid.isdigit() and is_of(pid, str(home))]
     assert left == []
 

@@ -71,8 +71,8 @@ def test_a_second_job_takes_the_hosts_of_the_first_and_finds_its_cache_and_nothi
         aws.sagemaker.delete_training_job(TrainingJobName=second)
     end_pool(aws, second)
     aws.sagemaker.delete_training_job(TrainingJobName=second)
-    assert service.clary("doctor", check=False).stdout.count("pool~") == 0
-    assert not list((service.home / "jobs").glob("pool~*")), "nothing of the pool is left on the disk"
+    assert service.clary("doctor", check=False).stdout.count("pool_") == 0
+    assert not list((service.home / "jobs").glob("pool_*")), "nothing of the pool is left on the disk"
 
 
 def test_a_job_that_does_not_match_gets_hosts_of_its_own(service, aws):
@@ -101,7 +101,7 @@ def test_a_pool_whose_idle_host_dies_is_terminated_and_the_next_job_starts_cold(
     aws.sagemaker.create_training_job(**keeping(first, "true"))
     wait(aws, first)
     wait_for_pool(aws, first, "Available")
-    (folder,) = (service.home / "jobs").glob("pool~*")
+    (folder,) = (service.home / "jobs").glob("pool_*")
     os.kill(agent_of(service, folder.name, "algo-1"), signal.SIGKILL)
     wait_for_pool(aws, first, "Terminated")
     aws.sagemaker.create_training_job(**keeping(second, "true"))
@@ -117,7 +117,7 @@ def test_a_restarted_job_keeps_the_hosts_that_live_and_replaces_the_dead_one(ser
     request["RetryStrategy"] = {"MaximumRetryAttempts": 2}
     aws.sagemaker.create_training_job(**request)
     wait_for_line(service, name, "waits")
-    (folder,) = (service.home / "jobs").glob("pool~*")
+    (folder,) = (service.home / "jobs").glob("pool_*")
     before = {host: agent_of(service, folder.name, host) for host in ("algo-1", "algo-2")}
     os.kill(before["algo-1"], signal.SIGKILL)
     assert wait(aws, name)["TrainingJobStatus"] == "Completed"
@@ -146,7 +146,7 @@ def test_pools_outlive_a_killed_service_and_end_with_one_that_is_stopped(tmp_pat
         wait_for_pool(aws, second, "Available")
     finally:
         service.clary("down")
-    assert not list((service.home / "jobs").glob("pool~*"))
+    assert not list((service.home / "jobs").glob("pool_*"))
 
 
 def test_an_idle_pool_gives_way_to_a_job_that_needs_its_hosts(service, aws):

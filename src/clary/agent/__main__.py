@@ -12,11 +12,11 @@ import argparse
 import os
 import signal
 import sys
-import threading
+from functools import partial
 
 from clary.agent.service_client import AgentAddress, PoolAddress, PoolClient, ServiceClient
 from clary.agent.supervisor.pool_agent import PoolAgent
-from clary.agent.supervisor.steps import Steps
+from clary.agent.supervisor.steps import MakeSteps, Steps
 from clary.agent.supervisor.supervisor import Supervisor
 from clary.contract.agent_protocol import PoolAssignment
 from clary.contract.launch_plan import LaunchPlan
@@ -49,31 +49,34 @@ def main(arguments: list[str] | None = None) -> int:
     return life.run()
 
 
-def _supervisor(service: str, job: str, attempt: int, host: str, token: str) -> Supervisor:
-    address = AgentAddress(service_url=service, job=job, attempt=attempt, host=host)
-    return Supervisor(ServiceClient(address, token=token), host=host, make_steps=make_steps)
-
-
-def _pool_agent(service: str, pool: str, host: str, token: str) -> PoolAgent:
-    def make_attempt(assignment: PoolAssignment) -> Supervisor:
-        return _supervisor(service, assignment.job, assignment.attempt, host, assignment.token)
-
-    # What every job needs, while the host waits for its first one.
-    threading.Thread(target=_load_steps, name="load-steps", daemon=True).start()
-    client = PoolClient(PoolAddress(service_url=service, pool=pool, host=host), token=token)
-    return PoolAgent(client, make_attempt=make_attempt)
-
-
-def _load_steps() -> None:
-    import clary.agent.supervisor.wiring  # noqa: F401 - loaded to have it
-
-
 def make_steps(plan: LaunchPlan, host: str) -> Steps:
     """Return the work of a host."""
     # Imported here because it takes as long as everything before it: the first report does not wait for it.
     from clary.agent.supervisor.wiring import HostSteps
 
     return HostSteps(plan, host)
+
+
+def _supervisor(
+    service: str, job: str, attempt: int, host: str, token: str, make_steps: MakeSteps = make_steps
+) -> Supervisor:
+    address = AgentAddress(service_url=service, job=job, attempt=attempt, host=host)
+    return Supervisor(ServiceClient(address, token=token), host=host, make_steps=make_steps)
+
+
+def _pool_agent(service: str, pool: str, host: str, token: str) -> PoolAgent:
+    # Imported here as in `make_steps`: the agent of one attempt has no use for it.
+    from clary.agent.supervisor.standby_keeping import StandbyKeeper
+    from clary.agent.supervisor.wiring import HostSteps
+
+    standby = StandbyKeeper(host)
+
+    def make_attempt(assignment: PoolAssignment) -> Supervisor:
+        steps = partial(HostSteps, standby=standby)
+        return _supervisor(service, assignment.job, assignment.attempt, host, assignment.token, steps)
+
+    client = PoolClient(PoolAddress(service_url=service, pool=pool, host=host), token=token)
+    return PoolAgent(client, make_attempt=make_attempt, between=standby)
 
 
 if __name__ == "__main__":

@@ -23,9 +23,10 @@ def certificate_text(certificate: Certificate) -> str:
     ]
     if certificate.interruptions:
         lines += ["", "interruptions", *[f"  {line}" for line in _interruption_lines(certificate.interruptions)]]
-    seconds = (
-        f"{abs(certificate.seconds_lost):.1f} s {'less' if certificate.seconds_lost < 0 else 'more'} than the twin"
-    )
+    seconds = "-"
+    if certificate.seconds_lost is not None:
+        compared = "less" if certificate.seconds_lost < 0 else "more"
+        seconds = f"{abs(certificate.seconds_lost):.1f} s {compared} than the twin"
     if certificate.redone_s:
         seconds += f"; {duration(certificate.redone_s)} of training was done again"
     lines += [

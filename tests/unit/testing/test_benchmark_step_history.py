@@ -1,6 +1,7 @@
 """The bookkeeping of benchmarks `goodput` and `spot`: what counts, what was lost, and that wrong steps are found."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from benchmarks.bench_goodput import MAX_KILLS_A_JOB, ceiling, kill_plan, shares
@@ -9,45 +10,63 @@ from benchmarks.step_history import FIRST_STATE, Step, history, parse, states
 RIGHT = states(40, 4)
 
 
-def steps(*attempts, states=RIGHT):
-    """The steps of attempts, each (token, first, last), one a second."""
+def lines(*attempts, states=RIGHT, ranks=(0,)):
+    """The lines of attempts, each (token, first, last), one step a second; ranks follow one another at once."""
     clock = itertools.count()
     return [
-        Step(number=number, state=states[number], at_s=float(next(clock)), attempt=token, save_s=0.01)
+        Step(number=number, state=states[number], at_s=at_s + rank / 100, rank=rank, attempt=token, save_s=0.01)
         for token, first, last in attempts
         for number in range(first, last + 1)
+        for at_s in (float(next(clock)),)
+        for rank in ranks
     ]
 
 
 def test_lines_of_steps_are_told_from_other_lines():
-    lines = ["prepared in 0.2 s", f"step 7 {FIRST_STATE} at 12.5000 of 0badcafe after 0.00012", "step 8 of something"]
-    assert parse(lines) == [Step(number=7, state=FIRST_STATE, at_s=12.5, attempt="0badcafe", save_s=0.00012)]
+    log = ["prepared", f"step 7 {FIRST_STATE} at 12.5000 by 3 of 0badcafe after 0.00012", "step 8 of something"]
+    assert parse(log) == [Step(number=7, state=FIRST_STATE, at_s=12.5, rank=3, attempt="0badcafe", save_s=0.00012)]
 
 
 def test_steps_that_were_taken_again_are_lost_and_count_once():
-    told = history(steps(("a", 1, 10), ("b", 9, 20), ("c", 21, 30)), num_hosts=4)
+    told = history(lines(("a", 1, 10), ("b", 9, 20), ("c", 21, 30)), num_hosts=4)
     assert (told.committed, told.executed, told.lost, told.num_attempts) == (30, 32, 2, 3)
     assert told.losses == (2, 0)
     assert (told.wall_s, told.pauses_s, told.step_s) == (31.0, (1.0, 1.0), 1.0)
     assert told.problems == ()
 
 
+def test_what_a_dead_host_could_not_tell_any_more_is_known_from_the_others():
+    told = [line for line in lines(("a", 1, 10), ("b", 11, 20), ranks=(0, 1)) if line.rank == 0]
+    others = [line for line in lines(("a", 1, 10), ("b", 11, 20), ranks=(1,)) if line.number not in (3, 17)]
+    silent = [line for line in told if line.number not in (9, 10)]
+    assert history([*others, *silent], num_hosts=4).problems == ()
+    assert history([*others, *silent], num_hosts=4).executed == 20
+    assert history(silent, num_hosts=4).problems == ("attempt b begins with step 11: expected at most 9",)
+
+
+def test_a_rank_with_another_state_and_a_step_that_a_rank_takes_twice_are_found():
+    good = lines(("a", 1, 5), ranks=(0, 1))
+    bad = replace(good[3], state=FIRST_STATE)
+    assert "attempt a, rank 1, step 2: expected state" in history([*good[:3], bad, *good[4:]], num_hosts=4).problems[0]
+    assert history([*good, good[3]], num_hosts=4).problems == ("attempt a, rank 1, step 2: taken twice",)
+
+
 def test_a_lost_step_that_counts_as_committed_is_found():
-    told = history(steps(("a", 1, 10), ("b", 12, 20)), num_hosts=4)
+    told = history(lines(("a", 1, 10), ("b", 12, 20)), num_hosts=4)
     assert told.problems == ("attempt b begins with step 12: expected at most 11",)
 
 
 def test_a_step_that_is_taken_twice_under_two_numbers_is_found():
     twice = [FIRST_STATE, *RIGHT[1:6], *RIGHT[5:40]]  # step 6 has done again what step 5 had done
-    told = history(steps(("a", 1, 8), states=twice), num_hosts=4)
-    assert told.problems[0] == f"attempt a, step 6: expected state {RIGHT[6][:12]}, got {RIGHT[5][:12]}"
+    told = history(lines(("a", 1, 8), states=twice), num_hosts=4)
+    assert told.problems[0] == f"attempt a, rank 0, step 6: expected state {RIGHT[6][:12]}, got {RIGHT[5][:12]}"
 
 
 def test_steps_of_another_number_of_hosts_a_gap_and_an_attempt_that_comes_back_are_found():
-    assert history(steps(("a", 1, 3), states=states(3, 2)), num_hosts=4).problems
-    assert "step 4 follows on step 2" in history(steps(("a", 1, 2), ("a", 4, 5)), num_hosts=4).problems[0]
-    assert "attempt a comes back" in history(steps(("a", 1, 2), ("b", 3, 4), ("a", 5, 6)), num_hosts=4).problems[0]
-    assert "first step has number 2" in history(steps(("a", 2, 5)), num_hosts=4).problems[0]
+    assert history(lines(("a", 1, 3), states=states(3, 2)), num_hosts=4).problems
+    assert "step 4 follows on step 2" in history(lines(("a", 1, 2), ("a", 4, 5)), num_hosts=4).problems[0]
+    assert "attempt a comes back" in history(lines(("a", 1, 2), ("b", 3, 4), ("a", 5, 6)), num_hosts=4).problems[0]
+    assert "first step has number 2" in history(lines(("a", 2, 5)), num_hosts=4).problems[0]
 
 
 def test_nothing_can_be_said_of_less_than_two_steps():

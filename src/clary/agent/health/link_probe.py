@@ -94,6 +94,7 @@ class LinkProbe:
         """End the conversation."""
         if self._writer is not None:
             self._writer.close()
+            self._reader = self._writer = None
 
     def _note(self, **changes: object) -> None:
         self.reading = replace(self.reading, **changes)  # type: ignore[arg-type]
@@ -131,6 +132,7 @@ class LinkProbe:
             except OSError as error:
                 is_own = error.errno in _REFUSED_BY_OWN_KERNEL
                 answer, words, num_vain = (Answer.NO_WAY if is_own else Answer.SILENT), str(error), num_vain + 1
+            self.leave()  # a conversation that began and then said nothing
             self._note(answer=answer, waited_s=round(time.monotonic() - began_s, 3), error=words)
             await asyncio.sleep(_AGAIN_S)
 

@@ -42,12 +42,23 @@ class Attempt(Protocol):
         """Stop the program with a short grace and leave."""
 
 
+class Between(Protocol):
+    """What is done on the host while no attempt runs; `StandbyKeeper` in life."""
+
+    def prepare(self) -> None:
+        """Make ready for the next attempt; returns soon."""
+
+    def close(self) -> None:
+        """Take away what was made ready."""
+
+
 class PoolAgent:
     """Runs one host of a pool; `run` returns the agent's exit code.
 
     Args:
         assignments: where to ask.
         make_attempt: builds what lives through an attempt.
+        between: makes ready for the next attempt.
         orphan_s: how long the service may be away while nothing runs.
     """
 
@@ -56,10 +67,12 @@ class PoolAgent:
         assignments: Assignments,
         *,
         make_attempt: Callable[[PoolAssignment], Attempt],
+        between: Between,
         orphan_s: float = ORPHAN_S,
     ) -> None:
         self._assignments = assignments
         self._make_attempt = make_attempt
+        self._between = between
         self._orphan_s = orphan_s
         self._attempt: Attempt | None = None
         self._terminated = threading.Event()
@@ -73,7 +86,13 @@ class PoolAgent:
             self._assignments.break_off()
 
     def run(self) -> int:
-        """Serve attempts until the pool ends."""
+        """Serve attempts until the pool ends; nothing is left behind afterwards."""
+        try:
+            return self._serve()
+        finally:
+            self._between.close()
+
+    def _serve(self) -> int:
         served = ""
         while True:
             assignment = self._next(served)
@@ -88,6 +107,7 @@ class PoolAgent:
                 logger.error("attempt %s ended with code %d: this host serves no other", assignment.name, code)
                 return code if code != EXIT_RELEASED else EXIT_TERMINATED
             served = assignment.name
+            self._between.prepare()
 
     def _next(self, served: str) -> PoolAssignment | None:
         """Ask until there is an attempt to serve; None when there will be none."""

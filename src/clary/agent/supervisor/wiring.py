@@ -33,6 +33,7 @@ from clary.agent.supervisor.clues import read_records
 from clary.agent.supervisor.host_channels import HostChannels
 from clary.agent.supervisor.host_program import HostProgram
 from clary.agent.supervisor.small_files import read_start
+from clary.agent.supervisor.standby_keeping import StandbyKeeper
 from clary.agent.supervisor.steps import OutputLog, Uploaded
 from clary.contract.agent_protocol import Clue, StagedPart, UploadRole
 from clary.contract.cgroup_names import host_cgroup_name
@@ -61,13 +62,15 @@ class HostSteps:
     Args:
         plan: the attempt.
         host: name of the host.
+        standby: keeps a host that stands by, on hosts of a warm pool.
     Raises: KeyError if the plan has no such host.
     """
 
-    def __init__(self, plan: LaunchPlan, host: str) -> None:
+    def __init__(self, plan: LaunchPlan, host: str, *, standby: StandbyKeeper | None = None) -> None:
         self._plan = plan
         self._host = plan.host(host)
-        self._folder = Path(plan.work_folder) / host
+        self._standby = standby
+        self._folder = (standby and standby.folder_for(plan)) or Path(plan.work_folder) / host
         self._tree = MlTree(self._folder / "ml")
         self._channels = {channel.name: channel for channel in channels_of(plan, self._host)}
         self._stopping = threading.Event()
@@ -187,7 +190,10 @@ class HostSteps:
         sandbox = self._sandbox(self._environment.folder, extra_binds=ssh)
         feeders = self._start_feeders()
         try:
-            program = Program.start(processes, sandbox, on_output=log.on_output)
+            if self._standby is None:
+                program = Program.start(processes, sandbox, on_output=log.on_output)
+            else:
+                program = self._standby.start(self._plan, sandbox, processes, on_output=log.on_output)
         except BaseException:
             for feeder in feeders:
                 feeder.stop()

@@ -310,7 +310,9 @@ def _renew_modules() -> None:
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
-    # torch begins every process with the same seed, so it is left as it is.
+    generator = getattr(sys.modules.get("torch"), "default_generator", None)
+    if generator is not None:
+        generator.seed()  # the CPU's; those of GPUs are made when CUDA is initialised
     note_number = getattr(threading.main_thread(), "_set_native_id", None)
     if note_number is not None:
         note_number()  # Python before 3.13 leaves its parent's there

@@ -51,7 +51,7 @@ class PoolKeeper:
             return holder.pool
         # What may be tried again keeps the hosts that live, though nobody else gets them in the end.
         is_kept = JobRequest(job.request).keep_alive_s > 0 or job.restart_rule.max_restarts > 0
-        return f"pool~{secrets.token_hex(6)}" if is_kept else ""
+        return f"pool_{secrets.token_hex(6)}" if is_kept else ""
 
     def find(self, job: TrainingJob) -> TrainingJob | None:
         """Return the job whose hosts wait and fit, the one that waits longest; None if there is none."""

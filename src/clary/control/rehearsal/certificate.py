@@ -75,7 +75,7 @@ class Certificate:
     strikes: tuple[Strike, ...]
     interruptions: tuple[Interruption, ...]
     steps_lost: int
-    seconds_lost: float  # wall time of the rehearsal less the twin's
+    seconds_lost: float | None  # wall time of the rehearsal less the twin's; None: it was never run
     redone_s: float  # host seconds of training that was done again
     samples: SampleCheck
     losses: LossCheck
@@ -118,7 +118,7 @@ def certify(twin: Run, rehearsal: Run, strikes: Sequence[Strike]) -> Certificate
         strikes=tuple(strikes),
         interruptions=interruptions,
         steps_lost=sum(max(0, resume.lost_steps or 0) for resume in history.resumes),
-        seconds_lost=round(rehearsal.wall_s - twin.wall_s, 1),
+        seconds_lost=round(rehearsal.wall_s - twin.wall_s, 1) if rehearsal.attempts else None,
         redone_s=round(rehearsal.lost_s, 1),
         samples=samples,
         losses=losses,

@@ -17,7 +17,7 @@ from clary.control.wire.messages import HttpRequest, HttpResponse
 
 PREFIX = "/clary/v1/pools/"
 MAX_WAIT_S = 30.0
-_POOL = re.compile(r"pool~[0-9a-f]{12}")
+_POOL = re.compile(r"pool_[0-9a-f]{12}")
 _HOST = re.compile(r"algo-[0-9]{1,4}")
 
 

@@ -49,6 +49,7 @@ def test_the_folder_holds_the_train_side_the_foreign_names_and_nothing_else(libr
         f"clary-{clary.__version__}.dist-info",
         "clary_autoload.py",
         "clary_cuda_on_cpu",
+        "clary_rehearsal.py",
         "smdistributed",
     ]
     assert sorted(path.name for path in (library / "clary").iterdir()) == ["contract", "train"]
@@ -74,6 +75,7 @@ def test_the_distribution_is_found_with_its_entry_point(library: Path) -> None:
     expected = [
         ("clary_smddp", "clary_autoload:register", "register"),
         ("clary_cuda_on_cpu", "clary_cuda_on_cpu:register", "register"),
+        ("clary_rehearsal", "clary_rehearsal:register", "register"),
     ]
     assert run(code, path=[library]) == f"{clary.__version__} {expected}"
 

@@ -54,6 +54,19 @@ class FakeAttempt:
         self.told.set()
 
 
+class FakeBetween:
+    """Counts."""
+
+    def __init__(self):
+        self.num_prepared = self.num_closed = 0
+
+    def prepare(self):
+        self.num_prepared += 1
+
+    def close(self):
+        self.num_closed += 1
+
+
 def assignment(job):
     return PoolAssignment(job=job, attempt=1, token=f"token of {job}")
 
@@ -66,13 +79,16 @@ def serve(answers, codes=(EXIT_RELEASED,) * 9, **options):
         attempts.append(FakeAttempt(found, left.pop(0)))
         return attempts[-1]
 
-    return PoolAgent(assignments, make_attempt=make_attempt, **options), assignments, attempts
+    agent = PoolAgent(assignments, make_attempt=make_attempt, between=options.pop("between", FakeBetween()), **options)
+    return agent, assignments, attempts
 
 
 def test_attempts_are_served_one_after_the_other_and_each_question_names_the_last():
     over = AttemptOver("the pool has ended")
-    agent, assignments, attempts = serve([None, assignment("a"), None, assignment("b"), over])
+    between = FakeBetween()
+    agent, assignments, attempts = serve([None, assignment("a"), None, assignment("b"), over], between=between)
     assert agent.run() == EXIT_RELEASED
+    assert (between.num_prepared, between.num_closed) == (2, 1)
     assert [attempt.assignment.job for attempt in attempts] == ["a", "b"]
     assert assignments.asked == ["", "", "a:1", "a:1", "b:1"]
 

@@ -10,7 +10,7 @@ from clary.contract.statuses import TrainingJobStatus, WarmPoolStatus
 from clary.control.jobs import events, warm_pools
 from clary.control.jobs.training_job import EndCause, RestartRule
 
-POOL = "pool~0123456789ab"
+POOL = "pool_0123456789ab"
 
 
 def request_of(*, role="r", keep_alive_s=60, count=2, **members):

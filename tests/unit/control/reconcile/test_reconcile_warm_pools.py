@@ -124,6 +124,6 @@ async def test_the_token_of_one_pool_opens_no_other(plane):
     token = plane.hub.live_job("one").plan["pool_token"]
     plane.pool_gateway.authorize(pool, token)
     with pytest.raises(WireError, match="does not open"):
-        plane.pool_gateway.authorize("pool~000000000000", token)
+        plane.pool_gateway.authorize("pool_000000000000", token)
     with pytest.raises(WireError, match="does not open"):
         plane.pool_gateway.authorize(pool, plane.hub.live_job("one").plan["agent_token"])

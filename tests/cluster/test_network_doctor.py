@@ -1,0 +1,234 @@
+"""The network doctor in real networks with one thing wrong: it names the link and the cause. Needs root."""
+
+import os
+import subprocess
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from clary.agent.health.link_verdicts import network_findings
+from clary.agent.health.network_doctor import NetworkDoctor
+from clary.agent.health.readings import NetworkOrder, Peer
+from clary.contract.health import Check, FindingState
+from clary.control.jobs.health import diagnose, with_lopsided
+from clary.testing.lab_network import LabLink, LabNetwork
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces of several hosts: needs root"),
+]
+
+LINGER_S = 10.0
+
+
+@pytest.fixture
+def examine(tmp_path, capsys):
+    """Run every host's network program at once; returns the findings by host. `planned` changes what peers expect."""
+    doctors = []
+
+    def examine_all(network, **planned):
+        found = {}
+
+        def run(doctor, order):
+            began_s = time.monotonic()
+            found[order.host] = network_findings(order, doctor.reading())
+            took_s = time.monotonic() - began_s
+            with capsys.disabled():
+                print(f"\n  {order.host}: verdict after {took_s:.2f} s", end="")
+            doctor.wait(LINGER_S)
+
+        threads = []
+        for host in network.hosts:
+            order = order_of(network, host, tmp_path, **planned)
+            doctors.append(NetworkDoctor(order))
+            threads.append(threading.Thread(target=run, args=(doctors[-1], order)))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return {host: found[host] for host in network.hosts}
+
+    yield examine_all
+    for doctor in doctors:
+        doctor.close()
+
+
+def order_of(network, host, folder, **planned):
+    names = tuple(network.hosts)
+    peers = tuple(replace(Peer(name=name, address=network.address(name)), **planned) for name in names if name != host)
+    return NetworkOrder(
+        host=host,
+        names=names,
+        address=network.address(host),
+        interface="eth0",
+        peers=peers,
+        ports=(7777, 7778),
+        hosts_file=str(folder / f"hosts-{host}"),
+        network_namespace=network.entry(host)[1].removeprefix("--net="),
+    )
+
+
+def change(network, host, *commands):
+    for command in commands:
+        subprocess.run([*network.entry(host), *command.split()], check=True)
+
+
+def bad_of(found):
+    return {(item.host, item.peer, item.check): item for item in found if item.state is FindingState.BAD}
+
+
+def all_bad(findings):
+    return {key: item for found in findings.values() for key, item in bad_of(found).items()}
+
+
+def test_hosts_that_are_well_reach_each_other_by_name_on_their_interface_and_add_up(examine):
+    with LabNetwork(3, LabLink()) as network:
+        findings = examine(network)
+    assert all_bad(findings) == {}
+    assert diagnose(findings) == ()
+    for host, found in findings.items():
+        states = {item.check: item.state for item in found if item.peer is None}
+        assert set(states) == {Check.NAMES, Check.PORT, Check.INTERFACE, Check.COLLECTIVE}
+        assert states[Check.NAMES] is states[Check.PORT] is states[Check.INTERFACE] is FindingState.OK
+        assert {item.peer for item in found if item.peer is not None} == set(findings) - {host}
+
+
+def test_an_interface_with_a_better_route_is_named_and_its_host_is_the_sick_one(examine):
+    with LabNetwork(3, LabLink()) as network:
+        change(
+            network,
+            "algo-1",
+            "ip link add docker0 type veth peer name docker1",
+            "ip link set docker1 up",
+            "ip addr add 10.77.0.100/25 dev docker0",
+            "ip link set docker0 up",
+        )
+        findings = examine(network)
+    route = bad_of(findings["algo-1"])["algo-1", "algo-2", Check.ROUTE]
+    assert route.words == "leaves by docker0 (10.77.0.100), expected eth0 (10.77.0.1)"
+    assert "through eth0 algo-2 answers" in route.cause
+    (sick,) = diagnose(findings)
+    assert (sick.host, sick.peer) == ("algo-1", None)
+    assert "docker0" in sick.reason
+
+
+def test_an_interface_that_leads_nowhere_and_is_in_nobodys_way_is_told_and_nothing_is_wrong(examine):
+    with LabNetwork(2, LabLink()) as network:
+        change(
+            network,
+            "algo-2",
+            "ip link add docker0 type veth peer name docker1",
+            "ip link set docker1 up",
+            "ip addr add 172.17.0.1/16 dev docker0",
+            "ip link set docker0 up",
+        )
+        findings = examine(network)
+    assert all_bad(findings) == {}
+    (interface,) = [item for item in findings["algo-2"] if item.check is Check.INTERFACE]
+    assert interface.words == "eth0 reaches all; docker0 (172.17.0.1) reaches none"
+
+
+def test_a_port_whose_answers_vanish_is_told_from_one_that_refuses(examine):
+    with LabNetwork(3, LabLink()) as network:
+        change(network, "algo-2", "ip rule add ipproto tcp sport 7777 blackhole")
+        findings = examine(network)
+    bad = all_bad(findings)
+    assert set(bad) == {("algo-1", "algo-2", Check.DROP), ("algo-3", "algo-2", Check.DROP)}
+    for item in bad.values():
+        assert item.words.startswith("port 7777 of algo-2 says nothing")
+        assert "drops packets of port 7777" in item.cause
+    (sick,) = diagnose(findings)
+    assert (sick.host, sick.peer) == ("algo-2", None), "both of its links are bad"
+
+
+def test_a_hop_that_swallows_packets_above_its_mtu_is_found_with_the_size(examine):
+    with LabNetwork(3, LabLink()) as network:
+        # The switch's port of algo-2 takes no more than 1280 bytes, and tells nobody.
+        descriptor = network._network.switch_descriptor
+        into_switch = ["nsenter", f"--net=/proc/{os.getpid()}/fd/{descriptor}"]
+        subprocess.run([*into_switch, "ip", "link", "set", "p1", "mtu", "1280"], check=True)
+        findings = examine(network)
+    bad = all_bad(findings)
+    assert {key[:2] for key in bad} == {
+        ("algo-1", "algo-2"),
+        ("algo-2", "algo-1"),
+        ("algo-2", "algo-3"),
+        ("algo-3", "algo-2"),
+    }
+    for item in bad.values():
+        assert item.check is Check.MTU
+        assert item.words == "packets above 1280 bytes vanish, expected 1500 as the interface says"
+    assert diagnose(findings)[0].host == "algo-2"
+
+
+def test_a_link_that_loses_a_twentieth_is_bad_unless_the_plan_says_so(examine):
+    with LabNetwork(2, LabLink(loss_percent=5)) as network:
+        bad = all_bad(examine(network))
+        assert ("algo-1", "algo-2", Check.LOSS) in bad
+        assert ("algo-2", "algo-1", Check.LOSS) in bad
+        assert bad["algo-1", "algo-2", Check.LOSS].words.endswith("datagrams were lost, expected 0 %")
+        assert all_bad(examine(network, loss_percent=5.0)) == {}
+
+
+def test_a_link_of_200_ms_is_bad_unless_the_plan_says_so(examine):
+    with LabNetwork(2, LabLink(delay_ms=100)) as network:
+        bad = all_bad(examine(network))
+        assert set(bad) == {("algo-1", "algo-2", Check.DELAY), ("algo-2", "algo-1", Check.DELAY)}
+        assert bad["algo-1", "algo-2", Check.DELAY].words.startswith("round trip 2")
+        assert all_bad(examine(network, round_trip_ms=200.0)) == {}
+
+
+def test_a_host_that_is_cut_off_is_the_sick_one_and_the_others_are_well(examine):
+    with LabNetwork(3, LabLink()) as network:
+        network.set_link("algo-3", up=False)
+        findings = examine(network)
+    assert bad_of(findings["algo-1"]).keys() == {("algo-1", "algo-3", Check.REACH)}
+    (sick,) = diagnose(findings)
+    assert (sick.host, sick.peer) == ("algo-3", None)
+    assert "2 of its 2 links are bad" in sick.reason
+
+
+def test_a_link_that_works_one_way_only_is_told_with_the_direction(examine):
+    with LabNetwork(2, LabLink()) as network:
+        # What algo-2 sends to algo-1 goes to a machine that does not exist.
+        change(network, "algo-2", "ip neigh replace 10.77.0.1 lladdr 02:00:00:00:00:99 dev eth0 nud permanent")
+        findings = examine(network)
+    reach = bad_of(findings["algo-2"])["algo-2", "algo-1", Check.REACH]
+    assert "but algo-1's packets arrive here" in reach.words
+    assert reach.cause.startswith("one way only: what algo-2 sends does not reach algo-1")
+    (sick,) = diagnose(findings)
+    assert (sick.host, sick.peer) == ("algo-1", "algo-2")
+    assert "one way only: what algo-2 sends does not reach algo-1" in sick.reason
+
+
+def test_a_route_that_leads_nowhere_is_its_own_hosts_fault(examine):
+    with LabNetwork(2, LabLink()) as network:
+        change(network, "algo-2", "ip route add blackhole 10.77.0.1/32")
+        findings = examine(network)
+    assert "the kernel has no way to 10.77.0.1" in bad_of(findings["algo-2"])["algo-2", "algo-1", Check.ROUTE].words
+    assert [(sick.host, sick.peer) for sick in diagnose(findings)] == [("algo-2", None)]
+
+
+def test_a_link_that_is_slow_one_way_only_is_told_by_both_ends_together(examine):
+    with LabNetwork(2, LabLink()) as network:
+        change(network, "algo-2", "tc qdisc add dev eth0 root tbf rate 30mbit burst 32kb latency 20ms")
+        findings = with_lopsided(examine(network))
+    (slow,) = [item for item in findings["algo-2"] if item.check is Check.RATE]
+    assert (slow.peer, slow.state) == ("algo-1", FindingState.WARN)
+    assert "Mbit/s from algo-1 to algo-2" in slow.words
+
+
+def test_a_host_whose_network_program_never_starts_is_not_called_sick(examine, tmp_path):
+    with LabNetwork(2, LabLink()) as network:
+        order = replace(order_of(network, "algo-1", tmp_path), meet_s=1.0)
+        doctor = NetworkDoctor(order)
+        try:
+            found = network_findings(order, doctor.reading())
+        finally:
+            doctor.close()
+    assert bad_of(found) == {}
+    (link,) = [item for item in found if item.peer is not None]
+    assert link.state is FindingState.SKIPPED
+    assert "the network program of algo-2 did not start" in link.words

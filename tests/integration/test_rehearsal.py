@@ -1,0 +1,162 @@
+"""`clary rehearse` with programs that resume well and badly: the certificate names what they forget."""
+
+import http.client
+import json
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from program_jobs import script_request, start
+from running_service import start_service
+from test_clients_boto3 import Clients, job_request, unique, wait
+
+from clary.control.state_folder import StateFolder
+
+pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("service")]
+
+FOLDER = Path(__file__).parent
+PROGRAM = (FOLDER / "rehearsed_program.py").read_text()
+RANKS_PROGRAM = (FOLDER / "rehearsed_ranks_program.py").read_text()
+LIMIT_S = 300
+PASS, FAIL, USAGE, INCONCLUSIVE = 0, 1, 2, 3
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """A service whose hosts look at their checkpoints often."""
+    running = start_service(tmp_path_factory.mktemp("rehearsals"), CLARY_CHECKPOINT_INTERVAL_S="0.5")
+    yield running
+    running.clary("down")
+
+
+@pytest.fixture(scope="module")
+def aws(own):
+    return Clients(own)
+
+
+def forgetting(what):
+    """Return the program that forgets this; nothing for an empty string."""
+    assert 'FORGETS = ""' in PROGRAM
+    return PROGRAM.replace('FORGETS = ""', f'FORGETS = "{what}"')
+
+
+def request_file(aws, folder, script, **options):
+    """Write a request of a job that was never run and return the file."""
+    name = unique("rehearsed")
+    config = {"S3Uri": f"s3://clary/users-own/{name}"}
+    request = script_request(aws, name, {"train.py": script}, **{"CheckpointConfig": config, **options})
+    path = folder / "request.json"
+    path.write_text(json.dumps(request))
+    return path, name
+
+
+def rehearse(own, folder, target, *arguments):
+    """Return the command as it ended, and the certificate."""
+    place = folder / "certificate.json"
+    done = own.clary("rehearse", str(target), *arguments, "--json", str(place), check=False, timeout=LIMIT_S)
+    said = done.stdout + done.stderr
+    assert place.exists(), said
+    return done, json.loads(place.read_text())
+
+
+def test_a_program_that_restores_everything_passes_and_the_users_own_checkpoints_stay_untouched(own, aws, tmp_path):
+    path, name = request_file(aws, tmp_path, forgetting(""))
+    done, certificate = rehearse(own, tmp_path, path, "--reclaim", "step:12")
+    assert done.returncode == PASS, done.stdout + done.stderr
+    assert certificate["verdict"] == "PASS"
+    assert certificate["losses"]["num_equal"] == certificate["losses"]["num_compared"] == 32
+    assert certificate["samples"]["num_compared"] == 128
+    assert (certificate["samples"]["num_twice"], certificate["samples"]["num_never"]) == (0, 0)
+    (interruption,) = certificate["interruptions"]
+    assert "was reclaimed" in interruption["why"]
+    assert 0 <= certificate["steps_lost"] < 32
+    assert "PASS: all 32 losses are the twin's as printed" in done.stdout
+    listed = aws.s3.list_objects_v2(Bucket="clary", Prefix=f"users-own/{name}")
+    assert listed["KeyCount"] == 0
+    jobs = own.clary("jobs", "--json").stdout
+    assert certificate["twin"] not in jobs, "both jobs are gone after a PASS"
+
+
+@pytest.mark.parametrize(
+    ("forgets", "reason", "advice"),
+    [
+        ("optimizer", "though samples are right: the state of the optimizer", "optimizer.state_dict()"),
+        ("sampler", "the sampler's place in the data is not restored", "how far the data was read"),
+        ("checkpoint", "1 file was restored: the checkpoint is never read", "look for the newest checkpoint"),
+    ],
+)
+def test_a_program_that_forgets_something_fails_with_what_it_forgets(own, aws, tmp_path, forgets, reason, advice):
+    path, _ = request_file(aws, tmp_path, forgetting(forgets))
+    done, certificate = rehearse(own, tmp_path, path, "--reclaim", "step:12")
+    assert done.returncode == FAIL, done.stdout + done.stderr
+    assert certificate["verdict"] == "FAIL"
+    assert reason in certificate["reason"]
+    assert advice in certificate["advice"]
+    jobs = own.clary("jobs", "--json").stdout
+    assert certificate["rehearsal"] in jobs, "what failed can be looked at"
+
+
+def test_two_ranks_on_two_hosts_are_rehearsed_from_a_job_that_ran_while_one_host_is_killed(own, aws, tmp_path):
+    name = unique("ranks")
+    request = script_request(
+        aws,
+        name,
+        {"train.py": RANKS_PROGRAM},
+        instance_count=2,
+        hyperparameters={"sagemaker_torch_distributed_enabled": "true"},
+        CheckpointConfig={"S3Uri": f"s3://clary/users-own/{name}"},
+    )
+    assert wait(aws, start(aws, request), timeout_s=LIMIT_S)["TrainingJobStatus"] == "Completed"
+    done, certificate = rehearse(own, tmp_path, name, "--kill", "algo-2@step:14", "--slow", "algo-1@step:2+1s:20mbit")
+    assert done.returncode == PASS, done.stdout + done.stderr
+    assert certificate["samples"]["num_compared"] == 36 * 2 * 2, "batches of both ranks, not those that were skipped"
+    assert "algo-2 was lost" in certificate["interruptions"][0]["why"]
+    assert certificate["twin"].startswith(f"{name}-twin-")
+
+
+def test_a_fault_that_strikes_too_late_proves_nothing(own, aws, tmp_path):
+    short = forgetting("").replace("= 32, 5, 4, 64", "= 3, 5, 4, 64")
+    path, _ = request_file(aws, tmp_path, short)
+    done, certificate = rehearse(own, tmp_path, path, "--reclaim", "step:900")
+    assert done.returncode == INCONCLUSIVE, done.stdout + done.stderr
+    assert "it never struck" in certificate["reason"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "say what is to strike"),
+        (("--kill", "algo-7@1s"), "the job has no host algo-7"),
+        (("--partition", "algo-1@1s"), "a job of one host has no network"),
+        (("--random", "2", "--together"), "leave --together out"),
+        (("--kill", "soon"), "--kill: expected algo-2@180s"),
+    ],
+)
+def test_what_can_not_be_had_is_refused_before_anything_starts(own, aws, tmp_path, arguments, words):
+    path, name = request_file(aws, tmp_path, forgetting(""))
+    done = own.clary("rehearse", str(path), *arguments, check=False)
+    assert done.returncode == USAGE
+    assert words in done.stderr
+    assert name not in own.clary("jobs", "--json").stdout
+
+
+def test_a_job_that_is_no_rehearsal_is_not_struck(own, aws):
+    name = unique("bystander")
+    aws.sagemaker.create_training_job(**job_request(name, "echo up; sleep 30"))
+    wait(aws, name, until=("Training",))
+    token = StateFolder(own.home).load_secrets().admin_token
+    address = urlsplit(own.environment["AWS_ENDPOINT_URL"])
+    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=30)
+    try:
+        body = json.dumps({"kind": "kill", "hosts": ["algo-1"]})
+        connection.request(
+            "POST", f"/clary/v1/jobs/{name}/strike", body=body, headers={"authorization": f"Bearer {token}"}
+        )
+        answer = connection.getresponse()
+        assert (answer.status, "is no rehearsal" in answer.read().decode()) == (403, True)
+    finally:
+        connection.close()
+    time.sleep(1)
+    assert aws.sagemaker.describe_training_job(TrainingJobName=name)["TrainingJobStatus"] == "InProgress"
+    aws.sagemaker.stop_training_job(TrainingJobName=name)

@@ -1,0 +1,111 @@
+"""Verdicts on a host by itself: disk, memory, clock, GPUs."""
+
+import pytest
+
+from clary.agent.health.gpu_checks import gpu_finding
+from clary.agent.health.host_checks import available_memory, clock_offset, read_disk
+from clary.agent.health.host_verdicts import GIB, MIB, DiskReading, clock_finding, disk_finding, memory_finding
+from clary.contract.health import FindingState
+
+OK, WARN, BAD, SKIPPED = FindingState.OK, FindingState.WARN, FindingState.BAD, FindingState.SKIPPED
+LISTING = "0, NVIDIA H100, 0, 41\n1, NVIDIA H100, 0, 44\n"
+
+
+@pytest.mark.parametrize(
+    ("reading", "state", "words"),
+    [
+        (DiskReading(folder="/d", free_bytes=50 * GIB), OK, "50.0 GiB free at /d"),
+        (DiskReading(folder="/d", free_bytes=50 * GIB, written_bytes=4 * MIB, write_s=0.1), OK, "40 MiB/s written"),
+        (
+            DiskReading(folder="/d", free_bytes=50 * GIB, written_bytes=MIB // 2, write_s=2.0),
+            WARN,
+            "expected 1 or more",
+        ),
+        (DiskReading(folder="/d", free_bytes=GIB), WARN, "expected 2 GiB or more"),
+        (DiskReading(folder="/d", free_bytes=MIB), BAD, "expected 0.25 GiB or more"),
+        (DiskReading(folder="/d", free_bytes=0, error="Read-only file system"), BAD, "cannot be written"),
+    ],
+)
+def test_disks(reading, state, words):
+    finding = disk_finding("algo-1", reading)
+    assert finding.state is state
+    assert words in finding.words
+    assert bool(finding.cause) == (state in (WARN, BAD))
+
+
+@pytest.mark.parametrize(
+    ("available", "limit", "state"),
+    [
+        (8 * GIB, 4 * GIB, OK),
+        (GIB // 2, 4 * GIB, WARN),
+        (64 * MIB, 4 * GIB, BAD),
+        (64 * MIB, 32 * MIB, OK),
+        (GIB, None, OK),
+        (None, GIB, SKIPPED),
+    ],
+)
+def test_memory_against_the_limit_of_the_host(available, limit, state):
+    assert memory_finding("algo-1", available, limit).state is state
+
+
+@pytest.mark.parametrize(
+    ("offset", "state", "words"),
+    [
+        (0.0, OK, "agrees"),
+        (1.9, OK, "agrees"),
+        (3.0, WARN, "3 s ahead of the service's"),
+        (-90.0, BAD, "90 s behind the service's"),
+        (None, SKIPPED, "nobody answered"),
+    ],
+)
+def test_clocks(offset, state, words):
+    finding = clock_finding("algo-1", offset, "nobody answered")
+    assert finding.state is state
+    assert words in finding.words
+
+
+@pytest.mark.parametrize(
+    ("listing", "products", "state", "words"),
+    [
+        (LISTING, "0 right\n1 right\n", OK, "2 x NVIDIA H100"),
+        (LISTING, "0 right\n1 wrong\n", BAD, "GPU 1 multiplies wrongly"),
+        (LISTING, None, WARN, "the multiplication was not made"),
+        (LISTING.replace("0, 44", "3, 44"), "0 right\n1 right\n", BAD, "uncorrected memory errors: GPU 1: 3"),
+        (LISTING.replace(" 0, 44", " [N/A], 44"), "0 right\n1 right\n", OK, "2 x NVIDIA H100"),
+        (LISTING.replace("0, 44", "0, 95"), "0 right\n1 right\n", WARN, "GPU 1: 95 C"),
+        ("0, NVIDIA H100, 0, 41\n", "", BAD, "GPU 1 is missing, the driver lists 0"),
+        ("No devices were found\n", None, BAD, "the driver lists none"),
+        (None, None, BAD, "nvidia-smi does not answer"),
+    ],
+)
+def test_gpus(listing, products, state, words):
+    finding = gpu_finding("algo-1", (0, 1), listing=listing, products=products, has_computed=True)
+    assert finding.state is state
+    assert words in finding.words
+
+
+def test_a_gpu_that_was_not_to_compute_is_judged_by_the_driver_alone():
+    assert gpu_finding("algo-1", (0,), listing=LISTING, products=None, has_computed=False).state is OK
+
+
+def test_the_disk_is_read_by_writing_and_nothing_stays(tmp_path):
+    reading = read_disk(tmp_path / "algo-1", writes=True)
+    assert reading.free_bytes > 0
+    assert reading.written_bytes > 0
+    assert list((tmp_path / "algo-1").iterdir()) == []
+    assert read_disk(tmp_path, writes=False).write_s is None
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
+    (tmp_path / "file").touch()
+    assert read_disk(tmp_path / "file" / "algo-1", writes=True).error
+
+
+def test_this_machine_says_how_much_memory_it_has():
+    assert available_memory() > 0
+
+
+def test_a_service_that_is_not_there_leaves_the_clock_unchecked():
+    offset, why = clock_offset("http://127.0.0.1:1")
+    assert offset is None
+    assert "was not asked" in why
