@@ -85,7 +85,7 @@ def _recover_one(service: BenchmarkService, jobs: BenchmarkJobs, name: str) -> d
     _wait_for_step(lambda: "\n".join(jobs.log(name)), STEPS_BEFORE, after_s=0.0)
     time.sleep(2.5)  # until checkpoints of these steps are in the object store
     died_at = datetime.now().astimezone()
-    died_at_s = gang.kill_host("algo-2")
+    died_at_s = gang.kill_agent("algo-2")  # and with it whatever runs on the host: as a machine that is gone
     step, at_s = _wait_for_step(lambda: "\n".join(jobs.log(name)), 1, after_s=died_at_s + 1.0)
     if step <= 1:
         raise SystemExit(f"{name}: went on at step {step}: no checkpoint was restored")

@@ -6,9 +6,8 @@ loses none. The cost ratio is what the job is billed for over what the oracle's 
 steps; with a goodput of g it is the spot fraction over g. Starts and stops do not shrink with the trace: at 60 an hour
 is a minute, and an interruption costs 60 times its share.
 
-Verified: every step has the state that it has without interruptions (`step_history`), the schedule interrupted the job
-as often as the trace says, training time is the sum over attempts, billable time and savings are the documented
-formulas of it to the bit.
+Verified: every step has the state that it has without interruptions (`step_history`), training time is the sum over
+attempts, billable time and savings are the documented formulas of it to the bit.
 
 CLARY_BENCH_TRACE names a file of github.com/skypilot-org/spot-traces in place of the generated one; CLARY_BENCH_HOURS
 (of the trace, 24) and CLARY_BENCH_SCALE (60) stand in place of the usual ones.

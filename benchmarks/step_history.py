@@ -133,10 +133,9 @@ def _wrong_lines(lines: Sequence[Step], num_hosts: int) -> list[str]:
 
 def _wrong_order(attempts: list[list[Step]]) -> list[str]:
     """Say which steps count and were never taken, and which attempts ran at the same time."""
-    problems = []
     tokens = [attempt[0].attempt for attempt in attempts]
-    for token in sorted({token for token in tokens if tokens.count(token) > 1}):
-        problems.append(f"attempt {token} comes back after another one")
+    again = sorted({token for token in tokens if tokens.count(token) > 1})
+    problems = [f"attempt {token} comes back after another one" for token in again]
     farthest = 0
     for attempt in attempts:
         token = attempt[0].attempt

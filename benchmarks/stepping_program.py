@@ -6,8 +6,8 @@ from another state than the others is found at once. Every host writes the state
 step, each SAVE_EVERY steps; a new attempt begins with the newest state that any host has.
 
 Environment: STEP_S, SAVE_EVERY, PORT; NUM_STEPS, after which it ends, 0 for never. Every rank prints
-`step N STATE at SECONDS by RANK of ATTEMPT after SECONDS_OF_THE_LAST_SAVE`: a host that dies takes its last lines along,
-the others have theirs.
+`step N STATE at SECONDS by RANK of ATTEMPT after SECONDS_OF_THE_LAST_SAVE`: a host that dies takes its last lines
+along, the others have theirs.
 """
 
 PROGRAM = "steps.py"

@@ -253,8 +253,8 @@ def test_sigterm_reaches_forked_ranks_once_and_their_last_words_arrive(world):
     sandbox = world.sandbox()
     standby = world.prepare(sandbox)
     script = (
-        "import signal, sys, time\n"
-        "def save(*_):\n    print('saved', flush=True); sys.exit(7)\n"
+        "import os, signal, sys, time\n"
+        "def save(*_):\n    os.write(1, b'saved\\n'); sys.exit(7)\n"  # not print: the signal may come inside of one
         "signal.signal(signal.SIGTERM, save)\nprint('on', flush=True)\nwhile True: time.sleep(60)"
     )
     program, listener = world.start_in(standby, *(world.rank(sandbox, script, rank=rank) for rank in range(2)))
@@ -342,12 +342,48 @@ def test_mixed_programs_are_forked_as_far_as_they_can_be(world):
     assert (program.num_forked, program.why_not_forked) == (1, "")
 
 
-def test_a_file_of_the_program_comes_before_a_module_that_is_imported_already(world):
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        (PRELOADED, "."),
+        ("sitecustomize", "."),  # which a new interpreter imports by itself
+        ("users_own", "home/.local/lib/python{version}/site-packages"),
+    ],
+)
+def test_a_file_of_the_program_that_an_interpreter_looks_for_at_its_start_makes_it_a_new_one(world, name, place):
+    sandbox = world.sandbox()
+    home = f"{world.code(sandbox)}/home"
+    standby = world.prepare(sandbox, environment=world.variables(sandbox, HOME=home))
+    version = subprocess.run([PYTHON, "-V"], capture_output=True, text=True, check=True).stdout.split()[1]
+    folder = Path(sandbox.ml_folder) / place.format(version=version.rpartition(".")[0])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.py").write_text("WHOSE = 'the program'")
+    rank = world.rank(
+        sandbox, f"import sys; print({name!r} in sys.modules); import {name}; print({name}.WHOSE)", HOME=home
+    )
+    program, listener = world.start_in(standby, rank)
+    assert program.num_forked == 1  # into a process that then executes
+    expected = ([(0, None)], f"{name == 'sitecustomize'}\nthe program\n")
+    assert finished(program, listener) == expected
+    assert finished(*world.start(rank, sandbox=sandbox)) == expected
+
+
+def test_modules_of_the_program_that_appear_early_are_imported_by_it_alone(world):
+    sandbox = world.sandbox()
+    own = "import os\nprint('imported by', os.environ.get('RANK'), os.getpid() == os.getpgrp())"
+    (Path(sandbox.ml_folder) / "own.py").write_text(own)
+    (Path(sandbox.ml_folder) / f"{PRELOADED}.py").write_text(own)
+    standby = world.prepare(sandbox, preload=("own", PRELOADED))
+    program, listener = world.start_in(standby, world.rank(sandbox, f"import own, {PRELOADED}", RANK="0"))
+    assert finished(program, listener) == ([(0, None)], "imported by 0 True\n" * 2)
+
+
+def test_folders_of_data_with_the_name_of_a_module_are_in_nobodys_way(world):
     sandbox = world.sandbox()
     standby = world.prepare(sandbox)
-    (Path(sandbox.ml_folder) / f"{PRELOADED}.py").write_text("WHOSE = 'the program'")
-    program, listener = world.start_in(standby, world.rank(sandbox, f"import {PRELOADED} as m; print(m.WHOSE)"))
-    assert finished(program, listener) == ([(0, None)], "the program\n")
+    (Path(sandbox.ml_folder) / PRELOADED).mkdir()
+    (Path(sandbox.ml_folder) / PRELOADED / "a.csv").write_text("1,2")
+    assert finished(*world.start_in(standby, world.rank(sandbox, IS_FORKED))) == ([(0, None)], "forked\n")
 
 
 def test_what_modules_say_when_they_are_imported_is_said_to_each_rank(world):
@@ -367,6 +403,7 @@ def test_what_modules_say_when_they_are_imported_is_said_to_each_rank(world):
         ("import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()", "threads"),
         ("kept = open('/etc/passwd')", "hold open 3 (/etc/passwd)|hold open 5 (/etc/passwd)"),
         ("raise ValueError('broken')", "import unfit failed: ValueError: broken"),
+        ("import json, not_here", "import unfit failed: ModuleNotFoundError: No module named 'not_here'"),
         ("import os; os._exit(3)", "has ended"),
     ],
 )

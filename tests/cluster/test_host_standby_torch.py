@@ -9,6 +9,7 @@ from host_world import HostWorld, Listener, eventually, process
 
 from clary.agent.environments.train_library import library_folder, write_train_library
 from clary.agent.host.program import Program
+from clary.agent.host.sandbox import Bind
 from clary.agent.host.standby import StandbyHost
 from clary.agent.zygote.interpreter_start import RANK_SHIM
 from clary.contract.ml_tree import MlTree
@@ -16,6 +17,7 @@ from clary.contract.ml_tree import MlTree
 TRAIN_PYTHON = Path(__file__).resolve().parents[2] / ".venvs/train/bin/python"
 ENOUGH_S = 50.0
 NUM_RANKS = 2
+MODULES = "/srv/modules"
 
 SCRIPT = """
 import os, sys
@@ -71,7 +73,7 @@ def ranks(code, library):
         process(
             *(str(TRAIN_PYTHON), RANK_SHIM, "train.py", str(NUM_RANKS)),
             environment={
-                "PYTHONPATH": f"{code}:{shims}:{library}",
+                "PYTHONPATH": f"{code}:{shims}:{MODULES}:{library}",
                 "PYTHONUNBUFFERED": "1",
                 "OMP_NUM_THREADS": "1",
                 "RANK": str(rank),
@@ -88,11 +90,12 @@ def ranks(code, library):
 
 def run(world, *, is_prepared):
     """Run the script on a new host; returns the output of each rank and the two times."""
-    sandbox, tree = world.sandbox(), MlTree(Path("/opt/ml"))
+    modules, tree = world.folder(f"modules-{is_prepared}"), MlTree(Path("/opt/ml"))
+    sandbox = world.sandbox(binds=(Bind(source=str(modules), target=MODULES),))
     processes, listener = ranks("/opt/ml", str(library_folder(tree))), TimedListener()
     standby = None
     if is_prepared:
-        (Path(sandbox.ml_folder) / "last_module.py").write_text("open('/opt/ml/is-ready', 'w').close()")
+        (modules / "last_module.py").write_text("open('/opt/ml/is-ready', 'w').close()")
         standby = StandbyHost.prepare(
             sandbox,
             python=str(TRAIN_PYTHON),

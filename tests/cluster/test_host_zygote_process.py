@@ -1,6 +1,5 @@
 """Zygotes that do not do what they are asked: the caller can start everything anew. Small scripts stand for them."""
 
-import contextlib
 import os
 import socket
 import time
@@ -10,6 +9,7 @@ from host_world import DEADLINE_S, PATH, eventually
 
 from clary.agent.host import zygote_process
 from clary.agent.host.zygote_process import Zygote
+from clary.contract.processes import read_entry
 
 BEGIN = """
 import array, json, os, socket, sys, time
@@ -48,10 +48,8 @@ def start(tmp_path, monkeypatch):
         os.close(write_end)
         with open(read_end, "rb") as output:
             text = output.read().decode()  # ends when nobody is left who could write
-        for pid in pids.values():
-            os.waitpid(pid, 0) if is_child(pid) else None
-        with contextlib.suppress(ProcessLookupError):
-            eventually(lambda: not os.path.exists(f"/proc/{zygote._pid}"))
+        # Ranks are orphans now and belong to another parent: this process adopts none.
+        eventually(lambda: not any(is_running(pid) for pid in (zygote._pid, *pids.values())))
         return pids, reason, text
 
     yield start
@@ -59,12 +57,9 @@ def start(tmp_path, monkeypatch):
     other.close()
 
 
-def is_child(pid):
-    """Whether the process is this one's; a fork is only where orphans come to it."""
-    try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not False
-    except ChildProcessError:
-        return False
+def is_running(pid):
+    entry = read_entry(pid)
+    return entry is not None and not entry.has_ended
 
 
 def test_ranks_go_when_the_zygote_has_ended(start):

@@ -1,5 +1,6 @@
 """The network doctor in real networks with one thing wrong: it names the link and the cause. Needs root."""
 
+import asyncio
 import os
 import subprocess
 import threading
@@ -9,11 +10,18 @@ from dataclasses import replace
 import pytest
 
 from clary.agent.health.link_verdicts import network_findings
-from clary.agent.health.network_doctor import NetworkDoctor
+from clary.agent.health.network_doctor import NetworkDoctor, network_order
 from clary.agent.health.readings import NetworkOrder, Peer
+from clary.agent.supervisor.fact_board import FactBoard
+from clary.agent.supervisor.host_health import HostHealth
+from clary.contract.clock import SystemClock
 from clary.contract.health import Check, FindingState
+from clary.contract.launch_plan import Link, NetworkPlan, Resources
+from clary.control.engines.local.engine import LocalEngine
 from clary.control.jobs.health import diagnose, with_lopsided
+from clary.control.settings import Settings
 from clary.testing.lab_network import LabLink, LabNetwork
+from clary.testing.launch_plans import make_hosts, make_plan
 
 pytestmark = [
     pytest.mark.root,
@@ -21,6 +29,7 @@ pytestmark = [
 ]
 
 LINGER_S = 10.0
+DEADLINE_S = 30.0
 
 
 @pytest.fixture
@@ -29,6 +38,9 @@ def examine(tmp_path, capsys):
     doctors = []
 
     def examine_all(network, **planned):
+        return examine_orders([order_of(network, host, tmp_path, **planned) for host in network.hosts])
+
+    def examine_orders(orders):
         found = {}
 
         def run(doctor, order):
@@ -40,16 +52,16 @@ def examine(tmp_path, capsys):
             doctor.wait(LINGER_S)
 
         threads = []
-        for host in network.hosts:
-            order = order_of(network, host, tmp_path, **planned)
+        for order in orders:
             doctors.append(NetworkDoctor(order))
             threads.append(threading.Thread(target=run, args=(doctors[-1], order)))
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return {host: found[host] for host in network.hosts}
+        return {order.host: found[order.host] for order in orders}
 
+    examine_all.orders = examine_orders
     yield examine_all
     for doctor in doctors:
         doctor.close()
@@ -232,3 +244,61 @@ def test_a_host_whose_network_program_never_starts_is_not_called_sick(examine, t
     (link,) = [item for item in found if item.peer is not None]
     assert link.state is FindingState.SKIPPED
     assert "the network program of algo-2 did not start" in link.words
+
+
+async def test_links_that_a_job_has_asked_to_be_slow_are_well(examine, tmp_path):
+    engine = LocalEngine(Settings(home=str(tmp_path / "home")), "http://127.0.0.1:4570")
+    shape = Link(rate_mbit_s=50, delay_ms=60, loss_percent=3)
+    hosts = tuple(
+        replace(host, resources=Resources(num_cpus=1, memory_bytes=None, link=shape)) for host in make_hosts(2)
+    )
+    plan = make_plan(hosts=hosts, work_folder=str(tmp_path / "home" / "jobs" / "job-1" / "1"))
+    try:
+        plan = await engine.launch(plan)
+        for host in plan.hosts:
+            os.makedirs(f"{plan.work_folder}/{host.name}", exist_ok=True)
+        findings = await asyncio.to_thread(examine.orders, [network_order(plan, host) for host in plan.hosts])
+    finally:
+        await engine.release("job-1", 1)
+    assert all_bad(findings) == {}
+    (sums,) = {item.words for found in findings.values() for item in found if item.check is Check.COLLECTIVE}
+    assert sums == "sum over 2 hosts"
+
+
+class FakeLog:
+    """Takes the agent's lines."""
+
+    def say(self, *lines):
+        pass
+
+
+def children():
+    own = str(os.getpid())
+    listed = subprocess.run(["ps", "-o", "args=", "--ppid", own], capture_output=True, text=True, check=False).stdout
+    return [line for line in listed.splitlines() if "network_program" in line]
+
+
+def test_a_check_that_is_given_up_ends_at_once_and_leaves_no_process(tmp_path):
+    with LabNetwork(2, LabLink()) as network:
+        hosts = tuple(replace(host, address=network.address(host.name)) for host in make_hosts(2))
+        paths = {name: network.entry(name)[1].removeprefix("--net=") for name in network.hosts}
+        plan = make_plan(
+            hosts=hosts,
+            network=NetworkPlan(namespace_paths=paths),
+            work_folder=str(tmp_path),
+            health_checks=True,
+        )
+        board = FactBoard(clock=SystemClock())
+        health = HostHealth(plan, host="algo-1", board=board, log=FakeLog())
+        check = threading.Thread(target=health.check)
+        check.start()  # the other host's program never comes: this one would wait for it
+        end_s = time.monotonic() + DEADLINE_S
+        while not children() and time.monotonic() < end_s:
+            time.sleep(0.02)
+        assert children()
+        health.close()
+        check.join(DEADLINE_S)
+        assert not check.is_alive()
+        assert health.join(DEADLINE_S)
+        assert children() == []
+        assert board.facts.health == (), "nothing is told after the end"

@@ -1,7 +1,7 @@
 """An agent's part in the cache, to be killed at any moment; run as `program CACHE URL LIMIT_BYTES SEED`.
 
-Fetches channels of the bucket `data` again and again, lets go of them, tidies, and makes room by a tight bound. Prints
-a line when it has begun and one for each channel that it has brought.
+Fetches channels of the bucket `data` again and again, lets go of them, takes them away, tidies, and makes room by a
+tight bound. Prints a line when it has begun and one for each channel that it has brought.
 """
 
 import random
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from clary.agent.channels.cache import CacheUnusable, ChannelCache
+from clary.agent.channels.cache.folder import CacheFolder, boot_id
 from clary.agent.channels.selection import select_objects
 from clary.agent.object_store import ObjectStore
 from clary.contract.launch_plan import Channel, Credentials, Endpoint
@@ -21,6 +22,7 @@ def main():
     chance = random.Random(seed)
     credentials = Credentials(access_key_id="agent-key", secret_access_key="agent-secret")
     cache = ChannelCache(Path(folder), limit_bytes=int(limit_bytes), endpoint_url=url, lock_wait_s=5.0)
+    everything = CacheFolder(Path(folder), boot=boot_id())
     with ObjectStore(Endpoint(url=url, region="us-west-2", credentials=credentials)) as store:
         print("begun", flush=True)
         while True:
@@ -36,7 +38,9 @@ def main():
                 continue
             print("brought", name, flush=True)
             snapshot.release()
-            if chance.random() < 0.3:
+            if chance.random() < 0.8:
+                everything.remove_snapshot(snapshot.path)  # so that most rounds make one
+            if chance.random() < 0.1:
                 cache.tidy()
 
 

@@ -44,7 +44,8 @@ def main():
             step += 1
             if dist.get_rank() == 0:
                 print(f"{{'loss': {loss.item():.6f}, 'step': {step}}}", flush=True)
-            if step % SAVE_EVERY == 0:
+            # One rank for all: what each host saved by itself could be of another step after a kill.
+            if step % SAVE_EVERY == 0 and dist.get_rank() == 0:
                 state = {"step": step, "model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
                 torch.save(state, PLACE + ".part")
                 os.replace(PLACE + ".part", PLACE)

@@ -25,6 +25,7 @@ from clary.contract.ml_tree import MlTree
 MIB = 1 << 20
 PROGRAM = Path(__file__).with_name("channel_cache_program.py")
 NUM_KILLS = 30
+NUM_FILES = 100  # of a channel: making a tree of them takes a while, in which many of the kills fall
 LINE_LIMIT_S = 40.0
 
 
@@ -138,44 +139,45 @@ class Agent:
         self.lines.extend(iter(self.process.stdout.readline, ""))
 
 
-def stock(store: ObjectStore) -> dict[str, set[str]]:
-    """Store the channels of the program; returns the hashes of what each file name may hold."""
-    known: dict[str, set[str]] = {}
+def stock(store: ObjectStore) -> list[dict[str, str]]:
+    """Store the channels of the program; returns every tree that it may make of them, as names and hashes."""
+    trees = []
     chance = random.Random(7)
     for name in ("one", "two", "three"):
-        for index in range(12):
-            blob = chance.randbytes(chance.randrange(200_000))
+        plain, packed = {}, {}
+        for index in range(NUM_FILES):
+            blob = chance.randbytes(chance.randrange(20_000))
             store.put_bytes("data", f"{name}/None/sub/{index}", blob)
             store.put_bytes("data", f"{name}/Gzip/sub/{index}.gz", gzip.compress(blob, 1))
-            known.setdefault(f"sub/{index}", set()).add(hashlib.sha256(blob).hexdigest())
-    return known
+            plain[f"sub/{index}"] = packed[f"sub/{index}.gz"] = hashlib.sha256(blob).hexdigest()
+        trees += [dict(sorted(tree.items())[first:]) for tree in (plain, packed) for first in range(3)]
+    return trees
 
 
-def check(root: Path, known: dict[str, set[str]]) -> int:
-    """Read everything under a final name and compare it; returns how many files of snapshots there are."""
-    num_files = 0
+def check(root: Path, trees: list[dict[str, str]]) -> int:
+    """Read everything under a final name and compare it; returns how many snapshots there are."""
+    num_snapshots = 0
     for snapshot in (root / "snapshots").glob("*/*"):
-        for name, found in files(snapshot).items():
-            assert found in known[name.removesuffix(".gz")], (snapshot, name)
-            num_files += 1
-    everything = set().union(*known.values())
+        assert files(snapshot) in trees, snapshot
+        num_snapshots += 1
+    everything = set().union(*(tree.values() for tree in trees))
     for path in (root / "objects").rglob("*"):
         if path.is_file():
             assert is_as_stored(path.stat(), name=path.name), path
             assert hashlib.sha256(path.read_bytes()).hexdigest() in everything, path
-    return num_files
+    return num_snapshots
 
 
 @pytest.mark.timeout(300)
 def test_agents_killed_at_any_moment_leave_nothing_half_under_a_final_name(weed, tmp_path):
     root = tmp_path / "cache"
     with ObjectStore(weed.endpoint) as store:
-        known = stock(store)
+        trees = stock(store)
         chance = random.Random(11)
-        num_files = 0
+        num_snapshots = 0
         for number in range(NUM_KILLS):
-            # The bound holds about two of the six sets of objects, so that some are always on their way out.
-            agents = [Agent(root, weed.endpoint.url, 2_500_000, f"{number}-{index}") for index in range(2)]
+            # The bound holds about five of the six sets of objects, so that some are always on their way out.
+            agents = [Agent(root, weed.endpoint.url, 5_000_000, f"{number}-{index}") for index in range(2)]
             try:
                 for agent in agents:
                     agent.wait_for("begun")
@@ -183,18 +185,18 @@ def test_agents_killed_at_any_moment_leave_nothing_half_under_a_final_name(weed,
             finally:
                 for agent in agents:
                     agent.kill()
-            num_files += check(root, known)
-        assert num_files > 0
+            num_snapshots += check(root, trees)
+        assert num_snapshots > 0
         # Whoever comes next can use what is left and sweeps the rest.
         cache = ChannelCache(root, limit_bytes=50_000_000, endpoint_url=weed.endpoint.url)
         for name in ("one", "two", "three"):
             channel = Channel(name=name, s3_uri=f"s3://data/{name}/None")
             selection = select_objects(channel, store=store)
             snapshot = cache.snapshot(selection.objects, selection.folders, channel=channel, store=store)
-            assert len(files(snapshot.path)) == 12
+            assert len(files(snapshot.path)) == NUM_FILES
             snapshot.release()
         cache.tidy()
-        check(root, known)
+        check(root, trees)
         assert list((root / "filling").iterdir()) == []
 
 

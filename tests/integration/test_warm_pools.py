@@ -1,10 +1,12 @@
 """Warm pools as clients see them, with real hosts: kept, reused, refused, expired, killed."""
 
+import json
 import os
 import signal
 import time
 
 import pytest
+from program_jobs import model_of, script_request
 from running_service import SETTINGS, start_service
 from test_attempts import agent_of, wait_for_line
 from test_clients_boto3 import Clients, job_request, log_of, unique, wait
@@ -177,3 +179,44 @@ def test_a_period_that_cannot_be_kept_is_refused_or_told(aws):
             aws.sagemaker.update_training_job(TrainingJobName=name, ResourceConfig={"KeepAlivePeriodInSeconds": 60})
     said = "\n".join(log_of(aws, spot["TrainingJobName"]))
     assert "KeepAlivePeriodInSeconds has no effect on spot capacity" in said
+
+
+OF_ONE_JOB = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "CLARY_COLLECTIVE_SECRET")
+SEEN = """
+import json, os, random, resource, sys
+import numpy, torch
+seen = {
+    "environment": {name: value for name, value in os.environ.items() if os.environ["TRAINING_JOB_NAME"] not in value},
+    "descriptors": sorted(os.listdir("/proc/self/fd"))[:-1],
+    "argv": sys.argv, "path": sys.path, "flags": list(sys.flags), "executable": sys.executable, "folder": os.getcwd(),
+    "limits": [resource.getrlimit(number) for number in range(16)], "umask": os.umask(0o22),
+    "main": sorted(vars(sys.modules["__main__"])), "streams": [sys.stdout.encoding, sys.stdout.line_buffering],
+    "parent": os.getppid(), "session": os.getsid(0) == os.getpid(), "name": __name__,
+}
+print("SEEN " + json.dumps(seen, default=str, sort_keys=True))
+print("RANDOM", random.random(), numpy.random.rand(), float(torch.rand(1)), torch.initial_seed())
+open("/opt/ml/model/weights", "w").write("kept")
+"""
+
+
+def test_a_program_that_an_interpreter_became_finds_what_a_fresh_one_finds_but_other_random_numbers(service, aws):
+    seen, keys, numbers, names = [], [], [], []
+    for _ in range(3):
+        names.append(unique("forked"))
+        request = script_request(aws, names[-1], {"train.py": SEEN})
+        request["ResourceConfig"]["KeepAlivePeriodInSeconds"] = 600
+        aws.sagemaker.create_training_job(**request)
+        facts = wait(aws, names[-1])
+        assert facts["TrainingJobStatus"] == "Completed", facts.get("FailureReason")
+        assert model_of(aws, facts) == {"weights": b"kept"}
+        lines = log_of(aws, names[-1])
+        seen.append(json.loads(next(line for line in lines if line.startswith("SEEN "))[5:]))
+        keys.append([seen[-1]["environment"].pop(name) for name in OF_ONE_JOB])
+        numbers += next(line for line in lines if line.startswith("RANDOM ")).split()[1:]
+        wait_for_pool(aws, names[-1], "Available")
+    end_pool(aws, names[-1])
+    assert seen[0] == seen[1] == seen[2]
+    assert not set(keys[0]) & set(keys[1])
+    assert len(set(numbers)) == len(numbers), "no two are alike, within a job or from job to job"
+    (log,) = [text for name in names[1:2] for text in (service.home / "jobs" / name).glob("1/algo-1/agent.log")]
+    assert "not used" not in log.read_text()

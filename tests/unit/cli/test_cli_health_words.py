@@ -1,6 +1,7 @@
 """The two matrices of `clary doctor JOB`, and what stands below them."""
 
 from clary.cli.health_words import health_text, is_bad
+from clary.cli.main import main
 
 
 def item(host, check, state, peer=None, words="w", cause=""):
@@ -80,3 +81,8 @@ def test_a_job_without_checks_or_without_hosts_says_so():
 def test_attempts_that_ended_early_are_told_with_their_reason():
     text = health_text(page(attempt=2, past_attempts=[{"number": 1, "reason": "the link is sick"}]), colours=False)
     assert "attempt 1 ended early: the link is sick" in text
+
+
+def test_json_belongs_to_a_job(capsys):
+    assert main(["doctor", "--json"]) != 0
+    assert "--json belongs to: clary doctor JOB" in capsys.readouterr().err

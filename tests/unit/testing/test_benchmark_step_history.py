@@ -66,7 +66,7 @@ def test_steps_of_another_number_of_hosts_a_gap_and_an_attempt_that_comes_back_a
     assert history(lines(("a", 1, 3), states=states(3, 2)), num_hosts=4).problems
     assert "step 4 follows on step 2" in history(lines(("a", 1, 2), ("a", 4, 5)), num_hosts=4).problems[0]
     assert "attempt a comes back" in history(lines(("a", 1, 2), ("b", 3, 4), ("a", 5, 6)), num_hosts=4).problems[0]
-    assert "first step has number 2" in history(lines(("a", 2, 5)), num_hosts=4).problems[0]
+    assert "begins with step 2: expected at most 1" in history(lines(("a", 2, 5)), num_hosts=4).problems[0]
 
 
 def test_nothing_can_be_said_of_less_than_two_steps():

@@ -55,7 +55,7 @@ def _peer(host: HostPlan, other: HostPlan) -> Peer:
 
 
 class NetworkDoctor:
-    """One run of a host's network program; `close` ends it, from any thread."""
+    """One run of a host's network program, which dies with the thread that makes this; that thread closes it too."""
 
     def __init__(self, order: NetworkOrder) -> None:
         self._order = order
@@ -80,7 +80,7 @@ class NetworkDoctor:
                 file.write(json.dumps(to_plain(self._order)).encode())
             line = self._line(limit_s)
             return from_plain(NetworkReading, json.loads(line))
-        except (OSError, ValueError, ContractError) as error:
+        except (OSError, ValueError, ContractError, subprocess.TimeoutExpired) as error:
             raise AgentError(f"the network of {self._order.host} was not checked: {error}") from error
 
     def wait(self, timeout_s: float) -> None:
@@ -89,10 +89,14 @@ class NetworkDoctor:
             self._process.wait(timeout_s)
         self.close()
 
-    def close(self) -> None:
-        """End the program; harmless when repeated."""
+    def end(self) -> None:
+        """Kill the program, from any thread: whoever waits for its reading gets an error."""
         if self._process.poll() is None:
             self._process.kill()
+
+    def close(self) -> None:
+        """End the program and free what it held; harmless when repeated."""
+        self.end()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
         if self._process.stdout is not None and not self._process.stdout.closed:

@@ -14,9 +14,7 @@ import asyncio
 import contextlib
 import json
 import os
-import select
 import signal
-import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -24,6 +22,7 @@ from collections.abc import Mapping
 from clary.agent.health import interfaces
 from clary.agent.health.link_probe import LinkProbe
 from clary.agent.health.listener import NO_SUM, Listener, datagram
+from clary.agent.health.name_check import NameCheck
 from clary.agent.health.readings import DOCTOR_PORT, Answer, NetworkOrder, NetworkReading
 from clary.agent.host import kernel
 from clary.contract.plain import from_plain, to_plain
@@ -35,7 +34,6 @@ _COPIES = 4  # of a datagram that should arrive
 _OTHER_INTERFACE_S = 0.5
 _MOST_INTERFACES = 4
 _LINGER_S = 5.0
-_NAMES_S = 1.5
 
 
 def main() -> int:
@@ -52,13 +50,13 @@ def main() -> int:
 
 
 async def _run(order: NetworkOrder, names: NameCheck) -> None:
+    began_s = time.monotonic()
     taken = tuple(port for port in order.ports if interfaces.is_taken(port))
     listener = Listener(order.names, order.host, port=DOCTOR_PORT, interface=order.interface)
     await listener.open()
     probes = [LinkProbe(order, peer, listener) for peer in order.peers]
     try:
         await asyncio.gather(*(probe.measure() for probe in probes))
-        began_s = time.monotonic()
         others = asyncio.create_task(_reach_through_others(order))
         total, error = await _sum(order, listener, probes)
         await _measure_rates(order, probes)
@@ -185,74 +183,6 @@ def _join(order: NetworkOrder) -> None:
     if network is not None:
         kernel.join_namespace(network, kind=kernel.CLONE_NEWNET)
         os.close(network)
-
-
-class NameCheck:
-    """Looks all hosts up by name, as programs of the job will: in a child with a /etc/hosts like theirs.
-
-    A child, because a resolver that does not hear of that file may wait for servers that cannot be reached.
-    """
-
-    def __init__(self, order: NetworkOrder) -> None:
-        self._pid = 0
-        self._answer = -1
-        self._end_s = time.monotonic() + _NAMES_S
-        self._file = order.hosts_file
-        if not order.hosts_file:
-            return
-        self._answer, write_end = os.pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
-            try:
-                text = _look_up(order)
-            except Exception as error:  # noqa: BLE001 - boundary: told to the parent
-                text = json.dumps({"error": f"{type(error).__name__}: {error}"})
-            os.write(write_end, text.encode())
-            os._exit(0)
-        os.close(write_end)
-
-    def result(self) -> tuple[Mapping[str, str] | None, str]:
-        """Return what each name means, or None and why that is not known."""
-        if not self._pid:
-            return None, ""
-        ready, _, _ = select.select([self._answer], [], [], max(0.0, self._end_s - time.monotonic()))
-        if not ready:
-            return None, f"names were not resolved within {_NAMES_S:g} s"
-        try:
-            found = json.loads(os.read(self._answer, 1 << 20))
-        except ValueError:
-            return None, "the look-up ended without an answer"
-        return (None, found["error"]) if "error" in found else (found, "")
-
-    def close(self) -> None:
-        """End the child."""
-        if self._pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
-            os.close(self._answer)
-            self._pid = 0
-            with contextlib.suppress(OSError):
-                os.unlink(self._file)
-
-
-def _look_up(order: NetworkOrder) -> str:
-    kernel.die_with_parent(signal.SIGKILL)
-    own = [(order.host, order.address)]
-    with open(order.hosts_file, "w", encoding="utf-8") as file:
-        file.write("127.0.0.1 localhost\n")
-        file.writelines(f"{address} {name}\n" for name, address in own + [(p.name, p.address) for p in order.peers])
-    kernel.unshare(kernel.CLONE_NEWNS)
-    kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
-    kernel.mount(order.hosts_file, os.path.realpath("/etc/hosts"), flags=kernel.MS_BIND)
-    found = {}
-    for name in order.names:
-        try:
-            entries = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
-            found[name] = ", ".join(sorted({str(entry[4][0]) for entry in entries}))
-        except OSError as error:
-            found[name] = f"nothing ({error.strerror or error})"
-    return json.dumps(found)
 
 
 if __name__ == "__main__":

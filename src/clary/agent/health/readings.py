@@ -84,4 +84,4 @@ class NetworkReading:
     sum: int | None = None  # of the collective: every host gives its place, counted from 1
     sum_error: str = ""
     links: tuple[LinkReading, ...] = ()
-    seconds: float = 0.0  # since all peers were met, or given up
+    seconds: float = 0.0  # that all of it took, with the wait for peers

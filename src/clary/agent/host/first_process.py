@@ -41,6 +41,7 @@ class FirstProcess:
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
         self._init: subprocess.Popen[bytes] | None = None
+        self._failure = ""  # as it was reported to `why_ended`
         self._scratch_folder = ""
         self._cgroup: HostCgroup | None = None
         self._errors = os.memfd_create("clary-init-errors")
@@ -148,11 +149,11 @@ class FirstProcess:
     def why_ended(self) -> str:
         """Return what it has reported of its failure, or else written; for one that has ended and had no program."""
         with contextlib.suppress(OSError):
-            while data := self.control.recv(MAX_MESSAGE_BYTES):
+            while not self._failure and (data := self.control.recv(MAX_MESSAGE_BYTES)):
                 report = json.loads(data)
                 if report["kind"] == "failed":
-                    return str(report["message"])
-        return self.last_words()
+                    self._failure = str(report["message"])
+        return self._failure or self.last_words()
 
     def last_words(self) -> str:
         """Return what it wrote to its standard error."""

@@ -19,6 +19,7 @@ from clary.agent.zygote.interpreter_start import RANK_SHIM, ZYGOTE, start_variab
 from clary.contract.clock import Clock
 from clary.contract.errors import AgentError
 from clary.contract.launch_plan import Isolation
+from clary.contract.ml_tree import OPT_ML
 
 
 class StandbyHost:
@@ -34,6 +35,7 @@ class StandbyHost:
         self._python = python
         self._start_variables = start_variables(environment)
         has_mounts = sandbox.isolation is Isolation.NAMESPACES
+        self._late_folder = str(OPT_ML) if has_mounts else sandbox.ml_folder  # as the interpreter sees it
         self._late_roots = tuple(os.path.realpath(folder) for folder in late_roots) if has_mounts else ()
         self._using = threading.Lock()
         self._first_process: FirstProcess | None = None  # None before it is made and when it is used up
@@ -69,7 +71,7 @@ class StandbyHost:
                 (),
                 output_fds=(),
                 standby={
-                    "argv": [python, ZYGOTE, RANK_SHIM, *preload],
+                    "argv": [python, ZYGOTE, standby._late_folder, RANK_SHIM, *preload],
                     "environment": standby._start_variables,
                 },
                 late_roots=standby._late_roots,

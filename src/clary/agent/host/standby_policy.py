@@ -14,6 +14,7 @@ from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
 from clary.agent.host.zygote_process import MAX_PROCESSES
 from clary.agent.zygote.interpreter_start import RANK_SHIM, start_variables
 from clary.contract.launch_plan import Isolation
+from clary.contract.ml_tree import OPT_ML
 
 # The cgroup is made under the name that the host stands by with; binds are compared one by one.
 _NOT_COMPARED = frozenset({"binds", "cgroup_name"})
@@ -28,18 +29,23 @@ class StandbyPlan:
     preload: tuple[str, ...]  # modules, as far as the environment has them
 
 
-def plan_standby(processes: Sequence[ProcessSpec], *, preload: tuple[str, ...] = ("torch",)) -> StandbyPlan | None:
+def plan_standby(
+    processes: Sequence[ProcessSpec], *, preload: tuple[str, ...] = ("torch",), moved: tuple[str, str] | None = None
+) -> StandbyPlan | None:
     """Return what suits the ranks of a program like the last one; None if it had no Python program of ours.
 
     Args:
         processes: of the last program; the one with the lowest index that can be forked is taken as the example.
         preload: modules to import ahead.
+        moved: folder of the last program's `/opt/ml` as it saw it, and of the next one's; None if both see `/opt/ml`.
+            With plain processes it stands in PYTHONPATH and HOME.
     """
     for process in processes:
         if len(process.argv) > 2 and process.argv[1] == RANK_SHIM:
-            return StandbyPlan(
-                python=process.argv[0], environment=start_variables(process.environment), preload=preload
-            )
+            environment = start_variables(process.environment)
+            if moved is not None:
+                environment = {name: value.replace(*moved) for name, value in environment.items()}
+            return StandbyPlan(python=process.argv[0], environment=environment, preload=preload)
     return None
 
 
@@ -87,6 +93,6 @@ def _why_not_bind(bind: Bind, standing_by: Sandbox, *, late_roots: Sequence[str]
     for present in standing_by.binds:
         if is_within(os.path.normpath(present.target), os.path.normpath(bind.target)):
             return f"{what}: it would cover {present.target}, which the host shows already"
-    if is_within("/opt/ml", os.path.normpath(bind.target)):
-        return f"{what}: it would cover /opt/ml"
+    if is_within(str(OPT_ML), os.path.normpath(bind.target)):
+        return f"{what}: it would cover {OPT_ML}"
     return ""

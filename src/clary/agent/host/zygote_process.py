@@ -20,7 +20,6 @@ import os
 import select
 import signal
 import socket
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +27,7 @@ from clary.agent.host.spawning import spawn
 
 READY_LIMIT_S = 20.0  # from the start order; a zygote that still imports is done before a new interpreter would be
 FORK_LIMIT_S = 10.0  # milliseconds a rank, unless the machine swaps
+KILL_LIMIT_S = 2.0
 MAX_DESCRIPTORS = 253  # that the kernel passes in one message (SCM_MAX_FD)
 MAX_PROCESSES = 200
 _MAX_MESSAGE_BYTES = 65536
@@ -104,8 +104,10 @@ class Zygote:
             self._socket.close()
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self._pid, 0)
+            # What hangs in the kernel is the keeper's to reap.
+            with contextlib.suppress(OSError):
+                self._await_end(KILL_LIMIT_S)
+                os.waitpid(self._pid, os.WNOHANG)
 
     def _fork(
         self, marked: Mapping[int, Mapping[str, Any]], *, control: socket.socket, parent_watched: bool
@@ -173,9 +175,8 @@ class Zygote:
         try:
             poll = select.poll()
             poll.register(watched, select.POLLIN)
-            began_s = time.monotonic()
             if not poll.poll(limit_s * 1000):
-                raise OSError(f"the interpreter that stood ready lived on for {time.monotonic() - began_s:.0f} s")
+                raise OSError(f"the interpreter that stood ready lived on for {limit_s:g} s")
         finally:
             os.close(watched)
 

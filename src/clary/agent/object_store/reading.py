@@ -102,6 +102,11 @@ class ObjectReader(io.RawIOBase):
         if self._position and response.status != 206:
             response.close()
             raise Trouble("the store ignored the range that was asked for", is_retryable=False)
+        try:
+            _require_version(response, self._etag or "")
+        except Trouble:
+            response.close()
+            raise
         if self.size_bytes is None:
             self.size_bytes = response.content_length
             self._etag = response.headers.get("etag")
@@ -155,8 +160,7 @@ def download_whole(exchange: Exchange, request: S3Request, path: Path, *, size_b
 
         def attempt() -> None:
             with exchange.once(request) as response:
-                if etag and response.headers.get("etag", etag) != etag:  # of a store that knows no If-Match
-                    raise Trouble(_CHANGED, status=HTTPStatus.PRECONDITION_FAILED, is_retryable=False)
+                _require_version(response, etag)
                 crc32 = _copy(response, descriptor, start=0, size_bytes=size_bytes)
                 expected = response.headers.get("x-amz-checksum-crc32", "")
             # A sum with a dash is one over the sums of parts, which a plain GET cannot check.
@@ -203,9 +207,16 @@ def _range_download(exchange: Exchange, version: _Version, start: int, *, stop: 
         with exchange.once(ranged) as response:
             if response.status != HTTPStatus.PARTIAL_CONTENT:
                 raise Trouble(_RANGE_IGNORED, is_retryable=False)
+            _require_version(response, version.etag)
             _copy(response, version.descriptor, start=start, size_bytes=end - start)
 
     return lambda: exchange.retrying(attempt, ranged)
+
+
+def _require_version(response: S3Response, etag: str) -> None:
+    """Raise Trouble for another version than was asked for, from a store that knows no If-Match."""
+    if etag and response.headers.get("etag", etag) != etag:
+        raise Trouble(_CHANGED, status=HTTPStatus.PRECONDITION_FAILED, is_retryable=False)
 
 
 def _copy(response: S3Response, descriptor: int, *, start: int, size_bytes: int) -> int:

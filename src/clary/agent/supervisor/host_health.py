@@ -7,6 +7,7 @@ both. Findings stand in the host's facts; what is not well is also said in the l
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -48,6 +49,7 @@ class HostHealth:
         self._ending = threading.Event()
         self._lock = threading.Lock()  # guards `_doctor`
         self._doctor: NetworkDoctor | None = None
+        self._of_network: queue.SimpleQueue[tuple[HealthFinding, ...]] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._findings: dict[tuple[Check, str | None], HealthFinding] = {}
         self._has_turned: set[Check] = set()  # checks whose present state is of a running host
@@ -60,14 +62,21 @@ class HostHealth:
     def check(self) -> None:
         """Check the host and its links, and tell what was found; never raises, for checks end nothing themselves."""
         try:
-            self._begin_network_check()
+            self._start_thread(self._check_network, "health-network")
             found = check_host(self._plan, self._host, writes=True, computes=True)
-            found += self._network()
+            found += self._of_network.get()  # no deadline here: the reading has its own
         except Exception:  # boundary: agent supervisor; the host is prepared without its checks
             logger.exception("the health of %s could not be checked", self._host.name)
             return
         if not self._ending.is_set():
             self._tell(found)
+
+    def end_network_check(self) -> None:
+        """Free the port of the network program: when programs start, no peer has anything left to ask."""
+        with self._lock:
+            doctor = self._doctor
+        if doctor is not None:
+            doctor.end()
 
     def start(self) -> None:
         """Begin to look after the host while its program runs."""
@@ -77,10 +86,7 @@ class HostHealth:
     def close(self) -> None:
         """End everything; nobody is told anything after this. Harmless when repeated."""
         self._ending.set()
-        with self._lock:
-            doctor = self._doctor
-        if doctor is not None:
-            doctor.close()
+        self.end_network_check()
 
     def join(self, timeout_s: float = _JOIN_S) -> bool:
         """Wait for the threads to end; return whether they did."""
@@ -89,30 +95,35 @@ class HostHealth:
             thread.join(max(0.0, deadline_s - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
-    def _begin_network_check(self) -> None:
-        if self._why_no_network():
+    def _check_network(self) -> None:
+        """Run the network program to its end, on one thread: it dies with the thread that has started it."""
+        name = self._host.name
+        if why := self._why_no_network():
+            self._of_network.put(unchecked_network(name, why))
             return
-        doctor = NetworkDoctor(network_order(self._plan, self._host))
-        with self._lock:
-            self._doctor = doctor
-        if self._ending.is_set():  # closed meanwhile, before there was anything to close
-            doctor.close()
-
-    def _network(self) -> tuple[HealthFinding, ...]:
-        doctor = self._doctor
-        if doctor is None:
-            return unchecked_network(self._host.name, self._why_no_network())
+        order = network_order(self._plan, self._host)
+        doctor = None
         try:
-            findings = network_findings(network_order(self._plan, self._host), doctor.reading())
-        except AgentError as error:
-            doctor.close()
-            return unchecked_network(self._host.name, error.message)
-        self._start_thread(lambda: doctor.wait(_LINGER_S), "health-linger")
-        return findings
+            doctor = NetworkDoctor(order)
+            with self._lock:
+                self._doctor = doctor
+            if self._ending.is_set():  # closed meanwhile, before there was anything to end
+                doctor.end()
+            self._of_network.put(network_findings(order, doctor.reading()))
+            doctor.wait(_LINGER_S)
+        except Exception as error:  # boundary: agent supervisor; the host is prepared without this check
+            if not isinstance(error, AgentError | OSError):
+                logger.exception("the network of %s could not be checked", name)
+            self._of_network.put(unchecked_network(name, str(error)))
+        finally:
+            if doctor is not None:
+                doctor.close()
 
     def _why_no_network(self) -> str:
         if self._plan.isolation is not Isolation.NAMESPACES:
             return "hosts share the machine's network (isolation: processes)"
+        if self._host.name not in self._plan.network.namespace_paths:
+            return "the host has no network of its own"
         return "the job has one host" if len(self._plan.hosts) == 1 else ""
 
     def _look_after(self) -> None:

@@ -215,6 +215,7 @@ class HostLife:
 
     def _run_program(self) -> None:
         started_s = time.monotonic()
+        self._health.end_network_check()
         try:
             program = self._steps.start_program(self._log)
         except (ClaryError, OSError) as error:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from clary.agent.environments.variables import POOL_CACHE_FOLDER
 from clary.agent.host.leftovers import remove_tree
 from clary.agent.host.program import Program
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
@@ -77,8 +78,9 @@ class StandbyKeeper:
             self._example = _Example(plan, sandbox, tuple(processes))
         if standby is None:
             return Program.start(processes, sandbox, on_output=on_output)
-        reason = standby.why_not(sandbox, processes)
-        if reason:
+        # A program that the interpreter cannot become is of another make, and gets nothing of what the last one left.
+        reasons = [standby.why_not(sandbox, processes), *map(standby.why_not_fork, processes)]
+        if reason := next(filter(None, reasons), ""):
             logger.info("the host that stands by is not used: %s", reason)
             standby.close()
             return Program.start(processes, sandbox, on_output=on_output)
@@ -91,9 +93,12 @@ class StandbyKeeper:
         planned = None if example is None else plan_standby(example.processes)
         if example is None or planned is None:
             return
+        folder = Path(example.plan.pool_folder) / self._host
+        if self._num_places == 0:
+            shutil.rmtree(folder / PLACES_FOLDER, ignore_errors=True)  # of an agent that was killed
         self._num_places += 1
-        place = Path(example.plan.pool_folder) / self._host / PLACES_FOLDER / str(self._num_places)
-        cache = Path(example.plan.cache_folder)
+        place = folder / PLACES_FOLDER / str(self._num_places)
+        late_roots = [path for path in (Path(example.plan.cache_folder), folder / POOL_CACHE_FOLDER) if path.is_dir()]
         try:
             (place / "ml").mkdir(parents=True)
             standby = StandbyHost.prepare(
@@ -101,7 +106,7 @@ class StandbyKeeper:
                 python=planned.python,
                 environment=planned.environment,
                 preload=planned.preload,
-                late_roots=(str(cache),) if cache.is_dir() else (),
+                late_roots=[str(path) for path in late_roots],
             )
         except (AgentError, OSError) as error:
             logger.warning("no host stands by: %s", error)
@@ -118,8 +123,14 @@ class StandbyKeeper:
         if standby is not None:
             standby.close()
         if place is not None:
-            with contextlib.suppress(OSError):
-                remove_tree(str(place))
+            self._remove_later(place)
+
+    def _remove_later(self, place: Path) -> None:
+        """Put a place out of the way; what is in it may take long to remove, and the service waits to hear of us."""
+        gone = place.with_name(f"gone-{place.name}")
+        with contextlib.suppress(OSError):
+            place.rename(gone)
+            threading.Thread(target=remove_tree, args=(str(gone),), name="place-removal", daemon=True).start()
 
 
 def _sandbox_like(example: _Example, place: Path) -> Sandbox:
@@ -130,10 +141,10 @@ def _sandbox_like(example: _Example, place: Path) -> Sandbox:
         host_folder=str(place),
         ml_folder=str(place / "ml"),
         cgroup_name=host_cgroup_name(plan.pool, _POOL_ATTEMPT, host=sandbox.hostname, work_folder=plan.pool_folder),
-        binds=tuple(bind for bind in sandbox.binds if _is_of_every_job(bind, plan)),
+        binds=tuple(bind for bind in sandbox.binds if _is_of_every_job(bind)),
     )
 
 
-def _is_of_every_job(bind: Bind, plan: LaunchPlan) -> bool:
-    """Whether a bind shows an interpreter, this package or the pool's own folder, and nothing of a job."""
-    return bind.source == bind.target or Path(plan.pool_folder) in Path(bind.source).parents
+def _is_of_every_job(bind: Bind) -> bool:
+    """Whether a bind shows an interpreter or this package, and nothing that a job has written or asked for."""
+    return bind.source == bind.target

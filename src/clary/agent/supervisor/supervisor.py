@@ -229,6 +229,7 @@ class Supervisor:
             self._service.close()
         else:
             logger.error("a thread did not end in time; it ends with the process")
+            self._exit_code = EXIT_FAILED  # so that the process does end, and no other attempt runs beside the thread
         if self._log_handler is not None:
             close_agent_log(self._log_handler)
 

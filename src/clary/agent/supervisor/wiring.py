@@ -42,6 +42,7 @@ from clary.contract.distribution import DistributionKind
 from clary.contract.errors import AgentError
 from clary.contract.launch_plan import Channel, InputMode, Isolation, LaunchPlan
 from clary.contract.ml_tree import OPT_ML, MlTree
+from clary.contract.rehearsals import REHEARSAL_VARIABLE
 
 JOBS_FOLDER = "jobs"  # below the service's home
 _FAILURE_CHARACTERS = 1024
@@ -69,6 +70,8 @@ class HostSteps:
     def __init__(self, plan: LaunchPlan, host: str, *, standby: StandbyKeeper | None = None) -> None:
         self._plan = plan
         self._host = plan.host(host)
+        if REHEARSAL_VARIABLE in plan.user_environment:
+            standby = None  # what programs of a rehearsal write down is kept with the attempt's own folder
         self._standby = standby
         self._folder = (standby and standby.folder_for(plan)) or Path(plan.work_folder) / host
         self._tree = MlTree(self._folder / "ml")

@@ -1,10 +1,11 @@
 """Import what programs import first, wait, and become the ranks of one program by forking.
 
-    python clary_zygote.py SOCKET OUTPUT RANK_SHIM MODULE...
+    python clary_zygote.py SOCKET OUTPUT LATE_FOLDER RANK_SHIM MODULE...
 
 Where: the first process of a host that stands by starts it and speaks to it over the socket
-(`clary.agent.host.zygote_process` lists the messages); OUTPUT is the read end of its own standard output. It runs in
-the user's environment: Python 3.8 or later, the standard library only, nothing of clary.
+(`clary.agent.host.zygote_process` lists the messages); OUTPUT is the read end of its own standard output, LATE_FOLDER
+where files of the program come into being meanwhile. It runs in the user's environment: Python 3.8 or later, the
+standard library only, nothing of clary.
 
 [Note: as a new interpreter]
 A forked rank has to find what `python clary_rank.py train.py` would have found. The zygote has no folder of a script on
@@ -19,7 +20,6 @@ from __future__ import annotations
 
 import array
 import builtins
-import contextlib
 import gc
 import importlib
 import json
@@ -64,7 +64,7 @@ def become_rank() -> _Program:
     """Import, wait and fork; returns in each rank, and never in the zygote itself."""
     keeper = socket.socket(fileno=int(sys.argv[1]))
     output = int(sys.argv[2])
-    shim, names = sys.argv[3], sys.argv[4:]
+    late_folder, shim, names = sys.argv[3], sys.argv[4], sys.argv[5:]
     for descriptor in (keeper.fileno(), output):
         os.set_inheritable(descriptor, False)
     own_descriptors = _descriptors()
@@ -73,6 +73,8 @@ def become_rank() -> _Program:
     if _HAS_FOLDER_ON_PATH:
         del sys.path[0]  # this file's folder; a rank has another there
     path = list(sys.path)
+    # The program's own modules are for the program alone to import: perhaps they are being written right now.
+    sys.path[:] = [folder for folder in path if not _is_within(folder, late_folder)]
     reason = _import(("atexit", "runpy", "traceback", *names)) or _why_unfit(own_descriptors)  # the shim's own, too
     sys.path[:] = path
     if reason:
@@ -93,7 +95,10 @@ def become_rank() -> _Program:
             keeper.close()
             for descriptor in (output, *outputs):
                 os.close(descriptor)
-            _take_place(process, words=words, gate=gate, agent=agent, parent=order["parent"])
+            reason = _make_anew(process, late_folder)
+            _take_place(process, reason=reason, gate=gate, agent=agent, parent=order["parent"])
+            if words:
+                os.write(2, words)
             return _Program(code, shim)
         pids.append(pid)
     keeper.send(json.dumps({"kind": "forked", "pids": pids}).encode())
@@ -104,9 +109,10 @@ def _import(names: tuple[str, ...]) -> str:
     """Import modules as far as the environment has them; returns what failed otherwise, in words."""
     for name in names:
         try:
-            with contextlib.suppress(ImportError):
-                importlib.import_module(name)
+            importlib.import_module(name)
         except BaseException as error:  # noqa: BLE001 - somebody else's module
+            if isinstance(error, ModuleNotFoundError) and error.name == name:
+                continue  # an environment without it; any other failure leaves half a module behind
             return f"import {name} failed: {type(error).__name__}: {error}"
     return ""
 
@@ -180,15 +186,8 @@ def _receive(keeper: socket.socket) -> tuple[dict, list[int]]:  # type: ignore[t
 # What follows runs in a rank.
 
 
-def _take_place(process: dict, *, words: bytes, gate: int, agent: int, parent: int | None) -> None:  # type: ignore[type-arg]
-    """Become the process that was ordered; executes a new interpreter where this one will not do."""
-    os.setsid()
-    argv, environment = process["argv"], process["environment"]
-    try:
-        os.chdir(process["working_folder"])
-        reason = _make_anew(argv, environment)
-    except BaseException as error:  # noqa: BLE001 - modules of any kind; a new interpreter has none of this
-        reason = type(error).__name__
+def _take_place(process: dict, *, reason: str, gate: int, agent: int, parent: int | None) -> None:  # type: ignore[type-arg]
+    """Become the process that was ordered when the gate opens; executes a new interpreter if there is a reason to."""
     if os.read(gate, 1) != _GO:
         os._exit(_ABANDONED_EXIT_CODE)
     os.close(gate)
@@ -199,13 +198,20 @@ def _take_place(process: dict, *, words: bytes, gate: int, agent: int, parent: i
     if reason:
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python itself
             signal.signal(number, signal.SIG_DFL)
-        os.execve(argv[0], argv, environment)  # noqa: S606 - no shell wanted
-    if words:
-        os.write(2, words)
+        os.execve(process["argv"][0], process["argv"], process["environment"])  # noqa: S606 - no shell wanted
 
 
-def _make_anew(argv: list[str], environment: dict[str, str]) -> str:
+def _make_anew(process: dict, late_folder: str) -> str:  # type: ignore[type-arg]
     """Make what depends on the moment as a new interpreter has it; returns why that cannot be, empty if it can."""
+    os.setsid()
+    try:
+        os.chdir(process["working_folder"])
+        return _renew(process["argv"], process["environment"], late_folder)
+    except BaseException as error:  # noqa: BLE001 - modules of any kind; a new interpreter has none of this
+        return type(error).__name__
+
+
+def _renew(argv: list[str], environment: dict[str, str], late_folder: str) -> str:
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()
@@ -215,7 +221,7 @@ def _make_anew(argv: list[str], environment: dict[str, str]) -> str:
         sys.path.insert(0, os.path.dirname(os.path.realpath(argv[1])))
     sys.path_importer_cache.clear()
     importlib.invalidate_caches()
-    shadow = _shadow(argv) or _late_site()
+    shadow = _shadow(argv, late_folder) or _late_site()
     if shadow:
         return shadow
     _renew_modules()
@@ -266,7 +272,7 @@ def _show_start(argv: list[str], environment: dict[str, str]) -> None:
     libc.prctl(_PR_SET_MM, ctypes.c_ulong(_PR_SET_MM_MAP), ctypes.byref(table), size, ctypes.c_ulong(0))
 
 
-def _shadow(argv: list[str]) -> str:
+def _shadow(argv: list[str], late_folder: str) -> str:
     """Return a file of the program's that a new interpreter would have imported in a loaded module's place."""
     script_folder = os.getcwd() if argv[2] == "-m" else os.path.dirname(os.path.realpath(argv[2]))
     before = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path]
@@ -277,20 +283,22 @@ def _shadow(argv: list[str]) -> str:
             entries = os.listdir(folder)
         except OSError:
             continue
+        is_late = _is_within(folder, late_folder)
         for entry in entries:
             name = entry.partition(".")[0]
-            if (
-                name in names
-                and not _is_from(folder, sys.modules.get(name))
-                and _is_module(os.path.join(folder, entry))
-            ):
-                return os.path.join(folder, entry)
+            path = os.path.join(folder, entry)
+            if name in names and _is_module(path) and (is_late or not _is_from(folder, sys.modules.get(name))):
+                return path
     return ""
 
 
 def _is_from(folder: str, module: types.ModuleType | None) -> bool:
     file = getattr(module, "__file__", None)
-    return isinstance(file, str) and file.startswith(folder.rstrip("/") + "/")
+    return isinstance(file, str) and _is_within(file, folder)
+
+
+def _is_within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def _is_module(path: str) -> bool:

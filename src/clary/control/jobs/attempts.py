@@ -95,4 +95,4 @@ def _has_finished(facts: HostFacts) -> bool:
 
 
 def _compact(facts: HostFacts) -> HostFacts:
-    return replace(facts, clues=(), notes=(), staged=(), uploaded=(), not_isolated=(), failure_file=None)
+    return replace(facts, clues=(), notes=(), staged=(), uploaded=(), not_isolated=(), failure_file=None, health=())

@@ -100,7 +100,7 @@ class PoolReused:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolEnded:
-    """The hosts of the job's warm pool are gone."""
+    """The hosts of the job's warm pool go, or, of a job that waits with them, are gone."""
 
     reason: str
 

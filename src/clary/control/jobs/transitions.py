@@ -171,7 +171,7 @@ def _released(job: TrainingJob, event: events.Released, now: datetime) -> Traini
         return job if job.end_cause is None else _finish(job, now)
     if not job.is_terminal:
         return job
-    return warm_pools.park(job) if event.keeps_pool else warm_pools.end(job, reason="", now=now)
+    return warm_pools.park(job) if event.keeps_pool else warm_pools.end(job, now=now)
 
 
 def _pool_reused(job: TrainingJob, event: events.PoolReused, now: datetime) -> TrainingJob:
@@ -179,7 +179,7 @@ def _pool_reused(job: TrainingJob, event: events.PoolReused, now: datetime) -> T
 
 
 def _pool_ended(job: TrainingJob, event: events.PoolEnded, now: datetime) -> TrainingJob:
-    return warm_pools.end(job, reason=event.reason, now=now) if job.is_terminal else job
+    return warm_pools.begin_to_end(job, reason=event.reason, now=now)
 
 
 _HANDLERS: dict[type, Callable[[TrainingJob, Any, datetime], TrainingJob]] = {

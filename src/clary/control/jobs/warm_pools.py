@@ -22,6 +22,7 @@ from clary.contract.statuses import WarmPoolStatus
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import EndCause, TrainingJob, WarmPool
 
+COMING_S = 15.0  # hosts that are not in order by then have some trouble, and nobody waits for them
 _MATCHING_MEMBERS = (
     ("RoleArn",),
     ("ResourceConfig", "VolumeSizeInGB"),
@@ -54,7 +55,10 @@ def on_start(job: TrainingJob, *, left_by: str) -> WarmPool | None:
 def on_finish(job: TrainingJob, now: datetime) -> TrainingJob:
     """Return a job that has just ended with its pool waiting for others, or about to go; unchanged without a pool."""
     if not job.pool:
-        return job
+        if job.warm_pool is None or job.warm_pool.status is not WarmPoolStatus.IN_USE:
+            return job
+        reason = "the job had given its hosts back"  # it waited to be tried again
+        return replace(job, warm_pool=replace(job.warm_pool, status=WarmPoolStatus.TERMINATED, reason=reason))
     job = replace(job, is_released=False)
     if job.warm_pool is None:
         return job
@@ -68,7 +72,9 @@ def stays_after_end(job: TrainingJob) -> PoolDecision:
     """Say whether the hosts of an ended job wait for a matching one."""
     if JobRequest(job.request).keep_alive_s == 0:
         return PoolDecision(stays=False, reason="the job asked for no keep-alive period")
-    if not job.hosts or any(record.facts.phase is HostPhase.LOST for record in job.hosts.values()):
+    if not job.hosts:
+        return PoolDecision(stays=False, reason="the job ended while it waited to be tried again")
+    if any(record.facts.phase is HostPhase.LOST for record in job.hosts.values()):
         return PoolDecision(stays=False, reason="a host was lost")
     if job.end_cause is EndCause.FAILURE:
         fault = job.failure.fault if job.failure is not None else Fault.INTERNAL.value
@@ -92,18 +98,34 @@ def hand_over(job: TrainingJob, *, by: str, now: datetime) -> TrainingJob:
     return replace(job, warm_pool=pool, pool="", is_released=True, modified_at=now)
 
 
-def end(job: TrainingJob, *, reason: str, now: datetime) -> TrainingJob:
+def begin_to_end(job: TrainingJob, *, reason: str, now: datetime) -> TrainingJob:
+    """Return a job whose waiting hosts nobody can have any more, before they are taken back."""
+    if not job.is_terminal:  # one that waits with its hosts, which are gone already
+        return replace(job, pool="") if not job.hosts else job
+    if job.warm_pool is None or job.warm_pool.status is not WarmPoolStatus.AVAILABLE:
+        return job
+    pool = replace(job.warm_pool, status=WarmPoolStatus.TERMINATED, left_at=now, reason=reason, is_parked=False)
+    return replace(job, warm_pool=pool, modified_at=now)
+
+
+def end(job: TrainingJob, *, now: datetime) -> TrainingJob:
     """Return an ended job whose hosts, those of a pool included, are gone."""
     if job.is_released:
         return job
-    pool = job.warm_pool
+    pool, reason = job.warm_pool, "its hosts did not come back"
     if pool is not None and pool.status in (WarmPoolStatus.AVAILABLE, WarmPoolStatus.IN_USE):
         pool = replace(
-            pool, status=WarmPoolStatus.TERMINATED, left_at=now, reason=reason or pool.reason, is_parked=False
+            pool, status=WarmPoolStatus.TERMINATED, left_at=now, reason=pool.reason or reason, is_parked=False
         )
     return replace(
         job, warm_pool=pool, pool="", is_released=True, modified_at=now if pool is not None else job.modified_at
     )
+
+
+def can_be_updated(job: TrainingJob) -> bool:
+    """Whether the keep-alive period of a job can change: its pool is the API's, and there."""
+    is_there = job.warm_pool is not None and job.warm_pool.status in (WarmPoolStatus.IN_USE, WarmPoolStatus.AVAILABLE)
+    return is_there and bool(job.pool)
 
 
 def is_parked(job: TrainingJob) -> bool:
@@ -111,10 +133,12 @@ def is_parked(job: TrainingJob) -> bool:
     return job.is_terminal and bool(job.pool) and job.warm_pool is not None and job.warm_pool.is_parked
 
 
-def is_becoming_available(job: TrainingJob) -> bool:
-    """Whether the job has ended and its hosts will wait, but something of it is still being put away."""
-    is_available = job.warm_pool is not None and job.warm_pool.status is WarmPoolStatus.AVAILABLE
-    return job.is_terminal and bool(job.pool) and is_available and not is_parked(job)
+def is_becoming_available(job: TrainingJob, *, now: datetime) -> bool:
+    """Whether the job has just ended and its hosts will wait, but something of it is still being put away."""
+    pool = job.warm_pool
+    if not job.is_terminal or not job.pool or pool is None or pool.status is not WarmPoolStatus.AVAILABLE:
+        return False
+    return not pool.is_parked and pool.retained_s(now) < COMING_S
 
 
 def why_over(job: TrainingJob, *, now: datetime) -> str:

@@ -6,7 +6,7 @@ the decision that starts a job. The policies are `scheduling`'s; this holds what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -87,13 +87,10 @@ class Admission:
         }
         return map_hosts(groups, shapes, machine=self._machine, settings=self._settings)
 
-    def decide_next(self, job: TrainingJob, mapping: HostMapping, *, leaving: TrainingJob | None = None) -> Decision:
-        """Decide on the oldest waiting job; the hosts of `leaving`, an ended job's that wait, are its to have."""
-        holdings = [
-            holding
-            for holding in self._holdings()
-            if holding.job_name not in (job.name, None if leaving is None else leaving.name)
-        ]
+    def decide_next(self, job: TrainingJob, mapping: HostMapping, *, leaving: Sequence[TrainingJob] = ()) -> Decision:
+        """Decide on the next waiting job; the hosts of `leaving`, ended jobs whose hosts wait, are its to have."""
+        not_counted = {job.name, *(other.name for other in leaving)}
+        holdings = [holding for holding in self._holdings() if holding.job_name not in not_counted]
         return decide(Need.of(job.name, mapping), holdings, capacity=self._capacity)
 
     def pending_reason(self, job: TrainingJob) -> str:

@@ -33,6 +33,8 @@ class PoolGateway:
         self._clock = clock
         self._pool_token = pool_token
         self._served: dict[str, dict[str, str]] = {}  # pool -> host -> the attempt that it is done with
+        self._started_s = clock.monotonic()
+        self._heard_s: dict[tuple[str, str], float] = {}  # pool and host -> when it last asked, or was seen to wait
         self._changes: dict[str, asyncio.Event] = {}  # pool -> set when it may have another attempt to serve
 
     def authorize(self, pool: str, token: str) -> None:
@@ -54,6 +56,7 @@ class PoolGateway:
         while True:
             change = self._changes.setdefault(pool, asyncio.Event())
             self._require_held(pool)
+            self._heard_s[pool, host] = self._clock.monotonic()
             found = self._assignment(pool, host)
             if found is not None and found.name != after:
                 return found
@@ -76,9 +79,14 @@ class PoolGateway:
         """Whether a host has come back from the job's current attempt."""
         return self._served.get(job.pool, {}).get(host) == f"{job.name}:{job.attempt}"
 
+    def silent_s(self, pool: str, host: str) -> float:
+        """Return the seconds since a host last asked, or since this service began, whichever is less."""
+        return self._clock.monotonic() - self._heard_s.get((pool, host), self._started_s)
+
     def forget(self, pool: str) -> None:
         """Drop what is remembered of a pool that has ended."""
-        self._served.pop(pool, None)
+        for host in self._served.pop(pool, {}):
+            self._heard_s.pop((pool, host), None)
         self.wake(pool)
 
     def _require_held(self, pool: str) -> None:

@@ -6,11 +6,13 @@ Where: the reconciler asks on its passes; the rules are `jobs.warm_pools`'.
 from __future__ import annotations
 
 import secrets
+from datetime import datetime
 
 from clary.contract.agent_protocol import HostPhase
 from clary.contract.clock import Clock
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.plain import from_plain
+from clary.contract.statuses import SecondaryStatus, WarmPoolStatus
 from clary.control.engines.interface import Engine
 from clary.control.jobs import events, health, warm_pools
 from clary.control.jobs.job_request import JobRequest
@@ -19,6 +21,7 @@ from clary.control.jobs.warm_pools import PoolDecision
 from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.pool_gateway import PoolGateway
 
+SILENT_S = 30.0  # of an agent whose host waits: three of its questions
 GIVES_WAY = "its hosts were needed by a job that waited"
 SERVICE_LEAVES = "the service was stopped"
 
@@ -34,14 +37,16 @@ class PoolKeeper:
 
     async def settle(self) -> None:
         """Finish what a killed service began: a pool that a job has taken is not its last holder's any more."""
-        jobs = self._hub.active_jobs()
-        for holder in jobs:
-            if not (holder.is_terminal and holder.pool):
-                continue
-            takers = [job for job in jobs if job.pool == holder.pool and job.name != holder.name]
-            taker = next((job for job in takers if job.created_at > holder.created_at or not job.is_terminal), None)
-            if taker is not None:
+        for holder in self._hub.active_jobs():
+            if holder.is_terminal and (taker := self.taker_of(holder)) is not None:
                 await self._hub.apply(holder.name, events.PoolReused(by=taker.name))
+
+    def taker_of(self, holder: TrainingJob) -> TrainingJob | None:
+        """Return the job that has taken an ended one's pool, though that may not be written down there yet."""
+        if not holder.pool:
+            return None
+        others = [job for job in self._hub.active_jobs() if job.pool == holder.pool and job.name != holder.name]
+        return next((job for job in others if _order(job) > _order(holder)), None)
 
     def pool_for(self, job: TrainingJob, holder: TrainingJob | None) -> str:
         """Return the pool on which a job is to run: its own, the one that `holder` left, a new one or none."""
@@ -62,16 +67,17 @@ class PoolKeeper:
 
     def is_coming(self, job: TrainingJob) -> bool:
         """Whether hosts that fit are just being put in order after another job."""
+        now = self._clock.now()
         return not job.pool and any(
-            warm_pools.is_becoming_available(other) and warm_pools.matches(job, other)
+            warm_pools.is_becoming_available(other, now=now) and warm_pools.matches(job, other)
             for other in self._hub.active_jobs()
         )
 
-    def idle(self) -> TrainingJob | None:
-        """Return the job whose hosts have waited longest, to give way to a job that needs them; None if none wait."""
-        return next(iter(self._parked()), None)
+    def idle(self) -> list[TrainingJob]:
+        """Return the jobs whose hosts wait, those that have waited longest first."""
+        return self._parked()
 
-    async def why_over(self, job: TrainingJob, *, is_draining: bool) -> str:
+    async def why_over(self, job: TrainingJob, is_draining: bool) -> str:
         """Return why a pool that waits has to end now; empty while it may stay."""
         if is_draining:
             return SERVICE_LEAVES
@@ -92,6 +98,8 @@ class PoolKeeper:
                 return PoolDecision(stays=False, reason=sick)
             cut_off = await self._engine.cut_off(from_plain(LaunchPlan, job.plan))
             return PoolDecision(stays=not cut_off, reason="; ".join(cut_off.values()) or "the job is tried again")
+        if job.warm_pool is None or job.warm_pool.status is not WarmPoolStatus.AVAILABLE:
+            return PoolDecision(stays=False, reason="no other job may have its hosts")
         decision = warm_pools.stays_after_end(job)
         if not decision.stays:
             return decision
@@ -118,12 +126,12 @@ class PoolKeeper:
 
     async def end(self, pool: str) -> None:
         """Take a pool's hosts back; raises EngineError."""
-        self._gateway.forget(pool)
         await self._engine.release_pool(pool)
+        self._gateway.forget(pool)
 
     def _parked(self) -> list[TrainingJob]:
-        found = [job for job in self._hub.active_jobs() if warm_pools.is_parked(job)]
-        return sorted(found, key=lambda job: job.modified_at)
+        found = [job for job in self._hub.active_jobs() if warm_pools.is_parked(job) and self.taker_of(job) is None]
+        return sorted(found, key=lambda job: (job.warm_pool and job.warm_pool.available_at) or job.created_at)
 
     async def _why_broken(self, job: TrainingJob) -> str:
         plan = from_plain(LaunchPlan, job.plan)
@@ -131,4 +139,13 @@ class PoolKeeper:
         dead = [host for host, lives in alive.items() if not lives]
         if dead:
             return f"the agent of {', '.join(dead)} has ended"
+        silent = [host for host in job.hosts if self._gateway.silent_s(job.pool, host) > SILENT_S]
+        if silent:
+            return f"the agent of {', '.join(silent)} has not asked for work for {SILENT_S:g} s"
         return "; ".join((await self._engine.cut_off(plan)).values())
+
+
+def _order(job: TrainingJob) -> tuple[datetime, bool]:
+    """Return what tells who held a pool last: when a job got its hosts, and whether it still runs."""
+    began_at = [row.started_at for row in job.transitions if row.status is SecondaryStatus.STARTING]
+    return max(began_at, default=job.created_at), not job.is_terminal

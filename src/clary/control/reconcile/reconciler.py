@@ -27,7 +27,7 @@ from clary.control.reconcile.agent_gateway import AgentGateway
 from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.log_salvage import LineStore, salvage_lost_hosts
 from clary.control.reconcile.planning import Site, build_plan
-from clary.control.reconcile.pool_keeping import GIVES_WAY, PoolKeeper
+from clary.control.reconcile.pool_keeping import GIVES_WAY, SERVICE_LEAVES, PoolKeeper
 from clary.control.reconcile.spot_market import SpotMarket
 from clary.control.scheduling.placement import HostMapping, Place, Refuse, Wait
 from clary.control.store.errors import StreamNotFound
@@ -157,7 +157,7 @@ class Reconciler:
                     return
                 holder = self._pools.find(job)
                 mapping = self._admission.mapping(JobRequest(job.request))
-                decision = self._admission.decide_next(job, mapping, leaving=holder)
+                decision = self._admission.decide_next(job, mapping, leaving=[] if holder is None else [holder])
                 pool = self._pools.pool_for(job, holder)
                 asked = await self._hosts_asked(job, decision, mapping, pool) if isinstance(decision, Place) else None
                 if asked is not None and holder is not None:
@@ -168,8 +168,9 @@ class Reconciler:
                 await self._fail_launch(job, error)
                 continue
             if isinstance(decision, Wait):
-                if (idle := self._pools.idle()) is not None:
-                    self._end_pool(idle, f"{GIVES_WAY} ({name})")
+                idle = self._pools.idle()
+                if idle and isinstance(self._admission.decide_next(job, mapping, leaving=idle), Place):
+                    await self._end_pool(idle[0], f"{GIVES_WAY} ({name})")
                     return
                 if job.pending_reason != decision.reason:
                     await self._hub.apply(name, events.MustWait(reason=decision.reason))
@@ -184,7 +185,8 @@ class Reconciler:
                     self._in_background(job, self._launch)
 
     def _first_waiting(self) -> TrainingJob | None:
-        waiting = self._hub.waiting_jobs().values()
+        # One that has kept its hosts takes none from others, and one that is older may wait for just these.
+        waiting = sorted(self._hub.waiting_jobs().values(), key=lambda job: not job.pool)
         first = next((job for job in waiting if not self._admission.why_held_back(job)), None)
         # One whose last attempt is still being put away keeps its place.
         return None if first is None or first.name in self._tasks else first
@@ -249,8 +251,8 @@ class Reconciler:
 
     async def _follow(self, job: TrainingJob) -> None:
         if warm_pools.is_parked(job):
-            if reason := await self._pools.why_over(job, is_draining=self.is_draining):
-                self._end_pool(job, reason)
+            if self._pools.taker_of(job) is None and (reason := await self._pools.why_over(job, self.is_draining)):
+                await self._end_pool(job, reason)
             return
         if job.is_terminal or job.is_leaving:
             await self._release_when_left(job)
@@ -258,15 +260,15 @@ class Reconciler:
         plan = from_plain(LaunchPlan, job.plan)
         alive = await self._engine.agents_alive(plan)
         cut_off = await self._engine.cut_off(plan)
-        has_no_agents = bool(job.pool) or not any(alive.values())  # those of a pool wait to be told of the job
-        if (job.name, job.attempt) not in self._launched and has_no_agents and _is_unheard(job):
+        if (job.name, job.attempt) not in self._launched and _may_lack_agents(job, alive):
             # Asked for by a service that ended before it could start the agents.
-            if job.end_cause is None:
+            if job.end_cause is None and job.ending is None:
                 self._in_background(job, self._launch)
-            else:
+                return
+            if _is_unheard(job):
                 why = "the job was told to stop before its hosts were launched"
                 await self._hub.apply(job.name, events.LaunchFailed(message=why, fault=Fault.INFRASTRUCTURE))
-            return
+                return
         # Read anew: an agent that is gone by now may have said why before it went.
         latest = self._hub.live_job(job.name)
         if latest is None or latest.is_terminal or latest.is_leaving:
@@ -291,10 +293,7 @@ class Reconciler:
 
         async def end_host() -> None:
             try:
-                try:
-                    await self._engine.fence(plan, host)
-                except ClaryError as error:  # an agent that lives is seen by whoever decides on the pool
-                    log.warning("job %s: %s could not be ended: %s", job.name, host, error.message)
+                await self._engine.fence(plan, host)
             except ClaryError as error:
                 log.warning("job %s: %s could not be ended: %s", job.name, host, error.message)
             finally:
@@ -335,12 +334,12 @@ class Reconciler:
         self._in_background(job, self._release)
 
     async def _release(self, job: TrainingJob) -> None:
-        if job.pool:
-            await self._fence_lost(job)
-        await salvage_lost_hosts(self._logs, job, self._clock)
-        await self._seal_logs(job)
-        decision = await self._pools.decide(job)
         try:
+            if job.pool:
+                await self._fence_lost(job)
+            await salvage_lost_hosts(self._logs, job, self._clock)
+            await self._seal_logs(job)
+            decision = await self._pools.decide(job)
             if job.pool and not decision.stays:
                 await self._pools.end(job.pool)
             await self._engine.release(job.name, job.attempt)
@@ -364,16 +363,19 @@ class Reconciler:
             if record.facts.phase is HostPhase.LOST or not self._pools.has_come_back(job, host):
                 await self._engine.fence(plan, host)
 
-    def _end_pool(self, job: TrainingJob, reason: str) -> None:
-        """Take back the hosts that wait after an ended job."""
+    async def _end_pool(self, job: TrainingJob, reason: str) -> None:
+        """Let nobody have the hosts that wait after an ended job any more; the next pass takes them back."""
         log.info("job %s: its warm pool ends: %s", job.name, reason)
+        await self._hub.apply(job.name, events.PoolEnded(reason=reason))
 
-        async def end(job: TrainingJob) -> None:
-            await self._pools.end(job.pool)
-            await self._hub.apply(job.name, events.PoolEnded(reason=reason))
-
-        if job.name not in self._tasks:
-            self._in_background(job, end)
+    async def give_pools_back(self) -> None:
+        """Take back the hosts of jobs that wait with them to be tried again; nobody may make passes meanwhile."""
+        for job in [job for job in self._hub.waiting_jobs().values() if job.pool]:
+            try:
+                await self._pools.end(job.pool)
+                await self._hub.apply(job.name, events.PoolEnded(reason=SERVICE_LEAVES))
+            except ClaryError as error:
+                log.warning("job %s: its hosts are not released: %s", job.name, error.message)
 
     async def _seal_logs(self, job: TrainingJob) -> None:
         """Make the job's lines durable; hosts are taken back even where that fails, or they would never be."""
@@ -398,6 +400,13 @@ class Reconciler:
                 self._tasks.pop(name, None)
 
         self._tasks[name] = asyncio.create_task(guarded(), name=f"job:{name}")
+
+
+def _may_lack_agents(job: TrainingJob, alive: Mapping[str, bool]) -> bool:
+    """Whether a launch may have been cut short: those agents of a pool that live go on by themselves, and say so."""
+    if job.pool:
+        return any(record.report_number == 0 for record in job.hosts.values())
+    return _is_unheard(job) and not any(alive.values())
 
 
 def _is_unheard(job: TrainingJob) -> bool:

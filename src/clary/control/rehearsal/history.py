@@ -191,7 +191,23 @@ def _sample_history(attempts: Sequence[Attempt], scale: Scale, twin: Attempt) ->
         for record in attempt.records:
             for number, batches in enumerate(record.drawn):
                 taken[record.rank, offset + number] = samples_of(batches, num_batches)
+    silent = _silent_rank(attempts, offsets, twin)
+    if silent is not None:
+        return none(f"not compared (rank {silent[1]} of attempt {silent[0]} wrote nothing down)")
     return SampleHistory(taken=taken, offsets=offsets, agreement=agreement)
+
+
+def _silent_rank(attempts: Sequence[Attempt], offsets: Mapping[int, int], twin: Attempt) -> tuple[int, int] | None:
+    """Return an attempt with steps that count and a rank of it that has no record; None if there is none."""
+    ranks = {record.rank for record in twin.records}
+    placed = [attempt for attempt in attempts if attempt.number in offsets]
+    for index, attempt in enumerate(placed):
+        behind = [offsets[later.number] for later in placed[index + 1 :]]
+        counts = not behind or min(behind) > offsets[attempt.number]
+        missing = ranks - {record.rank for record in attempt.records}
+        if counts and missing:
+            return attempt.number, min(missing)
+    return None
 
 
 def _printing(attempt: Attempt) -> RankRecord:

@@ -274,5 +274,6 @@ async def _end_jobs(hub: JobHub, reconciler: Reconciler) -> None:
     deadline = asyncio.get_running_loop().time() + DOWN_DEADLINE_S
     while hub.active_jobs() and (left_s := deadline - asyncio.get_running_loop().time()) > 0:
         await hub.wait_for_job(hub.active_jobs()[0].name, left_s)
+    await reconciler.give_pools_back()
     for job in hub.active_jobs():
         log.warning("job %s has not ended within %.0f s; the next service takes it up", job.name, DOWN_DEADLINE_S)

@@ -113,6 +113,15 @@ def test_the_next_interpreter_is_modelled_on_the_last_programs_first_rank():
     )
 
 
+def test_where_opt_ml_lies_elsewhere_for_each_program_the_interpreter_gets_the_next_ones():
+    last = rank(environment={"PYTHONPATH": "/slots/1/ml/code:/shims:/slots/1/ml/.clary/python", "LANG": "C.UTF-8"})
+    planned = plan_standby([last], moved=("/slots/1/ml", "/slots/2/ml"))
+    assert planned.environment == {
+        "PYTHONPATH": "/slots/2/ml/code:/shims:/slots/2/ml/.clary/python",
+        "LANG": "C.UTF-8",
+    }
+
+
 def test_nothing_stands_by_for_programs_that_are_not_python():
     assert plan_standby([rank(argv=("/bin/bash", "-c", "x"))]) is None
     assert plan_standby([]) is None

@@ -57,6 +57,21 @@ def test_a_request_that_arrived_damaged_is_sent_again():
         assert asked == ["PUT", "PUT"]
 
 
+def test_another_version_than_was_asked_for_is_refused_also_where_the_store_ignores_the_question(tmp_path):
+    other = (200, {"ETag": '"new"'}, b"xyz")
+    with store_that_answers(other, other, (200, {"ETag": '"old"'}, b"abc"), (200, {}, b"abc")) as (store, asked):
+        with pytest.raises(ObjectStoreError, match="was replaced since it was listed") as caught:
+            store.download("data", "key", tmp_path / "file", size_bytes=3, etag='"old"')
+        assert caught.value.details["status"] == 412
+        with pytest.raises(ObjectStoreError, match="was replaced since it was listed"):
+            store.open_reader("data", "key", etag='"old"')
+        assert not (tmp_path / "file").exists()
+        for _ in range(2):  # the version that was asked for, and a store that names none
+            store.download("data", "key", tmp_path / "file", size_bytes=3, etag='"old"')
+            assert (tmp_path / "file").read_bytes() == b"abc"
+        assert asked == ["GET"] * 4
+
+
 @pytest.mark.parametrize("answer", [REFUSED, REFUSED_IN_BRIEF])
 def test_what_s3_itself_calls_bad_is_not_sent_again(answer):
     with store_that_answers(answer) as (store, asked):

@@ -44,7 +44,7 @@ def test_findings_are_told_with_the_phase_prepared_and_the_network_says_why_it_w
     (names,) = [item for item in facts.health if item.check is Check.NAMES]
     assert names.words == "hosts share the machine's network (isolation: processes)"
     assert "health" in facts.timings_s
-    service.release()
+    service.end_attempt()
 
 
 def test_checks_that_break_do_not_keep_the_host_from_its_work(service, host_of, monkeypatch):
@@ -54,7 +54,7 @@ def test_checks_that_break_do_not_keep_the_host_from_its_work(service, host_of, 
     monkeypatch.setattr(host_health, "check_host", breaks)
     host_of(FakeSteps())
     assert service.wait_for_phase(HostPhase.PREPARED).health == ()
-    service.release()
+    service.end_attempt()
 
 
 class FakeLog:

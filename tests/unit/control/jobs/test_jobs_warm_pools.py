@@ -44,10 +44,13 @@ def test_hosts_wait_after_success_and_can_be_taken_once_they_are_put_in_order():
     job = script.job
     assert (job.status, job.warm_pool.status) == (TrainingJobStatus.COMPLETED, WarmPoolStatus.AVAILABLE)
     assert (job.is_released, job.pool, warm_pools.is_parked(job)) == (False, POOL, False)
-    assert warm_pools.is_becoming_available(job)
+    assert warm_pools.is_becoming_available(job, now=at(script.seconds))
+    assert not warm_pools.is_becoming_available(job, now=at(script.seconds + 60)), (
+        "nobody waits for a release that fails"
+    )
     script.send(events.Released(keeps_pool=True))
     assert warm_pools.is_parked(script.job)
-    assert not warm_pools.is_becoming_available(script.job)
+    assert not warm_pools.is_becoming_available(script.job, now=at(script.seconds))
     assert not script.job.is_released
 
 
@@ -64,7 +67,10 @@ def test_a_pool_that_ends_is_terminated_with_the_reason():
     script = ended().send(events.Released(keeps_pool=True)).send(events.PoolEnded(reason="its time is over"))
     pool = script.job.warm_pool
     assert (pool.status, pool.reason) == (WarmPoolStatus.TERMINATED, "its time is over")
-    assert (script.job.pool, script.job.is_released) == ("", True)
+    assert not warm_pools.is_parked(script.job), "nobody can take it while it is being taken back"
+    assert (script.job.pool, script.job.is_released) == (POOL, False)
+    script.send(events.Released())
+    assert (script.job.pool, script.job.is_released, script.job.warm_pool) == ("", True, pool)
 
 
 def test_a_pool_whose_hosts_did_not_come_back_is_terminated():
@@ -105,6 +111,24 @@ def test_a_job_that_is_tried_again_waits_with_its_hosts_if_they_stay(keeps_pool)
     assert script.job.is_released is not keeps_pool, "hosts that stayed are still to be taken back"
     if keeps_pool:
         assert script.send(events.Released()).job.is_released
+
+
+def test_a_job_that_gave_its_hosts_back_and_ends_while_it_waits_has_no_pool_in_use():
+    script = running(restart_rule=RestartRule(max_restarts=1))
+    script.send(events.HostLost(host="algo-2", why="algo-2 was lost: test"))
+    script.report("algo-1", HostPhase.EXITED, exits=(exit_of(None, signal=9, killed=True),))
+    script.send(events.Released()).send(events.StopWanted(cause=EndCause.STOP_REQUESTED, grace_s=1))
+    assert script.job.warm_pool.status is WarmPoolStatus.TERMINATED
+    assert script.job.is_released
+
+
+def test_only_a_pool_of_the_api_that_is_there_can_be_updated():
+    assert warm_pools.can_be_updated(running().job)
+    script = ended().send(events.Released(keeps_pool=True))
+    assert warm_pools.can_be_updated(script.job)
+    assert not warm_pools.can_be_updated(script.send(events.PoolEnded(reason="over")).job)
+    restartable = running(restart_rule=RestartRule(max_restarts=1))
+    assert not warm_pools.can_be_updated(replace(restartable.job, warm_pool=None)), "hosts that only outlive attempts"
 
 
 @pytest.mark.parametrize(

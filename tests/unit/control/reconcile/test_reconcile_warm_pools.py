@@ -1,9 +1,13 @@
 """Warm pools through the reconciler and the gateway, with agents that a test drives."""
 
+from dataclasses import replace
+from datetime import timedelta
+
 import pytest
 
 from clary.contract.agent_protocol import HostPhase
 from clary.contract.errors import EngineError, WireError
+from clary.control.jobs import events
 from clary.testing.control_plane import ControlPlane
 
 RESOURCES = {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1, "KeepAlivePeriodInSeconds": 60}
@@ -86,11 +90,13 @@ async def test_an_idle_pool_whose_agent_dies_ends_and_a_release_that_fails_is_tr
     await come_back(plane, "one", pool)
     plane.engine.end_pool_agent(pool, "algo-1")
     plane.engine.release_errors.append(EngineError("busy", retryable=True))
-    await plane.passes()
-    assert (await status_of(plane, "one"))["Status"] == "Available", "its hosts are not gone yet"
-    await plane.passes()
+    await plane.passes(2)
+    assert (await status_of(plane, "one"))["Status"] == "Terminated", "nobody can have its hosts any more"
+    assert not (await plane.job("one")).is_released
+    plane.clock.advance(3)
+    await plane.passes(2)
     assert plane.engine.released_pools == [pool, pool]
-    assert (await status_of(plane, "one"))["Status"] == "Terminated"
+    assert (await plane.job("one")).is_released
 
 
 async def test_a_service_killed_between_taking_a_pool_and_saying_so_says_so_later(tmp_path):
@@ -115,6 +121,78 @@ async def test_a_service_killed_between_taking_a_pool_and_saying_so_says_so_late
         assert (await status_of(plane, "one"))["ReusedByJob"] == "two"
         found = await plane.pool_gateway.next_assignment(pool, "algo-1", after="one:1", wait_s=0)
         assert found.job == "two"
+
+
+async def test_a_job_that_comes_while_a_pool_is_being_ended_gets_hosts_of_its_own(plane):
+    await plane.create("one", ResourceConfig=RESOURCES)
+    pool = await serve(plane, "one")
+    await come_back(plane, "one", pool)
+    keep_alive = {"KeepAlivePeriodInSeconds": 0}
+    await plane.call("sagemaker", "UpdateTrainingJob", TrainingJobName="one", ResourceConfig=keep_alive)
+    await plane.passes()
+    await plane.create("two", ResourceConfig=RESOURCES)
+    await plane.passes(2)
+    assert plane.hub.live_job("two").pool not in ("", pool)
+    assert plane.engine.released_pools == [pool]
+    with pytest.raises(WireError, match="has a warm pool in status Terminated"):
+        await plane.call("sagemaker", "UpdateTrainingJob", TrainingJobName="one", ResourceConfig=keep_alive)
+
+
+async def test_hosts_of_a_job_that_may_be_tried_again_cannot_be_kept_by_an_update_and_go_with_it(plane):
+    await plane.create("job", CheckpointConfig={"S3Uri": "s3://bucket/c"})
+    pool = await serve(plane, "job")
+    keep_alive = {"KeepAlivePeriodInSeconds": 60}
+    with pytest.raises(WireError, match="has no warm pool"):
+        await plane.call("sagemaker", "UpdateTrainingJob", TrainingJobName="job", ResourceConfig=keep_alive)
+    await come_back(plane, "job", pool)
+    assert plane.engine.released_pools == [pool]
+    assert (await plane.job("job")).is_released
+    assert await status_of(plane, "job") == {}
+
+
+async def test_a_job_that_waits_with_its_hosts_goes_before_an_older_one_that_waits_for_them(plane):
+    await plane.create("old", num_hosts=4)
+    await plane.hub.update("old", lambda job: replace(job, not_before=plane.clock.now() + timedelta(seconds=60)))
+    plane.clock.advance(1)
+    await plane.create("young", num_hosts=2, CheckpointConfig={"S3Uri": "s3://bucket/c"})
+    await plane.passes()
+    agents = [plane.agent("young", f"algo-{number}") for number in (1, 2)]
+    for phase in (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING):
+        for agent in agents:
+            await agent.report(phase)
+    plane.clock.advance(60)
+    await plane.hub.apply("young", events.HostLost(host="algo-2", why="algo-2 was lost: test"))
+    await agents[0].report(HostPhase.EXITED, exits=(replace(plane.exit_of(143), is_consequence=True),))
+    await agents[0].report(HostPhase.RELEASED)
+    await plane.leave(agents[0])
+    await plane.passes(3)
+    assert plane.hub.live_job("young").attempt == 2
+    assert plane.hub.live_job("old").attempt == 0
+
+
+async def test_a_release_that_keeps_failing_holds_up_nobody_for_long(plane):
+    await plane.create("one", ResourceConfig=RESOURCES)
+    pool = await serve(plane, "one")
+    plane.engine.release_errors += [EngineError("busy", retryable=True)] * 50
+    await plane.pool_gateway.next_assignment(pool, "algo-1", after="one:1", wait_s=0)
+    await plane.create("two", ResourceConfig=RESOURCES)
+    for _ in range(10):
+        plane.clock.advance(3)
+        await plane.passes()
+    assert plane.hub.live_job("two").attempt == 1
+
+
+async def test_an_idle_host_that_asks_no_more_ends_its_pool(plane):
+    await plane.create("one", ResourceConfig=RESOURCES)
+    pool = await serve(plane, "one")
+    await come_back(plane, "one", pool)
+    plane.clock.advance(29)
+    await plane.passes(2)
+    assert plane.engine.released_pools == []
+    plane.clock.advance(2)
+    await plane.passes(2)
+    assert plane.engine.released_pools == [pool]
+    assert "has not asked for work" in (await plane.job("one")).warm_pool.reason
 
 
 async def test_the_token_of_one_pool_opens_no_other(plane):

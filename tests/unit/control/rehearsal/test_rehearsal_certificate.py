@@ -172,3 +172,16 @@ def test_last_values_of_metrics_stand_side_by_side():
         STRIKES,
     )
     assert made.metrics == {"acc": (None, 1.0), "loss": (0.5, 0.25)}
+
+
+def test_a_rank_that_wrote_nothing_down_is_no_reason_to_miss_its_samples():
+    def with_other_rank(item):
+        return replace(item, records=(*item.records, replace(item.records[0], rank=1)))
+
+    made = certificate(
+        with_other_rank(attempt(1, 1, 18, end=KILLED)),
+        attempt(2, 16, 24),
+        of_twin=run(with_other_rank(attempt(1, 1, 24))),
+    )
+    assert made.verdict is Verdict.PASS
+    assert made.samples.words == "not compared (rank 1 of attempt 2 wrote nothing down)"

@@ -94,8 +94,9 @@ class LocalEngine:
             return await self._locked(folder, lambda: self._launch(plan, folder))
         hosts = self._folder_of_hosts(plan)
         held = await self._locked(hosts, lambda: self._launch(plan, hosts))
-        await self._locked(folder, lambda: self._make_place(plan, folder))
-        return replace(held, work_folder=str(folder))
+        port = await self._locked(folder, lambda: self._make_place(plan, folder))
+        held = replace(held, work_folder=str(folder))
+        return held if port is None else anchors.without_network(held, master_port=port)
 
     async def start_agents(self, plan: LaunchPlan) -> None:
         """Start the agents that have not been started yet; of a pool, those that have ended, too."""
@@ -144,9 +145,11 @@ class LocalEngine:
         return released
 
     async def release_pool(self, pool: str) -> Released:
-        """End and remove what is left of a warm pool, its folder included."""
+        """End and remove what is left of a warm pool; its folder stays only where a log says something."""
         released = await self.release(pool, int(POOL_ATTEMPT))
-        await self.forget(pool)
+        folder = self._folder(pool, int(POOL_ATTEMPT))
+        if not any(path.stat().st_size for path in folder.rglob("*.log")):
+            await self.forget(pool)
         return released
 
     async def forget(self, job_name: str) -> None:
@@ -169,14 +172,21 @@ class LocalEngine:
         """Return the folder that knows the agents and the network: the attempt's own, or that of its warm pool."""
         return self._folder(plan.pool, int(POOL_ATTEMPT)) if plan.pool else self._folder(plan.job_name, plan.attempt)
 
-    def _make_place(self, plan: LaunchPlan, folder: Path) -> None:
-        """Make the folder of an attempt whose agents and network are those of a pool."""
+    def _make_place(self, plan: LaunchPlan, folder: Path) -> int | None:
+        """Make the folder of an attempt whose agents and network are those of a pool.
+
+        Returns: where its ranks meet, if hosts share the machine's network; each attempt has a port of its own.
+        """
         if attempt_record.is_released(folder):
             raise EngineError(f"attempt {plan.attempt} of job {plan.job_name} has been released; launch the next one")
         _make_folder(folder)
         record = attempt_record.create_record(folder)
-        if record.pool != plan.pool:
-            attempt_record.write_record(folder, replace(record, pool=plan.pool))
+        port = None
+        if plan.isolation is Isolation.PROCESSES:
+            port = record.master_port or _free_port()
+        if (record.pool, record.master_port) != (plan.pool, port):
+            attempt_record.write_record(folder, replace(record, pool=plan.pool, master_port=port))
+        return port
 
     async def _locked(self, folder: Path, work: Callable[[], T]) -> T:
         """Do blocking work on one attempt in a thread, one at a time.
@@ -217,7 +227,7 @@ class LocalEngine:
         record = attempt_record.create_record(folder)
         agents = dict(record.agents)
         if record.may_have_unknown_agents:
-            agents = _adopted_agents(record.mark) | agents
+            agents |= _adopted_agents(record.mark)  # these live; of a host that has two, the record's may be dead
         dead = {name: agent for name, agent in agents.items() if not agent.is_alive()}
         for name, agent in dead.items():
             if not plan.pool:
@@ -225,7 +235,7 @@ class LocalEngine:
             _clear_host(folder, name)
             del agents[name]
         places = tuple(dict.fromkeys((*record.cgroup_places, *cleaning.own_cgroup_places())))
-        record = replace(record, may_have_unknown_agents=True, cgroup_places=places)
+        record = replace(record, agents=agents, may_have_unknown_agents=True, cgroup_places=places)
         attempt_record.write_record(folder, record)
         for host in plan.hosts:
             if host.name in agents:
@@ -305,17 +315,16 @@ def _note_cgroup_places(place: Path, hosts: Path) -> None:
 
 
 def _clear_host(folder: Path, host: str) -> None:
-    """End what the dead agent of a pool's host has left running in the host's network.
+    """End what the dead agent of a pool's host has left running in the host's network and cgroup.
 
     Raises: EngineError if something can not be ended.
     """
     ready = attempt_record.read_ready(folder)
-    if ready is None or host not in ready.namespaces:
-        return
-    only_host = replace(ready, namespaces={host: ready.namespaces[host]})
+    found = killing.in_cgroups(attempt_leftovers.cgroups_of(folder, [host], attempt_record.read_record(folder)))
+    if ready is not None and host in ready.namespaces:
+        found += _in_networks(replace(ready, namespaces={host: ready.namespaces[host]}))
     try:
-        left = killing.wait_until_gone(set(_in_networks(only_host)), timeout_s=LEAVE_TIMEOUT_S)
-        for process in left:
+        for process in killing.wait_until_gone(set(found), timeout_s=LEAVE_TIMEOUT_S):
             killing.kill(process)
     except (OSError, TimeoutError) as error:
         raise EngineError(f"{host} in {folder}: a process could not be ended: {error}", retryable=True) from error

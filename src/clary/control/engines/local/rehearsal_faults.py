@@ -62,7 +62,7 @@ class LocalFaults:
 
 
 def _kill_rank(folder: Path, rank: int) -> None:
-    record = attempt_record.read_record(folder)
+    record = attempt_record.read_record(attempt_record.hosts_folder(folder))
     agents = {} if record is None or record.boot_id != attempt_record.boot_id() else record.agents
     below = [process for agent in agents.values() for process in killing.descendants(agent)]
     wanted = f"RANK={rank}".encode()

@@ -99,7 +99,7 @@ async def update_training_job(call: Call) -> Mapping[str, Any]:
     now = call.services.clock.now()
 
     def change(current: TrainingJob) -> TrainingJob:
-        if resources is not None and not current.pool:
+        if resources is not None and not warm_pools.can_be_updated(current):
             raise _has_no_pool(current)
         if current.is_terminal and resources is None:
             raise _is_over(current)
