@@ -97,7 +97,14 @@ def test_a_program_that_forgets_something_fails_with_what_it_forgets(own, aws, t
     assert certificate["rehearsal"] in jobs, "what failed can be looked at"
 
 
-def test_two_ranks_on_two_hosts_are_rehearsed_from_a_job_that_ran_while_one_host_is_killed(own, aws, tmp_path):
+@pytest.mark.parametrize(
+    ("faults", "lost"),
+    [
+        (("--kill", "algo-2@step:14", "--slow", "algo-1@step:2+1s:20mbit"), "algo-2"),
+        (("--partition", "algo-1@step:14"), "its link has carried nothing"),
+    ],
+)
+def test_two_ranks_on_two_hosts_are_rehearsed_from_a_job_that_has_run(own, aws, tmp_path, faults, lost):
     name = unique("ranks")
     request = script_request(
         aws,
@@ -108,10 +115,11 @@ def test_two_ranks_on_two_hosts_are_rehearsed_from_a_job_that_ran_while_one_host
         CheckpointConfig={"S3Uri": f"s3://clary/users-own/{name}"},
     )
     assert wait(aws, start(aws, request), timeout_s=LIMIT_S)["TrainingJobStatus"] == "Completed"
-    done, certificate = rehearse(own, tmp_path, name, "--kill", "algo-2@step:14", "--slow", "algo-1@step:2+1s:20mbit")
+    done, certificate = rehearse(own, tmp_path, name, *faults)
     assert done.returncode == PASS, done.stdout + done.stderr
-    assert certificate["samples"]["num_compared"] == 36 * 2 * 2, "batches of both ranks, not those that were skipped"
-    assert "algo-2 was lost" in certificate["interruptions"][0]["why"]
+    drawn = certificate["samples"]["num_compared"]
+    assert drawn == 36 * 2 * 2, f"batches of both ranks, not those that were skipped: {certificate['samples']}"
+    assert lost in certificate["interruptions"][0]["why"]
     assert certificate["twin"].startswith(f"{name}-twin-")
 
 

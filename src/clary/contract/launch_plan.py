@@ -192,6 +192,7 @@ class LaunchPlan:
     hang_timeout_s: float = 0.0  # how long a program may do nothing at all; 0: as long as it likes
     restart_hung: bool = False  # whether one that does nothing for longer is ended; else it is only told
     health_checks: bool = False  # whether hosts check themselves and their links
+    network_checked_for: str = ""  # job that had these hosts last, if their links were found well; not checked again
     health_action: HealthAction = HealthAction.WARN  # what follows from a sick host before the program starts
     stop_grace_s: float = 120.0  # from SIGTERM to SIGKILL
     network_isolation: bool = False  # EnableNetworkIsolation

@@ -124,7 +124,10 @@ class HostHealth:
             return "hosts share the machine's network (isolation: processes)"
         if self._host.name not in self._plan.network.namespace_paths:
             return "the host has no network of its own"
-        return "the job has one host" if len(self._plan.hosts) == 1 else ""
+        if len(self._plan.hosts) == 1:
+            return "the job has one host"
+        job = self._plan.network_checked_for
+        return f"found well when {job} had these hosts" if job else ""
 
     def _look_after(self) -> None:
         while not self._ending.wait(self._interval_s):

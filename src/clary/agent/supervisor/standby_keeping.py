@@ -25,7 +25,7 @@ from clary.agent.host.standby import StandbyHost
 from clary.agent.host.standby_policy import plan_standby
 from clary.contract.cgroup_names import host_cgroup_name
 from clary.contract.errors import AgentError
-from clary.contract.launch_plan import LaunchPlan
+from clary.contract.launch_plan import Isolation, LaunchPlan
 
 PLACES_FOLDER = "places"
 _POOL_ATTEMPT = 1
@@ -90,8 +90,7 @@ class StandbyKeeper:
         """Put the last attempt's place away and have a host stand by like its own, where that can be had."""
         self.close()
         example = self._example
-        planned = None if example is None else plan_standby(example.processes)
-        if example is None or planned is None:
+        if example is None:
             return
         folder = Path(example.plan.pool_folder) / self._host
         if self._num_places == 0:
@@ -99,6 +98,12 @@ class StandbyKeeper:
         self._num_places += 1
         place = folder / PLACES_FOLDER / str(self._num_places)
         late_roots = [path for path in (Path(example.plan.cache_folder), folder / POOL_CACHE_FOLDER) if path.is_dir()]
+        # Plain processes see the tree where it lies.
+        is_moved = example.sandbox.isolation is Isolation.PROCESSES
+        moved = (example.sandbox.ml_folder, str(place / "ml")) if is_moved else None
+        planned = plan_standby(example.processes, moved=moved)
+        if planned is None:
+            return
         try:
             (place / "ml").mkdir(parents=True)
             standby = StandbyHost.prepare(

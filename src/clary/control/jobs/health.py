@@ -33,6 +33,20 @@ class Sickness:
     reason: str
 
 
+def job_of_good_links(job: TrainingJob) -> str:
+    """Return for which job the links of an ended one's hosts were found well; empty if they were not, or not looked at.
+
+    Nothing is to be looked at twice: a job on the hosts of a warm pool starts at once.
+    """
+    findings = [finding for record in job.hosts.values() for finding in record.facts.health]
+    has_all = job.hosts and all(record.facts.health for record in job.hosts.values())
+    if not has_all or any(finding.state in (FindingState.WARN, FindingState.BAD) for finding in findings):
+        return ""
+    if any(finding.check is Check.COLLECTIVE and finding.state is FindingState.OK for finding in findings):
+        return job.name
+    return str((job.plan or {}).get("network_checked_for", ""))
+
+
 def diagnose(findings: Findings) -> tuple[Sickness, ...]:
     """Return the sick hosts, then the sick links between others; none if nothing is bad."""
     sick = {host: reason for host, found in findings.items() if (reason := _own_trouble(found))}

@@ -49,6 +49,7 @@ def build_plan(
     resources: Mapping[str, Resources],
     environment: Environment,
     pool: str = "",
+    network_checked_for: str = "",
 ) -> LaunchPlan:
     """Return the plan of the job's next attempt, without addresses: those come from the engine.
 
@@ -59,6 +60,7 @@ def build_plan(
         resources: host name to what it may use, GPUs included.
         environment: Python environment that stands for the image.
         pool: warm pool whose hosts these are; empty for hosts that come and go with the attempt.
+        network_checked_for: job that had these very hosts last, if their links were found well.
     """
     request = JobRequest(job.request)
     settings = site.settings
@@ -123,6 +125,7 @@ def build_plan(
         hang_timeout_s=settings.hang_timeout_s,
         restart_hung=settings.restart_hung,
         health_checks=settings.health_checks,
+        network_checked_for=network_checked_for,
         health_action=HealthAction(settings.health_action),
         stop_grace_s=settings.stop_grace_s,
         network_isolation=request.has_network_isolation,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import replace
 from datetime import datetime
 from typing import Protocol
 
@@ -19,7 +18,7 @@ from clary.contract.errors import ClaryError, EngineError, Fault, StoreError
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.plain import from_plain, to_plain
 from clary.control.engines.interface import Engine
-from clary.control.jobs import deadlines, events, warm_pools
+from clary.control.jobs import deadlines, events, health, warm_pools
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.admission import Admission
@@ -159,9 +158,9 @@ class Reconciler:
                 mapping = self._admission.mapping(JobRequest(job.request))
                 decision = self._admission.decide_next(job, mapping, leaving=[] if holder is None else [holder])
                 pool = self._pools.pool_for(job, holder)
-                asked = await self._hosts_asked(job, decision, mapping, pool) if isinstance(decision, Place) else None
-                if asked is not None and holder is not None:
-                    asked = replace(asked, left_by=holder.name)
+                asked = None
+                if isinstance(decision, Place):
+                    asked = await self._hosts_asked(job, decision, mapping, pool=pool, holder=holder)
             except Exception as error:  # boundary: a job that cannot be planned must not block the queue
                 if isinstance(error, StoreError) and error.retryable:
                     raise  # the log store fails for a moment: the next pass asks again
@@ -191,10 +190,20 @@ class Reconciler:
         # One whose last attempt is still being put away keeps its place.
         return None if first is None or first.name in self._tasks else first
 
-    async def _hosts_asked(self, job: TrainingJob, place: Place, mapping: HostMapping, pool: str) -> events.HostsAsked:
+    async def _hosts_asked(
+        self, job: TrainingJob, place: Place, mapping: HostMapping, *, pool: str, holder: TrainingJob | None
+    ) -> events.HostsAsked:
         environment = self._admission.environment(JobRequest(job.request).image)
         resources = mapping.resources(place.gpus)
-        plan = build_plan(job, self._site, mapping=mapping, resources=resources, environment=environment, pool=pool)
+        plan = build_plan(
+            job,
+            self._site,
+            mapping=mapping,
+            resources=resources,
+            environment=environment,
+            pool=pool,
+            network_checked_for="" if holder is None else health.job_of_good_links(holder),
+        )
         epoch = int(self._clock.now().timestamp())
         # Clients list a job's streams once and follow those: a later attempt goes on in the same ones.
         streams = job.log_streams or tuple(f"{job.name}/{host.name}-{epoch}" for host in plan.hosts)
@@ -204,6 +213,7 @@ class Reconciler:
             log_streams=streams,
             log_bases={stream: await self._num_lines(stream) for stream in job.log_streams},
             pool=pool,
+            left_by="" if holder is None else holder.name,
         )
 
     async def _num_lines(self, stream: str) -> int:

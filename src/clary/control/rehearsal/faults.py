@@ -70,7 +70,7 @@ class PlannedFault:
     moment: Moment
     hosts: tuple[str, ...] = ()  # empty for a reclaim of any host, and for a rank
     rank: int | None = None
-    length_s: float | None = None  # None: until the attempt ends
+    length_s: float | None = None  # None: until the hosts go
     rate_mbit_s: float | None = None
 
     def __str__(self) -> str:
