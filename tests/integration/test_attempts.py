@@ -92,9 +92,7 @@ def test_a_job_whose_host_is_killed_goes_on_by_itself_from_its_checkpoint(servic
         CheckpointConfig={"S3Uri": f"s3://clary/checkpoints/{name}"},
     )
     start(aws, request)
-    deadline_s = time.monotonic() + LIMIT_S
-    while "algo-2" not in service.clary("checkpoints", name, check=False).stdout and time.monotonic() < deadline_s:
-        time.sleep(0.5)
+    wait_for_line(service, name, "step 5 done")
     os.kill(agent_of(service, name, "algo-2"), signal.SIGKILL)
     facts = wait(aws, name, timeout_s=LIMIT_S)
     assert facts["TrainingJobStatus"] == "Completed", facts.get("FailureReason")
