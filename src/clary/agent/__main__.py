@@ -12,7 +12,9 @@ import argparse
 import os
 import signal
 import sys
-from functools import partial
+import threading
+from functools import cache
+from typing import TYPE_CHECKING
 
 from clary.agent.service_client import AgentAddress, PoolAddress, PoolClient, ServiceClient
 from clary.agent.supervisor.pool_agent import PoolAgent
@@ -20,6 +22,9 @@ from clary.agent.supervisor.steps import MakeSteps, Steps
 from clary.agent.supervisor.supervisor import Supervisor
 from clary.contract.agent_protocol import PoolAssignment
 from clary.contract.launch_plan import LaunchPlan
+
+if TYPE_CHECKING:
+    from clary.agent.supervisor.standby_keeping import StandbyKeeper
 
 TOKEN_VARIABLE = "CLARY_AGENT_TOKEN"  # noqa: S105 - a variable's name
 
@@ -65,18 +70,28 @@ def _supervisor(
 
 
 def _pool_agent(service: str, pool: str, host: str, token: str) -> PoolAgent:
-    # Imported here as in `make_steps`: the agent of one attempt has no use for it.
-    from clary.agent.supervisor.standby_keeping import StandbyKeeper
-    from clary.agent.supervisor.wiring import HostSteps
+    @cache
+    def standby() -> StandbyKeeper:
+        # Imported here as in `make_steps`: the first question to the service does not wait for it.
+        from clary.agent.supervisor.standby_keeping import StandbyKeeper
 
-    standby = StandbyKeeper(host)
+        return StandbyKeeper(host)
 
     def make_attempt(assignment: PoolAssignment) -> Supervisor:
-        steps = partial(HostSteps, standby=standby)
-        return _supervisor(service, assignment.job, assignment.attempt, host, assignment.token, steps)
+        def make(plan: LaunchPlan, host: str) -> Steps:
+            from clary.agent.supervisor.wiring import HostSteps
 
+            return HostSteps(plan, host, standby=standby())
+
+        return _supervisor(service, assignment.job, assignment.attempt, host, assignment.token, make)
+
+    threading.Thread(target=_load_steps, name="load-steps", daemon=True).start()
     client = PoolClient(PoolAddress(service_url=service, pool=pool, host=host), token=token)
     return PoolAgent(client, make_attempt=make_attempt, between=standby)
+
+
+def _load_steps() -> None:
+    import clary.agent.supervisor.wiring  # noqa: F401 - needed by every job, and nobody waits for it now
 
 
 if __name__ == "__main__":

@@ -7,22 +7,40 @@ agent reads it outside, with more rights: a link to `/etc/shadow` or to `../../.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 
 from clary.contract.ml_tree import OPT_ML
 
 _MAX_LINKS_FOLLOWED = 40  # as Linux
 
 Parts = tuple[str, ...]
+Mounts = Mapping[Parts, Path]  # by their place below `home`: folders that the program saw there and that lie elsewhere
+
+NO_MOUNTS: Mounts = MappingProxyType({})
 
 
-def resolve_link(home: Path, folder: Parts, target: str) -> Parts | None:
+def on_disk(home: Path, parts: Parts, mounts: Mounts = NO_MOUNTS) -> tuple[Path, Parts]:
+    """Return where a place below `home` lies on this machine: a folder that no program can replace, and the way from it.
+
+    Args:
+        parts: with no link among them.
+    """
+    for place, folder in mounts.items():
+        if parts[: len(place)] == place:
+            return folder, parts[len(place) :]
+    return home, parts
+
+
+def resolve_link(home: Path, folder: Parts, target: str, *, mounts: Mounts = NO_MOUNTS) -> Parts | None:
     """Return the place below `home` that a link leads to, as parts with no link among them.
 
     Args:
         home: the job's `/opt/ml` as this process sees it; absolute targets below `/opt/ml` or `home` start here.
         folder: where the link lies, as parts below `home` with no link among them.
         target: text of the link.
+        mounts: what a program saw at such a place is found there, whatever lies in `home` itself.
     Returns: None if the link leaves `home`, leads to nothing or goes round in circles.
     """
     start = _start(home, folder, target)
@@ -40,7 +58,7 @@ def resolve_link(home: Path, folder: Parts, target: str) -> Parts | None:
             place.pop()
             continue
         try:
-            next_target = os.readlink(home.joinpath(*place, part))
+            next_target = os.readlink(_path(home, (*place, part), mounts))
         except FileNotFoundError:
             return None
         except OSError:  # EINVAL: no link
@@ -52,7 +70,12 @@ def resolve_link(home: Path, folder: Parts, target: str) -> Parts | None:
             return None
         place, further = following
         ahead.extend(further)
-    return tuple(place) if home.joinpath(*place).exists() else None
+    return tuple(place) if _path(home, tuple(place), mounts).exists() else None
+
+
+def _path(home: Path, parts: Parts, mounts: Mounts) -> Path:
+    start, below = on_disk(home, parts, mounts)
+    return start.joinpath(*below)
 
 
 def _start(home: Path, folder: Parts, target: str) -> tuple[list[str], list[str]] | None:

@@ -12,6 +12,7 @@ Rules, in the order in which they apply to an entry:
 - Any other link (outside, dangling, in circles) is kept as it is, with a note: reading through it would let a program
   take files of this machine that it cannot see itself. `follow_links`, for stores that have no links, reads through
   every link that it may and leaves the others out with a note.
+- What the program saw at a place of `mounts` is read from there, and what lies in its place is not looked at.
 - Sockets, named pipes and devices are left out with a note. Hard links are written as files of their own.
 """
 
@@ -27,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clary.agent.archives.gzip_writer import ByteSink, GzipWriter
-from clary.agent.archives.links import Parts, resolve_link
+from clary.agent.archives.links import NO_MOUNTS, Mounts, Parts, on_disk, resolve_link
 from clary.agent.archives.members import Member, MemberKind
 from clary.agent.archives.tar_writer import TarWriter
 from clary.agent.notes import NoteBook
@@ -48,6 +49,7 @@ class TreeSource:
     root: Path  # a folder: what it holds is taken; a file: itself, under its own name
     arc_prefix: str = ""  # folders in the archive to put it in
     home: Path | None = None  # the job's /opt/ml, from which links may bring in files; None: `root` alone
+    mounts: Mounts = NO_MOUNTS  # below home
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +127,7 @@ class _Walk:
     def __init__(self, source: TreeSource, notes: NoteBook, *, follow_links: bool) -> None:
         self._home = source.home or source.root
         self._root = source.root
+        self._mounts = source.mounts
         self._prefix: Parts = tuple(part for part in source.arc_prefix.split("/") if part)
         self._notes = notes
         self._follow_links = follow_links
@@ -134,7 +137,8 @@ class _Walk:
         root = self._root_on_disk()
         if root is None:
             return
-        if self._home.joinpath(*root).is_dir():
+        start, below = on_disk(self._home, root, self._mounts)
+        if start.joinpath(*below).is_dir():
             prefix = self._prefix
             top = _Place(on_disk=root, in_archive=prefix, top=root, top_in_archive=prefix, above=(), depth=0)
             yield from self._folder(top)
@@ -154,7 +158,7 @@ class _Walk:
         if not self._root.is_symlink():
             return below_home if self._root.exists() else None
         target = os.readlink(self._root)
-        resolved = resolve_link(self._home, below_home[:-1], target) if below_home else None
+        resolved = self._resolve(below_home[:-1], target) if below_home else None
         if resolved is None:
             shown = ascii(OPT_ML.joinpath(*below_home).as_posix())
             raise AgentError(
@@ -229,7 +233,7 @@ class _Walk:
 
     def _link(self, target: str, path: Parts, place: _Place, *, facts: os.stat_result) -> Iterator[Member]:
         shown = f"{'/'.join(path)} -> {target}"
-        resolved = resolve_link(self._home, place.on_disk, target)
+        resolved = self._resolve(place.on_disk, target)
         if resolved is None:
             if self._follow_links:
                 self._notes.add("left out, symbolic links to outside /opt/ml or to nothing", shown)
@@ -282,12 +286,16 @@ class _Walk:
         inside = "/".join(resolved[len(place.top) :]) or "."
         return posixpath.relpath(inside, "/".join(here) or ".")
 
+    def _resolve(self, folder: Parts, target: str) -> Parts | None:
+        return resolve_link(self._home, folder, target, mounts=self._mounts)
+
     def _open_folder(self, parts: Parts) -> int:
         """Open a folder below home part by part; no link is followed, whoever put one there meanwhile."""
-        current = os.open(self._home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        start, below_start = on_disk(self._home, parts, self._mounts)
+        current = os.open(start, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             with _read_errors_named(parts):
-                for part in parts:
+                for part in below_start:
                     below = os.open(part, _FOLDER_FLAGS, dir_fd=current)
                     os.close(current)
                     current = below

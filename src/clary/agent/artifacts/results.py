@@ -26,7 +26,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from itertools import islice
 
-from clary.agent.archives import Member, has_members, walk_tree
+from clary.agent.archives import NO_MOUNTS, Member, Mounts, has_members, walk_tree
 from clary.agent.artifacts.merging import Merge
 from clary.agent.artifacts.sinks import ArchiveSink, LooseSink
 from clary.agent.artifacts.staging import (
@@ -65,6 +65,7 @@ def upload_results(
     tree: MlTree,
     store: ObjectStore,
     staged: tuple[StagedPart, ...] = (),
+    mounts: Mounts = NO_MOUNTS,
 ) -> UploadFacts:
     """Write this host's share of the job's results; repeating it gives the same objects.
 
@@ -72,17 +73,21 @@ def upload_results(
         host: name of this host in the plan.
         tree: this host's `/opt/ml` as this process sees it; the program has ended.
         staged: with LEAD, what the other hosts have put aside.
+        mounts: what the program saw in `tree` and does not lie there; links in results may lead to it.
     Raises: AgentError, ObjectStoreError naming what could not be read or written. Whatever was not verified counts
         as not written; parts that were put aside then still stand.
     """
     if role is UploadRole.STAGE:
-        return _stage(plan, host=host, tree=tree, store=store)
-    return _Lead(plan, host=host, tree=tree, store=store, staged=staged).upload()
+        return _stage(plan, host=host, tree=tree, store=store, mounts=mounts)
+    return _Lead(plan, host=host, tree=tree, store=store, staged=staged, mounts=mounts).upload()
 
 
-def _stage(plan: LaunchPlan, *, host: str, tree: MlTree, store: ObjectStore) -> UploadFacts:
+def _stage(plan: LaunchPlan, *, host: str, tree: MlTree, store: ObjectStore, mounts: Mounts) -> UploadFacts:
     notes = NoteBook()
-    parts = [stage_results(kind, plan=plan, host=host, tree=tree, store=store, notes=notes) for kind in ResultKind]
+    parts = [
+        stage_results(kind, plan=plan, host=host, tree=tree, store=store, notes=notes, mounts=mounts)
+        for kind in ResultKind
+    ]
     return UploadFacts(staged=tuple(part for part in parts if part is not None), notes=notes.lines())
 
 
@@ -90,11 +95,19 @@ class _Lead:
     """The leader's upload."""
 
     def __init__(
-        self, plan: LaunchPlan, *, host: str, tree: MlTree, store: ObjectStore, staged: tuple[StagedPart, ...]
+        self,
+        plan: LaunchPlan,
+        *,
+        host: str,
+        tree: MlTree,
+        store: ObjectStore,
+        staged: tuple[StagedPart, ...],
+        mounts: Mounts,
     ) -> None:
         self._plan = plan
         self._host = host
         self._tree = tree
+        self._mounts = mounts
         self._store = store
         self._staged = tuple(part for part in staged if part.host != host)
         self._notes = NoteBook()
@@ -118,7 +131,7 @@ class _Lead:
 
     def _upload_kind(self, kind: ResultKind) -> str | None:
         """Write the final objects of one kind and return their URI; None if there are none to write."""
-        sources = result_sources(kind, self._tree)
+        sources = result_sources(kind, self._tree, self._mounts)
         has_own = has_members(sources)
         parts = {part.host: part for part in self._staged if part.kind == kind.value}
         uri = self._final_uri(kind)
@@ -153,7 +166,8 @@ class _Lead:
         if host == self._host:
             follow_links = not self._plan.output.is_compressed
             own_notes = NoteBook()
-            yield walk_tree(result_sources(kind, self._tree), notes=own_notes, follow_links=follow_links)
+            sources = result_sources(kind, self._tree, self._mounts)
+            yield walk_tree(sources, notes=own_notes, follow_links=follow_links)
             for note in own_notes.lines():
                 self._notes.add(f"{host}: {kind.value}: {note}")
         elif host in parts:

@@ -17,9 +17,11 @@ from collections.abc import Generator, Iterator
 from enum import StrEnum
 
 from clary.agent.archives import (
+    NO_MOUNTS,
     ArchiveLimits,
     Member,
     MemberKind,
+    Mounts,
     TreeSource,
     has_members,
     read_members,
@@ -45,11 +47,11 @@ class ResultKind(StrEnum):
     OUTPUT = "output"
 
 
-def result_sources(kind: ResultKind, tree: MlTree) -> tuple[TreeSource, ...]:
+def result_sources(kind: ResultKind, tree: MlTree, mounts: Mounts = NO_MOUNTS) -> tuple[TreeSource, ...]:
     """Return what of a host's tree belongs to results of this kind."""
     if kind is ResultKind.MODEL:
-        return (TreeSource(root=tree.model, home=tree.root),)
-    data = TreeSource(root=tree.output_data, home=tree.root)
+        return (TreeSource(root=tree.model, home=tree.root, mounts=mounts),)
+    data = TreeSource(root=tree.output_data, home=tree.root, mounts=mounts)
     if tree.failure.is_symlink() or not tree.failure.is_file() or tree.failure.stat().st_size == 0:
         return (data,)
     return (data, TreeSource(root=tree.failure, home=tree.root))
@@ -63,13 +65,20 @@ def staging_prefix(plan: LaunchPlan) -> S3Uri:
 
 
 def stage_results(
-    kind: ResultKind, *, plan: LaunchPlan, host: str, tree: MlTree, store: ObjectStore, notes: NoteBook
+    kind: ResultKind,
+    *,
+    plan: LaunchPlan,
+    host: str,
+    tree: MlTree,
+    store: ObjectStore,
+    notes: NoteBook,
+    mounts: Mounts = NO_MOUNTS,
 ) -> StagedPart | None:
     """Put a host's results of one kind aside; None if it has none. Overwrites what an earlier call wrote.
 
     Raises: AgentError, ObjectStoreError; nothing was written then.
     """
-    sources = result_sources(kind, tree)
+    sources = result_sources(kind, tree, mounts)
     if not has_members(sources):
         return None
     prefix = staging_prefix(plan)

@@ -12,12 +12,14 @@ import os
 import threading
 from pathlib import Path, PurePosixPath
 
+from clary.agent.archives import Mounts
 from clary.agent.channels import ChannelFacts, fetch_channel
-from clary.agent.channels.cache import ChannelCache, Snapshot, copy_snapshot, link_snapshot
+from clary.agent.channels.cache import ChannelCache, Snapshot, copy_snapshot
 from clary.agent.environments.code import ObjectSource, code_channel
 from clary.agent.host.overlay_support import why_no_overlay
 from clary.agent.host.sandbox import Bind
 from clary.agent.object_store import ObjectStore
+from clary.agent.supervisor.small_files import names_in
 from clary.contract.errors import AgentError
 from clary.contract.launch_plan import Channel, Isolation, LaunchPlan
 from clary.contract.ml_tree import OPT_ML, MlTree
@@ -95,21 +97,19 @@ class HostChannels:
                 for name, snapshot in self._shown.items()
             ]
 
-    def show_to_agent(self, *folders: Path) -> None:
-        """Make channels readable in the tree on this machine if links in `folders` may lead there.
+    def mounts(self) -> Mounts:
+        """Return where channels lie that the tree on this machine lacks, for links in results that lead there.
 
-        Only after the program's end. What the program itself has put into a channel is gone with it.
-        Raises: AgentError.
+        Only after the program's end. What the program itself has put into such a channel is gone with it. Nothing is
+        written into the tree: the program may have left links to places of the machine where channels would go.
         """
         with self._lock:
-            shown = dict(self._shown)
-        if not shown or not any(_has_links(folder) for folder in folders):
-            return
-        for name, snapshot in shown.items():
-            try:
-                link_snapshot(snapshot.path, self._tree.channel(name))
-            except OSError as error:
-                raise AgentError(f"Channel {name} cannot be read on this host: {error}") from error
+            shown = {
+                self._tree.channel(name).relative_to(self._tree.root).parts: snapshot.path
+                for name, snapshot in self._shown.items()
+            }
+        # A host that could not lay its overlay after all has made a copy, which holds what the program did.
+        return {place: path for place, path in shown.items() if not names_in(self._tree.root, place)}
 
     def close(self) -> None:
         """Let the cache go; harmless when repeated. The program must be gone."""
@@ -163,9 +163,3 @@ class HostChannels:
             if self._tidying is None or not self._tidying.is_alive():
                 self._tidying = threading.Thread(target=self._cache.tidy, name="channel-cache-tidying", daemon=True)
                 self._tidying.start()
-
-
-def _has_links(folder: Path) -> bool:
-    return any(
-        os.path.islink(os.path.join(base, name)) for base, folders, files in os.walk(folder) for name in folders + files
-    )

@@ -58,7 +58,7 @@ class PoolAgent:
     Args:
         assignments: where to ask.
         make_attempt: builds what lives through an attempt.
-        between: makes ready for the next attempt.
+        between: returns what makes ready for the next attempt, always the same; asked for once one has been served.
         orphan_s: how long the service may be away while nothing runs.
     """
 
@@ -67,7 +67,7 @@ class PoolAgent:
         assignments: Assignments,
         *,
         make_attempt: Callable[[PoolAssignment], Attempt],
-        between: Between,
+        between: Callable[[], Between],
         orphan_s: float = ORPHAN_S,
     ) -> None:
         self._assignments = assignments
@@ -76,6 +76,7 @@ class PoolAgent:
         self._orphan_s = orphan_s
         self._attempt: Attempt | None = None
         self._terminated = threading.Event()
+        self._has_prepared = False
 
     def terminate(self) -> None:
         """Leave, and stop the program first if one runs. Safe in a signal handler."""
@@ -90,7 +91,8 @@ class PoolAgent:
         try:
             return self._serve()
         finally:
-            self._between.close()
+            if self._has_prepared:
+                self._between().close()
 
     def _serve(self) -> int:
         served = ""
@@ -107,7 +109,8 @@ class PoolAgent:
                 logger.error("attempt %s ended with code %d: this host serves no other", assignment.name, code)
                 return code if code != EXIT_RELEASED else EXIT_TERMINATED
             served = assignment.name
-            self._between.prepare()
+            self._has_prepared = True
+            self._between().prepare()
 
     def _next(self, served: str) -> PoolAssignment | None:
         """Ask until there is an attempt to serve; None when there will be none."""

@@ -226,7 +226,6 @@ class HostSteps:
     def upload(self, role: UploadRole, staged: Sequence[StagedPart]) -> Uploaded:
         """Write this host's share of the results."""
         self._stopping.clear()  # a preparation that was given up says nothing about results
-        self._input.show_to_agent(self._tree.model, self._tree.output_data)
         facts = upload_results(
             role,
             plan=self._plan,
@@ -234,6 +233,7 @@ class HostSteps:
             tree=self._tree,
             store=self._open_store(),
             staged=tuple(staged),
+            mounts=self._input.mounts(),
         )
         self._note(facts.notes)
         return Uploaded(staged=facts.staged, uris=facts.uploaded)

@@ -1,6 +1,7 @@
 """The agent of a warm pool's host: one attempt after the other, and when it leaves."""
 
 import threading
+import time
 
 import pytest
 
@@ -79,7 +80,8 @@ def serve(answers, codes=(EXIT_RELEASED,) * 9, **options):
         attempts.append(FakeAttempt(found, left.pop(0)))
         return attempts[-1]
 
-    agent = PoolAgent(assignments, make_attempt=make_attempt, between=options.pop("between", FakeBetween()), **options)
+    between = options.pop("between", FakeBetween())
+    agent = PoolAgent(assignments, make_attempt=make_attempt, between=lambda: between, **options)
     return agent, assignments, attempts
 
 
@@ -117,13 +119,11 @@ def test_a_host_whose_attempt_did_not_end_well_serves_no_other(code):
 def test_sigterm_reaches_the_attempt_that_runs():
     agent, _, attempts = serve([assignment("a")], codes=[None])
     codes = []
-    thread = threading.Thread(target=lambda: codes.append(agent.run()))
+    thread = threading.Thread(target=lambda: codes.append(agent.run()), daemon=True)
     thread.start()
-    deadline = threading.Event()
-    for _ in range(200):
-        if attempts and attempts[0].began.is_set():
-            break
-        deadline.wait(0.02)
+    deadline_s = time.monotonic() + LIMIT_S
+    while not (attempts and attempts[0].began.is_set()) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
     agent.terminate()
     thread.join(LIMIT_S)
     assert codes == [EXIT_TERMINATED]
@@ -133,7 +133,7 @@ def test_sigterm_reaches_the_attempt_that_runs():
 def test_sigterm_ends_a_host_that_waits():
     agent, _, _ = serve([])
     codes = []
-    thread = threading.Thread(target=lambda: codes.append(agent.run()))
+    thread = threading.Thread(target=lambda: codes.append(agent.run()), daemon=True)
     thread.start()
     agent.terminate()
     thread.join(LIMIT_S)

@@ -10,7 +10,7 @@ cache    `ChannelCache`, which the rest of the agent talks to
 """
 
 from clary.agent.channels.cache.cache import ChannelCache
-from clary.agent.channels.cache.copying import copy_snapshot, link_snapshot
+from clary.agent.channels.cache.copying import copy_snapshot
 from clary.agent.channels.cache.filling import CacheUnusable, Snapshot
 
-__all__ = ["CacheUnusable", "ChannelCache", "Snapshot", "copy_snapshot", "link_snapshot"]
+__all__ = ["CacheUnusable", "ChannelCache", "Snapshot", "copy_snapshot"]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 from clary.agent.disk_space import disk_errors_named, require_space
@@ -21,34 +20,12 @@ def copy_snapshot(source: Path, target: Path, *, size_bytes: int) -> None:
     target.mkdir(parents=True, exist_ok=True)
     require_space(target, needed_bytes=size_bytes)
     with disk_errors_named(target, needed_bytes=size_bytes):
-        _each_file(source, target, act=_copy_file)
-
-
-def link_snapshot(source: Path, target: Path) -> None:
-    """Show a tree in a folder by links to its files, for nobody but readers; what is there stays as it is.
-
-    Raises: OSError; AgentError for a full disk, where links cannot be had and copies take their place.
-    """
-
-    def link(file: Path, place: Path) -> None:
-        if os.path.lexists(place):
-            return
-        try:
-            os.link(file, place)
-        except OSError:
-            _copy_file(file, place)
-
-    with disk_errors_named(target, needed_bytes=None):
-        _each_file(source, target, act=link)
-
-
-def _each_file(source: Path, target: Path, *, act: Callable[[Path, Path], None]) -> None:
-    for base, folders, files in os.walk(source):
-        place = target / Path(base).relative_to(source)
-        for name in folders:
-            (place / name).mkdir(parents=True, exist_ok=True)
-        for name in files:
-            act(Path(base, name), place / name)
+        for base, folders, files in os.walk(source):
+            place = target / Path(base).relative_to(source)
+            for name in folders:
+                (place / name).mkdir(parents=True, exist_ok=True)
+            for name in files:
+                _copy_file(Path(base, name), place / name)
 
 
 def _copy_file(source: Path, target: Path) -> None:
