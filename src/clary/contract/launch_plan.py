@@ -178,6 +178,7 @@ class LaunchPlan:
     work_folder: str = ""  # folder of this attempt on the host's machine
     pool: str = ""  # warm pool whose hosts the attempt runs on; empty for hosts that come and go with it
     pool_token: str = field(default="", repr=False)  # bearer token of the pool's agents
+    has_standby: bool = True  # whether an interpreter stands by on the pool's hosts between jobs
     pool_folder: str = ""  # what stays on the hosts of the pool from job to job lies below it
     cache_folder: str = ""  # environments, requirements and objects kept between jobs on the host's machine
     channel_cache_bytes: int = 0  # bound on the objects of channels and code that are kept there; 0: none are

@@ -83,6 +83,9 @@ class Settings:
     warm_pool_max_hosts: int = _setting(
         0, "hosts that one job may have kept after its end (KeepAlivePeriodInSeconds); 0 is as many as it has", least=0
     )
+    standby_hosts: bool = _setting(
+        True, "have an interpreter with torch imported stand by on hosts that wait for a job, to become its ranks"
+    )
     memory_per_host_bytes: int = _setting(0, "memory limit of a host; 0 divides four fifths of the machine", least=0)
     clamp_processes: bool = _setting(True, "lower an instance type's processes per host to this machine's CPUs or GPUs")
     default_python: str = _setting("", "interpreter for images that no rule names; empty looks for one with torch")

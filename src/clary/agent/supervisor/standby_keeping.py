@@ -90,7 +90,7 @@ class StandbyKeeper:
         """Put the last attempt's place away and have a host stand by like its own, where that can be had."""
         self.close()
         example = self._example
-        if example is None:
+        if example is None or not example.plan.has_standby:
             return
         folder = Path(example.plan.pool_folder) / self._host
         if self._num_places == 0:

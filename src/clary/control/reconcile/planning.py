@@ -108,6 +108,7 @@ def build_plan(
         pool=pool,
         pool_token=site.secrets.pool_token(pool) if pool else "",
         pool_folder=str(site.folder.jobs / pool / "1") if pool else "",
+        has_standby=settings.standby_hosts,
         cache_folder=str(site.folder.cache),
         channel_cache_bytes=settings.channel_cache_bytes,
         config_documents=request.config_documents,
