@@ -1,5 +1,6 @@
 """A place for hosts under test: folders, namespaces that stand for an anchor's, and listeners."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -111,13 +112,18 @@ class HostWorld:
         return listener.text()
 
     def close(self):
-        for program in self._programs:
-            program.close()
-        for holder in self._holders:
-            holder.kill()
-            holder.wait()
-            holder.stdout.close()
-        shutil.rmtree(self.base)
+        with contextlib.ExitStack() as left:  # the last comes first, and the rest comes also if one of them fails
+            left.callback(shutil.rmtree, self.base)
+            for holder in self._holders:
+                left.callback(end_holder, holder)
+            for program in self._programs:
+                left.callback(program.close)
+
+
+def end_holder(holder):
+    holder.kill()
+    holder.wait(DEADLINE_S)
+    holder.stdout.close()
 
 
 def shell(script, **fields):

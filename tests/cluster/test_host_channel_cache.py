@@ -1,6 +1,7 @@
 """Snapshots of the cache as hosts see them: free to be changed, and never changed; as root and in a user namespace."""
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,14 @@ from clary.agent.host import kernel
 from clary.agent.host.overlay_support import why_no_overlay
 from clary.agent.host.sandbox import Bind
 from clary.agent.host.support import supports
+from clary.agent.supervisor.host_channels import HostChannels
 from clary.contract.launch_plan import Channel, Isolation
+from clary.contract.ml_tree import MlTree
 from clary.testing.fake_object_store import FakeObjectStore
+from clary.testing.launch_plans import make_plan
 
 TARGET = "/opt/ml/input/data/train"
+DISK_BYTES = 10 << 20
 # What scripts do to their data: unpack beside it, append, replace, move, delete, change rights and times.
 SCRIBBLE = f"""
 cd {TARGET} && echo more >> a && echo new > b.new && mv b.new b && rm sub/c && mkdir unpacked && echo x > unpacked/x &&
@@ -113,3 +118,34 @@ def test_where_overlays_are_refused_the_host_gets_a_copy(world, snapshot):
         assert (Path(sandbox.ml_folder) / "input" / "data" / "train" / "unpacked" / "x").exists()
     finally:
         kernel.unmount(str(merged), flags=kernel.MNT_DETACH)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make a disk")
+@pytest.mark.parametrize("num_channels_before", [0, 1])
+def test_a_channel_that_a_small_disk_has_room_for_once_is_no_reason_to_fail(world, num_channels_before):
+    disk = world.folder("disk")
+    kernel.mount("tmpfs", str(disk), kind="tmpfs", options=f"size={DISK_BYTES}")
+    try:
+        store = FakeObjectStore()
+        for number in range(num_channels_before + 1):
+            store.put_bytes("b", f"{number}/data.bin", bytes([number]) * (DISK_BYTES * 6 // 10))
+        for number in range(num_channels_before + 1):
+            plan = make_plan(
+                cache_folder=str(disk / "cache"),
+                channel_cache_bytes=DISK_BYTES,
+                # Only the last one is copied; what stood before it is what nobody uses any more.
+                isolation=Isolation.PROCESSES if number == num_channels_before else Isolation.NAMESPACES,
+            )
+            folder = disk / f"host-{number}"
+            folder.mkdir()
+            tree = MlTree(folder / "ml")
+            host = HostChannels(plan, tree=tree, host_folder=folder, stop=threading.Event())
+            channel = Channel(name="train", s3_uri=f"s3://b/{number}")
+            try:
+                facts = host.fetch(channel, store=store, host_index=0, num_hosts=1)
+            finally:
+                host.close()
+        assert "not kept in this machine's cache" in facts.summary
+        assert (tree.channel("train") / "data.bin").read_bytes() == store.objects["b", f"{number}/data.bin"]
+    finally:
+        kernel.unmount(str(disk), flags=kernel.MNT_DETACH)

@@ -1,5 +1,6 @@
 """Hosts that stand by with an interpreter ready: as root, in a user namespace and as plain processes."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -27,6 +28,7 @@ from host_world import (
 
 import clary
 from clary.agent.host.program import Program
+from clary.agent.host.program_record import ProgramRecord
 from clary.agent.host.sandbox import Bind
 from clary.agent.host.standby import StandbyHost
 from clary.agent.host.support import supports
@@ -163,9 +165,10 @@ class StandbyWorld(HostWorld):
         return program, listener
 
     def close(self):
-        for standby in self._standbys:
-            standby.close()
-        super().close()
+        with contextlib.ExitStack() as left:  # all of it, also if one fails
+            left.callback(super().close)
+            for standby in self._standbys:
+                left.callback(standby.close)
 
 
 def finished(program, listener, *, index=0):
@@ -444,6 +447,31 @@ def test_a_host_that_died_while_it_stood_by_is_replaced(world):
     eventually(lambda: pids_with(marker) == [])
 
 
+def test_a_program_that_has_begun_is_not_begun_again_where_its_host_does_not_get_ready(world, monkeypatch):
+    sandbox = world.sandbox()
+    standby = world.prepare(sandbox)
+    listener = Listener()
+    taking_in = ProgramRecord.apply
+
+    def lose_ready(record, report, *, sender):
+        if report["kind"] != "ready":
+            taking_in(record, report, sender=sender)
+
+    def give_up_when_it_runs(record, timeout_s):
+        listener.wait_for("begun")
+        return False
+
+    monkeypatch.setattr(ProgramRecord, "apply", lose_ready)
+    monkeypatch.setattr(ProgramRecord, "wait_until_started", give_up_when_it_runs)
+    script = "open('begun', 'a').write('x'); print('begun', flush=True); import time; time.sleep(600)"
+    if world.mode == "user" and os.geteuid() == 0:
+        os.chown(sandbox.ml_folder, NOBODY, NOBODY)
+    with pytest.raises(AgentError, match="it was not ready after 60 s"):
+        standby.start([world.rank(sandbox, script)], on_output=listener)
+    assert (Path(sandbox.ml_folder) / "begun").read_text() == "x"
+    assert os.listdir(sandbox.host_folder) == []
+
+
 def test_a_host_that_cannot_be_made_says_why(world):
     if world.mode == "plain":
         sandbox = dataclasses.replace(world.sandbox(), ml_folder="/no/folder")
@@ -595,14 +623,65 @@ def test_the_interpreter_that_stands_ready_sees_no_late_root(isolated):
         f"print(os.path.exists({str(cache / 'secret')!r}))\n"
         "try: print(os.listdir('/proc/1/root/run'))\n"
         "except OSError as error: print(type(error).__name__)\n"
-        "open('/opt/ml/spied', 'w').close()\n"
+        "open(__file__ + '.done', 'w').close()\n"
     )
     sandbox = world.sandbox_with("spy", spy, hidden_folders=(str(cache),))
     rank = world.rank(sandbox, "import spy")
     standby = world.prepare(sandbox, preload=("spy",), environment=rank.environment, late_roots=(str(cache),))
-    eventually((Path(sandbox.ml_folder) / "spied").exists)
+    eventually((world.base / "modules" / "spy.py.done").exists)
     program, listener = world.start_in(standby, rank)
     assert finished(program, listener)[1] == "['.clary-late', 'lock'] [[]]\n0\nFalse\nPermissionError\n"
+
+
+def test_what_the_interpreter_brings_sees_no_opt_ml_of_the_program_before_its_start(isolated):
+    world = isolated
+    spy = (
+        "import os, pathlib, time\n"
+        "here = pathlib.Path(__file__).parent\n"
+        "if os.fork() == 0:\n"
+        "    end = time.monotonic() + 120\n"
+        "    while not (here / 'look').exists() and time.monotonic() < end: time.sleep(0.01)\n"
+        "    seen = [os.listdir('/opt/ml'), os.path.exists('/proc/1/root/opt/ml/input')]\n"
+        "    os.symlink('/', '/opt/ml/planted')\n"
+        "    (here / 'found').write_text(repr(seen)); (here / 'found').rename(here / 'seen')\n"
+        "    os._exit(0)\n"
+    )
+    sandbox = world.sandbox_with("spy", spy)
+    modules = world.base / "modules"
+    standby = world.prepare(sandbox, preload=("spy", PRELOADED), environment=world.variables(sandbox))
+    config = Path(sandbox.ml_folder) / "input" / "config"
+    config.mkdir(parents=True)
+    (config / "hyperparameters.json").write_text("secret")
+    (modules / "look").touch()
+    eventually((modules / "seen").exists)
+    assert (modules / "seen").read_text() == "[[], False]"
+    assert os.listdir(sandbox.ml_folder) == ["input"]
+    script = (
+        IS_FORKED
+        + "import os; print(sorted(os.listdir('/opt/ml')))\nprint(open('input/config/hyperparameters.json').read())"
+    )
+    rank = world.rank(sandbox, script)
+    assert finished(*world.start_in(standby, rank)) == (
+        [(0, None)],
+        f"forked\n{sorted(['input', rank.argv[2]])}\nsecret\n",
+    )
+
+
+def test_a_link_that_the_interpreter_puts_in_the_way_of_opt_ml_does_not_lead_into_a_late_root(isolated):
+    world = isolated
+    cache = world.folder("cache")
+    spy = (
+        "import os\n"
+        "try: os.rename('/opt', '/opt-aside'); os.symlink('/run/.clary-late/1', '/opt')\n"
+        "except OSError: pass\n"  # in a user namespace /opt is a mount
+        "open(__file__ + '.done', 'w').close()\n"
+    )
+    sandbox = world.sandbox_with("spy", spy, hidden_folders=(str(cache),))
+    standby = world.prepare(sandbox, preload=("spy",), environment=world.variables(sandbox), late_roots=(str(cache),))
+    eventually((world.base / "modules" / "spy.py.done").exists)
+    program, listener = world.start_in(standby, world.rank(sandbox, "import os; print(os.getcwd())"))
+    assert finished(program, listener) == ([(0, None)], "/opt/ml\n")
+    assert os.listdir(cache) == []
 
 
 def test_what_is_written_to_opt_ml_after_prepare_is_seen(world):

@@ -95,7 +95,7 @@ def run(world, *, is_prepared):
     processes, listener = ranks("/opt/ml", str(library_folder(tree))), TimedListener()
     standby = None
     if is_prepared:
-        (modules / "last_module.py").write_text("open('/opt/ml/is-ready', 'w').close()")
+        (modules / "last_module.py").write_text(f"open('{MODULES}/is-ready', 'w').close()")
         standby = StandbyHost.prepare(
             sandbox,
             python=str(TRAIN_PYTHON),
@@ -106,7 +106,7 @@ def run(world, *, is_prepared):
         write_train_library(MlTree(Path(sandbox.ml_folder)))
         (Path(sandbox.ml_folder) / "train.py").write_text(SCRIPT)
         if standby is not None:
-            eventually((Path(sandbox.ml_folder) / "is-ready").exists, within_s=ENOUGH_S)
+            eventually((modules / "is-ready").exists, within_s=ENOUGH_S)
             time.sleep(1)  # for what the interpreter does between its last import and its wait; only the times need it
         began_s = time.monotonic()
         if standby is not None:

@@ -1,5 +1,6 @@
 """Zygotes that do not do what they are asked: the caller can start everything anew. Small scripts stand for them."""
 
+import contextlib
 import os
 import socket
 import time
@@ -27,26 +28,41 @@ def fork(descriptors):
         os._exit(0)
     return pid
 """
+SHORT_S = 0.5  # a limit that is to run out
 WHOLE = "say(kind='ready'); d = take(); say(kind='forked', pids=[fork(d)]); os._exit(0)"
 
 
 @pytest.fixture
 def start(tmp_path, monkeypatch):
     """Return a function that starts a zygote and has it fork; it returns the answer and what the rank wrote."""
-    monkeypatch.setattr(zygote_process, "READY_LIMIT_S", 2.0)
-    monkeypatch.setattr(zygote_process, "FORK_LIMIT_S", 2.0)
     control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    forked = tmp_path / "forked"
+    expect = Zygote._expect
 
-    def start(script, *, marked=True):
+    def expect_when_it_is_there(zygote, kind, *, within_s):
+        if kind == "forked":
+            eventually(forked.exists)
+        return expect(zygote, kind, within_s=within_s)
+
+    def start(script, *, marked=True, ready_limit_s=None, fork_limit_s=None):
+        """`fork_limit_s` counts from when the script has marked that its rank is there, however long that takes."""
+        if ready_limit_s is not None:
+            monkeypatch.setattr(zygote_process, "READY_LIMIT_S", ready_limit_s)
+        if fork_limit_s is not None:
+            monkeypatch.setattr(zygote_process, "FORK_LIMIT_S", fork_limit_s)
+            monkeypatch.setattr(Zygote, "_expect", expect_when_it_is_there)
         path = tmp_path / "fake_zygote.py"
-        path.write_text(BEGIN + script)
+        path.write_text(f"{BEGIN}FORKED = {str(forked)!r}\n{script}")
         standby = {"argv": ["/usr/bin/python3", str(path)], "environment": {"PATH": PATH}}
-        zygote = Zygote.start(standby, parent_watched=False, prepare=lambda: None)
-        read_end, write_end = os.pipe()
-        process = {"argv": ["x"], "environment": {}, "working_folder": "/", "output_fd": write_end, "forks": marked}
-        pids, reason = zygote.fork([process], control=control, parent_watched=False)
-        os.close(write_end)
-        with open(read_end, "rb") as output:
+        with contextlib.ExitStack() as opened:
+            zygote = Zygote.start(standby, parent_watched=False, prepare=lambda: None)
+            opened.callback(zygote.end)
+            read_end, write_end = os.pipe()
+            output = opened.enter_context(open(read_end, "rb"))
+            with open(write_end, "wb"):
+                process = {"argv": ["x"], "environment": {}, "working_folder": "/", "output_fd": write_end}
+                process["forks"] = marked
+                pids, reason = zygote.fork([process], control=control, parent_watched=False)
             text = output.read().decode()  # ends when nobody is left who could write
         # Ranks are orphans now and belong to another parent: this process adopts none.
         eventually(lambda: not any(is_running(pid) for pid in (zygote._pid, *pids.values())))
@@ -82,18 +98,20 @@ def test_a_zygote_that_ends_is_named(start, script):
 
 def test_a_zygote_that_does_not_get_ready_is_given_up(start):
     began_s = time.monotonic()
-    assert start("time.sleep(600)") == ({}, "the interpreter that stood ready did not say 'ready' within 2 s", "")
+    answer = start("time.sleep(600)", ready_limit_s=SHORT_S)
+    assert answer == ({}, "the interpreter that stood ready did not say 'ready' within 0.5 s", "")
     assert time.monotonic() - began_s < DEADLINE_S
 
 
 def test_a_zygote_that_hangs_while_it_forks_leaves_no_rank_that_runs(start):
-    script = "say(kind='ready'); d = take(); fork(d); time.sleep(600)"
-    assert start(script) == ({}, "the interpreter that stood ready did not say 'forked' within 2 s", "left")
+    script = "say(kind='ready'); d = take(); fork(d); open(FORKED, 'w').close(); time.sleep(600)"
+    answer = start(script, fork_limit_s=SHORT_S)
+    assert answer == ({}, "the interpreter that stood ready did not say 'forked' within 0.5 s", "left")
 
 
 def test_a_zygote_that_does_not_end_leaves_no_rank_that_runs(start):
-    script = "say(kind='ready'); d = take(); say(kind='forked', pids=[fork(d)]); time.sleep(600)"
-    pids, reason, text = start(script)
+    script = "say(kind='ready'); d = take(); say(kind='forked', pids=[fork(d)]); open(FORKED, 'w').close()"
+    pids, reason, text = start(f"{script}; time.sleep(600)", fork_limit_s=SHORT_S)
     assert (pids, text) == ({}, "left")
     assert "lived on for" in reason
 

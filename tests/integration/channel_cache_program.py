@@ -1,7 +1,8 @@
 """An agent's part in the cache, to be killed at any moment; run as `program CACHE URL LIMIT_BYTES SEED`.
 
 Fetches channels of the bucket `data` again and again, lets go of them, takes them away, tidies, and makes room by a
-tight bound. Prints a line when it has begun and one for each channel that it has brought.
+tight bound. Prints a line when it has begun, one for each channel that it has brought, and one when it leaves that in
+the cache.
 """
 
 import random
@@ -40,6 +41,8 @@ def main():
             snapshot.release()
             if chance.random() < 0.8:
                 everything.remove_snapshot(snapshot.path)  # so that most rounds make one
+            else:
+                print("left", name, flush=True)
             if chance.random() < 0.1:
                 cache.tidy()
 

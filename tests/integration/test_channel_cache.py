@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import random
@@ -26,7 +27,8 @@ MIB = 1 << 20
 PROGRAM = Path(__file__).with_name("channel_cache_program.py")
 NUM_KILLS = 30
 NUM_FILES = 100  # of a channel: making a tree of them takes a while, in which many of the kills fall
-LINE_LIMIT_S = 40.0
+LINE_LIMIT_S = 60.0
+ROUNDS_A_SNAPSHOT = 10  # one of so many waits until a snapshot stands before the agents are killed
 
 
 @pytest.fixture(scope="module")
@@ -177,14 +179,17 @@ def test_agents_killed_at_any_moment_leave_nothing_half_under_a_final_name(weed,
         num_snapshots = 0
         for number in range(NUM_KILLS):
             # The bound holds about five of the six sets of objects, so that some are always on their way out.
-            agents = [Agent(root, weed.endpoint.url, 5_000_000, f"{number}-{index}") for index in range(2)]
-            try:
+            with contextlib.ExitStack() as killing:
+                agents = []
+                for index in range(2):
+                    agents.append(Agent(root, weed.endpoint.url, 5_000_000, f"{number}-{index}"))
+                    killing.callback(agents[-1].kill)
                 for agent in agents:
                     agent.wait_for("begun")
-                time.sleep(chance.uniform(0.0, 0.6))
-            finally:
-                for agent in agents:
-                    agent.kill()
+                if number % ROUNDS_A_SNAPSHOT == 0:
+                    agents[0].wait_for("left")
+                else:
+                    time.sleep(chance.uniform(0.0, 0.6))
             num_snapshots += check(root, trees)
         assert num_snapshots > 0
         # Whoever comes next can use what is left and sweeps the rest.
@@ -220,7 +225,7 @@ def test_agents_that_fill_at_once_ask_for_each_object_once(counted, weed, tmp_pa
     for thread in hosts:
         thread.start()
     for thread in hosts:
-        thread.join(60)
+        thread.join(100)
     assert [facts.summary for facts in outcomes if facts.snapshot is None] == []
     assert len(outcomes) == 4
     assert counted.num_gets() == 40

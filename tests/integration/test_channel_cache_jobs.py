@@ -138,6 +138,31 @@ def test_links_from_the_model_into_a_channel_find_its_data(site):
         assert model_of(aws, described) == {"words.txt": b"some words"}
 
 
+RENAMING = """
+import os, pathlib
+os.rename("/opt/ml/input/data", "/opt/ml/input/former")
+os.mkdir("/opt/ml/input/data")
+os.symlink({elsewhere!r}, "/opt/ml/input/data/base")
+for name in ("words.txt", "secret.txt"):
+    os.symlink("/opt/ml/input/data/base/" + name, os.path.join(os.environ["SM_MODEL_DIR"], name))
+"""
+
+
+def test_a_program_that_puts_a_link_in_a_channels_place_has_nothing_written_or_read_through_it(site, tmp_path):
+    if site.service.variables["CLARY_ISOLATION"] == "processes":
+        pytest.skip("plain processes write to the files of their user themselves")
+    aws, prefix = site.aws, unique("renamed")
+    put(aws, f"{prefix}/base/words.txt", "some words")
+    (tmp_path / "secret.txt").write_text("of this machine")
+    inputs = [channel("base", f"s3://{BUCKET}/{prefix}/base")]
+    script = RENAMING.format(elsewhere=str(tmp_path))
+    described = run(aws, script_request(aws, prefix, {"train.py": script}, InputDataConfig=inputs))
+    model = model_of(aws, described)
+    assert model["words.txt"] == b"some words"  # of the channel as it came
+    assert model.get("secret.txt") != b"of this machine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["secret.txt"]
+
+
 def test_programs_do_not_see_the_cache(site):
     if site.service.variables["CLARY_ISOLATION"] == "processes":
         pytest.skip("plain processes see the files of their user")

@@ -22,7 +22,7 @@ NO_MOUNTS: Mounts = MappingProxyType({})
 
 
 def on_disk(home: Path, parts: Parts, mounts: Mounts = NO_MOUNTS) -> tuple[Path, Parts]:
-    """Return where a place below `home` lies on this machine: a folder that no program can replace, and the way from it.
+    """Return where a place below `home` lies: a folder that no program can replace, and the way from there.
 
     Args:
         parts: with no link among them.

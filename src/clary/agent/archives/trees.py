@@ -24,7 +24,7 @@ import posixpath
 import stat
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from clary.agent.archives.gzip_writer import ByteSink, GzipWriter
@@ -49,7 +49,7 @@ class TreeSource:
     root: Path  # a folder: what it holds is taken; a file: itself, under its own name
     arc_prefix: str = ""  # folders in the archive to put it in
     home: Path | None = None  # the job's /opt/ml, from which links may bring in files; None: `root` alone
-    mounts: Mounts = NO_MOUNTS  # below home
+    mounts: Mounts = field(default_factory=lambda: NO_MOUNTS)  # below home
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,9 +249,10 @@ class _Walk:
 
     def _through(self, resolved: Parts, path: Parts, place: _Place, *, shown: str) -> Iterator[Member]:
         """Yield what a link leads to, under the link's own name."""
-        parent = self._open_folder(resolved[:-1])
+        is_mount = resolved in self._mounts
+        parent = self._open_folder(resolved if is_mount else resolved[:-1])
         try:
-            name = resolved[-1] if resolved else "."
+            name = resolved[-1] if resolved and not is_mount else "."
             facts = os.stat(name, dir_fd=parent, follow_symlinks=False)
             if stat.S_ISREG(facts.st_mode):
                 yield from self._file(parent, name, path)

@@ -52,6 +52,8 @@ def fetch_channel(
     host_index: int,
     num_hosts: int,
     cache: ChannelCache | None = None,
+    is_copied: bool = False,
+    why_not_kept: str = "",
 ) -> ChannelFacts:
     """Bring a channel's data to `<tree>/input/data/<name>`; for a pipe or a file system, check that it can be had.
 
@@ -61,7 +63,10 @@ def fetch_channel(
         host_index: place of this host among the hosts that get the channel, from 0.
         num_hosts: number of those hosts.
         cache: what this machine keeps. The data is then made a snapshot there, and the channel's folder stays empty;
-            where the cache cannot be used, the data is fetched as without one and the summary says why.
+            where the cache cannot be used, the data is fetched as without one and the summary says why; the cache
+            makes room on the disk then.
+        is_copied: whether the snapshot will be copied.
+        why_not_kept: a reason not to use the cache for the data.
     Raises: AgentError: fault USER for data that is missing or cannot be files and for a full disk, naming key or
         path; ObjectStoreError. Files fetched until then stay; nothing outside the channel's folder is written.
     """
@@ -93,16 +98,23 @@ def fetch_channel(
         objects = with_unpacked_names(objects, selection, channel=channel)
     snapshot: Snapshot | None = None
     source = "fetched"
-    if cache is not None and cache.is_on and objects:
+    if cache is not None and cache.is_on and objects and not why_not_kept:
         try:
-            snapshot = cache.snapshot(objects, selection.folders, channel=channel, store=store)
+            snapshot = cache.snapshot(objects, selection.folders, channel=channel, store=store, is_copied=is_copied)
             source = f"{snapshot.num_cached} from this machine's cache, {snapshot.num_fetched} fetched"
         except CacheUnusable as reason:
-            source = f"fetched, not kept in this machine's cache: {reason.message}"
+            why_not_kept = reason.message
+    if why_not_kept:
+        source = f"fetched, not kept in this machine's cache: {why_not_kept}"
     if snapshot is not None:
         size_bytes = snapshot.size_bytes
     else:
         try:
+            folder.mkdir(parents=True, exist_ok=True)
+            needed_bytes = sum(item.size_bytes or 0 for item in objects)
+            if cache is not None:
+                cache.free_disk(folder, needed_bytes)
+            require_space(folder, needed_bytes=needed_bytes)
             size_bytes = _fetch_all(objects, selection, channel=channel, store=store, folder=folder)
         except OSError as error:
             raise AgentError(f"Channel {channel.name} cannot be written below {folder}: {error}") from error
@@ -138,8 +150,6 @@ def _fetch_all(
     objects: tuple[ChannelObject, ...], selection: Selection, *, channel: Channel, store: ObjectStore, folder: Path
 ) -> int:
     """Fetch objects in parallel; the first error stops all and is raised. Returns the bytes written."""
-    folder.mkdir(parents=True, exist_ok=True)
-    require_space(folder, needed_bytes=sum(item.size_bytes or 0 for item in objects))
     with disk_errors_named(folder, needed_bytes=None):
         for path in selection.folders:
             folder.joinpath(*path).mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import logging
 import os
 import queue
 import shutil
@@ -16,7 +17,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import TypeVar
 from urllib.parse import urlsplit
 
 from clary.agent.health.gpu_checks import check_gpus
@@ -32,15 +32,21 @@ _CLOCK_S = 1.5
 _GPU_S = 30.0  # with the import of torch
 _PROBE_FILE = "health-probe"
 
-T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 
-def check_host(plan: LaunchPlan, host: HostPlan, *, writes: bool, computes: bool) -> tuple[HealthFinding, ...]:
+UnderWay = dict[Check, threading.Thread]  # checks that have begun, and may not have ended
+
+
+def check_host(
+    plan: LaunchPlan, host: HostPlan, under_way: UnderWay, *, writes: bool, computes: bool
+) -> tuple[HealthFinding, ...]:
     """Return the findings on a host by itself, all checks at once.
 
     Args:
         plan: says where the service is, and where the host's folder lies.
         host: this one.
+        under_way: of the looks before; a check that still hangs is not begun once more. Brought up to date.
         writes: whether the speed of the disk is measured.
         computes: whether GPUs multiply something.
     """
@@ -53,14 +59,17 @@ def check_host(plan: LaunchPlan, host: HostPlan, *, writes: bool, computes: bool
     if host.resources.gpu_indices:
         checks.append((Check.GPU, lambda: check_gpus(plan, host, computes=computes), _GPU_S))
     began_s = time.monotonic()
-    answers = [(check, _begin(act), limit_s) for check, act, limit_s in checks]
+    answers = [(check, _begin(check, act, under_way), limit_s) for check, act, limit_s in checks]
     found = []
     for check, answer, limit_s in answers:
         try:
-            found.append(answer.get(timeout=max(0.0, began_s + limit_s - time.monotonic())))
+            outcome = answer.get(timeout=max(0.0, began_s + limit_s - time.monotonic())) if answer is not None else None
+            words = f"the check broke: {outcome!r}" if answer is not None else "the check of before has not ended yet"
         except queue.Empty:
-            words = f"the check did not end within {limit_s:g} s"
-            found.append(HealthFinding(check=check, state=FindingState.WARN, host=host.name, words=words))
+            outcome, words = None, f"the check did not end within {limit_s:g} s"
+        if not isinstance(outcome, HealthFinding):
+            outcome = HealthFinding(check=check, state=FindingState.WARN, host=host.name, words=words)
+        found.append(outcome)
     if not host.resources.gpu_indices:
         words = "the host has no GPU"
         found.append(HealthFinding(check=Check.GPU, state=FindingState.SKIPPED, host=host.name, words=words))
@@ -133,8 +142,22 @@ def _write(path: Path) -> tuple[int, float]:
     return written, time.monotonic() - began_s
 
 
-def _begin(act: Callable[[], HealthFinding]) -> queue.SimpleQueue[HealthFinding]:
-    """Run a check on a thread of its own, which a disk that hangs may keep for ever."""
-    answer: queue.SimpleQueue[HealthFinding] = queue.SimpleQueue()
-    threading.Thread(target=lambda: answer.put(act()), name="health-check", daemon=True).start()
+def _begin(
+    check: Check, act: Callable[[], HealthFinding], under_way: UnderWay
+) -> queue.SimpleQueue[HealthFinding | Exception] | None:
+    """Run a check on a thread of its own, which a disk that hangs may keep for ever; None if it keeps one already."""
+    former = under_way.get(check)
+    if former is not None and former.is_alive():
+        return None
+    answer: queue.SimpleQueue[HealthFinding | Exception] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answer.put(act())
+        except Exception as error:  # boundary: agent supervisor; a check that breaks is told as such
+            logger.exception("the check of %s broke", check)
+            answer.put(error)
+
+    under_way[check] = threading.Thread(target=run, name="health-check", daemon=True)
+    under_way[check].start()
     return answer

@@ -137,6 +137,10 @@ def _link(order: NetworkOrder, peer: Peer, link: LinkReading) -> Iterator[Health
         words = f"not checked: the network program of {peer.name} did not start within {link.waited_s:.0f} s"
         yield from [*troubles, finding(Check.LINK, SKIPPED, words)]
         return
+    if link.answer is Answer.BUSY:
+        words = f"not measured: {peer.name} takes connections, but said nothing on them in {link.waited_s:.1f} s"
+        yield from [*troubles, finding(Check.LINK, WARN, words, f"{peer.name} is too busy")]
+        return
     if link.answer is not Answer.OPEN:
         yield from [*troubles, _unreachable(order, peer, link, finding)]
         return

@@ -5,6 +5,8 @@ which is answered by one line, but for `burst`, after which bytes come until the
 
     echo TEXT          -> TEXT
     count              -> datagrams that came from NAME for the loss, datagrams that this namespace had no room for
+                          (everything that lies in the socket is read before any line is answered: how late this process
+                          got to it says nothing of the link)
     sum ROUND NUMBER   -> ok
     burst              -> bytes, seconds from the first to the last
 
@@ -32,6 +34,7 @@ _RECEIVE_BYTES = 4 * 1024 * 1024  # as far as the kernel's limit lets it
 _LARGEST_BYTES = 65536
 _END_S = 1.0  # for conversations that were broken off
 _PER_TURN = 256  # datagrams taken before anything else gets a turn
+_MOST_TURNS = 256  # at once, for a line: more than any receive buffer holds
 
 
 def datagram(kind: int, *, place: int, number: int = 0, packet_bytes: int = 0) -> bytes:
@@ -79,11 +82,25 @@ class Listener:
             reuse_address=True,
         )
 
-    def send(self, data: bytes, address: str) -> None:
-        """Send a datagram to a peer; one that the kernel does not take is lost."""
+    def send(self, data: bytes, address: str) -> bool:
+        """Send a datagram to a peer; one that the kernel refuses is lost.
+
+        Returns: whether this host's kernel had room for it.
+        """
         assert self._datagrams is not None
-        with contextlib.suppress(OSError):
+        try:
             self._datagrams.sendto(data, (address, self._port))
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True
+
+    def drain(self) -> None:
+        """Take every datagram that has come by now."""
+        for _ in range(_MOST_TURNS):
+            if not self._take_datagrams():
+                return
 
     async def close(self) -> None:
         """End every conversation."""
@@ -97,13 +114,14 @@ class Listener:
             asyncio.get_running_loop().remove_reader(self._datagrams.fileno())
             self._datagrams.close()
 
-    def _take_datagrams(self) -> None:
+    def _take_datagrams(self) -> bool:
+        """Take some datagrams; return whether there may be more."""
         assert self._datagrams is not None
         for _ in range(_PER_TURN):
             try:
                 data, sender = self._datagrams.recvfrom(_LARGEST_BYTES)
             except OSError:
-                return
+                return False
             if len(data) < _DATAGRAM.size:
                 continue
             magic, kind, place, packet_bytes, number = _DATAGRAM.unpack_from(data)
@@ -121,6 +139,7 @@ class Listener:
                 self.sums.put_nowait(name)
             elif kind == SIZE_ANSWER:
                 self.passed[name] = max(self.passed[name], packet_bytes)
+        return True
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         own_task = asyncio.current_task()
@@ -133,8 +152,10 @@ class Listener:
                     name, is_conversation = line[1], line[2] == "stay"
                     answer = "hello"
                 elif line[0] == "echo":
+                    self.drain()
                     answer = line[1]
                 elif line[0] == "count":
+                    self.drain()
                     overrun = interfaces.datagrams_overrun() - self._overrun_before
                     answer = f"{len(self._loss_numbers[name])} {overrun}"
                 elif line[0] == "sum":

@@ -20,7 +20,7 @@ from clary.contract.errors import AgentError, ContractError
 from clary.contract.launch_plan import HostPlan, LaunchPlan
 from clary.contract.plain import from_plain, to_plain
 
-_MEASURING_S = 8.0  # once the peers are met: twice what the slowest link takes
+_MEASURING_S = 25.0  # once the peers are met: several times what the slowest link takes, on a machine that is busy
 _END_S = 2.0
 _CHUNK_BYTES = 1 << 16
 
@@ -61,7 +61,7 @@ class NetworkDoctor:
         self._order = order
         # Of the agent's interpreter, and without what users have installed into it.
         self._process = subprocess.Popen(
-            [sys.executable, "-S", "-m", "clary.agent.health.network_program"],
+            [sys.executable, "-S", "-m", "clary.agent.health.network_program", str(os.getpid())],
             env={"PYTHONPATH": str(Path(clary.__file__).parent.parent)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

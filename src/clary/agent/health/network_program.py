@@ -1,8 +1,8 @@
 """The network program of one host: joins its network namespace, meets its peers, measures, prints one JSON line.
 
-Run: `python -m clary.agent.health.network_program` with a `NetworkOrder` on standard input. `network_doctor` starts it
-beside the preparation of the host; it goes on answering peers after its line until they have finished too, and ends
-with its starter.
+Run: `python -m clary.agent.health.network_program STARTER`, the pid of what starts it, with a `NetworkOrder` on
+standard input. `network_doctor` starts it beside the preparation of the host; it goes on answering peers after its line
+until they have finished too, and ends with its starter.
 
     meet each peer -> delay, loss, MTU, ports at once -> a sum around all hosts, which is also the line that everybody
     has to reach -> rates, one peer after the other -> the line
@@ -27,18 +27,21 @@ from clary.agent.health.readings import DOCTOR_PORT, Answer, NetworkOrder, Netwo
 from clary.agent.host import kernel
 from clary.contract.plain import from_plain, to_plain
 
-_SUM_S = 3.5  # for the collective: a peer may be finding out about a third host that is silent
+_SUM_S = 10.0  # for the collective: a peer may be finding out about a third host that is silent, or lossy
 _RATES_S = 0.25  # for all bursts of a host together, once for each half of them
 _LONGEST_BURST_S = 0.08
 _COPIES = 4  # of a datagram that should arrive
 _OTHER_INTERFACE_S = 0.5
 _MOST_INTERFACES = 4
-_LINGER_S = 5.0
+_LINGER_S = 8.0
+_ORPHANED_EXIT_CODE = 3
 
 
 def main() -> int:
     """Read the order, carry it out, print the reading."""
     kernel.die_with_parent(signal.SIGKILL)
+    if os.getppid() != int(sys.argv[1]):  # it ended before the kernel was told
+        return _ORPHANED_EXIT_CODE
     order = from_plain(NetworkOrder, json.load(sys.stdin))
     _join(order)
     names = NameCheck(order)
@@ -63,11 +66,12 @@ async def _run(order: NetworkOrder, names: NameCheck) -> None:
         for probe in probes:
             probe.note_heard()
         met = [probe.reading.peer for probe in probes if probe.reading.answer is Answer.OPEN]
+        reached = [probe.reading.peer for probe in probes if probe.reading.answer in (Answer.OPEN, Answer.BUSY)]
         found, names_error = await asyncio.to_thread(names.result)
         reading = NetworkReading(
             host=order.host,
             interfaces=interfaces.addresses(),
-            reaches={order.interface: tuple(met), **await others},
+            reaches={order.interface: tuple(reached), **await others},
             taken_ports=taken,
             names=found,
             names_error=names_error,

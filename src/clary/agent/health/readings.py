@@ -19,6 +19,7 @@ class Answer(StrEnum):
     OPEN = "open"  # the peer's network program answers
     ABSENT = "absent"  # the peer's kernel answers, its network program does not run
     SILENT = "silent"  # nothing came back
+    BUSY = "busy"  # connections stand, but the peer's network program says nothing on them
     NO_WAY = "no_way"  # this host's own kernel refused to send
 
 
@@ -60,8 +61,8 @@ class LinkReading:
     route_address: str = ""  # source address that the kernel picks for the peer
     route_interface: str = ""  # whose address that is; empty if nobody's
     route_error: str = ""  # why the kernel has no way to the peer, unless told through which interface
-    round_trip_ms: float | None = None  # median of small exchanges
-    num_sent: int = 0  # small datagrams
+    round_trip_ms: float | None = None  # of the quickest small exchange: the others had to wait for a processor
+    num_sent: int = 0  # small datagrams, of the round that lost least
     num_arrived: int | None = None  # of these, as the peer counted
     num_overrun: int = 0  # datagrams that the peer's kernel had no room for: the count says nothing then
     num_heard: int = 0  # datagrams of the peer that came here

@@ -1,7 +1,7 @@
 """The root of a host: the machine's files as a private copy, with the host's own system folders and binds on top.
 
 Where: the first process of a host builds it after it has entered its namespaces and before it starts the program.
-A host that stands by gets the last binds of its program later, from `late_binds`.
+A host that stands by gets /opt/ml and the last binds of its program later, from `late_binds`.
 Order: machine, private folders, hidden folders, system files, /opt/ml and binds, then hidden folders turn read-only
 and the old root is let go. Binds come after hiding, so that an environment inside a hidden folder can still be shown.
 Every path is made canonical against the machine before the first mount: a symbolic link followed below the new root
@@ -16,11 +16,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from clary.agent.host import kernel, kernel_views
-from clary.agent.host.late_binds import make_mount_point, show_late_roots
+from clary.agent.host.late_binds import ML_FOLDER, make_mount_point, show_late_roots
 from clary.agent.host.machine_view import PRIVATE_FOLDERS, MachineView, copy_folder
 from clary.agent.host.mount_table import is_within, submounts
 
-_ML_FOLDER = "/opt/ml"
 _VAR_TMP = "/var/tmp"  # noqa: S108 - the program's own, as /tmp is
 _LOCALHOST = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
 _STICKY = 0o1777
@@ -51,7 +50,9 @@ class _HostRoot:
         )
         self._not_isolated: list[str] = []
         # Canonical places; parents before children, so that a bind inside another lands on it.
-        binds = [{"source": order["ml_folder"], "target": _ML_FOLDER, "read_only": False, "overlay": False}]
+        is_late = order["standby"] is not None
+        shown = f"{self._scratch}/empty-ml" if is_late else order["ml_folder"]
+        binds: list[dict[str, Any]] = [{"source": shown, "target": ML_FOLDER, "read_only": False, "overlay": False}]
         binds += order["binds"]
         self._binds = sorted(
             (
@@ -65,7 +66,7 @@ class _HostRoot:
 
     def build(self) -> list[str]:
         kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
-        for folder in ("root", "layers", "tmp", "var-tmp"):
+        for folder in ("root", "layers", "tmp", "var-tmp", "empty-ml"):
             os.mkdir(f"{self._scratch}/{folder}")
         resolver = _read_resolver()
         self._show_machine()

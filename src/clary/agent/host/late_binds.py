@@ -8,6 +8,9 @@ They hold other jobs' data, and while a host stands by there runs an interpreter
 job's environment. So they lie in the mount namespace of the keeper alone. The interpreter gets a mount namespace of its
 own, from which they are taken before it executes, and which receives what the keeper mounts later (MS_SLAVE). Access
 rights would not do: the interpreter is root of the host.
+The program's own /opt/ml is such a root, and its first late bind: the agent builds it while the host stands by, for a
+program that perhaps has another environment, and would follow a link that is put there. Until then an empty folder of
+the host's own is seen in its place.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ from typing import Any
 
 from clary.agent.host import kernel
 from clary.agent.host.machine_view import MachineView, copy_folder
+from clary.agent.host.mount_table import is_within
 
+ML_FOLDER = "/opt/ml"
 _PLACE = "/run/.clary-late"  # /run is a tmpfs of the host's own
 _LAYERS = f"{_PLACE}/layers"
 _OWNER_ONLY = 0o700
@@ -60,6 +65,7 @@ def mount_late_binds(binds: Sequence[Mapping[str, Any]], *, roots: Sequence[str]
 
     Args:
         binds: source, target, read_only and overlay of each; sources are canonical and lie below one of `roots`.
+            One of them is the program's /opt/ml.
         roots: as `show_late_roots` got them; without any there can be no binds.
         in_user_namespace: whether this process has its rights from a user namespace.
 
@@ -70,9 +76,10 @@ def mount_late_binds(binds: Sequence[Mapping[str, Any]], *, roots: Sequence[str]
         return []
     view = MachineView("", layers_folder=_LAYERS, in_user_namespace=in_user_namespace)
     not_isolated: list[str] = []
+    kernel.unmount(_target_of(ML_FOLDER), flags=kernel.MNT_DETACH)
     # Parents before children, so that a bind inside another lands on it.
     for number, bind in enumerate(sorted(binds, key=lambda bind: str(bind["target"]).count("/"))):
-        source, target = _place_of(bind["source"], roots), os.path.realpath(bind["target"])
+        source, target = _place_of(bind["source"], roots), _target_of(bind["target"])
         is_folder = os.path.isdir(source)
         if not is_folder and not os.path.exists(source):
             raise FileNotFoundError(f"bind {bind['source']} at {bind['target']}: the source does not exist")
@@ -107,6 +114,14 @@ def make_mount_point(path: str, *, is_folder: bool) -> None:
 
 def _root_place(number: int) -> str:
     return f"{_PLACE}/{number}"
+
+
+def _target_of(path: str) -> str:
+    """Return where a bind seen at `path` is mounted; links in this root may have been put by the interpreter."""
+    target = os.path.realpath(path)
+    if is_within(target, _PLACE):
+        raise OSError(f"bind at {path}: something in the host has turned the place into a link to {target}")
+    return target
 
 
 def _place_of(source: str, roots: Sequence[str]) -> str:

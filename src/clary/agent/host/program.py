@@ -40,6 +40,10 @@ _MAX_DRAIN_BYTES = 16 * 1024 * 1024  # taken at an exit from a pipe that descend
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
+class NothingHasRunError(AgentError):
+    """A start that failed before anything of the program could run: it can be started elsewhere."""
+
+
 class Program:
     """A running program; `start` makes it, `close` ends it for certain."""
 
@@ -125,12 +129,21 @@ class Program:
             binds: what is still missing of the host.
             on_output: as for `start`.
             clock: as for `start`.
+
+        Raises:
+            NothingHasRunError: the host failed before any process began; nothing is left of it.
+            AgentError: it failed later, or did not get ready in time; nothing is left of it.
         """
         program = cls(
             processes, sandbox, on_output=on_output, clock=clock or SystemClock(), first_process=first_process
         )
         try:
             program._launch(functools.partial(first_process.send_start, forks=forks, binds=binds))
+        except AgentError as error:
+            program.close()  # which takes in the last reports
+            if program._record.has_begun():
+                raise
+            raise NothingHasRunError(error.message, fault=error.fault) from error
         except BaseException:
             program.close()
             raise

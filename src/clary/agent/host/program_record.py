@@ -129,6 +129,11 @@ class ProgramRecord:
         with self._changed:
             return tuple(self._notes)
 
+    def has_begun(self) -> bool:
+        """Whether a process has announced itself, which each does before it runs anything of the program."""
+        with self._changed:
+            return bool(self._pids)
+
     def num_running(self) -> int:
         """Return how many of the processes have not ended."""
         with self._changed:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from clary.agent.host import standby_policy
 from clary.agent.host.first_process import FirstProcess
-from clary.agent.host.program import Program
+from clary.agent.host.program import NothingHasRunError, Program
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
 from clary.agent.zygote.interpreter_start import RANK_SHIM, ZYGOTE, start_variables, why_not_fork
 from clary.contract.clock import Clock
@@ -34,7 +34,7 @@ class StandbyHost:
         self._sandbox = sandbox
         self._python = python
         self._start_variables = start_variables(environment)
-        has_mounts = sandbox.isolation is Isolation.NAMESPACES
+        self._has_mounts = has_mounts = sandbox.isolation is Isolation.NAMESPACES
         self._late_folder = str(OPT_ML) if has_mounts else sandbox.ml_folder  # as the interpreter sees it
         self._late_roots = tuple(os.path.realpath(folder) for folder in late_roots) if has_mounts else ()
         self._using = threading.Lock()
@@ -54,7 +54,8 @@ class StandbyHost:
 
         Args:
             sandbox: the host; `host_folder` and `ml_folder` exist and are empty. What the program is to find at
-                /opt/ml is put into `ml_folder` later, from outside.
+                /opt/ml is put into `ml_folder` later, from outside. A host with mounts shows it there from the start
+                of the program on; so that nothing in it sees it before, `hidden_folders` cover it.
             python: interpreter of the environment, with its folder, as the program sees it.
             environment: of a process like those that are expected; what is read at the start of an interpreter is
                 taken from it, and nothing else.
@@ -74,7 +75,7 @@ class StandbyHost:
                     "argv": [python, ZYGOTE, standby._late_folder, RANK_SHIM, *preload],
                     "environment": standby._start_variables,
                 },
-                late_roots=standby._late_roots,
+                late_roots=(sandbox.ml_folder, *standby._late_roots) if standby._has_mounts else (),
             )
         except BaseException:
             first_process.end()
@@ -120,7 +121,7 @@ class StandbyHost:
     ) -> Program:
         """Start every process; the standby host is used up.
 
-        If the host fails before the first of them runs, they are started in a host that is made for them.
+        If the host fails before any of them runs, they are started in a host that is made for them.
 
         Args:
             processes: at least one.
@@ -129,7 +130,8 @@ class StandbyHost:
             clock: as for `Program.start`.
 
         Raises:
-            AgentError: it was used or closed already, or no host could be made; nothing is left of it.
+            AgentError: it was used or closed already, no host could be made, or the host failed when the first of them
+                ran; nothing is left of it.
         """
         wanted = dataclasses.replace(self._sandbox, binds=(*self._sandbox.binds, *binds))
         reason = self.why_not(wanted, processes)
@@ -146,12 +148,12 @@ class StandbyHost:
                     processes,
                     self._sandbox,
                     forks=[forks for _, forks in marked],
-                    binds=self._with_real_sources(wanted).binds[len(self._sandbox.binds) :],
+                    binds=(*self._own_binds(), *self._with_real_sources(wanted).binds[len(self._sandbox.binds) :]),
                     on_output=on_output,
                     clock=clock,
                 )
-            except AgentError:
-                pass  # nothing of it has run; the reason is the next host's too, or of no interest
+            except NothingHasRunError:
+                pass  # the reason is the next host's too, or of no interest
         return Program.start(processes, wanted, on_output=on_output, clock=clock)
 
     def close(self) -> None:
@@ -164,6 +166,12 @@ class StandbyHost:
         with self._using:
             first_process, self._first_process = self._first_process, None
         return first_process
+
+    def _own_binds(self) -> tuple[Bind, ...]:
+        """Return what every program of a host that stands by gets late."""
+        if not self._has_mounts:
+            return ()
+        return (Bind(source=os.path.realpath(self._sandbox.ml_folder), target=str(OPT_ML)),)
 
     def _with_real_sources(self, sandbox: Sandbox) -> Sandbox:
         """Return `sandbox` with canonical sources of late binds: a link would be followed inside the host."""

@@ -21,7 +21,7 @@ from clary.agent.host.sandbox import Bind
 from clary.agent.object_store import ObjectStore
 from clary.agent.supervisor.small_files import names_in
 from clary.contract.errors import AgentError
-from clary.contract.launch_plan import Channel, Isolation, LaunchPlan
+from clary.contract.launch_plan import Channel, InputMode, Isolation, LaunchPlan
 from clary.contract.ml_tree import OPT_ML, MlTree
 
 CACHE_FOLDER = "channels"  # below the machine's cache
@@ -53,6 +53,8 @@ class HostChannels:
         self._shown: dict[str, Snapshot] = {}  # by overlays, held for the attempt's life
         self._summaries: dict[str, str] = {}
         self._tidying: threading.Thread | None = None
+        self._has_tried_overlays = False
+        self._refusal: str | None = None  # of overlays; one that passes is forgotten with the attempt
 
     @property
     def summaries(self) -> tuple[str, ...]:
@@ -62,16 +64,27 @@ class HostChannels:
 
     def fetch(self, channel: Channel, *, store: ObjectStore, host_index: int, num_hosts: int) -> ChannelFacts:
         """Bring one channel. Raises: as `fetch_channel`."""
-        facts = fetch_channel(
-            channel,
-            store=store,
-            tree=self._tree,
-            host_index=host_index,
-            num_hosts=num_hosts,
-            cache=self._cache,
-        )
-        if facts.snapshot is not None:
+        is_copied = self._cache.is_on and channel.input_mode is not InputMode.PIPE and self._is_copied(channel)
+
+        def bring(why_not_kept: str = "") -> ChannelFacts:
+            return fetch_channel(
+                channel,
+                store=store,
+                tree=self._tree,
+                host_index=host_index,
+                num_hosts=num_hosts,
+                cache=self._cache,
+                is_copied=is_copied,
+                why_not_kept=why_not_kept,
+            )
+
+        facts = bring()
+        if facts.snapshot is not None and not is_copied:
             self._show(channel, facts.snapshot)
+        elif facts.snapshot is not None:
+            why_not_copied = self._copy(channel, facts.snapshot)
+            if why_not_copied:
+                facts = bring(why_not_copied)
         with self._lock:
             if facts.summary:
                 self._summaries[channel.name] = facts.summary
@@ -122,21 +135,28 @@ class HostChannels:
             tidying.join(_CLOSE_S)
 
     def _show(self, channel: Channel, snapshot: Snapshot) -> None:
-        """Have the program see a snapshot, by an overlay or a copy."""
-        if not self._is_copied(channel):
-            with self._lock:
-                former = self._shown.get(channel.name)
-                self._shown[channel.name] = snapshot
-            if former is not None:
-                former.release()
-            return
+        """Have the program see a snapshot by an overlay."""
+        with self._lock:
+            former = self._shown.get(channel.name)
+            self._shown[channel.name] = snapshot
+        if former is not None:
+            former.release()
+
+    def _copy(self, channel: Channel, snapshot: Snapshot) -> str:
+        """Have the program see a copy; returns why there is no room for one, nothing if there is."""
         folder = self._tree.channel(channel.name)
         try:
+            self._cache.free_disk(folder, snapshot.size_bytes)
             copy_snapshot(snapshot.path, folder, size_bytes=snapshot.size_bytes)
+        except AgentError as error:
+            if "free_bytes" not in error.details:
+                raise
+            return error.message  # of a full disk: without the cache it may still fit
         except OSError as error:
             raise AgentError(f"Channel {channel.name} cannot be written below {folder}: {error}") from error
         finally:
             snapshot.release()
+        return ""
 
     def _is_copied(self, channel: Channel) -> bool:
         plan = self._plan
@@ -152,11 +172,16 @@ class HostChannels:
 
     def _overlay_refusal(self) -> str | None:
         with self._lock:
-            remembered = self._cache.remembered(
-                f"overlay-{os.geteuid()}-{os.stat(self._host_folder).st_dev}",
-                lambda: why_no_overlay(self._host_folder) or "",
-            )
-        return remembered or None
+            if not self._has_tried_overlays:
+                try:
+                    self._refusal = self._cache.refusal(
+                        f"overlay-{os.geteuid()}-{os.stat(self._host_folder).st_dev}",
+                        lambda: why_no_overlay(self._host_folder),
+                    )
+                except OSError as error:
+                    self._refusal = f"overlays cannot be tried out: {error}"
+                self._has_tried_overlays = True
+            return self._refusal
 
     def _tidy_later(self) -> None:
         with self._lock:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from clary.agent.health.host_checks import check_host
+from clary.agent.health.host_checks import UnderWay, check_host
 from clary.agent.health.link_verdicts import network_findings, unchecked_network
 from clary.agent.health.network_doctor import NetworkDoctor, network_order
 from clary.agent.supervisor.fact_board import FactBoard
@@ -22,7 +22,8 @@ from clary.contract.health import Check, FindingState, HealthFinding
 from clary.contract.launch_plan import Isolation, LaunchPlan
 
 INTERVAL_S = 30.0
-_LINGER_S = 6.0  # for the network program to answer peers that have not finished
+_LINGER_S = 9.0  # for the network program to answer peers that have not finished
+_NETWORK_S = 60.0  # for the findings on the network: beyond every limit of `network_doctor`
 _JOIN_S = 5.0
 _TOLD = (FindingState.WARN, FindingState.BAD)
 
@@ -52,6 +53,7 @@ class HostHealth:
         self._of_network: queue.SimpleQueue[tuple[HealthFinding, ...]] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._findings: dict[tuple[Check, str | None], HealthFinding] = {}
+        self._under_way: UnderWay = {}
         self._has_turned: set[Check] = set()  # checks whose present state is of a running host
 
     @property
@@ -63,8 +65,8 @@ class HostHealth:
         """Check the host and its links, and tell what was found; never raises, for checks end nothing themselves."""
         try:
             self._start_thread(self._check_network, "health-network")
-            found = check_host(self._plan, self._host, writes=True, computes=True)
-            found += self._of_network.get()  # no deadline here: the reading has its own
+            found = check_host(self._plan, self._host, self._under_way, writes=True, computes=True)
+            found += self._network_found()
         except Exception:  # boundary: agent supervisor; the host is prepared without its checks
             logger.exception("the health of %s could not be checked", self._host.name)
             return
@@ -95,15 +97,21 @@ class HostHealth:
             thread.join(max(0.0, deadline_s - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
+    def _network_found(self) -> tuple[HealthFinding, ...]:
+        try:
+            return self._of_network.get(timeout=_NETWORK_S)
+        except queue.Empty:
+            return unchecked_network(self._host.name, f"nothing was found within {_NETWORK_S:g} s")
+
     def _check_network(self) -> None:
         """Run the network program to its end, on one thread: it dies with the thread that has started it."""
         name = self._host.name
-        if why := self._why_no_network():
-            self._of_network.put(unchecked_network(name, why))
-            return
-        order = network_order(self._plan, self._host)
         doctor = None
         try:
+            if why := self._why_no_network():
+                self._of_network.put(unchecked_network(name, why))
+                return
+            order = network_order(self._plan, self._host)
             doctor = NetworkDoctor(order)
             with self._lock:
                 self._doctor = doctor
@@ -132,7 +140,7 @@ class HostHealth:
     def _look_after(self) -> None:
         while not self._ending.wait(self._interval_s):
             try:
-                found = check_host(self._plan, self._host, writes=False, computes=False)
+                found = check_host(self._plan, self._host, self._under_way, writes=False, computes=False)
             except Exception:  # boundary: agent supervisor; checks must not end what they check
                 logger.exception("the health of %s could not be checked; it is left alone", self._host.name)
                 return

@@ -2,7 +2,8 @@
 
 Where: the agent of a pool keeps one of these from job to job. At the end of each attempt it has a host made like the
 one that has just gone, with an interpreter ready in it; the next attempt's steps build `/opt/ml` in that host's folder
-and start the program there, if it fits. If it does not, nothing is lost but the work ahead.
+and start the program there, if it fits. If it does not, nothing is lost but the work ahead, and where hosts have mounts
+nothing in this one has seen that `/opt/ml`.
 
     <pool folder>/HOST/places/N/   ml, and what the host has changed
 """

@@ -287,6 +287,52 @@ def test_deep_nesting_is_refused_by_name_and_not_by_a_crash(tmp_path):
         archive_of(tmp_path / "m")
 
 
+@pytest.fixture
+def mounts(ml, tmp_path):
+    """What the program saw at /opt/ml/input/data/train, outside its /opt/ml on this machine."""
+    channel = tmp_path / "snapshot"
+    (channel / "sub").mkdir(parents=True)
+    (channel / "words").write_bytes(b"words")
+    (channel / "sub/more").write_bytes(b"more")
+    (ml / "input/data/train").mkdir(parents=True)
+    return {("input", "data", "train"): channel}
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("/opt/ml/input/data/train/words", {"link": b"words"}),
+        ("../input/data/train/sub/../words", {"link": b"words"}),
+        ("../input/data/train", {"link/words": b"words", "link/sub/more": b"more"}),
+        ("../input", {"link/data/train/words": b"words", "link/data/train/sub/more": b"more"}),
+        ("/opt/ml/input/data/train/../../../../secret", {}),
+        ("/opt/ml/input/data/train/../secret", {}),
+        ("/opt/ml/input/data/train/missing", {}),
+    ],
+)
+@pytest.mark.parametrize("in_its_place", ["folder", "link"])
+def test_links_lead_to_what_the_program_saw_and_not_to_what_lies_in_its_place(
+    ml, mounts, tmp_path, target, expected, in_its_place
+):
+    if in_its_place == "link":
+        (ml / "input/data/train").rmdir()
+        (ml / "input/data/train").symlink_to(tmp_path)
+        if target == "../input":
+            expected = {}  # the folder above lists the link, which leads out
+    (ml / "model/link").symlink_to(target)
+    data, _ = archive_of(ml / "model", home=ml, follow_links=True, mounts=mounts)
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        found = {info.name: tar.extractfile(info).read() for info in tar.getmembers() if info.isfile()}
+    assert {name: content for name, content in found.items() if name.startswith("link")} == expected
+
+
+def test_a_model_folder_that_is_a_link_to_a_channel_holds_what_the_channel_holds(ml, mounts):
+    (ml / "model").rename(ml / "former")
+    (ml / "model").symlink_to("/opt/ml/input/data/train")
+    data, _ = archive_of(ml / "model", home=ml, mounts=mounts)
+    assert set(listing(data)) == {"words", "sub", "sub/more"}
+
+
 def test_has_members_tells_empty_trees_from_others(ml):
     assert has_members([TreeSource(root=ml / "model", home=ml)])
     assert not has_members([TreeSource(root=ml / "output/data", home=ml)])

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import json
 import os
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from clary.agent.channels import fetch_channel, select_objects
-from clary.agent.channels.cache import CacheUnusable, ChannelCache, copy_snapshot, link_snapshot
+from clary.agent.channels.cache import CacheUnusable, ChannelCache, copy_snapshot, copying, keeping
 from clary.agent.channels.cache.folder import CacheFolder
-from clary.agent.channels.cache.locks import ObjectLocks
+from clary.agent.channels.cache.locks import ObjectLocks, hold_file
 from clary.agent.channels.cache.naming import identity_of
 from clary.agent.disk_space import full_disk_error
 from clary.agent.object_store import ObjectInfo
@@ -481,26 +484,145 @@ def test_a_copy_of_a_snapshot_shares_nothing_with_it(machine, store):
     assert files(facts.snapshot.path) == {"a": b"at data/a", "sub/b": b"at data/sub/b"}
 
 
-def test_links_to_a_snapshot_leave_what_is_there(machine, store, tmp_path):
-    fill(store, "data/a", "data/sub/b")
+def test_a_copy_that_breaks_off_leaves_no_file(machine, store, monkeypatch):
+    fill(store, "data/a", "data/b", "data/sub/c")
     facts, _ = machine.fetch()
-    target = tmp_path / "shown"
-    (target / "sub").mkdir(parents=True)
-    (target / "sub" / "b").write_bytes(b"own")
-    link_snapshot(facts.snapshot.path, target)
-    assert files(target) == {"a": b"at data/a", "sub/b": b"own"}
-    assert (target / "a").samefile(facts.snapshot.path / "a")
+    target = machine.tree.channel("train")
+    target.mkdir(parents=True)
+    (target / "own").write_bytes(b"own")
+    copied = []
+    copy_file = copying._copy_file
+
+    def copy_two(source, place):
+        copy_file(source, place)
+        copied.append(place)
+        if len(copied) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(copying, "_copy_file", copy_two)
+    with pytest.raises(AgentError, match="No space left on device"):
+        copy_snapshot(facts.snapshot.path, target, size_bytes=facts.size_bytes)
+    assert files(target) == {"own": b"own"}
+    assert len(files(facts.snapshot.path)) == 3
 
 
-def test_what_was_found_out_about_the_machine_is_asked_again_after_a_new_start(machine):
-    asked = []
+def test_that_something_is_not_refused_is_remembered_until_a_new_start_and_a_refusal_is_not(machine):
+    answers = iter(["busy", "busy", None, "never asked", None])
+    outcomes = [
+        machine.cache(boot=boot).refusal("overlay", lambda: next(answers)) for boot in (BOOT, BOOT, BOOT, BOOT, "later")
+    ]
+    assert outcomes == ["busy", "busy", None, None, "never asked"]
 
-    def find_out():
-        asked.append(1)
-        return "refused"
 
-    for boot in (BOOT, BOOT, "second-boot"):
-        cache = machine.cache(boot=boot)
-        machine.root.mkdir(parents=True, exist_ok=True)
-        assert cache.remembered("overlay", find_out) == "refused"
-    assert len(asked) == 2
+def test_the_same_content_many_times_in_a_channel_is_read_once(tmp_path):
+    class Slow(FakeObjectStore):
+        """A fake store whose downloads last until all workers have had the time to begin one."""
+
+        def download(self, bucket, key, path, *, size_bytes=None, etag=""):
+            time.sleep(0.3)
+            return super().download(bucket, key, path, size_bytes=size_bytes, etag=etag)
+
+    machine = Machine(tmp_path, Slow())
+    for index in range(20):
+        machine.store.put_bytes("b", f"data/{index}/__init__.py", b"")
+    try:
+        facts, num_read = machine.fetch()
+        assert num_read == 1
+        assert facts.summary.endswith(": 19 from this machine's cache, 1 fetched")
+        assert len(files(facts.snapshot.path)) == 20
+    finally:
+        machine.forget()
+
+
+def test_workers_that_wait_for_one_another_end_when_the_store_fails(tmp_path):
+    class Failing(FakeObjectStore):
+        """A fake store whose downloads fail after a while."""
+
+        def download(self, bucket, key, path, *, size_bytes=None, etag=""):
+            self.num_reads += 1
+            time.sleep(0.3)
+            raise ObjectStoreError(f"the store cannot give {key}")
+
+    machine = Machine(tmp_path, Failing())
+    for index in range(20):
+        machine.store.put_bytes("b", f"data/{index}/__init__.py", b"")
+    with pytest.raises(ObjectStoreError, match="cannot give"):
+        machine.fetch()
+    assert machine.store.num_reads < 20
+
+
+def limit_links(monkeypatch, max_links):
+    """Have no file get more links than that, as file systems do with larger numbers."""
+    link = os.link
+
+    def limited(source, target):
+        if os.stat(source).st_nlink >= max_links:
+            raise OSError(errno.EMLINK, "Too many links", str(source))
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", limited)
+
+
+def test_content_of_more_files_than_a_file_may_have_links_is_kept_all_the_same(machine, store, monkeypatch):
+    limit_links(monkeypatch, 5)
+    for index in range(30):
+        store.put_bytes("b", f"data/{index}/__init__.py", b"")
+    facts, num_read = machine.fetch()
+    assert facts.snapshot is not None, facts.summary
+    assert len(files(facts.snapshot.path)) == 30
+    assert 30 / 5 <= num_read < 30
+    again, num_read = machine.fetch()
+    assert (again.snapshot.path, num_read) == (facts.snapshot.path, 0)
+
+
+def test_an_object_that_has_as_many_links_as_the_disk_lets_it_have_is_replaced(machine, store, tmp_path):
+    fill(store, "one/a")
+    machine.fetch("s3://b/one")
+    (stored,) = machine.objects()
+    is_limited = False
+    for index in range(66_000):  # ext4 has 65,000; others have more, and then nothing is to be replaced
+        try:
+            os.link(stored, tmp_path / f"link-{index}")
+        except OSError as error:
+            is_limited = error.errno == errno.EMLINK
+            break
+    store.put_bytes("b", "two/b", b"at one/a")
+    facts, num_read = machine.fetch("s3://b/two")
+    assert facts.snapshot is not None, facts.summary
+    assert num_read == int(is_limited)
+    assert files(facts.snapshot.path) == {"b": b"at one/a"}
+
+
+def test_a_cache_with_room_is_filled_while_another_agent_makes_room(machine, store, monkeypatch):
+    fill(store, "one/a", "two/b")
+    machine.fetch("s3://b/one")
+    monkeypatch.setattr(keeping, "_LOCK_WAIT_S", 0.1)
+    held = hold_file(machine.root / "keeping-lock", within_s=1.0)
+    assert held is not None
+    try:
+        (machine.root / "filling" / "dead" / "tree").mkdir(parents=True)
+        facts, _ = machine.fetch("s3://b/two")
+        assert facts.snapshot is not None, facts.summary
+        assert not (machine.root / "filling" / "dead").exists()
+        fill(store, "three/c", size=1000)
+        full, _ = machine.fetch("s3://b/three", cache=machine.cache(limit_bytes=1001))
+        assert "another agent has been making room in this machine's cache for too long" in full.summary
+    finally:
+        os.close(held)
+
+
+def test_agents_that_sweep_at_once_do_not_disturb_one_another(machine, store):
+    folder = CacheFolder(machine.root, boot=BOOT)
+    folder.make()
+    for boot in range(5):
+        former = CacheFolder(machine.root, boot=f"former-{boot}")
+        former.make()
+        for number in range(20):
+            (machine.root / "snapshots" / f"boot-former-{boot}" / f"tree-{number}" / "sub").mkdir(parents=True)
+            (machine.root / "filling" / f"dead-{boot}-{number}" / "tree").mkdir(parents=True)
+    with ThreadPoolExecutor(6) as pool:
+        for sweeping in [pool.submit(folder.sweep) for _ in range(6)]:
+            sweeping.result()
+    folder.sweep()
+    assert [path.name for path in (machine.root / "snapshots").iterdir()] == [f"boot-{BOOT}"]
+    assert list((machine.root / "filling").iterdir()) == []

@@ -133,6 +133,14 @@ def test_a_peer_that_was_never_there_is_not_checked_rather_than_bad():
     assert "did not start within 20 s" in found[Check.LINK].words
 
 
+def test_a_peer_that_takes_connections_and_says_nothing_is_busy_rather_than_cut_off():
+    found = judged(link={"answer": Answer.BUSY, "waited_s": 12.0})
+    assert set(found) == {Check.LINK}
+    assert found[Check.LINK].state is FindingState.WARN
+    assert "algo-2 takes connections, but said nothing on them in 12.0 s" in found[Check.LINK].words
+    assert "too busy" in found[Check.LINK].cause
+
+
 def test_a_name_that_means_something_else_is_bad():
     found = judged(names={"algo-1": "10.77.0.1", "algo-2": "127.0.1.1"})
     assert found[Check.NAMES].words == "algo-2 is 127.0.1.1, expected 10.77.0.2"

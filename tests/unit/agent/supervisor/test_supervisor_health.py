@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from fake_steps import FakeSteps
 
+from clary.agent.health.host_checks import check_host
 from clary.agent.health.host_verdicts import GIB, DiskReading
 from clary.agent.supervisor import host_health
 from clary.agent.supervisor.fact_board import FactBoard
@@ -57,6 +58,23 @@ def test_checks_that_break_do_not_keep_the_host_from_its_work(service, host_of, 
     service.end_attempt()
 
 
+def test_a_network_whose_order_cannot_be_made_is_told_as_not_checked(tmp_path, monkeypatch):
+    def breaks(*_args):
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(host_health, "network_order", breaks)
+    monkeypatch.setattr(host_health.HostHealth, "_why_no_network", lambda _self: "")
+    board = FactBoard(clock=SystemClock())
+    plan = make_plan(work_folder=str(tmp_path), health_checks=True)
+    health = HostHealth(plan, host="algo-1", board=board, log=FakeLog())
+    check = threading.Thread(target=health.check, daemon=True)
+    check.start()
+    check.join(DEADLINE_S)
+    assert not check.is_alive()
+    (names,) = [item for item in board.facts.health if item.check is Check.NAMES]
+    assert (names.state, names.words) == (FindingState.SKIPPED, "a defect")
+
+
 class FakeLog:
     """Keeps the agent's own lines."""
 
@@ -68,14 +86,17 @@ class FakeLog:
 
 
 @pytest.fixture
-def watched(tmp_path):
-    """A host that is looked at every few hundredths of a second."""
+def watched(tmp_path, monkeypatch):
+    """A host that is looked at every few hundredths of a second; all of it but its disk is well."""
+    monkeypatch.setattr("clary.agent.health.host_checks.available_memory", lambda: 50 * GIB)
+    monkeypatch.setattr("clary.agent.health.host_checks.clock_offset", lambda _url: (0.0, ""))
+    monkeypatch.setattr("clary.agent.health.host_checks._CHECK_S", DEADLINE_S)
     board, log = FactBoard(clock=SystemClock()), FakeLog()
     plan = make_plan(hosts=make_hosts(1), work_folder=str(tmp_path), health_checks=True)
     health = HostHealth(plan, host="algo-1", board=board, log=log, interval_s=0.02)
     yield health, board, log
     health.close()
-    assert health.join()
+    assert health.join(DEADLINE_S)
 
 
 def wait_until(holds) -> None:
@@ -107,7 +128,8 @@ def test_a_disk_that_fills_up_and_is_emptied_is_told_twice_and_its_numbers_are_n
     assert board.facts.health is first, "only a change of state is news"
     assert log.lines == []
     free[0] = 1000
-    wait_until(lambda: disk_of(board).state is FindingState.BAD)
+    wait_until(lambda: board.facts.notes)  # the last that is told of it
+    assert disk_of(board).state is FindingState.BAD
     assert len([line for line in log.lines if line.startswith("health: disk of algo-1: ")]) == 1
     assert board.facts.notes == tuple(log.lines)
     free[0] = 50 * GIB
@@ -119,19 +141,58 @@ def test_a_disk_that_fills_up_and_is_emptied_is_told_twice_and_its_numbers_are_n
 
 def test_what_the_thorough_checks_found_is_not_taken_back_by_the_quick_ones(watched, monkeypatch):
     health, board, _ = watched
-    looks = threading.Event()
+    num_quick_looks = []
 
     def read_disk(folder, *, writes):
         if writes:
             return DiskReading(folder=str(folder), free_bytes=50 * GIB, written_bytes=100, write_s=1.0)
-        looks.set()
+        num_quick_looks.append(1)
         return DiskReading(folder=str(folder), free_bytes=50 * GIB)
 
     monkeypatch.setattr("clary.agent.health.host_checks.read_disk", read_disk)
     health.check()
     assert disk_of(board).state is FindingState.WARN
     health.start()
-    assert looks.wait(DEADLINE_S)
+    wait_until(lambda: len(num_quick_looks) > 1)  # the first has been weighed
     health.close()
-    assert health.join()
+    assert health.join(DEADLINE_S)
     assert disk_of(board).state is FindingState.WARN
+
+
+def looks_at(plan, under_way):
+    return {item.check: item for item in check_host(plan, plan.hosts[0], under_way, writes=False, computes=False)}
+
+
+def test_a_check_that_hangs_is_not_begun_again_until_it_has_ended(tmp_path, monkeypatch):
+    goes_on, num_begun, under_way = threading.Event(), [], {}
+
+    def hangs():
+        num_begun.append(1)
+        assert goes_on.wait(DEADLINE_S)
+        return 50 * GIB
+
+    monkeypatch.setattr("clary.agent.health.host_checks.available_memory", hangs)
+    monkeypatch.setattr("clary.agent.health.host_checks.clock_offset", lambda _url: (0.0, ""))
+    monkeypatch.setattr("clary.agent.health.host_checks._CHECK_S", 0.1)
+    plan = make_plan(hosts=make_hosts(1), work_folder=str(tmp_path))
+    try:
+        first, second = (looks_at(plan, under_way)[Check.MEMORY] for _ in range(2))
+    finally:
+        goes_on.set()
+    assert (first.state, first.words) == (FindingState.WARN, "the check did not end within 0.1 s")
+    assert (second.state, second.words) == (FindingState.WARN, "the check of before has not ended yet")
+    assert len(num_begun) == 1
+    under_way[Check.MEMORY].join(DEADLINE_S)
+    monkeypatch.setattr("clary.agent.health.host_checks._CHECK_S", DEADLINE_S)
+    assert looks_at(plan, under_way)[Check.MEMORY].state is FindingState.OK
+
+
+def test_a_check_that_breaks_is_told_with_its_error_and_at_once(tmp_path, monkeypatch):
+    def breaks():
+        raise ValueError("a defect")
+
+    monkeypatch.setattr("clary.agent.health.host_checks.available_memory", breaks)
+    monkeypatch.setattr("clary.agent.health.host_checks.clock_offset", lambda _url: (0.0, ""))
+    monkeypatch.setattr("clary.agent.health.host_checks._CHECK_S", DEADLINE_S)
+    memory = looks_at(make_plan(hosts=make_hosts(1), work_folder=str(tmp_path)), {})[Check.MEMORY]
+    assert (memory.state, memory.words) == (FindingState.WARN, "the check broke: ValueError('a defect')")

@@ -68,13 +68,16 @@ class ChannelCache:
         *,
         channel: Channel,
         store: ObjectStore,
+        is_copied: bool = False,
     ) -> Snapshot:
         """Return objects and folders of a channel as a tree of the cache; release it after use.
 
+        Args:
+            is_copied: whether a copy of all of it will follow on the same disk.
         Raises: CacheUnusable; ObjectStoreError; AgentError (fault USER) for objects that cannot be unpacked.
         """
         try:
-            return self._filler().snapshot(objects, folders, channel=channel, store=store)
+            return self._filler().snapshot(objects, folders, channel=channel, store=store, is_copied=is_copied)
         except OSError as error:
             raise CacheUnusable(f"this machine's cache {self._root} cannot be used: {error}") from error
 
@@ -101,21 +104,33 @@ class ChannelCache:
         """Return the objects of a store as this cache opens them."""
         return CachedSource(self, store)
 
-    def remembered(self, name: str, find_out: Callable[[], str]) -> str:
-        """Return what was found out about this machine since it started; `find_out` is called at the first time.
+    def refusal(self, name: str, find_out: Callable[[], str | None]) -> str | None:
+        """Return why this machine refuses something, None if it does not.
 
-        Raises: what `find_out` raises.
+        That it does not is remembered until the machine starts again; a refusal may pass, and `find_out` is called
+        each time. Raises: what `find_out` raises.
         """
         path = self._root / name
         boot = self._boot or boot_id()
         with contextlib.suppress(OSError):
-            known_boot, _, found = path.read_text(encoding="utf-8").partition("\n")
-            if known_boot == boot:
-                return found
-        found = find_out()
-        with contextlib.suppress(OSError), whole_file(path) as descriptor:
-            os.write(descriptor, f"{boot}\n{found}".encode())
-        return found
+            if path.read_text(encoding="utf-8") == f"{boot}\n":
+                return None
+        refusal = find_out()
+        if refusal is None:
+            with contextlib.suppress(OSError):
+                CacheFolder(self._root, boot=boot).make()
+                with whole_file(path) as descriptor:
+                    os.write(descriptor, f"{boot}\n".encode())
+        return refusal
+
+    def free_disk(self, place: Path, needed_bytes: int) -> None:
+        """Take back what nobody uses until so much is free at a folder outside the cache, as far as that goes."""
+        if not self.is_on:
+            return
+        try:
+            self._filler().keeper.free_disk(place, needed_bytes)
+        except OSError as error:
+            logger.warning("the cache %s could not make room on its disk: %s", self._root, error)
 
     def tidy(self) -> None:
         """Have the disk hold what was fetched, and come back within the bound; takes its time."""

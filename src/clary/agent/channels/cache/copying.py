@@ -5,8 +5,10 @@ Where: hosts that have no mounts of their own get a copy, and so does what the a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from clary.agent.disk_space import disk_errors_named, require_space
@@ -15,17 +17,30 @@ from clary.agent.disk_space import disk_errors_named, require_space
 def copy_snapshot(source: Path, target: Path, *, size_bytes: int) -> None:
     """Copy a tree into a folder, which is made if need be; files of the same names are replaced.
 
+    State after failure: no file of the tree is in the folder.
     Raises: AgentError (fault USER) for a full disk; OSError.
     """
     target.mkdir(parents=True, exist_ok=True)
     require_space(target, needed_bytes=size_bytes)
-    with disk_errors_named(target, needed_bytes=size_bytes):
-        for base, folders, files in os.walk(source):
-            place = target / Path(base).relative_to(source)
-            for name in folders:
-                (place / name).mkdir(parents=True, exist_ok=True)
-            for name in files:
-                _copy_file(Path(base, name), place / name)
+    try:
+        with disk_errors_named(target, needed_bytes=size_bytes):
+            for file, place in _pairs(source, target):
+                place.parent.mkdir(parents=True, exist_ok=True)
+                _copy_file(file, place)
+            for base, folders, _ in os.walk(source):
+                for name in folders:
+                    (target / Path(base, name).relative_to(source)).mkdir(parents=True, exist_ok=True)
+    except BaseException:
+        for _, place in _pairs(source, target):
+            with contextlib.suppress(OSError):
+                place.unlink()
+        raise
+
+
+def _pairs(source: Path, target: Path) -> Iterator[tuple[Path, Path]]:
+    for base, _, files in os.walk(source):
+        for name in files:
+            yield Path(base, name), target / Path(base, name).relative_to(source)
 
 
 def _copy_file(source: Path, target: Path) -> None:

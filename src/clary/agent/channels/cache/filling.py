@@ -84,9 +84,12 @@ class Filler:
         *,
         channel: Channel,
         store: ObjectStore,
+        is_copied: bool = False,
     ) -> Snapshot:
         """Return a snapshot with these objects and folders, out of the cache as far as it goes.
 
+        Args:
+            is_copied: whether a copy of all of it will follow, for which the disk must have room too.
         State after failure: whole objects that were fetched stay; no snapshot appears.
         Raises: CacheUnusable; ObjectStoreError; AgentError (fault USER) for objects that cannot be unpacked; OSError.
         """
@@ -101,7 +104,8 @@ class Filler:
                 filling.tree.joinpath(*path).mkdir(parents=True, exist_ok=True)
             missing = [item for item in items if not self._link(item, filling.tree)]
             needed_bytes = sum(item.wanted.size_bytes or 0 for item in missing)
-            why_not = self.keeper.make_room(needed_bytes) if missing else None
+            beside_bytes = sum(item.wanted.size_bytes or 0 for item in items) if is_copied else 0
+            why_not = self.keeper.make_room(needed_bytes, beside_bytes=beside_bytes) if missing else None
             if why_not is not None:
                 raise CacheUnusable(why_not)
             num_fetched = self._fetch(missing, filling.tree, channel=channel, store=store)
@@ -227,7 +231,10 @@ class Filler:
 
 @dataclass(kw_only=True)
 class _Work:
-    """Objects for several workers; the first error of one stops all."""
+    """Objects for several workers; the first error of one stops all.
+
+    The workers are one holder of locks, and its locks do not stop itself: what one of them fetches is written down too.
+    """
 
     missing: deque[_Item]
     locks: ObjectLocks
@@ -235,7 +242,10 @@ class _Work:
     fetch: Callable[[_Item], None]
     stop: threading.Event
     lock_wait_s: float
-    elsewhere: deque[_Item] = field(default_factory=deque)  # what other holders fetch
+    elsewhere: deque[_Item] = field(default_factory=deque)  # what other holders or workers fetch
+    under_way: set[str] = field(default_factory=set)  # names that a worker fetches
+    has_failed: bool = False
+    guard: threading.Lock = field(default_factory=threading.Lock)  # for names under way and their locks
 
     def run(self) -> int:
         """Do what is left to do; returns how many objects this worker fetched."""
@@ -245,33 +255,44 @@ class _Work:
                 num_fetched += self._bring(item)
             deadline_s = time.monotonic() + self.lock_wait_s
             while (item := _next(self.elsewhere)) is not None:
-                while not self.link(item):
-                    is_late = time.monotonic() >= deadline_s
-                    if self.locks.take(item.identity.name) or is_late:
-                        num_fetched += self._bring_locked(item)
+                while not self.has_failed and not self.link(item):
+                    if self._begin(item, is_late=time.monotonic() >= deadline_s):
+                        num_fetched += self._bring_begun(item)
                         break
                     if self.stop.wait(_POLL_S):
                         raise CacheUnusable("the host stops")
         except BaseException:
+            self.has_failed = True
             self.missing.clear()
             self.elsewhere.clear()
             raise
         return num_fetched
 
     def _bring(self, item: _Item) -> int:
-        if not self.locks.take(item.identity.name):
+        if not self._begin(item):
             self.elsewhere.append(item)
             return 0
-        return self._bring_locked(item)
+        return self._bring_begun(item)
 
-    def _bring_locked(self, item: _Item) -> int:
+    def _begin(self, item: _Item, *, is_late: bool = False) -> bool:
+        """Whether the calling worker is to fetch an object now; of other holders' locks none counts when it is late."""
+        name = item.identity.name
+        with self.guard:
+            if name in self.under_way or not (self.locks.take(name) or is_late):
+                return False
+            self.under_way.add(name)
+        return True
+
+    def _bring_begun(self, item: _Item) -> int:
         try:
             if self.link(item):  # its last holder may have brought it just now
                 return 0
             self.fetch(item)
             return 1
         finally:
-            self.locks.let_go(item.identity.name)
+            with self.guard:
+                self.under_way.discard(item.identity.name)
+                self.locks.let_go(item.identity.name)
 
 
 def _next(items: deque[_Item]) -> _Item | None:

@@ -17,6 +17,7 @@ is on the disk; trees cost nothing to make again.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -106,6 +107,12 @@ class CacheFolder:
                 os.link(path, target)
             except FileNotFoundError:
                 continue  # taken away, or moved to `kept`, since it was found
+            except OSError as error:
+                if error.errno != errno.EMLINK:
+                    raise
+                # As many links as the file system lets a file have: trees keep it, the next fetch makes another one.
+                path.unlink(missing_ok=True)
+                return None
             status = target.lstat()
             if _is_whole(status, name=name, size_bytes=size_bytes):
                 return status
@@ -207,7 +214,10 @@ class CacheFolder:
             path.rename(place)
 
     def sweep(self) -> None:
-        """Remove what nobody holds and nobody can use: trees of fillers that are gone, all of other boots."""
+        """Remove what nobody holds and nobody can use: trees of fillers that are gone, all of other boots.
+
+        Several may do so at once.
+        """
         for path in self._filling.iterdir():
             held = hold_folder(path, alone=True)
             if held is not None:
@@ -218,8 +228,9 @@ class CacheFolder:
                 shutil.rmtree(path, ignore_errors=True)
         for folder in (self.root / "snapshots").iterdir():
             if folder != self._snapshots:
-                for path in folder.iterdir():
-                    self.remove_snapshot(path)
+                with contextlib.suppress(FileNotFoundError):
+                    for path in folder.iterdir():
+                        self.remove_snapshot(path)
                 with contextlib.suppress(OSError):
                     folder.rmdir()
 

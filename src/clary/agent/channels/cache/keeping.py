@@ -2,15 +2,17 @@
 
 Trees go first, the one whose last use is longest ago before the others, then the objects that no tree holds, in the
 same order. A tree that a running host uses stays, and with it its objects. Nobody but the holder of one lock removes
-anything, so that two agents do not make room for each other's objects at once.
+anything of these, so that two agents do not make room for each other's objects at once. Looking whether there is room
+and sweeping what nobody can use need no lock: both take long where there are many objects.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from clary.agent.channels.cache.folder import CacheFolder
 from clary.agent.channels.cache.locks import hold_file
@@ -32,16 +34,51 @@ class CacheKeeper:
         self._folder = folder
         self._stop = stop
 
-    def make_room(self, needed_bytes: int) -> str | None:
+    def make_room(self, needed_bytes: int, *, beside_bytes: int = 0) -> str | None:
         """Remove what is used least until so much more fits; returns why it does not, None if it does.
 
+        Args:
+            beside_bytes: that the disk must have room for as well, outside the cache.
         Raises: OSError.
         """
+
+        def fits(size_bytes: int) -> bool:
+            return size_bytes + needed_bytes <= self.limit_bytes and (
+                not needed_bytes or free_bytes(self._folder.root) >= needed_bytes + beside_bytes
+            )
+
+        self._folder.sweep()
+        size_bytes = sum(stored.status.st_size for stored in self._folder.objects())
+        if fits(size_bytes):
+            return None
         with self._lock() as is_ours:
             if not is_ours:
                 return "another agent has been making room in this machine's cache for too long"
-            self._folder.sweep()
-            return self._remove_until(needed_bytes)
+            size_bytes = self._remove_until(fits)
+        if fits(size_bytes):
+            return None
+        beside = f", and {beside_bytes} for a copy beside them," if beside_bytes else ""
+        return (
+            f"{needed_bytes} more bytes{beside} do not fit: running hosts use {size_bytes} bytes of this machine's "
+            f"cache, which may have {self.limit_bytes} (setting channel_cache_bytes), and "
+            f"{free_bytes(self._folder.root)} are free on its disk"
+        )
+
+    def free_disk(self, place: Path, needed_bytes: int) -> None:
+        """Remove what is used least until so much is free at a folder outside, or nothing is left to be removed.
+
+        Raises: OSError.
+        """
+
+        def fits(_size_bytes: int) -> bool:
+            return free_bytes(place) >= needed_bytes
+
+        if fits(0) or place.stat().st_dev != self._folder.root.stat().st_dev:
+            return
+        self._folder.sweep()
+        with self._lock() as is_ours:
+            if is_ours:
+                self._remove_until(fits)
 
     def tidy(self) -> None:
         """Have the disk hold what was written, and come back within the bound; for after a channel was filled.
@@ -54,28 +91,20 @@ class CacheKeeper:
             self._folder.settle_one(stored)
         self.make_room(0)
 
-    def _remove_until(self, needed_bytes: int) -> str | None:
+    def _remove_until(self, fits: Callable[[int], bool]) -> int:
+        """Remove until `fits` says of the size that is left that it is enough; returns that size."""
         while True:
             objects = self._folder.objects()
             size_bytes = sum(stored.status.st_size for stored in objects)
             loose = [stored for stored in objects if not stored.is_held]
-            while not self._fits(size_bytes, needed_bytes) and loose:
+            while not fits(size_bytes) and loose:
                 stored = loose.pop(0)
                 stored.path.unlink(missing_ok=True)
                 size_bytes -= stored.status.st_size
-            if self._fits(size_bytes, needed_bytes):
-                return None
+            if fits(size_bytes):
+                return size_bytes
             if not any(self._folder.remove_snapshot(path) for path in self._folder.snapshots()):
-                return (
-                    f"{needed_bytes} more bytes do not fit: running hosts use {size_bytes} bytes of this machine's "
-                    f"cache, which may have {self.limit_bytes} (setting channel_cache_bytes), and "
-                    f"{free_bytes(self._folder.root)} are free on its disk"
-                )
-
-    def _fits(self, size_bytes: int, needed_bytes: int) -> bool:
-        return size_bytes + needed_bytes <= self.limit_bytes and (
-            not needed_bytes or free_bytes(self._folder.root) >= needed_bytes
-        )
+                return size_bytes
 
     @contextmanager
     def _lock(self) -> Iterator[bool]:

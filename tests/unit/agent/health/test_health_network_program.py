@@ -1,0 +1,34 @@
+"""The network program as a process: whose starter is gone, it does not begin."""
+
+import json
+import os
+import subprocess
+import sys
+
+from clary.agent.health import network_program
+from clary.agent.health.readings import NetworkOrder, Peer
+from clary.contract.plain import to_plain
+
+DEADLINE_S = 30.0
+
+
+def test_a_program_whose_starter_ended_before_it_could_be_told_does_nothing():
+    order = NetworkOrder(
+        host="algo-1",
+        names=("algo-1", "algo-2"),
+        address="127.0.0.1",
+        interface="lo",
+        peers=(Peer(name="algo-2", address="127.0.0.1"),),
+        ports=(7777, 7778),
+        network_namespace="/nowhere",  # it would fail here, in another way
+    )
+    gone = os.getppid()  # not what starts it
+    done = subprocess.run(
+        [sys.executable, "-m", network_program.__name__, str(gone)],
+        input=json.dumps(to_plain(order)),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (network_program._ORPHANED_EXIT_CODE, "", "")
