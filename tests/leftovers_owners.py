@@ -16,7 +16,7 @@ from pathlib import Path
 from clary.contract.cgroup_names import host_cgroup_name
 from clary.control.engines.local import machine_census
 from clary.control.engines.local.agent_processes import MARK_VARIABLE
-from clary.control.engines.local.attempt_record import RECORD_FILE, is_released
+from clary.control.engines.local.attempt_record import RECORD_FILE, attempt_folders, is_released
 from clary.control.engines.local.leftover_things import Kind
 from clary.testing import census
 
@@ -70,8 +70,9 @@ class Owners:
         """Note what can be told only while processes live: homes, attempts, cgroups, sockets, users of memory."""
         self._homes |= {home for pid in pids if (home := _home_of(pid))}
         for home in self._homes:
-            for record in Path(home).glob(f"jobs/*/*/{RECORD_FILE}"):
-                self._note_attempt(record, test)
+            for folder in attempt_folders(Path(home) / "jobs"):
+                if (folder / RECORD_FILE).exists():
+                    self._note_attempt(folder / RECORD_FILE, test)
         for pid in pids:
             for name in census.cgroups_of(pid):
                 self._cgroup_attempts.setdefault(name, None)

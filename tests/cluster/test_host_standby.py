@@ -450,7 +450,7 @@ def test_a_host_that_died_while_it_stood_by_is_replaced(world):
 def test_a_program_that_has_begun_is_not_begun_again_where_its_host_does_not_get_ready(world, monkeypatch):
     sandbox = world.sandbox()
     standby = world.prepare(sandbox)
-    listener = Listener()
+    listener, waits = Listener(), []
     taking_in = ProgramRecord.apply
 
     def lose_ready(record, report, *, sender):
@@ -458,7 +458,8 @@ def test_a_program_that_has_begun_is_not_begun_again_where_its_host_does_not_get
             taking_in(record, report, sender=sender)
 
     def give_up_when_it_runs(record, timeout_s):
-        listener.wait_for("begun")
+        waits.append(timeout_s)
+        listener.wait_for("begun", times=len(waits))
         return False
 
     monkeypatch.setattr(ProgramRecord, "apply", lose_ready)

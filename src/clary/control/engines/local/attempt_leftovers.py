@@ -27,7 +27,7 @@ _SLACK_S = 2.0  # between a segment's time stamp and those of the attempt's file
 def leftovers(jobs: Path) -> list[str]:
     """Say what the attempts below `jobs` have left."""
     sentences = []
-    for folder in sorted(jobs.glob("*/*")):
+    for folder in attempt_record.attempt_folders(jobs):
         if attempt_record.is_released(folder):
             sentences += _of_released(folder)
     return sentences + [
@@ -43,7 +43,9 @@ def unclaimed_memory(jobs: Path) -> list[str]:
     Those share /dev/shm with the machine, and nothing there says who made what: a segment may be of any program of the
     user. Named are the jobs that ran when it was made.
     """
-    plain = [attempt for folder in jobs.glob("*/*") if (attempt := _plain_attempt(folder)) is not None]
+    plain = [
+        attempt for folder in attempt_record.attempt_folders(jobs) if (attempt := _plain_attempt(folder)) is not None
+    ]
     if not plain:
         return []
     pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]

@@ -6,6 +6,7 @@ machine name no living process.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -114,6 +115,15 @@ def write_record(folder: Path, record: AttemptRecord) -> None:
         write_json(str(path), to_plain(record))
     except OSError as error:
         raise EngineError(f"{path}: can not be written: {error.strerror}", retryable=True) from error
+
+
+def attempt_folders(jobs: Path) -> list[Path]:
+    """Return the folders of all attempts below `jobs`, sorted; jobs and pools may go while they are looked for."""
+    found: list[Path] = []
+    for path in sorted(jobs.iterdir()) if jobs.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            found += sorted(path.iterdir())
+    return found
 
 
 def hosts_folder(folder: Path) -> Path:

@@ -9,7 +9,7 @@ import pytest
 from clary.contract.errors import EngineError
 from clary.contract.launch_plan import Isolation
 from clary.contract.processes import ProcessId
-from clary.control.engines.local import anchors, cleaning, isolation, killing
+from clary.control.engines.local import anchors, attempt_record, cleaning, isolation, killing
 from clary.control.engines.local.machine_facts import measure_machine
 from clary.control.engines.local.network_building import hardware_address
 from clary.control.engines.local.network_spec import RelaySpec
@@ -143,3 +143,13 @@ def test_descendants_are_found_through_generations():
         assert {child.pid, pid} <= {process.pid for process in below}
         killing.kill(ProcessId.of(pid))
     assert killing.descendants(ProcessId(os.getpid(), "1")) == []
+
+
+def test_attempts_are_listed_though_a_job_goes_meanwhile_and_other_things_lie_beside_them(tmp_path):
+    (tmp_path / "jobs/job/1").mkdir(parents=True)
+    (tmp_path / "jobs/pool_0/1").mkdir(parents=True)
+    (tmp_path / "jobs/gone").symlink_to(tmp_path / "nowhere")  # listed, and not there any more
+    (tmp_path / "jobs/file").touch()
+    found = attempt_record.attempt_folders(tmp_path / "jobs")
+    assert found == [tmp_path / "jobs/job/1", tmp_path / "jobs/pool_0/1"]
+    assert attempt_record.attempt_folders(tmp_path / "nowhere") == []
