@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 
 _OWNER_ONLY = 0o700
-_CGROUP_LIMIT_S = 2.0
+_CGROUP_LIMIT_S = 10.0  # each; nobody waits for it where the agent has died, and nobody else would remove them
 _CGROUP_PAUSE_S = 0.005
 
 
@@ -52,11 +52,9 @@ def remove_tree(folder: str) -> None:
 
 def remove_cgroups(folders: Sequence[str], *, home_files: Sequence[str]) -> None:
     """Leave the host's cgroups for the agent's own and remove them, which is refused while a process is in one."""
-    for path in home_files:
-        with contextlib.suppress(OSError), open(path, "w") as file:
-            file.write("0")
-    deadline = time.monotonic() + _CGROUP_LIMIT_S
+    _go_home(home_files)
     for folder in folders:
+        deadline = time.monotonic() + _CGROUP_LIMIT_S
         while os.path.isdir(folder) and time.monotonic() < deadline:
             try:
                 os.rmdir(folder)
@@ -64,8 +62,15 @@ def remove_cgroups(folders: Sequence[str], *, home_files: Sequence[str]) -> None
                 break
             except OSError:
                 time.sleep(_CGROUP_PAUSE_S)
+                _go_home(home_files)  # should this very process be what is still in one
         with contextlib.suppress(OSError):  # the last host takes the family's folder with it
             os.rmdir(os.path.dirname(folder))
+
+
+def _go_home(home_files: Sequence[str]) -> None:
+    for path in home_files:
+        with contextlib.suppress(OSError), open(path, "w") as file:
+            file.write("0")
 
 
 def _is_folder(path: str) -> bool:
