@@ -3,10 +3,10 @@
 Two hosts with two ranks each take steps of 0.1 s that end with an all_reduce over gloo; rank 0 of each host writes the
 step down after every twentieth. All of the second host is killed at once, its agent too. Ours finds out, replaces the
 host, restores the checkpoint from the object store and goes on. torchrun (`--max-restarts`, c10d rendezvous) has its
-second agent started again by us in the very moment of the death, so that its time to find out and to replace a host counts nothing, and its
-checkpoint lies in a local folder. If it gives up, both agents are started anew in that moment, as by an outer loop:
-torchrun 2.13 takes the dead agent for a member of the new rendezvous, waits 60 s for it and ends. Times are of one
-clock, which programs print.
+second agent started again by us in the very moment of the death, so that its time to find out and to replace a host
+counts nothing, and its checkpoint lies in a local folder. If it gives up, both agents are started anew in that moment,
+as by an outer loop: torchrun 2.13 takes the dead agent for a member of the new rendezvous, waits 60 s for it and ends.
+Times are of one clock, which programs print.
 """
 
 from __future__ import annotations
