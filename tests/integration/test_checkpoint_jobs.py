@@ -70,7 +70,7 @@ def keys_below(aws, prefix):
     return [item["Key"].removeprefix(prefix) for item in listed]
 
 
-@pytest.mark.parametrize("local_path", ["/opt/ml/checkpoints", "/opt/ml/model/state", "/work/of/mine"])
+@pytest.mark.parametrize("local_path", ["/opt/ml/checkpoints", "/opt/ml/model/state", "/data/of/mine"])
 def test_the_next_job_with_the_same_prefix_finds_what_the_last_one_left(aws, script, local_path) -> None:
     name = unique("ckpt")
     prefix = f"s3://{BUCKET}/{name}"

@@ -103,7 +103,7 @@ class PoolKeeper:
         decision = warm_pools.stays_after_end(job)
         if not decision.stays:
             return decision
-        if missing := [host for host in job.hosts if not self._gateway.is_done(job, host)]:
+        if missing := [host for host in job.hosts if not self.has_come_back(job, host)]:
             return PoolDecision(stays=False, reason=f"{', '.join(missing)} did not come back from the job")
         broken = await self._why_broken(job)
         return PoolDecision(stays=not broken, reason=broken or decision.reason)
@@ -111,8 +111,7 @@ class PoolKeeper:
     def have_come_back(self, job: TrainingJob) -> bool:
         """Whether every host that is not lost is done with the job's current attempt."""
         return all(
-            record.facts.phase is HostPhase.LOST or self._gateway.is_done(job, host)
-            for host, record in job.hosts.items()
+            record.facts.phase is HostPhase.LOST or self.has_come_back(job, host) for host, record in job.hosts.items()
         )
 
     def has_come_back(self, job: TrainingJob, host: str) -> bool:

@@ -37,10 +37,10 @@ def test_a_folder_of_the_tree_lies_in_the_tree(tmp_path: Path, isolation, local_
 
 
 def test_any_other_folder_is_bound_to_its_place(tmp_path: Path) -> None:
-    found = checkpoints_in(tmp_path, checkpoint_local_path="/work/of/mine")
+    found = checkpoints_in(tmp_path, checkpoint_local_path="/data/of/mine")
     assert found.is_bound
     assert found.folder.path == tmp_path / "checkpoints"
-    assert found.folder.inside == str(found.local_path) == "/work/of/mine"
+    assert found.folder.inside == str(found.local_path) == "/data/of/mine"
 
 
 def test_plain_processes_use_the_path_as_it_is(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_plain_processes_that_may_share_a_folder_are_told(tmp_path: Path) -> Non
     assert checkpoints_in(tmp_path, **plain).warnings == ()
     alone = {**plain, "num_hosts": 1}
     assert checkpoints_in(tmp_path, checkpoint_local_path=str(tmp_path / "mine"), **alone).warnings == ()
-    assert checkpoints_in(tmp_path, checkpoint_local_path="/work/of/mine", num_hosts=2).warnings == ()
+    assert checkpoints_in(tmp_path, checkpoint_local_path="/data/of/mine", num_hosts=2).warnings == ()
 
 
 @pytest.mark.parametrize("local_path", ["/", "/opt", "/opt/ml", "/opt/ml/x/..", "relative/path", "/a\0b"])
