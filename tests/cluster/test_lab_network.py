@@ -225,8 +225,9 @@ def arrivals(seed):
 def test_frames_are_lost_as_often_as_asked_for_and_counted():
     arrived, counts = arrivals(random.randrange(10**6))
     # 1000 draws at 20 % stay within 80 of 800 (6 sigma), whatever the seed.
+    # Their order is not asked for: what waited while an address was resolved may be overtaken in the sender's kernel.
     assert 720 < len(arrived) < 880
-    assert arrived == sorted(arrived)
+    assert len(set(arrived)) == len(arrived)
     lost_numbers = 1000 - len(arrived)
     assert lost_numbers <= counts["lost_frames"] + counts["dropped_frames"] <= lost_numbers + 40 + 10
 
@@ -284,9 +285,10 @@ def survivors(seed):
             return found
 
 
-def test_the_same_seed_loses_the_same_frames():
+def test_the_same_seed_loses_the_same_frames_and_the_others_keep_their_order():
     first = survivors(7)
     assert 40 < len(first) < 160
+    assert first == sorted(first)
     assert survivors(7) == first
     assert survivors(8) != first
 
