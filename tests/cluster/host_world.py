@@ -1,6 +1,7 @@
 """A place for hosts under test: folders, namespaces that stand for an anchor's, and listeners."""
 
 import contextlib
+import glob
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import time
 import uuid
 from pathlib import Path
 
+from clary.agent.host.cgroups import HostCgroup
 from clary.agent.host.program import Program
 from clary.agent.host.sandbox import ProcessSpec, Sandbox
 from clary.contract.launch_plan import Isolation, Resources
@@ -110,6 +112,14 @@ class HostWorld:
         program.close()
         assert result is not None, f"still running: {script}; so far: {listener.text()}"
         return listener.text()
+
+    def expect_no_cgroup_of(self, sandbox):
+        """After the death of a host's agent: wait until its cgroup is gone too."""
+        if self.mode == "user" and os.geteuid() == 0:
+            # What became another user cannot remove root's cgroup; the next start takes it over.
+            assert HostCgroup.create(sandbox.cgroup_name, sandbox.resources).remove() is None
+        else:
+            eventually(lambda: not glob.glob(f"/sys/fs/cgroup/**/{sandbox.cgroup_name}", recursive=True))
 
     def close(self):
         with contextlib.ExitStack() as left:  # the last comes first, and the rest comes also if one of them fails

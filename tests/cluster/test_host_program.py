@@ -1,6 +1,5 @@
 """Programs on hosts: output, exits, signals, ends; as root, in a user namespace and as plain processes."""
 
-import glob
 import os
 import signal
 import subprocess
@@ -26,7 +25,6 @@ from host_world import (
 )
 
 import clary
-from clary.agent.host.cgroups import HostCgroup
 from clary.agent.host.sandbox import Bind
 from clary.agent.host.support import supports
 from clary.contract.errors import AgentError
@@ -388,11 +386,7 @@ def test_program_dies_with_its_agent(world):
         agent.stdout.close()
     eventually(lambda: not pids_with(sleep.split()[1]) and not Path(f"/proc/{init_pid}").exists())
     eventually(lambda: os.listdir(sandbox.host_folder) == [])
-    if world.mode == "user" and os.geteuid() == 0:
-        # What became another user cannot remove root's cgroup; the next start takes it over.
-        assert HostCgroup.create(sandbox.cgroup_name, sandbox.resources).remove() is None
-    else:
-        eventually(lambda: not glob.glob(f"/sys/fs/cgroup/**/{sandbox.cgroup_name}", recursive=True))
+    world.expect_no_cgroup_of(sandbox)
 
 
 def test_death_of_the_first_process_ends_the_program_and_is_told(world):

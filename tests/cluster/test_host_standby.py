@@ -548,6 +548,7 @@ def test_a_standby_host_dies_with_its_agent(world):
         agent.wait()
     eventually(lambda: pids_with(marker) == [])
     eventually(lambda: os.listdir(sandbox.host_folder) == [])
+    world.expect_no_cgroup_of(sandbox)
 
 
 @pytest.fixture
