@@ -1,0 +1,43 @@
+"""Numbers over time that a host measures: rows by moment, columns by name of a series.
+
+Where: `POST /clary/v1/agents/{job}/{attempt}/{host}/samples` carries a SampleBatch and is answered by a SampleReceipt.
+Rows are numbered from 0 over the life of one host in one attempt, so that none is stored twice.
+
+A series is named SCOPE/QUANTITY; the quantity ends with its unit: `host/cpu_percent`, `rank-3/memory_bytes`,
+`gpu-0/power_w`. Percent of processors count one as 100, bytes per second are `_bytes_s`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MAX_ROWS = 1_200  # of a batch: two minutes at 100 ms
+MAX_COLUMNS = 512
+SERIES_NAME = re.compile(r"[a-z][a-z0-9-]{0,40}/[a-z][a-z0-9_]{0,60}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleBatch:
+    """Rows in order of time.
+
+    Attributes:
+        first_row: number of the first row.
+        at_ms: milliseconds since 1970 by the host's clock, one a row, never falling.
+        names: series, one a column.
+        columns: values by column, then row; None where nothing was measured.
+        num_dropped: rows before `first_row` that the agent has given up, over the host's life.
+    """
+
+    first_row: int
+    at_ms: tuple[int, ...]
+    names: tuple[str, ...]
+    columns: tuple[tuple[float | None, ...], ...]
+    num_dropped: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleReceipt:
+    """What the service has taken."""
+
+    next_row: int  # rows below are stored, or will never be wanted
