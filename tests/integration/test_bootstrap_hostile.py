@@ -126,8 +126,8 @@ def test_a_slow_greeting_ends_at_its_own_limit_and_is_counted(monkeypatch):
             assert is_hung_up_on(sock)
             return time.monotonic() - start_s
 
-    outcome, waited_s, _ = form(enemy, replace(FAST, connect_timeout_s=2.0), comes_late=False)
-    assert 0.2 < waited_s < 1.5
+    outcome, waited_s, _ = form(enemy, replace(FAST, connect_timeout_s=4.0), comes_late=False)
+    assert 0.2 < waited_s < 3.9, "before the limit of the connection itself"
     assert isinstance(outcome, BootstrapError)
     assert "did not connect to this rank: rank 1" in str(outcome)
     assert "Refused meanwhile: 1 x 127.0.0.1 (no complete greeting)" in str(outcome)

@@ -296,12 +296,12 @@ def test_a_rank_that_does_not_come_to_an_operation_is_named_when_the_limit_passe
         settings = with_core(core, host=f"h{rank * num_hosts // 2}")
         with open_group(store, rank=rank, size=2, settings=settings) as group:
             if rank == 1:
-                time.sleep(1.5)
+                time.sleep(3.0)
                 return None
             start_s = time.monotonic()
             with pytest.raises(CollectiveTimeout) as limit:
                 group.all_reduce(bytearray(8), timeout_s=0.5)
-            assert 0.4 < time.monotonic() - start_s < 1.4
+            assert 0.4 < time.monotonic() - start_s < 2.9
             with pytest.raises(CollectiveTimeout):
                 group.barrier()
             return limit.value

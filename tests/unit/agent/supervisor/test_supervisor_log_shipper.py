@@ -125,7 +125,7 @@ def test_printing_never_waits_for_the_service(log: LogUnderTest, service: FakeSe
     started_s = time.monotonic()
     for number in range(2_000):
         log.print(f"line {number}\n")
-    assert time.monotonic() - started_s < 2.0
+    assert time.monotonic() - started_s < 5.0
     service.heal()
     log.drain()
     assert len(service.texts) == 2_000
