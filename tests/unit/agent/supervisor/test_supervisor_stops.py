@@ -46,7 +46,7 @@ def test_a_stop_while_running_signals_everybody_and_ends_early(service: FakeServ
     started_s = time.monotonic()
     service.order(OrderKind.STOP, grace_s=60.0, reason="why")
     facts = service.wait_for_phase(HostPhase.EXITED)
-    assert time.monotonic() - started_s < 3.0
+    assert time.monotonic() - started_s < 20.0
     assert program.signals == [signal.SIGTERM]
     assert [(item.signal, item.is_consequence) for item in facts.exits] == [(15, True), (15, True)]
     assert facts.failure is None
