@@ -9,7 +9,7 @@ import pytest
 from host_world import DEADLINE_S, PATH, eventually
 
 from clary.agent.host import zygote_process
-from clary.agent.host.zygote_process import Zygote
+from clary.agent.host.zygote_process import LOOK_INTERVAL_S, MAX_IDLE_LOOKS, Zygote
 from clary.contract.processes import read_entry
 
 BEGIN = """
@@ -101,6 +101,32 @@ def test_a_zygote_that_does_not_get_ready_is_given_up(start):
     answer = start("time.sleep(600)", ready_limit_s=SHORT_S)
     assert answer == ({}, "the interpreter that stood ready did not say 'ready' within 0.5 s", "")
     assert time.monotonic() - began_s < DEADLINE_S
+
+
+@pytest.mark.parametrize(
+    ("script", "what"),
+    [
+        ("time.sleep(600)", "did not say 'ready'"),
+        ("say(kind='ready'); d = take(); fork(d); time.sleep(600)", "did not say 'forked'"),
+        ("say(kind='ready'); d = take(); fork(d); os.kill(os.getpid(), 19)", "did not say 'forked'"),
+        ("say(kind='ready'); d = take(); say(kind='forked', pids=[fork(d)]); time.sleep(600)", "lived on"),
+    ],
+)
+def test_a_zygote_that_does_nothing_is_given_up_long_before_the_limit(start, script, what):
+    began_s = time.monotonic()
+    pids, reason, _text = start(script)
+    took_s = time.monotonic() - began_s
+    assert pids == {}
+    assert f"the interpreter that stood ready {what}" in reason
+    assert "idle for 3 s" in reason
+    assert took_s >= LOOK_INTERVAL_S * MAX_IDLE_LOOKS
+
+
+def test_a_zygote_that_computes_is_waited_for_longer_than_one_that_does_nothing(start, monkeypatch):
+    monkeypatch.setattr(zygote_process, "MAX_IDLE_LOOKS", 4)
+    compute = "end = time.process_time() + 2\nwhile time.process_time() < end: pass\n"
+    pids, reason, text = start(compute + WHOLE)
+    assert (list(pids), reason, text) == ([0], "", "went")
 
 
 def test_a_zygote_that_hangs_while_it_forks_leaves_no_rank_that_runs(start):

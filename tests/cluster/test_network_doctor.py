@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -10,13 +11,14 @@ from dataclasses import replace
 
 import pytest
 
-from clary.agent.health.link_verdicts import network_findings
+from clary.agent.health.link_verdicts import network_findings, port_findings
 from clary.agent.health.network_doctor import NetworkDoctor, network_order
-from clary.agent.health.readings import NetworkOrder, Peer
+from clary.agent.health.readings import NetworkOrder, Peer, PortReading
+from clary.agent.host import kernel
 from clary.agent.supervisor.fact_board import FactBoard
 from clary.agent.supervisor.host_health import HostHealth
 from clary.contract.clock import SystemClock
-from clary.contract.health import Check, FindingState
+from clary.contract.health import Check, FindingState, HealthAction
 from clary.contract.launch_plan import Link, NetworkPlan, Resources
 from clary.control.engines.local.engine import LocalEngine
 from clary.control.jobs.health import LOPSIDED, diagnose, with_lopsided
@@ -276,6 +278,114 @@ def test_a_link_that_is_slow_one_way_only_is_told_by_both_ends_together(examine)
     assert "Mbit/s from algo-1 to algo-2" in slow.words
 
 
+def listen_at(network, host, ports):
+    """Listen in a host's namespace, as its program would; the sockets stay there when this thread has left."""
+    sockets = []
+
+    def open_all():
+        descriptor = os.open(network.entry(host)[1].removeprefix("--net="), os.O_RDONLY)
+        kernel.join_namespace(descriptor, kind=kernel.CLONE_NEWNET)
+        os.close(descriptor)
+        for port in ports:
+            sockets.append(socket.create_server(("0.0.0.0", port)))
+            sockets[-1].setblocking(False)
+
+    thread = threading.Thread(target=open_all)  # a namespace is a thread's
+    thread.start()
+    thread.join()
+    return sockets
+
+
+def has_visitor(listening):
+    try:
+        listening.accept()[0].close()
+    except BlockingIOError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("is_lossy", [False, True], ids=["answers at once", "silence at first"])
+def test_once_all_hosts_have_read_the_ports_nobody_connects_to_what_listens_there(tmp_path, is_lossy):
+    readings, listening, are_ready = {}, [], threading.Barrier(4)
+    with LabNetwork(3, LabLink()) as network:
+        if is_lossy:  # has to be asked again, by the measurements that are made beside programs otherwise
+            change(network, "algo-2", "ip rule add ipproto tcp sport 7777 blackhole")
+
+        def run(host):
+            doctor = NetworkDoctor(replace(order_of(network, host, tmp_path), pause_s=0.3))
+            try:
+                ports = doctor.port_reading()
+                are_ready.wait(DEADLINE_S)
+                are_ready.wait(DEADLINE_S)
+                readings[host] = ports, doctor.reading()
+                doctor.wait(LINGER_S)
+            finally:
+                doctor.close()
+
+        threads = [threading.Thread(target=run, args=(host,)) for host in network.hosts]
+        for thread in threads:
+            thread.start()
+        try:
+            are_ready.wait(DEADLINE_S)
+            for host in network.hosts:
+                listening += listen_at(network, host, (7777, 7778))
+            are_ready.wait(DEADLINE_S)
+        finally:
+            for thread in threads:
+                thread.join()
+        assert not any(has_visitor(one) for one in listening)
+        for one in listening:
+            one.close()
+    assert len(readings) == 3
+    silent = {host: dict(ports.silent) for host, (ports, _) in readings.items()}
+    missed = {"algo-2": (7777,)} if is_lossy else {}
+    assert silent == {"algo-1": missed, "algo-2": {}, "algo-3": missed}
+    for _, reading in readings.values():
+        assert reading.sum == 6
+        assert not reading.taken_ports, "it was free when it was looked at"
+
+
+def test_the_ports_are_told_though_a_peers_network_program_never_comes(tmp_path):
+    with LabNetwork(2, LabLink()) as network:
+        doctor = NetworkDoctor(order_of(network, "algo-1", tmp_path))
+        try:
+            assert doctor.port_reading() == PortReading()
+        finally:
+            doctor.close()
+
+
+def test_a_peer_that_is_cut_off_has_its_ports_told_when_it_has_been_silent_long_enough(tmp_path):
+    with LabNetwork(2, LabLink()) as network:
+        network.set_link("algo-2", up=False)
+        doctor = NetworkDoctor(order_of(network, "algo-1", tmp_path))
+        try:
+            assert doctor.port_reading() == PortReading(), "that nothing of it answers is told of the link"
+            assert ("algo-1", "algo-2", Check.REACH) in bad_of(network_findings(doctor._order, doctor.reading()))
+        finally:
+            doctor.close()
+
+
+def test_an_interface_that_reaches_all_peers_where_the_jobs_does_not_is_named_with_the_ports(examine, tmp_path):
+    with LabNetwork(2, LabLink()) as network:
+        change(
+            network,
+            "algo-1",
+            "sysctl -qw net.ipv4.conf.all.arp_ignore=1",  # else eth0 answers for the address of eth1
+            "ip link add link eth0 name eth1 type macvlan mode bridge",
+            "ip addr add 10.77.0.101/25 dev eth1",
+            "ip link set eth1 up",
+            "ip neigh replace 10.77.0.2 lladdr 02:00:00:00:00:99 dev eth0 nud permanent",  # a machine that is nowhere
+        )
+        orders = [order_of(network, host, tmp_path) for host in network.hosts]
+        findings = examine.orders(orders)
+        ports = {doctor._order.host: doctor.port_reading() for doctor in examine.doctors}
+    assert ports["algo-1"].better == {"eth1": "10.77.0.101"}
+    assert ports["algo-2"].better == {}
+    early = {item.check: item for item in port_findings(orders[0], ports["algo-1"])}
+    assert early[Check.INTERFACE] == bad_of(findings["algo-1"])["algo-1", None, Check.INTERFACE]
+    assert early[Check.INTERFACE].words == "eth0 does not reach all peers, eth1 does"
+
+
 def test_a_host_whose_network_program_never_starts_is_not_called_sick(examine, tmp_path):
     with LabNetwork(2, LabLink()) as network:
         order = replace(order_of(network, "algo-1", tmp_path), meet_s=1.0)
@@ -322,7 +432,8 @@ def children():
     return [line for line in listed.splitlines() if "network_program" in line]
 
 
-def test_a_check_that_is_given_up_ends_at_once_and_leaves_no_process(tmp_path):
+@pytest.mark.parametrize("action", list(HealthAction))
+def test_a_check_that_is_given_up_ends_at_once_and_leaves_no_process(tmp_path, action):
     with LabNetwork(2, LabLink()) as network:
         hosts = tuple(replace(host, address=network.address(host.name)) for host in make_hosts(2))
         paths = {name: network.entry(name)[1].removeprefix("--net=") for name in network.hosts}
@@ -331,11 +442,12 @@ def test_a_check_that_is_given_up_ends_at_once_and_leaves_no_process(tmp_path):
             network=NetworkPlan(namespace_paths=paths),
             work_folder=str(tmp_path),
             health_checks=True,
+            health_action=action,
         )
         board = FactBoard(clock=SystemClock())
         health = HostHealth(plan, host="algo-1", board=board, log=FakeLog())
         check = threading.Thread(target=health.check)
-        check.start()  # the other host's program never comes: this one would wait for it
+        check.start()  # the other host's program never comes: all of it would wait for that one
         try:
             end_s = time.monotonic() + DEADLINE_S
             while not children() and time.monotonic() < end_s:
@@ -347,4 +459,7 @@ def test_a_check_that_is_given_up_ends_at_once_and_leaves_no_process(tmp_path):
         assert not check.is_alive()
         assert health.join(DEADLINE_S)
         assert children() == []
-        assert board.facts.health == (), "nothing is told after the end"
+        states = {item.state for item in board.facts.health}
+        assert FindingState.PENDING not in states, "nothing stays under way"
+        if action is HealthAction.REPLACE:
+            assert states == set(), "nothing is told after the end"

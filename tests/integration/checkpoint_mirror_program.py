@@ -1,7 +1,8 @@
 """A host that restores its checkpoints, mirrors them and trains, until it is killed; of no use by itself.
 
 Arguments: URL and keys of the store as JSON, prefix, folder, host, hosts, seconds to train. What it writes can be
-checked by anybody: every file of `step-N` says N, and a step appears by one rename.
+checked by anybody: every file of `step-N` says N, a step appears by one rename, and `rolling/state`, which another file
+replaces far more often than it could come to rest, says one number again and again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ NUM_FILES = 4
 LARGE_EVERY = 4
 LARGE_BYTES = 17 << 20  # more than one part
 KEEP = 3
+STEP_S = 0.45
+ROLL_S = 0.05
+ROLL_LINES = 5000
 
 
 def checkpoints_of(store: dict, prefix: str, folder: Path, host: str, num_hosts: int) -> HostCheckpoints:
@@ -61,6 +65,17 @@ def newest_step(folder: Path) -> int:
     return newest
 
 
+def rolling_number(folder: Path) -> int:
+    """Return what `rolling/state` says, 0 if there is none; AssertionError if it is not whole."""
+    place = folder / "rolling/state"
+    if not place.exists():
+        return 0
+    lines = place.read_text().splitlines()
+    assert len(lines) == ROLL_LINES, place
+    assert set(lines) == {lines[0]}, place
+    return int(lines[0])
+
+
 def size_of(number: int) -> int:
     """Return the size of the first file of a step."""
     return LARGE_BYTES if number % LARGE_EVERY == 0 else 1000 + number
@@ -68,7 +83,8 @@ def size_of(number: int) -> int:
 
 def train(folder: Path, until_s: float) -> None:
     """Write steps."""
-    number = newest_step(folder)
+    number, rolled = newest_step(folder), rolling_number(folder)
+    (folder / "rolling").mkdir(exist_ok=True)
     while time.monotonic() < until_s:
         number += 1
         part = folder / f"step-{number}.part"
@@ -81,7 +97,13 @@ def train(folder: Path, until_s: float) -> None:
         latest.write_text(f"step-{number}")
         latest.replace(folder / "latest")
         shutil.rmtree(folder / f"step-{number - KEEP}", ignore_errors=True)
-        time.sleep(0.45)
+        next_step_s = time.monotonic() + STEP_S
+        while time.monotonic() < next_step_s:
+            rolled += 1
+            rolling = folder / "rolling.part"
+            rolling.write_text(f"{rolled}\n" * ROLL_LINES)
+            rolling.replace(folder / "rolling/state")
+            time.sleep(ROLL_S)
 
 
 def main() -> None:

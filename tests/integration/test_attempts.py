@@ -160,5 +160,8 @@ def test_a_program_that_hangs_is_told_with_its_evidence_and_ended_and_tried_agai
         assert "(T, " in log, "the state of the process that was stopped"
         reason = json.loads(own.clary("describe", name, "--json").stdout)["past_attempts"][0]["reason"]
         assert "the program hangs: no progress for" in reason
+        dump = own.clary("dump", name, "--last").stdout
+        assert "algo-1: no progress for" in dump
+        assert "it is stopped by a signal (state T)" in dump, "taken before the program was ended"
     finally:
         own.clary("down")

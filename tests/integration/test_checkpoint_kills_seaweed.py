@@ -12,7 +12,7 @@ from pathlib import Path
 
 import boto3
 import pytest
-from checkpoint_mirror_program import newest_step, restore_into
+from checkpoint_mirror_program import newest_step, restore_into, rolling_number
 from faulty_gateway import faulty_gateway
 from objects_service import BUCKET, STORE, ServiceThread
 
@@ -54,7 +54,7 @@ def start(weed: dict, prefix: str, folder: Path, *, host: str = "algo-1", num_ho
 def test_thirty_kills_leave_no_torn_restore(weed, tmp_path: Path) -> None:
     dice = random.Random(3)
     prefix = f"s3://{BUCKET}/kills"
-    reached = []
+    reached, rolled = [], []
     for number in range(NUM_KILLS):
         process = start(weed, prefix, tmp_path / f"life-{number}")
         time.sleep(dice.uniform(0.1, 2.5))
@@ -63,10 +63,30 @@ def test_thirty_kills_leave_no_torn_restore(weed, tmp_path: Path) -> None:
         restored = restore_into(weed, prefix, tmp_path / f"after-{number}")
         assert restored.warnings == ()
         reached.append(newest_step(restored.folder.path))
+        rolled.append(rolling_number(restored.folder.path))
         shutil.rmtree(tmp_path / f"after-{number}")
         shutil.rmtree(tmp_path / f"life-{number}")
     assert reached == sorted(reached)
+    assert rolled == sorted(rolled)
     assert reached[-1] >= NUM_KILLS // 3
+
+
+@pytest.mark.timeout(120)
+def test_a_file_that_never_comes_to_rest_is_stored_again_and_again_and_whole(weed, tmp_path: Path) -> None:
+    prefix = f"s3://{BUCKET}/rolling"
+    process = start(weed, prefix, tmp_path / "life")
+    rolled: list[int] = []
+    try:
+        deadline_s = time.monotonic() + 60
+        while len(set(rolled) - {0}) < 3:
+            assert time.monotonic() < deadline_s, rolled
+            after = tmp_path / f"after-{len(rolled)}"
+            rolled.append(rolling_number(restore_into(weed, prefix, after).folder.path))
+            shutil.rmtree(after)
+    finally:
+        process.kill()
+        process.communicate()
+    assert rolled == sorted(rolled)
 
 
 @pytest.fixture

@@ -61,6 +61,61 @@ def test_a_job_of_two_hosts_is_all_green_and_its_program_runs(own_service):
     print(f"the checks of a healthy job took {seconds:.2f} s beside its preparation")
 
 
+@pytest.fixture(scope="module")
+def telling_service(tmp_path_factory):
+    """A service that only tells what is sick, as it is by default."""
+    own = start_service(tmp_path_factory.mktemp("telling"))
+    yield own
+    own.clary("down")
+
+
+def states_of(page):
+    return {item["state"] for found in page["hosts"].values() for item in found}
+
+
+def complaints(log):
+    """Lines that say of a peer that it has gone."""
+    words = ("broke off", "no answer", "nothing came from", "did not start", "not checked")
+    return [line for line in log if "health: " in line and any(word in line for word in words)]
+
+
+def test_a_program_that_only_has_to_be_told_runs_while_its_links_are_measured_and_the_result_comes_later(
+    telling_service,
+):
+    aws, name = Clients(telling_service), unique("beside")
+    aws.sagemaker.create_training_job(**job_request(name, "sleep 600", ResourceConfig=TWO_HOSTS))
+    try:
+        end_s = time.monotonic() + LIMIT_S
+        code, page = page_of(telling_service, name)
+        while not states_of(page) or "pending" in states_of(page):
+            assert time.monotonic() < end_s, page
+            time.sleep(0.2)
+            code, page = page_of(telling_service, name)
+        assert (code, page["status"]) == (0, "InProgress"), page
+        for host, peer in (("algo-1", "algo-2"), ("algo-2", "algo-1")):
+            found = page["hosts"][host]
+            states = {item["check"]: item["state"] for item in found if item["peer"] is None}
+            assert [states[check] for check in ("names", "port", "interface")] == ["ok"] * 3, found
+            assert states["collective"] in ("ok", "warn"), "no sum within 10 s, on a machine that is very busy"
+            assert [item for item in found if item["peer"] == peer]
+    finally:
+        aws.sagemaker.stop_training_job(TrainingJobName=name)
+    assert wait(aws, name, timeout_s=LIMIT_S)["TrainingJobStatus"] == "Stopped"
+    assert not complaints(log_of(aws, name))
+
+
+def test_a_program_that_ends_at_once_leaves_no_complaint_of_peers_that_have_gone(telling_service):
+    aws, name = Clients(telling_service), unique("short")
+    aws.sagemaker.create_training_job(**job_request(name, "echo done", ResourceConfig=TWO_HOSTS))
+    assert wait(aws, name, timeout_s=LIMIT_S)["TrainingJobStatus"] == "Completed"
+    code, page = page_of(telling_service, name)
+    assert code == 0
+    assert "pending" not in states_of(page)
+    ports = [item["state"] for found in page["hosts"].values() for item in found if item["check"] == "port"]
+    assert ports == ["ok", "ok"], "what a program waits for is always known"
+    assert not complaints(log_of(aws, name))
+
+
 def networks_of(service):
     return set((service.home / "jobs").glob("*/*/network-ready.json"))
 

@@ -3,6 +3,8 @@
 import http.client
 import json
 import time
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -121,6 +123,27 @@ def test_two_ranks_on_two_hosts_are_rehearsed_from_a_job_that_has_run(own, aws, 
     assert drawn == 36 * 2 * 2, f"batches of both ranks, not those that were skipped: {certificate['samples']}"
     assert lost in certificate["interruptions"][0]["why"]
     assert certificate["twin"].startswith(f"{name}-twin-")
+
+
+def test_two_hosts_that_do_not_reach_each_other_for_a_while_hold_up_a_job_of_three_and_nobody_is_lost(
+    own, aws, tmp_path
+):
+    path, _ = request_file(
+        aws,
+        tmp_path,
+        RANKS_PROGRAM,
+        instance_count=3,
+        hyperparameters={"sagemaker_torch_distributed_enabled": "true"},
+    )
+    cuts = ("--partition", "algo-1:algo-2@step:6+4s", "--partition", "algo-2:algo-3@step:6+4s")
+    done, certificate = rehearse(own, tmp_path, path, *cuts, "--keep")
+    assert done.returncode == PASS, done.stdout + done.stderr
+    assert "  partition algo-1 from algo-2 at step 6 for 4 s\n" in done.stdout
+    assert certificate["interruptions"] == [], "the two go on where they stood still"
+    lines = own.clary("logs", certificate["rehearsal"], "--timestamps", "--grep", "'step': ").stdout.splitlines()
+    times = [datetime.fromisoformat(line.split(" ", 1)[0]).timestamp() for line in lines]
+    assert max(after - before for before, after in pairwise(times)) > 2, "ranks wait for each other meanwhile"
+    assert [strike["note"] for strike in certificate["strikes"]] == ["", ""]
 
 
 def test_a_fault_that_strikes_too_late_proves_nothing(own, aws, tmp_path):

@@ -38,12 +38,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--job", help="name of the training job")
     parser.add_argument("--attempt", type=int, help="number of the attempt")
     parser.add_argument("--pool", help="warm pool whose jobs the host serves one after the other")
+    parser.add_argument("--own-mounts", action="store_true", help="what it mounts for the host ends with it")
     parser.add_argument("--host", required=True, help="name of the host, for example algo-1")
     options = parser.parse_args(arguments)
     if not token:
         parser.error(f"the environment variable {TOKEN_VARIABLE} must hold the attempt's token")
     if (options.pool is None) == (options.job is None) or (options.job is None) != (options.attempt is None):
         parser.error("name either a job and its attempt (--job, --attempt) or a pool (--pool)")
+    if options.own_mounts:
+        from clary.agent.host.own_disk import enter_own_mounts
+
+        enter_own_mounts()  # before there is a second thread, which would stay behind
     life = (
         _supervisor(options.service, options.job, options.attempt, options.host, token)
         if options.pool is None

@@ -32,7 +32,9 @@ from clary.contract.agent_protocol import (
 )
 from clary.contract.errors import AgentError, ContractError
 from clary.contract.launch_plan import LaunchPlan
+from clary.contract.metric_samples import SampleBatch, SampleReceipt
 from clary.contract.plain import from_plain, to_plain
+from clary.contract.stack_dumps import HostDump
 
 REQUEST_TIMEOUT_S = 5.0  # for connecting, and for each silence of the service within an answer
 EXCERPT_CHARACTERS = 200  # of a refusing answer, in the error's message
@@ -105,7 +107,7 @@ class BackOff:
 class ServiceClient:
     """Talks to the service for one host.
 
-    Threads: `report`, `next_order`, `send_logs` are called from one thread each, `fetch_assignment` before the thread
+    Threads: `report`, `next_order`, `send_logs`, `send_samples`, `send_dump` are called from one thread each at a time, `fetch_assignment` before the thread
     of `next_order` starts, `encode_logs`, `wake_orders` and `break_off` from any.
     """
 
@@ -114,7 +116,9 @@ class ServiceClient:
         self._reports = _Connection(address, token)
         self._orders = _Connection(address, token)
         self._logs = _Connection(address, token)
-        self._connections = (self._reports, self._orders, self._logs)
+        self._dumps = _Connection(address, token)
+        self._samples = _Connection(address, token)
+        self._connections = (self._reports, self._orders, self._logs, self._dumps, self._samples)
 
     def fetch_assignment(self) -> LaunchPlan:
         """Return the plan of this attempt.
@@ -147,6 +151,14 @@ class ServiceClient:
     def send_logs(self, body: bytes) -> LogReceipt:
         """Hand over an encoded batch of log lines. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
         return _read(LogReceipt, self._logs.call("POST", "logs", body=body))
+
+    def send_samples(self, batch: SampleBatch) -> SampleReceipt:
+        """Hand over rows that were measured. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
+        return _read(SampleReceipt, self._samples.call("POST", "samples", body=_encode(to_plain(batch))))
+
+    def send_dump(self, dump: HostDump) -> None:
+        """Hand over a dump of the host's processes. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
+        self._dumps.call("POST", "dumps", body=_encode(to_plain(dump)))
 
     def wake_orders(self) -> None:
         """Break off the long poll that another thread waits in."""

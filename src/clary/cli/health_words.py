@@ -1,6 +1,7 @@
 """How `clary doctor JOB` shows the health of a job: two matrices, and words for what is not well.
 
-hosts by checks, then from host (rows) to host (columns); BAD in red, warn in yellow, ok in green, - was not checked
+hosts by checks, then from host (rows) to host (columns); BAD in red, warn in yellow, ok in green, - was not checked,
+... is still under way
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-OK, WARN, BAD, SKIPPED = "ok", "warn", "bad", "skipped"
-_WORST_FIRST = (BAD, WARN, OK, SKIPPED)
-_SHOWN = {OK: "ok", WARN: "warn", BAD: "BAD", SKIPPED: "-"}
-_COLOURS = {OK: "32", WARN: "33", BAD: "31;1", SKIPPED: "2"}
+OK, WARN, BAD, SKIPPED, PENDING = "ok", "warn", "bad", "skipped", "pending"
+_WORST_FIRST = (BAD, WARN, PENDING, OK, SKIPPED)
+_SHOWN = {OK: "ok", WARN: "warn", BAD: "BAD", SKIPPED: "-", PENDING: "..."}
+_COLOURS = {OK: "32", WARN: "33", BAD: "31;1", SKIPPED: "2", PENDING: "2"}
+_NAMELESS = (OK, SKIPPED, PENDING)  # cells that need no check named
+_ENDED = ("Completed", "Failed", "Stopped")
 _HOST_CHECKS = ("disk", "memory", "clock", "gpu", "names", "port", "interface", "collective")
 _SELF = "\\"
 
@@ -51,8 +54,12 @@ def health_text(page: Mapping[str, Any], *, colours: bool) -> str:
         lines += ["", f"sick: {what}: {sick['reason']}"]
     skipped = sorted({(finding["check"], finding["words"]) for found in hosts.values() for finding in _skipped(found)})
     lines += ["", *(f"not checked: {check}: {words}" for check, words in skipped)] if skipped else []
+    pending = sorted({finding["check"] for found in hosts.values() for finding in found if finding["state"] == PENDING})
+    if pending:
+        how = "never known: the hosts were gone before" if page["status"] in _ENDED else "still under way"
+        lines += ["", f"{how}: {', '.join(pending)}"]
     if not told:
-        lines += ["", "all that was checked is well"]
+        lines += ["", "all that was checked so far is well" if pending else "all that was checked is well"]
     return "\n".join(lines)
 
 
@@ -70,7 +77,7 @@ def _link_cell(found: Sequence[Mapping[str, Any]], host: str, peer: str) -> Cell
     for state in _WORST_FIRST:
         checks = [finding["check"] for finding in of_link if finding["state"] == state]
         if checks:
-            shown = _SHOWN[state] if state in (OK, SKIPPED) else f"{_SHOWN[state]} {','.join(checks)}"
+            shown = _SHOWN[state] if state in _NAMELESS else f"{_SHOWN[state]} {','.join(checks)}"
             return shown, state
     return _SHOWN[SKIPPED], SKIPPED
 

@@ -11,10 +11,44 @@ import sys
 from collections.abc import Sequence
 
 from clary import __version__
-from clary.cli import checkpoints, describe, doctor, down, env, jobs, logs, plan, pools, rehearse, run, spot, stop, up
+from clary.cli import (
+    checkpoints,
+    describe,
+    doctor,
+    down,
+    dump,
+    env,
+    jobs,
+    logs,
+    metrics,
+    plan,
+    pools,
+    rehearse,
+    run,
+    spot,
+    stop,
+    up,
+)
 from clary.contract.errors import ClaryError, Fault, WireError
 
-COMMANDS = (up, env, jobs, describe, logs, checkpoints, stop, plan, run, pools, spot, rehearse, doctor, down)
+COMMANDS = (
+    up,
+    env,
+    jobs,
+    describe,
+    logs,
+    metrics,
+    dump,
+    checkpoints,
+    stop,
+    plan,
+    run,
+    pools,
+    spot,
+    rehearse,
+    doctor,
+    down,
+)
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

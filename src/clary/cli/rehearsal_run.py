@@ -90,6 +90,7 @@ class JobWatch:
         return tuple(
             Strike(
                 words=str(item.fault),
+                kind=item.fault.kind.value,
                 at_s=None if item.struck_at_s is None else round(item.struck_at_s, 1),
                 note=item.note or ("" if item.struck_at_s is not None else "the job had ended by then"),
             )
@@ -199,6 +200,8 @@ class JobWatch:
         body: dict[str, Any] = {"kind": fault.kind.value, "hosts": list(fault.hosts), "is_over": is_over}
         if fault.rank is not None:
             body["rank"] = fault.rank
+        if fault.is_between:
+            body["between"] = True
         if fault.rate_mbit_s is not None:
             body["rate_mbit_s"] = fault.rate_mbit_s
         self.connection.post_job_page(self.name, "strike", body)

@@ -17,6 +17,8 @@ from clary.cli.connection import Connection, connect
 from clary.cli.rehearsal_run import JobWatch, follow
 from clary.contract.errors import ClaryError, ContractError, Fault
 from clary.contract.plain import to_plain
+from clary.contract.rehearsals import disks_value
+from clary.control.rehearsal import disks
 from clary.control.rehearsal.certificate import COMPLETED, Run, Verdict, certify
 from clary.control.rehearsal.faults import FaultKind, PlannedFault, check_hosts, draw_faults, parse_fault, settle
 from clary.control.rehearsal.history import scale_of
@@ -30,8 +32,12 @@ HELP = {
     FaultKind.RECLAIM: ("[HOST@]WHEN", "take spot capacity back: step:120 or @30s"),
     FaultKind.KILL: ("HOST@WHEN", "kill everything on a host at once: algo-2@180s, algo-2@step:120"),
     FaultKind.KILL_RANK: ("RANK@WHEN", "kill one rank's process"),
-    FaultKind.PARTITION: ("HOST[,HOST]@WHEN[+D]", "cut hosts off the job's network, for a time: algo-2@200s+10s"),
+    FaultKind.PARTITION: (
+        "HOST[,HOST]@WHEN[+D]",
+        "cut hosts off the job's network, for a time: algo-2@200s+10s; algo-1:algo-2@200s between these two alone",
+    ),
     FaultKind.SLOW: ("HOST@WHEN[+D]:RATE", "slow a host's link: algo-2@60s+30s:5mbit"),
+    FaultKind.DISK_FULL: ("HOST@WHEN[+D]", "leave no room on a host's disk, for a time: algo-2@step:120+30s"),
 }
 
 
@@ -45,6 +51,13 @@ def add_parser(commands: Any) -> None:
         parser.add_argument(
             f"--{kind.value}", dest="faults", action="append", type=_fault_of(kind), metavar=form, help=text
         )
+    parser.add_argument(
+        "--disk-size",
+        type=_disk_size,
+        default=disks.DEFAULT_BYTES,
+        metavar="SIZE",
+        help="of the disk that hosts with --disk-full get to themselves, in memory: 500MiB; else 2GiB",
+    )
     parser.add_argument("--random", type=int, default=0, metavar="N", help="and N faults drawn from --seed")
     parser.add_argument("--seed", type=int, default=None, help="of what is drawn; else a new one, which is printed")
     parser.add_argument("--together", action="store_true", help="run both at once; else one after the other")
@@ -60,20 +73,31 @@ def run(options: argparse.Namespace) -> int:
     """Rehearse, print the certificate and return the verdict's exit code."""
     connection = connect()
     request = _request_of(connection, options.job)
-    refusals = connection.get("rehearsal")["refusals"]
-    faults = _plan(options, host_names(request), refusals)
+    possible = connection.get("rehearsal")
+    faults = _plan(options, host_names(request), possible["refusals"])
+    disk_hosts = disks.disk_hosts(faults)
+    disks.check_disks(
+        disk_hosts,
+        size_bytes=options.disk_size,
+        num_jobs=2 if options.together else 1,
+        largest_bytes=possible["largest_disk_bytes"],
+    )
     suffix = secrets.token_hex(SUFFIX_BYTES)
     requests = rehearsal_requests(
         request,
         suffix=suffix,
         num_faults=len(faults),
         needs_spot=any(fault.kind is FaultKind.RECLAIM for fault in faults),
+        disks=disks_value(disk_hosts, options.disk_size) if disk_hosts else "",
     )
     definitions = (request.get("AlgorithmSpecification") or {}).get("MetricDefinitions") or ()
     reader = make_reader(definitions, step_regex=options.step_regex, loss_regex=options.loss_regex)
     say = _quiet if options.json == "-" else _say
     for note in requests.notes:
         say(f"note: {note}")
+    if disk_hosts:
+        size = disks.in_words(options.disk_size)
+        say(f"note: in both jobs the disk of {', '.join(disk_hosts)} for /opt/ml lies in memory and holds {size}")
     has_checkpoints = bool((request.get("CheckpointConfig") or {}).get("S3Uri"))
     twin = JobWatch(connection, requests.twin["TrainingJobName"], reader, say)
     rehearsal = JobWatch(connection, requests.rehearsal["TrainingJobName"], reader, say, faults)
@@ -186,6 +210,13 @@ def _fault_of(kind: FaultKind) -> Any:
             raise argparse.ArgumentTypeError(error.message) from None
 
     return read
+
+
+def _disk_size(text: str) -> int:
+    try:
+        return disks.parse_size(text)
+    except ClaryError as error:
+        raise argparse.ArgumentTypeError(error.message) from None
 
 
 def _say(text: str) -> None:

@@ -8,6 +8,8 @@ transitions turn facts into statuses and the next order.
     POST reports   Report                    -> ReportReceipt   (also the heartbeat)
     GET  orders?after=N&wait_s=S             -> Order           (long poll: answers when an order newer than N stands)
     POST logs      LogBatch                  -> LogReceipt      (lines below `next_sequence` are stored, others resent)
+    POST dumps     HostDump                  -> nothing         (`contract.stack_dumps`; asked for in a ReportReceipt)
+    POST samples   SampleBatch               -> SampleReceipt   (`contract.metric_samples`; rows, each stored once)
 
 The agents of a warm pool live from job to job. Below `/clary/v1/pools/{pool}/{host}/`, opened by the pool's token:
 
@@ -180,6 +182,8 @@ class HostFacts:
     standstill: str = ""  # what speaks for a program that hangs; empty while it gets on
     checkpoints: CheckpointFacts | None = None  # None for a job without CheckpointConfig
     health: tuple[HealthFinding, ...] = ()  # empty until the checks are done, and where there are none
+    awaits_rendezvous: bool = False  # the program is watched for its connections to the master port; not all are there
+    rendezvous_at: datetime | None = None  # when they were; None where none were seen, or nobody looked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +201,8 @@ class ReportReceipt:
 
     accepted: bool  # false: the attempt is over, the agent kills its program and leaves
     order_number: int  # newest order that stands for the host
+    dump_number: int = 0  # newest dump of the host's processes that is wanted; 0 for none
+    dump_reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ class FindingState(StrEnum):
     WARN = "warn"  # worth a look; nothing follows from it
     BAD = "bad"  # the job will fail or crawl
     SKIPPED = "skipped"  # not checked; the words say why
+    PENDING = "pending"  # still being looked at, beside the program
 
 
 class HealthAction(StrEnum):

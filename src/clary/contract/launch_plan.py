@@ -105,6 +105,7 @@ class HostPlan:
     instance_group: str
     processes_per_host: int
     resources: Resources
+    disk_bytes: int | None = None  # of a file system of its own for what it writes; None: the machine's disk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +192,7 @@ class LaunchPlan:
     log_rules: LogRules = field(default_factory=LogRules)
     proxy_url: str | None = None  # the one way from hosts to the internet, for HTTPS; None: there is none
     hang_timeout_s: float = 0.0  # how long a program may do nothing at all; 0: as long as it likes
+    metrics_interval_s: float = 0.0  # from one row of what a host measures of itself to the next; 0: it does not
     restart_hung: bool = False  # whether one that does nothing for longer is ended; else it is only told
     health_checks: bool = False  # whether hosts check themselves and their links
     network_checked_for: str = ""  # job that had these hosts last, if their links were found well; not checked again

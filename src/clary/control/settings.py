@@ -124,6 +124,13 @@ class Settings:
         least=0,
     )
     restart_hung: bool = _setting(False, "end a program that hangs as lost with its host, so that it is tried again")
+    metrics_interval_s: float = _setting(
+        0.5,
+        "how often hosts measure themselves: processors, memory, disk, network, GPUs, by rank; less than 0.1 is 0.1; a "
+        "job's ProfilerConfig may say otherwise; 0 measures nothing",
+        least=0,
+        most=3600,
+    )
     health_checks: bool = _setting(
         True, "check hosts and the links between them while a job is prepared, and hosts while it runs"
     )
@@ -163,6 +170,23 @@ class Settings:
     )
     log_retention_days: int = _setting(
         0, "age at which log lines are removed, where PutRetentionPolicy says nothing else; 0 keeps them", least=0
+    )
+    series_rows_kept_s: float = _setting(
+        86_400.0,
+        "how long what hosts measure is kept as it came; then least, greatest, mean and number of each 10 s; 0 is for "
+        "ever",
+        least=0,
+    )
+    series_rollups_kept_s: float = _setting(
+        30 * 86_400.0,
+        "how long those of 10 s are kept; then those of 5 minutes, as long as the job; 0 is for ever",
+        least=0,
+    )
+    metrics_page: str = _setting(
+        "token",
+        "token, open or off: who may read /metrics: whoever has the token that `clary metrics --token` prints, "
+        "everybody who reaches the port (programs of jobs do), or nobody",
+        pattern="token|open|off",
     )
     images: Mapping[str, str] = _table("image pattern (repo:tag, * matches) = environment name", str)
     environments: Mapping[str, str] = _table("environment name = path of its Python interpreter", str)

@@ -7,7 +7,7 @@ Where: the server and every command; nothing else knows these names. Keys are fi
     run/seaweed.json     ports and process of the embedded object store; beside it its log
     secrets/root.json    key pair of the person who owns the service; admin token; master key of job keys
     client/              generated SageMaker configuration and endpoints file
-    objects/  logs/  jobs/<job>/<attempt>/  cache/  tls/
+    objects/  logs/  jobs/<job>/<attempt>/  dumps/<job>/<number>/  cache/  tls/
 """
 
 from __future__ import annotations
@@ -83,6 +83,11 @@ class RootSecrets:
     def pool_token(self, pool: str) -> str:
         """Derive the bearer token of one warm pool's agents."""
         return self._derive(f"pool:{pool}").hex()
+
+    @property
+    def metrics_token(self) -> str:
+        """The bearer token that opens /metrics and nothing else."""
+        return self._derive("metrics").hex()
 
     def _derive(self, text: str) -> bytes:
         return hmac.new(self.master_key.encode(), text.encode(), hashlib.sha256).digest()

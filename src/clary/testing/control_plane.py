@@ -16,6 +16,7 @@ from clary.control.jobs import deadlines
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.admission import Admission
 from clary.control.reconcile.agent_gateway import AgentGateway
+from clary.control.reconcile.dump_desk import DumpDesk
 from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.planning import Site
 from clary.control.reconcile.pool_gateway import PoolGateway
@@ -71,7 +72,8 @@ class ControlPlane:
         self.objects = FakeObjects()
         self.settings = Settings(home=str(home))
         self.hub = JobHub(store, clock)
-        self.gateway = AgentGateway(self.hub, logs, store, clock)
+        self.dumps = DumpDesk(home / "dumps", clock=clock)
+        self.gateway = AgentGateway(self.hub, logs, store, self.dumps, clock)
         self.market = SpotMarket(self.hub, clock)
         self.admission = Admission(self.settings, engine.machine(), self.hub, _resolve_image, self.market, clock)
         key = Credentials(access_key_id="K", secret_access_key="S")  # noqa: S106 - not a secret
@@ -106,6 +108,7 @@ class ControlPlane:
             objects=self.objects,
             admission=self.admission,
             work_folders=engine,
+            dumps=self.dumps,
         )
 
     @classmethod

@@ -33,6 +33,7 @@ from clary.contract.agent_protocol import (
     ReportReceipt,
 )
 from clary.contract.launch_plan import LaunchPlan
+from clary.contract.metric_samples import SampleBatch, SampleReceipt
 from clary.contract.plain import from_plain, to_plain
 
 WAIT_S = 10.0  # default patience of the `wait_for_...` methods
@@ -60,6 +61,8 @@ class FakeService:
         self.token = token
         self.reports: list[Report] = []
         self.lines: list[Delivered] = []
+        self.batches: list[SampleBatch] = []  # of what the host has measured, each row once
+        self.next_row = 0
         self.unauthorized: list[str] = []  # paths asked for without the right token
         self._changed = threading.Condition()
         self._orders: list[Order] = []
@@ -217,6 +220,8 @@ class FakeService:
             return HTTPStatus.OK, to_plain(self._take_report(from_plain(Report, body)))
         if resource == "logs":
             return HTTPStatus.OK, to_plain(self._take_lines(from_plain(LogBatch, body)))
+        if resource == "samples":
+            return HTTPStatus.OK, to_plain(self._take_samples(from_plain(SampleBatch, body)))
         if resource == "orders":
             order = self._wait_for_order(int(query["after"]), float(query["wait_s"]), server)
             return (HTTPStatus.NO_CONTENT, None) if order is None else (HTTPStatus.OK, to_plain(order))
@@ -236,6 +241,12 @@ class FakeService:
             new = lines[len(self.lines) - batch.first_sequence :]
             self.lines += [Delivered(line, time.time()) for line in new]
         return LogReceipt(next_sequence=len(self.lines))
+
+    def _take_samples(self, batch: SampleBatch) -> SampleReceipt:
+        if batch.first_row >= self.next_row:  # a gap is rows that the agent has given up
+            self.batches.append(batch)
+            self.next_row = batch.first_row + len(batch.at_ms)
+        return SampleReceipt(next_row=self.next_row)
 
     def _wait_for_order(self, after: int, wait_s: float, server: _Server) -> Order | None:
         self._changed.wait_for(lambda: len(self._orders) > after or server.is_killed or self._is_partitioned, wait_s)

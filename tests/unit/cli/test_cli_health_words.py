@@ -67,6 +67,19 @@ def test_what_is_not_well_is_named_in_its_cell_and_told_below():
     assert is_bad(sick)
 
 
+def test_what_is_under_way_is_not_called_well():
+    early = page(status="InProgress")
+    early["hosts"]["algo-2"][-1] = item("algo-2", "link", "pending", "algo-1")
+    early["hosts"]["algo-2"][6] = item("algo-2", "collective", "pending")
+    text = health_text(early, colours=False)
+    assert "algo-2   ...     \\" in text.splitlines()
+    assert "still under way: collective, link" in text
+    assert text.endswith("all that was checked so far is well")
+    assert not is_bad(early)
+    gone = health_text({**early, "status": "Failed"}, colours=False)
+    assert "never known: the hosts were gone before: collective, link" in gone
+
+
 def test_colours_do_not_shift_columns():
     lines = health_text(page(), colours=True).splitlines()
     assert lines[3].startswith("algo-1  \033[32mok\033[0m    \033[32mok\033[0m")

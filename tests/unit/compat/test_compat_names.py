@@ -25,6 +25,7 @@ ANY_PYTHON = (
     "clary_cuda_on_cpu/cuda_table.py",
     "clary_cuda_on_cpu/wrapping.py",
     "torch_sagemaker/__init__.py",
+    "smdebug/__init__.py",
     "smdistributed/giving_way.py",
     "smdistributed/dataparallel/__init__.py",
     "smdistributed/modelparallel/__init__.py",

@@ -10,12 +10,14 @@ import logging
 import threading
 from collections.abc import Callable
 
+from clary.agent.checkpoints.choosing import Choice
 from clary.agent.checkpoints.folder import CheckpointFolder
-from clary.agent.checkpoints.grouping import Choice, Sight, choose, contents_of, follow
+from clary.agent.checkpoints.looking import Looks
 from clary.agent.checkpoints.outcomes import Flushed, Listeners, named
 from clary.agent.checkpoints.progress import Progress
 from clary.agent.checkpoints.publishing import Publisher
-from clary.agent.checkpoints.scanning import Snapshot, scan
+from clary.agent.checkpoints.scanning import scan
+from clary.agent.checkpoints.sights import Pace
 from clary.agent.checkpoints.storing import SetWriter, missing_paths
 from clary.contract.agent_protocol import CheckpointFacts
 from clary.contract.clock import Clock
@@ -23,7 +25,6 @@ from clary.contract.errors import ClaryError
 
 SETTLE_S = 0.5  # a write that follows has another time then, whatever the kernel's clock tick is
 _SETTLE_MARGIN_S = 0.01
-_PATIENCE_INTERVALS = 10
 _FLUSH_PAUSE_S = 0.5  # between tries of the last round
 _MAX_COPY_TRIES = 3  # of the flush, to bring plain paths up to date
 _MAX_HOPELESS = 3  # tries of the last round that a refusal, or a file that cannot be read, may cost
@@ -61,14 +62,14 @@ class Mirror:
         self._listeners = listeners
         self._break_off = break_off
         self._interval_s = interval_s
-        self._settle_s = min(settle_s, interval_s)
+        self._pace = Pace(settle_s=min(settle_s, interval_s), interval_s=interval_s)
+        self._looks = Looks(folder, pace=self._pace)
         self._clock = clock
         self._changed = threading.Condition()
         self._is_final = False
         self._is_given_up = False
         self._is_done = False  # the thread of rounds has nothing left to do
         self._deadline_s: float | None = None  # of the flush, monotonic
-        self._sights: dict[str, Sight] = {}
         self._noted: set[str] = set()
         self._told: CheckpointFacts | None = None
         self._num_hopeless = 0  # errors of the flush that another try hardly mends
@@ -175,44 +176,55 @@ class Mirror:
         return True
 
     def _round(self) -> None:
-        snapshot, choice = self._look()
-        if choice.waiting:
-            # A second look tells what is at rest, so that it need not wait for the next round.
-            self._wait(self._settle_s + _SETTLE_MARGIN_S)
-            if self._is_final:
-                return
-            snapshot, choice = self._look()
-        for name in choice.single:
-            self._note_once(
-                f"checkpoints: {name + '/' if name else 'the folder itself'} is written to without a pause of "
-                f"{self._settle_s:g} s, so its files are stored one by one and may not belong together"
-            )
-        self._store(snapshot, choice)
+        try:
+            choice = self._looks.first(self._writer.taken, now_s=self._clock.monotonic())
+            self._saw()
+            if choice.waiting or self._looks.held:
+                # A second look tells what is at rest, so that it need not wait for the next round.
+                self._wait(self._pace.settle_s + _SETTLE_MARGIN_S)
+                if self._is_final or self._is_given_up:
+                    return
+                choice = self._looks.second(self._writer.taken, now_s=self._clock.monotonic())
+                self._saw()
+            self._note_unrest(choice)
+            self._store(choice)
+        finally:
+            self._looks.forget()
 
     def _last_round(self) -> None:
-        self._store(*self._look(settle_s=0.0))
+        choice = self._looks.last(self._writer.taken, now_s=self._clock.monotonic())
+        self._saw()
+        self._store(choice)
 
-    def _look(self, *, settle_s: float | None = None) -> tuple[Snapshot, Choice]:
-        snapshot = scan(self._folder)
-        now_s = self._clock.monotonic()
-        self._sights = follow(self._sights, contents_of(snapshot), taken=self._writer.taken, now_s=now_s)
-        self._progress.saw(self._sights, self._writer.taken)
-        for why, paths in snapshot.left_out.items():
-            if why not in self._noted:
-                self._noted.add(why)
-                self._note_once(f"checkpoints: {why}: {named(paths)}")
-        patience_s = _PATIENCE_INTERVALS * self._interval_s
-        settle_s = self._settle_s if settle_s is None else settle_s
-        return snapshot, choose(self._sights, now_s=now_s, settle_s=settle_s, patience_s=patience_s)
+    def _saw(self) -> None:
+        """Tell what a look saw."""
+        self._progress.saw(self._looks.sights, self._writer.taken)
+        for why, paths in self._looks.snapshot.left_out.items():
+            self._note_once(f"checkpoints: {why}: {named(paths)}", key=why)
 
-    def _store(self, snapshot: Snapshot, choice: Choice) -> None:
+    def _note_unrest(self, choice: Choice) -> None:
+        """Say once of a group that some of it is not waited for, and once that none of it is."""
+        for name, paths in choice.noise.items():
+            self._note_once(
+                f"checkpoints: {_in_words(name)} holds files that are written to without a pause "
+                f"({named(sorted(paths))}): the others do not wait for them, and each of them is stored once it was "
+                f"left alone for {self._pace.settle_s:g} s or replaced by another file",
+                key=f"noise in {name}",
+            )
+        for name in choice.single:
+            self._note_once(
+                f"checkpoints: {_in_words(name)} is written to without a pause of {self._pace.settle_s:g} s, so its "
+                "files are stored one by one and may not belong together",
+                key=f"unrest of {name}",
+            )
+
+    def _store(self, choice: Choice) -> None:
         if not choice.is_empty or self._writer.is_uncertain:
             self._progress.begins()
             self._is_behind = True
-            self._writer.take(snapshot, choice)
-            seen = {name: sight.content for name, sight in self._sights.items()}
-            self._sights = follow(self._sights, seen, taken=self._writer.taken, now_s=self._clock.monotonic())
-            self._progress.saw(self._sights, self._writer.taken)
+            self._writer.take(self._looks.snapshot, choice, held=self._looks.held)
+            self._looks.compare(self._writer.taken, now_s=self._clock.monotonic())
+            self._progress.saw(self._looks.sights, self._writer.taken)
 
     def _publish(self) -> bool:
         """Bring plain paths up to date; return whether they are. Sets are what counts: no round fails of this."""
@@ -278,7 +290,12 @@ class Mirror:
             error = facts.error or "the object store did not take them in time"
         return Flushed(missed=tuple(missed), error=error)
 
-    def _note_once(self, sentence: str) -> None:
-        if sentence not in self._noted:
-            self._noted.add(sentence)
+    def _note_once(self, sentence: str, *, key: str = "") -> None:
+        """Note a sentence unless it, or another with its key, was noted before."""
+        if (key or sentence) not in self._noted:
+            self._noted.add(key or sentence)
             self._listeners.note(sentence)
+
+
+def _in_words(group: str) -> str:
+    return f"{group}/" if group else "the folder itself"

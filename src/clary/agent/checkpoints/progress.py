@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from clary.agent.checkpoints.grouping import NOTHING, GroupContent, Sight
+from clary.agent.checkpoints.grouping import NOTHING, GroupContent
+from clary.agent.checkpoints.sights import Sight
 from clary.contract.agent_protocol import CheckpointFacts
 from clary.contract.checkpoint_sets import CheckpointSet
 from clary.contract.clock import Clock

@@ -13,14 +13,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 
+from clary.agent.checkpoints.choosing import Choice
 from clary.agent.checkpoints.folder import CheckpointFolder
 from clary.agent.checkpoints.grouping import (
     NO_VERSION,
     NOTHING,
-    Choice,
     GroupContent,
     GroupVersion,
     contents_of,
+    group_of,
     versions_of,
     without_collisions,
 )
@@ -91,16 +92,19 @@ class SetWriter:
         self._of_others = history.of_others
         self._known = self._known_files(history)  # what is in the store of the files as they were seen
 
-    def take(self, snapshot: Snapshot, choice: Choice) -> bool:
+    def take(self, snapshot: Snapshot, choice: Choice, *, held: Mapping[str, int] | None = None) -> bool:
         """Store what was chosen of a snapshot, and write a set if that makes a difference to the last one.
 
+        Args:
+            held: path -> descriptor, of all files that were replaced.
         Returns: whether there is a new set.
         Raises: ObjectStoreError or OSError, also AgentError for files that cannot be read; the last set stands then,
             and what was stored is not stored again.
         """
         taken_at = self._clock.now()
         contents = contents_of(snapshot)
-        unread = self._store_new(self._own(_chosen_files(contents, choice)))
+        unread = self._store_new(self._own(_chosen_files(contents, choice)), held={})
+        unread |= self._store_new(self._own(choice.replaced), held=held or {})
         versions, new_taken = self._new_versions(contents, choice)
         old = versions_of(self.last)
         merged, held_back = without_collisions(old, versions)
@@ -120,12 +124,15 @@ class SetWriter:
             raise AgentError(f"{len(unread)} checkpoint files cannot be read: {named}")
         return is_new
 
-    def _store_new(self, files: Mapping[str, FileFacts]) -> dict[str, str]:
+    def _store_new(self, files: Mapping[str, FileFacts], *, held: Mapping[str, int]) -> dict[str, str]:
         """Store those files whose state is not in the store yet; returns which cannot be read, and why."""
         new = {path: facts for path, facts in files.items() if self._stored(path, facts) is None}
         if not new:
             return {}
-        uploads = [Upload(path=path, facts=facts, key=self._new_key(path)) for path, facts in sorted(new.items())]
+        uploads = [
+            Upload(path=path, facts=facts, key=self._new_key(path), descriptor=held.get(path))
+            for path, facts in sorted(new.items())
+        ]
         plain = {upload.path for upload in uploads if upload.key == upload.path}
         if plain:
             self._unfinished |= plain
@@ -158,25 +165,54 @@ class SetWriter:
         old = versions_of(self.last)
         versions, taken = {}, {}
         for name in choice.whole:
-            content = contents.get(name, NOTHING)
-            files = {path: self._stored(path, facts) for path, facts in self._own(content.files).items()}
-            stored = {path: file for path, file in files.items() if file is not None}
-            if again.get(name, NOTHING) == content and len(stored) == len(files):
-                versions[name] = self._version(stored, content)
-                taken[name] = content
+            content, noise = contents.get(name, NOTHING), choice.noise.get(name, frozenset())
+            new = self._whole(name, content.without(noise), noise, again.get(name, NOTHING), old)
+            if new is not None:
+                versions[name], taken[name] = new
         for name, paths in choice.single.items():
-            content = again.get(name, NOTHING)
-            before, before_taken = old.get(name, NO_VERSION), self.taken.get(name, NOTHING)
-            files_of = {path: file for path, file in before.files.items() if path in content.files}
-            facts_of = {path: facts for path, facts in before_taken.files.items() if path in content.files}
-            for path in paths & self._own(content.files).keys():
-                stored_file = self._stored(path, content.files[path])
-                if stored_file is not None:
-                    files_of[path] = stored_file
-                    facts_of[path] = content.files[path]
-            versions[name] = self._version(files_of, content)
-            taken[name] = GroupContent(files=facts_of, folders=content.folders, links=content.links)
+            versions[name], taken[name] = self._file_by_file(name, paths, again.get(name, NOTHING), old)
+        for path, facts in choice.replaced.items():
+            name = group_of(path)
+            file = self._stored(path, facts)
+            if file is not None and path in again.get(name, NOTHING).files:
+                version = versions.get(name, old.get(name, NO_VERSION))
+                known = taken.get(name, self.taken.get(name, NOTHING))
+                versions[name] = replace(version, files={**version.files, path: file})
+                taken[name] = replace(known, files={**known.files, path: facts})
         return versions, taken
+
+    def _whole(
+        self,
+        name: str,
+        content: GroupContent,
+        noise: frozenset[str],
+        again: GroupContent,
+        old: Mapping[str, GroupVersion],
+    ) -> tuple[GroupVersion, GroupContent] | None:
+        """Return a group with all of its content, and its noise as it was taken last; None if it has changed."""
+        own = self._own(content.files)
+        files = {path: file for path, facts in own.items() if (file := self._stored(path, facts)) is not None}
+        if again.without(noise) != content or len(files) != len(own):
+            return None
+        kept = noise & again.files.keys()
+        files |= {path: file for path, file in old.get(name, NO_VERSION).files.items() if path in kept}
+        facts_of = {path: facts for path, facts in self.taken.get(name, NOTHING).files.items() if path in kept}
+        return self._version(files, content), replace(content, files={**content.files, **facts_of})
+
+    def _file_by_file(
+        self, name: str, paths: frozenset[str], again: GroupContent, old: Mapping[str, GroupVersion]
+    ) -> tuple[GroupVersion, GroupContent]:
+        """Return a group with some of its files as they are now and the others as they were taken last."""
+        before, before_taken = old.get(name, NO_VERSION), self.taken.get(name, NOTHING)
+        files_of = {path: file for path, file in before.files.items() if path in again.files}
+        facts_of = {path: facts for path, facts in before_taken.files.items() if path in again.files}
+        for path in paths & self._own(again.files).keys():
+            stored_file = self._stored(path, again.files[path])
+            if stored_file is not None:
+                files_of[path] = stored_file
+                facts_of[path] = again.files[path]
+        taken = GroupContent(files=facts_of, folders=again.folders, links=again.links)
+        return self._version(files_of, again), taken
 
     def _own(self, files: Mapping[str, FileFacts]) -> dict[str, FileFacts]:
         """Return files without those that lie as they came from elsewhere."""

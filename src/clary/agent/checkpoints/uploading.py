@@ -31,6 +31,7 @@ class Upload:
     path: str
     facts: FileFacts
     key: str
+    descriptor: int | None = None  # of the file itself, where another one has its name; stays open
 
 
 class Uploader:
@@ -99,34 +100,46 @@ class Uploader:
 
     def _store_one(self, upload: Upload) -> CheckpointFile | None:
         """Store a file; None if it has changed. Raises: OSError if it cannot be read."""
-        descriptor = self._folder.open_file(upload.path)
-        try:
-            if facts_of(os.fstat(descriptor)) != upload.facts:
-                return None
-            digest = hashlib.sha256()
+        if upload.descriptor is not None:
+            digest = self._read_through(upload, upload.descriptor)
+        else:
+            descriptor = self._folder.open_file(upload.path)
             try:
-                with self._store.open_writer(self._prefix.bucket, self._prefix.key(upload.key)) as writer:
-                    while data := os.read(descriptor, _READ_BYTES):
-                        if self._is_given_up():
-                            raise AgentError(f"the upload of checkpoint {upload.path!a} was given up")
-                        digest.update(data)
-                        writer.write(data)
-                        self._on_progress()
-                    if writer.size_bytes != upload.facts.size_bytes or facts_of(os.fstat(descriptor)) != upload.facts:
-                        raise _ChangedError
-            except _ChangedError:
-                return None
-        finally:
-            os.close(descriptor)
+                digest = self._read_through(upload, descriptor)
+            finally:
+                os.close(descriptor)
+        if digest is None:
+            return None
         self._check(upload)
         return CheckpointFile(
             path=upload.path,
             size_bytes=upload.facts.size_bytes,
-            sha256=digest.hexdigest(),
+            sha256=digest,
             key=upload.key,
             mode=upload.facts.mode,
             modified_ns=upload.facts.modified_ns,
         )
+
+    def _read_through(self, upload: Upload, descriptor: int) -> str | None:
+        """Store what an open file holds and return its SHA-256; None if it is not, or not any more, as it was seen."""
+        if facts_of(os.fstat(descriptor)) != upload.facts:
+            return None
+        digest = hashlib.sha256()
+        offset = 0
+        try:
+            with self._store.open_writer(self._prefix.bucket, self._prefix.key(upload.key)) as writer:
+                while data := os.pread(descriptor, _READ_BYTES, offset):
+                    if self._is_given_up():
+                        raise AgentError(f"the upload of checkpoint {upload.path!a} was given up")
+                    offset += len(data)
+                    digest.update(data)
+                    writer.write(data)
+                    self._on_progress()
+                if writer.size_bytes != upload.facts.size_bytes or facts_of(os.fstat(descriptor)) != upload.facts:
+                    raise _ChangedError
+        except _ChangedError:
+            return None
+        return digest.hexdigest()
 
     def _check(self, upload: Upload) -> None:
         """Look whether the store has all of it: one that loses bytes must not be found out by a restore."""

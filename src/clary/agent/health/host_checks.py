@@ -1,6 +1,6 @@
 """Readings of a host by itself: disk, memory, clock, GPUs; each bounded in time.
 
-Where: `supervisor.host_health` takes all of them while the host is prepared, and the cheap ones while the program runs.
+Where: `supervisor.host_health` takes all of them when the host is prepared, and the cheap ones while the program runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import queue
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -32,6 +32,8 @@ _CLOCK_S = 1.5
 _GPU_S = 30.0  # with the import of torch
 _PROBE_FILE = "health-probe"
 
+HOST_CHECKS = (Check.DISK, Check.MEMORY, Check.CLOCK, Check.GPU)
+
 logger = logging.getLogger(__name__)
 
 
@@ -39,7 +41,13 @@ UnderWay = dict[Check, threading.Thread]  # checks that have begun, and may not 
 
 
 def check_host(
-    plan: LaunchPlan, host: HostPlan, under_way: UnderWay, *, writes: bool, computes: bool
+    plan: LaunchPlan,
+    host: HostPlan,
+    under_way: UnderWay,
+    *,
+    writes: bool,
+    computes: bool,
+    wanted: Collection[Check] = HOST_CHECKS,
 ) -> tuple[HealthFinding, ...]:
     """Return the findings on a host by itself, all checks at once.
 
@@ -49,6 +57,7 @@ def check_host(
         under_way: of the looks before; a check that still hangs is not begun once more. Brought up to date.
         writes: whether the speed of the disk is measured.
         computes: whether GPUs multiply something.
+        wanted: which checks.
     """
     folder = Path(plan.work_folder) / host.name
     checks: list[tuple[Check, Callable[[], HealthFinding], float]] = [
@@ -59,7 +68,7 @@ def check_host(
     if host.resources.gpu_indices:
         checks.append((Check.GPU, lambda: check_gpus(plan, host, computes=computes), _GPU_S))
     began_s = time.monotonic()
-    answers = [(check, _begin(check, act, under_way), limit_s) for check, act, limit_s in checks]
+    answers = [(check, _begin(check, act, under_way), limit_s) for check, act, limit_s in checks if check in wanted]
     found = []
     for check, answer, limit_s in answers:
         try:
@@ -70,7 +79,7 @@ def check_host(
         if not isinstance(outcome, HealthFinding):
             outcome = HealthFinding(check=check, state=FindingState.WARN, host=host.name, words=words)
         found.append(outcome)
-    if not host.resources.gpu_indices:
+    if Check.GPU in wanted and not host.resources.gpu_indices:
         words = "the host has no GPU"
         found.append(HealthFinding(check=Check.GPU, state=FindingState.SKIPPED, host=host.name, words=words))
     return tuple(found)

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import errno
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -59,35 +59,32 @@ class LinkProbe:
         order: of this host.
         peer: the other end.
         listener: of this host; its datagrams count what comes back.
+        ports: those of the job's own that the peer has not answered at yet.
     """
 
-    def __init__(self, order: NetworkOrder, peer: Peer, listener: Listener) -> None:
+    def __init__(self, order: NetworkOrder, peer: Peer, listener: Listener, *, ports: Sequence[int]) -> None:
         self._order = order
         self._peer = peer
         self._listener = listener
+        self._ports = ports
         self._place = order.names.index(order.host)
         self._slack_s = peer.round_trip_ms / 1000
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._asking = asyncio.Lock()  # one line at a time
         self._num_owed = 0  # answers that have not come yet
+        self.ports_are_known = asyncio.Event()  # set when nothing more is asked of the job's own ports
         self.reading = LinkReading(peer=peer.name, answer=Answer.SILENT)
 
     async def measure(self) -> None:
         """Fill the reading but for the rate."""
-        self._note_route()
-        await self._meet()
-        if self.reading.answer is not Answer.OPEN:
-            return
         try:
-            await self._measure_round_trip()
-            # Each to its end, whatever becomes of the others.
-            measured = (self._measure_loss(), self._measure_mtu(), self._measure_ports())
-            for outcome in await asyncio.gather(*measured, return_exceptions=True):
-                if outcome is not None:
-                    raise outcome
-        except (OSError, TimeoutError, ValueError) as error:
-            self._note(error=f"broke off: {error or type(error).__name__}")
+            self._note_route()
+            await self._meet()
+            if self.reading.answer is Answer.OPEN:
+                await self._measure_what_stands()
+        finally:
+            self.ports_are_known.set()
 
     async def measure_rate(self, seconds: float) -> None:
         """Send as fast as it goes for so long."""
@@ -114,6 +111,17 @@ class LinkProbe:
             self._writer.close()
             self._reader = self._writer = None
             self._num_owed = 0
+
+    async def _measure_what_stands(self) -> None:
+        try:
+            await self._measure_round_trip()
+            # Each to its end, whatever becomes of the others.
+            measured = (self._measure_loss(), self._measure_mtu(), self._measure_ports())
+            for outcome in await asyncio.gather(*measured, return_exceptions=True):
+                if outcome is not None:
+                    raise outcome
+        except (OSError, TimeoutError, ValueError) as error:
+            self._note(error=f"broke off: {error or type(error).__name__}")
 
     def _note(self, **changes: object) -> None:
         self.reading = replace(self.reading, **changes)  # type: ignore[arg-type]
@@ -278,7 +286,7 @@ class LinkProbe:
         return self._listener.passed[self._peer.name] >= sizes[0]
 
     async def _measure_ports(self) -> None:
-        silent = list(self._order.ports)
+        silent = list(self._ports)
         for _ in range(2):
             answers = await asyncio.gather(*(self._answers_at(port) for port in silent for _ in range(2)))
             silent = [port for place, port in enumerate(silent) if not any(answers[2 * place : 2 * place + 2])]
@@ -286,6 +294,7 @@ class LinkProbe:
                 break
             await self._ask("echo x")  # another port does answer
         self._note(silent_ports=tuple(silent))
+        self.ports_are_known.set()
 
     async def _answers_at(self, port: int) -> bool:
         """Whether a port says anything, a refusal included."""

@@ -6,9 +6,9 @@ or lossy is judged against that plan (`readings.Peer`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from clary.agent.health.readings import Answer, LinkReading, NetworkOrder, NetworkReading, Peer
+from clary.agent.health.readings import Answer, LinkReading, NetworkOrder, NetworkReading, Peer, PortReading
 from clary.contract.health import Check, FindingState, HealthFinding
 
 _WARN_DELAY_MS, _BAD_DELAY_MS = 30.0, 100.0  # round trip, above what the plan says
@@ -22,20 +22,54 @@ _Make = Callable[..., HealthFinding]  # check, state, words, cause
 
 OK, WARN, BAD, SKIPPED = FindingState.OK, FindingState.WARN, FindingState.BAD, FindingState.SKIPPED
 
+UNDER_WAY = "still being looked at"
+
 
 def network_findings(order: NetworkOrder, reading: NetworkReading) -> tuple[HealthFinding, ...]:
     """Return the findings on one host's network: of the host by itself, then of its links."""
     peers = {peer.name: peer for peer in order.peers}
-    found = [_names(order, reading), _port(order, reading), _interface(order, reading), _collective(order, reading)]
+    found = [
+        _names(order, reading),
+        _port(order, reading.taken_ports),
+        _interface(order, reading),
+        _collective(order, reading),
+    ]
     for link in reading.links:
         found += _link(order, peers[link.peer], link)
     return tuple(found)
+
+
+def port_findings(order: NetworkOrder, reading: PortReading) -> tuple[HealthFinding, ...]:
+    """Return what is known once the job's own ports are, and that the rest is under way."""
+    found = [_port(order, reading.taken)]
+    found += [_wrong_interface(order, name, address) for name, address in list(reading.better.items())[:1]]
+    for peer in order.peers:
+        if silent := reading.silent.get(peer.name):
+            check, state, words, cause = _silent_ports(silent, peer)
+            found.append(
+                HealthFinding(check=check, state=state, host=order.host, peer=peer.name, words=words, cause=cause)
+            )
+    told = {item.check for item in found}
+    pending = _beyond_ports(order, FindingState.PENDING, UNDER_WAY)
+    return (*found, *(item for item in pending if item.check not in told))
+
+
+def unmeasured_network(order: NetworkOrder, why: str) -> tuple[HealthFinding, ...]:
+    """Return the findings where nothing is known beyond the ports."""
+    return tuple(_beyond_ports(order, SKIPPED, why))
 
 
 def unchecked_network(host: str, why: str) -> tuple[HealthFinding, ...]:
     """Return the findings on a host whose network was not looked at."""
     checks = (Check.NAMES, Check.PORT, Check.INTERFACE, Check.COLLECTIVE)
     return tuple(HealthFinding(check=check, state=SKIPPED, host=host, words=why) for check in checks)
+
+
+def _beyond_ports(order: NetworkOrder, state: FindingState, words: str) -> Iterator[HealthFinding]:
+    for check in (Check.NAMES, Check.INTERFACE, Check.COLLECTIVE):
+        yield HealthFinding(check=check, state=state, host=order.host, words=words)
+    for peer in order.peers:
+        yield HealthFinding(check=Check.LINK, state=state, host=order.host, peer=peer.name, words=words)
 
 
 def _names(order: NetworkOrder, reading: NetworkReading) -> HealthFinding:
@@ -55,11 +89,11 @@ def _names(order: NetworkOrder, reading: NetworkReading) -> HealthFinding:
     return HealthFinding(check=Check.NAMES, state=OK, host=host, words=f"all {len(expected)} names resolve")
 
 
-def _port(order: NetworkOrder, reading: NetworkReading) -> HealthFinding:
-    if not reading.taken_ports:
+def _port(order: NetworkOrder, taken: Sequence[int]) -> HealthFinding:
+    if not taken:
         words = f"{', '.join(map(str, order.ports))} free"
         return HealthFinding(check=Check.PORT, state=OK, host=order.host, words=words)
-    words = f"port {', '.join(map(str, reading.taken_ports))} is taken, expected free for the ranks to meet"
+    words = f"port {', '.join(map(str, taken))} is taken, expected free for the ranks to meet"
     cause = f"another program listens in the network of {order.host}"
     return HealthFinding(check=Check.PORT, state=BAD, host=order.host, words=words, cause=cause)
 
@@ -84,9 +118,13 @@ def _interface(order: NetworkOrder, reading: NetworkReading) -> HealthFinding:
         words = f"{wanted} reaches {'all' if not missed else 'all but ' + ', '.join(missed)}"
         # A peer that is away is a finding on its link, not on the interface.
         return HealthFinding(check=Check.INTERFACE, state=OK, host=host, words="; ".join([words, *others]))
-    words = f"{wanted} does not reach all peers, {best[0]} does"
-    cause = f"the hosts are joined by {best[0]} ({reading.interfaces[best[0]]}), not by {wanted}"
-    return HealthFinding(check=Check.INTERFACE, state=BAD, host=host, words=words, cause=cause)
+    return _wrong_interface(order, best[0], reading.interfaces[best[0]])
+
+
+def _wrong_interface(order: NetworkOrder, better: str, address: str) -> HealthFinding:
+    words = f"{order.interface} does not reach all peers, {better} does"
+    cause = f"the hosts are joined by {better} ({address}), not by {order.interface}"
+    return HealthFinding(check=Check.INTERFACE, state=BAD, host=order.host, words=words, cause=cause)
 
 
 def _all_or_some(reached: set[str], everybody: set[str]) -> str:
@@ -171,9 +209,11 @@ _Trouble = tuple[Check, FindingState, str, str]
 
 
 def _drop(link: LinkReading, peer: Peer) -> _Trouble | None:
-    if not link.silent_ports:
-        return None
-    ports = ", ".join(map(str, link.silent_ports))
+    return _silent_ports(link.silent_ports, peer) if link.silent_ports else None
+
+
+def _silent_ports(silent: Sequence[int], peer: Peer) -> _Trouble:
+    ports = ", ".join(map(str, silent))
     words = f"port {ports} of {peer.name} says nothing, expected an answer or a refusal; another port answers"
     return Check.DROP, BAD, words, f"something drops packets of port {ports}: a firewall rule on either host or between"
 

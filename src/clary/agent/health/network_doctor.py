@@ -1,4 +1,4 @@
-"""Start the network program of one host and take its reading.
+"""Start the network program of one host and take its readings.
 
 Where: `supervisor.host_health` runs it beside the preparation, where the host has a network of its own and peers.
 """
@@ -13,20 +13,28 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TypeVar
 
 import clary
-from clary.agent.health.readings import NetworkOrder, NetworkReading, Peer
+from clary.agent.health.readings import NetworkOrder, NetworkReading, Peer, PortReading
 from clary.contract.errors import AgentError, ContractError
+from clary.contract.health import HealthAction
 from clary.contract.launch_plan import HostPlan, LaunchPlan
 from clary.contract.plain import from_plain, to_plain
 
 _MEASURING_S = 25.0  # once the peers are met: several times what the slowest link takes, on a machine that is busy
+_PAUSE_S = 1.0  # for the interpreters of a program that starts meanwhile: most of what follows is imports of our own
 _END_S = 2.0
 _CHUNK_BYTES = 1 << 16
 
+_Reading = TypeVar("_Reading", PortReading, NetworkReading)
+
 
 def network_order(plan: LaunchPlan, host: HostPlan) -> NetworkOrder:
-    """Return what a host's network program is to do. Pure."""
+    """Return what a host's network program is to do. Pure.
+
+    Where everything is waited for before the program starts (`HealthAction.REPLACE`) there is no pause.
+    """
     return NetworkOrder(
         host=host.name,
         names=tuple(other.name for other in plan.hosts),
@@ -37,6 +45,7 @@ def network_order(plan: LaunchPlan, host: HostPlan) -> NetworkOrder:
         hosts_file=str(Path(plan.work_folder) / host.name / "health-hosts"),
         network_namespace=plan.network.namespace_paths.get(host.name),
         user_namespace=plan.network.user_namespace_path,
+        pause_s=0.0 if plan.health_action is HealthAction.REPLACE else _PAUSE_S,
     )
 
 
@@ -59,6 +68,8 @@ class NetworkDoctor:
 
     def __init__(self, order: NetworkOrder) -> None:
         self._order = order
+        self._data = b""  # read, and not yet a line
+        self._ports: PortReading | None = None
         # Of the agent's interpreter, and without what users have installed into it.
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-m", "clary.agent.health.network_program", str(os.getpid())],
@@ -67,21 +78,26 @@ class NetworkDoctor:
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError), self._process.stdin as file:  # ended already: told by who reads from it
+            file.write(json.dumps(to_plain(order)).encode())
 
-    def reading(self) -> NetworkReading:
-        """Wait for the reading; the program goes on answering peers after it.
+    def port_reading(self) -> PortReading:
+        """Wait for the first reading; once it is there, the program touches no port of the job any more.
 
         Raises: AgentError if there is none in time.
         """
-        assert self._process.stdin is not None
-        limit_s = self._order.meet_s + _MEASURING_S
-        try:
-            with self._process.stdin as file:
-                file.write(json.dumps(to_plain(self._order)).encode())
-            line = self._line(limit_s)
-            return from_plain(NetworkReading, json.loads(line))
-        except (OSError, ValueError, ContractError, subprocess.TimeoutExpired) as error:
-            raise AgentError(f"the network of {self._order.host} was not checked: {error}") from error
+        if self._ports is None:
+            self._ports = self._read(PortReading)
+        return self._ports
+
+    def reading(self) -> NetworkReading:
+        """Wait for the reading of all the rest; the program goes on answering peers after it.
+
+        Raises: AgentError if there is none in time.
+        """
+        self.port_reading()
+        return self._read(NetworkReading)
 
     def wait(self, timeout_s: float) -> None:
         """Give the program time to answer its peers, then end it."""
@@ -102,12 +118,17 @@ class NetworkDoctor:
         if self._process.stdout is not None and not self._process.stdout.closed:
             self._process.stdout.close()
 
+    def _read(self, kind: type[_Reading]) -> _Reading:
+        try:
+            return from_plain(kind, json.loads(self._line(self._order.meet_s + self._order.pause_s + _MEASURING_S)))
+        except (OSError, ValueError, ContractError, subprocess.TimeoutExpired) as error:
+            raise AgentError(f"the network of {self._order.host} was not checked: {error}") from error
+
     def _line(self, limit_s: float) -> bytes:
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
         end_s = time.monotonic() + limit_s
-        data = b""
-        while not data.endswith(b"\n"):
+        while b"\n" not in self._data:
             ready, _, _ = select.select([descriptor], [], [], max(0.0, end_s - time.monotonic()))
             if not ready:
                 raise TimeoutError(f"nothing came from its network program within {limit_s:g} s")
@@ -116,5 +137,6 @@ class NetworkDoctor:
                 raise ValueError(
                     f"its network program ended with code {self._process.wait(_END_S)}; see the agent's log"
                 )
-            data += more
-        return data
+            self._data += more
+        line, _, self._data = self._data.partition(b"\n")
+        return line

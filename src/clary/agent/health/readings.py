@@ -1,7 +1,7 @@
 """What the network program is asked and what it answers: plain data, JSON over its standard input and output.
 
-Where: `network_doctor` writes a `NetworkOrder`, `network_program` answers with one `NetworkReading`; `link_verdicts`
-turns that into findings. Nothing here says what is good or bad.
+Where: `network_doctor` writes a `NetworkOrder`, `network_program` answers with a `PortReading` and, later, with a
+`NetworkReading`; `link_verdicts` turns both into findings. Nothing here says what is good or bad.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-DOCTOR_PORT = 7790  # of every host, TCP and UDP, while hosts are prepared
+DOCTOR_PORT = 7796  # of every host, TCP and UDP; none that a launcher of ours takes, for it may be open beside one
 
 
 class Answer(StrEnum):
@@ -48,6 +48,16 @@ class NetworkOrder:
     network_namespace: str | None = None  # file to join; None stays where it is
     user_namespace: str | None = None  # file to join before that
     meet_s: float = 20.0  # for the peers' network programs to start
+    pause_s: float = 0.0  # after the reading of the ports, in which this program leaves the processors to others
+
+
+@dataclass(frozen=True, kw_only=True)
+class PortReading:
+    """What was found at the job's own ports; nobody is asked for anything there after it."""
+
+    taken: tuple[int, ...] = ()  # of this host
+    silent: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # peer -> ports that alone say nothing
+    better: Mapping[str, str] = field(default_factory=dict)  # interface that reaches all peers, not the job's: address
 
 
 @dataclass(frozen=True, kw_only=True)

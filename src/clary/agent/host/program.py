@@ -224,6 +224,10 @@ class Program:
         """Return how many of the listed processes have not ended."""
         return self._record.num_running()
 
+    def ranks_by_pid(self) -> dict[int, int]:
+        """Return process -> rank of those ranks that run, as the machine counts processes."""
+        return self._record.ranks_by_pid()
+
     def close(self) -> None:
         """End what is left and clean up: no process, mount, cgroup, folder or descriptor stays.
 

@@ -139,6 +139,12 @@ class ProgramRecord:
         with self._changed:
             return len(self._processes) - len(self._exits)
 
+    def ranks_by_pid(self) -> dict[int, int]:
+        """Return process -> rank of those ranks that run, as the machine counts processes."""
+        with self._changed:
+            ranks = {pid: self._processes[index].rank for index, pid in self._pids.items() if index not in self._exits}
+        return {pid: rank for pid, rank in ranks.items() if rank is not None}
+
     def running_pids(self) -> list[int]:
         """Return the pids of processes that have not ended, as the machine counts."""
         with self._changed:

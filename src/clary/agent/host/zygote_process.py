@@ -20,13 +20,18 @@ import os
 import select
 import signal
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from clary.agent.host.spawning import spawn
+from clary.agent.host.standstill import Standstill
 
 READY_LIMIT_S = 20.0  # from the start order; a zygote that still imports is done before a new interpreter would be
 FORK_LIMIT_S = 10.0  # milliseconds a rank, unless the machine swaps
+# One that does nothing for this long is stuck: given up too early it costs the start of new interpreters, no more.
+LOOK_INTERVAL_S = 0.25
+MAX_IDLE_LOOKS = 12  # 3 s, on a machine that is not busy
 KILL_LIMIT_S = 2.0
 MAX_DESCRIPTORS = 253  # that the kernel passes in one message (SCM_MAX_FD)
 MAX_PROCESSES = 200
@@ -40,6 +45,7 @@ class Zygote:
     def __init__(self, pid: int, remote: socket.socket, *, failure: str) -> None:
         self._pid = pid
         self._socket = remote
+        self._socket.settimeout(FORK_LIMIT_S)
         self._failure = failure
         self._has_ended = False
 
@@ -157,11 +163,8 @@ class Zygote:
 
     def _expect(self, kind: str, *, within_s: float) -> dict[str, Any]:
         """Return the next message, which has to be of that kind."""
-        self._socket.settimeout(within_s)
-        try:
-            data = self._socket.recv(_MAX_MESSAGE_BYTES)
-        except TimeoutError as error:
-            raise OSError(f"the interpreter that stood ready did not say {kind!r} within {within_s:g} s") from error
+        self._wait_for(self._socket.fileno(), f"did not say {kind!r} within", limit_s=within_s)
+        data = self._socket.recv(_MAX_MESSAGE_BYTES)
         if not data:
             raise ConnectionResetError
         message: dict[str, Any] = json.loads(data)
@@ -173,12 +176,26 @@ class Zygote:
         """Wait until the zygote has ended by itself, so that its children are this process's."""
         watched = os.pidfd_open(self._pid)
         try:
-            poll = select.poll()
-            poll.register(watched, select.POLLIN)
-            if not poll.poll(limit_s * 1000):
-                raise OSError(f"the interpreter that stood ready lived on for {limit_s:g} s")
+            self._wait_for(watched, "lived on for", limit_s=limit_s)
         finally:
             os.close(watched)
+
+    def _wait_for(self, descriptor: int, otherwise: str, *, limit_s: float) -> None:
+        """Wait until there is something to read, as long as the zygote does anything.
+
+        Raises: OSError that says of the zygote what is `otherwise`, and for how long.
+        """
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        standstill = Standstill(self._pid)
+        began_s = time.monotonic()
+        while not poll.poll(1000 * max(0.0, min(LOOK_INTERVAL_S, began_s + limit_s - time.monotonic()))):
+            waited_s = time.monotonic() - began_s
+            if waited_s >= limit_s:
+                raise OSError(f"the interpreter that stood ready {otherwise} {limit_s:g} s")
+            if (num_idle := standstill.look()) >= MAX_IDLE_LOOKS:
+                idle_s = num_idle * LOOK_INTERVAL_S
+                raise OSError(f"the interpreter that stood ready {otherwise} {waited_s:.1f} s, idle for {idle_s:g} s")
 
 
 def _can_fork(process: Mapping[str, Any]) -> bool:

@@ -7,6 +7,7 @@ program goes on.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -17,6 +18,8 @@ from clary.contract.agent_protocol import Failure
 from clary.contract.errors import Fault
 from clary.contract.launch_plan import LaunchPlan
 
+_DUMP_S = 30.0  # more than a dump takes
+
 logger = logging.getLogger(__name__)
 
 
@@ -25,13 +28,23 @@ class HangAlarm:
 
     Args:
         plan: says how long it may do nothing, and whether it is ended then.
+        take_dump: begins to look at the host's processes, for a reason; returns what is set when that is done.
         on_hung: told why the program should be ended; from another thread.
     """
 
-    def __init__(self, plan: LaunchPlan, *, board: FactBoard, log: HostLog, on_hung: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        *,
+        board: FactBoard,
+        log: HostLog,
+        take_dump: Callable[[str], threading.Event],
+        on_hung: Callable[[str], None],
+    ) -> None:
         self._plan = plan
         self._board = board
         self._log = log
+        self._take_dump = take_dump
         self._on_hung = on_hung
         self._watch: ProgressWatch | None = None
         self.failure: Failure | None = None  # of a program that was ended because it hangs
@@ -67,7 +80,9 @@ class HangAlarm:
         logger.warning("%s", words)
         self._log.say(f"alarm: {words}")
         self._board.tell(standstill=words)
+        is_taken = self._take_dump(words)
         if self._plan.restart_hung:
+            is_taken.wait(_DUMP_S)  # the end leaves nothing to look at
             self._on_hung(words)
 
     def _end_alarm(self) -> None:

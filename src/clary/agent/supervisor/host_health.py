@@ -1,24 +1,37 @@
 """The health of one host: checked while it is prepared, and looked after while the program runs.
 
-Where: `host_life` has the preparation run `check` beside its other parts, starts the watch with the program and closes
-both. Findings stand in the host's facts; what is not well is also said in the log.
+Where: `host_life` begins it before anything else, has the preparation run `check` beside its other parts, starts the
+watch with the program and closes both. Findings stand in the host's facts; what is not well is also said in the log.
+
+[Note: what a program waits for]
+Where a sick host is replaced, for everything. Else for what could not be done beside it: the tries of the ports at
+which programs will listen, of this host towards all others, and the work of GPUs, whose memory it will want. All hosts
+start only when all are prepared; so no port of a program is tried by anybody once programs run. What takes no time -
+free space, memory - is told before the program too. All the rest stands as pending until it is known, or until the
+program ends before that.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 
 from clary.agent.health.host_checks import UnderWay, check_host
-from clary.agent.health.link_verdicts import network_findings, unchecked_network
+from clary.agent.health.link_verdicts import (
+    UNDER_WAY,
+    network_findings,
+    port_findings,
+    unchecked_network,
+    unmeasured_network,
+)
 from clary.agent.health.network_doctor import NetworkDoctor, network_order
 from clary.agent.supervisor.fact_board import FactBoard
+from clary.agent.supervisor.health_record import Record, in_words, merged, settled
 from clary.agent.supervisor.host_log import HostLog
 from clary.contract.errors import AgentError
-from clary.contract.health import Check, FindingState, HealthFinding
+from clary.contract.health import Check, FindingState, HealthAction, HealthFinding
 from clary.contract.launch_plan import Isolation, LaunchPlan
 
 INTERVAL_S = 30.0
@@ -26,6 +39,8 @@ _LINGER_S = 9.0  # for the network program to answer peers that have not finishe
 _NETWORK_S = 60.0  # for the findings on the network: beyond every limit of `network_doctor`
 _JOIN_S = 5.0
 _TOLD = (FindingState.WARN, FindingState.BAD)
+_FIRST = (Check.DISK, Check.MEMORY, Check.GPU)  # before the program: they take no time, or the program's GPUs
+_BESIDE = (Check.DISK, Check.CLOCK)  # the disk once more, with its speed
 
 logger = logging.getLogger(__name__)
 
@@ -47,85 +62,146 @@ class HostHealth:
         self._board = board
         self._log = log
         self._interval_s = interval_s
-        self._ending = threading.Event()
-        self._lock = threading.Lock()  # guards `_doctor`
+        self._waits_for_all = plan.health_action is HealthAction.REPLACE
+        self._ending = threading.Event()  # nobody is told anything any more
+        self._is_network_known = threading.Event()  # as far as it is waited for
+        self._network: tuple[HealthFinding, ...] = ()  # set before that
+        self._better_interface = ""  # set before that too
+        self._lock = threading.Lock()  # guards what follows
+        self._is_closed = False
         self._doctor: NetworkDoctor | None = None
-        self._of_network: queue.SimpleQueue[tuple[HealthFinding, ...]] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._findings: dict[tuple[Check, str | None], HealthFinding] = {}
+        self._record: Record = {}
         self._under_way: UnderWay = {}
         self._has_turned: set[Check] = set()  # checks whose present state is of a running host
+        self._has_begun = False
 
     @property
     def is_wanted(self) -> bool:
         """Whether the plan asks for checks."""
         return self._plan.health_checks
 
-    def check(self) -> None:
-        """Check the host and its links, and tell what was found; never raises, for checks end nothing themselves."""
-        try:
-            self._start_thread(self._check_network, "health-network")
-            found = check_host(self._plan, self._host, self._under_way, writes=True, computes=True)
-            found += self._network_found()
-        except Exception:  # boundary: agent supervisor; the host is prepared without its checks
-            logger.exception("the health of %s could not be checked", self._host.name)
-            return
-        if not self._ending.is_set():
-            self._tell(found)
+    @property
+    def better_interface(self) -> str:
+        """An interface that reaches all peers where the job's does not, after `check`; empty if there is none."""
+        return self._better_interface
 
-    def end_network_check(self) -> None:
-        """Free the port of the network program: when programs start, no peer has anything left to ask."""
-        with self._lock:
-            doctor = self._doctor
-        if doctor is not None:
-            doctor.end()
+    def begin(self) -> None:
+        """Begin what takes longest, if checks are wanted; harmless when repeated."""
+        if self.is_wanted and not self._has_begun:
+            self._has_begun = True
+            self._start_thread(self._check_network, "health-network")
+
+    def check(self) -> None:
+        """Check the host and its links as far as the program has to wait for it, and tell what was found.
+
+        Never raises, for checks end nothing themselves.
+        """
+        name = self._host.name
+        try:
+            self.begin()
+            if self._waits_for_all:
+                found = check_host(self._plan, self._host, self._under_way, writes=True, computes=True)
+            else:
+                found = check_host(self._plan, self._host, self._under_way, writes=False, computes=True, wanted=_FIRST)
+                found += (HealthFinding(check=Check.CLOCK, state=FindingState.PENDING, host=name, words=UNDER_WAY),)
+            if not self._is_network_known.wait(_NETWORK_S):
+                self._end_network_check()  # else it might try the ports of programs that run
+                self._network = unchecked_network(name, f"nothing was found within {_NETWORK_S:g} s")
+            self._tell((*found, *self._network))
+            if not self._waits_for_all:
+                self._start_thread(self._check_beside, "health-beside")
+        except Exception:  # boundary: agent supervisor; the host is prepared without its checks
+            logger.exception("the health of %s could not be checked", name)
+
+    def make_way(self) -> None:
+        """A program starts: free the port of the network program if nothing is left to be measured with it."""
+        if self._waits_for_all:
+            self._end_network_check()
 
     def start(self) -> None:
         """Begin to look after the host while its program runs."""
         if self.is_wanted:
             self._start_thread(self._look_after, "health-watch")
 
+    def end_watch(self) -> None:
+        """The program has ended: tell nobody anything any more; peers whose program may still run are answered."""
+        with self._lock:
+            if not self._ending.is_set():
+                self._ending.set()
+                if self._record:
+                    self._record = settled(self._record, "the host's part was over before this was known")
+                    self._board.note(health=tuple(self._record.values()))
+
     def close(self) -> None:
         """End everything; nobody is told anything after this. Harmless when repeated."""
-        self._ending.set()
-        self.end_network_check()
+        self.end_watch()
+        self._end_network_check()
 
     def join(self, timeout_s: float = _JOIN_S) -> bool:
         """Wait for the threads to end; return whether they did."""
         deadline_s = time.monotonic() + timeout_s
-        for thread in self._threads:
+        with self._lock:
+            threads = list(self._threads)
+        for thread in threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
+        return not any(thread.is_alive() for thread in threads)
 
-    def _network_found(self) -> tuple[HealthFinding, ...]:
-        try:
-            return self._of_network.get(timeout=_NETWORK_S)
-        except queue.Empty:
-            return unchecked_network(self._host.name, f"nothing was found within {_NETWORK_S:g} s")
+    def _end_network_check(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            doctor = self._doctor
+        if doctor is not None:
+            doctor.end()
 
     def _check_network(self) -> None:
         """Run the network program to its end, on one thread: it dies with the thread that has started it."""
         name = self._host.name
-        doctor = None
+        order = doctor = None
         try:
             if why := self._why_no_network():
-                self._of_network.put(unchecked_network(name, why))
+                self._on_network(unchecked_network(name, why), is_all=True)
                 return
             order = network_order(self._plan, self._host)
             doctor = NetworkDoctor(order)
             with self._lock:
                 self._doctor = doctor
-            if self._ending.is_set():  # closed meanwhile, before there was anything to end
+                is_closed = self._is_closed
+            if is_closed:  # meanwhile, before there was anything to end
                 doctor.end()
-            self._of_network.put(network_findings(order, doctor.reading()))
+            ports = doctor.port_reading()
+            self._better_interface = next(iter(ports.better), "")
+            self._on_network(port_findings(order, ports), is_all=False)
+            self._on_network(network_findings(order, doctor.reading()), is_all=True)
             doctor.wait(_LINGER_S)
         except Exception as error:  # boundary: agent supervisor; the host is prepared without this check
             if not isinstance(error, AgentError | OSError):
                 logger.exception("the network of %s could not be checked", name)
-            self._of_network.put(unchecked_network(name, str(error)))
+            if doctor is not None:
+                doctor.close()  # before anybody goes on: it must not try the ports of programs that run
+            if order is not None and self._is_network_known.is_set():
+                found = unmeasured_network(order, str(error))
+            else:
+                found = unchecked_network(name, str(error))
+            self._on_network(found, is_all=True)
         finally:
             if doctor is not None:
                 doctor.close()
+
+    def _on_network(self, found: tuple[HealthFinding, ...], *, is_all: bool) -> None:
+        """Let `check` have what it waits for; what comes later is told here."""
+        if not self._is_network_known.is_set():
+            if is_all or not self._waits_for_all:
+                self._network = found
+                self._is_network_known.set()
+            return
+        self._tell(found)
+
+    def _check_beside(self) -> None:
+        try:
+            self._tell(check_host(self._plan, self._host, self._under_way, writes=True, computes=False, wanted=_BESIDE))
+        except Exception:  # boundary: agent supervisor; what is looked at does not depend on it
+            logger.exception("the disk and the clock of %s could not be checked", self._host.name)
 
     def _why_no_network(self) -> str:
         if self._plan.isolation is not Isolation.NAMESPACES:
@@ -154,18 +230,22 @@ class HostHealth:
 
         What the thorough checks before the start have found is not taken back by those that are less thorough.
         """
-        before = self._findings.get((finding.check, finding.peer))
+        before = self._record.get((finding.check, finding.peer))
         if before is None or before.state is finding.state:
             return False
         return finding.state in _TOLD or finding.check in self._has_turned
 
     def _tell(self, found: Sequence[HealthFinding]) -> None:
-        self._findings |= {(finding.check, finding.peer): finding for finding in found}
-        facts = {"health": tuple(self._findings.values())}
-        is_bad = any(finding.state is FindingState.BAD for finding in found)
-        self._board.tell(**facts) if is_bad else self._board.note(**facts)
-        self._log.say(*(in_words(finding) for finding in found if finding.state in _TOLD))
-        for finding in found:
+        with self._lock:
+            if self._ending.is_set():
+                return
+            before, self._record = self._record, merged(self._record, found)
+            facts = {"health": tuple(self._record.values())}
+            is_bad = any(finding.state is FindingState.BAD for finding in found)
+            self._board.tell(**facts) if is_bad else self._board.note(**facts)
+        told = [item for item in found if item.state in _TOLD and before.get((item.check, item.peer)) != item]
+        self._log.say(*(in_words(finding) for finding in told))
+        for finding in told:
             if finding.state is FindingState.BAD:
                 self._board.add_note(in_words(finding))
 
@@ -173,10 +253,3 @@ class HostHealth:
         thread = threading.Thread(target=act, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
-
-
-def in_words(finding: HealthFinding) -> str:
-    """Say a finding in one line, for the log and for describe."""
-    where = f"{finding.host} to {finding.peer}" if finding.peer is not None else finding.host
-    cause = f" ({finding.cause})" if finding.cause else ""
-    return f"health: {finding.check} of {where}: {finding.words}{cause}"

@@ -18,15 +18,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clary.agent.checkpoints.outcomes import Flushed, Listeners
+from clary.agent.metrics.shipper import SampleReceiver
 from clary.agent.supervisor.clues import merge
 from clary.agent.supervisor.fact_board import FactBoard
 from clary.agent.supervisor.failures import failure_of, is_expected
 from clary.agent.supervisor.hang_alarm import HangAlarm
 from clary.agent.supervisor.host_health import HostHealth
 from clary.agent.supervisor.host_log import HostLog
+from clary.agent.supervisor.host_metrics import LAST_ROWS_S, UPLOAD_ROWS_S, HostMetrics
 from clary.agent.supervisor.last_flush import LastFlush
 from clary.agent.supervisor.preparation import Preparation
 from clary.agent.supervisor.program_watch import ProgramWatch, exit_in_words
+from clary.agent.supervisor.rendezvous_policy import meeting_place
+from clary.agent.supervisor.rendezvous_watch import RendezvousWatch
+from clary.agent.supervisor.stack_dumps import StackDumps
 from clary.agent.supervisor.steps import Steps, Uploaded
 from clary.contract.agent_protocol import (
     FAILURE_GRACE_S,
@@ -38,10 +43,12 @@ from clary.contract.agent_protocol import (
     StagedPart,
     UploadRole,
 )
+from clary.contract.clock import Clock
 from clary.contract.errors import ClaryError, ContractError, Fault
 from clary.contract.failure_reasons import OUT_OF_MEMORY
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.plain import from_plain
+from clary.contract.stack_dumps import HostDump
 
 BEFORE_EXIT = (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING)
 _JOIN_S = 5.0
@@ -60,6 +67,9 @@ class Surroundings:
         post: has a function called in the supervisor's thread.
         is_vain: whether there is no use in waiting for the service any more.
         drain_s: longest time without progress that log lines get.
+        send_dump: hands a dump of the host's processes to the service.
+        samples: takes what the host measures of itself.
+        clock: time of day of what is measured.
     """
 
     board: FactBoard
@@ -68,6 +78,9 @@ class Surroundings:
     post: Callable[[Callable[[], None]], None]
     is_vain: Callable[[], bool]
     drain_s: float
+    send_dump: Callable[[HostDump], None]
+    samples: SampleReceiver
+    clock: Clock
 
 
 class HostLife:
@@ -82,6 +95,7 @@ class HostLife:
         self._steps = around.steps
         self._post = around.post
         self._health = HostHealth(plan, host=host, board=around.board, log=around.log)
+        self._metrics = HostMetrics(plan, host=host, board=around.board, service=around.samples, clock=around.clock)
         self._preparation = Preparation(
             around.steps,
             on_timing=around.board.add_timing,
@@ -92,16 +106,24 @@ class HostLife:
         self._began_at_s = time.monotonic()
         self._watch: ProgramWatch | None = None
         self._upload: threading.Thread | None = None
+        self.dumps = StackDumps(self._host, send=around.send_dump)
         self._hang = HangAlarm(
-            plan, board=around.board, log=around.log, on_hung=lambda words: self._post(lambda: self._on_hung(words))
+            plan,
+            board=around.board,
+            log=around.log,
+            take_dump=self.dumps.take_unasked,
+            on_hung=lambda words: self._post(lambda: self._on_hung(words)),
         )
+        self._rendezvous: RendezvousWatch | None = None
         self._flush = LastFlush(plan, on_done=lambda outcome: self._post(lambda: self._on_flushed(outcome)))
 
     def start(self) -> None:
         """Begin to prepare."""
         if self._host is self._plan.hosts[0]:
             self._log.say(*self._plan.warnings)
+        self._health.begin()
         self._preparation.start()
+        self._metrics.start()
 
     def obey(self, order: Order) -> None:
         """Carry out an order as far as it makes sense in this phase; PREPARE and RELEASE ask nothing here."""
@@ -161,7 +183,10 @@ class HostLife:
         """Kill the program and break off every step, at once; harmless when repeated."""
         watch, self._watch = self._watch, None
         self._hang.close()
+        if self._rendezvous is not None:
+            self._rendezvous.close()
         self._health.close()
+        self._metrics.end()
         if watch is not None:
             watch.close()
         if self._board.phase in BEFORE_EXIT:
@@ -181,6 +206,8 @@ class HostLife:
             has_ended = has_ended and not self._upload.is_alive()
         has_ended = self._flush.join(max(0.0, deadline_s - time.monotonic())) and has_ended
         has_ended = self._health.join(max(0.0, deadline_s - time.monotonic())) and has_ended
+        has_ended = self._metrics.join(max(0.0, deadline_s - time.monotonic())) and has_ended
+        self.dumps.close()
         self._steps.close()
         return has_ended
 
@@ -215,8 +242,11 @@ class HostLife:
 
     def _run_program(self) -> None:
         started_s = time.monotonic()
-        self._health.end_network_check()
+        self._health.make_way()
         try:
+            if better := self._health.better_interface:
+                self._steps.use_interface(better)
+                self._log.say(f"the program meets its peers through {better}, which reaches all of them")
             program = self._steps.start_program(self._log)
         except (ClaryError, OSError) as error:
             failure = failure_of(error)
@@ -231,8 +261,13 @@ class HostLife:
         )
         watch.start()
         self._begin_mirror()
+        self.dumps.watch(program.init_pid, program.ranks_by_pid)
         self._hang.start(program.init_pid)
+        place = meeting_place(self._plan, self._host, num_processes=program.num_processes)
+        self._rendezvous = RendezvousWatch(place, board=self._board)
+        self._rendezvous.start(program.init_pid)
         self._health.start()
+        self._metrics.begin_program(program.init_pid, program.ranks_by_pid())
         self._board.add_timing("start", time.monotonic() - started_s)
         self._add_notes(self._steps.notes)
         self._board.enter(HostPhase.RUNNING, init_pid=program.init_pid, not_isolated=program.not_isolated)
@@ -279,7 +314,11 @@ class HostLife:
         watch, self._watch = self._watch, None
         assert watch is not None
         self._hang.close()
-        self._health.close()
+        self.dumps.forget()
+        if self._rendezvous is not None:
+            self._rendezvous.close()
+        self._health.end_watch()
+        self._metrics.end_program()
         watch.close()
         self._log.end_output()
         failure = self._hang.failure or self._with_cause(watch)
@@ -333,7 +372,7 @@ class HostLife:
         return replace(failure, message=": ".join(causes))
 
     def _enter_exited(self, **changes: Any) -> None:
-        self._drain()
+        self._drain(LAST_ROWS_S)
         self._board.enter(HostPhase.EXITED, **changes)
 
     def _begin_upload(self, arguments: Mapping[str, Any]) -> None:
@@ -345,6 +384,7 @@ class HostLife:
             staged = [from_plain(StagedPart, part) for part in arguments.get("staged", ())]
         except ValueError as error:
             raise ContractError(f"order to upload: {error}; its arguments were {dict(arguments)!r}") from error
+        self._health.close()  # every host's program has ended
         self._board.enter(HostPhase.UPLOADING)
         self._upload = threading.Thread(target=self._run_upload, args=(role, staged), name="upload", daemon=True)
         self._upload.start()
@@ -376,11 +416,14 @@ class HostLife:
             self._board.add_note(sentence)
             # The first cause stays the cause: results that are missing after a failed program are only noted.
             changes = {"failure": self._board.facts.failure or failure}
-        self._drain()
+        self._drain(UPLOAD_ROWS_S)
         self._board.enter(HostPhase.DONE, **changes)
 
-    def _drain(self) -> None:
+    def _drain(self, last_rows_s: float) -> None:
+        """Have log lines stored; rows of metrics go beside them and may take `last_rows_s` at most."""
+        self._metrics.hurry()
         self._log.drain(self._around.drain_s, give_up=self._around.is_vain)
+        self._metrics.settle(last_rows_s)
 
     def _add_notes(self, notes: Sequence[str]) -> None:
         for note in notes:

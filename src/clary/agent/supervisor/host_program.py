@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from clary.agent.channels import PipeFeeder
@@ -29,7 +29,7 @@ class HostProgram:
         program: what runs.
         num_processes: how many processes it was started with.
         memory_bytes: the host's memory limit, for the sentence about its effect; None if it has none.
-        folder: where the host's files lie, `/opt/ml` and `/tmp` among them.
+        places: where the host's files lie, by the names that its program knows them by.
         feeders: feed the program's pipes; when one fails, the program is ended.
     """
 
@@ -39,13 +39,13 @@ class HostProgram:
         *,
         num_processes: int,
         memory_bytes: int | None,
-        folder: Path,
+        places: Mapping[str, Path],
         feeders: Sequence[PipeFeeder],
     ) -> None:
         self.num_processes = num_processes
         self._program = program
         self._memory_bytes = memory_bytes
-        self._folder = folder
+        self._places = dict(places)
         self._feeders = feeders
         self._seen: set[ProcessExit] = set()
         self._trouble: ClaryError | None = None
@@ -59,6 +59,10 @@ class HostProgram:
     def not_isolated(self) -> tuple[str, ...]:
         """What the program shares with the machine, in words."""
         return self._program.not_isolated
+
+    def ranks_by_pid(self) -> dict[int, int]:
+        """Return process -> rank of those ranks that run, as this machine numbers processes."""
+        return self._program.ranks_by_pid()
 
     def wait_for_exits(self, timeout_s: float) -> Sequence[ProcessExit]:
         """Return the processes that ended since the last call, as soon as there is one; none after `timeout_s`."""
@@ -98,10 +102,11 @@ class HostProgram:
 
     def full_disk(self) -> str | None:
         """Say in a sentence that the host's disk is full now; None if it is not."""
-        free = free_bytes(self._folder)
-        if free >= _FULL_BYTES:
-            return None
-        return f"{FULL_DISK}: the disk of this host is full ({free} bytes free for /opt/ml and /tmp)"
+        for names, path in self._places.items():
+            free = free_bytes(path)
+            if free < _FULL_BYTES:
+                return f"{FULL_DISK}: the disk of this host is full ({free} bytes free for {names})"
+        return None
 
     def trouble(self) -> ClaryError | None:
         """Return what broke beside the processes and ended them; None if nothing did."""

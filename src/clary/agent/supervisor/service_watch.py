@@ -43,6 +43,7 @@ class Heartbeat:
         board: holds the facts.
         on_over: told, with the reason, when the attempt is over or the service has been away too long.
         on_newest_order: told the number of the newest order that stands, from each receipt.
+        on_dump: told the number of the newest dump that is wanted, and why; again with each receipt.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Heartbeat:
         board: FactBoard,
         on_over: Callable[[str], None],
         on_newest_order: Callable[[int], None],
+        on_dump: Callable[[int, str], None],
         interval_s: float = HEARTBEAT_INTERVAL_S,
         orphan_timeout_s: float = ORPHAN_TIMEOUT_S,
     ) -> None:
@@ -59,6 +61,7 @@ class Heartbeat:
         self._board = board
         self._on_over = on_over
         self._on_newest_order = on_newest_order
+        self._on_dump = on_dump
         self._interval_s = interval_s
         self._orphan_timeout_s = orphan_timeout_s
         self._stopping = threading.Event()
@@ -118,6 +121,8 @@ class Heartbeat:
             raise AttemptOver("the service does not accept reports of this attempt any more")
         self._board.told(mark)
         self._on_newest_order(receipt.order_number)
+        if receipt.dump_number:
+            self._on_dump(receipt.dump_number, receipt.dump_reason)
 
 
 class OrderWatch:

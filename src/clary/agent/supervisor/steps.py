@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,6 +44,9 @@ class RunningProgram(Protocol):
     @property
     def not_isolated(self) -> tuple[str, ...]:
         """What the program shares with the machine, in words."""
+
+    def ranks_by_pid(self) -> Mapping[int, int]:
+        """Return process -> rank of those ranks that run; empty for processes that are no ranks of the agent's own."""
 
     def wait_for_exits(self, timeout_s: float) -> Sequence[ProcessExit]:
         """Return the processes that ended since the last call, as soon as there is one; none after `timeout_s`.
@@ -145,6 +148,12 @@ class Steps(Protocol):
 
     def prepare_environment(self) -> None:
         """Make the program's Python environment ready."""
+
+    def use_interface(self, name: str) -> None:
+        """Have the program meet its peers on another interface than the plan's; before `start_program`.
+
+        Raises: OSError if the program's configuration cannot be written.
+        """
 
     def start_program(self, log: OutputLog) -> RunningProgram:
         """Start every process of this host, its output going to `log`."""

@@ -35,6 +35,8 @@ from clary.contract.agent_protocol import (
 )
 from clary.contract.clock import Clock, SystemClock
 from clary.contract.launch_plan import LaunchPlan
+from clary.contract.metric_samples import SampleBatch, SampleReceipt
+from clary.contract.stack_dumps import HostDump
 
 SPOOL_FOLDER = "log-spool"  # below the host's folder
 EXIT_RELEASED = 0  # also when the service said that the attempt is over
@@ -61,6 +63,12 @@ class Service(Protocol):
 
     def send_logs(self, body: bytes) -> LogReceipt:
         """Store an encoded batch of log lines."""
+
+    def send_dump(self, dump: HostDump) -> None:
+        """Hand over a dump of the host's processes."""
+
+    def send_samples(self, batch: SampleBatch) -> SampleReceipt:
+        """Store what the host has measured."""
 
     def wake_orders(self) -> None:
         """Break off the wait for an order."""
@@ -118,6 +126,7 @@ class Supervisor:
             board=self._board,
             on_over=self._pass_on_over,
             on_newest_order=self._orders.expect,
+            on_dump=self._pass_on_dump,
             interval_s=self._limits.heartbeat_s,
             orphan_timeout_s=self._limits.orphan_s,
         )
@@ -190,6 +199,9 @@ class Supervisor:
             post=self._mailbox.put,
             is_vain=self._is_vain,
             drain_s=self._limits.drain_s,
+            send_dump=self._service.send_dump,
+            samples=self._service,
+            clock=self._clock,
         )
         return HostLife(plan, host=self._host, around=around)
 
@@ -241,6 +253,10 @@ class Supervisor:
 
     def _pass_on_order(self, order: Order) -> None:
         self._mailbox.put(lambda: self._on_order(order))
+
+    def _pass_on_dump(self, number: int, reason: str) -> None:
+        if self._life is not None:  # else asked for again by the next receipt
+            self._life.dumps.ask(number, reason)
 
     def _pass_on_over(self, reason: str) -> None:
         self._is_over = True

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from clary.agent.artifacts import upload_results
@@ -19,11 +20,13 @@ from clary.agent.channels import PipeFeeder
 from clary.agent.checkpoints.host_checkpoints import HostCheckpoints
 from clary.agent.disk_space import disk_errors_named
 from clary.agent.environments.code import CodeFacts, code_channel, prepare_code
-from clary.agent.environments.config_files import channels_of, errors_folder, inside_tree, write_tree
+from clary.agent.environments.config_files import channels_of, errors_folder, inside_tree, run_folder, write_tree
 from clary.agent.environments.requirements import PreparedEnvironment, prepare_environment
 from clary.agent.environments.stop_notice import write_stop_notice
 from clary.agent.environments.train_library import PACKAGE_FOLDER, library_folder, write_train_library
 from clary.agent.environments.variables import POOL_CACHE_FOLDER, pool_cache, program_variables
+from clary.agent.health.host_checks import available_memory
+from clary.agent.host.own_disk import OwnDisk
 from clary.agent.host.program import Program
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
 from clary.agent.host.ssh_access import prepare_ssh, why_no_ssh
@@ -84,6 +87,7 @@ class HostSteps:
         self._code: CodeFacts | None = None
         self._environment: PreparedEnvironment | None = None
         self._checkpoints: HostCheckpoints | None = None
+        self._disk: OwnDisk | None = None
         self._input = HostChannels(plan, tree=self._tree, host_folder=self._folder, stop=self._stopping)
 
     @property
@@ -115,6 +119,14 @@ class HostSteps:
     def build_tree(self) -> None:
         """Make `/opt/ml` with its folders and configuration files."""
         with disk_errors_named(self._tree.root, needed_bytes=None):
+            if self._host.disk_bytes is not None:
+                self._disk = OwnDisk(
+                    self._folder,
+                    ml_folder=self._tree.root,
+                    size_bytes=self._host.disk_bytes,
+                    outside=(self._tree.input, run_folder(self._tree)),
+                )
+                self._disk.mount(available_bytes=available_memory())
             write_tree(self._plan, self._host, self._tree)
             write_train_library(self._tree)
             if self._plan.pool:
@@ -122,6 +134,8 @@ class HostSteps:
             if self._plan.checkpoint_s3_uri is not None:
                 checkpoints = HostCheckpoints(self._plan, self._host.name, tree=self._tree, host_folder=self._folder)
                 checkpoints.folder.make()
+                if self._disk is not None and checkpoints.is_bound:
+                    self._disk.hold(checkpoints.folder.path)
                 self._checkpoints = checkpoints
 
     @property
@@ -160,6 +174,11 @@ class HostSteps:
             stop=self._stopping,
         )
         self._note(self._environment.notes)
+
+    def use_interface(self, name: str) -> None:
+        """Name another interface in the program's configuration and variables."""
+        self._plan = replace(self._plan, network=replace(self._plan.network, interface=name))
+        write_tree(self._plan, self._host, self._tree)
 
     def start_program(self, log: OutputLog) -> HostProgram:
         """Start every process of this host, its output going to `log`."""
@@ -205,7 +224,7 @@ class HostSteps:
             program,
             num_processes=len(processes),
             memory_bytes=sandbox.resources.memory_bytes,
-            folder=self._folder,
+            places=self._disk_places(),
             feeders=feeders,
         )
 
@@ -255,8 +274,16 @@ class HostSteps:
         self._input.close()
         if self._checkpoints is not None:
             self._checkpoints.close()
+        if self._disk is not None:
+            self._disk.close()
         for closer in self._closers:
             closer.join(_CLOSE_S)
+
+    def _disk_places(self) -> Mapping[str, Path]:
+        """Return the folders that can be full, by what the program calls them."""
+        if self._disk is None:
+            return {"/opt/ml and /tmp": self._folder}
+        return {"/opt/ml": self._tree.root, "/tmp": self._folder}  # noqa: S108 - a name for people
 
     def _open_store(self) -> ObjectStore:
         with self._lock:
@@ -329,7 +356,7 @@ class HostSteps:
             network_namespace_path=plan.network.namespace_paths.get(host.name),
             user_namespace_path=plan.network.user_namespace_path,
             hosts_file={other.name: other.address for other in plan.hosts},
-            resources=host.resources,
+            resources=host.resources if self._disk is None else self._disk.beside(host.resources),
             cgroup_name=host_cgroup_name(plan.job_name, plan.attempt, host=host.name, work_folder=plan.work_folder),
             binds=(*self._binds(environment_folder), *extra_binds) if plan.isolation is Isolation.NAMESPACES else (),
             hidden_folders=(str(home),) if home is not None else (),

@@ -44,6 +44,13 @@ def retry(job: TrainingJob, now: datetime) -> TrainingJob:
     return enter(job, SecondaryStatus.RESTARTING, reason, now=now)
 
 
+def awaits_evidence(job: TrainingJob) -> bool:
+    """Whether the attempt has failed and is over, and its hosts wait for what may still become known of the cause."""
+    is_over = not any(record.facts.phase.may_run for record in job.hosts.values())
+    is_open = not job.is_terminal and job.ending is None and not host_orders.is_uploading(job)
+    return is_over and is_open and bool(retries.why_wait(job))
+
+
 def follow(job: TrainingJob) -> TrainingJob:
     """Draw conclusions for an attempt that is ending: its program had finished by itself, or its hosts may go."""
     assert job.ending is not None
@@ -70,12 +77,15 @@ def put_on_record(job: TrainingJob, now: datetime, *, keeps_pool: bool) -> Train
     return replace(
         job,
         past_attempts=(*older, past),
+        failed_at=None,
+        has_all_evidence=False,
         ending=None,
         hosts={},
         plan=None,
         stop_ordered_at=None,
         is_released=True,
         pool=job.pool if keeps_pool else "",
+        pool_gpus=job.held_gpus if keeps_pool else (),
     )
 
 

@@ -11,7 +11,7 @@ from datetime import datetime
 
 from clary.contract.agent_protocol import HostPhase
 from clary.contract.statuses import SecondaryStatus
-from clary.control.jobs import events, host_orders
+from clary.control.jobs import attempts, events, host_orders
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.status_rows import seconds_in, since
 from clary.control.jobs.training_job import EndCause, TrainingJob
@@ -30,7 +30,14 @@ class Limits:
     upload_timeout_s: float
 
 
-def due(job: TrainingJob, *, now: datetime, limits: Limits, silent_s: Mapping[str, float]) -> events.Event | None:
+def due(
+    job: TrainingJob,
+    *,
+    now: datetime,
+    limits: Limits,
+    silent_s: Mapping[str, float],
+    last_signs: Mapping[str, datetime] | None = None,
+) -> events.Event | None:
     """Return the event that is due, or None.
 
     Args:
@@ -40,14 +47,16 @@ def due(job: TrainingJob, *, now: datetime, limits: Limits, silent_s: Mapping[st
         silent_s: host name to the seconds since its agent was last heard; for one never heard of, since it was
             launched. A service that has just started counts from its own start, since nobody listened before. Not
             taken from times of day: a clock that is set must not lose every host.
+        last_signs: host name to when it was last known to be well, for the search for the first cause.
     """
     if job.is_terminal:
         return None
     return (
         _stop_due(job, now, limits)
-        or _silent_host(job, limits, silent_s)
+        or _silent_host(job, limits, silent_s, last_signs or {})
         or _stop_overdue(job, now, limits)
         or _upload_due(job, now, limits)
+        or _evidence_due(job, now, limits)
     )
 
 
@@ -74,7 +83,9 @@ def _stop_due(job: TrainingJob, now: datetime, limits: Limits) -> events.Event |
     return None if cause is None else events.StopWanted(cause=cause, grace_s=limits.stop_grace_s)
 
 
-def _silent_host(job: TrainingJob, limits: Limits, silent_s: Mapping[str, float]) -> events.Event | None:
+def _silent_host(
+    job: TrainingJob, limits: Limits, silent_s: Mapping[str, float], last_signs: Mapping[str, datetime]
+) -> events.Event | None:
     for name, record in job.hosts.items():
         phase = record.facts.phase
         if phase in (HostPhase.LOST, HostPhase.RELEASED, HostPhase.DONE):
@@ -87,7 +98,7 @@ def _silent_host(job: TrainingJob, limits: Limits, silent_s: Mapping[str, float]
         elif silence_s >= limits.host_timeout_s:
             limit = f"limit {limits.host_timeout_s:g} s, setting host_timeout_s"
             why = f"{name} was lost: its agent has been silent for {silence_s:.1f} s ({limit})"
-            return events.HostLost(host=name, why=why)
+            return events.HostLost(host=name, why=why, last_sign_at=last_signs.get(name))
     return None
 
 
@@ -111,3 +122,12 @@ def _upload_due(job: TrainingJob, now: datetime, limits: Limits) -> events.Event
         return None
     is_due = (now - began_at).total_seconds() >= limits.upload_timeout_s
     return events.UploadOverdue(limit_s=limits.upload_timeout_s) if is_due else None
+
+
+def _evidence_due(job: TrainingJob, now: datetime, limits: Limits) -> events.Event | None:
+    """A host that died before the first failure was heard of would be lost by now; a link is cut sooner."""
+    if job.failed_at is None or not attempts.awaits_evidence(job):
+        return None
+    waited_s = (now - job.failed_at).total_seconds()
+    is_open = 0 <= waited_s < limits.host_timeout_s  # a clock that was set back must not hold a job up
+    return None if is_open else events.NoMoreEvidence()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from clary.contract.agent_protocol import Report
@@ -59,6 +60,22 @@ class HostLost:
 
     host: str
     why: str
+    last_sign_at: datetime | None = None  # when it was last known to be well; None where that explains nothing
+    is_cut_off: bool = False  # its link is gone: its agent has told of all that its own ranks made of that
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostCutOff:
+    """A host whose program has ended by now was out of the others' reach; it may still hand in results."""
+
+    host: str
+    why: str
+    last_sign_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoMoreEvidence:
+    """Whatever has happened to the hosts of a failed attempt would be known by now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +129,8 @@ Event = (
     | LaunchFailed
     | HostReported
     | HostLost
+    | HostCutOff
+    | NoMoreEvidence
     | StopWanted
     | Reclaimed
     | UploadOverdue

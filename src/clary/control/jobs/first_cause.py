@@ -10,6 +10,11 @@ ends what is left. So moments have a weight, and the earliest of the lightest we
     effect   an exception that says that a peer or a connection is gone
     wrapper  a launcher that says that its child has failed, or ends with an error when one of its ranks has told why
 
+Some ends are noticed late: a host is lost when it has been silent for a while, a killed rank is reaped when its memory
+is free. A rank that catches its peer's error and leaves by `sys.exit(1)` seems to come first then. So such an end
+counts from the last moment at which it had not come yet, against ranks that may have answered to it; what the code does
+with the same data again, a memory limit, and a death by a signal but SIGABRT and SIGPIPE are no answers.
+
 `failure_words` weighs what processes say. Ranks of mpirun are known by their records, which lie on their own host, and
 by what mpirun prints on its host; a rank that both tell of counts once, where it was first told.
 
@@ -23,17 +28,22 @@ import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from clary.contract.agent_protocol import Clue, Failure, HostFacts, HostPhase, ProcessExit
 from clary.contract.errors import Fault
 from clary.contract.failure_reasons import FULL_DISK, OUT_OF_MEMORY
 from clary.contract.signal_names import signal_name
-from clary.control.jobs.failure_words import Weight, weigh
+from clary.control.jobs.failure_words import Weight, class_of, is_misuse, is_of_the_code, weigh
 from clary.control.jobs.training_job import HostRecord, JobFailure
-from clary.control.jobs.verdicts import judge
+from clary.control.jobs.verdicts import Verdict, judge
 
 _SIGNAL_BASE = 128
+REAP_S = 1.0  # at most, from the end of a killed rank's connections to the note of its end, on a busy machine
+# How a program ends because of a peer: by itself, aborted by a library, by writing to a connection that is gone.
+_ANSWERING = (None, signal.SIGABRT, signal.SIGPIPE)
+_OPEN_VERDICTS = (Verdict.USER, Verdict.NETWORK)  # others name what no peer has brought about
+_SAID_CODE = re.compile(r"SystemExit: exit code (\d{1,3})")
 # What mpirun says on its own host of a rank on any host: the only word on a rank that a signal has ended.
 _MPIRUN = re.compile(r"process rank \d+ with PID \d+ on node (\S+) exited on signal (\d{1,3})\b")
 
@@ -50,6 +60,10 @@ class Moment:
     words: str
     exit_code: int | None = None
     may_retry: bool = False
+    not_before: datetime | None = None  # of an end that is noticed late: when it had certainly not come yet
+    is_of_link: bool = False  # whether a host is out of the others' reach while its agent still reports
+    is_mute: bool = False  # whether it says nothing of what has happened: an exit code, what was given to `sys.exit`
+    may_be_answer: bool = False  # whether it may be what a program makes of the end of another rank or host
 
 
 def find_first_cause(hosts: Mapping[str, HostRecord]) -> JobFailure | None:
@@ -64,12 +78,33 @@ def find_first_cause(hosts: Mapping[str, HostRecord]) -> JobFailure | None:
     own_words = _failure_file(hosts, first) if first.fault is Fault.ALGORITHM else None
     if own_words is not None:
         failure = replace(failure, message=own_words, is_own_words=True)
-    return replace(failure, verdict=judgement.verdict.value, is_retryable=judgement.is_retryable)
+    return replace(
+        failure,
+        verdict=judgement.verdict.value,
+        is_retryable=judgement.is_retryable,
+        may_be_answer=first.may_be_answer
+        and judgement.verdict in _OPEN_VERDICTS
+        and (first.is_mute or first.weight is not Weight.OWN),
+    )
 
 
 def first_of(found: Sequence[Moment]) -> Moment | None:
-    """Return the moment that is the cause of the others: the earliest of the lightest weight; None of none."""
-    return min(found, key=lambda moment: (moment.weight, moment.at), default=None)
+    """Return the moment that is the cause of the others; None of none.
+
+    It is the earliest of the lightest weight, but for the answer to an end that was noticed later than it came.
+    """
+    first = min(found, key=lambda moment: (moment.weight, moment.at), default=None)
+    if first is None or not first.may_be_answer:
+        return first
+    return min((moment for moment in found if answers(first, moment)), key=lambda moment: moment.at, default=first)
+
+
+def answers(moment: Moment, end: Moment) -> bool:
+    """Whether a moment may be what a program has made of another end, which was noticed later than it came."""
+    if not moment.may_be_answer or end.not_before is None or moment.at < end.not_before:
+        return False
+    # What an agent has still told of came before its own host was lost, unless it is the host's link that is gone.
+    return moment.host != end.host or end.rank is not None or end.is_of_link
 
 
 def moments(hosts: Mapping[str, HostRecord]) -> list[Moment]:
@@ -121,10 +156,19 @@ def _of_host(name: str, hosts: Mapping[str, HostRecord], until: datetime | None)
             exit_code=facts.failure.exit_code,
             may_retry=facts.failure.retryable,
         )
-    if facts.phase is HostPhase.LOST and record.lost_why:
-        at = facts.phase_started_at
-        fault = Fault.INFRASTRUCTURE
-        yield Moment(at=at, host=name, rank=None, weight=Weight.OWN, fault=fault, words=record.lost_why, may_retry=True)
+    if record.lost_why:
+        is_lost = facts.phase is HostPhase.LOST  # else its program has ended, and the reason came later
+        yield Moment(
+            at=facts.phase_started_at if is_lost else (record.last_sign_at or facts.phase_started_at),
+            host=name,
+            rank=None,
+            weight=Weight.OWN,
+            fault=Fault.INFRASTRUCTURE,
+            words=record.lost_why,
+            may_retry=True,
+            not_before=record.last_sign_at,
+            is_of_link=record.is_cut_off,
+        )
 
 
 def _stands_alone(facts: HostFacts) -> bool:
@@ -138,6 +182,10 @@ def _stands_alone(facts: HostFacts) -> bool:
 def _of_exit(name: str, item: ProcessExit, clue: Clue | None, failure: Failure | None) -> Moment:
     """Tell of a process that ended with an error, with its own words or with what the agent knows for certain."""
     who = "the program" if item.rank is None else f"rank {item.rank}"
+    is_certain = failure is not None and _is_certain(failure) and not item.is_consequence
+    said_code = _SAID_CODE.fullmatch(clue.text) if clue is not None and item.is_consequence else None
+    if said_code is not None:  # it was leaving by itself when it was told to
+        item = replace(item, exit_code=int(said_code[1]), signal=None, is_consequence=False)
     how = f"{who} ended with exit code {item.exit_code}" if item.exit_code is not None else None
     words = how or f"{who} was ended by {signal_name(item.signal)}"
     if item.is_consequence:
@@ -145,7 +193,7 @@ def _of_exit(name: str, item: ProcessExit, clue: Clue | None, failure: Failure |
     elif item.signal == signal.SIGKILL:
         clue = None  # nobody has a last word before it: whatever the process printed, it had survived
     weight = Weight.OWN
-    if failure is not None and _is_certain(failure) and not item.is_consequence:
+    if failure is not None and is_certain:
         words = failure.message
     elif clue is not None and clue.text != f"SystemExit: exit code {item.exit_code}":
         words = f"{who if how else words}: {clue.text}"  # the exit code stands at the end of every reason
@@ -161,6 +209,11 @@ def _of_exit(name: str, item: ProcessExit, clue: Clue | None, failure: Failure |
         fault=Fault.ALGORITHM,
         words=words,
         exit_code=None if item.is_consequence else _shell_code(item),
+        not_before=_before_reaping(item.ended_at, item.signal) if not item.is_consequence else None,
+        is_mute=_is_mute(clue),
+        may_be_answer=not is_certain
+        and (item.is_consequence or item.signal in _ANSWERING)
+        and not _is_of_the_code(words),
     )
 
 
@@ -180,6 +233,7 @@ def _of_clue(name: str, clue: Clue, exit_code: int | None, hosts: Mapping[str, H
     """Tell of a rank that a launcher of the program's own has started, with what it said or its launcher did."""
     words, weight = f"rank {clue.rank}: {clue.text}", weigh(clue.text)
     by_signal = _MPIRUN.search(clue.text)
+    number = int(by_signal[2]) if by_signal is not None else None
     if by_signal is not None:
         name, weight = (by_signal[1] if by_signal[1] in hosts else name), Weight.OWN
         words = f"rank {clue.rank} was ended by {signal_name(int(by_signal[2]))}"
@@ -187,8 +241,36 @@ def _of_clue(name: str, clue: Clue, exit_code: int | None, hosts: Mapping[str, H
         if failure is not None and _is_certain(failure):
             words = failure.message
     return Moment(
-        at=clue.at, host=name, rank=clue.rank, weight=weight, fault=Fault.ALGORITHM, words=words, exit_code=exit_code
+        at=clue.at,
+        host=name,
+        rank=clue.rank,
+        weight=weight,
+        fault=Fault.ALGORITHM,
+        words=words,
+        exit_code=exit_code,
+        not_before=_before_reaping(clue.at, number),
+        is_mute=_is_mute(clue),
+        may_be_answer=number is None and not _is_of_the_code(words),
     )
+
+
+def _before_reaping(at: datetime, number: int | None) -> datetime | None:
+    """Return when a process whose end was noticed at `at` had certainly not ended yet; None if nobody is surprised.
+
+    Only SIGKILL: programs abort and crash because of peers that are gone, but nobody kills them for it in a gang but
+    the agent, whose doing is marked.
+    """
+    return at - timedelta(seconds=REAP_S) if number == signal.SIGKILL else None
+
+
+def _is_of_the_code(words: str) -> bool:
+    """Whether no peer can have brought about what the words tell of."""
+    return is_of_the_code(words) or is_misuse(words)
+
+
+def _is_mute(clue: Clue | None) -> bool:
+    """Whether no exception tells of an end; the last line that a program has printed may be about anything."""
+    return clue is None or class_of(clue.text) == "SystemExit"
 
 
 def _is_certain(failure: Failure | None) -> bool:

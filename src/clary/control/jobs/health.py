@@ -42,7 +42,7 @@ def job_of_good_links(job: TrainingJob) -> str:
     has_all = job.hosts and all(record.facts.health for record in job.hosts.values())
     if not has_all or any(finding.state in (FindingState.WARN, FindingState.BAD) for finding in findings):
         return ""
-    if any(finding.check is Check.COLLECTIVE and finding.state is FindingState.OK for finding in findings):
+    if all(any(_is_sum(finding) for finding in record.facts.health) for record in job.hosts.values()):
         return job.name
     return str((job.plan or {}).get("network_checked_for", ""))
 
@@ -117,6 +117,11 @@ def with_lopsided(findings: Findings) -> dict[str, tuple[HealthFinding, ...]]:
 
 def _is_replaced_when_sick(job: TrainingJob) -> bool:
     return job.plan is not None and job.plan.get("health_action") == HealthAction.REPLACE.value
+
+
+def _is_sum(finding: HealthFinding) -> bool:
+    """Whether a host has got to the end of the checks of its links, and well."""
+    return finding.check is Check.COLLECTIVE and finding.state is FindingState.OK
 
 
 def _is_praise(finding: HealthFinding, peer: str | None) -> bool:

@@ -175,6 +175,17 @@ class JobRequest:
         return None if config is None else config.get("S3Uri")
 
     @property
+    def is_profiler_disabled(self) -> bool:
+        """ProfilerConfig.DisableProfiler."""
+        return bool(self._section("ProfilerConfig").get("DisableProfiler", False))
+
+    @property
+    def profiling_interval_s(self) -> float | None:
+        """ProfilerConfig.ProfilingIntervalInMilliseconds, in seconds."""
+        value = self._section("ProfilerConfig").get("ProfilingIntervalInMilliseconds")
+        return None if value is None else int(value) / 1000
+
+    @property
     def config_documents(self) -> dict[str, Any]:
         """Documents below /opt/ml/input/config that mirror parts of the request, by file stem."""
         documents = {}

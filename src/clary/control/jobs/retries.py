@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from clary.contract.agent_protocol import HostFacts
+from clary.contract.agent_protocol import HostFacts, HostPhase
 from clary.contract.errors import Fault
-from clary.control.jobs.training_job import AttemptEnd, TrainingJob
+from clary.control.jobs.training_job import AttemptEnd, EndCause, TrainingJob
 
 FIRST_PAUSE_S = 1.0  # after the second attempt in a row; after the first none, since most hosts are lost alone
 LONGEST_PAUSE_S = 60.0
@@ -41,7 +41,7 @@ def decide(job: TrainingJob) -> RetryDecision:
         return RetryDecision(is_retried=False, reason=f"a retry would end in the same way ({failure.verdict})")
     if failure.fault == Fault.ALGORITHM.value and not rule.includes_programs:
         return RetryDecision(is_retried=False, reason="the program failed, and restart_programs is off")
-    num_restarts = sum(attempt.kind is AttemptEnd.RESTARTED for attempt in job.past_attempts)
+    num_restarts = _num_restarts(job)
     if num_restarts >= rule.max_restarts:
         return RetryDecision(is_retried=False, reason=f"it was restarted {num_restarts} times, as often as it may be")
     return RetryDecision(
@@ -49,6 +49,26 @@ def decide(job: TrainingJob) -> RetryDecision:
         reason=f"restart {num_restarts + 1} of at most {rule.max_restarts}",
         pause_s=_pause_s(job),
     )
+
+
+def why_wait(job: TrainingJob) -> str:
+    """Return why the verdict on an attempt that is over has to wait for evidence, in words; empty if it stands.
+
+    A rank that ends with an exit code, or speaks of a broken connection, may have answered to the loss of a host or of
+    a link that takes seconds to be noticed. Only where that would be tried again anybody waits for it.
+    """
+    failure = job.failure
+    if job.end_cause is not EndCause.FAILURE or failure is None or not failure.may_be_answer or job.has_all_evidence:
+        return ""
+    if len(job.hosts) == 1 or any(record.facts.phase is HostPhase.LOST for record in job.hosts.values()):
+        return ""
+    if job.restart_rule.max_restarts <= _num_restarts(job) or decide(job).is_retried:
+        return ""
+    return f"{failure.reason}: this may be the answer to the loss of another host or link, which is noticed later"
+
+
+def _num_restarts(job: TrainingJob) -> int:
+    return sum(attempt.kind is AttemptEnd.RESTARTED for attempt in job.past_attempts)
 
 
 def _pause_s(job: TrainingJob) -> float:

@@ -1,15 +1,16 @@
 """What each host of a job did at each moment, from the job's creation to its end, cut without gaps. Pure.
 
 Where: the ledger adds the stretches up. Rows of SecondaryStatusTransitions say what the job as a whole was doing; facts
-of each host (timings of its preparation, ends of its processes, its newest checkpoint) say where in such a row it was.
-What the facts do not say stays with the row: a stretch is never guessed from two clocks at once, and never negative.
+of each host (timings of its preparation, its connections to the master port, ends of its processes, its newest
+checkpoint) say where in such a row it was. What the facts do not say stays with the row: a stretch is never guessed
+from two clocks at once, and never negative.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 from clary.contract.agent_protocol import HostFacts, HostPhase
@@ -26,6 +27,7 @@ class TimePart(StrEnum):
     DOWNLOADING = "downloading"  # code and channels
     RESTORING = "restoring"  # checkpoints, where nothing was downloaded at the same time
     INSTALLING = "installing"  # the environment, where nothing was downloaded or restored at the same time
+    RENDEZVOUS = "rendezvous"  # the program ran, and not all of its ranks had found each other
     PRODUCTIVE = "productive"  # the program ran, and what it did was kept
     LOST_TO_RESTART = "lost_to_restart"  # the program ran, and the next attempt began behind it
     STALLED = "stalled"  # something of the job had failed, and the rest still ran
@@ -70,6 +72,8 @@ class _Piece:
 
 
 _ENDINGS = (SecondaryStatus.INTERRUPTED, SecondaryStatus.RESTARTING)
+_BEFORE_PROGRAM = (HostPhase.LAUNCHING, HostPhase.PREPARING, HostPhase.PREPARED)
+_NEVER = datetime.max.replace(tzinfo=UTC)
 _LONGEST_S = 1e9  # of a timing: what is longer than thirty years was not measured
 
 
@@ -186,7 +190,12 @@ def _running(facts: HostFacts | None, piece: _Piece) -> Iterator[Stretch]:
     kept_until = productive_until
     if piece.attempt.is_early:
         kept_until = min(productive_until, _committed_at(piece.attempt) or piece.start)
-    marks = ((kept_until, TimePart.PRODUCTIVE), (productive_until, TimePart.LOST_TO_RESTART))
+    met_at = min(productive_until, _met_at(facts, piece.attempt) or piece.start)
+    marks = (
+        (met_at, TimePart.RENDEZVOUS),
+        (kept_until, TimePart.PRODUCTIVE),
+        (productive_until, TimePart.LOST_TO_RESTART),
+    )
     if failures:
         yield from _cut(piece, *marks, rest=TimePart.STALLED)
     else:
@@ -279,6 +288,26 @@ def _done_at(facts: HostFacts | None) -> datetime | None:
         return None
     stored_at = _stored_at(facts)
     return ended_at if stored_at is None else max(ended_at, stored_at)
+
+
+def _met_at(facts: HostFacts | None, attempt: _Attempt) -> datetime | None:
+    """Return when the last host of an attempt had found the others, `_NEVER` while one is missing.
+
+    Returns: None where nothing tells that this host meets others at all: no host was seen to connect, or the others
+        were and this one was not for as long as was looked, or until its program ended well.
+    """
+    met = [other.rendezvous_at for other in attempt.facts.values() if other.rendezvous_at is not None]
+    if not met or facts is None or (facts.rendezvous_at is None and not _is_missing(facts)):
+        return None
+    return _NEVER if any(map(_is_missing, attempt.facts.values())) else max(met)
+
+
+def _is_missing(facts: HostFacts) -> bool:
+    """Whether a host is waited for by those that have connected."""
+    if facts.rendezvous_at is not None:
+        return False
+    has_succeeded = bool(facts.exits) and all(item.exit_code == 0 and not item.is_consequence for item in facts.exits)
+    return facts.phase in _BEFORE_PROGRAM or (facts.awaits_rendezvous and not has_succeeded)
 
 
 def _failure_time(facts: HostFacts) -> datetime | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from clary.control.jobs.failure_words import Weight
-from clary.control.jobs.first_cause import Moment, first_of, moments
+from clary.control.jobs.first_cause import Moment, answers, first_of, moments
 from clary.control.jobs.training_job import TrainingJob
 
 STATUS = "status"
@@ -37,7 +37,7 @@ def timeline(job: TrainingJob) -> list[TimelineRow]:
     ]
     found = moments(job.hosts) if job.failure is not None else []
     first = first_of(found)
-    followers = [moment for moment in found if moment is not first and moment.weight is not Weight.OWN]
+    followers = [moment for moment in found if first is not None and moment is not first and _follows(moment, first)]
     rows += [_row(moment, CAUSE if moment is first else FAILURE) for moment in found if moment not in followers]
     for host in job.hosts:
         members = [moment for moment in followers if moment.host == host]
@@ -53,6 +53,10 @@ def timeline(job: TrainingJob) -> list[TimelineRow]:
             what = f"{num_ended} of this host's processes {'was' if num_ended == 1 else 'were'} ended because of it"
             rows.append(TimelineRow(at=at, kind=CASCADE, where=host, what=what, num_folded=num_ended))
     return sorted(rows, key=lambda row: row.at)
+
+
+def _follows(moment: Moment, first: Moment) -> bool:
+    return moment.weight is not Weight.OWN or answers(moment, first)
 
 
 def _row(moment: Moment, kind: str) -> TimelineRow:

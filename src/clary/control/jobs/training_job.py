@@ -53,7 +53,9 @@ class HostRecord:
     facts: HostFacts
     report_number: int = 0
     order: Order | None = None
-    lost_why: str = ""  # why a lost host was given up
+    lost_why: str = ""  # why a lost host was given up, or is blamed though it hands in its results
+    last_sign_at: datetime | None = None  # of such a host: when it was last known to be well
+    is_cut_off: bool = False  # whether it is its link that is gone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +80,7 @@ class JobFailure:
     verdict: str = ""  # value of verdicts.Verdict; empty for jobs that failed before there were verdicts
     is_of_launch: bool = False  # whether hosts could not be supplied: nothing that they report later is a cause
     is_retryable: bool = False  # whether the same job can succeed later without a change
+    may_be_answer: bool = False  # whether it may be a rank's answer to the end of a host that nobody has told of yet
 
     @property
     def reason(self) -> str:
@@ -164,6 +167,8 @@ class TrainingJob:
     plan: Mapping[str, Any] | None = None  # the current attempt's LaunchPlan in plain form, with secrets
     log_streams: tuple[str, ...] = ()  # <job>/algo-1-<epoch>, one a host; the same for all attempts
     log_bases: Mapping[str, int] = field(default_factory=dict)  # stream -> lines in it before the current attempt
+    failed_at: datetime | None = None  # when the service first heard of a failure of the current attempt
+    has_all_evidence: bool = False  # whether nothing more can become known of that failure
     ending: AttemptEnding | None = None  # why the current attempt, not the job, is on its way to its end
     past_attempts: tuple[PastAttempt, ...] = ()  # those that ended early, oldest first
     not_before: datetime | None = None  # a job that waits to be tried again is not tried earlier
@@ -177,12 +182,21 @@ class TrainingJob:
     model_artifacts_uri: str | None = None  # set when uploaded
     is_released: bool = True  # false while an attempt's hosts may still exist, those of a warm pool included
     pool: str = ""  # warm pool that the job holds; empty once others hold it, or nobody
+    pool_gpus: tuple[int, ...] = ()  # GPUs of the machine that stay with the pool between two attempts
     warm_pool: WarmPool | None = None  # None for a job that never ran on one
 
     @property
     def is_terminal(self) -> bool:
         """Whether the status can not change any more."""
         return self.status.is_terminal
+
+    @property
+    def held_gpus(self) -> tuple[int, ...]:
+        """GPUs of the machine that nobody else may have: those of the attempt's hosts, or of the pool that waits."""
+        if self.plan is None:
+            return self.pool_gpus
+        hosts = self.plan.get("hosts", ())
+        return tuple(sorted({index for host in hosts for index in host["resources"]["gpu_indices"]}))
 
     @property
     def is_leaving(self) -> bool:

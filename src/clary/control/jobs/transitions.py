@@ -74,6 +74,7 @@ def _hosts_asked(job: TrainingJob, event: events.HostsAsked, now: datetime) -> T
         pending_reason="",
         is_released=False,
         pool=event.pool,
+        pool_gpus=(),
         warm_pool=warm_pools.on_start(job, left_by=event.left_by),
     )
     left_by = f" (the warm pool that {event.left_by} left)" if event.left_by else ""
@@ -125,8 +126,27 @@ def _host_lost(job: TrainingJob, event: events.HostLost, now: datetime) -> Train
         return job
     # What a host leaves behind that was done with its part, or whose job is over, is no cause of anything.
     is_cause = not job.is_terminal and record.facts.phase is not HostPhase.DONE
-    lost = replace(_with_phase(record, HostPhase.LOST, now), lost_why=event.why if is_cause else "")
+    lost = replace(
+        _with_phase(record, HostPhase.LOST, now),
+        lost_why=event.why if is_cause else "",
+        last_sign_at=event.last_sign_at if is_cause else None,
+        is_cut_off=event.is_cut_off,
+    )
     return replace(job, hosts={**job.hosts, event.host: lost})
+
+
+def _host_cut_off(job: TrainingJob, event: events.HostCutOff, now: datetime) -> TrainingJob:
+    del now
+    record = job.hosts.get(event.host)
+    if record is None or record.lost_why or not attempts.awaits_evidence(job):
+        return job
+    blamed = replace(record, lost_why=event.why, last_sign_at=event.last_sign_at, is_cut_off=True)
+    return replace(job, hosts={**job.hosts, event.host: blamed})
+
+
+def _no_more_evidence(job: TrainingJob, event: events.NoMoreEvidence, now: datetime) -> TrainingJob:
+    del event, now
+    return replace(job, has_all_evidence=True) if attempts.awaits_evidence(job) else job
 
 
 def _stop_wanted(job: TrainingJob, event: events.StopWanted, now: datetime) -> TrainingJob:
@@ -189,6 +209,8 @@ _HANDLERS: dict[type, Callable[[TrainingJob, Any, datetime], TrainingJob]] = {
     events.LaunchFailed: _launch_failed,
     events.HostReported: _host_reported,
     events.HostLost: _host_lost,
+    events.HostCutOff: _host_cut_off,
+    events.NoMoreEvidence: _no_more_evidence,
     events.StopWanted: _stop_wanted,
     events.Reclaimed: attempts.reclaim,
     events.UploadOverdue: _upload_overdue,
@@ -203,7 +225,10 @@ def _advance(job: TrainingJob, now: datetime) -> TrainingJob:
     if job.is_terminal or not job.hosts:
         return job
     if job.ending is None:
-        job = attempts.retry(_find_failure(job), now)
+        job = _find_failure(job, now)
+        if attempts.awaits_evidence(job):
+            return _follow_phases(job, now)
+        job = attempts.retry(job, now)
     if job.ending is not None:
         job = attempts.follow(job)
         if job.ending is not None:
@@ -221,14 +246,14 @@ def _advance(job: TrainingJob, now: datetime) -> TrainingJob:
     return job
 
 
-def _find_failure(job: TrainingJob) -> TrainingJob:
+def _find_failure(job: TrainingJob, now: datetime) -> TrainingJob:
     """Name the first cause anew: the host that failed first may be the last to report."""
     if job.end_cause not in (None, EndCause.SUCCESS, EndCause.FAILURE):
         return job
     first = find_first_cause(job.hosts) or health.failure_of(job)
     if first is None or (job.failure is not None and job.failure.is_of_launch):
         return job
-    return replace(job, end_cause=EndCause.FAILURE, failure=first)
+    return replace(job, end_cause=EndCause.FAILURE, failure=first, failed_at=job.failed_at or now)
 
 
 def _has_succeeded(facts: HostFacts) -> bool:

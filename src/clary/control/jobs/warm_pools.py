@@ -11,7 +11,7 @@ the API reference.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -101,7 +101,7 @@ def hand_over(job: TrainingJob, *, by: str, now: datetime) -> TrainingJob:
 def begin_to_end(job: TrainingJob, *, reason: str, now: datetime) -> TrainingJob:
     """Return a job whose waiting hosts nobody can have any more, before they are taken back."""
     if not job.is_terminal:  # one that waits with its hosts, which are gone already
-        return replace(job, pool="") if not job.hosts else job
+        return replace(job, pool="", pool_gpus=()) if not job.hosts else job
     if job.warm_pool is None or job.warm_pool.status is not WarmPoolStatus.AVAILABLE:
         return job
     pool = replace(job.warm_pool, status=WarmPoolStatus.TERMINATED, left_at=now, reason=reason, is_parked=False)
@@ -118,7 +118,12 @@ def end(job: TrainingJob, *, now: datetime) -> TrainingJob:
             pool, status=WarmPoolStatus.TERMINATED, left_at=now, reason=pool.reason or reason, is_parked=False
         )
     return replace(
-        job, warm_pool=pool, pool="", is_released=True, modified_at=now if pool is not None else job.modified_at
+        job,
+        warm_pool=pool,
+        pool="",
+        pool_gpus=(),
+        is_released=True,
+        modified_at=now if pool is not None else job.modified_at,
     )
 
 
@@ -139,6 +144,16 @@ def is_becoming_available(job: TrainingJob, *, now: datetime) -> bool:
     if not job.is_terminal or not job.pool or pool is None or pool.status is not WarmPoolStatus.AVAILABLE:
         return False
     return not pool.is_parked and pool.retained_s(now) < COMING_S
+
+
+def coming_for(job: TrainingJob, others: Iterable[TrainingJob], *, now: datetime) -> TrainingJob | None:
+    """Return the job whose hosts fit a waiting one and are just being put in order for the next; None if there is none.
+
+    A job that has hosts of its own waits for no others.
+    """
+    if job.pool:
+        return None
+    return next((other for other in others if is_becoming_available(other, now=now) and matches(job, other)), None)
 
 
 def why_over(job: TrainingJob, *, now: datetime) -> str:

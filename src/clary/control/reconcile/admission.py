@@ -13,6 +13,7 @@ from typing import Any
 from clary.contract.clock import Clock
 from clary.contract.errors import WireError
 from clary.contract.launch_plan import Environment
+from clary.control.jobs import warm_pools
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.hub import JobHub
@@ -107,6 +108,9 @@ class Admission:
         ]
         if ahead:
             return behind(ahead)
+        coming = warm_pools.coming_for(job, self._hub.active_jobs(), now=self._clock.now())
+        if coming is not None:
+            return f"The hosts of the warm pool that {coming.name} left are being put in order."
         decision = self.decide_next(job, self.mapping(JobRequest(job.request)))
         return decision.reason if isinstance(decision, Wait) else ""
 
@@ -136,11 +140,7 @@ class Admission:
             Holding(
                 job_name=job.name,
                 num_hosts=len(job.hosts) or JobRequest(job.request).num_hosts,
-                gpu_indices=tuple(sorted({gpu for host in _planned(job) for gpu in host["resources"]["gpu_indices"]})),
+                gpu_indices=job.held_gpus,
             )
             for job in (*self._hub.active_jobs(), *returning)
         ]
-
-
-def _planned(job: TrainingJob) -> list[Any]:
-    return [] if job.plan is None else list(job.plan["hosts"])

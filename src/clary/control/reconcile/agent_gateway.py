@@ -10,9 +10,11 @@ import hmac
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Protocol
 
 from clary.contract.agent_protocol import (
+    HEARTBEAT_INTERVAL_S,
     MAX_BATCH_LINES,
     CheckpointFacts,
     HostPhase,
@@ -28,8 +30,10 @@ from clary.contract.clock import Clock
 from clary.contract.errors import Fault, WireError
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.plain import from_plain
+from clary.contract.stack_dumps import HostDump
 from clary.control.jobs import events, host_metrics
 from clary.control.jobs.training_job import FinalMetric, TrainingJob
+from clary.control.reconcile.dump_desk import DumpDesk
 from clary.control.reconcile.hub import JobHub
 from clary.control.store.errors import JobNotFound, SequenceGap, StreamNotFound
 
@@ -59,13 +63,15 @@ class MetricSink(Protocol):
 class AgentGateway:
     """Answers agents; holds when each was last heard, which is not worth a write."""
 
-    def __init__(self, hub: JobHub, logs: LogSink, metrics: MetricSink, clock: Clock) -> None:
+    def __init__(self, hub: JobHub, logs: LogSink, metrics: MetricSink, dumps: DumpDesk, clock: Clock) -> None:
         self._hub = hub
         self._logs = logs
         self._metrics = metrics
+        self._dumps = dumps
         self._clock = clock
         self._started_s = clock.monotonic()
         self._heard_s: dict[tuple[str, int], dict[str, float]] = {}  # attempt -> host -> monotonic time
+        self._signs: dict[tuple[str, int], dict[str, datetime]] = {}  # attempt -> host -> time of its last report
         self._open_reports: Counter[tuple[str, int, str]] = Counter()  # attempt and host -> reports being taken up
         self._listened_s: float | None = None  # when this service last had a moment to listen; None: not looked at
         self._log_locks: dict[str, asyncio.Lock] = {}  # by stream, as the next
@@ -82,6 +88,15 @@ class AgentGateway:
             name: 0.0 if self._open_reports[job.name, job.attempt, name] else now_s - heard_s.get(name, self._started_s)
             for name in job.hosts
         }
+
+    def last_signs(self, job: TrainingJob) -> dict[str, datetime]:
+        """Return host -> when it was certainly well, by its reports; none for hosts that this service has not heard.
+
+        Unlike its silence, by which a host is lost, this excuses nobody: a service that was held up may have taken a
+        report up late, so what a report says is as old as the interval of reports.
+        """
+        age = timedelta(seconds=HEARTBEAT_INTERVAL_S)
+        return {host: at - age for host, at in self._signs.get((job.name, job.attempt), {}).items()}
 
     async def keep_listening(self) -> None:
         """Notice, until cancelled, when this service is held up: by its disk, by other programs, by a paused machine.
@@ -123,6 +138,7 @@ class AgentGateway:
     def forget(self, job: TrainingJob) -> None:
         """Drop what is remembered of a job that is over."""
         self._heard_s.pop((job.name, job.attempt), None)
+        self._signs.pop((job.name, job.attempt), None)
         for stream in job.log_streams:
             self._log_locks.pop(stream, None)
             self._counted.pop(stream, None)
@@ -163,6 +179,7 @@ class AgentGateway:
         if report.facts.phase is HostPhase.RELEASED and not was_told:
             # Nothing is expected of a host that has left, nor is its silence noticed: the job would never end.
             raise WireError("ValidationException", f"{host} was not told to leave: it is released by an order alone")
+        self._signs.setdefault((job.name, job.attempt), {})[host] = self._clock.now()
         self._hear(job, host)
         if report.facts != record.facts and report.number > record.report_number:
             reporter = (job.name, job.attempt, host)
@@ -177,9 +194,18 @@ class AgentGateway:
             await self._store_lag(job, host, report.facts.checkpoints)
             self._hear(job, host)  # silence counts from the answer
             record = job.hosts[host]
-        order = record.order
+        order, dump = record.order, self._dumps.wanted(job, host)
         is_wanted = record.facts.phase is not HostPhase.LOST
-        return ReportReceipt(accepted=is_wanted, order_number=order.number if order is not None else 0)
+        return ReportReceipt(
+            accepted=is_wanted,
+            order_number=order.number if order is not None else 0,
+            dump_number=dump.number if dump is not None else 0,
+            dump_reason=dump.reason if dump is not None else "",
+        )
+
+    def take_dump(self, job: TrainingJob, host: str, dump: HostDump) -> None:
+        """Keep what a host's processes are doing. Raises: WireError 404 for a dump that nobody wants any more."""
+        self._dumps.take(job, host, dump)
 
     async def _store_lag(self, job: TrainingJob, host: str, facts: CheckpointFacts | None) -> None:
         """Store how far a host's checkpoints are behind, every few seconds while that changes."""

@@ -21,11 +21,15 @@ from clary.contract.launch_plan import (
     NetworkPlan,
     Resources,
 )
+from clary.contract.rehearsals import disk_bytes
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.scheduling.placement import HostMapping
 from clary.control.settings import Settings
 from clary.control.state_folder import RootSecrets, StateFolder
+
+LEAST_INTERVAL_S = 0.1  # between rows of what a host measures; also the least that ProfilerConfig may ask for
+UNPROFILED_INTERVAL_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +82,7 @@ def build_plan(
             instance_group=host.instance_group,
             processes_per_host=requested or host.processes_per_host,
             resources=resources[host.name],
+            disk_bytes=disk_bytes(job.request, host.name),
         )
         for host in mapping.hosts
     )
@@ -124,6 +129,7 @@ def build_plan(
         ),
         proxy_url=site.proxy_url,
         hang_timeout_s=settings.hang_timeout_s,
+        metrics_interval_s=metrics_interval_s(request, settings),
         restart_hung=settings.restart_hung,
         health_checks=settings.health_checks,
         network_checked_for=network_checked_for,
@@ -132,3 +138,17 @@ def build_plan(
         network_isolation=request.has_network_isolation,
         warnings=job.warnings,
     )
+
+
+def metrics_interval_s(request: JobRequest, settings: Settings) -> float:
+    """Return how often a job's hosts measure themselves; 0 for never.
+
+    What the job asks for wins. DisableProfiler makes it rare and does not end it: a job's instance metrics are no part
+    of the profiler.
+    """
+    if settings.metrics_interval_s == 0:
+        return 0.0
+    if request.is_profiler_disabled:
+        return max(UNPROFILED_INTERVAL_S, settings.metrics_interval_s)
+    interval_s = request.profiling_interval_s
+    return max(LEAST_INTERVAL_S, settings.metrics_interval_s if interval_s is None else interval_s)

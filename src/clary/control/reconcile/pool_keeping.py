@@ -5,6 +5,7 @@ Where: the reconciler asks on its passes; the rules are `jobs.warm_pools`'.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from datetime import datetime
 
@@ -20,6 +21,8 @@ from clary.control.jobs.training_job import AttemptEnd, TrainingJob
 from clary.control.jobs.warm_pools import PoolDecision
 from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.pool_gateway import PoolGateway
+
+log = logging.getLogger(__name__)
 
 SILENT_S = 30.0  # of an agent whose host waits: three of its questions
 GIVES_WAY = "its hosts were needed by a job that waited"
@@ -67,11 +70,7 @@ class PoolKeeper:
 
     def is_coming(self, job: TrainingJob) -> bool:
         """Whether hosts that fit are just being put in order after another job."""
-        now = self._clock.now()
-        return not job.pool and any(
-            warm_pools.is_becoming_available(other, now=now) and warm_pools.matches(job, other)
-            for other in self._hub.active_jobs()
-        )
+        return warm_pools.coming_for(job, self._hub.active_jobs(), now=self._clock.now()) is not None
 
     def idle(self) -> list[TrainingJob]:
         """Return the jobs whose hosts wait, those that have waited longest first."""
@@ -122,6 +121,11 @@ class PoolKeeper:
         """Let the agents of a job's pool see that it has an attempt to serve."""
         if job.pool:
             self._gateway.wake(job.pool)
+
+    async def give_up(self, job: TrainingJob, reason: str) -> None:
+        """Let nobody have the hosts that wait after an ended job any more; the next pass takes them back."""
+        log.info("job %s: its warm pool ends: %s", job.name, reason)
+        await self._hub.apply(job.name, events.PoolEnded(reason=reason))
 
     async def end(self, pool: str) -> None:
         """Take a pool's hosts back; raises EngineError."""

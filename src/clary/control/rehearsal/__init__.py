@@ -1,6 +1,7 @@
 """Rehearsals: a job under faults beside an uninterrupted twin, and what its resumes were worth. Pure.
 
 faults       what is to strike and when: words, texts, draws from a seed
+disks        how large the disks are that can be filled
 requests     two requests out of one, with places of their own
 readings     steps and losses out of log lines
 recordings   batches and optimizer steps out of what `compat.clary_rehearsal` wrote down

@@ -14,7 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from clary.contract.errors import Fault
+from clary.contract.failure_reasons import FULL_DISK, PREFIXES
 from clary.control.rehearsal.comparing import LossCheck, SampleCheck, check_losses, check_samples
+from clary.control.rehearsal.faults import FaultKind
 from clary.control.rehearsal.history import Attempt, History, Resume, make_history, scale_of
 
 COMPLETED = "Completed"
@@ -49,6 +52,7 @@ class Strike:
     words: str
     at_s: float | None  # after training began; None: it never struck
     note: str = ""  # why not, or what it did
+    kind: str = ""  # FaultKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,18 +136,51 @@ _Judgement = tuple[Verdict, str, str]
 def _of_ends(twin: Run, rehearsal: Run, strikes: Sequence[Strike]) -> _Judgement | None:
     if twin.status != COMPLETED:
         why = f": {twin.failure_reason}" if twin.failure_reason else ""
-        return Verdict.INCONCLUSIVE, f"the twin ended {twin.status} without any fault{why}", "make the job run first"
+        fills_disk = any(strike.kind == FaultKind.DISK_FULL for strike in strikes)
+        is_too_small = fills_disk and FULL_DISK in twin.failure_reason
+        return (
+            Verdict.INCONCLUSIVE,
+            f"the twin ended {twin.status} without any fault{why}",
+            "its disk is too small for the job: give a larger --disk-size"
+            if is_too_small
+            else "make the job run first",
+        )
     if len(twin.attempts) > 1:
         reason = f"the twin was interrupted itself: {twin.attempts[0].end}"
         return Verdict.INCONCLUSIVE, reason, "rehearse again when nothing disturbs it"
     if rehearsal.status != COMPLETED:
         why = f": {rehearsal.failure_reason}" if rehearsal.failure_reason else ""
+        if _died_of_full_disk(rehearsal, strikes):
+            return _full_disk(rehearsal, why)
         return Verdict.FAIL, f"the job did not come back: it ended {rehearsal.status}{why}", "read its log"
     missed = [strike for strike in strikes if strike.at_s is None]
     if missed:
         reason = f"{missed[0].words}: it never struck: {missed[0].note}"
         return Verdict.INCONCLUSIVE, reason, "choose an earlier moment"
     return None
+
+
+def _died_of_full_disk(rehearsal: Run, strikes: Sequence[Strike]) -> bool:
+    has_struck = any(strike.kind == FaultKind.DISK_FULL and strike.at_s is not None for strike in strikes)
+    return has_struck and (FULL_DISK in rehearsal.failure_reason or "Errno 28" in rehearsal.failure_reason)
+
+
+def _full_disk(rehearsal: Run, why: str) -> _Judgement:
+    if rehearsal.failure_reason.startswith(PREFIXES[Fault.USER]):  # it ended with 0, on a disk that was still full
+        return (
+            Verdict.FAIL,
+            f"the program ended on a full disk, and what it wrote last is missing or cut short: it ended "
+            f"{rehearsal.status}{why}",
+            "end with an error when results cannot be written; to see it go on once there is room again, give the "
+            "fault a length: algo-1@step:120+30s",
+        )
+    return (
+        Verdict.FAIL,
+        f"the program itself died of the full disk, and a program that fails so is not tried again: it ended "
+        f"{rehearsal.status}{why}",
+        "catch OSError (ENOSPC) where checkpoints are written, keep the last whole one and train on: write to another "
+        "name, rename when it is complete, remove older ones first",
+    )
 
 
 def _of_steps(twin: Run, rehearsal: Run, history: History, interruptions: Sequence[Interruption]) -> _Judgement | None:

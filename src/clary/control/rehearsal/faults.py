@@ -5,6 +5,9 @@ Where: `clary rehearse` prints the plan before anything starts and carries it ou
     step:120     when the log shows step 120, or a later one
     @30s         30 seconds after training has begun; the @ may be left out
     @30s+10s     the same, and over after 10 seconds
+
+    algo-1,algo-2@...    each of these hosts
+    algo-1:algo-2@...    what lies between these two
 """
 
 from __future__ import annotations
@@ -34,6 +37,10 @@ class FaultKind(StrEnum):
     KILL_RANK = "kill-rank"  # one rank's process is killed
     PARTITION = "partition"  # hosts are cut off their job's network
     SLOW = "slow"  # a host's link passes less
+    DISK_FULL = "disk-full"  # nothing more fits on the disk that a host then has to itself
+
+
+NEVER_DRAWN = (FaultKind.KILL_RANK, FaultKind.DISK_FULL)  # what comes of them is the launcher's doing, or the script's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +79,15 @@ class PlannedFault:
     rank: int | None = None
     length_s: float | None = None  # None: until the hosts go
     rate_mbit_s: float | None = None
+    is_between: bool = False  # a cut between the two hosts alone, each of which reaches all others
 
     def __str__(self) -> str:
         """Return `kill algo-2 at step 120`."""
-        target = f"rank {self.rank}" if self.rank is not None else ", ".join(self.hosts)
-        words = [{FaultKind.KILL_RANK: "kill"}.get(self.kind, self.kind.value), target]
+        target = (
+            f"rank {self.rank}" if self.rank is not None else (" from " if self.is_between else ", ").join(self.hosts)
+        )
+        verbs = {FaultKind.KILL_RANK: "kill", FaultKind.DISK_FULL: "fill the disk of"}
+        words = [verbs.get(self.kind, self.kind.value), target]
         if self.rate_mbit_s is not None:
             words.append(f"to {self.rate_mbit_s:g} Mbit/s")
         words.append(str(self.moment))
@@ -89,11 +100,15 @@ _FORMS = {
     FaultKind.RECLAIM: (rf"(?:(?P<hosts>{_HOST})@)?{_MOMENT}", "step:120, @30s or algo-2@step:120"),
     FaultKind.KILL: (rf"(?P<hosts>{_HOST})@{_MOMENT}", "algo-2@180s or algo-2@step:120"),
     FaultKind.KILL_RANK: (rf"(?P<rank>[0-9]{{1,6}})@{_MOMENT}", "3@180s or 3@step:120"),
-    FaultKind.PARTITION: (rf"(?P<hosts>{_HOST}(?:,{_HOST})*)@{_MOMENT}{_LENGTH}", "algo-1,algo-2@200s+10s"),
+    FaultKind.PARTITION: (
+        rf"(?P<hosts>{_HOST}(?:(?:,{_HOST})*|:{_HOST}))@{_MOMENT}{_LENGTH}",
+        "algo-1,algo-2@200s+10s, or algo-1:algo-2@200s+10s between two alone",
+    ),
     FaultKind.SLOW: (
         rf"(?P<hosts>{_HOST})@{_MOMENT}{_LENGTH}:(?P<rate>[0-9]{{1,6}}(?:\.[0-9]+)?)mbit",
         "algo-2@60s+30s:5mbit",
     ),
+    FaultKind.DISK_FULL: (rf"(?P<hosts>{_HOST})@{_MOMENT}{_LENGTH}", "algo-2@step:120 or algo-2@180s+30s"),
 }
 
 
@@ -109,11 +124,13 @@ def parse_fault(kind: FaultKind, text: str) -> PlannedFault:
     parts = found.groupdict()
     step, seconds, rank = parts["step"], parts["seconds"], parts.get("rank")
     length, rate = parts.get("length"), parts.get("rate")
+    hosts = parts.get("hosts") or ""
     moment = Moment(step=int(step)) if step is not None else Moment(seconds=float(seconds))
     return PlannedFault(
         kind=kind,
         moment=moment,
-        hosts=tuple((parts.get("hosts") or "").split(",")) if parts.get("hosts") else (),
+        hosts=tuple(re.split("[,:]", hosts)) if hosts else (),
+        is_between=":" in hosts,
         rank=None if rank is None else int(rank),
         length_s=None if length is None else float(length),
         rate_mbit_s=None if rate is None else float(rate),
@@ -130,6 +147,8 @@ def check_hosts(faults: Sequence[PlannedFault], host_names: Sequence[str]) -> No
             )
         if fault.kind in (FaultKind.PARTITION, FaultKind.SLOW) and len(host_names) < 2:
             raise ContractError(f"{fault}: a job of one host has no network between hosts", fault=Fault.USER)
+        if fault.is_between and fault.hosts[0] == fault.hosts[1]:
+            raise ContractError(f"{fault}: expected two hosts, algo-1:algo-2", fault=Fault.USER)
 
 
 def draw_faults(
@@ -138,11 +157,11 @@ def draw_faults(
     """Draw faults; the same arguments give the same faults, in the order of their moments.
 
     Args:
-        kinds: what can be had; kill-rank is never drawn, because what a launcher makes of it is not recovery.
+        kinds: what can be had; those that are `NEVER_DRAWN` are left out.
     """
     # Text seeds are hashed the same way everywhere; the hosts and kinds that there are belong to what is drawn.
     chance = random.Random(f"rehearsal:{seed}:{','.join(host_names)}")
-    possible = [kind for kind in FaultKind if kind in kinds and kind is not FaultKind.KILL_RANK]
+    possible = [kind for kind in FaultKind if kind in kinds and kind not in NEVER_DRAWN]
     if len(host_names) < 2:
         possible = [kind for kind in possible if kind not in (FaultKind.PARTITION, FaultKind.SLOW)]
     if not possible:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clary.contract.hyperparameters import JOB_NAME, SUBMIT_DIRECTORY
-from clary.contract.rehearsals import REHEARSAL_VARIABLE
+from clary.contract.rehearsals import DISKS_VARIABLE, REHEARSAL_VARIABLE
 
 MAX_NAME = 63  # CreateTrainingJob, TrainingJobName
 MAX_RETRIES = 30  # RetryStrategy.MaximumRetryAttempts
@@ -37,7 +37,7 @@ class RehearsalRequests:
 
 
 def rehearsal_requests(
-    request: Mapping[str, Any], *, suffix: str, num_faults: int, needs_spot: bool
+    request: Mapping[str, Any], *, suffix: str, num_faults: int, needs_spot: bool, disks: str = ""
 ) -> RehearsalRequests:
     """Make the requests.
 
@@ -45,11 +45,16 @@ def rehearsal_requests(
         request: CreateTrainingJob in AWS spelling.
         suffix: ends both names and their prefix, so that rehearsals never meet.
         needs_spot: whether capacity is to be reclaimed.
+        disks: `contract.rehearsals.disks_value` for hosts of both that get disks of their own; empty for none.
     """
     notes: list[str] = []
     base = str(request["TrainingJobName"])
     twin = _moved(request, name=_name(base, "twin", suffix), notes=notes)
     rehearsal = _moved(request, name=_name(base, "rehearsal", suffix), notes=[])
+    for made in (twin, rehearsal):
+        made["Environment"].pop(DISKS_VARIABLE, None)  # of the request of an earlier rehearsal
+        if disks:
+            made["Environment"][DISKS_VARIABLE] = disks
     strategy = rehearsal.get("RetryStrategy") or {}
     wanted = max(int(strategy.get("MaximumRetryAttempts", 0)), num_faults + SPARE_RETRIES)
     rehearsal["RetryStrategy"] = {"MaximumRetryAttempts": min(wanted, MAX_RETRIES)}

@@ -1,6 +1,6 @@
 """HTTP for agents: paths, tokens and JSON around the agent gateway.
 
-Source: contract/agent_protocol.py, which lists the four requests.
+Source: contract/agent_protocol.py, which lists the requests.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from urllib.parse import unquote
 
 from clary.contract.agent_protocol import LogBatch, Report
 from clary.contract.errors import ContractError, WireError
+from clary.contract.metric_samples import SampleBatch
 from clary.contract.plain import from_plain, to_plain
+from clary.contract.stack_dumps import HostDump
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.agent_gateway import AgentGateway
+from clary.control.reconcile.sample_gateway import SampleGateway
 from clary.control.server.internal_http import bearer_token, json_answer, query_of, read_json
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
@@ -24,10 +27,11 @@ _NUMBER = re.compile(r"[0-9]{1,9}")  # of an attempt
 
 
 class AgentRoutes:
-    """Answers requests below /clary/v1/agents/."""
+    """Answers requests below /clary/v1/agents/; `samples` None takes in no samples."""
 
-    def __init__(self, gateway: AgentGateway) -> None:
+    def __init__(self, gateway: AgentGateway, samples: SampleGateway | None = None) -> None:
         self._gateway = gateway
+        self._samples = samples
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
         """Answer one agent; raises WireError with the status to send."""
@@ -45,6 +49,11 @@ class AgentRoutes:
                 return json_answer(to_plain(await self._gateway.report(job, host, _body(Report, request))))
             case ("POST", "logs"):
                 return json_answer(to_plain(await self._gateway.append_logs(job, host, _body(LogBatch, request))))
+            case ("POST", "dumps"):
+                self._gateway.take_dump(job, host, _body(HostDump, request))
+                return json_answer({})
+            case ("POST", "samples") if self._samples is not None:
+                return json_answer(to_plain(await self._samples.append(job, host, _body(SampleBatch, request))))
         raise WireError("NotFound", f"no such agent request: {request.method} {action}", http_status=404)
 
     async def _order(self, job: TrainingJob, host: str, request: HttpRequest) -> Any:

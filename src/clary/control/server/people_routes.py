@@ -17,9 +17,11 @@ from clary.control.jobs.ledger import ledger
 from clary.control.jobs.timeline import timeline
 from clary.control.jobs.training_job import PastAttempt, TrainingJob
 from clary.control.server.checkpoint_routes import CheckpointRoutes, checkpoint_facts
+from clary.control.server.dump_page import ask_for_dump, dump_page
 from clary.control.server.health_page import health_page
 from clary.control.server.internal_http import bearer_token, json_answer, query_of, read_json
 from clary.control.server.rehearsal_actions import RehearsalActions
+from clary.control.server.series_page import series_page
 from clary.control.server.spot_actions import reclaim
 from clary.control.services.call import Services
 from clary.control.store.errors import BadToken, StreamNotFound
@@ -72,10 +74,16 @@ class PeopleRoutes:
                 return json_answer(self._plan(job))
             case "health":
                 return json_answer(health_page(job))
+            case "series":
+                return json_answer(await series_page(self._services, job, query_of(request)))
             case "logs":
                 return json_answer(await self._log_page(job, request))
             case "checkpoints" if self._checkpoints is not None:
                 return json_answer(await self._checkpoints.answer(job, query_of(request)))
+            case "dump" if request.method == "POST":
+                return json_answer(ask_for_dump(self._services, job))
+            case "dump":
+                return json_answer(dump_page(self._services, job, query_of(request)))
             case "reclaim" if request.method == "POST":
                 return json_answer(await reclaim(self._services, job, read_json(request)))
             case "request":
@@ -84,9 +92,8 @@ class PeopleRoutes:
                 return json_answer(await self._rehearsals.strike(job, read_json(request)))
             case "records" if self._rehearsals is not None:
                 return json_answer(await self._rehearsals.records(job, query_of(request)))
-        raise WireError(
-            "NotFound", f"a job has no page {page!r}; there are plan, logs, health and checkpoints", http_status=404
-        )
+        known = "plan, logs, series, health, dump and checkpoints"
+        raise WireError("NotFound", f"a job has no page {page!r}; there are {known}", http_status=404)
 
     def _facts(self, job: TrainingJob) -> dict[str, Any]:
         plan = job.plan or {"hosts": [], "environment": {}}
@@ -102,6 +109,7 @@ class PeopleRoutes:
                 "exits": _exits(record.facts.exits),
                 "notes": list(record.facts.notes),
                 "standstill": record.facts.standstill,
+                "rendezvous_at": to_plain(record.facts.rendezvous_at),
             }
             for name, record in job.hosts.items()
         ]

@@ -2,11 +2,13 @@
 
 Where: `clary rehearse` sends these. A job is struck only if it was created as a rehearsal.
 
-    GET  /clary/v1/rehearsal                 -> kinds of faults that can not be had here, and why
+    GET  /clary/v1/rehearsal                 -> kinds of faults that can not be had here; room for disks
     GET  /clary/v1/jobs/NAME/request         -> the job's CreateTrainingJob request
     POST /clary/v1/jobs/NAME/strike          {"kind": "kill", "hosts": ["algo-2"]}
                                              {"kind": "kill-rank", "rank": 3}
                                              {"kind": "partition", "hosts": ["algo-2"], "is_over": false}
+                                             {"kind": "partition", "hosts": ["algo-1", "algo-2"], "between": true}
+                                             {"kind": "disk-full", "hosts": ["algo-2"], "is_over": false}
                                              {"kind": "slow", "hosts": ["algo-2"], "rate_mbit_s": 5, "is_over": false}
     GET  /clary/v1/jobs/NAME/records?attempt=1   -> records of an attempt that is over
 """
@@ -28,7 +30,7 @@ from clary.control.wire.messages import HttpRequest, HttpResponse
 
 PATH = "/clary/v1/rehearsal"
 MAX_RATE_MBIT_S = 1_000_000.0
-KINDS = ("kill", "kill-rank", "partition", "slow")
+KINDS = ("kill", "kill-rank", "partition", "slow", "disk-full")
 
 
 class Faults(Protocol):
@@ -36,6 +38,9 @@ class Faults(Protocol):
 
     def refusals(self) -> Mapping[str, str]:
         """Return kind of fault -> why it can not be had here."""
+
+    def largest_disk_bytes(self) -> int:
+        """Return how much the disks of all hosts of a rehearsal may hold together."""
 
     async def kill_host(self, plan: LaunchPlan, host: str) -> None:
         """Kill everything on a host at once."""
@@ -45,6 +50,12 @@ class Faults(Protocol):
 
     async def connect(self, plan: LaunchPlan, hosts: Sequence[str], *, up: bool) -> None:
         """Cut hosts off their job's network, or connect them again."""
+
+    async def connect_two(self, plan: LaunchPlan, hosts: tuple[str, str], *, up: bool) -> None:
+        """Cut two hosts off each other and from nobody else, or connect them again."""
+
+    async def fill_disk(self, plan: LaunchPlan, host: str, *, is_full: bool) -> None:
+        """Leave no room on the disk that a host has to itself, or give it its room again."""
 
     async def set_rate(self, plan: LaunchPlan, host: str, rate_mbit_s: float | None) -> None:
         """Let a host's link pass no more than this; None: what its plan says."""
@@ -64,7 +75,8 @@ class RehearsalActions:
         """Say what can not be had here; raises WireError for a wrong token."""
         if not hmac.compare_digest(bearer_token(request).encode(), self._admin_token.encode()):
             raise WireError("AccessDenied", "the token does not open this service", http_status=403)
-        return json_answer({"refusals": dict(self._faults.refusals())})
+        largest_bytes = self._faults.largest_disk_bytes()
+        return json_answer({"refusals": dict(self._faults.refusals()), "largest_disk_bytes": largest_bytes})
 
     async def records(self, job: TrainingJob, query: Mapping[str, str]) -> dict[str, Any]:
         """Return the records of one attempt. Raises: WireError for a job that is no rehearsal."""
@@ -103,12 +115,19 @@ class RehearsalActions:
     async def _strike_hosts(
         self, plan: LaunchPlan, kind: str, hosts: list[str], body: dict[str, Any], *, is_over: bool
     ) -> None:
+        if kind == "partition" and body.get("between"):
+            if len(hosts) != 2 or hosts[0] == hosts[1]:
+                raise WireError("ValidationException", f"between takes two hosts, got {', '.join(hosts)[:80]}")
+            await self._faults.connect_two(plan, (hosts[0], hosts[1]), up=is_over)
+            return
         if kind == "partition":
             await self._faults.connect(plan, hosts, up=is_over)
             return
         for host in hosts:
             if kind == "kill":
                 await self._faults.kill_host(plan, host)
+            elif kind == "disk-full":
+                await self._faults.fill_disk(plan, host, is_full=not is_over)
             else:
                 rate = None if is_over else _number(body, "rate_mbit_s", float)
                 await self._faults.set_rate(plan, host, rate)

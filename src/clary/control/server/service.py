@@ -32,12 +32,15 @@ from clary.control.objects.seaweed import EmbeddedStore
 from clary.control.objects.store_client import StoreClient
 from clary.control.reconcile.admission import Admission
 from clary.control.reconcile.agent_gateway import AgentGateway
+from clary.control.reconcile.dump_desk import DumpDesk
 from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.log_cleaning import keep_removing
 from clary.control.reconcile.planning import Site
 from clary.control.reconcile.pool_gateway import PoolGateway
 from clary.control.reconcile.pool_keeping import PoolKeeper
 from clary.control.reconcile.reconciler import Reconciler
+from clary.control.reconcile.sample_gateway import SampleGateway
+from clary.control.reconcile.series_keeping import keep_series
 from clary.control.reconcile.spot_market import SpotMarket
 from clary.control.scheduling.prices import load_prices
 from clary.control.scheduling.spot import SpotSchedule, load_schedule
@@ -47,6 +50,7 @@ from clary.control.server.checkpoint_routes import CheckpointRoutes
 from clary.control.server.clary_handler import ClaryHandler
 from clary.control.server.connect_proxy import ConnectProxy
 from clary.control.server.listener import Listener
+from clary.control.server.metrics_page import MetricsPage
 from clary.control.server.ownership import cancel, database_lease, sole_owner
 from clary.control.server.people_routes import PeopleRoutes
 from clary.control.server.pool_routes import PoolRoutes
@@ -97,6 +101,7 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
         resolve_image = partial(resolve, settings=settings, probe=InterpreterProbe())
         market = SpotMarket(hub, clock, _spot_schedule(settings))
         admission = Admission(settings, engine.machine(), hub, resolve_image, market, clock)
+        dumps = DumpDesk(folder.root / "dumps", clock=clock)
         services = Services(
             settings=settings,
             clock=clock,
@@ -106,18 +111,21 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
             objects=ObjectLookup(client, clock),
             admission=admission,
             work_folders=engine,
+            dumps=dumps,
             prices=prices,
         )
         isolation = engine.isolation()[0]  # makes a network to find out: before anybody waits for an answer
-        gateway = AgentGateway(hub, logs, store, clock)
+        gateway = AgentGateway(hub, logs, store, dumps, clock)
+        samples = SampleGateway(store.series, clock)
         pool_gateway = PoolGateway(hub, clock, pool_token=secrets.pool_token)
         checkpoints = CheckpointRoutes(client)
         stack.push_async_callback(checkpoints.close)
         rehearsals = RehearsalActions(LocalFaults(engine, settings.home_folder), admin_token=secrets.admin_token)
         people = PeopleRoutes(services, admin_token=secrets.admin_token, checkpoints=checkpoints, rehearsals=rehearsals)
         spot = SpotRoutes(market, admin_token=secrets.admin_token)
-        handler = ClaryHandler(AgentRoutes(gateway), PoolRoutes(pool_gateway), people, spot, rehearsals)
-        await _listen(stack, services, handler, ports=ports, secrets=secrets, object_store=object_store)
+        handler = ClaryHandler(AgentRoutes(gateway, samples), PoolRoutes(pool_gateway), people, spot, rehearsals)
+        metrics = MetricsPage(hub, samples, clock, token=secrets.metrics_token, access=settings.metrics_page)
+        await _listen(stack, services, handler, metrics, ports=ports, secrets=secrets, object_store=object_store)
         (folder.client / SAGEMAKER_CONFIG).write_text(sagemaker_config(settings))
         reconciler = Reconciler(
             hub=hub,
@@ -141,6 +149,8 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
         )
         stack.push_async_callback(cancel, asyncio.create_task(reconciler.run(), name="reconciler"))
         stack.push_async_callback(cancel, asyncio.create_task(keep_removing(logs, hub), name="log-cleaning"))
+        keeping = keep_series(store.series, samples, settings, clock)
+        stack.push_async_callback(cancel, asyncio.create_task(keeping, name="series-keeping"))
         me = ProcessId.of(os.getpid())
         assert me is not None, "this process exists"
         folder.write_service_record(
@@ -171,6 +181,7 @@ async def _listen(
     stack: AsyncExitStack,
     services: Services,
     handler: ClaryHandler,
+    metrics: MetricsPage,
     *,
     ports: Ports,
     secrets: RootSecrets,
@@ -197,6 +208,7 @@ async def _listen(
         aws_handler=AwsHandler(services, verifier).handle,
         s3_front=front,
         clary_handler=handler.handle,
+        metrics_handler=metrics.handle,
         max_body_bytes=settings.max_body_bytes,
         tls_context=_tls_context(settings),
         tls_port=ports.tls or 0,

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from clary.contract.clock import Clock
 from clary.control.jobs.training_job import TrainingJob
+from clary.control.reconcile.dump_desk import DumpDesk
 from clary.control.reconcile.hub import JobHub
 from clary.control.scheduling.prices import PriceList, load_prices
 from clary.control.settings import Settings
@@ -51,6 +52,7 @@ class Services:
     objects: ObjectLookup
     admission: Admission
     work_folders: WorkFolders
+    dumps: DumpDesk
     prices: PriceList = field(default_factory=load_prices)
 
 

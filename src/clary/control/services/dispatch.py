@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clary.contract.errors import WireError
-from clary.control.services import iam, logs, metrics, sts
+from clary.control.services import iam, logs, metric_data, metrics, sts
 from clary.control.services.call import Call, Handler
 from clary.control.services.sagemaker import job_lists, tags, training_jobs
 from clary.control.store.errors import JobNotFound
@@ -37,6 +37,7 @@ HANDLERS: Mapping[tuple[str, str], Handler] = {
     ("iam", "ListAttachedRolePolicies"): iam.list_attached_role_policies,
     ("iam", "SimulatePrincipalPolicy"): iam.simulate_principal_policy,
     ("cloudwatch", "GetMetricStatistics"): metrics.get_metric_statistics,
+    ("cloudwatch", "GetMetricData"): metric_data.get_metric_data,
     ("cloudwatch", "ListMetrics"): metrics.list_metrics,
     ("sagemaker-metrics", "BatchPutMetrics"): metrics.batch_put_metrics,
 }

@@ -1,26 +1,30 @@
 """Metrics of jobs: CloudWatch's statistics and SageMaker's metric operations.
 
-Source: GetMetricStatistics, ListMetrics (CloudWatch); BatchPutMetrics (sagemaker-metrics). Namespace
-`/aws/sagemaker/TrainingJobs`, dimension `TrainingJobName`; or `Host`, JOB/HOST, of what the service itself keeps.
+Source: GetMetricStatistics, ListMetrics (CloudWatch; `services.metric_data` has GetMetricData); BatchPutMetrics
+(sagemaker-metrics). Namespace `/aws/sagemaker/TrainingJobs`, dimension `TrainingJobName`; or `Host`, JOB/HOST, of what
+hosts measure (`services.instance_metrics`) and of what the service itself keeps.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from clary.contract.errors import WireError
 from clary.control.jobs import host_metrics
 from clary.control.jobs.training_job import FinalMetric
+from clary.control.services import instance_metrics
 from clary.control.services.call import Call
+from clary.control.services.instance_metrics import Statistics
 from clary.control.store.errors import JobNotFound
 
 NAMESPACE = "/aws/sagemaker/TrainingJobs"
 DIMENSION = "TrainingJobName"
 HOST_DIMENSION = "Host"
 MAX_DATAPOINTS = 1440  # of one GetMetricStatistics answer
+_UNITS = {**host_metrics.UNITS, **dict.fromkeys(instance_metrics.SERIES, instance_metrics.UNIT)}
 
 
 async def get_metric_statistics(call: Call) -> Mapping[str, Any]:
@@ -44,29 +48,63 @@ async def get_metric_statistics(call: Call) -> Mapping[str, Any]:
             f"{MAX_DATAPOINTS:,}. You may reduce the datapoints requested by increasing Period, or decreasing the time "
             "range.",
         )
-    values = await _read(call, params["MetricName"], params["StartTime"], params["EndTime"])
-    periods: dict[int, list[float]] = {}
-    for value in values:
-        if math.isnan(value.value):
-            continue  # a loss that is not a number would turn the whole period into one
-        periods.setdefault(int(value.at.timestamp()) // period_s * period_s, []).append(value.value)
-    unit = host_metrics.UNITS.get(params["MetricName"], "None") if _host_name(call) else "None"
+    periods = await statistics_by_period(
+        call, params, start=params["StartTime"], end=params["EndTime"], period_s=period_s
+    )
+    unit = _UNITS.get(params["MetricName"], "None") if _host_name(params) else "None"
     points = [
-        {"Timestamp": datetime.fromtimestamp(start, UTC), "Unit": unit, **_statistics(wanted, numbers)}
-        for start, numbers in sorted(periods.items())
+        {
+            "Timestamp": datetime.fromtimestamp(start, UTC),
+            "Unit": unit,
+            **{name: value for name in wanted if (value := statistics.value(name)) is not None},
+        }
+        for start, statistics in sorted(periods.items())
     ]
     return {"Label": params["MetricName"], "Datapoints": points}
 
 
+async def statistics_by_period(
+    call: Call, metric: Mapping[str, Any], *, start: datetime, end: datetime, period_s: int
+) -> dict[int, Statistics]:
+    """Return start of a period, in seconds since 1970 -> statistics of what was measured in it.
+
+    Args:
+        call: in whose name.
+        metric: Namespace, MetricName and Dimensions.
+        start: of the time.
+        end: of it, exclusive.
+        period_s: periods begin at its multiples since 1970.
+    """
+    job_name, host, name = _job_name(metric), _host_name(metric), metric["MetricName"]
+    if metric.get("Namespace") != NAMESPACE or job_name is None:
+        return {}
+    if host and name in instance_metrics.SERIES:
+        return await instance_metrics.statistics_of(
+            call, name, job_name=job_name, host=host, start=start, end=end, period_s=period_s
+        )
+    stored_name = host_metrics.stored_name(name, host) if host else name
+    periods: dict[int, list[float]] = {}
+    for value in await call.services.store.query_metrics(job_name, stored_name, start, end):
+        if math.isnan(value.value):
+            continue  # a loss that is not a number would turn the whole period into one
+        periods.setdefault(int(value.at.timestamp()) // period_s * period_s, []).append(value.value)
+    return {
+        begin: Statistics(min(numbers), max(numbers), sum(numbers) / len(numbers), float(len(numbers)))
+        for begin, numbers in periods.items()
+    }
+
+
 async def list_metrics(call: Call) -> Mapping[str, Any]:
     """List the metrics of the job, or of the host, that the dimension names."""
-    job_name, host = _job_name(call), _host_name(call)
+    job_name, host = _job_name(call.params), _host_name(call.params)
     job = None if job_name is None else await call.services.store.get_job(job_name)
     if job is None or call.params.get("Namespace", NAMESPACE) != NAMESPACE:
         return {"Metrics": []}
     if host:
         record = job.hosts.get(host)
-        names = () if record is None or record.facts.checkpoints is None else tuple(host_metrics.UNITS)
+        kept = () if record is None or record.facts.checkpoints is None else tuple(host_metrics.UNITS)
+        measured = await instance_metrics.known_metrics(call, job.name)
+        names = (*measured.get(host, ()), *kept)
         dimension = {"Name": HOST_DIMENSION, "Value": f"{job.name}/{host}"}
     else:
         names = tuple(metric.name for metric in job.final_metrics)
@@ -96,28 +134,19 @@ async def batch_put_metrics(call: Call) -> Mapping[str, Any]:
     return {"Errors": []}
 
 
-async def _read(call: Call, metric: str, start: datetime, end: datetime) -> Sequence[FinalMetric]:
-    job_name = _job_name(call)
-    if call.params.get("Namespace") != NAMESPACE or job_name is None:
-        return []
-    host = _host_name(call)
-    name = host_metrics.stored_name(metric, host) if host else metric
-    return await call.services.store.query_metrics(job_name, name, start, end)
-
-
-def _job_name(call: Call) -> str | None:
+def _job_name(metric: Mapping[str, Any]) -> str | None:
     """Return the job that the dimensions name, by itself or by one of its hosts."""
-    of_host = _dimension(call, HOST_DIMENSION)
-    return of_host.partition("/")[0] if of_host is not None else _dimension(call, DIMENSION)
+    of_host = _dimension(metric, HOST_DIMENSION)
+    return of_host.partition("/")[0] if of_host is not None else _dimension(metric, DIMENSION)
 
 
-def _host_name(call: Call) -> str:
+def _host_name(metric: Mapping[str, Any]) -> str:
     """Return the host that the dimensions name; empty for none."""
-    return (_dimension(call, HOST_DIMENSION) or "").partition("/")[2]
+    return (_dimension(metric, HOST_DIMENSION) or "").partition("/")[2]
 
 
-def _dimension(call: Call, name: str) -> str | None:
-    for dimension in call.params.get("Dimensions") or ():
+def _dimension(metric: Mapping[str, Any], name: str) -> str | None:
+    for dimension in metric.get("Dimensions") or ():
         if dimension["Name"] == name:
             value = dimension.get("Value")  # ListMetrics may name a dimension without its value
             return None if value is None else str(value)
@@ -126,17 +155,6 @@ def _dimension(call: Call, name: str) -> str | None:
 
 def _no_job(name: str) -> WireError:
     return WireError("ResourceNotFound", f"There is no training job {name}.", http_status=404)
-
-
-def _statistics(wanted: Sequence[str], numbers: Sequence[float]) -> dict[str, float]:
-    everything = {
-        "Average": sum(numbers) / len(numbers),
-        "Sum": sum(numbers),
-        "Minimum": min(numbers),
-        "Maximum": max(numbers),
-        "SampleCount": float(len(numbers)),
-    }
-    return {name: everything[name] for name in wanted if name in everything}
 
 
 def _as_time(value: datetime | float) -> datetime:

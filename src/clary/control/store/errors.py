@@ -80,3 +80,7 @@ class BadLogQuery(StoreError):
     """A log query outside what the service supports; clients see it as InvalidParameterException."""
 
     default_fault = Fault.USER
+
+
+class SeriesMoved(StoreError):
+    """Blocks of series were joined or removed by another while they were looked at; look again."""

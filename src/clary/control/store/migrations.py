@@ -25,8 +25,14 @@ _MIGRATION_LOCK = 0x636C617279
 # Where the two databases spell a column differently. Names sort by code point in both: pages continue where they
 # stopped only if the database orders names as the page token compares them.
 _WORDS = {
-    "sqlite": {"text": "TEXT", "double": "DOUBLE", "identity": "INTEGER PRIMARY KEY AUTOINCREMENT"},
+    "sqlite": {
+        "bytes": "BLOB",
+        "text": "TEXT",
+        "double": "DOUBLE",
+        "identity": "INTEGER PRIMARY KEY AUTOINCREMENT",
+    },
     "postgresql": {
+        "bytes": "BYTEA",
         "text": 'TEXT COLLATE "C"',
         "double": "DOUBLE PRECISION",
         "identity": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
@@ -138,7 +144,40 @@ def _add_warm_pools(connection: Connection) -> None:
         connection.exec_driver_sql(statement.format(**words))
 
 
+def _add_series(connection: Connection) -> None:
+    words = _WORDS[connection.dialect.name]
+    for statement in (
+        """CREATE TABLE series_ends (
+            job_name {text} NOT NULL REFERENCES jobs (name) ON DELETE CASCADE,
+            attempt INTEGER NOT NULL,
+            host {text} NOT NULL,
+            next_row BIGINT NOT NULL,
+            num_dropped BIGINT NOT NULL,
+            PRIMARY KEY (job_name, attempt, host)
+        )""",
+        """CREATE TABLE series_blocks (
+            id {identity},
+            job_name {text} NOT NULL REFERENCES jobs (name) ON DELETE CASCADE,
+            attempt INTEGER NOT NULL,
+            host {text} NOT NULL,
+            step_ms BIGINT NOT NULL,
+            start_ms BIGINT NOT NULL,
+            end_ms BIGINT NOT NULL,
+            num_rows BIGINT NOT NULL,
+            is_rolled INTEGER NOT NULL,
+            is_open INTEGER NOT NULL,
+            data {bytes} NOT NULL
+        )""",
+        "CREATE INDEX series_by_time ON series_blocks (job_name, host, step_ms, end_ms)",
+        "CREATE INDEX series_open ON series_blocks (job_name, attempt, host, step_ms, is_rolled, start_ms, num_rows)"
+        " WHERE is_open = 1",
+        "CREATE INDEX series_by_age ON series_blocks (step_ms, end_ms) WHERE is_rolled = 1",
+    ):
+        connection.exec_driver_sql(statement.format(**words))
+
+
 MIGRATIONS: tuple[Migration, ...] = (
     Migration(number=1, name="jobs, tags, metrics, leases", apply=_create_first_tables),
     Migration(number=2, name="warm pools of jobs", apply=_add_warm_pools),
+    Migration(number=3, name="series", apply=_add_series),
 )

@@ -27,6 +27,7 @@ from clary.control.store.group_commit import GroupCommitWriter
 from clary.control.store.job_queries import JobPage, JobQuery
 from clary.control.store.leases import Lease
 from clary.control.store.migrations import migrate
+from clary.control.store.series_blocks import SeriesBlocks
 from clary.control.store.tables import from_microseconds, jobs, metrics, properties, tags, to_microseconds
 
 T = TypeVar("T")
@@ -72,6 +73,7 @@ class Store:
         self._writer = GroupCommitWriter(self._write_engine)
         self._readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="clary-store-reader")
         self._is_closed = False
+        self.series = SeriesBlocks(read=self._read, write=self._writer.run)  # what hosts measure
 
     @classmethod
     async def open(cls, database_url: str) -> Store:

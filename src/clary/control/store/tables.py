@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import BigInteger, Column, Double, Integer, MetaData, Table, Text
+from sqlalchemy import BigInteger, Column, Double, Integer, LargeBinary, MetaData, Table, Text
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -49,6 +49,32 @@ metrics = Table(
     Column("metric_name", Text, nullable=False),
     Column("at", BigInteger, nullable=False),
     Column("value", Double),  # NULL is not-a-number: SQLite keeps no NaN
+)
+
+series_ends = Table(
+    "series_ends",
+    metadata,
+    Column("job_name", Text, primary_key=True),
+    Column("attempt", Integer, primary_key=True),
+    Column("host", Text, primary_key=True),
+    Column("next_row", BigInteger, nullable=False),  # rows below are stored, or will never be
+    Column("num_dropped", BigInteger, nullable=False),  # rows that the agent gave up
+)
+
+series_blocks = Table(
+    "series_blocks",
+    metadata,
+    Column("id", BigInteger, primary_key=True),
+    Column("job_name", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("host", Text, nullable=False),
+    Column("step_ms", BigInteger, nullable=False),  # 0: rows as they were measured
+    Column("start_ms", BigInteger, nullable=False),  # times of the first and the last row
+    Column("end_ms", BigInteger, nullable=False),
+    Column("num_rows", BigInteger, nullable=False),
+    Column("is_rolled", Integer, nullable=False),  # whether coarser blocks hold the same values
+    Column("is_open", Integer, nullable=False),  # whether it waits to be joined to others
+    Column("data", LargeBinary, nullable=False),  # control/series/codec.py
 )
 
 leases = Table(

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 from fake_checkpoint_store import FakeCheckpointStore, FakeClock
 
+from clary.agent.checkpoints.choosing import Choice
 from clary.agent.checkpoints.folder import CheckpointFolder
-from clary.agent.checkpoints.grouping import Sight, choose, contents_of, follow
 from clary.agent.checkpoints.history import Writer
+from clary.agent.checkpoints.looking import Looks
 from clary.agent.checkpoints.places import Prefix
 from clary.agent.checkpoints.publishing import Publisher
 from clary.agent.checkpoints.restoring import Restored, restore
-from clary.agent.checkpoints.scanning import scan
+from clary.agent.checkpoints.sights import Pace
 from clary.agent.checkpoints.storing import SetWriter
 from clary.agent.object_store import parse_s3_uri
 
 URI = "s3://bucket/ckpt"
 HOSTS = ("algo-1", "algo-2")
+PACE = Pace(settle_s=2.0, interval_s=5.0)
 _numbers = itertools.count()
 
 
@@ -34,7 +37,7 @@ class MirroredFolder:
         self.prefix = Prefix(parse_s3_uri(uri))
         self.notes: list[str] = []
         self.clock = FakeClock()
-        self.sights: dict[str, Sight] = {}
+        self.looks = Looks(self.folder, pace=PACE)
         self.restored: Restored = restore(self.folder, self.prefix, store, host=host, first=hosts[0], others=hosts[1:])
         site = Writer(
             host=host,
@@ -62,11 +65,28 @@ class MirroredFolder:
     def round(self, *, settle_s: float = 0.0, publish: bool = True) -> bool:
         """One look, and a set of what may be taken; returns whether there is a new one."""
         self.clock.seconds += 1
-        snapshot = scan(self.folder)
-        now_s = self.clock.monotonic()
-        self.sights = follow(self.sights, contents_of(snapshot), taken=self.writer.taken, now_s=now_s)
-        choice = choose(self.sights, now_s=now_s, settle_s=settle_s, patience_s=10)
-        is_new = False if choice.is_empty and not self.writer.is_uncertain else self.writer.take(snapshot, choice)
+        look = self.looks.first if settle_s else self.looks.last
+        choice = look(self.writer.taken, now_s=self.clock.monotonic())
+        return self._take(choice, publish=publish)
+
+    def pair_of_looks(self, between: Callable[[], object] = lambda: None) -> Choice:
+        """Two looks and what happens between them, then a set of what may be taken; returns what that was."""
+        self.clock.seconds += PACE.interval_s - PACE.settle_s
+        self.looks.first(self.writer.taken, now_s=self.clock.monotonic())
+        between()
+        self.clock.seconds += PACE.settle_s
+        choice = self.looks.second(self.writer.taken, now_s=self.clock.monotonic())
+        self._take(choice, publish=True)
+        return choice
+
+    def _take(self, choice: Choice, *, publish: bool) -> bool:
+        is_new = False
+        try:
+            if not choice.is_empty or self.writer.is_uncertain:
+                is_new = self.writer.take(self.looks.snapshot, choice, held=self.looks.held)
+                self.looks.compare(self.writer.taken, now_s=self.clock.monotonic())
+        finally:
+            self.looks.forget()
         if publish:
             self.publisher.publish(self.writer.last)
         return is_new

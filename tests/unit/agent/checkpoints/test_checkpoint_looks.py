@@ -1,4 +1,4 @@
-"""The folder as it is looked at, and what of it may be taken when."""
+"""The folder as it is looked at, and what of it belongs together."""
 
 from __future__ import annotations
 
@@ -12,29 +12,14 @@ from hypothesis import strategies as st
 
 from clary.agent.checkpoints.folder import CheckpointFolder
 from clary.agent.checkpoints.grouping import (
-    NOTHING,
     TOP,
-    GroupContent,
     GroupVersion,
-    choose,
-    contents_of,
-    follow,
     group_of,
     without_collisions,
 )
 from clary.agent.checkpoints.places import TakenNames, inner_target, path_problem
-from clary.agent.checkpoints.scanning import FileFacts, Snapshot, scan
+from clary.agent.checkpoints.scanning import Snapshot, scan
 from clary.contract.checkpoint_sets import CheckpointFile
-
-
-def facts(tag: int) -> FileFacts:
-    return FileFacts(size_bytes=tag, modified_ns=tag, changed_ns=tag, inode=1, mode=0o644)
-
-
-def look(sights, now_s, *, taken=None, **files: int):
-    """One more look at files, `x__a=3` being `x/a` in state 3."""
-    snapshot = Snapshot(files={name.replace("__", "/"): facts(tag) for name, tag in files.items()})
-    return follow(sights, contents_of(snapshot), taken=taken or {}, now_s=now_s)
 
 
 def test_everything_that_is_kept_is_seen(tmp_path: Path) -> None:
@@ -127,40 +112,6 @@ def test_a_path_without_a_problem_stays_below_its_folder(path: str) -> None:
     if path_problem(path) is None:
         assert os.path.normpath(path) == path
         assert not path.startswith(("/", ".."))
-
-
-def test_a_group_is_taken_when_it_has_rested() -> None:
-    sights = look({}, 0.0, step__a=1)
-    assert choose(sights, now_s=0.0, settle_s=1, patience_s=10).waiting == {"step"}
-    sights = look(sights, 0.9, step__a=1, step__b=1)
-    assert choose(sights, now_s=0.9, settle_s=1, patience_s=10).waiting == {"step"}
-    sights = look(sights, 2.0, step__a=1, step__b=1)
-    assert choose(sights, now_s=2.0, settle_s=1, patience_s=10).whole == {"step"}
-
-
-def test_a_group_that_is_as_it_was_taken_is_left_alone() -> None:
-    taken = {"step": GroupContent(files={"step/a": facts(1)})}
-    sights = look({}, 0.0, taken=taken, step__a=1)
-    assert choose(sights, now_s=9.0, settle_s=1, patience_s=10).is_empty
-    sights = look(sights, 10.0, taken=taken)
-    assert sights["step"].content == NOTHING
-    assert choose(sights, now_s=12.0, settle_s=1, patience_s=10).whole == {"step"}, "it was deleted"
-
-
-def test_one_group_does_not_wait_for_another() -> None:
-    sights = look({}, 0.0, old__a=1, log=1)
-    sights = look(sights, 2.0, old__a=1, log=2)
-    choice = choose(sights, now_s=2.0, settle_s=1, patience_s=10)
-    assert (choice.whole, choice.waiting) == ({"old"}, {TOP})
-
-
-def test_a_group_that_never_rests_is_taken_file_by_file() -> None:
-    sights = {}
-    for second in range(12):
-        sights = look(sights, float(second), model=1, log=second)
-    choice = choose(sights, now_s=11.0, settle_s=1, patience_s=10)
-    assert choice.whole == set()
-    assert choice.single == {TOP: {"model"}}
 
 
 def test_a_file_and_a_folder_of_one_name_never_meet_in_a_set() -> None:

@@ -8,47 +8,10 @@ from pathlib import Path
 
 import pytest
 from fake_checkpoint_store import FakeCheckpointStore
+from mirror_under_test import INTERVAL_S, PATIENCE_S, MirrorUnderTest
 from mirrored_folder import MirroredFolder
 
-from clary.agent.checkpoints.mirror import Mirror
-from clary.agent.checkpoints.outcomes import Listeners
-from clary.agent.checkpoints.progress import Progress
-from clary.contract.agent_protocol import CheckpointFacts
-from clary.contract.clock import SystemClock
 from clary.contract.errors import Fault, ObjectStoreError
-
-INTERVAL_S = 0.1
-PATIENCE_S = 20.0
-
-
-class MirrorUnderTest:
-    """A mirror of a folder, and what it has told."""
-
-    def __init__(self, tmp_path: Path, store: FakeCheckpointStore, *, settle_s: float = 0.05) -> None:
-        self.host = MirroredFolder(tmp_path, store)
-        self.store = store
-        self.facts: list[CheckpointFacts] = []
-        self.lines: list[str] = []
-        self.notes: list[str] = []
-        clock = SystemClock()
-        self.mirror = Mirror(
-            self.host.folder,
-            self.host.writer,
-            self.host.publisher,
-            progress=Progress(CheckpointFacts(), interval_s=INTERVAL_S, clock=clock),
-            listeners=Listeners(tell=self.facts.append, say=self.lines.append, note=self.notes.append),
-            break_off=store.close,
-            interval_s=INTERVAL_S,
-            clock=clock,
-            settle_s=settle_s,
-        )
-        self.mirror.start()
-
-    def wait_for(self, condition) -> None:
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < deadline_s, (self.facts[-1:], self.lines, self.notes)
-            time.sleep(0.01)
 
 
 @pytest.fixture

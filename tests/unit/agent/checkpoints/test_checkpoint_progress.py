@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from fake_checkpoint_store import FakeClock
 
-from clary.agent.checkpoints.grouping import GroupContent, Sight
+from clary.agent.checkpoints.grouping import GroupContent
 from clary.agent.checkpoints.progress import Progress
 from clary.agent.checkpoints.scanning import FileFacts
+from clary.agent.checkpoints.sights import FileSight, Sight
 from clary.contract.agent_protocol import CheckpointFacts
 
 INTERVAL_S = 5.0
@@ -27,7 +28,8 @@ def dirty(clock: FakeClock) -> dict[str, Sight]:
     facts = FileFacts(size_bytes=7, modified_ns=1, changed_ns=1, inode=1, mode=0o644)
     content = GroupContent(files={"step/a": facts})
     since_s = clock.monotonic()
-    return {"step": Sight(content=content, since_s=since_s, files_since_s={}, dirty_since_s=since_s)}
+    file = FileSight(facts=facts, since_s=since_s, busy_since_s=since_s, dirty_since_s=since_s)
+    return {"step": Sight(content=content, files={"step/a": file}, frame_since_s=since_s)}
 
 
 def test_what_is_being_written_lags_and_is_no_stall(progress: Progress, clock: FakeClock) -> None:

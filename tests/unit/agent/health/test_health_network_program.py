@@ -1,4 +1,4 @@
-"""The network program as a process: whose starter is gone, it does not begin."""
+"""The network program as a process: whose starter is gone, it does not begin; what a host waits for imports little."""
 
 import json
 import os
@@ -32,3 +32,19 @@ def test_a_program_whose_starter_ended_before_it_could_be_told_does_nothing():
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (network_program._ORPHANED_EXIT_CODE, "", "")
+
+
+def test_what_tries_the_ports_imports_nothing_of_what_measures_the_rest():
+    code = f"import sys, {network_program.__name__}; print(*sys.modules)"
+    environment = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
+    )
+    imported = set(done.stdout.split())
+    assert network_program.__name__ in imported
+    assert not imported & {"asyncio", "dataclasses", "typing", "subprocess", "logging"}

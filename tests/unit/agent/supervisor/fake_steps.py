@@ -41,6 +41,9 @@ class FakeProgram:
     def print(self, text: str, *, rank: int = 0) -> None:
         self._log.on_output(rank, text.encode())
 
+    def ranks_by_pid(self) -> dict[int, int]:
+        return {}
+
     def end(self, code: int, *, rank: int = 0) -> None:
         """End one process; a negative code is a signal."""
         with self._changed:
@@ -147,6 +150,9 @@ class FakeSteps:
 
     def prepare_environment(self) -> None:
         self._step("environment")
+
+    def use_interface(self, name: str) -> None:
+        self.done.append(f"interface {name}")
 
     def start_program(self, log: OutputLog) -> FakeProgram:
         self._step("start")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,13 +13,15 @@ from fake_steps import FakeSteps
 
 from clary.agent.health.host_checks import check_host
 from clary.agent.health.host_verdicts import GIB, DiskReading
+from clary.agent.health.readings import Answer, LinkReading, NetworkReading, PortReading
 from clary.agent.supervisor import host_health
 from clary.agent.supervisor.fact_board import FactBoard
 from clary.agent.supervisor.host_health import HostHealth
-from clary.contract.agent_protocol import HostPhase
+from clary.contract.agent_protocol import HostPhase, OrderKind
 from clary.contract.clock import SystemClock
-from clary.contract.health import Check, FindingState
-from clary.contract.launch_plan import Isolation
+from clary.contract.errors import AgentError
+from clary.contract.health import Check, FindingState, HealthAction
+from clary.contract.launch_plan import Isolation, NetworkPlan
 from clary.testing.fake_service import FakeService
 from clary.testing.launch_plans import make_hosts, make_plan
 
@@ -106,6 +110,12 @@ def wait_until(holds) -> None:
         time.sleep(0.01)
 
 
+def check_to_the_end(health, board):
+    """Check a host, and wait for what no program waits for."""
+    health.check()
+    wait_until(lambda: not any(item.state is FindingState.PENDING for item in board.facts.health))
+
+
 def disk_of(board):
     return next(item for item in board.facts.health if item.check is Check.DISK)
 
@@ -121,7 +131,7 @@ def test_a_disk_that_fills_up_and_is_emptied_is_told_twice_and_its_numbers_are_n
         return DiskReading(folder=str(folder), free_bytes=free[0])
 
     monkeypatch.setattr("clary.agent.health.host_checks.read_disk", read_disk)
-    health.check()
+    check_to_the_end(health, board)
     first = board.facts.health
     health.start()
     wait_until(lambda: len(num_looks) > 4)
@@ -135,8 +145,8 @@ def test_a_disk_that_fills_up_and_is_emptied_is_told_twice_and_its_numbers_are_n
     free[0] = 50 * GIB
     wait_until(lambda: disk_of(board).state is FindingState.OK)
     assert len(board.facts.health) == len(first)
-    assert num_looks[0] is True, "the speed is measured before the program"
-    assert not any(num_looks[1:]), "and not while it runs"
+    assert num_looks[:2] == [False, True], "the program waits for a look, not for the speed"
+    assert not any(num_looks[2:]), "which is measured once"
 
 
 def test_what_the_thorough_checks_found_is_not_taken_back_by_the_quick_ones(watched, monkeypatch):
@@ -150,8 +160,9 @@ def test_what_the_thorough_checks_found_is_not_taken_back_by_the_quick_ones(watc
         return DiskReading(folder=str(folder), free_bytes=50 * GIB)
 
     monkeypatch.setattr("clary.agent.health.host_checks.read_disk", read_disk)
-    health.check()
+    check_to_the_end(health, board)
     assert disk_of(board).state is FindingState.WARN
+    num_quick_looks.clear()
     health.start()
     wait_until(lambda: len(num_quick_looks) > 1)  # the first has been weighed
     health.close()
@@ -196,3 +207,182 @@ def test_a_check_that_breaks_is_told_with_its_error_and_at_once(tmp_path, monkey
     monkeypatch.setattr("clary.agent.health.host_checks._CHECK_S", DEADLINE_S)
     memory = looks_at(make_plan(hosts=make_hosts(1), work_folder=str(tmp_path)), {})[Check.MEMORY]
     assert (memory.state, memory.words) == (FindingState.WARN, "the check broke: ValueError('a defect')")
+
+
+class FakeDoctor:
+    """A network program that says what it is let say: the ports, then the rest; `end` makes it fail."""
+
+    def __init__(self) -> None:
+        self.ports: queue.SimpleQueue[PortReading | Exception] = queue.SimpleQueue()
+        self.rest: queue.SimpleQueue[NetworkReading | Exception] = queue.SimpleQueue()
+        self.is_ended = False
+
+    def port_reading(self) -> PortReading:
+        return self._next(self.ports)
+
+    def reading(self) -> NetworkReading:
+        return self._next(self.rest)
+
+    def wait(self, _timeout_s: float) -> None:
+        pass
+
+    def end(self) -> None:
+        self.is_ended = True
+        self.ports.put(AgentError("ended"))
+        self.rest.put(AgentError("ended"))
+
+    def close(self) -> None:
+        pass
+
+    @staticmethod
+    def _next(answers):
+        answer = answers.get(timeout=DEADLINE_S)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+def with_peer(tmp_path, monkeypatch):
+    """A host with a peer and a network program that is played; returns how to begin with an action."""
+    monkeypatch.setattr("clary.agent.health.host_checks.clock_offset", lambda _url: (0.0, ""))
+    begun = []
+
+    def begin(action):
+        doctor, board, log = FakeDoctor(), FactBoard(clock=SystemClock()), FakeLog()
+        monkeypatch.setattr(host_health, "NetworkDoctor", lambda _order: doctor)
+        plan = make_plan(
+            hosts=make_hosts(2),
+            network=NetworkPlan(namespace_paths={"algo-1": "/nowhere", "algo-2": "/nowhere"}),
+            work_folder=str(tmp_path),
+            health_checks=True,
+            health_action=action,
+        )
+        health = HostHealth(plan, host="algo-1", board=board, log=log)
+        check = threading.Thread(target=health.check, daemon=True)
+        begun.append((health, check))
+        check.start()
+        return health, doctor, board, log, check
+
+    yield begin
+    for health, check in begun:
+        health.close()
+        check.join(DEADLINE_S)
+        assert not check.is_alive()
+        assert health.join(DEADLINE_S)
+
+
+def network_states(board):
+    return {
+        (item.check.value, item.peer): item.state.value
+        for item in board.facts.health
+        if item.peer is not None or item.check in (Check.NAMES, Check.PORT, Check.INTERFACE, Check.COLLECTIVE)
+    }
+
+
+MEASURED = NetworkReading(
+    host="algo-1",
+    interfaces={"eth0": "10.0.0.1"},
+    reaches={"eth0": ("algo-2",)},
+    sum=3,
+    links=(LinkReading(peer="algo-2", answer=Answer.OPEN, round_trip_ms=0.2, interface_mtu=1500, passing_mtu=1280),),
+)
+
+
+def test_a_program_waits_for_the_ports_alone_and_what_is_found_later_is_told_when_it_is_there(with_peer):
+    health, doctor, board, log, check = with_peer(HealthAction.WARN)
+    doctor.ports.put(PortReading(taken=(7778,)))
+    check.join(DEADLINE_S)
+    assert not check.is_alive(), "the rest has not been measured, and is not waited for"
+    assert network_states(board) == {
+        ("port", None): "bad",
+        ("names", None): "pending",
+        ("interface", None): "pending",
+        ("collective", None): "pending",
+        ("link", "algo-2"): "pending",
+    }
+    assert [line.split(":")[1] for line in log.lines if "port 7778 is taken" in line] == [" port of algo-1"]
+    health.make_way()
+    assert not doctor.is_ended, "the program starts, and the measurements go on beside it"
+    doctor.rest.put(replace(MEASURED, taken_ports=(7778,)))
+    wait_until(lambda: ("mtu", "algo-2") in network_states(board))
+    assert network_states(board) == {
+        ("port", None): "bad",
+        ("names", None): "skipped",
+        ("interface", None): "ok",
+        ("collective", None): "ok",
+        ("mtu", "algo-2"): "bad",
+    }
+    wait_until(lambda: any("mtu of algo-1 to algo-2" in note for note in board.facts.notes))
+    assert len([line for line in log.lines if "port 7778 is taken" in line]) == 1, "told once"
+
+
+def test_where_sick_hosts_are_replaced_everything_is_waited_for_and_told_at_once(with_peer):
+    health, doctor, board, _, check = with_peer(HealthAction.REPLACE)
+    doctor.ports.put(PortReading())
+    assert not health._is_network_known.wait(0.1)
+    assert board.facts.health == (), "who is sick is decided by the first that is told"
+    doctor.rest.put(MEASURED)
+    check.join(DEADLINE_S)
+    assert network_states(board)["mtu", "algo-2"] == "bad"
+    assert all(item.state is not FindingState.PENDING for item in board.facts.health)
+    health.make_way()
+    assert doctor.is_ended
+
+
+def test_a_program_that_ends_before_the_rest_is_measured_leaves_it_as_not_checked(with_peer):
+    health, doctor, board, log, check = with_peer(HealthAction.WARN)
+    doctor.ports.put(PortReading())
+    check.join(DEADLINE_S)
+    health.end_watch()
+    assert not doctor.is_ended, "peers may still want answers"
+    doctor.rest.put(MEASURED)
+    assert health.join(DEADLINE_S)
+    assert network_states(board)["link", "algo-2"] == "skipped"
+    (link,) = [item for item in board.facts.health if item.peer == "algo-2"]
+    assert link.words == "the host's part was over before this was known"
+    assert log.lines == []
+
+
+def test_measurements_that_break_off_after_the_ports_leave_what_the_ports_have_said(with_peer):
+    _, doctor, board, _, check = with_peer(HealthAction.WARN)
+    doctor.ports.put(PortReading(silent={"algo-2": (7777,)}))
+    check.join(DEADLINE_S)
+    doctor.rest.put(AgentError("nothing came"))
+    wait_until(lambda: network_states(board)["link", "algo-2"] == "skipped")
+    assert network_states(board) == {
+        ("port", None): "ok",
+        ("drop", "algo-2"): "bad",
+        ("names", None): "skipped",
+        ("interface", None): "skipped",
+        ("collective", None): "skipped",
+        ("link", "algo-2"): "skipped",
+    }
+
+
+def test_a_network_program_that_says_nothing_of_the_ports_is_ended_before_a_program_can_start(with_peer, monkeypatch):
+    monkeypatch.setattr(host_health, "_NETWORK_S", 0.1)
+    _, doctor, board, _, check = with_peer(HealthAction.WARN)
+    check.join(DEADLINE_S)
+    assert doctor.is_ended, "it could try the ports of programs that run"
+    assert network_states(board)["port", None] == "skipped"
+
+
+def test_a_better_interface_is_known_when_the_program_may_start(with_peer):
+    health, doctor, board, _, check = with_peer(HealthAction.WARN)
+    assert health.better_interface == ""
+    doctor.ports.put(PortReading(better={"eth1": "10.1.0.1"}))
+    check.join(DEADLINE_S)
+    assert health.better_interface == "eth1"
+    assert network_states(board)["interface", None] == "bad"
+
+
+def test_a_program_is_told_of_the_better_interface_before_it_starts_and_the_log_says_so(service, host_of, monkeypatch):
+    monkeypatch.setattr(host_health.HostHealth, "better_interface", "eth1")
+    steps = FakeSteps()
+    host_of(steps)
+    service.wait_for_phase(HostPhase.PREPARED)
+    service.order(OrderKind.RUN)
+    service.wait_for_phase(HostPhase.RUNNING)
+    assert steps.done.index("interface eth1") < steps.done.index("start")
+    service.end_attempt()

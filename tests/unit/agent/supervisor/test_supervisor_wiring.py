@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from clary.agent.environments.variables import program_variables
 from clary.agent.supervisor import wiring
 from clary.agent.supervisor.small_files import read_start
 from clary.agent.supervisor.steps import Steps
@@ -107,6 +109,23 @@ def test_nothing_but_a_plain_file_inside_the_tree_is_read(tmp_path: Path) -> Non
     (root / "output").rename(tmp_path / "moved")
     (root / "output").symlink_to(tmp_path / "moved")
     assert read_start(root, ("output", "failure"), max_bytes=5) is None
+
+
+def test_another_interface_stands_in_the_configuration_and_in_the_variables_of_the_program(steps_of) -> None:
+    steps = steps_of(isolation=Isolation.NAMESPACES, hosts=make_hosts(2))
+    steps.build_tree()
+
+    def named() -> set[str]:
+        file = json.loads((steps._tree.config / "resourceconfig.json").read_text())["network_interface_name"]
+        variables = program_variables(
+            steps._plan, steps._host, steps._tree, python=sys.executable, shims_folder="/shims", machine={}
+        )
+        names = ("SM_NETWORK_INTERFACE_NAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+        return {file, *(variables[name] for name in names)}
+
+    assert named() == {"eth0"}
+    steps.use_interface("eth1")
+    assert named() == {"eth1"}
 
 
 def test_a_share_counts_only_hosts_that_get_the_channel(steps_of) -> None:

@@ -1,6 +1,7 @@
 """What failed first, from facts of several hosts that arrive in any order."""
 
 import itertools
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -38,7 +39,7 @@ def clue(rank, seconds, text):
     return Clue(rank=rank, at=at(seconds), text=text)
 
 
-def host(*exits, clues=(), failure=None, failure_file=None, phase=HostPhase.EXITED, lost_why=""):
+def host(*exits, clues=(), failure=None, failure_file=None, phase=HostPhase.EXITED, lost_why="", last_sign_s=None):
     facts = HostFacts(
         phase=phase,
         phase_started_at=at(50),
@@ -47,7 +48,7 @@ def host(*exits, clues=(), failure=None, failure_file=None, phase=HostPhase.EXIT
         failure=failure,
         failure_file=failure_file,
     )
-    return HostRecord(facts=facts, lost_why=lost_why)
+    return HostRecord(facts=facts, lost_why=lost_why, last_sign_at=None if last_sign_s is None else at(last_sign_s))
 
 
 def test_the_first_exception_is_the_cause_though_its_process_ends_last():
@@ -221,6 +222,101 @@ def test_a_lost_host_explains_the_connections_that_broke_before_it_was_given_up(
     cause = find_first_cause(hosts)
     assert (cause.host, cause.verdict, cause.is_retryable) == ("algo-2", "host", True)
     assert cause.reason.startswith("InternalServerError: algo-2 was lost")
+
+
+LOST_WHY = "algo-2 was lost: its agent ended in phase running without leave"
+
+
+def lost(last_sign_s, *exits, **facts):
+    return host(*exits, phase=HostPhase.LOST, lost_why=LOST_WHY, last_sign_s=last_sign_s, **facts)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["SystemExit: exit code 1", "SystemExit: my peer is gone", "RuntimeError: training failed", "ConnectionError: x"],
+)
+def test_a_rank_that_leaves_by_itself_after_the_last_sign_of_a_lost_host_has_answered_to_its_loss(words):
+    """The loss is noticed at 50 s, long after the rank's end at 10 s."""
+    survivor = host(ended(0, 10.0), clues=(clue(0, 10.0, words),))
+    for hosts in ({"algo-1": survivor, "algo-2": lost(9.5)}, {"algo-2": lost(9.5), "algo-1": survivor}):
+        cause = find_first_cause(hosts)
+        assert (cause.host, cause.message, cause.is_retryable) == ("algo-2", LOST_WHY, True)
+        assert (cause.fault, cause.may_be_answer) == ("infrastructure", False)
+
+
+def test_a_rank_that_leaves_before_the_last_sign_of_a_lost_host_is_the_cause():
+    survivor = host(ended(0, 9.0, code=3), clues=(clue(0, 9.0, "SystemExit: exit code 3"),))
+    cause = find_first_cause({"algo-1": survivor, "algo-2": lost(9.5)})
+    assert (cause.host, cause.exit_code, cause.fault) == ("algo-1", 3, "algorithm")
+
+
+def test_an_error_of_the_code_is_no_answer_to_a_lost_host():
+    survivor = host(ended(0, 10.0), clues=(clue(0, 10.0, "KeyError: 'label'"),))
+    cause = find_first_cause({"algo-1": survivor, "algo-2": lost(9.5)})
+    assert (cause.host, cause.message) == ("algo-1", "rank 0: KeyError: 'label'")
+
+
+def test_what_a_lost_host_has_told_of_its_own_rank_is_no_answer_to_its_loss():
+    cause = find_first_cause({"algo-1": host(), "algo-2": lost(9.5, ended(2, 10.0, code=3))})
+    assert (cause.host, cause.rank, cause.exit_code) == ("algo-2", 2, 3)
+
+
+def test_what_a_rank_of_a_host_that_is_cut_off_made_of_that_is_an_answer():
+    record = replace(lost(9.5, ended(2, 10.0)), is_cut_off=True)
+    assert find_first_cause({"algo-1": host(), "algo-2": record}).message == LOST_WHY
+
+
+@pytest.mark.parametrize(("reaped_s", "cause_rank"), [(10.4, 2), (12.0, 0)])
+def test_a_killed_rank_counts_from_before_its_reaping(reaped_s, cause_rank):
+    """The other rank sees the broken connection and leaves before anybody has taken the dead one off the list."""
+    hosts = {
+        "algo-1": host(ended(0, 10.1), clues=(clue(0, 10.0, "SystemExit: exit code 1"),)),
+        "algo-2": host(ended(2, reaped_s, signum=9)),
+    }
+    assert find_first_cause(hosts).rank == cause_rank
+
+
+@pytest.mark.parametrize(
+    ("exit_of_rank", "words", "may_be_answer"),
+    [
+        (ended(0, 1.0), "SystemExit: exit code 1", True),
+        (ended(0, 1.0), "SystemExit: a peer is gone", True),
+        (ended(0, 1.0), "ConnectionResetError: [Errno 104]", True),
+        (ended(0, 1.0), "RuntimeError: loss is not finite", False),
+        (ended(0, 1.0), "ValueError: x", False),
+        (ended(0, 1.0), "MemoryError", False),
+        (ended(0, 1.0, signum=6), "", True),
+        (ended(0, 1.0, signum=13), "", True),
+        (ended(0, 1.0, signum=9), "", False),
+        (ended(0, 1.0, signum=11), "", False),
+    ],
+)
+def test_what_a_rank_can_have_made_of_a_loss_that_nobody_has_noticed_is_told(exit_of_rank, words, may_be_answer):
+    cause = find_first_cause({"algo-1": host(exit_of_rank, clues=(clue(0, 1.0, words),) if words else ())})
+    assert cause.may_be_answer is may_be_answer
+
+
+def test_the_last_line_that_a_rank_has_printed_is_no_word_of_an_exception():
+    failure = Failure(fault=Fault.ALGORITHM.value, message="rank 0 ended with exit code 1: caught: timed out")
+    cause = find_first_cause({"algo-1": host(ended(0, 1.0), failure=failure)})
+    assert (cause.message, cause.may_be_answer) == (failure.message, True)
+
+
+def test_a_rank_that_was_leaving_by_itself_when_it_was_told_to_has_its_own_exit_code():
+    effect = "ConnectionResetError: [Errno 104] Connection reset by peer"
+    hosts = {
+        "algo-1": host(ended(0, 2.0), clues=(clue(0, 1.9, effect),)),
+        "algo-2": host(ended(2, 2.5, by_agent=True, signum=15), clues=(clue(2, 1.8, "SystemExit: exit code 3"),)),
+    }
+    cause = find_first_cause(hosts)
+    assert (cause.rank, cause.exit_code, cause.message) == (2, 3, "rank 2 ended with exit code 3")
+    assert cause.reason == "AlgorithmError: algo-2: rank 2 ended with exit code 3, exit code: 3"
+
+
+def test_words_of_a_rank_that_was_told_to_end_may_be_an_answer_like_any_others():
+    leaving = host(ended(0, 11.0, by_agent=True, signum=15), clues=(clue(0, 10.0, "SystemExit: my peer is gone"),))
+    other = host(ended(1, 10.5), clues=(clue(1, 10.5, "ConnectionResetError: x"),))
+    assert find_first_cause({"algo-1": leaving, "algo-2": lost(9.5), "algo-3": other}).host == "algo-2"
 
 
 def test_hosts_without_failures_have_no_cause():

@@ -10,6 +10,7 @@ from job_script import PLAN, Script, at, exit_of
 
 from clary.contract.agent_protocol import CheckpointFacts, HostFacts, HostPhase, Report
 from clary.contract.errors import Fault
+from clary.contract.plain import from_plain, to_plain
 from clary.contract.statuses import SecondaryStatus
 from clary.control.jobs import events, transitions
 from clary.control.jobs.ledger import ledger
@@ -47,13 +48,28 @@ class Story(Script):
     def exit(self, host="algo-1", code=0, *, killed=False, **facts):
         """Have a host's program end now."""
         exits = (exit_of(code, seconds=self.seconds, killed=killed),)
-        facts = {"timings_s": dict(self.job.hosts[host].facts.timings_s), **facts}
-        return self.report(host, HostPhase.EXITED, exits=exits, **facts)
+        return self.report(host, HostPhase.EXITED, exits=exits, **{**self.kept(host), **facts})
 
     def done(self, host="algo-1", **facts):
         """Have a host be done with its upload now."""
+        exits = self.job.hosts[host].facts.exits
+        return self.report(host, HostPhase.DONE, exits=exits, **{**self.kept(host), **facts})
+
+    def kept(self, host):
+        """Return what every report of a host repeats."""
         last = self.job.hosts[host].facts
-        return self.report(host, HostPhase.DONE, exits=last.exits, **{"timings_s": dict(last.timings_s), **facts})
+        meeting = {"awaits_rendezvous": last.awaits_rendezvous, "rendezvous_at": last.rendezvous_at}
+        return {"timings_s": dict(last.timings_s), **meeting}
+
+    def look_for_each_other(self, *hosts):
+        """Have the agents of hosts that run say that their programs' connections are watched."""
+        for host in hosts or self.hosts:
+            self.report(host, HostPhase.RUNNING, awaits_rendezvous=True)
+        return self
+
+    def come(self, host="algo-1"):
+        """Have a host's program connect now."""
+        return self.report(host, HostPhase.RUNNING, rendezvous_at=at(self.seconds))
 
     def end_early(self, *, stopping=0, committed=None):
         """Reclaim the capacity, have every program end after `stopping` seconds, and put the attempt away."""
@@ -218,6 +234,83 @@ def test_attempts_whose_hosts_are_on_record_no_more_count_as_lost():
     assert story.parts() == [("lost_to_restart", 30)]
 
 
+TWO = ("algo-1", "algo-2")
+
+
+def test_every_host_is_in_rendezvous_until_the_last_of_them_has_come():
+    story = Story(TWO).run().look_for_each_other().wait(2).come("algo-1").wait(5).come("algo-2").wait(50)
+    for host in story.hosts:
+        story.exit(host)
+    for host in story.hosts:
+        assert story.parts(host) == [("rendezvous", 7), ("productive", 50)]
+    assert story.ledger().goodput == pytest.approx(50 / 57)
+
+
+def test_one_host_of_several_ranks_is_in_rendezvous_until_they_have_come():
+    story = Story().run().look_for_each_other().wait(4).come().wait(10)
+    assert story.parts() == [("rendezvous", 4), ("productive", 10)]
+
+
+def test_while_one_is_missing_time_is_rendezvous_as_soon_as_another_has_come():
+    story = Story(TWO).run().look_for_each_other().wait(3)
+    assert story.parts("algo-1") == story.parts("algo-2") == [("productive", 3)], "nothing tells that they meet at all"
+    story.come("algo-1").wait(20)
+    assert story.parts("algo-1") == story.parts("algo-2") == [("rendezvous", 23)]
+
+
+def test_an_attempt_that_ends_before_all_have_come_was_rendezvous_to_its_end():
+    story = Story(TWO).run().look_for_each_other().wait(2).come("algo-1").wait(8).exit("algo-2", 1).wait(1)
+    story.exit("algo-1", 143, killed=True)
+    assert story.parts("algo-1") == story.parts("algo-2") == [("rendezvous", 10), ("stalled", 1)]
+
+
+def test_an_attempt_that_ends_before_anybody_has_come_is_as_without_a_watch():
+    story = Story(TWO).run().look_for_each_other().wait(10).exit("algo-2", 1).wait(1)
+    story.exit("algo-1", 143, killed=True)
+    assert story.parts("algo-1") == [("productive", 10), ("stalled", 1)]
+
+
+def test_a_host_that_never_connects_and_ends_well_has_met_nobody_and_is_waited_for_by_nobody():
+    story = Story(TWO).run().look_for_each_other().wait(2).come("algo-1").wait(8).exit("algo-2").wait(30)
+    assert story.parts("algo-1") == [("rendezvous", 2), ("productive", 38)]
+    assert story.parts("algo-2")[0] == ("productive", 10)
+
+
+def test_a_host_that_is_not_watched_any_more_is_not_waited_for_and_keeps_its_time():
+    story = Story(TWO).run().look_for_each_other("algo-1").wait(2).come("algo-1").wait(8)
+    assert story.parts("algo-1") == [("rendezvous", 2), ("productive", 8)]
+    assert story.parts("algo-2") == [("productive", 10)]
+
+
+def test_a_host_whose_program_has_yet_to_start_is_waited_for():
+    story = Story(TWO).ask().all(HostPhase.PREPARING).all(HostPhase.PREPARED).report("algo-1", HostPhase.RUNNING)
+    story.look_for_each_other("algo-1").wait(1).come("algo-1").wait(4)
+    assert story.parts("algo-1") == [("rendezvous", 5)]
+
+
+def test_each_attempt_meets_anew_and_what_it_waited_for_the_others_is_not_lost_training():
+    story = Story(TWO).run().look_for_each_other().wait(3)
+    story.come("algo-1").come("algo-2").wait(20).end_early(committed=18)
+    story.wait(5).run().look_for_each_other().wait(6).come("algo-2").come("algo-1").wait(10)
+    expected = [("rendezvous", 3), ("productive", 15), ("lost_to_restart", 5), ("queued", 5)]
+    for host in story.hosts:
+        assert story.parts(host) == [*expected, ("rendezvous", 6), ("productive", 10)]
+
+
+def test_facts_of_an_agent_that_knows_nothing_of_rendezvous_are_read_and_those_of_one_that_does_come_back_whole():
+    old = from_plain(HostFacts, {"phase": "running", "phase_started_at": at(0).isoformat()})
+    assert (old.awaits_rendezvous, old.rendezvous_at) == (False, None)
+    new = replace(old, awaits_rendezvous=True, rendezvous_at=at(3))
+    assert from_plain(HostFacts, to_plain(new)) == new
+
+
+def test_a_moment_of_a_clock_that_runs_ahead_or_behind_stays_within_the_program_s_time():
+    for skew in (-500, 500):
+        story = Story().run().wait(10)
+        story.report("algo-1", HostPhase.RUNNING, rendezvous_at=at(story.seconds + skew)).wait(5)
+        assert story.parts() == [("productive" if skew < 0 else "rendezvous", 15)]
+
+
 @pytest.mark.parametrize(
     ("phase", "timings", "expected"),
     [
@@ -261,6 +354,8 @@ steps = st.lists(
                 st.sampled_from(["tree", "code", "environment", "channel:a", "checkpoints", "upload"]), timing
             ),
             "committed": st.one_of(st.none(), st.floats(-10, 400)),  # seconds after the start
+            "awaits": st.booleans(),
+            "met": st.one_of(st.none(), st.floats(-10, 400)),  # seconds after the start
             "passes": st.one_of(st.just(0.0), st.floats(0.5, 30), st.floats(0.5, 30)),  # seconds before the step
             "skew": st.one_of(st.just(0.0), st.floats(-20, 20)),  # seconds that a host's clock is off
         }
@@ -314,6 +409,8 @@ def report_of(step, story, host, phase, number):
         phase_started_at=at(story.seconds + step["skew"]),
         timings_s={**last.timings_s, **step["timings"]},
         exits=exits,
+        awaits_rendezvous=step["awaits"],
+        rendezvous_at=None if step["met"] is None else at(step["met"]),
         checkpoints=None
         if step["committed"] is None
         else CheckpointFacts(set_number=1, committed_at=at(step["committed"])),
@@ -333,6 +430,9 @@ def test_in_every_history_each_second_of_each_host_is_in_exactly_one_part(steps,
     check_partition(story.job, now=at(story.seconds + later))
 
 
+RAN = (TimePart.RENDEZVOUS, TimePart.PRODUCTIVE, TimePart.LOST_TO_RESTART)
+
+
 def check_partition(job, *, now):
     last = job.transitions[-1]
     end = last.ended_at if job.is_terminal else max(now, last.started_at)
@@ -346,7 +446,7 @@ def check_partition(job, *, now):
         running = sum(
             ((row.ended_at or end) - row.started_at for row in job.transitions if row.status == "Training"), timedelta()
         )
-        ran = [item.length for item in stretches if item.part in (TimePart.PRODUCTIVE, TimePart.LOST_TO_RESTART)]
+        ran = [item.length for item in stretches if item.part in RAN]
         assert sum(ran, timedelta()) <= running, "a program runs in Training alone"
     book = ledger(job, now=now)
     assert sum(book.seconds.values()) == pytest.approx(book.wall_s * len(of_hosts), abs=1e-3)

@@ -1,5 +1,6 @@
 """What happened to a job, in order: the cause stands out, what followed is folded."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from clary.contract.agent_protocol import Clue, HostFacts, HostPhase, ProcessExit
@@ -94,6 +95,15 @@ def test_the_cause_of_the_timeline_is_that_of_the_failure_reason_though_effects_
         (20, CAUSE, "algo-2", "algo-2 was lost: its agent has been silent for 5.0 s", 1),
     ]
     assert job.failure.host == "algo-2"
+
+
+def test_an_exit_that_answered_to_a_lost_host_is_no_failure_of_its_own():
+    gone = replace(host(lost_why="algo-2 was lost: its agent ended"), last_sign_at=at(2.0))
+    job = job_of(algo_1=host(ended(0, 3.0)), algo_2=gone)
+    assert rows(job)[2:] == [
+        (3.0, CASCADE, "algo-1, rank 0", "rank 0 ended with exit code 1", 1),
+        (20, CAUSE, "algo-2", "algo-2 was lost: its agent ended", 1),
+    ]
 
 
 def test_what_failed_by_itself_after_the_cause_is_a_failure_of_its_own():

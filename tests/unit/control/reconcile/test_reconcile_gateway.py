@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from clary.contract.agent_protocol import (
+    HEARTBEAT_INTERVAL_S,
     MAX_BATCH_LINES,
     Failure,
     HostPhase,
@@ -333,6 +334,20 @@ async def test_time_in_which_the_service_was_held_up_is_no_silence_of_its_hosts(
     await asyncio.gather(listening, return_exceptions=True)
     plane.clock.advance(30)
     assert min(plane.gateway.silent_s(job).values()) >= 30
+
+
+async def test_the_last_sign_of_a_host_is_its_last_report_whoever_was_held_up_since(plane):
+    agent = plane.agent()
+    await agent.report(HostPhase.PREPARING)
+    told_at = plane.clock.now()
+    listening = asyncio.create_task(plane.gateway.keep_listening())
+    await asyncio.sleep(0)
+    plane.clock.advance(30)  # the loop did not run meanwhile
+    await plane.gateway.next_order(await plane.job(), "algo-1", after=0, wait_s=0)
+    signs = plane.gateway.last_signs(await plane.job())
+    assert signs == {"algo-1": told_at - timedelta(seconds=HEARTBEAT_INTERVAL_S)}
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)
 
 
 async def test_silence_counts_from_the_moment_at_which_a_service_begins_to_listen(plane):

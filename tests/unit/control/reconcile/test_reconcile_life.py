@@ -10,7 +10,7 @@ from clary.contract.agent_protocol import HostPhase, OrderKind
 from clary.contract.errors import EngineError, Fault, StoreError
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs.deadlines import KILL_ALLOWANCE_S
-from clary.control.reconcile.reconciler import RELEASE_WAIT_S, RETRY_RELEASE_S
+from clary.control.reconcile.releasing import RELEASE_WAIT_S, RETRY_RELEASE_S
 from clary.testing.control_plane import LIMITS, ControlPlane
 
 
@@ -72,7 +72,7 @@ async def test_a_launch_that_hangs_is_given_up(plane, monkeypatch):
         await asyncio.Event().wait()
 
     monkeypatch.setattr(plane.engine, "launch", hang)
-    plane.reconciler._limits = replace(LIMITS, launch_timeout_s=0.02)
+    plane.reconciler.launcher._limits = replace(LIMITS, launch_timeout_s=0.02)
     await plane.create()
     await plane.passes()
     reason = (await plane.describe())["FailureReason"]
@@ -357,7 +357,7 @@ async def crash_before_launch(tmp_path, monkeypatch, *, then=None):
     """A service that dies after it has decided to ask for hosts and before the engine hears of it."""
     async with ControlPlane.open(tmp_path) as plane:
         await plane.create(num_hosts=2)
-        monkeypatch.setattr(plane.reconciler, "_in_background", lambda job, work: None)
+        monkeypatch.setattr(plane.reconciler.launcher, "begin", lambda job: None)
         await plane.passes()
         if then is not None:
             await then(plane)
@@ -411,7 +411,7 @@ async def test_a_job_created_anew_under_a_name_is_not_released_for_its_predecess
     async def meanwhile(plan):
         """While another job is looked at, the old job goes and the new one comes."""
         if plan.job_name == "a-slow-one" and "again" not in plane.engine.forgotten:
-            await plane.reconciler._release(await plane.job("again"))
+            await plane.reconciler.releaser.release(await plane.job("again"))
             await plane.delete("again")
             await plane.create("again")
         return await agents_alive(plan)

@@ -28,9 +28,20 @@ async def test_the_log_settings_reach_the_plan_that_agents_fetch(
 ):
     async with ControlPlane.open(tmp_path) as plane:
         settings = load_settings({"CLARY_HOME": str(tmp_path), **variables})
-        plane.reconciler._site = replace(plane.reconciler._site, settings=settings)
+        plane.reconciler.launcher._site = replace(plane.reconciler.launcher._site, settings=settings)
         await plane.create()
         await plane.passes()
         plan = (await plane.job()).plan
     rules = from_plain(LaunchPlan, plan).log_rules
     assert (rules.ansi, rules.max_lines_per_s, rules.max_bytes_per_s) == (ansi, max_lines_per_s, max_bytes_per_s)
+
+
+async def test_hosts_of_a_rehearsal_get_the_disks_that_its_request_says_and_other_jobs_none(tmp_path):
+    variables = {"CLARY_REHEARSAL_DISKS": "1000000 algo-2"}
+    async with ControlPlane.open(tmp_path) as plane:
+        await plane.create("rehearsal", num_hosts=2, Environment={"CLARY_REHEARSAL": "1", **variables})
+        await plane.create("other", num_hosts=2, Environment=variables)
+        await plane.passes()
+        plans = [from_plain(LaunchPlan, (await plane.job(name)).plan) for name in ("rehearsal", "other")]
+    assert [host.disk_bytes for host in plans[0].hosts] == [None, 1_000_000]
+    assert [host.disk_bytes for host in plans[1].hosts] == [None, None]

@@ -8,7 +8,12 @@ import pytest
 from clary.contract.agent_protocol import HostPhase
 from clary.contract.errors import EngineError, WireError
 from clary.control.jobs import events
+from clary.control.jobs.job_request import JobRequest
+from clary.control.scheduling.catalogue import GIB
+from clary.control.scheduling.machine import Machine
+from clary.control.scheduling.placement import Place, Wait
 from clary.testing.control_plane import ControlPlane
+from clary.testing.fake_engine import FakeEngine
 
 RESOURCES = {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1, "KeepAlivePeriodInSeconds": 60}
 
@@ -49,6 +54,11 @@ async def test_hosts_serve_one_job_after_the_other_without_being_launched_again(
     await plane.create("two", ResourceConfig=RESOURCES)
     await plane.passes()
     assert plane.hub.live_job("two").attempt == 0, "the hosts are still being put in order: nothing is launched beside"
+    reason = "The hosts of the warm pool that one left are being put in order."
+    assert (await plane.describe("two"))["SecondaryStatusTransitions"][-1]["StatusMessage"] == reason
+    await plane.create("three", ResourceConfig=RESOURCES)
+    assert plane.admission.pending_reason(await plane.job("three")).startswith("First come, first served")
+    await plane.stop("three")
     await come_back(plane, "one", pool)
     assert await serve(plane, "two", after="one:1") == pool
     assert (await status_of(plane, "one"))["ReusedByJob"] == "two"
@@ -168,6 +178,58 @@ async def test_a_job_that_waits_with_its_hosts_goes_before_an_older_one_that_wai
     await plane.passes(3)
     assert plane.hub.live_job("young").attempt == 2
     assert plane.hub.live_job("old").attempt == 0
+
+
+async def lose_second_host(plane, name):
+    """Let the second of two hosts be lost and the first come back; the job waits to be tried again."""
+    agents = [plane.agent(name, f"algo-{number}") for number in (1, 2)]
+    for phase in (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING):
+        for agent in agents:
+            await agent.report(phase)
+    await plane.hub.apply(name, events.HostLost(host="algo-2", why="algo-2 was lost: test"))
+    await agents[0].report(HostPhase.EXITED, exits=(replace(plane.exit_of(143), is_consequence=True),))
+    await agents[0].report(HostPhase.RELEASED)
+    await plane.leave(agents[0])
+    plane.reconciler.is_draining = True  # nothing starts meanwhile
+    await plane.passes(3)
+    assert not plane.hub.live_job(name).hosts
+
+
+async def test_nobody_gets_the_gpus_of_a_job_that_waits_with_its_hosts_to_be_tried_again(tmp_path):
+    machine = Machine(num_cpus=8, memory_bytes=8 * GIB, num_gpus=3)
+    async with ControlPlane.open(tmp_path, engine=FakeEngine(machine)) as plane:
+        resources = {"InstanceType": "ml.g4dn.xlarge", "InstanceCount": 2, "VolumeSizeInGB": 1}
+        await plane.create("hurt", ResourceConfig=resources, CheckpointConfig={"S3Uri": "s3://bucket/c"})
+        await plane.passes()
+        assert plane.hub.live_job("hurt").held_gpus == (0, 1)
+        await plane.create("other", ResourceConfig=resources)
+        await lose_second_host(plane, "hurt")
+        hurt, other = plane.hub.live_job("hurt"), plane.hub.live_job("other")
+        assert (hurt.pool != "", hurt.held_gpus) == (True, (0, 1))
+        decision = plane.admission.decide_next(other, plane.admission.mapping(JobRequest(other.request)))
+        assert decision == Wait(reason="Needs 2 GPUs; 1 of 3 GPUs is free: hurt holds 2.")
+        await plane.reconciler.give_pools_back()
+        assert plane.hub.live_job("hurt").held_gpus == ()
+        decision = plane.admission.decide_next(other, plane.admission.mapping(JobRequest(other.request)))
+        assert decision == Place(gpus=((0,), (1,)))
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+async def test_gpus_that_waited_with_a_pool_are_the_next_attempt_s_or_free(tmp_path, is_stopped):
+    machine = Machine(num_cpus=8, memory_bytes=8 * GIB, num_gpus=2)
+    async with ControlPlane.open(tmp_path, engine=FakeEngine(machine)) as plane:
+        resources = {"InstanceType": "ml.g4dn.xlarge", "InstanceCount": 2, "VolumeSizeInGB": 1}
+        await plane.create("hurt", ResourceConfig=resources, CheckpointConfig={"S3Uri": "s3://bucket/c"})
+        await plane.passes()
+        await lose_second_host(plane, "hurt")
+        plane.reconciler.is_draining = False
+        if is_stopped:
+            await plane.stop("hurt")
+            plane.clock.advance(11)
+        await plane.passes(3)
+        job = await plane.job("hurt")
+        assert (job.pool_gpus, job.held_gpus) == ((), () if is_stopped else (0, 1))
+        assert job.attempt == (1 if is_stopped else 2)
 
 
 async def test_a_release_that_keeps_failing_holds_up_nobody_for_long(plane):

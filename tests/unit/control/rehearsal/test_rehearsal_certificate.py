@@ -185,3 +185,51 @@ def test_a_rank_that_wrote_nothing_down_is_no_reason_to_miss_its_samples():
     )
     assert made.verdict is Verdict.PASS
     assert made.samples.words == "not compared (rank 1 of attempt 2 wrote nothing down)"
+
+
+FULL = Strike(words="fill the disk of algo-1 at step 7", at_s=3.0, kind="disk-full")
+ENOSPC = "No space left on device: the disk of this host is full (0 bytes free for /opt/ml)"
+
+
+def test_a_program_that_dies_of_a_full_disk_has_itself_to_blame():
+    reason = f"AlgorithmError: {ENOSPC}: OSError: [Errno 28], exit code: 1"
+    made = certificate(attempt(1, 1, 10), strikes=(FULL,), status="Failed", failure_reason=reason)
+    assert made.verdict is Verdict.FAIL
+    assert made.reason.startswith("the program itself died of the full disk")
+    assert reason in made.reason
+    assert "catch OSError (ENOSPC)" in made.advice
+
+
+def test_a_program_that_ends_well_on_a_full_disk_is_told_to_fail_or_to_wait_for_room():
+    reason = f"ClientError: {ENOSPC}: results may be incomplete"
+    made = certificate(attempt(1, 1, 24), strikes=(FULL,), status="Failed", failure_reason=reason)
+    assert made.verdict is Verdict.FAIL
+    assert made.reason.startswith("the program ended on a full disk")
+    assert "a length" in made.advice
+
+
+@pytest.mark.parametrize(
+    ("strike", "reason"),
+    [
+        (replace(FULL, at_s=None), f"AlgorithmError: {ENOSPC}"),
+        (STRIKES[0], f"AlgorithmError: {ENOSPC}"),
+        (FULL, "AlgorithmError: ValueError: no number"),
+    ],
+)
+def test_other_failures_are_not_laid_to_the_full_disk(strike, reason):
+    made = certificate(attempt(1, 1, 10), strikes=(strike,), status="Failed", failure_reason=reason)
+    assert made.reason.startswith("the job did not come back")
+
+
+def test_a_program_that_goes_on_while_its_disk_is_full_passes():
+    made = certificate(attempt(1, 1, 24), strikes=(FULL,))
+    assert (made.verdict, made.interruptions) == (Verdict.PASS, ())
+
+
+def test_a_twin_whose_disk_is_too_small_for_it_says_what_to_do():
+    small = run(attempt(1, 1, 10), name="twin", status="Failed", failure_reason=f"AlgorithmError: {ENOSPC}")
+    never = replace(FULL, at_s=None)
+    made = certificate(of_twin=small, strikes=(never,), status="never created")
+    assert made.verdict is Verdict.INCONCLUSIVE
+    assert "larger --disk-size" in made.advice
+    assert certificate(of_twin=small, status="never created").advice == "make the job run first"

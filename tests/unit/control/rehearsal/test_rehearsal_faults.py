@@ -28,6 +28,9 @@ HOSTS = ("algo-1", "algo-2", "algo-3")
         (FaultKind.KILL_RANK, "3@step:7", "kill rank 3 at step 7"),
         (FaultKind.PARTITION, "algo-1,algo-2@200s", "partition algo-1, algo-2 after 200 s"),
         (FaultKind.PARTITION, "algo-1@step:5+10s", "partition algo-1 at step 5 for 10 s"),
+        (FaultKind.PARTITION, "algo-1:algo-2@200s+10s", "partition algo-1 from algo-2 after 200 s for 10 s"),
+        (FaultKind.DISK_FULL, "algo-2@step:120+30s", "fill the disk of algo-2 at step 120 for 30 s"),
+        (FaultKind.DISK_FULL, "algo-2@9s", "fill the disk of algo-2 after 9 s"),
         (FaultKind.SLOW, "algo-2@60s+30s:5mbit", "slow algo-2 to 5 Mbit/s after 60 s for 30 s"),
     ],
 )
@@ -46,6 +49,11 @@ def test_what_stands_behind_an_option_is_read_and_said_in_words(kind, text, word
         (FaultKind.KILL, "algo-1@1m"),
         (FaultKind.KILL_RANK, "algo-1@1s"),
         (FaultKind.PARTITION, "algo-1@1s+s"),
+        (FaultKind.PARTITION, "algo-1:algo-2:algo-3@1s"),
+        (FaultKind.PARTITION, "algo-1:algo-2,algo-3@1s"),
+        (FaultKind.PARTITION, "algo-1:@1s"),
+        (FaultKind.DISK_FULL, "@1s"),
+        (FaultKind.DISK_FULL, "algo-1,algo-2@1s"),
         (FaultKind.SLOW, "algo-1@1s"),
         (FaultKind.SLOW, "algo-1@1s:5"),
     ],
@@ -60,7 +68,19 @@ def test_hosts_that_the_job_does_not_have_and_networks_of_one_host_are_refused()
         check_hosts([parse_fault(FaultKind.KILL, "algo-9@1s")], HOSTS)
     with pytest.raises(ContractError, match="one host has no network"):
         check_hosts([parse_fault(FaultKind.PARTITION, "algo-1@1s")], ("algo-1",))
+    with pytest.raises(ContractError, match="no host algo-9"):
+        check_hosts([parse_fault(FaultKind.PARTITION, "algo-1:algo-9@1s")], HOSTS)
+    with pytest.raises(ContractError, match="expected two hosts"):
+        check_hosts([parse_fault(FaultKind.PARTITION, "algo-1:algo-1@1s")], HOSTS)
     check_hosts([parse_fault(FaultKind.KILL, "algo-3@1s")], HOSTS)
+    check_hosts([parse_fault(FaultKind.DISK_FULL, "algo-1@1s")], ("algo-1",))
+
+
+def test_a_colon_is_the_way_between_two_hosts_and_a_comma_each_of_them():
+    between = parse_fault(FaultKind.PARTITION, "algo-1:algo-2@1s")
+    each = parse_fault(FaultKind.PARTITION, "algo-1,algo-2@1s")
+    assert (between.hosts, between.is_between) == (("algo-1", "algo-2"), True)
+    assert (each.hosts, each.is_between) == (("algo-1", "algo-2"), False)
 
 
 def test_the_same_seed_draws_the_same_plan_and_another_one_another():
@@ -71,7 +91,8 @@ def test_the_same_seed_draws_the_same_plan_and_another_one_another():
 
 
 def test_only_kinds_that_can_be_had_are_drawn():
-    drawn = draw_faults(50, seed=1, host_names=HOSTS, kinds=[FaultKind.RECLAIM, FaultKind.KILL, FaultKind.KILL_RANK])
+    kinds = [FaultKind.RECLAIM, FaultKind.KILL, FaultKind.KILL_RANK, FaultKind.DISK_FULL]
+    drawn = draw_faults(50, seed=1, host_names=HOSTS, kinds=kinds)
     assert {fault.kind for fault in drawn} == {FaultKind.RECLAIM, FaultKind.KILL}
     alone = draw_faults(50, seed=1, host_names=("algo-1",), kinds=list(FaultKind))
     assert {fault.kind for fault in alone} == {FaultKind.RECLAIM, FaultKind.KILL}

@@ -2,6 +2,9 @@
 
 import json
 
+import pytest
+
+from clary.contract.rehearsals import disk_bytes, disks_value
 from clary.control.rehearsal.requests import host_names, rehearsal_requests
 
 REQUEST = {
@@ -78,6 +81,26 @@ def test_the_rehearsal_may_restart_and_the_twin_is_as_asked():
     ] == {"MaximumRetryAttempts": 30}
 
 
+def test_disks_of_their_own_are_the_same_in_both_and_those_of_an_earlier_rehearsal_are_forgotten():
+    request = {**REQUEST, "Environment": {"CLARY_REHEARSAL_DISKS": "1 algo-1"}}
+    for made in _both_of(make(request)):
+        assert made["Environment"] == {"CLARY_REHEARSAL": "1"}
+        assert disk_bytes(made, "algo-1") is None
+    for made in _both_of(make(request, disks=disks_value(["algo-2"], 1 << 30))):
+        assert disk_bytes(made, "algo-2") == 1 << 30
+        assert disk_bytes(made, "algo-1") is None
+
+
+@pytest.mark.parametrize("value", ["", " ", "algo-1", "0 algo-1", "-5 algo-1", "1e9 algo-1", "5", "5 algo-10"])
+def test_a_variable_that_names_no_disk_of_the_host_gives_none(value):
+    request = {"Environment": {"CLARY_REHEARSAL": "1", "CLARY_REHEARSAL_DISKS": value}}
+    assert disk_bytes(request, "algo-1") is None
+
+
+def test_a_job_that_is_no_rehearsal_has_no_disk_of_its_own():
+    assert disk_bytes({"Environment": {"CLARY_REHEARSAL_DISKS": "5 algo-1"}}, "algo-1") is None
+
+
 def test_a_reclaim_needs_spot_capacity_and_a_time_to_wait_for_it():
     made = make(needs_spot=True)
     assert made.rehearsal["EnableManagedSpotTraining"] is True
@@ -93,12 +116,12 @@ def test_a_request_without_checkpoints_is_told_that_nothing_is_restored():
 
 
 def test_long_names_are_cut_to_what_the_api_takes():
-    names = {request["TrainingJobName"] for request in _both(make({**REQUEST, "TrainingJobName": "n" * 63}))}
+    names = {request["TrainingJobName"] for request in _both_of(make({**REQUEST, "TrainingJobName": "n" * 63}))}
     assert {len(name) for name in names} == {63}
     assert len(names) == 2
 
 
-def _both(made):
+def _both_of(made):
     return (made.twin, made.rehearsal)
 
 

@@ -1,5 +1,6 @@
 """The page of a job tells where its time went and what would have been paid for it."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -55,6 +56,23 @@ async def test_describe_prints_the_section_time_and_money():
     assert "  goodput " in section
     assert "  training 10 s a host, billable 3 s: 70.0 % saved" in section
     assert "prices.json, us-east-1" in section
+
+
+async def test_time_until_hosts_have_found_each_other_stands_on_the_page_and_is_not_goodput():
+    job = spot_job("ml.p3.2xlarge")
+    hosts = {
+        name: replace(record, facts=replace(record.facts, exits=(), rendezvous_at=START + timedelta(seconds=second)))
+        for (name, record), second in zip(job.hosts.items(), (4, 7), strict=True)
+    }
+    facts = await facts_of(replace(job, hosts=hosts))
+    assert [host["rendezvous_at"] for host in facts["hosts"]] == [
+        "2026-01-01T00:00:04+00:00",
+        "2026-01-01T00:00:07+00:00",
+    ]
+    assert facts["ledger"]["seconds"]["rendezvous"] == 2 * 4
+    assert facts["ledger"]["goodput"] == pytest.approx(5 / 12)
+    lines = [line.split() for line in describe(facts).splitlines()]
+    assert ["rendezvous", "8.0", "s", "33.3", "%", "4.0", "s", "4.0", "s"] in lines
 
 
 async def test_a_type_without_a_price_has_time_and_says_what_is_missing():

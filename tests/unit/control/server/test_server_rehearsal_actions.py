@@ -33,6 +33,15 @@ class FakeFaults:
     async def connect(self, plan, hosts, *, up):
         self._do("connect", tuple(hosts), up)
 
+    def largest_disk_bytes(self):
+        return 1 << 30
+
+    async def connect_two(self, plan, hosts, *, up):
+        self._do("connect-two", hosts, up)
+
+    async def fill_disk(self, plan, host, *, is_full):
+        self._do("disk", host, is_full)
+
     async def set_rate(self, plan, host, rate_mbit_s):
         self._do("rate", host, rate_mbit_s)
 
@@ -73,6 +82,16 @@ async def refused(faults, body, **options):
         ({"kind": "kill-rank", "rank": 3}, ("kill-rank", 3)),
         ({"kind": "partition", "hosts": ["algo-1", "algo-2"]}, ("connect", ("algo-1", "algo-2"), False)),
         ({"kind": "partition", "hosts": ["algo-1"], "is_over": True}, ("connect", ("algo-1",), True)),
+        (
+            {"kind": "partition", "hosts": ["algo-1", "algo-2"], "between": True},
+            ("connect-two", ("algo-1", "algo-2"), False),
+        ),
+        (
+            {"kind": "partition", "hosts": ["algo-1", "algo-2"], "between": True, "is_over": True},
+            ("connect-two", ("algo-1", "algo-2"), True),
+        ),
+        ({"kind": "disk-full", "hosts": ["algo-1"]}, ("disk", "algo-1", True)),
+        ({"kind": "disk-full", "hosts": ["algo-1"], "is_over": True}, ("disk", "algo-1", False)),
         ({"kind": "slow", "hosts": ["algo-1"], "rate_mbit_s": 2.5}, ("rate", "algo-1", 2.5)),
         ({"kind": "slow", "hosts": ["algo-1"], "rate_mbit_s": 2.5, "is_over": True}, ("rate", "algo-1", None)),
     ],
@@ -108,6 +127,8 @@ async def test_a_wrong_token_strikes_nothing_and_learns_nothing():
         ({"kind": "kill"}, "expected hosts"),
         ({"kind": "kill", "hosts": "algo-1"}, "expected hosts"),
         ({"kind": "kill", "hosts": ["algo-9"]}, "no host algo-9; it has algo-1, algo-2"),
+        ({"kind": "partition", "hosts": ["algo-1"], "between": True}, "takes two hosts, got algo-1"),
+        ({"kind": "partition", "hosts": ["algo-1", "algo-1"], "between": True}, "takes two hosts"),
         ({"kind": "kill-rank", "rank": "0"}, "rank must be a number"),
         ({"kind": "kill-rank", "rank": True}, "rank must be a number"),
         ({"kind": "slow", "hosts": ["algo-1"]}, "rate_mbit_s must be a number"),
@@ -131,7 +152,7 @@ async def test_a_job_between_two_attempts_is_not_struck():
 async def test_what_can_not_be_had_here_is_said_beforehand_and_refused():
     faults = FakeFaults(refusals={"partition": "no network of its own"})
     answer = document(await RehearsalActions(faults, admin_token="token").handle(request(PATH)))
-    assert answer == {"refusals": {"partition": "no network of its own"}}
+    assert answer == {"refusals": {"partition": "no network of its own"}, "largest_disk_bytes": 1 << 30}
     error = await refused(faults, {"kind": "partition", "hosts": ["algo-1"]})
     assert error.message == "partition: no network of its own"
 

@@ -44,7 +44,8 @@ def process_environment(environ: Mapping[str, str], mark: str, *, token: str | N
 def agent_command(plan: LaunchPlan, host: str) -> list[str]:
     """Return the command line of the agent of one host: of one attempt, or of a warm pool."""
     serves = ("--pool", plan.pool) if plan.pool else ("--job", plan.job_name, "--attempt", str(plan.attempt))
-    return [sys.executable, "-m", "clary.agent", "--service", plan.service_url, *serves, "--host", host]
+    mounts = ("--own-mounts",) if plan.host(host).disk_bytes is not None else ()
+    return [sys.executable, "-m", "clary.agent", "--service", plan.service_url, *serves, *mounts, "--host", host]
 
 
 class LastingProcess(subprocess.Popen[bytes]):

@@ -22,6 +22,12 @@ def measure_machine(root: Path = Path("/")) -> Machine:
     return Machine(num_cpus=_num_cpus(root), memory_bytes=_memory_bytes(root), num_gpus=_num_gpus(root))
 
 
+def free_memory_bytes(root: Path = Path("/")) -> int:
+    """Return how much memory programs could still get, never more than this process may use in all."""
+    match = re.search(r"^MemAvailable:\s+([0-9]+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
+    return min(int(match.group(1)) * KIB if match else 0, _memory_bytes(root))
+
+
 def _num_cpus(root: Path) -> int:
     num_cpus = len(os.sched_getaffinity(0))
     quota = _read(root / "sys/fs/cgroup/cpu.max").split()

@@ -1,9 +1,10 @@
-"""The few rtnetlink requests that a job's network needs: bridge, veth pair, address, up, rename, token bucket.
+"""The few rtnetlink requests that a job's network needs: bridge, veth pair, address, up, token bucket, neighbour.
 
 Where: `network_building` and `network_faults` call this inside the namespace that they have joined. A `Netlink` socket
 belongs to the network namespace in which it was made, whichever namespace its thread joins later. iproute2 is not
 needed.
-Source: rtnetlink(7), linux/if_link.h, linux/veth.h, linux/pkt_sched.h (tc_tbf_qopt); kernels 4.15 and later.
+Source: rtnetlink(7), linux/if_link.h, linux/veth.h, linux/neighbour.h, linux/pkt_sched.h (tc_tbf_qopt); kernels 4.15
+and later.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import struct
 from types import TracebackType
 from typing import Self
 
-RTM_NEWLINK, RTM_NEWADDR, RTM_NEWQDISC = 16, 20, 36
+RTM_NEWLINK, RTM_NEWADDR, RTM_NEWNEIGH, RTM_DELNEIGH, RTM_NEWQDISC = 16, 20, 28, 29, 36
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_REPLACE, NLM_F_EXCL, NLM_F_CREATE = 0x1, 0x4, 0x100, 0x200, 0x400
 NLMSG_ERROR = 2
 NLA_F_NESTED = 0x8000
@@ -24,6 +25,8 @@ IFLA_ADDRESS, IFLA_IFNAME, IFLA_MASTER, IFLA_LINKINFO, IFLA_NET_NS_FD = 1, 3, 10
 IFLA_INFO_KIND, IFLA_INFO_DATA = 1, 2
 VETH_INFO_PEER = 1
 IFA_ADDRESS, IFA_LOCAL = 1, 2
+NDA_DST, NDA_LLADDR = 1, 2
+NUD_PERMANENT = 0x80
 TCA_KIND, TCA_OPTIONS = 1, 2
 TCA_TBF_PARMS, TCA_TBF_RATE64, TCA_TBF_BURST = 1, 4, 6
 TC_H_ROOT = 0xFFFFFFFF
@@ -88,6 +91,17 @@ class Netlink:
         header = struct.pack("BBBBI", socket.AF_INET, prefix_length, 0, 0, self.index(name))
         body = header + _attribute(IFA_LOCAL, packed) + _attribute(IFA_ADDRESS, packed)
         self._request(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, body)
+
+    def set_neighbour(self, name: str, address: str, *, hardware_address: bytes | None) -> None:
+        """Say for good which Ethernet address an IPv4 address has behind an interface; None: it is to be asked for."""
+        state = 0 if hardware_address is None else NUD_PERMANENT
+        header = struct.pack("BxxxiHBB", socket.AF_INET, self.index(name), state, 0, 0)
+        body = header + _attribute(NDA_DST, socket.inet_aton(address))
+        if hardware_address is None:
+            self._request(RTM_DELNEIGH, 0, body)
+            return
+        body += _attribute(NDA_LLADDR, hardware_address)
+        self._request(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, body)
 
     def set_rate(self, name: str, *, rate_bytes_s: int, burst_bytes: int, queue_bytes: int) -> None:
         """Limit what an interface sends by a token bucket (tc qdisc tbf), in place of its queueing discipline."""

@@ -48,7 +48,7 @@ def build(spec: NetworkSpec) -> Network:
 
     Raises: FabricError naming the step; namespaces made so far go with the process.
     """
-    has_user_namespace = not _is_network_admin()
+    has_user_namespace = not is_network_admin()
     if has_user_namespace:
         _step("user namespace", namespaces.enter_own_user_namespace)
     # In a user namespace there is no way back into the machine's network namespace, from where relays connect. The
@@ -91,7 +91,7 @@ def hardware_address(address: str) -> bytes:
     return b"\x02\x00" + socket.inet_aton(address)
 
 
-def _is_network_admin() -> bool:
+def is_network_admin() -> bool:
     """Whether this process may make network namespaces as it is; root of a container often may not."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         for line in file:

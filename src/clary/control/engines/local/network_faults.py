@@ -1,13 +1,20 @@
 """Cut hosts off a running job's network and connect them again, or slow their links: for tests and rehearsals.
 
-Run: `python -m clary.control.engines.local.network_faults FOLDER HOST up|down|MBIT` does it; `partition` and `limit`
-run that, because joining a namespace would change the calling process. A host that is cut off keeps its interface,
-address and carrier: what it sends simply never arrives.
+Run: `python -m clary.control.engines.local.network_faults FOLDER HOST up|down|MBIT` does it, with HOST:HOST for the way
+between two alone; `partition`, `part` and `limit` run that, because joining a namespace would change the calling
+process. A host that is cut off keeps its interface, address and carrier: what it sends simply never arrives.
+
+[Note: cuts between two]
+Each of the two gets a fixed neighbour entry for the other, with an Ethernet address that nobody has. So any pairs can
+be cut at the same time, whatever switches frames; isolated ports of a bridge could not do that, for each of them is
+isolated from all the others. Programs may not change neighbours. IPv4 is all that hosts speak with each other; frames
+of the link watch, which it addresses itself, still pass.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import sys
@@ -15,7 +22,7 @@ from pathlib import Path
 
 from clary.contract.errors import EngineError
 from clary.contract.launch_plan import Isolation, LaunchPlan
-from clary.control.engines.local import fabric, namespaces, network_building
+from clary.control.engines.local import anchors, fabric, namespaces, network_building
 from clary.control.engines.local.agent_processes import clary_folder
 from clary.control.engines.local.attempt_record import NetworkReady, read_ready
 from clary.control.engines.local.netlink import Netlink
@@ -23,6 +30,7 @@ from clary.control.engines.local.network_spec import write_json
 
 TIMEOUT_S = 10.0
 FULL_MBIT_S = 100_000.0  # more than such a link passes
+NOWHERE = b"\x02\xff\xff\xff\xff\xfe"  # locally administered, as hosts' are, which go on with 00
 
 
 async def partition(plan: LaunchPlan, host: str, *, up: bool) -> None:
@@ -31,6 +39,19 @@ async def partition(plan: LaunchPlan, host: str, *, up: bool) -> None:
     Raises: EngineError if the job has no network of its own, no such host, or its anchor is gone.
     """
     await _change(plan, host, "up" if up else "down")
+
+
+async def part(plan: LaunchPlan, hosts: tuple[str, str], *, up: bool) -> None:
+    """Cut the way between two hosts, both of which go on to reach all others, or open it; already so is fine.
+
+    In a job of two hosts there are no others: that is a cut as `partition` makes it, of the second.
+
+    Raises: EngineError as `partition`.
+    """
+    if len(plan.hosts) == 2:
+        await partition(plan, max(hosts, key=lambda name: plan.host(name).index), up=up)
+        return
+    await _change(plan, ":".join(hosts), "up" if up else "down")
 
 
 async def limit(plan: LaunchPlan, host: str, *, rate_mbit_s: float | None) -> None:
@@ -72,11 +93,15 @@ async def _change(plan: LaunchPlan, host: str, what: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Carry out what `partition` or `limit` asked for."""
+    """Carry out what `partition`, `part` or `limit` asked for."""
     folder, host, what = arguments
     try:
+        host, _, other = host.partition(":")
         ready = _network_of(Path(folder), host)
-        if what in ("up", "down"):
+        if other:
+            _network_of(Path(folder), other)
+            _set_way(ready, (host, other), up=what == "up")
+        elif what in ("up", "down"):
             _set_connection(ready, Path(folder), host, up=what == "up")
         else:
             _set_rate(ready, host, network_building.bytes_s(float(what)))
@@ -105,6 +130,21 @@ def _set_connection(ready: NetworkReady, folder: Path, host: str, *, up: bool) -
     _join(f"/proc/{ready.pid}/fd/{ready.switch}", namespaces.CLONE_NEWNET)
     with Netlink() as switch:
         switch.set_master(network_building.port_name(names.index(host)), bridge=network_building.BRIDGE if up else None)
+
+
+def _set_way(ready: NetworkReady, hosts: tuple[str, str], *, up: bool) -> None:
+    if ready.has_user_namespace:
+        _join(f"/proc/{ready.pid}/ns/user", namespaces.CLONE_NEWUSER)
+    names = list(ready.namespaces)
+    for host, other in (hosts, hosts[::-1]):
+        address, _ = anchors.address_of(names.index(other), len(names))
+        _join(f"/proc/{ready.pid}/fd/{ready.namespaces[host]}", namespaces.CLONE_NEWNET)
+        with Netlink() as here:
+            try:
+                here.set_neighbour("eth0", address, hardware_address=None if up else NOWHERE)
+            except OSError as error:
+                if not up or error.errno != errno.ENOENT:  # it is open already
+                    raise
 
 
 def _set_rate(ready: NetworkReady, host: str, rate_bytes_s: int) -> None:

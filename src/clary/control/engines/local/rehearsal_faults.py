@@ -13,10 +13,15 @@ from typing import Any
 
 from clary.contract.errors import EngineError
 from clary.contract.launch_plan import Isolation, LaunchPlan
-from clary.control.engines.local import attempt_record, killing, network_faults, rehearsal_records
+from clary.control.engines.local import attempt_record, disk_faults, killing, network_faults, rehearsal_records
 from clary.control.engines.local.engine import JOBS_FOLDER, LocalEngine
+from clary.control.engines.local.machine_facts import free_memory_bytes
+from clary.control.engines.local.network_building import is_network_admin
 
 _RANK_SHIM = "clary_rank.py"
+_NO_DISK = (
+    "only a service that runs as root, and may mount, gives hosts disks of their own; the machine's is not filled"
+)
 
 
 class LocalFaults:
@@ -34,9 +39,15 @@ class LocalFaults:
     def refusals(self) -> Mapping[str, str]:
         """Return kind of fault -> why it can not be had here; kinds that can are not in it."""
         if self._engine.isolation()[0] is Isolation.NAMESPACES:
-            return {}
+            if is_network_admin():
+                return {}
+            return {"disk-full": _NO_DISK}
         why = "hosts are plain processes here and have no network of their own; it takes root or user namespaces"
-        return {"partition": why, "slow": why}
+        return {"partition": why, "slow": why, "disk-full": _NO_DISK}
+
+    def largest_disk_bytes(self) -> int:
+        """Return how much the disks of all hosts of a rehearsal may hold: they lie in this machine's memory."""
+        return free_memory_bytes() // 2
 
     async def kill_host(self, plan: LaunchPlan, host: str) -> None:
         """Kill everything on a host at once; raises EngineError."""
@@ -50,6 +61,14 @@ class LocalFaults:
         """Cut hosts off their job's network, or connect them again; raises EngineError."""
         for host in hosts:
             await network_faults.partition(plan, host, up=up)
+
+    async def connect_two(self, plan: LaunchPlan, hosts: tuple[str, str], *, up: bool) -> None:
+        """Cut two hosts off each other, or connect them again; raises EngineError."""
+        await network_faults.part(plan, hosts, up=up)
+
+    async def fill_disk(self, plan: LaunchPlan, host: str, *, is_full: bool) -> None:
+        """Leave no room on the disk that a host has to itself, or give it its room again; raises EngineError."""
+        await (disk_faults.fill if is_full else disk_faults.free)(plan, host)
 
     async def set_rate(self, plan: LaunchPlan, host: str, rate_mbit_s: float | None) -> None:
         """Let a host send no more than this; None: what its plan says, or as much as it likes."""

@@ -114,7 +114,7 @@ async def update_training_job(call: Call) -> Mapping[str, Any]:
 
 
 async def delete_training_job(call: Call) -> Mapping[str, Any]:
-    """Forget a job that is over, with its logs and tags; its results in S3 stay."""
+    """Forget a job that is over, with its logs, dumps and tags; its results in S3 stay."""
     job = await _released_job(call)
     async with call.services.hub.deletion:
         if (await find_job(call)).created_at != job.created_at:
@@ -122,6 +122,7 @@ async def delete_training_job(call: Call) -> Mapping[str, Any]:
         # The record goes last: until then nobody can take the name, and a deletion that fails can be repeated.
         await call.services.logs.delete_streams(f"{job.name}/")
         await call.services.work_folders.forget(job.name)
+        call.services.dumps.forget(job.name)
         await call.services.hub.delete(job.name)
     return {}
 

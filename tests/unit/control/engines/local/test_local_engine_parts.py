@@ -10,7 +10,7 @@ from clary.contract.errors import EngineError
 from clary.contract.launch_plan import Isolation
 from clary.contract.processes import ProcessId
 from clary.control.engines.local import anchors, attempt_record, cleaning, isolation, killing
-from clary.control.engines.local.machine_facts import measure_machine
+from clary.control.engines.local.machine_facts import free_memory_bytes, measure_machine
 from clary.control.engines.local.network_building import hardware_address
 from clary.control.engines.local.network_spec import RelaySpec
 
@@ -92,6 +92,15 @@ def test_machine_counts_gpus_and_obeys_cgroup_limits(tmp_path):
     write_files(tmp_path / "unlimited", meminfo | version_1)
     assert measure_machine(tmp_path / "unlimited").memory_bytes == 16 * GIB
     assert measure_machine(tmp_path / "unlimited").num_cpus == len(os.sched_getaffinity(0))
+
+
+def test_free_memory_is_never_more_than_the_limit_and_nothing_where_nobody_tells(tmp_path):
+    meminfo = {"proc/meminfo": "MemTotal:       16777216 kB\nMemAvailable:    8388608 kB\n"}
+    write_files(tmp_path / "plain", meminfo)
+    write_files(tmp_path / "limited", meminfo | {"sys/fs/cgroup/memory.max": str(2 * GIB)})
+    write_files(tmp_path / "silent", {"proc/meminfo": "MemTotal:       16777216 kB\n"})
+    found = [free_memory_bytes(tmp_path / name) for name in ("plain", "limited", "silent")]
+    assert found == [8 * GIB, 2 * GIB, 0]
 
 
 def test_setting_processes_is_obeyed_and_says_what_is_shared():

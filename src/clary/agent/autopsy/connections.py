@@ -1,0 +1,92 @@
+"""TCP connections of processes: what is not acknowledged, what is not read, what is sent again and again.
+
+Where: `host_dump`. Connections are read once for all processes that share a network.
+Source: Documentation/networking/proc_net_tcp.rst; proc_pid_fd(5).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Iterable
+
+from clary.contract.stack_dumps import MAX_SOCKETS, SocketState
+
+_STATES = {
+    1: "ESTABLISHED",
+    2: "SYN_SENT",
+    3: "SYN_RECV",
+    4: "FIN_WAIT1",
+    5: "FIN_WAIT2",
+    6: "TIME_WAIT",
+    7: "CLOSE",
+    8: "CLOSE_WAIT",
+    9: "LAST_ACK",
+    10: "LISTEN",
+    11: "CLOSING",
+}  # fmt: skip - include/net/tcp_states.h
+_INODE_FIELD = 9
+_MAPPED = b"\0" * 10 + b"\xff\xff"  # an IPv4 address in an IPv6 socket
+
+
+def read_connections(pid: int) -> dict[int, SocketState]:
+    """Return the TCP sockets of a process's network by inode; none that cannot be read."""
+    found: dict[int, SocketState] = {}
+    for name in ("tcp", "tcp6"):
+        try:
+            with open(f"/proc/{pid}/net/{name}", encoding="ascii") as file:
+                found |= parse_connections(file.read().splitlines()[1:])
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def parse_connections(lines: Iterable[str]) -> dict[int, SocketState]:
+    """Read the lines of /proc/net/tcp behind its header. Pure.
+
+    Raises: ValueError for lines of another kind.
+    """
+    found = {}
+    for line in lines:
+        fields = line.split()
+        if len(fields) <= _INODE_FIELD:
+            raise ValueError(f"expected the fields of /proc/net/tcp, got {line[:80]!r}")
+        unsent, unread = (int(text, 16) for text in fields[4].split(":"))
+        state = int(fields[3], 16)
+        found[int(fields[_INODE_FIELD])] = SocketState(
+            local=_address(fields[1]),
+            peer=_address(fields[2]),
+            state=_STATES.get(state, str(state)),
+            unsent_bytes=unsent,
+            unread_bytes=unread,  # of a listener: connections that nobody has accepted
+            num_retransmits=int(fields[6], 16),
+        )
+    return found
+
+
+def sockets_of(pid: int, connections: dict[int, SocketState]) -> tuple[SocketState, ...]:
+    """Return those connections that a process has open, the troubled first."""
+    inodes = set()
+    try:
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            target = os.readlink(f"/proc/{pid}/fd/{name}")
+            if target.startswith("socket:["):
+                inodes.add(int(target[len("socket:[") : -1]))
+    except OSError:
+        pass  # it has ended, or may not be looked at
+    own = [connections[inode] for inode in inodes if inode in connections]
+    own.sort(key=lambda item: (-item.num_retransmits, -item.unsent_bytes, -item.unread_bytes, item.local, item.peer))
+    return tuple(own[:MAX_SOCKETS])
+
+
+def _address(text: str) -> str:
+    """Return `10.0.0.1:7777` of the kernel's hexadecimal form: words in the machine's order of bytes."""
+    packed, port = text.split(":")
+    words = [packed[at : at + 8] for at in range(0, len(packed), 8)]
+    data = b"".join(struct.pack("=I", int(word, 16)) for word in words)
+    if data.startswith(_MAPPED):
+        data = data[len(_MAPPED) :]
+    family = socket.AF_INET if len(data) == 4 else socket.AF_INET6
+    shown = socket.inet_ntop(family, data)
+    return f"{shown}:{int(port, 16)}" if family == socket.AF_INET else f"[{shown}]:{int(port, 16)}"

@@ -1,0 +1,155 @@
+"""All processes of one host's program at one moment.
+
+Where: `supervisor.stack_dumps` takes one when the service asks for it, and when the program gets nowhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+
+from clary.agent.autopsy import process_state
+from clary.agent.autopsy.connections import read_connections, sockets_of
+from clary.agent.autopsy.stacks import find_py_spy, read_stacks
+from clary.contract.processes import ProcessEntry, live_descendants
+from clary.contract.stack_dumps import MAX_PROCESSES, HostDump, ProcessDump, SocketState
+
+LIMIT_S = 20.0  # for the stacks of a host; processes whose turn has not come by then have none
+WATCHED_S = 0.7  # in which a process that gets on waits for many things, one that is held up for none
+_NUM_READERS = 4
+_RANK = b"RANK="
+
+
+def dump_host(
+    first_pid: int,
+    *,
+    number: int,
+    reason: str,
+    host: str,
+    addresses: Sequence[str],
+    ranks: Mapping[int, int],
+    now: datetime,
+) -> HostDump:
+    """Look at every process below the first one of a host; blocks for about `LIMIT_S` at most.
+
+    Args:
+        first_pid: as the machine numbers it.
+        number: of the request.
+        reason: why it is taken.
+        host: name of the host.
+        addresses: of the host.
+        ranks: process -> rank, of those that the agent has started itself.
+        now: time of day.
+    """
+    entries = dict(sorted(live_descendants(first_pid).items())[:MAX_PROCESSES])
+    # Before any stack is read: a pause counts as a wait.
+    waits = {pid: process_state.num_waits(pid) for pid in entries}
+    time.sleep(WATCHED_S)
+    waits = {pid: max(0, process_state.num_waits(pid) - before) for pid, before in waits.items()}
+    known = with_ranks(entries, ranks, {pid: _rank_in_environment(pid) for pid in entries})
+    look = functools.partial(
+        _look,
+        entries=entries,
+        ranks=known,
+        waits=waits,
+        connections=read_connections(next(iter(entries), first_pid)),
+        program=find_py_spy(),
+        end_s=time.monotonic() + LIMIT_S,
+    )
+    # Ranks first: they are what the time is for.
+    order = sorted(entries, key=lambda pid: (known.get(pid) is None, pid))
+    processes = tuple(_at_once(look, order))
+    return HostDump(
+        number=number,
+        reason=reason,
+        host=host,
+        taken_at=now,
+        addresses=tuple(addresses),
+        processes=processes,
+        watched_s=WATCHED_S,
+        error="" if entries else "no process of the program runs",
+    )
+
+
+def with_ranks(
+    entries: Mapping[int, ProcessEntry], started: Mapping[int, int], environments: Mapping[int, int | None]
+) -> dict[int, int]:
+    """Return process -> rank. Pure.
+
+    What a launcher has started is known by its environment, and what such a process starts has the same: of those with
+    one rank, the topmost is it.
+
+    Args:
+        entries: the processes of the host.
+        started: rank of those that the agent has started as ranks.
+        environments: RANK in the environment of each process; None without.
+    """
+    if started:
+        return {pid: rank for pid, rank in started.items() if pid in entries}
+    return {
+        pid: rank
+        for pid, rank in environments.items()
+        if rank is not None and environments.get(entries[pid].parent) != rank
+    }
+
+
+def _at_once(look: Callable[[int], ProcessDump], pids: Sequence[int]) -> list[ProcessDump]:
+    """Call `look` for each process on some threads; daemons, so that a process in trouble does not hold the agent."""
+    waiting, found = iter(pids), dict[int, ProcessDump]()
+    taking = threading.Lock()
+
+    def read() -> None:
+        while True:
+            with taking:
+                pid = next(waiting, None)
+            if pid is None:
+                return
+            found[pid] = look(pid)
+
+    readers = [threading.Thread(target=read, name="autopsy", daemon=True) for _ in range(_NUM_READERS)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    return [found[pid] for pid in pids if pid in found]
+
+
+def _look(
+    pid: int,
+    *,
+    entries: Mapping[int, ProcessEntry],
+    ranks: Mapping[int, int],
+    waits: Mapping[int, int],
+    connections: dict[int, SocketState],
+    program: str | None,
+    end_s: float,
+) -> ProcessDump:
+    entry = entries[pid]
+    if time.monotonic() < end_s:
+        threads, error = read_stacks(pid, state=entry.state, program=program)
+    else:
+        threads, error = (), f"not looked at within {LIMIT_S:g} s"
+    return ProcessDump(
+        pid=pid,
+        parent=entry.parent,
+        rank=ranks.get(pid),
+        command=process_state.command(pid),
+        state=entry.state,
+        wait_channel=process_state.wait_channel(pid),
+        cpu_s=process_state.cpu_s(pid),
+        num_waits=waits[pid],
+        threads=threads,
+        sockets=sockets_of(pid, connections),
+        error=error,
+    )
+
+
+def _rank_in_environment(pid: int) -> int | None:
+    for variable in process_state.read(f"/proc/{pid}/environ").split(b"\0"):
+        if variable.startswith(_RANK):
+            text = variable[len(_RANK) :]
+            return int(text) if text.isdigit() else None
+    return None

@@ -1,0 +1,49 @@
+"""What /proc says of one process: its command, its processor time, where in the kernel it waits.
+
+Source: proc(5): /proc/PID/stat (utime, stime), /proc/PID/cmdline, /proc/PID/wchan, /proc/PID/status.
+"""
+
+from __future__ import annotations
+
+import os
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_UTIME_FIELD, _STIME_FIELD = 11, 12  # behind the command's closing bracket
+_MAX_COMMAND_CHARACTERS = 60  # what comes later may be a secret, and no line has room for it
+
+
+def read(path: str) -> bytes:
+    """Return a file of /proc; empty if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def cpu_s(pid: int) -> float:
+    """Return the processor time that a process has used; 0 if it has ended."""
+    fields = read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    return (int(fields[_UTIME_FIELD]) + int(fields[_STIME_FIELD])) / _TICKS_PER_S if fields else 0.0
+
+
+def command(pid: int) -> str:
+    """Return the beginning of a process's command line, its program without folders."""
+    program, _, arguments = read(f"/proc/{pid}/cmdline").partition(b"\0")
+    joined = os.path.basename(program) + b" " + arguments.replace(b"\0", b" ")  # folders would fill the line
+    words = joined.decode("utf-8", "backslashreplace").strip()
+    return words if len(words) <= _MAX_COMMAND_CHARACTERS else f"{words[:_MAX_COMMAND_CHARACTERS]}..."
+
+
+def num_waits(pid: int) -> int:
+    """Return how often a process's main thread has given up its processor to wait for something."""
+    for line in read(f"/proc/{pid}/task/{pid}/status").splitlines():
+        if line.startswith(b"voluntary_ctxt_switches:"):
+            return int(line.split()[1])
+    return 0
+
+
+def wait_channel(pid: int) -> str:
+    """Return the function of the kernel in which a process's main thread sleeps; empty if it does not."""
+    channel = read(f"/proc/{pid}/wchan").decode("ascii", "replace").strip()
+    return "" if channel == "0" else channel

@@ -1,0 +1,108 @@
+"""Stacks of one process, by py-spy: calls of Python and, where the process may be paused, of native code.
+
+Where: `host_dump`, for each process of a program. py-spy reads another process's memory; nothing runs in that process.
+Source: `py-spy dump --help`; its JSON holds a list of threads with frames from the innermost outwards.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from clary.contract.stack_dumps import MAX_FRAMES, MAX_THREADS, Frame, ThreadStack
+
+LIMIT_S = 6.0  # for one try at one process
+_NOT_TO_BE_PAUSED = "TtD"  # stopped, traced, or in a call of the kernel that nothing interrupts: a pause would not end
+_MAX_CHARACTERS = 300  # of a name
+_INTERPRETER = ("libpython", "python3")  # files whose calls say nothing that the calls of Python do not
+_STARTERS = ("clary_rank.py", "<frozen runpy>", "runpy.py")  # what starts a rank's script: outermost, of no interest
+
+
+def find_py_spy() -> str | None:
+    """Return the path of py-spy: of this Python environment, else of PATH; None if it is nowhere."""
+    own = Path(sysconfig.get_path("scripts")) / "py-spy"
+    return str(own) if own.is_file() else shutil.which("py-spy")
+
+
+def read_stacks(pid: int, *, state: str, program: str | None) -> tuple[tuple[ThreadStack, ...], str]:
+    """Return the stacks of a process's threads, and why there are none; blocks for at most thrice `LIMIT_S`.
+
+    Unwinding native code does not work in every process; what Python has called is read without it, then.
+
+    Args:
+        pid: as the machine numbers it.
+        state: its letter in proc(5), which says whether it can be paused.
+        program: path of py-spy; None says that it is missing.
+    """
+    if program is None:
+        return (), "py-spy is not installed beside the agent: pip install py-spy"
+    ways = [["--nonblocking"]] if state in _NOT_TO_BE_PAUSED else [["--native"], [], ["--nonblocking"]]
+    why = ""
+    for options in ways:
+        try:
+            ended = subprocess.run(
+                [program, "dump", "--json", *options, "--pid", str(pid)],
+                capture_output=True,
+                timeout=LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            why = f"py-spy did not come back within {LIMIT_S:g} s"
+            continue
+        except OSError as error:
+            return (), f"py-spy could not be run: {error}"
+        if ended.returncode == 0:
+            try:
+                return parse_stacks(ended.stdout, pid=pid), ""
+            except ValueError as error:
+                why = f"what py-spy printed cannot be read: {error}"
+        else:
+            why = why_not(ended.stderr.decode("utf-8", "backslashreplace"))
+    return (), why
+
+
+def parse_stacks(text: bytes, *, pid: int) -> tuple[ThreadStack, ...]:
+    """Read py-spy's JSON. Pure.
+
+    Raises: ValueError for anything else.
+    """
+    document = json.loads(text)
+    if not isinstance(document, list):
+        raise ValueError("expected a list of threads")
+    try:
+        return tuple(_thread(item, pid) for item in document[:MAX_THREADS])
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def why_not(words: str) -> str:
+    """Return the innermost cause of what py-spy says on standard error. Pure."""
+    lines = [line.strip() for line in words.partition("Stack backtrace:")[0].splitlines() if line.strip()]
+    return f"py-spy: {lines[-1][:_MAX_CHARACTERS]}" if lines else "py-spy failed without a word"
+
+
+def _thread(item: dict[str, Any], pid: int) -> ThreadStack:
+    name = str(item.get("thread_name") or "")
+    frames = [frame for frame in map(_frame, item["frames"]) if _says_something(frame)]
+    while frames and frames[-1].file in _STARTERS:
+        frames.pop()
+    return ThreadStack(
+        thread=int(item.get("os_thread_id") or 0),
+        name=name[:_MAX_CHARACTERS],
+        # The main thread has the number of its process, which inside a host is another than the machine's.
+        is_main=name == "MainThread" or item.get("os_thread_id") == pid,
+        frames=tuple(frames[:MAX_FRAMES]),
+    )
+
+
+def _says_something(frame: Frame) -> bool:
+    return not frame.file.startswith(_INTERPRETER) and not frame.function.startswith("0x")  # code without names
+
+
+def _frame(item: dict[str, Any]) -> Frame:
+    file = str(item.get("short_filename") or item.get("filename") or "")
+    return Frame(function=str(item["name"])[:_MAX_CHARACTERS], file=file[:_MAX_CHARACTERS], line=int(item["line"] or 0))

@@ -1,0 +1,92 @@
+"""What of the checkpoint folder may be taken into a set now, and why the rest waits. Pure.
+
+[Note: what is whole] A file is whole if nothing changed it for a moment, which is longer than any writer pauses: it was
+at rest. If its name never is, since another file takes its place before the moment is over, the file itself still can
+be: it is kept open, and has rested if it is the same at the end of the moment and gone from every name
+(`held_files`). A file that only grows is never taken as it is: nobody can tell a log from a checkpoint on its way.
+
+[Note: what belongs together] A group is taken whole, once all of it is at rest but for noise. Noise is taken file by
+file, whatever of it is whole; what was replaced together with others only while those are as they were taken, so that
+it meets nothing that was written with a later one of it. Of a group that has kept itself waiting for too long each file
+that is whole is taken by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from clary.agent.checkpoints.scanning import FileFacts
+from clary.agent.checkpoints.sights import Pace, Sight
+
+_MAX_NAMED = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What may be taken now."""
+
+    whole: frozenset[str] = frozenset()  # groups
+    noise: Mapping[str, frozenset[str]] = field(default_factory=dict)  # group -> paths that it does not wait for
+    single: Mapping[str, frozenset[str]] = field(default_factory=dict)  # group -> paths
+    replaced: Mapping[str, FileFacts] = field(default_factory=dict)  # path -> the file that was whole there
+    waiting: Mapping[str, str] = field(default_factory=dict)  # group -> what it waits for
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to take."""
+        return not self.whole and not self.replaced and not any(self.single.values())
+
+
+def choose(
+    sights: Mapping[str, Sight], *, replaced: Mapping[str, FileFacts] | None = None, now_s: float, pace: Pace
+) -> Choice:
+    """Return what may be taken after a look.
+
+    Args:
+        sights: what the look saw.
+        replaced: files that were whole when it began, though their names show others.
+    """
+    whole: set[str] = set()
+    all_noise, single, waiting = {}, {}, {}
+    files: dict[str, FileFacts] = {}
+    for name, sight in sights.items():
+        noise = sight.noise(now_s, pace)
+        if noise:
+            all_noise[name] = noise
+        is_impatient = False
+        is_dirty = sight.is_dirty_but_for(noise)
+        if is_dirty and sight.is_at_rest_but_for(noise, now_s, pace):
+            whole.add(name)
+        elif is_dirty:
+            busy = {path for path, file in sight.files.items() if not file.is_at_rest(now_s, pace)}
+            is_impatient = sight.unrest_since_s is not None and now_s - sight.unrest_since_s > pace.patience_s
+            if is_impatient:
+                single[name] = frozenset(sight.content.files.keys() - busy)
+            else:
+                waiting[name] = f"{_named(busy - noise)} changed" if busy - noise else "its folders or links changed"
+        for path in sight.content.files.keys() & (replaced or {}).keys():
+            if is_impatient or (path in noise and (sight.files[path].changes_alone or not is_dirty)):
+                files[path] = (replaced or {})[path]
+    return Choice(whole=frozenset(whole), noise=all_noise, single=single, replaced=files, waiting=waiting)
+
+
+def to_hold(sights: Mapping[str, Sight], *, now_s: float, pace: Pace) -> list[str]:
+    """Return the files that may be replaced before they have rested, those first that have always changed alone.
+
+    What has changed for the first time, or together with others, is none of them: it rests, as a rule.
+    """
+    busy = [
+        (not file.changes_alone, path)
+        for sight in sights.values()
+        for path, file in sight.files.items()
+        if file.facts is not None and file.dirty_since_s is not None and not file.is_at_rest(now_s, pace)
+        if file.busy_since_s < now_s or file.num_alone
+    ]
+    return [path for _, path in sorted(busy)]
+
+
+def _named(paths: frozenset[str] | set[str]) -> str:
+    shown = [ascii(path) for path in sorted(paths)]
+    more = len(shown) - _MAX_NAMED
+    return ", ".join(shown[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,62 @@
+"""Looks at the checkpoint folder, one after the other, and what they say may be taken.
+
+Where: the mirror looks once a round, and a second time if something is busy; files that may be replaced meanwhile are
+kept open from the first look on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from clary.agent.checkpoints.choosing import Choice, choose, to_hold
+from clary.agent.checkpoints.folder import CheckpointFolder
+from clary.agent.checkpoints.grouping import GroupContent, contents_of
+from clary.agent.checkpoints.held_files import HeldFiles
+from clary.agent.checkpoints.scanning import Snapshot, scan
+from clary.agent.checkpoints.sights import Pace, Sight, compare, follow
+
+
+class Looks:
+    """What is known of a folder; belongs to one thread. `forget` what is open after each round."""
+
+    def __init__(self, folder: CheckpointFolder, *, pace: Pace) -> None:
+        self._folder = folder
+        self._pace = pace
+        self._held = HeldFiles(folder)
+        self.snapshot = Snapshot()
+        self.sights: dict[str, Sight] = {}
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        """Descriptors of the files that are kept open, by path."""
+        return self._held.descriptors()
+
+    def first(self, taken: Mapping[str, GroupContent], *, now_s: float) -> Choice:
+        """Look for the first time in a round, and keep open what may be replaced. Raises: OSError."""
+        self._look(taken, (), now_s)
+        self._held.hold(to_hold(self.sights, now_s=now_s, pace=self._pace))
+        return choose(self.sights, now_s=now_s, pace=self._pace)
+
+    def second(self, taken: Mapping[str, GroupContent], *, now_s: float) -> Choice:
+        """Look again, when files at rest have had the time to show it. Raises: OSError."""
+        replaced = self._held.replaced()
+        self._look(taken, replaced.keys(), now_s)
+        return choose(self.sights, replaced=replaced, now_s=now_s, pace=self._pace)
+
+    def last(self, taken: Mapping[str, GroupContent], *, now_s: float) -> Choice:
+        """Look when nobody writes any more: everything is at rest. Raises: OSError."""
+        self._look(taken, (), now_s)
+        return choose(self.sights, now_s=now_s, pace=Pace(settle_s=0.0, interval_s=self._pace.interval_s))
+
+    def compare(self, taken: Mapping[str, GroupContent], *, now_s: float) -> None:
+        """Take note of what was taken."""
+        self.sights = compare(self.sights, taken, now_s=now_s)
+
+    def forget(self) -> None:
+        """Close what is kept open."""
+        self._held.release()
+
+    def _look(self, taken: Mapping[str, GroupContent], replaced: Collection[str], now_s: float) -> None:
+        self.snapshot = scan(self._folder)
+        contents = contents_of(self.snapshot)
+        self.sights = follow(self.sights, contents, taken=taken, replaced=replaced, now_s=now_s, pace=self._pace)

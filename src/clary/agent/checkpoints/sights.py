@@ -1,0 +1,221 @@
+"""The checkpoint folder as it was seen look after look: what changes, since when, and how. Pure.
+
+Looks come in pairs, a moment apart, from one round to the next. A file is at rest if two looks that are at least that
+moment apart saw the same of it; until then it counts as busy.
+
+[Note: noise] Some files are never at rest: a log, a counter, a checkpoint of every step. The others of their group do
+not wait for them, or a folder with a log in it would be in no set before the program ends. But a shard that is being
+written is busy too, and a set without it would be half a checkpoint. What tells them apart is time and size: noise is
+
+- what is replaced by another file before it can be seen at rest, if it has changed again and again and nothing else in
+  the group has: each was whole, so nobody is in the midst of a save, and there is nothing that it belongs to;
+- what is busy for long and still small: whoever writes a checkpoint would be done by then;
+- what is busy for very long, whatever its size.
+
+All else that is busy, new names above all, is taken for a save on its way and waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from clary.agent.checkpoints.grouping import NOTHING, GroupContent
+from clary.agent.checkpoints.scanning import FileFacts
+
+_PATIENCE_INTERVALS = 10
+_NOISE_INTERVALS = 2
+_NOISE_S = 10.0  # whatever the interval: saves take as long as they take
+_NOISE_BYTES_A_SECOND = 1_000_000  # below what the slowest disk takes
+_NUM_ALONE = 3  # with three looks in a row nobody falls between the files of one save
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How often looks come, and what counts as long."""
+
+    settle_s: float  # unchanged for so long is at rest
+    interval_s: float  # from one round to the next
+
+    @property
+    def patience_s(self) -> float:
+        """How long a file may be busy until it is noise, and a group until its files are taken one by one."""
+        return _PATIENCE_INTERVALS * self.interval_s
+
+    @property
+    def small_patience_s(self) -> float:
+        """The same of files that are small for the time that their writer had."""
+        return min(self.patience_s, max(_NOISE_S, _NOISE_INTERVALS * self.interval_s))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileSight:
+    """A name in the folder; times are monotonic seconds."""
+
+    facts: FileFacts | None  # None: there is no such file any more
+    since_s: float  # the first look that saw exactly this
+    busy_since_s: float  # the first look of those that did not see it at rest, or the last one that did
+    num_alone: int = 0  # looks at which it had changed since any at which something else in the group had
+    is_replaced: bool = False  # whether it was whole at the last look but one, and another one has its place
+    taken: FileFacts | None = None  # what the newest set has of it
+    dirty_since_s: float | None = None  # the first look that saw something else than that; None: nothing else
+
+    def is_at_rest(self, now_s: float, pace: Pace) -> bool:
+        """Whether the look at `now_s` saw it at rest."""
+        return now_s - self.since_s >= pace.settle_s
+
+    @property
+    def changes_alone(self) -> bool:
+        """Whether it has changed again and again, and nothing else has."""
+        return self.num_alone >= _NUM_ALONE
+
+    def is_busy_for_long(self, now_s: float, pace: Pace) -> bool:
+        """Whether it is busy for longer than a file of its size takes to be written."""
+        busy_s = 0.0 if self.is_at_rest(now_s, pace) else now_s - self.busy_since_s
+        size_bytes = self.facts.size_bytes if self.facts is not None else 0
+        is_small = size_bytes <= _NOISE_BYTES_A_SECOND * busy_s
+        return busy_s > (pace.small_patience_s if is_small else pace.patience_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """A group; times are monotonic seconds."""
+
+    content: GroupContent
+    files: Mapping[str, FileSight] = field(default_factory=dict)  # also names that have gone a moment ago
+    frame_since_s: float  # the first look that saw exactly these empty folders and links
+    frame_dirty_since_s: float | None = None  # the first look that saw others than were taken
+    unrest_since_s: float | None = None  # the first look since which it was dirty and not at rest but for noise
+
+    @property
+    def dirty_since_s(self) -> float | None:
+        """The first look that saw anything that is not in the newest set; None: all of it is."""
+        all_s = [self.frame_dirty_since_s, *(file.dirty_since_s for file in self.files.values())]
+        return min((since_s for since_s in all_s if since_s is not None), default=None)
+
+    def noise(self, now_s: float, pace: Pace) -> frozenset[str]:
+        """Return the names that nothing waits for; see the note."""
+        return frozenset(
+            path
+            for path, file in self.files.items()
+            if (file.is_replaced and file.changes_alone) or file.is_busy_for_long(now_s, pace)
+        )
+
+    def is_dirty_but_for(self, noise: Collection[str]) -> bool:
+        """Whether anything else is not in the newest set."""
+        is_any = any(file.dirty_since_s is not None for path, file in self.files.items() if path not in noise)
+        return is_any or self.frame_dirty_since_s is not None
+
+    def is_at_rest_but_for(self, noise: Collection[str], now_s: float, pace: Pace) -> bool:
+        """Whether everything else is at rest."""
+        if now_s - self.frame_since_s < pace.settle_s:
+            return False
+        return all(file.is_at_rest(now_s, pace) for path, file in self.files.items() if path not in noise)
+
+
+def follow(
+    sights: Mapping[str, Sight],
+    contents: Mapping[str, GroupContent],
+    *,
+    taken: Mapping[str, GroupContent],
+    replaced: Collection[str] = (),
+    now_s: float,
+    pace: Pace,
+) -> dict[str, Sight]:
+    """Return what is known after another look.
+
+    Args:
+        sights: what was known before it.
+        contents: what it saw; a group that is not there any more holds nothing.
+        taken: what of each group stands in the newest set.
+        replaced: files in whose place another one was found, though they were at rest themselves.
+    """
+    found = {}
+    for name in {*sights, *contents, *taken}:
+        content, before = contents.get(name, NOTHING), sights.get(name)
+        known = before.files if before is not None else {}
+        files: dict[str, FileSight] = {}
+        for path in {*content.files, *known, *taken.get(name, NOTHING).files}:
+            file = _seen_again(known.get(path), content.files.get(path), now_s, pace)
+            files[path] = (
+                file if file.is_replaced == (path in replaced) else replace(file, is_replaced=path in replaced)
+            )
+        has_same_frame = before is not None and _frame(before.content) == _frame(content)
+        found[name] = Sight(
+            content=content,
+            files=_counted(files, now_s, is_frame_new=before is not None and not has_same_frame),
+            frame_since_s=before.frame_since_s if before is not None and has_same_frame else now_s,
+            frame_dirty_since_s=before.frame_dirty_since_s if before is not None else None,
+            unrest_since_s=before.unrest_since_s if before is not None else None,
+        )
+    return {name: _with_unrest(sight, now_s, pace) for name, sight in compare(found, taken, now_s=now_s).items()}
+
+
+def compare(sights: Mapping[str, Sight], taken: Mapping[str, GroupContent], *, now_s: float) -> dict[str, Sight]:
+    """Return what is known after something was taken; without another look."""
+    found = {}
+    for name, sight in sights.items():
+        known = taken.get(name, NOTHING)
+        dirty_since_s = sight.frame_dirty_since_s
+        if _frame(sight.content) == _frame(known):
+            dirty_since_s = None
+        elif dirty_since_s is None:
+            dirty_since_s = now_s
+        files = {path: _compared(file, known.files.get(path), now_s) for path, file in sight.files.items()}
+        new = replace(sight, files=files, frame_dirty_since_s=dirty_since_s)
+        if new.content != NOTHING or known != NOTHING or files:
+            found[name] = new
+    return found
+
+
+def _seen_again(before: FileSight | None, facts: FileFacts | None, now_s: float, pace: Pace) -> FileSight:
+    if before is None:
+        return FileSight(facts=facts, since_s=now_s, busy_since_s=now_s)
+    if before.facts != facts:
+        was_at_rest = before.busy_since_s > before.since_s
+        return replace(before, facts=facts, since_s=now_s, busy_since_s=now_s if was_at_rest else before.busy_since_s)
+    if not before.is_at_rest(now_s, pace):
+        return before
+    return replace(before, busy_since_s=now_s)
+
+
+def _counted(files: Mapping[str, FileSight], now_s: float, *, is_frame_new: bool) -> dict[str, FileSight]:
+    """Count the looks at which a file alone has changed."""
+    changed = [path for path, file in files.items() if file.since_s == now_s]
+    if not changed and not is_frame_new:
+        return dict(files)
+    counted = {path: replace(file, num_alone=0) if file.num_alone else file for path, file in files.items()}
+    if len(changed) == 1 and not is_frame_new:
+        path = changed[0]
+        counted[path] = replace(files[path], num_alone=files[path].num_alone + 1)
+    return counted
+
+
+def _compared(file: FileSight, taken: FileFacts | None, now_s: float) -> FileSight:
+    since_s = file.dirty_since_s
+    if file.facts == taken:
+        since_s = None
+    elif since_s is None:
+        since_s = now_s
+    elif file.taken != taken:
+        since_s = max(since_s, file.since_s)  # an earlier state was taken, and this one came after it
+    is_known = file.taken == taken and file.dirty_since_s == since_s
+    return file if is_known else replace(file, taken=taken, dirty_since_s=since_s)
+
+
+def _with_unrest(sight: Sight, now_s: float, pace: Pace) -> Sight:
+    noise = sight.noise(now_s, pace)
+    since_s: float | None = None
+    if sight.is_dirty_but_for(noise) and not sight.is_at_rest_but_for(noise, now_s, pace):
+        since_s = now_s if sight.unrest_since_s is None else sight.unrest_since_s
+    # A name that has gone and is in no set is remembered for as long as it may come back as if it had never gone.
+    files = {
+        path: file
+        for path, file in sight.files.items()
+        if file.facts is not None or file.taken is not None or not file.is_at_rest(now_s, pace)
+    }
+    return replace(sight, files=files, unrest_since_s=since_s)
+
+
+def _frame(content: GroupContent) -> tuple[frozenset[str], dict[str, str]]:
+    return content.folders, dict(content.links)

@@ -1,0 +1,193 @@
+"""What a host's network program measures, once the job's own ports have answered or have not.
+
+Where: `network_program` runs it; every line that it prints is one reading as JSON.
+
+    meet each peer -> delay, loss, MTU at once, and the ports that have said nothing -> a sum around all hosts, which is
+    also the line that everybody has to reach -> rates, one peer after the other -> the line
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+
+from clary.agent.health import interfaces
+from clary.agent.health.link_probe import LinkProbe
+from clary.agent.health.listener import NO_SUM, Listener, datagram
+from clary.agent.health.name_check import NameCheck
+from clary.agent.health.readings import DOCTOR_PORT, Answer, NetworkOrder, NetworkReading, PortReading
+from clary.contract.plain import to_plain
+
+_SUM_S = 10.0  # for the collective: a peer may be finding out about a third host that is silent, or lossy
+_RATES_S = 0.25  # for all bursts of a host together, once for each half of them
+_LONGEST_BURST_S = 0.08
+_COPIES = 4  # of a datagram that should arrive
+_OTHER_INTERFACE_S = 0.5
+_MOST_INTERFACES = 4
+_LINGER_S = 8.0
+_REACHED = (Answer.OPEN, Answer.BUSY, Answer.ABSENT)  # the peer's kernel at least
+
+
+def run(order: NetworkOrder, taken: Sequence[int], unanswered: Mapping[str, Sequence[int]]) -> None:
+    """Measure, print the reading, answer peers until they have finished too.
+
+    Args:
+        order: what to do.
+        taken: ports of the job that are not free here.
+        unanswered: ports of the job at which peers have said nothing; where there are any, the reading of the ports
+            is printed as soon as they are known, else it is there already.
+    """
+    names = NameCheck(order)
+    try:
+        asyncio.run(_run(order, names, taken, unanswered))
+    finally:
+        names.close()
+
+
+async def _run(
+    order: NetworkOrder, names: NameCheck, taken: Sequence[int], unanswered: Mapping[str, Sequence[int]]
+) -> None:
+    began_s = time.monotonic()
+    listener = Listener(order.names, order.host, port=DOCTOR_PORT, interface=order.interface)
+    await listener.open()
+    probes = [LinkProbe(order, peer, listener, ports=unanswered.get(peer.name, ())) for peer in order.peers]
+    try:
+        tell_ports = [_tell_ports(order, probes, taken)] if unanswered else []
+        await asyncio.gather(*tell_ports, *(probe.measure() for probe in probes))
+        others = asyncio.create_task(_reach_through_others(order))
+        total, error = await _sum(order, listener, probes)
+        await _measure_rates(order, probes)
+        for probe in probes:
+            probe.note_heard()
+        met = [probe.reading.peer for probe in probes if probe.reading.answer is Answer.OPEN]
+        reached = [probe.reading.peer for probe in probes if probe.reading.answer in _REACHED]
+        found, names_error = await asyncio.to_thread(names.result)
+        reading = NetworkReading(
+            host=order.host,
+            interfaces=interfaces.addresses(),
+            reaches={order.interface: tuple(reached), **await others},
+            taken_ports=tuple(taken),
+            names=found,
+            names_error=names_error,
+            sum=total,
+            sum_error=error,
+            links=tuple(probe.reading for probe in probes),
+            seconds=round(time.monotonic() - began_s, 3),
+        )
+        _print(reading)
+        for probe in probes:
+            probe.leave()
+        await _linger(listener, met)
+    finally:
+        await listener.close()
+
+
+async def _tell_ports(order: NetworkOrder, probes: Sequence[LinkProbe], taken: Sequence[int]) -> None:
+    """Print the reading of the ports as soon as every peer's are known."""
+    await asyncio.gather(*(probe.ports_are_known.wait() for probe in probes))
+    silent = {probe.reading.peer: probe.reading.silent_ports for probe in probes if probe.reading.silent_ports}
+    better = {}
+    if not all(probe.reading.answer in _REACHED for probe in probes):
+        addresses = interfaces.addresses()
+        others = await _reach_through_others(order)
+        better = {name: addresses[name] for name, peers in others.items() if len(peers) == len(probes)}
+    _print(PortReading(taken=tuple(taken), silent=silent, better=better))
+
+
+async def _sum(order: NetworkOrder, listener: Listener, probes: list[LinkProbe]) -> tuple[int | None, str]:
+    """Add up the places of all hosts, counted from 1, around a ring; a second turn tells everybody the sum.
+
+    Returns: the sum and nothing, or None and why there is none.
+    """
+    names = order.names
+    place = names.index(order.host)
+    by_name = {probe.reading.peer: probe for probe in probes}
+    away = [name for name, probe in by_name.items() if probe.reading.answer is not Answer.OPEN]
+    if away:
+        for peer in order.peers:
+            for _ in range(_COPIES):
+                listener.send(datagram(NO_SUM, place=place), peer.address)
+        return None, f"not tried without {', '.join(away)}"
+    following, before = by_name[names[(place + 1) % len(names)]], names[place - 1]
+    total = 0
+    try:
+        async with asyncio.timeout(_SUM_S):
+            if place == 0:
+                await following.pass_sum(0, 1)
+                total = await _next_number(listener)
+                await following.pass_sum(1, total)
+                await _next_number(listener)
+            else:
+                await following.pass_sum(0, await _next_number(listener) + place + 1)
+                total = await _next_number(listener)
+                await following.pass_sum(1, total)
+    except _MissingHostError as error:
+        return None, f"not tried: {error} cannot reach every host"
+    except TimeoutError:
+        return None, f"nothing came from {before} within {_SUM_S:g} s"
+    except OSError as error:
+        return None, f"{following.reading.peer}: {error}"
+    return total, ""
+
+
+class _MissingHostError(Exception):
+    """A host that takes no part in the sum."""
+
+
+async def _next_number(listener: Listener) -> int:
+    received = await listener.sums.get()
+    if isinstance(received, str):
+        raise _MissingHostError(received)
+    return received[1]
+
+
+async def _measure_rates(order: NetworkOrder, probes: list[LinkProbe]) -> None:
+    """Measure towards later hosts first, then towards earlier ones: no link has bursts both ways at once."""
+    seconds = min(_LONGEST_BURST_S, _RATES_S / len(probes))
+    half_s = time.monotonic() + seconds * len(probes)
+    place = order.names.index(order.host)
+    for probe in probes[place:]:
+        await probe.measure_rate(seconds)
+    await asyncio.sleep(max(0.0, half_s - time.monotonic()))
+    for probe in reversed(probes[:place]):
+        await probe.measure_rate(seconds)
+
+
+async def _reach_through_others(order: NetworkOrder) -> Mapping[str, tuple[str, ...]]:
+    """Return the peers that answer through interfaces other than the job's."""
+    found = {}
+    others = [item for item in interfaces.addresses().items() if item[0] != order.interface][:_MOST_INTERFACES]
+    for name, address in others:
+        answers = await asyncio.gather(*(_reaches(name, address, peer.address) for peer in order.peers))
+        found[name] = tuple(peer.name for peer, answer in zip(order.peers, answers, strict=True) if answer)
+    return found
+
+
+async def _reaches(interface: str, address: str, target: str) -> bool:
+    try:
+        stream = interfaces.stream_through(interface, address)
+    except OSError:
+        return False
+    with stream:
+        try:
+            async with asyncio.timeout(_OTHER_INTERFACE_S):
+                await asyncio.get_running_loop().sock_connect(stream, (target, DOCTOR_PORT))
+        except (OSError, TimeoutError) as error:
+            return isinstance(error, ConnectionRefusedError)  # the peer is there, its network program is not yet
+    return True
+
+
+async def _linger(listener: Listener, met: list[str]) -> None:
+    """Answer until no peer has anything left to ask."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_S):
+            while not listener.left.issuperset(met):
+                listener.has_left.clear()
+                await listener.has_left.wait()
+
+
+def _print(reading: PortReading | NetworkReading) -> None:
+    print(json.dumps(to_plain(reading)), flush=True)

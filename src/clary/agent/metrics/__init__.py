@@ -1,0 +1,6 @@
+"""What a host measures of itself while it serves a job: rows of numbers, taken here and carried to the service.
+
+    sources (/proc, cgroup, disk, GPUs) -> sampling -> row_store -> shipper -> service
+
+Where: `supervisor.host_metrics` makes it for one host of one attempt; `contract.metric_samples` is what is sent.
+"""

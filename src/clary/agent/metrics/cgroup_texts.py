@@ -1,0 +1,74 @@
+"""What files of a cgroup say, as numbers, version 1 and 2 alike. Pure.
+
+Where: `host_cgroup` reads the files.
+Source: kernel Documentation/admin-guide/cgroup-v1/{cpuacct,memory}.rst, cgroup-v2.rst, scheduler/sched-bwc.rst.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_NS_PER_S = 1e9
+_US_PER_S = 1e6
+_NO_LIMIT_BYTES = 1 << 60  # version 1 says "none" with the largest multiple of a page
+
+
+@dataclass(frozen=True)
+class Throttling:
+    """Counters of a cgroup whose processor time is bounded."""
+
+    num_periods: int
+    num_throttled: int  # periods in which it used up what it may
+    throttled_s: float  # of all processors together
+
+
+def parse_flat(text: bytes) -> dict[bytes, int]:
+    """Return the numbers of a file of lines `name number`; lines of another kind are left out."""
+    values = {}
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) == 2 and words[1].lstrip(b"-").isdigit():
+            values[words[0]] = int(words[1])
+    return values
+
+
+def cpu_seconds(*, version: int, cpu_stat: bytes | None, cpuacct_usage: bytes | None) -> float | None:
+    """Return the processor time used; None where the files do not say."""
+    if version == 2:
+        usage_us = parse_flat(cpu_stat or b"").get(b"usage_usec")
+        return None if usage_us is None else usage_us / _US_PER_S
+    if cpuacct_usage is None or not cpuacct_usage.strip().isdigit():
+        return None
+    return int(cpuacct_usage) / _NS_PER_S
+
+
+def throttling(cpu_stat: bytes | None) -> Throttling | None:
+    """Return how often processor time was refused; None where it is not bounded (version 2 says nothing then)."""
+    values = parse_flat(cpu_stat or b"")
+    if b"nr_periods" not in values or b"nr_throttled" not in values:
+        return None
+    seconds = values.get(b"throttled_usec", 0) / _US_PER_S + values.get(b"throttled_time", 0) / _NS_PER_S
+    return Throttling(values[b"nr_periods"], values[b"nr_throttled"], seconds)
+
+
+def memory_in_use(usage: bytes | None, memory_stat: bytes | None) -> int | None:
+    """Return the memory that could not be given back at once: all but file pages that nobody has touched lately."""
+    if usage is None or not usage.strip().isdigit():
+        return None
+    values = parse_flat(memory_stat or b"")
+    # Version 1 counts a cgroup's own pages without, and its whole tree with "total_".
+    idle_file = values.get(b"total_inactive_file", values.get(b"inactive_file", 0))
+    return max(0, int(usage) - idle_file)
+
+
+def memory_limit(text: bytes | None) -> int | None:
+    """Return a limit in bytes of memory.max or memory.limit_in_bytes; None for none."""
+    word = (text or b"").strip()
+    if not word.isdigit() or int(word) >= _NO_LIMIT_BYTES:
+        return None
+    return int(word)
+
+
+def oom_kills(text: bytes | None) -> int | None:
+    """Return how many processes were killed at the memory limit, of memory.events or memory.oom_control."""
+    return parse_flat(text or b"").get(b"oom_kill")

@@ -1,0 +1,165 @@
+"""`gpu-N/...`: the GPUs of a host, from one nvidia-smi that lives as long as the host is measured.
+
+Where: `supervisor.host_metrics` makes one for hosts whose plan gives them GPUs. N counts the host's GPUs as its program
+does, from 0. A new nvidia-smi for each row would cost more than all other sources together: it opens the driver.
+Xids are read from the kernel's log where the agent may. No GPU has run this so far: tests put a program in its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+from collections.abc import Sequence
+
+from clary.agent.metrics.gpu_texts import QUERY, GpuReading, parse_gpu_line, parse_xid
+from clary.agent.metrics.sources import Values
+
+LEAST_INTERVAL_S = 0.5  # the driver's own figures are of the last sixth of a second to a second
+_RESTART_S = 60.0  # after the tool has ended by itself
+_STALE_INTERVALS = 5  # without a line, after which the last values are not given out any more
+_END_S = 2.0
+_READ_BYTES = 64 * 1024
+_MAX_RECORDS = 500  # of the kernel's log, taken for one row
+
+logger = logging.getLogger(__name__)
+
+
+class GpuSource:
+    """Reads what one nvidia-smi prints.
+
+    Args:
+        indices: of the host's GPUs, as the driver counts.
+        interval_s: from one line a GPU to the next.
+        command: the tool.
+        kernel_log: where Xids stand.
+    """
+
+    def __init__(
+        self,
+        indices: Sequence[int],
+        *,
+        interval_s: float,
+        command: Sequence[str] = ("nvidia-smi",),
+        kernel_log: str = "/dev/kmsg",
+    ) -> None:
+        self._places = {index: place for place, index in enumerate(indices)}
+        self._interval_s = max(LEAST_INTERVAL_S, interval_s)
+        self._command = [
+            *command,
+            f"--query-gpu={','.join(QUERY)}",
+            "--format=csv,noheader,nounits",
+            f"--id={','.join(map(str, indices))}",
+            f"--loop-ms={round(self._interval_s * 1000)}",
+        ]
+        self._tool: subprocess.Popen[bytes] | None = None
+        self._start_s: float | None = None  # when the tool may be started
+        self._rest = b""
+        self._seen: dict[int, tuple[float, GpuReading]] = {}  # index -> when, what
+        self._xids: dict[str, int] = {}  # bus -> the last code
+        self._log = _open_at_end(kernel_log)
+
+    def read(self, now_s: float) -> Values:
+        """Return the newest values of every GPU."""
+        self._keep_tool(now_s)
+        for line in self._new_lines():
+            reading = parse_gpu_line(line)
+            if reading is not None and reading.index in self._places:
+                self._seen[reading.index] = (now_s, reading)
+        self._read_log()
+        values: Values = {}
+        for index, (seen_s, reading) in sorted(self._seen.items()):
+            if now_s - seen_s > _STALE_INTERVALS * self._interval_s:
+                continue
+            scope = f"gpu-{self._places[index]}"
+            values |= {f"{scope}/{name}": value for name, value in reading.values.items()}
+            if self._log is not None:
+                values[f"{scope}/xid"] = float(self._xids.get(reading.bus, 0))
+        return values
+
+    def close(self) -> None:
+        """End the tool."""
+        self._end_tool()
+        log, self._log = self._log, None
+        if log is not None:
+            os.close(log)
+
+    def _keep_tool(self, now_s: float) -> None:
+        if self._tool is not None and self._tool.poll() is not None:
+            logger.warning("nvidia-smi has ended with %d; it is started again in %g s", self._tool.poll(), _RESTART_S)
+            self._end_tool()
+            self._start_s = now_s + _RESTART_S
+        if self._tool is None and (self._start_s is None or now_s >= self._start_s):
+            self._start_s = now_s + _RESTART_S
+            try:
+                # Should the agent die, the next line that it prints ends it: nobody reads the pipe.
+                self._tool = subprocess.Popen(
+                    self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                )
+            except OSError as error:
+                logger.warning("GPUs are not measured: %s", error)
+                self._start_s = float("inf")
+                return
+            assert self._tool.stdout is not None
+            os.set_blocking(self._tool.stdout.fileno(), False)
+            self._rest = b""
+
+    def _new_lines(self) -> list[str]:
+        if self._tool is None or self._tool.stdout is None:
+            return []
+        data = b""
+        with contextlib.suppress(BlockingIOError):
+            while piece := os.read(self._tool.stdout.fileno(), _READ_BYTES):
+                data += piece
+                if len(data) > _READ_BYTES:  # more than rows are ever behind by: the newest come next time
+                    break
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._rest = self._rest[-_READ_BYTES:]
+        return [line.decode("ascii", "replace") for line in lines]
+
+    def _read_log(self) -> None:
+        if self._log is None:
+            return
+        for _ in range(_MAX_RECORDS):
+            try:
+                record = os.read(self._log, _READ_BYTES)
+            except BlockingIOError:
+                return
+            except BrokenPipeError:
+                continue  # records were overwritten before they were read
+            except OSError:
+                os.close(self._log)
+                self._log = None
+                return
+            if not record:
+                return
+            found = parse_xid(record.decode("utf-8", "replace"))
+            if found is not None:
+                self._xids[found[0]] = found[1]
+
+    def _end_tool(self) -> None:
+        tool, self._tool = self._tool, None
+        if tool is None:
+            return
+        tool.kill()
+        if tool.stdout is not None:
+            tool.stdout.close()
+        try:
+            tool.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            logger.warning("nvidia-smi hangs in the driver and does not end")
+
+
+def _open_at_end(path: str) -> int | None:
+    """Open the kernel's log behind its last record; None where that is not allowed."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        os.lseek(descriptor, 0, os.SEEK_END)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor

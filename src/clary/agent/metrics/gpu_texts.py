@@ -1,0 +1,90 @@
+"""What nvidia-smi and the kernel's log say of GPUs, as numbers. Pure.
+
+Where: `gpu_source` reads both. No GPU was at hand: the form of the lines is that of NVIDIA's documentation and of
+recorded output of others.
+Source: `nvidia-smi --help-query-gpu`; NVML's nvmlClocksThrottleReasons; "XID Errors" of NVIDIA's documentation.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+QUERY = (
+    "index",
+    "pci.bus_id",
+    "utilization.gpu",
+    "utilization.memory",
+    "memory.used",
+    "memory.total",
+    "power.draw",
+    "temperature.gpu",
+    "clocks.sm",
+    "clocks_throttle_reasons.active",
+    "ecc.errors.uncorrected.volatile.total",
+)
+_MIB = 1024 * 1024
+# Of the throttle reasons: power cap, slowdown by hardware, by heat (software, hardware), power brake. Idleness, set
+# clocks and the boost of a group of GPUs are no throttling.
+_THROTTLING_BITS = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
+_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})[^)]*\): (\d{1,4})\b")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuReading:
+    """One GPU at one moment."""
+
+    index: int  # as the driver counts
+    bus: str  # as `bus_of` writes it
+    values: dict[str, float]  # quantity -> value; what the GPU does not have is not there
+
+
+def parse_gpu_line(line: str) -> GpuReading | None:
+    """Read one line of nvidia-smi with `QUERY`, without header and units; None for a line of another kind."""
+    cells = [cell.strip() for cell in line.split(",")]
+    if len(cells) != len(QUERY) or not cells[0].isdigit():
+        return None
+    said = dict(zip(QUERY, map(_number, cells), strict=True))
+    values: dict[str, float | None] = {
+        "utilisation_percent": said["utilization.gpu"],
+        "memory_utilisation_percent": said["utilization.memory"],
+        "memory_used_bytes": _times(said["memory.used"], _MIB),
+        "memory_total_bytes": _times(said["memory.total"], _MIB),
+        "power_w": said["power.draw"],
+        "temperature_c": said["temperature.gpu"],
+        "clock_mhz": said["clocks.sm"],
+        "throttle_reasons": said["clocks_throttle_reasons.active"],
+        "ecc_uncorrected_errors": said["ecc.errors.uncorrected.volatile.total"],
+    }
+    used, total = values["memory_used_bytes"], values["memory_total_bytes"]
+    if used is not None and total:
+        values["memory_percent"] = round(100.0 * used / total, 2)
+    reasons = values["throttle_reasons"]
+    if reasons is not None:
+        values["throttled"] = float(bool(int(reasons) & _THROTTLING_BITS))
+    known = {name: value for name, value in values.items() if value is not None}
+    return GpuReading(index=int(cells[0]), bus=bus_of(cells[1]), values=known)
+
+
+def parse_xid(record: str) -> tuple[str, int] | None:
+    """Return bus and code of a record of the kernel's log that tells of an Xid; None for any other."""
+    found = _XID.search(record)
+    return None if found is None else (bus_of(found[1]), int(found[2]))
+
+
+def bus_of(text: str) -> str:
+    """Return a bus id in one form: drivers write the domain with four or eight digits, with and without function."""
+    parts = text.strip().lower().partition(".")[0].split(":")
+    return ":".join(part.lstrip("0") or "0" for part in parts)
+
+
+def _number(cell: str) -> float | None:
+    """Return a number, decimal or 0x...; None for "[N/A]" and whatever else says that there is none."""
+    try:
+        return float(int(cell, 16)) if cell.lower().startswith("0x") else float(cell)
+    except ValueError:
+        return None
+
+
+def _times(value: float | None, factor: int) -> float | None:
+    return None if value is None else value * factor

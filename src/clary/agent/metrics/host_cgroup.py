@@ -1,0 +1,119 @@
+"""The counters of the cgroup that a host's processes are in, found from the outside.
+
+Where: `program_source` asks for it when the program starts. A host without a cgroup of its own shares the agent's;
+whose numbers those are cannot be said, so nothing is read there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from clary.agent.host.cgroups import CgroupPlace, CgroupTree, find_place
+from clary.agent.metrics import cgroup_texts
+from clary.agent.metrics.cgroup_texts import Throttling
+from clary.agent.metrics.kept_files import KeptFile, OpenFiles, read_list
+
+_CONTROLLERS = ("cpu", "cpuacct", "memory", "pids")
+_MAX_FILES = 16
+# Version 1 and 2 of the files.
+_USAGE = {1: "memory.usage_in_bytes", 2: "memory.current"}
+_LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
+_OOM = {1: "memory.oom_control", 2: "memory.events"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CgroupReading:
+    """What the kernel counts for a host; None where nobody counts."""
+
+    cpu_s: float | None
+    throttling: Throttling | None
+    memory_bytes: int | None
+    memory_limit_bytes: int | None
+    oom_kills: int | None
+
+
+class HostCgroupCounters:
+    """Reads the counters of one host.
+
+    Args:
+        places: controller -> the host's own cgroup in the hierarchy that has it.
+    """
+
+    def __init__(self, places: dict[str, CgroupPlace]) -> None:
+        budget = OpenFiles(_MAX_FILES)
+
+        def file(controller: str, names: dict[int, str]) -> KeptFile | None:
+            place = places.get(controller)
+            if place is None or place.version not in names:
+                return None
+            return KeptFile(os.path.join(place.own, names[place.version]), budget)
+
+        self._cpu_version = places["cpu"].version if "cpu" in places else 1
+        self._cpu_stat = file("cpu", {1: "cpu.stat", 2: "cpu.stat"})
+        self._cpuacct = file("cpuacct", {1: "cpuacct.usage"})
+        self._usage = file("memory", _USAGE)
+        self._limit = file("memory", _LIMIT)
+        self._oom = file("memory", _OOM)
+        self._memory_stat = file("memory", {1: "memory.stat", 2: "memory.stat"})
+        # The controllers that hosts are always put under; any hierarchy lists all of their processes.
+        listing = next((places[name] for name in ("pids", "memory", "cpu") if name in places), None)
+        self._procs = None if listing is None else os.path.join(listing.own, "cgroup.procs")
+        self._stat_text: bytes | None = None
+
+    @property
+    def lists_processes(self) -> bool:
+        """Whether `pids` can be asked."""
+        return self._procs is not None
+
+    def pids(self) -> Iterable[int] | None:
+        """Return the processes in it; None when it cannot be read."""
+        text = read_list(self._procs) if self._procs is not None else None
+        return None if text is None else [int(word) for word in text.split()]
+
+    def read(self, *, looks_closely: bool) -> CgroupReading:
+        """Return the counters; what of the memory is idle file pages is only found out anew if `looks_closely`."""
+        if looks_closely or self._stat_text is None:
+            # The dear one: the kernel sums up every processor's part for it.
+            self._stat_text = _read(self._memory_stat)
+        cpu_stat = _read(self._cpu_stat)
+        return CgroupReading(
+            cpu_s=cgroup_texts.cpu_seconds(
+                version=self._cpu_version, cpu_stat=cpu_stat, cpuacct_usage=_read(self._cpuacct)
+            ),
+            throttling=cgroup_texts.throttling(cpu_stat),
+            memory_bytes=cgroup_texts.memory_in_use(_read(self._usage), self._stat_text),
+            memory_limit_bytes=cgroup_texts.memory_limit(_read(self._limit)),
+            oom_kills=cgroup_texts.oom_kills(_read(self._oom)),
+        )
+
+    def close(self) -> None:
+        """Close every file."""
+        for file in (self._cpu_stat, self._cpuacct, self._usage, self._limit, self._oom, self._memory_stat):
+            if file is not None:
+                file.close()
+
+
+def find_host_cgroup(first_pid: int, tree: CgroupTree | None = None) -> HostCgroupCounters | None:
+    """Return the cgroup of a host by its first process; None if it has none of its own."""
+    tree = tree or CgroupTree()
+    try:
+        mountinfo, own = tree.mountinfo(), tree.membership()
+        membership = tree.read(f"/proc/{first_pid}/cgroup")
+    except (OSError, ValueError):
+        return None
+    places = {}
+    for controller in _CONTROLLERS:
+        try:
+            place = find_place(controller, mountinfo=mountinfo, membership=membership)
+            agents_own = find_place(controller, mountinfo=mountinfo, membership=own)
+        except (OSError, ValueError):
+            continue
+        if place.own != agents_own.own:
+            places[controller] = place
+    return HostCgroupCounters(places) if places else None
+
+
+def _read(file: KeptFile | None) -> bytes | None:
+    return None if file is None else file.read()

@@ -1,0 +1,77 @@
+"""Small kernel files that are read again and again, kept open where that is allowed.
+
+Where: every source. Reading an open file again costs a third of opening it, and an open file of /proc/PID stands for
+that very process: once it has ended, reading fails, whoever gets its number next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+_READ_BYTES = 16 * 1024
+_MAX_BYTES = 4 * 1024 * 1024  # of a file that is read in pieces
+
+
+class OpenFiles:
+    """Counts the files that may be kept open; others are opened for each read."""
+
+    def __init__(self, most: int) -> None:
+        self.num_left = most
+
+
+class KeptFile:
+    """One file.
+
+    Args:
+        path: of the file.
+        budget: shared by many; None never keeps it open.
+    """
+
+    def __init__(self, path: str, budget: OpenFiles | None = None) -> None:
+        self._path = path
+        self._budget = budget
+        self._descriptor = -1
+
+    def read(self) -> bytes | None:
+        """Return the content of a file that the kernel gives in one piece; None if it cannot be read."""
+        try:
+            if self._descriptor >= 0:
+                return os.pread(self._descriptor, _READ_BYTES, 0)
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        if self._budget is not None and self._budget.num_left > 0:
+            self._budget.num_left -= 1
+            self._descriptor = descriptor
+            return self.read()
+        try:
+            return os.read(descriptor, _READ_BYTES)
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Let go of it; harmless when repeated."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+            if self._budget is not None:
+                self._budget.num_left += 1
+
+
+def read_list(path: str) -> bytes | None:
+    """Return the whole of a file that the kernel gives in pieces, up to a bound; None if it cannot be read."""
+    pieces = []
+    size = 0
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            while size < _MAX_BYTES and (piece := os.read(descriptor, _READ_BYTES)):
+                pieces.append(piece)
+                size += len(piece)
+            return b"".join(pieces)
+        finally:
+            os.close(descriptor)
+    return None

@@ -1,0 +1,151 @@
+"""The thread that measures: asks every source at each beat and appends a row.
+
+Where: `supervisor.host_metrics` starts it with the host's preparation and ends it with the host. A source that breaks
+is left out from then on; nothing that happens here reaches the host's life.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from clary.agent.metrics.row_store import RowStore
+from clary.agent.metrics.sources import Source, Values
+from clary.contract.clock import Clock
+
+MAX_LOAD = 0.04  # of one processor; what costs more is measured less often
+_JUMP_MS = 1000  # by which the time of day may be ahead before it is taken over
+
+logger = logging.getLogger(__name__)
+
+
+class Sampling:
+    """Measures until `close`.
+
+    Args:
+        sources: asked in this order; from the thread alone.
+        store: where rows go.
+        clock: gives rows their times.
+        interval_s: from one row to the next.
+        marks: returns what else belongs into a row and costs nothing, such as the phase.
+    """
+
+    def __init__(
+        self,
+        sources: list[Source],
+        *,
+        store: RowStore,
+        clock: Clock,
+        interval_s: float,
+        marks: Callable[[], Values] = dict,
+    ) -> None:
+        self._sources = sources
+        self._store = store
+        self._clock = clock
+        self._interval_s = interval_s
+        self._marks = marks
+        self._changes: list[Callable[[], None]] = []
+        self._lock = threading.Lock()  # guards `_changes`
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics-sampling", daemon=True)
+        self._began_s = clock.monotonic()
+        self._began_ms = _milliseconds(clock)
+
+    def start(self) -> None:
+        """Begin to measure."""
+        self._thread.start()
+
+    def add(self, make: Callable[[], Source]) -> None:
+        """Have a source made and asked from the next row on; returns at once."""
+
+        def change() -> None:
+            self._sources.append(make())
+
+        self._change(change)
+
+    def remove(self, kind: type) -> None:
+        """Ask sources of a kind no more and close them; returns at once."""
+
+        def change() -> None:
+            for source in [source for source in self._sources if isinstance(source, kind)]:
+                self._sources.remove(source)
+                source.close()
+
+        self._change(change)
+
+    def end(self) -> None:
+        """Measure no more; returns at once."""
+        self._ending.set()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread to end; return whether it did."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _change(self, change: Callable[[], None]) -> None:
+        with self._lock:
+            self._changes.append(change)
+
+    def _run(self) -> None:
+        try:
+            self._measure()
+        except Exception:  # boundary: metrics must not end what they measure
+            logger.exception("nothing is measured any more")
+        finally:
+            self._carry_out_changes()
+            for source in self._sources:
+                source.close()
+
+    def _measure(self) -> None:
+        next_s = time.monotonic()
+        while not self._ending.is_set():
+            used_s = time.thread_time()
+            self._carry_out_changes()
+            self._store.append(self._time_ms(), self._row())
+            used_s = time.thread_time() - used_s
+            next_s = next_beat_s(next_s, now_s=time.monotonic(), interval_s=max(self._interval_s, used_s / MAX_LOAD))
+            self._ending.wait(max(0.0, next_s - time.monotonic()))
+
+    def _carry_out_changes(self) -> None:
+        with self._lock:
+            changes, self._changes = self._changes, []
+        for change in changes:
+            try:
+                change()
+            except Exception:  # boundary: as in `_row`
+                logger.exception("a source of metrics could not be made")
+
+    def _row(self) -> Values:
+        values: Values = dict(self._marks())
+        for source in tuple(self._sources):
+            try:
+                values |= source.read(time.monotonic())
+            except Exception:  # boundary: one source that breaks leaves the others
+                logger.exception("%s is not read any more", type(source).__name__)
+                self._sources.remove(source)
+                source.close()
+        return values
+
+    def _time_ms(self) -> int:
+        """Return the time of day, which goes on evenly: a clock that is set back does not take rows with it."""
+        even_ms = self._began_ms + int((self._clock.monotonic() - self._began_s) * 1000)
+        now_ms = _milliseconds(self._clock)
+        if now_ms - even_ms > _JUMP_MS:  # set forward, or the machine was asleep
+            self._began_ms += now_ms - even_ms
+            return now_ms
+        return even_ms
+
+
+def next_beat_s(beat_s: float, *, now_s: float, interval_s: float) -> float:
+    """Return when the next row is due; beats that were missed are left out. Pure."""
+    due_s = beat_s + interval_s
+    if due_s > now_s:
+        return due_s
+    return now_s + interval_s - (now_s - beat_s) % interval_s
+
+
+def _milliseconds(clock: Clock) -> int:
+    return int(clock.now().timestamp() * 1000)

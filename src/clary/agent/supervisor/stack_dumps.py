@@ -1,0 +1,123 @@
+"""Dumps of a host's processes, when the service asks for one and when the program gets nowhere.
+
+Where: `supervisor` passes on what a receipt asks for, `host_life` says what runs, `hang_alarm` has one taken before a
+program that hangs is ended. A dump is taken on a thread of its own, one at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+
+from clary.agent.autopsy.host_dump import LIMIT_S, dump_host
+from clary.agent.service_client import AttemptOver, BackOff, ServiceRefused, ServiceUnreachable
+from clary.contract.launch_plan import HostPlan
+from clary.contract.stack_dumps import HostDump
+
+UNASKED = 0  # number of a dump that nobody has asked for
+_SEND_S = 20.0  # for a service that is away; a dump is worth little later, and the next is asked for
+
+logger = logging.getLogger(__name__)
+
+
+class StackDumps:
+    """Takes and sends dumps of one host.
+
+    Args:
+        host: whose processes they are.
+        send: hands a dump to the service; raises what `ServiceClient` raises.
+    """
+
+    def __init__(self, host: HostPlan, *, send: Callable[[HostDump], None]) -> None:
+        self._host = host
+        self._send = send
+        self._first_pid: int | None = None
+        self._ranks: Callable[[], Mapping[int, int]] = dict
+        self._newest = UNASKED  # number of the newest request that was taken up
+        self._taking = threading.Lock()
+        self._sending = threading.Lock()  # dumps share a connection
+        self._ending = threading.Event()
+
+    def watch(self, first_pid: int | None, ranks: Callable[[], Mapping[int, int]]) -> None:
+        """Say what runs: the first process of the program, and which of its processes are which ranks."""
+        self._first_pid, self._ranks = first_pid, ranks
+
+    def forget(self) -> None:
+        """Say that nothing runs any more."""
+        self._first_pid = None
+
+    def ask(self, number: int, reason: str) -> None:
+        """Take a dump for request `number` and send it; each number once. Returns at once."""
+        if number > self._newest and not self._ending.is_set():
+            self._newest = number
+            self._start(number, reason)
+
+    def take_unasked(self, reason: str) -> threading.Event:
+        """Take a dump and send it. Returns at once, what is set when it is taken, which `LIMIT_S` bounds."""
+        return self._start(UNASKED, reason)
+
+    def close(self) -> None:
+        """Send nothing more. A thread that is looking at a process ends with its look, or with the agent."""
+        self._ending.set()
+
+    def _start(self, number: int, reason: str) -> threading.Event:
+        is_taken = threading.Event()
+        arguments = (number, reason, is_taken)
+        threading.Thread(target=self._take_and_send, args=arguments, name="stack-dump", daemon=True).start()
+        return is_taken
+
+    def _take_and_send(self, number: int, reason: str, is_taken: threading.Event) -> None:
+        dump = self._take(number, reason)
+        is_taken.set()
+        self._deliver(dump)
+
+    def _take(self, number: int, reason: str) -> HostDump:
+        first_pid, now = self._first_pid, datetime.now(UTC)
+        error = "no program runs on this host" if first_pid is None else ""
+        if first_pid is not None and not self._taking.acquire(timeout=2 * LIMIT_S):
+            error = "another dump of this host is still being taken"
+        elif first_pid is not None:
+            try:
+                return dump_host(
+                    first_pid,
+                    number=number,
+                    reason=reason,
+                    host=self._host.name,
+                    addresses=(self._host.address,),
+                    ranks=self._ranks(),
+                    now=now,
+                )
+            except Exception as failure:  # boundary: a dump must not end what it looks at
+                logger.exception("the processes of %s could not be looked at", self._host.name)
+                error = f"{type(failure).__name__}: {failure}"
+            finally:
+                self._taking.release()
+        return HostDump(
+            number=number,
+            reason=reason,
+            host=self._host.name,
+            taken_at=now,
+            addresses=(self._host.address,),
+            processes=(),
+            error=error,
+        )
+
+    def _deliver(self, dump: HostDump) -> None:
+        end_s, back_off = time.monotonic() + _SEND_S, BackOff()
+        while not self._ending.is_set() and time.monotonic() < end_s:
+            try:
+                with self._sending:
+                    self._send(dump)
+                return
+            except (AttemptOver, ServiceRefused) as error:
+                logger.warning("nobody takes the dump: %s", error)
+                return
+            except ServiceUnreachable as error:
+                logger.info("the dump is not delivered yet: %s", error)
+                self._ending.wait(back_off.next_s())
+            except Exception:  # boundary: as above
+                logger.exception("the dump could not be sent")
+                return

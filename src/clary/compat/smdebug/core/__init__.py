@@ -1,0 +1,1 @@
+"""Names that programs take from smdebug's inside."""

@@ -1,0 +1,3 @@
+"""Not supported; says so."""
+
+raise ImportError("smdebug.mxnet: only PyTorch is supported: use smdebug.pytorch, or save from the program.")

@@ -1,0 +1,85 @@
+"""What the processes of a host are doing at one moment: their stacks, what they wait for, their connections.
+
+Where: the service asks for it in the answer to a report (`ReportReceipt.dump`), the agent sends it with
+`POST /clary/v1/agents/{job}/{attempt}/{host}/dumps`; an agent that sees a program get nowhere sends one unasked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+MAX_PROCESSES = 256  # of a host
+MAX_THREADS = 128  # of a process
+MAX_FRAMES = 100  # of a thread, innermost first
+MAX_SOCKETS = 256  # of a process
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """One call on a stack; of the program (`file` ends with .py) or of native code."""
+
+    function: str
+    file: str  # as short as it stays clear: `torch/distributed/distributed_c10d.py`, `libc.so.6`
+    line: int  # 0 where it is not known
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreadStack:
+    """One thread, its calls from the innermost outwards."""
+
+    thread: int  # as the kernel numbers it inside the host
+    name: str
+    is_main: bool
+    frames: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SocketState:
+    """One TCP connection of a process, as the kernel sees it."""
+
+    local: str  # `10.0.0.1:7777`
+    peer: str
+    state: str  # `ESTABLISHED`
+    unsent_bytes: int  # written by the program and not acknowledged by the other side
+    unread_bytes: int  # arrived and not read by the program
+    num_retransmits: int  # of the oldest segment that nobody acknowledges
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessDump:
+    """One process of a host's program."""
+
+    pid: int  # as the machine numbers it
+    parent: int
+    rank: int | None  # None for a process that is no rank: a wrapper, a worker of a data loader
+    command: str
+    state: str  # letter of proc(5): R, S, D, T, Z...
+    wait_channel: str  # function of the kernel in which its main thread sleeps; empty if it does not, or is not told
+    cpu_s: float
+    num_waits: int  # that its main thread began while it was watched: none for one that is held up
+    threads: tuple[ThreadStack, ...]
+    sockets: tuple[SocketState, ...]
+    collective: str = ""  # what its collective library last began, and whether it has ended
+    error: str = ""  # why there are no stacks
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostDump:
+    """One host's processes at one moment.
+
+    Attributes:
+        number: of the request that it answers; 0 for one that the agent took by itself.
+        reason: why it was taken.
+        addresses: of the host, so that connections can be matched to hosts.
+        watched_s: how long processes were watched before their stacks were read.
+    """
+
+    number: int
+    reason: str
+    host: str
+    taken_at: datetime
+    addresses: tuple[str, ...]
+    processes: tuple[ProcessDump, ...]
+    watched_s: float = 0.0
+    error: str = ""  # why there is nothing

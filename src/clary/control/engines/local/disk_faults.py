@@ -1,0 +1,123 @@
+"""Fill the disk that a host of a rehearsal has to itself, and give it its room again.
+
+Run: `python -m clary.control.engines.local.disk_faults AGENT_PID FOLDER BYTES` does it; `fill` and `free` run that,
+because joining a mount namespace would change the calling process. BYTES is the disk's size from now on, 0 for what
+lies on it now.
+
+[Note: full without filling]
+The disk is a tmpfs (`agent.host.own_disk`): it is made as small as what lies on it. Whoever writes gets ENOSPC from the
+kernel, as on any full disk; removing something makes room for as much, as it would there; and no memory is taken.
+Source: Documentation/filesystems/tmpfs.rst; mount(2), MS_REMOUNT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import errno
+import os
+import sys
+from pathlib import Path
+
+from clary.contract.errors import EngineError
+from clary.contract.launch_plan import LaunchPlan
+from clary.contract.rehearsals import DISK_FOLDER
+from clary.control.engines.local import attempt_record, namespaces
+from clary.control.engines.local.agent_processes import clary_folder
+
+TIMEOUT_S = 10.0
+_ROUNDS = 100  # a program that writes or removes meanwhile has more or less on the disk than was counted
+_CLONE_NEWNS = 0x00020000
+_MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 2, 4, 32
+
+
+async def fill(plan: LaunchPlan, host: str) -> None:
+    """Leave no room on the disk of `host`; already full is fine.
+
+    Raises: EngineError if the host has no disk of its own, or its agent is gone.
+    """
+    await _change(plan, host, 0)
+
+
+async def free(plan: LaunchPlan, host: str) -> None:
+    """Give the disk of `host` the size of its plan; raises EngineError as `fill`."""
+    await _change(plan, host, _planned_bytes(plan, host))
+
+
+def _planned_bytes(plan: LaunchPlan, host: str) -> int:
+    size_bytes = plan.host(host).disk_bytes
+    if size_bytes is None:
+        raise EngineError(f"job {plan.job_name}: {host} has no disk of its own; the machine's is not filled")
+    return size_bytes
+
+
+async def _change(plan: LaunchPlan, host: str, size_bytes: int) -> None:
+    _planned_bytes(plan, host)
+    record = await asyncio.to_thread(attempt_record.read_record, Path(plan.pool_folder or plan.work_folder))
+    agent = None if record is None or record.boot_id != attempt_record.boot_id() else record.agents.get(host)
+    if agent is None or not agent.is_alive():
+        raise EngineError(f"job {plan.job_name}: the agent of {host}, which holds the host's disk, is gone")
+    folder = f"{plan.work_folder}/{host}/{DISK_FOLDER}"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-S",
+        "-m",
+        __name__,
+        *(str(agent.pid), folder, str(size_bytes)),
+        env={"PYTHONPATH": clary_folder()},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise EngineError(f"job {plan.job_name}: changing {host}'s disk took longer than {TIMEOUT_S:g} s") from None
+    if process.returncode != 0:
+        said = output.decode(errors="replace").strip().rpartition("\n")[2]
+        raise EngineError(f"job {plan.job_name}: the disk of {host} could not be changed: {said}")
+
+
+def main(arguments: list[str]) -> int:
+    """Carry out what `fill` or `free` asked for."""
+    pid, folder, size = arguments
+    try:
+        descriptor = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        namespaces.setns(descriptor, _CLONE_NEWNS)
+        # A file system that begins here: never the machine's own.
+        if os.lstat(folder).st_dev == os.lstat(os.path.dirname(folder)).st_dev:
+            raise EngineError(f"{folder} is no disk of its own")
+        _resize(folder, int(size))
+    except (OSError, EngineError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _resize(folder: str, size_bytes: int) -> None:
+    for _ in range(_ROUNDS):
+        facts = os.statvfs(folder)
+        used_bytes = (facts.f_blocks - facts.f_bfree) * facts.f_frsize
+        try:
+            _remount(folder, size_bytes or used_bytes)
+        except OSError as error:
+            if size_bytes or error.errno != errno.EINVAL:  # "too small for what it holds"
+                raise
+            continue
+        if size_bytes or os.statvfs(folder).f_bfree == 0:
+            return
+    raise EngineError(f"{folder} is changed by its program faster than it could be filled")
+
+
+def _remount(folder: str, size_bytes: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    flags = ctypes.c_ulong(_MS_REMOUNT | _MS_NOSUID | _MS_NODEV)
+    if libc.mount(b"none", os.fsencode(folder), None, flags, f"size={size_bytes}".encode()) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"mount {folder} anew with {size_bytes} bytes: {os.strerror(number)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,72 @@
+"""Hosts that are lost or out of reach, by what the engine and the gateway know of them. Pure.
+
+Where: the reconciler asks on every pass for jobs that run. Silent hosts are among what is due (`jobs.deadlines`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from clary.contract.agent_protocol import HostPhase
+from clary.control.jobs import attempts, events
+from clary.control.jobs.training_job import TrainingJob
+
+
+def last_signs(job: TrainingJob, heard: Mapping[str, datetime]) -> dict[str, datetime]:
+    """Return host -> when it was last known to be well; a service that has just started goes by the record."""
+    return {**{host: record.facts.phase_started_at for host, record in job.hosts.items()}, **heard}
+
+
+def dead_agents(job: TrainingJob, alive: Mapping[str, bool], *, signs: Mapping[str, datetime]) -> list[events.HostLost]:
+    """Return the hosts whose agents have ended, though they were not told to leave.
+
+    Args:
+        job: the record.
+        alive: host -> whether its agent runs.
+        signs: of `last_signs`.
+    """
+    return [
+        events.HostLost(
+            host=name,
+            why=f"{name} was lost: its agent ended in phase {record.facts.phase.value} without leave",
+            last_sign_at=signs[name],
+        )
+        for name, record in job.hosts.items()
+        if record.facts.phase not in (HostPhase.LOST, HostPhase.RELEASED) and not alive.get(name, False)
+    ]
+
+
+def cut_off_hosts(
+    job: TrainingJob, cut_off: Mapping[str, str], *, before: datetime
+) -> list[events.HostLost | events.HostCutOff]:
+    """Return the hosts that their gang cannot reach.
+
+    Such a host is lost to the others while a program runs; later it may still hand in results, and what was noticed of
+    it late counts only where it explains a failure.
+
+    Args:
+        job: the record.
+        cut_off: host -> why, in words.
+        before: when their links were certainly well.
+    """
+    found = {name: f"{name} was lost: {why}" for name, why in cut_off.items() if name in job.hosts}
+    if attempts.awaits_evidence(job):
+        return [events.HostCutOff(host=name, why=why, last_sign_at=before) for name, why in found.items()]
+    return [
+        events.HostLost(host=name, why=why, last_sign_at=before, is_cut_off=True)
+        for name, why in found.items()
+        if job.hosts[name].facts.phase is HostPhase.RUNNING
+    ]
+
+
+def may_lack_agents(job: TrainingJob, alive: Mapping[str, bool]) -> bool:
+    """Whether a launch may have been cut short: those agents of a pool that live go on by themselves, and say so."""
+    if job.pool:
+        return any(record.report_number == 0 for record in job.hosts.values())
+    return is_unheard(job) and not any(alive.values())
+
+
+def is_unheard(job: TrainingJob) -> bool:
+    """Whether no agent of the attempt has reported yet."""
+    return all(record.report_number == 0 for record in job.hosts.values())

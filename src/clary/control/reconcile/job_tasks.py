@@ -1,0 +1,40 @@
+"""Work of one job that takes longer than a pass of the reconciler: at most one piece a job at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+
+from clary.control.jobs.training_job import TrainingJob
+
+log = logging.getLogger(__name__)
+
+
+class JobTasks:
+    """Owns one task a job while it is launched or released."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def is_busy(self, name: str) -> bool:
+        """Whether something is being done for a job just now."""
+        return name in self._tasks
+
+    def open_tasks(self) -> list[asyncio.Task[None]]:
+        """Return what is being done."""
+        return list(self._tasks.values())
+
+    def begin(self, job: TrainingJob, work: Callable[[TrainingJob], Coroutine[None, None, None]]) -> None:
+        """Do a job's work in the background; what it raises is logged."""
+        name = job.name
+
+        async def guarded() -> None:
+            try:
+                await work(job)
+            except Exception:  # boundary: as in `make_pass`, for the work of one job that takes longer than a pass
+                log.exception("job %s: background work failed; the next pass tries again", name)
+            finally:
+                self._tasks.pop(name, None)
+
+        self._tasks[name] = asyncio.create_task(guarded(), name=f"job:{name}")

@@ -1,0 +1,206 @@
+"""Which waiting jobs get hosts, and how they get them.
+
+Where: the reconciler has waiting jobs started on every pass; `scheduling.placement` decides, `planning` makes the plan,
+the engine builds it in a task of the job's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import datetime
+from typing import Protocol
+
+from clary.contract.clock import Clock
+from clary.contract.errors import ClaryError, EngineError, Fault, StoreError
+from clary.contract.launch_plan import LaunchPlan
+from clary.contract.plain import from_plain, to_plain
+from clary.control.engines.interface import Engine
+from clary.control.jobs import deadlines, events, health
+from clary.control.jobs.job_request import JobRequest
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.reconcile.admission import Admission
+from clary.control.reconcile.agent_gateway import AgentGateway
+from clary.control.reconcile.hub import JobHub
+from clary.control.reconcile.job_tasks import JobTasks
+from clary.control.reconcile.planning import Site, build_plan
+from clary.control.reconcile.pool_keeping import GIVES_WAY, PoolKeeper
+from clary.control.scheduling.placement import HostMapping, Place, Refuse, Wait
+from clary.control.store.errors import StreamNotFound
+
+log = logging.getLogger(__name__)
+
+
+class LogStarts(Protocol):
+    """What a launch needs of the log store."""
+
+    async def create_stream(self, stream: str, created_at: datetime) -> None:
+        """Create a stream; one that exists stays as it is."""
+
+    async def next_sequence(self, stream: str) -> int:
+        """Return the number that the stream expects next."""
+
+
+class Launcher:
+    """Starts waiting jobs; knows which attempts this service has launched."""
+
+    def __init__(
+        self,
+        *,
+        hub: JobHub,
+        engine: Engine,
+        admission: Admission,
+        gateway: AgentGateway,
+        pools: PoolKeeper,
+        logs: LogStarts,
+        site: Site,
+        clock: Clock,
+        limits: deadlines.Limits,
+        tasks: JobTasks,
+    ) -> None:
+        self._hub = hub
+        self._engine = engine
+        self._admission = admission
+        self._gateway = gateway
+        self._pools = pools
+        self._logs = logs
+        self._site = site
+        self._clock = clock
+        self._limits = limits
+        self._tasks = tasks
+        self._launched: set[tuple[str, int]] = set()
+
+    async def start_waiting_jobs(self) -> None:
+        """Start the oldest waiting job, and the next, until one has to wait: nobody overtakes.
+
+        But jobs that pause before they are tried again, or wait for spot capacity, let others go first.
+        """
+        # The first is looked up anew each time: the queue may be long, and change while a job is started.
+        while (job := self._first_waiting()) is not None:
+            name = job.name
+            try:
+                if self._pools.is_coming(job):
+                    return
+                holder = self._pools.find(job)
+                mapping = self._admission.mapping(JobRequest(job.request))
+                decision = self._admission.decide_next(job, mapping, leaving=[] if holder is None else [holder])
+                pool = self._pools.pool_for(job, holder)
+                asked = None
+                if isinstance(decision, Place):
+                    asked = await self._hosts_asked(job, decision, mapping, pool=pool, holder=holder)
+            except Exception as error:  # boundary: a job that cannot be planned must not block the queue
+                if isinstance(error, StoreError) and error.retryable:
+                    raise  # the log store fails for a moment: the next pass asks again
+                await self._fail_launch(job, error)
+                continue
+            if isinstance(decision, Wait):
+                idle = self._pools.idle()
+                if idle and isinstance(self._admission.decide_next(job, mapping, leaving=idle), Place):
+                    await self._pools.give_up(idle[0], f"{GIVES_WAY} ({name})")
+                    return
+                if job.pending_reason != decision.reason:
+                    await self._hub.apply(name, events.MustWait(reason=decision.reason))
+                return
+            if isinstance(decision, Refuse):
+                await self._hub.apply(name, events.LaunchFailed(message=decision.reason, fault=Fault.CAPACITY))
+            elif asked is not None:
+                job = await self._hub.apply(name, asked)
+                if holder is not None and job.pool == holder.pool:
+                    await self._hub.apply(holder.name, events.PoolReused(by=name))
+                if not job.is_terminal:
+                    self.begin(job)
+
+    def begin(self, job: TrainingJob) -> None:
+        """Make the hosts of a job that asked for them, in the background; harmless for those that exist."""
+        self._tasks.begin(job, self._launch)
+
+    def has_launched(self, job: TrainingJob) -> bool:
+        """Whether this service, and not an earlier one, has launched the current attempt."""
+        return (job.name, job.attempt) in self._launched
+
+    def forget(self, job: TrainingJob) -> None:
+        """Drop what is remembered of an attempt that is over."""
+        self._launched.discard((job.name, job.attempt))
+
+    def _first_waiting(self) -> TrainingJob | None:
+        # One that has kept its hosts takes none from others, and one that is older may wait for just these.
+        waiting = sorted(self._hub.waiting_jobs().values(), key=lambda job: not job.pool)
+        first = next((job for job in waiting if not self._admission.why_held_back(job)), None)
+        # One whose last attempt is still being put away keeps its place.
+        return None if first is None or self._tasks.is_busy(first.name) else first
+
+    async def _hosts_asked(
+        self, job: TrainingJob, place: Place, mapping: HostMapping, *, pool: str, holder: TrainingJob | None
+    ) -> events.HostsAsked:
+        environment = self._admission.environment(JobRequest(job.request).image)
+        resources = mapping.resources(place.gpus)
+        plan = build_plan(
+            job,
+            self._site,
+            mapping=mapping,
+            resources=resources,
+            environment=environment,
+            pool=pool,
+            network_checked_for="" if holder is None else health.job_of_good_links(holder),
+        )
+        epoch = int(self._clock.now().timestamp())
+        # Clients list a job's streams once and follow those: a later attempt goes on in the same ones.
+        streams = job.log_streams or tuple(f"{job.name}/{host.name}-{epoch}" for host in plan.hosts)
+        return events.HostsAsked(
+            plan=to_plain(plan),
+            host_names=tuple(host.name for host in plan.hosts),
+            log_streams=streams,
+            log_bases={stream: await self._num_lines(stream) for stream in job.log_streams},
+            pool=pool,
+            left_by="" if holder is None else holder.name,
+        )
+
+    async def _num_lines(self, stream: str) -> int:
+        try:
+            return await self._logs.next_sequence(stream)
+        except StreamNotFound:
+            return 0  # the launch of the attempt before failed early
+
+    async def _launch(self, job: TrainingJob) -> None:
+        self._launched.add((job.name, job.attempt))
+        try:
+            await self._make_hosts(job)
+        except Exception:
+            self.forget(job)  # or the next pass would look for agents, and miss them
+            raise
+
+    async def _make_hosts(self, job: TrainingJob) -> None:
+        """Create streams, network and agents; every step may be repeated after a crash of the service."""
+        limit = asyncio.timeout(self._limits.launch_timeout_s)
+        try:
+            async with limit:
+                plan = from_plain(LaunchPlan, job.plan)
+                for stream in job.log_streams:
+                    await self._logs.create_stream(stream, job.transitions[-1].started_at)
+                plan = await self._engine.launch(plan)
+                job = await self._hub.apply(job.name, events.NetworkReady(plan=to_plain(plan)))
+                await self._engine.start_agents(plan)
+            self._gateway.expect(job)
+            self._pools.announce(job)
+        except StoreError as error:
+            if error.retryable:
+                raise  # a database that fails for a moment says nothing about hosts: the next pass launches again
+            await self._fail_launch(job, error)
+        except TimeoutError as error:
+            if not limit.expired():
+                await self._fail_launch(job, error)
+                return
+            why = f"hosts were not ready within {self._limits.launch_timeout_s:g} s (setting launch_timeout_s)"
+            await self._fail_launch(job, EngineError(why))
+        except Exception as error:  # noqa: BLE001 - boundary: whatever went wrong, the job must say so and end
+            await self._fail_launch(job, error)
+
+    async def _fail_launch(self, job: TrainingJob, error: Exception) -> None:
+        if isinstance(error, ClaryError):
+            message, fault = error.message, error.fault
+            log.warning("job %s: hosts could not be had: %s", job.name, message)
+        else:
+            message = f"hosts could not be launched: {type(error).__name__}: {error}; see the service's log"
+            fault = Fault.INTERNAL
+            log.error("job %s: hosts could not be launched", job.name, exc_info=error)
+        await self._hub.apply(job.name, events.LaunchFailed(message=message, fault=fault))

@@ -1,0 +1,153 @@
+"""How the hosts of an attempt that is over are taken back, and lost ones before.
+
+Where: the reconciler asks on every pass for jobs that are over or between two attempts. Agents get a moment to leave by
+themselves; then everything goes, in a task of the job's own, which is tried again until it is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+from clary.contract.agent_protocol import HostPhase
+from clary.contract.clock import Clock
+from clary.contract.errors import ClaryError
+from clary.contract.launch_plan import LaunchPlan
+from clary.contract.plain import from_plain
+from clary.control.engines.interface import Engine
+from clary.control.jobs import events
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.reconcile.agent_gateway import AgentGateway
+from clary.control.reconcile.hub import JobHub
+from clary.control.reconcile.job_tasks import JobTasks
+from clary.control.reconcile.launching import Launcher
+from clary.control.reconcile.log_salvage import LineStore, salvage_lost_hosts
+from clary.control.reconcile.pool_keeping import SERVICE_LEAVES, PoolKeeper
+from clary.control.store.errors import StreamNotFound
+
+log = logging.getLogger(__name__)
+
+RELEASE_WAIT_S = 10.0  # for agents of an ended job to leave by themselves
+RETRY_RELEASE_S = 2.0  # after a release that failed
+
+
+class LogEnds(LineStore, Protocol):
+    """What a release needs of the log store."""
+
+    async def seal(self, stream: str) -> None:
+        """Make every line of a stream durable."""
+
+
+class Releaser:
+    """Takes hosts back; owns one task a host while it is fenced."""
+
+    def __init__(
+        self,
+        *,
+        hub: JobHub,
+        engine: Engine,
+        gateway: AgentGateway,
+        pools: PoolKeeper,
+        logs: LogEnds,
+        clock: Clock,
+        launcher: Launcher,
+        tasks: JobTasks,
+    ) -> None:
+        self._hub = hub
+        self._engine = engine
+        self._gateway = gateway
+        self._pools = pools
+        self._logs = logs
+        self._clock = clock
+        self._launcher = launcher
+        self._tasks = tasks
+        self._fences: dict[str, asyncio.Task[None]] = {}  # job/attempt/host -> the killing of a lost host's agent
+        self._release_at_s: dict[str, float] = {}  # ended job -> monotonic time at which its hosts are taken back
+        self._retry_at_s: dict[str, float] = {}  # the same for a release that failed
+
+    def open_tasks(self) -> list[asyncio.Task[None]]:
+        """Return the fences that are being put up."""
+        return list(self._fences.values())
+
+    def fence(self, job: TrainingJob, plan: LaunchPlan, host: str) -> None:
+        """End what still runs on a lost host; a failure is left to the release, which tries again until it is done."""
+        key = f"{job.name}/{job.attempt}/{host}"
+        if key in self._fences:
+            return
+
+        async def end_host() -> None:
+            try:
+                await self._engine.fence(plan, host)
+            except ClaryError as error:
+                log.warning("job %s: %s could not be ended: %s", job.name, host, error.message)
+            finally:
+                del self._fences[key]
+
+        self._fences[key] = asyncio.create_task(end_host(), name=f"job:{key}:fence")
+
+    async def release_when_left(self, job: TrainingJob) -> None:
+        """Take back the hosts of an attempt that is over once its agents have left, or had the time to."""
+        now_s = self._clock.monotonic()
+        if now_s < self._retry_at_s.get(job.name, now_s):
+            return
+        release_at_s = self._release_at_s.setdefault(job.name, now_s + RELEASE_WAIT_S)
+        if now_s < release_at_s and job.pool:
+            if not self._pools.have_come_back(job):
+                return
+        elif now_s < release_at_s:
+            alive = await self._engine.agents_alive(from_plain(LaunchPlan, job.plan))
+            # A lost host's agent obeys nobody; what still runs there must not outlive the job by this wait.
+            if any(alive[name] for name, record in job.hosts.items() if record.facts.phase is not HostPhase.LOST):
+                return
+        self._tasks.begin(job, self.release)
+
+    async def release(self, job: TrainingJob) -> None:
+        """Take back the hosts of an attempt; where that fails, `release_when_left` tries again after a pause."""
+        try:
+            if job.pool:
+                await self._fence_lost(job)
+            await salvage_lost_hosts(self._logs, job, self._clock)
+            await self._seal_logs(job)
+            decision = await self._pools.decide(job)
+            if job.pool and not decision.stays:
+                await self._pools.end(job.pool)
+            await self._engine.release(job.name, job.attempt)
+        except ClaryError as error:
+            log.warning("job %s: release failed, trying again: %s", job.name, error.message)
+            self._retry_at_s[job.name] = self._clock.monotonic() + RETRY_RELEASE_S
+            return
+        self._gateway.forget(job)
+        self._launcher.forget(job)
+        self._release_at_s.pop(job.name, None)
+        self._retry_at_s.pop(job.name, None)
+        # Last: the job may be started again from here on.
+        await self._hub.apply(job.name, events.Released(keeps_pool=decision.stays))
+
+    async def give_pools_back(self) -> None:
+        """Take back the hosts of jobs that wait with them to be tried again; nobody may make passes meanwhile."""
+        for job in [job for job in self._hub.waiting_jobs().values() if job.pool]:
+            try:
+                await self._pools.end(job.pool)
+                await self._hub.apply(job.name, events.PoolEnded(reason=SERVICE_LEAVES))
+            except ClaryError as error:
+                log.warning("job %s: its hosts are not released: %s", job.name, error.message)
+
+    async def _fence_lost(self, job: TrainingJob) -> None:
+        """End what lives on the lost hosts of a pool, which would go on there for another attempt."""
+        if job.plan is None:
+            return
+        plan = from_plain(LaunchPlan, job.plan)
+        for host, record in job.hosts.items():
+            if record.facts.phase is HostPhase.LOST or not self._pools.has_come_back(job, host):
+                await self._engine.fence(plan, host)
+
+    async def _seal_logs(self, job: TrainingJob) -> None:
+        """Make the job's lines durable; hosts are taken back even where that fails, or they would never be."""
+        for stream in job.log_streams:
+            try:
+                await self._logs.seal(stream)
+            except StreamNotFound:
+                continue  # the launch failed before it was created
+            except ClaryError as error:
+                log.warning("job %s: %s is stored, but may not survive a power cut: %s", job.name, stream, error)

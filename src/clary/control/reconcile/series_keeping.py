@@ -1,0 +1,48 @@
+"""Keeps series small in the background: joins blocks, rolls them up, removes what is older than settings say.
+
+Where: the server runs one task of this, under the lease of the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from clary.contract.clock import Clock
+from clary.contract.errors import StoreError
+from clary.control.reconcile.sample_gateway import SampleGateway
+from clary.control.series.queries import FINE_MS, ROWS_MS
+from clary.control.settings import Settings
+from clary.control.store.series_blocks import SeriesBlocks
+from clary.control.store.series_joining import join_open_blocks, remove_old_blocks
+
+INTERVAL_S = 30.0
+MS_PER_S = 1000
+
+_log = logging.getLogger(__name__)
+
+
+async def keep_series_once(blocks: SeriesBlocks, settings: Settings, clock: Clock) -> tuple[int, int]:
+    """Do all that is due now; return how many blocks were joined and how many removed."""
+    now_ms = int(clock.now().timestamp() * MS_PER_S)
+    num_joined = await join_open_blocks(blocks, now_ms=now_ms)
+    kept_s = {ROWS_MS: settings.series_rows_kept_s, FINE_MS: settings.series_rollups_kept_s}
+    before_ms = {step: now_ms - int(seconds * MS_PER_S) for step, seconds in kept_s.items() if seconds}
+    num_removed = await remove_old_blocks(blocks, before_ms=before_ms)
+    return num_joined, num_removed
+
+
+async def keep_series(
+    blocks: SeriesBlocks, samples: SampleGateway, settings: Settings, clock: Clock, *, interval_s: float = INTERVAL_S
+) -> None:
+    """Do what is due now and then until cancelled; a store that refuses is asked again the next time."""
+    while True:
+        await asyncio.sleep(interval_s)
+        samples.forget_stale()
+        try:
+            num_joined, num_removed = await keep_series_once(blocks, settings, clock)
+        except StoreError as error:
+            _log.warning("series stay as they are for now: %s", error.message)
+            continue
+        if num_removed:
+            _log.info("joined %d blocks of series, removed %d that are too old", num_joined, num_removed)

@@ -1,0 +1,95 @@
+"""Numbers of one host over time, column by column: rows as they were measured, or roll-ups of them.
+
+Where: the sample gateway makes tables of batches, `codec` turns them into blocks and back, `rollups` folds them.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+
+from clary.contract.metric_samples import SampleBatch
+
+ROW_PARTS = ("value",)
+ROLL_UP_PARTS = ("least", "greatest", "mean", "count", "last")  # of the values in a roll-up's span of time
+MOST = 3.4e38  # what a 32-bit float holds
+_MISSING = math.nan
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeriesTable:
+    """Columns of equal length.
+
+    Attributes:
+        at_ms: milliseconds since 1970, never falling; of a roll-up where its span begins.
+        columns: name of a series -> one array of 32-bit floats a part; NaN where nothing was measured.
+        parts: ROW_PARTS or ROLL_UP_PARTS.
+    """
+
+    at_ms: array[int]
+    columns: Mapping[str, tuple[array[float], ...]]
+    parts: tuple[str, ...] = ROW_PARTS
+
+    @property
+    def num_rows(self) -> int:
+        """How many moments there are."""
+        return len(self.at_ms)
+
+
+def table_of(batch: SampleBatch) -> SeriesTable:
+    """Return a checked batch as a table; what no 32-bit float holds counts as not measured."""
+    return SeriesTable(
+        at_ms=array("q", batch.at_ms),
+        columns={
+            name: (array("f", [_stored(value) for value in column]),)
+            for name, column in zip(batch.names, batch.columns, strict=True)
+        },
+    )
+
+
+def _stored(value: float | None) -> float:
+    return value if value is not None and -MOST <= value <= MOST else _MISSING
+
+
+def rows_from(table: SeriesTable, first: int) -> SeriesTable:
+    """Return the table without its first rows."""
+    return _sliced(table, first, table.num_rows)
+
+
+def between(table: SeriesTable, start_ms: int, end_ms: int) -> SeriesTable:
+    """Return what lies from `start_ms` (inclusive) to `end_ms` (exclusive)."""
+    return _sliced(table, bisect_left(table.at_ms, start_ms), bisect_left(table.at_ms, end_ms))
+
+
+def _sliced(table: SeriesTable, first: int, end: int) -> SeriesTable:
+    if (first, end) == (0, table.num_rows):
+        return table
+    columns = {name: tuple(part[first:end] for part in parts) for name, parts in table.columns.items()}
+    return SeriesTable(at_ms=table.at_ms[first:end], columns=columns, parts=table.parts)
+
+
+def joined(tables: Sequence[SeriesTable]) -> SeriesTable:
+    """Return the rows of tables of one kind in order of time, with the columns of all of them."""
+    parts = tables[0].parts
+    at_ms = array("q", chain.from_iterable(table.at_ms for table in tables))
+    names = list(dict.fromkeys(name for table in tables for name in table.columns))
+    columns: dict[str, tuple[array[float], ...]] = {}
+    for name in names:
+        whole = tuple(array("f") for _ in parts)
+        for table in tables:
+            pieces = table.columns.get(name) or (array("f", [_MISSING]) * table.num_rows,) * len(parts)
+            for column, piece in zip(whole, pieces, strict=True):
+                column.extend(piece)
+        columns[name] = whole
+    if all(before <= after for before, after in pairwise(at_ms)):
+        return SeriesTable(at_ms=at_ms, columns=columns, parts=parts)
+    # A clock that was set back between two batches.
+    order = sorted(range(len(at_ms)), key=at_ms.__getitem__)
+    sorted_columns = {
+        name: tuple(array("f", map(column.__getitem__, order)) for column in whole) for name, whole in columns.items()
+    }
+    return SeriesTable(at_ms=array("q", map(at_ms.__getitem__, order)), columns=sorted_columns, parts=parts)

@@ -1,0 +1,57 @@
+"""The page `dump` of a job: what its processes are doing, asked for and shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from clary.contract.agent_protocol import HostPhase
+from clary.contract.errors import WireError
+from clary.contract.plain import to_plain
+from clary.control.jobs.autopsy import examine
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.services.call import Services
+
+ASKED_BY_PERSON = "asked for"
+_NUMBER = re.compile(r"[0-9]{1,18}")
+
+
+def ask_for_dump(services: Services, job: TrainingJob) -> dict[str, Any]:
+    """Have every host of a job that runs dump its processes; answers before they do.
+
+    Raises: WireError for a job whose program does not run.
+    """
+    running = [name for name, record in job.hosts.items() if record.facts.phase is HostPhase.RUNNING]
+    if job.is_terminal or not running:
+        raise WireError(
+            "ValidationException",
+            f"no program of {job.name} runs ({job.status.value}, {job.secondary_status.value}); "
+            "older dumps are shown by: clary dump JOB --last",
+        )
+    return {"number": services.dumps.ask(job, ASKED_BY_PERSON).number}
+
+
+def dump_page(services: Services, job: TrainingJob, query: Mapping[str, str]) -> dict[str, Any]:
+    """Return a dump with what it says: the newest, or the one that the query's `number` names.
+
+    Raises: WireError 404 if there is none.
+    """
+    numbers = services.dumps.numbers(job.name)
+    wanted = query.get("number", str(numbers[0]) if numbers else "")
+    found = services.dumps.read(job.name, int(wanted)) if _NUMBER.fullmatch(wanted) else None
+    if found is None:
+        having = f"there are {', '.join(map(str, numbers))}" if numbers else "none was taken"
+        raise WireError("NotFound", f"{job.name} has no dump {wanted[:20]}".rstrip() + f"; {having}", http_status=404)
+    request, dumps = found
+    planned = (job.plan or {"hosts": []})["hosts"] if request.attempt == job.attempt else []
+    num_ranks = sum(host["processes_per_host"] for host in planned)
+    return {
+        "job": job.name,
+        "status": job.status.value,
+        "numbers": numbers,
+        **to_plain(request),
+        "missing": [host for host in request.hosts if host not in dumps],
+        "autopsy": to_plain(examine(dumps, hosts=request.hosts, num_ranks=num_ranks)),
+        "dumps": {host: to_plain(dump) for host, dump in dumps.items()},
+    }

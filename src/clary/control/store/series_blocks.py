@@ -1,0 +1,214 @@
+"""Series of jobs in the database: rows taken in exactly once, and questions about them.
+
+Where: the sample gateway appends, CloudWatch's operations and people's pages ask, `series_joining` joins what is small.
+A block holds the rows of one host in one attempt for one stretch of time (`control.series.codec`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from sqlalchemy import Connection, func, insert, select, text
+
+from clary.control.series.codec import SeriesDamaged, names_in, pack, unpack
+from clary.control.series.queries import (
+    ROWS_MS,
+    BlockChoice,
+    BlockFacts,
+    PointGatherer,
+    SeriesAnswer,
+    SeriesQuery,
+    choose,
+)
+from clary.control.series.tables import SeriesTable, rows_from
+from clary.control.store.errors import JobNotFound, SeriesMoved
+from clary.control.store.tables import jobs, series_blocks, series_ends
+
+T = TypeVar("T")
+
+READ_AT_ONCE = 32  # blocks: a large one has some hundred kilobytes
+MOST_PACKED_HERE = 10_000  # values: a millisecond or two; more would hold up everybody else on the loop
+MAX_LOOKS = 5  # at blocks that are joined while they are read
+
+_SET_END = text(
+    "INSERT INTO series_ends (job_name, attempt, host, next_row, num_dropped)"
+    " VALUES (:job_name, :attempt, :host, :next_row, :num_dropped) ON CONFLICT (job_name, attempt, host)"
+    " DO UPDATE SET next_row = excluded.next_row, num_dropped = excluded.num_dropped"
+)
+
+_log = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """Runs what is given with a connection, on a thread of the store's."""
+
+    def __call__(self, act: Callable[[Connection], T], /) -> Coroutine[Any, Any, T]:
+        """Return what `act` returns; a write is durable then."""
+
+
+class SeriesBlocks:
+    """Blocks of series; `Store.series` is the one of a database."""
+
+    def __init__(self, *, read: Runner, write: Runner) -> None:
+        self.read = read
+        self.write = write
+
+    async def append(
+        self, job_name: str, attempt: int, host: str, table: SeriesTable, *, first_row: int, num_dropped: int = 0
+    ) -> int:
+        """Store rows of a host, each once however often it is sent; return the number of the next row.
+
+        Args:
+            job_name: whose host.
+            attempt: of the job; rows count from 0 in each.
+            host: algo-N.
+            table: rows in order of their numbers.
+            first_row: number of the first; rows between those stored and this one are given up.
+            num_dropped: rows that the agent says it has given up.
+
+        Raises: JobNotFound.
+        """
+        is_large = table.num_rows * len(table.columns) > MOST_PACKED_HERE
+        packed = await asyncio.to_thread(pack, table) if is_large else pack(table)
+
+        def put(connection: Connection) -> int:
+            # Held against deletion until the rows are in; SQLite's writer is alone anyway.
+            holds = select(jobs.c.name).where(jobs.c.name == job_name).with_for_update(read=True, key_share=True)
+            if connection.execute(holds).scalar() is None:
+                raise JobNotFound(job_name)
+            ends = select(series_ends.c.next_row, series_ends.c.num_dropped).where(
+                series_ends.c.job_name == job_name, series_ends.c.attempt == attempt, series_ends.c.host == host
+            )
+            known_row, known_dropped = connection.execute(ends.with_for_update()).one_or_none() or (0, 0)
+            next_row = max(known_row, first_row + table.num_rows)
+            num_known = max(0, known_row - first_row)  # a batch that is sent again, or grew meanwhile
+            if num_known < table.num_rows:
+                piece = rows_from(table, num_known)
+                data = packed if not num_known else pack(piece)
+                row = row_of(piece, step_ms=ROWS_MS, is_rolled=False, is_open=True, data=data)
+                connection.execute(
+                    insert(series_blocks), {"job_name": job_name, "attempt": attempt, "host": host} | row
+                )
+            dropped = max(known_dropped, num_dropped)
+            if (next_row, dropped) != (known_row, known_dropped):
+                end = {"job_name": job_name, "attempt": attempt, "host": host}
+                connection.execute(_SET_END, end | {"next_row": next_row, "num_dropped": dropped})
+            return next_row
+
+        return await self.write(put)
+
+    async def query(self, query: SeriesQuery) -> SeriesAnswer:
+        """Return the points that are asked for; blocks that are damaged are named and left out.
+
+        Raises: ContractError if the answer would be too long.
+        """
+
+        def ask(connection: Connection) -> SeriesAnswer:
+            for _ in range(MAX_LOOKS):
+                try:
+                    return _answer(connection, query)
+                except SeriesMoved:
+                    continue
+            return _answer(connection, query)
+
+        return await self.read(ask)
+
+    async def names(self, job_name: str) -> dict[str, list[str]]:
+        """Return host -> names of the series that it sent last."""
+        newest = (
+            select(func.max(series_blocks.c.id))
+            .where(series_blocks.c.job_name == job_name)
+            .group_by(series_blocks.c.host)
+        )
+        statement = select(series_blocks.c.host, series_blocks.c.data).where(series_blocks.c.id.in_(newest))
+
+        def ask(connection: Connection) -> dict[str, list[str]]:
+            found = {}
+            for host, data in connection.execute(statement):
+                try:
+                    found[host] = names_in(data)
+                except SeriesDamaged as damage:
+                    _log.warning("job %s, host %s: %s", job_name, host, damage.message)
+            return found
+
+        return await self.read(ask)
+
+    async def num_dropped(self, job_name: str) -> int:
+        """Return how many rows of a job agents gave up, in all attempts."""
+        statement = select(func.sum(series_ends.c.num_dropped)).where(series_ends.c.job_name == job_name)
+        return await self.read(lambda connection: int(connection.execute(statement).scalar() or 0))
+
+
+def row_of(table: SeriesTable, *, step_ms: int, is_rolled: bool, is_open: bool, data: bytes) -> dict[str, Any]:
+    """Return a block's columns, but for those that say whose it is; the table has rows."""
+    return {
+        "step_ms": step_ms,
+        "start_ms": table.at_ms[0],
+        "end_ms": table.at_ms[-1],
+        "num_rows": table.num_rows,
+        "is_rolled": int(is_rolled),
+        "is_open": int(is_open),
+        "data": data,
+    }
+
+
+def _answer(connection: Connection, query: SeriesQuery) -> SeriesAnswer:
+    gatherer = PointGatherer(query)
+    damaged: list[str] = []
+    choices = choose(_facts(connection, query), query)
+    for first in range(0, len(choices), READ_AT_ONCE):
+        some = choices[first : first + READ_AT_ONCE]
+        data = _data(connection, some)
+        for choice in some:
+            block = choice.block
+            place = f"block {block.number} of host {block.host}"
+            try:
+                table = unpack(data[block.number], wanted=query.wants, place=place)
+            except SeriesDamaged as damage:
+                damaged.append(damage.message)
+                continue
+            gatherer.add(block.host, table, until_ms=choice.until_ms)
+    dropped = select(func.sum(series_ends.c.num_dropped)).where(series_ends.c.job_name == query.job_name)
+    num_dropped = int(connection.execute(dropped).scalar() or 0)
+    return SeriesAnswer(series=gatherer.result(), num_dropped=num_dropped, damaged=tuple(damaged))
+
+
+def _facts(connection: Connection, query: SeriesQuery) -> list[BlockFacts]:
+    columns = series_blocks.c
+    statement = select(
+        columns.id,
+        columns.attempt,
+        columns.host,
+        columns.step_ms,
+        columns.is_rolled,
+        columns.start_ms,
+        columns.end_ms,
+    ).where(columns.job_name == query.job_name, columns.end_ms >= query.first_ms, columns.start_ms < query.end_ms)
+    if query.host is not None:
+        statement = statement.where(columns.host == query.host)
+    if query.attempt is not None:
+        statement = statement.where(columns.attempt == query.attempt)
+    return [
+        BlockFacts(
+            number=row.id,
+            attempt=row.attempt,
+            host=row.host,
+            step_ms=row.step_ms,
+            is_rolled=bool(row.is_rolled),
+            start_ms=row.start_ms,
+            end_ms=row.end_ms,
+        )
+        for row in connection.execute(statement)
+    ]
+
+
+def _data(connection: Connection, choices: Sequence[BlockChoice]) -> Mapping[int, bytes]:
+    numbers = [choice.block.number for choice in choices]
+    statement = select(series_blocks.c.id, series_blocks.c.data).where(series_blocks.c.id.in_(numbers))
+    found = {row.id: bytes(row.data) for row in connection.execute(statement)}
+    if len(found) != len(numbers):
+        raise SeriesMoved(f"{len(numbers) - len(found)} blocks of series were joined or removed while they were read")
+    return found

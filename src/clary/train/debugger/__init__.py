@@ -1,0 +1,62 @@
+"""Saves a training's tensors while it hardly feels it, reads them while it goes on, and says what is wrong with them.
+
+    from clary.train import debugger
+
+    hook = debugger.Hook("/opt/ml/output/tensors", include_collections=["weights", "gradients"])
+    hook.register_module(model)
+    ...
+    trial = debugger.create_trial("/opt/ml/output/tensors")
+    for step, loss in trial.tensor("CrossEntropyLoss_output_0").values().items(): ...
+
+Where: docs/debugger.md. `clary.compat.smdebug` gives it smdebug's names. torch is imported when a Hook is asked for,
+numpy when a value is.
+
+errors, modes, save_config, reduction_config, collection, configuration, choosing    what is to be saved, and when
+files, tensor_files, writing                       the standard library alone: what lies where
+ranks, losses, module_watch, buffers, copying, hook    torch: what is seen in a program, and how it is copied
+saved_tensor, arrays, trial                        what was saved; numpy once a value is asked for
+rule, rules                                        what is wrong with it; pure over a trial
+automatic                                          a hook for programs that know nothing of it
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from clary.train.debugger.automatic import install_from_config
+from clary.train.debugger.collection import Collection, CollectionKeys
+from clary.train.debugger.errors import DebuggerError
+from clary.train.debugger.modes import ModeKeys as modes
+from clary.train.debugger.reduction_config import ReductionConfig
+from clary.train.debugger.rule import Finding, Rule, invoke_rule
+from clary.train.debugger.save_config import SaveConfig, SaveConfigMode
+from clary.train.debugger.trial import Trial, create_trial
+
+if TYPE_CHECKING:
+    from clary.train.debugger.hook import Hook, get_hook
+
+__all__ = [
+    "Collection",
+    "CollectionKeys",
+    "DebuggerError",
+    "Finding",
+    "Hook",
+    "ReductionConfig",
+    "Rule",
+    "SaveConfig",
+    "SaveConfigMode",
+    "Trial",
+    "create_trial",
+    "get_hook",
+    "install_from_config",
+    "invoke_rule",
+    "modes",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Hook", "get_hook"):
+        from clary.train.debugger import hook
+
+        return getattr(hook, name)
+    raise AttributeError(f"module {__name__} has no attribute {name!r}")

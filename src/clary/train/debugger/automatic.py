@@ -1,0 +1,98 @@
+"""A hook for programs that know nothing of it: made when they import torch, if the job has a configuration for one.
+
+Where: called at the start of a job's interpreters. Nothing here may fail a program: what is wrong with a configuration
+is said, and nothing is saved.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+from clary.train.debugger.configuration import HookConfiguration, configuration_path, read_configuration
+from clary.train.debugger.errors import ConfigurationError
+
+_log = logging.getLogger("clary.debugger")
+
+
+def install_from_config(path: str | Path | None = None) -> bool:
+    """Have a hook made as a job's configuration says: at once if torch is there, else as soon as it is imported.
+
+    The hook counts steps by the first model that is called and has something to train.
+
+    Args:
+        path: None for SMDEBUG_CONFIG_FILE_PATH's, or the job's own place.
+
+    Returns: whether there is a configuration to go by.
+    """
+    place = configuration_path(path)
+    try:
+        configuration = read_configuration(place)
+    except FileNotFoundError:
+        return False
+    except (OSError, ConfigurationError) as error:
+        _log.error("debugger: nothing will be saved, training goes on: %s", error)
+        return False
+    if "torch" in sys.modules and not hasattr(sys.modules["torch"], "__path__"):
+        return False  # somebody's stand-in
+    if hasattr(sys.modules.get("torch"), "optim"):
+        _install(configuration)
+    elif not any(isinstance(finder, TorchFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, TorchFinder(configuration))
+    return True
+
+
+class TorchFinder(MetaPathFinder):
+    """Sees torch being imported, once, and leaves everything else to others."""
+
+    def __init__(self, configuration: HookConfiguration) -> None:
+        self._configuration = configuration
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return torch's own spec, with a loader that makes the hook afterwards; None for any other name."""
+        if fullname != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._configuration)
+        return spec
+
+
+class _Loader(Loader):
+    """Loads as another does, puts that one in its place again, and makes the hook."""
+
+    def __init__(self, loader: Loader, configuration: HookConfiguration) -> None:
+        self._loader, self._configuration = loader, configuration
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Do as the other does."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Have the other run the module, and make the hook."""
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        _install(self._configuration)
+
+
+def _install(configuration: HookConfiguration) -> None:
+    try:
+        from clary.train.debugger.hook import Hook, get_hook
+
+        if get_hook() is not None:
+            return
+        hook = Hook.from_configuration(configuration)
+        hook.is_automatic = True
+        hook.watch_for_model()
+    except Exception as error:  # noqa: BLE001 - a program that does not ask for a hook must not fail by it
+        _log.error("debugger: nothing will be saved, training goes on: %r", error, exc_info=error)

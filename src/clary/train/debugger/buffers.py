@@ -1,0 +1,73 @@
+"""Host memory that steps are copied into, and used again: fresh memory costs more than the copy.
+
+There are two pieces, one to fill while the other is being written: that is what bounds how far writing may lag behind.
+Where pieces are still being written when a step wants one, the step waits, up to a limit; then it is dropped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import queue
+from typing import Any
+
+import torch
+
+from clary.train.debugger.tensor_files import ALIGNMENT
+
+NUM_PIECES = 2
+_LEAST_CHUNK = 1024**2  # bytes
+
+
+class Piece:
+    """Memory of one step; grows to what its largest step has needed."""
+
+    def __init__(self) -> None:
+        self._chunks: list[torch.Tensor] = []
+        self._chunk = self._at = 0
+
+    def take(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:
+        """Return so many bytes, aligned. Raises: RuntimeError where there is not enough memory."""
+        length = num_bytes + -num_bytes % ALIGNMENT
+        while self._chunk < len(self._chunks):
+            chunk = self._chunks[self._chunk]
+            if chunk.numel() - self._at >= length and (chunk.is_pinned() or not pinned):
+                view = chunk[self._at : self._at + num_bytes]
+                self._at += length
+                return view
+            self._chunk, self._at = self._chunk + 1, 0
+        self._chunks.append(torch.empty(max(length, _LEAST_CHUNK), dtype=torch.uint8, pin_memory=pinned))
+        self._at = length
+        return self._chunks[-1][:num_bytes]
+
+    def reset(self) -> None:
+        """Let all of it be taken again."""
+        self._chunk = self._at = 0
+
+
+class Pieces:
+    """The pieces that are free."""
+
+    def __init__(self) -> None:
+        self._free: queue.SimpleQueue[Piece] = queue.SimpleQueue()
+        for _ in range(NUM_PIECES):
+            self._free.put(Piece())
+
+    def acquire(self, limit_s: float) -> Piece | None:
+        """Return a free piece, or None if there was none in time."""
+        try:
+            return self._free.get(timeout=limit_s)
+        except queue.Empty:
+            return None
+
+    def give_back(self, piece: Piece) -> None:
+        """Take a piece back."""
+        piece.reset()
+        self._free.put(piece)
+
+
+def as_bytes(memory: torch.Tensor) -> memoryview:
+    """Return the bytes of flat host memory, without a copy; `memory` must live as long."""
+    if not memory.numel():
+        return memoryview(b"")
+    array: Any = (ctypes.c_char * memory.numel()).from_address(memory.data_ptr())
+    return memoryview(array).cast("B")

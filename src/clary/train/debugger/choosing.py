@@ -1,0 +1,97 @@
+"""Decides what of which tensor is saved at a step. Pure: collections, phase and step in, an answer out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from clary.train.debugger.collection import ALWAYS_SAVED, Collection, CollectionKeys, CollectionManager
+from clary.train.debugger.modes import ModeKeys
+from clary.train.debugger.reduction_config import ReductionConfig
+from clary.train.debugger.save_config import SaveConfig
+
+# Saved by what the hook knows of parameters, optimizers and losses; no module's inputs and outputs are looked at.
+_WITHOUT_MODULES = {
+    CollectionKeys.WEIGHTS,
+    CollectionKeys.BIASES,
+    CollectionKeys.GRADIENTS,
+    CollectionKeys.LOSSES,
+    CollectionKeys.METRICS,
+    CollectionKeys.SM_METRICS,
+    CollectionKeys.OPTIMIZER_VARIABLES,
+}
+_ONLY_IN_TRAINING = {CollectionKeys.GRADIENTS, CollectionKeys.OPTIMIZER_VARIABLES}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is saved of a tensor."""
+
+    raw: bool
+    reductions: tuple[str, ...]
+
+
+class Chooser:
+    """Answers for one hook; it remembers answers, so collections must not change after it was made.
+
+    Args:
+        included: names of collections to save; `losses` always is.
+    """
+
+    def __init__(
+        self,
+        manager: CollectionManager,
+        included: Iterable[str],
+        *,
+        save_all: bool,
+        save_config: SaveConfig,
+        reduction_config: ReductionConfig | None,
+    ) -> None:
+        names = {*included, *ALWAYS_SAVED}
+        is_all = save_all or CollectionKeys.ALL in names
+        self.collections = [one for one in manager if is_all or one.name in names]
+        self._save_config = save_config
+        self._reduction_config = reduction_config
+        self._answers: dict[tuple[frozenset[str], str], Wanted | None] = {}
+
+    def at(self, mode: ModeKeys, mode_step: int) -> list[Collection]:
+        """Return the collections that are saved at a step."""
+        return [
+            one
+            for one in self.collections
+            if (one.save_config or self._save_config).should_save_step(mode, mode_step)
+            and not (mode in (ModeKeys.EVAL, ModeKeys.PREDICT) and one.name in _ONLY_IN_TRAINING)
+        ]
+
+    def wants(self, collections: list[Collection], name: str, alias: str = "") -> Wanted | None:
+        """Return what is saved of a tensor while these collections are; None for nothing."""
+        key = (frozenset(one.name for one in collections), name)
+        if key not in self._answers:
+            self._answers[key] = self._answer(collections, name, alias)
+        return self._answers[key]
+
+    def forget(self) -> None:
+        """Forget answers: a collection has got a name more."""
+        self._answers.clear()
+
+    def _answer(self, collections: list[Collection], name: str, alias: str) -> Wanted | None:
+        matching = [one for one in collections if one.matches(name, alias)]
+        if not matching:
+            return None
+        configs = [one.reduction_config or self._reduction_config for one in matching]
+        # Losses and scalars are single numbers: reductions would only rename them.
+        raw = any(config is None or config.save_raw_tensor for config in configs)
+        reductions = sorted({name for config in configs if config is not None for name in config.names})
+        return Wanted(raw, tuple(reductions))
+
+
+def needs_modules(collections: Iterable[Collection]) -> bool:
+    """Whether inputs or outputs of modules may be among what is saved."""
+    return any(
+        (one.name not in _WITHOUT_MODULES and one.include_regex) or (one.name in _WITHOUT_MODULES and _is_changed(one))
+        for one in collections
+    )
+
+
+def _is_changed(collection: Collection) -> bool:
+    return len(collection.include_regex) > len(CollectionManager().get(collection.name).include_regex)

@@ -1,0 +1,149 @@
+"""Groups of tensors: by what their names match, saved together and asked for together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from clary.train.debugger.errors import ConfigurationError
+from clary.train.debugger.reduction_config import ReductionConfig
+from clary.train.debugger.save_config import SaveConfig
+
+# Those that are always there. The expressions are smdebug's for torch, the last two ours.
+DEFAULT_REGEXES: Mapping[str, tuple[str, ...]] = {
+    "all": (".*",),
+    "default": (),
+    "weights": ("^(?!gradient|optimizer/).*weight",),
+    "biases": ("^(?!gradient|optimizer/).*bias",),
+    "gradients": ("^gradient",),
+    "losses": ("[Ll]oss_(?!input).*output",),
+    "metrics": ("^scalar/",),
+    "sm_metrics": (),
+    "optimizer_variables": ("^optimizer/",),
+}
+ALWAYS_SAVED = ("losses",)
+_MAX_REGEX = 4096  # characters; a file from elsewhere says them
+
+
+class CollectionKeys:
+    """Names of the collections that are always there."""
+
+    ALL = "all"
+    DEFAULT = "default"
+    WEIGHTS = "weights"
+    BIASES = "biases"
+    GRADIENTS = "gradients"
+    LOSSES = "losses"
+    METRICS = "metrics"
+    SM_METRICS = "sm_metrics"
+    OPTIMIZER_VARIABLES = "optimizer_variables"
+
+
+class Collection:
+    """Tensors whose names match one of the expressions, anywhere in the name, or stand in the list.
+
+    Args:
+        save_config, reduction_config: None for the hook's.
+
+    Raises: ConfigurationError for an expression that is none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        include_regex: Iterable[str] | str | None = None,
+        tensor_names: Iterable[str] | None = None,
+        reduction_config: ReductionConfig | None = None,
+        save_config: SaveConfig | None = None,
+        save_histogram: bool = True,
+    ) -> None:
+        self.name = name
+        self.include_regex: list[str] = []
+        self.tensor_names: set[str] = set(tensor_names or ())
+        self.reduction_config = reduction_config
+        self.save_config = save_config
+        self.save_histogram = save_histogram
+        self._modules: list[tuple[Any, bool, bool]] = []
+        self.include(include_regex)
+
+    def __repr__(self) -> str:
+        return (
+            f"Collection({self.name!r}, include_regex={self.include_regex}, tensor_names={sorted(self.tensor_names)})"
+        )
+
+    def include(self, regex: Iterable[str] | str | None) -> None:
+        """Add an expression or several.
+
+        Raises: ConfigurationError.
+        """
+        for one in [regex] if isinstance(regex, str) else list(regex or ()):
+            if not isinstance(one, str) or len(one) > _MAX_REGEX:
+                raise ConfigurationError(
+                    f"collection {self.name}: include_regex must be text of up to {_MAX_REGEX} characters, got "
+                    f"{str(one)[:80]!r}"
+                )
+            try:
+                re.compile(one)
+            except re.error as error:
+                raise ConfigurationError(
+                    f"collection {self.name}: include_regex {one!r} is no regular expression: {error}"
+                ) from error
+            self.include_regex.append(one)
+
+    def add_tensor_name(self, tensor_name: str) -> None:
+        """Add a tensor by its name."""
+        self.tensor_names.add(tensor_name)
+
+    def add_module_tensors(self, module: Any, inputs: bool = False, outputs: bool = True) -> None:
+        """Add what goes into a module or comes out of it; the hook knows its name once the model is registered."""
+        self._modules.append((module, inputs, outputs))
+
+    def include_modules(self, names: Mapping[int, str]) -> None:
+        """Turn modules that were added into expressions. Called by the hook.
+
+        Args:
+            names: of the model's modules, by `id`.
+        """
+        for module, inputs, outputs in self._modules:
+            if id(module) in names:
+                name = re.escape(names[id(module)])
+                kinds = [kind for kind, wanted in (("input", inputs), ("output", outputs)) if wanted]
+                self.include([f"^{name}_{kind}_" for kind in kinds])
+        self._modules.clear()
+
+    def matches(self, name: str, alias: str = "") -> bool:
+        """Whether a tensor belongs to it.
+
+        Args:
+            alias: another name that expressions may match.
+        """
+        if name in self.tensor_names:
+            return True
+        return any(re.search(one, name) or (alias and re.search(one, alias)) for one in self.include_regex)
+
+
+class CollectionManager:
+    """The collections of a hook or a trial, by name; the default ones are there."""
+
+    def __init__(self) -> None:
+        self.collections: dict[str, Collection] = {
+            name: Collection(name, regexes) for name, regexes in DEFAULT_REGEXES.items()
+        }
+
+    def __iter__(self) -> Iterator[Collection]:
+        return iter(self.collections.values())
+
+    def get(self, name: str) -> Collection:
+        """Return a collection; a new one where there is none of this name."""
+        return self.collections.setdefault(name, Collection(name))
+
+    def add(self, collection: Collection) -> None:
+        """Put a collection in the place of the one of its name."""
+        self.collections[collection.name] = collection
+
+    def to_plain(self) -> dict[str, dict[str, list[str]]]:
+        """Return what a trial has to know of them."""
+        return {
+            one.name: {"include_regex": one.include_regex, "tensor_names": sorted(one.tensor_names)} for one in self
+        }

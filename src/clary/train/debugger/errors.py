@@ -1,0 +1,132 @@
+"""What can go wrong with saved tensors, and what a rule has found; the names are smdebug's.
+
+DebuggerError
+|-- ConfigurationError            a configuration that cannot be: which parameter, what it may be
+|-- UnsupportedError              a name of smdebug's that this library does not have
+|-- TensorFileError               a file that is not whole or not what it says it is
+|-- StepNotYetAvailable           nobody has said yet whether the step will be saved
+|-- StepUnavailable               the step was not saved and will not be
+|-- NoMoreData                    training has ended before the step
+|-- TensorUnavailable             no step has the tensor so far
+|-- TensorUnavailableForStep      this step has not
+|-- ShapeUnavailableForStep       nor its shape
+|-- InvalidWorker                 this worker has not saved it
+|-- MissingCollectionFiles        training has ended and saved nothing
+|-- InvalidCollectionConfiguration
+|-- InsufficientInformationForRuleInvocation
+`-- RuleEvaluationConditionMet    no failure: a rule has found what it looks for
+"""
+
+from __future__ import annotations
+
+from clary.train.debugger.modes import ModeKeys
+
+
+class DebuggerError(Exception):
+    """Root of what this library raises on purpose."""
+
+
+class ConfigurationError(DebuggerError, ValueError):
+    """A configuration that cannot be carried out; the text names the parameter and what it may be."""
+
+
+class UnsupportedError(DebuggerError, NotImplementedError):
+    """A part of smdebug that is not here; the text says what is."""
+
+
+class TensorFileError(DebuggerError):
+    """A file of tensors that is not whole, or not what it says it is."""
+
+
+class StepNotYetAvailable(DebuggerError):
+    """The step may come yet."""
+
+    def __init__(self, step: int, mode: ModeKeys) -> None:
+        super().__init__(f"step {step} of mode {mode.name} is not there yet; training has not passed it")
+        self.step, self.mode = step, mode
+
+
+class StepUnavailable(DebuggerError):
+    """The step was passed without anything being saved."""
+
+    def __init__(self, step: int, mode: ModeKeys) -> None:
+        super().__init__(f"step {step} of mode {mode.name} was not saved; trial.steps() says which were")
+        self.step, self.mode = step, mode
+
+
+class NoMoreData(DebuggerError):
+    """Training has ended before the step."""
+
+    def __init__(self, step: int, mode: ModeKeys, last_step: int | None) -> None:
+        super().__init__(f"step {step} of mode {mode.name} does not exist: training has ended, the last is {last_step}")
+        self.step, self.mode, self.last_step = step, mode, last_step
+
+
+class TensorUnavailable(DebuggerError):
+    """No step seen so far has the tensor."""
+
+    def __init__(self, tname: str) -> None:
+        super().__init__(f"tensor {tname} was not saved; trial.tensor_names() says which were")
+        self.tname = tname
+
+
+class TensorUnavailableForStep(DebuggerError):
+    """The step has no value, or not the reduction, of this tensor."""
+
+    def __init__(self, tname: str, step: int, mode: ModeKeys = ModeKeys.GLOBAL, has_reductions: bool = False) -> None:
+        hint = "; only reductions of it were saved" if has_reductions else ""
+        super().__init__(f"tensor {tname} was not saved at step {step} of mode {mode.name}{hint}")
+        self.tname, self.step, self.mode, self.has_reductions = tname, step, mode, has_reductions
+
+
+class ShapeUnavailableForStep(DebuggerError):
+    """The step has neither the tensor's value nor its shape."""
+
+    def __init__(self, tname: str, step: int, mode: ModeKeys = ModeKeys.GLOBAL) -> None:
+        super().__init__(f"the shape of tensor {tname} was not saved at step {step} of mode {mode.name}")
+        self.tname, self.step, self.mode = tname, step, mode
+
+
+class InvalidWorker(DebuggerError):
+    """A worker that has not saved what was asked for."""
+
+    def __init__(self, worker: str) -> None:
+        super().__init__(f"worker {worker} has not saved this; trial.workers() says which there are")
+        self.worker = worker
+
+
+class MissingCollectionFiles(DebuggerError):
+    """Training has ended without saving anything."""
+
+    def __init__(self, path: object = "") -> None:
+        super().__init__(f"training has ended and {path or 'its folder'} holds no collections: was a hook installed?")
+
+
+class InvalidCollectionConfiguration(DebuggerError):
+    """A collection that nothing can belong to."""
+
+    def __init__(self, c_name: str) -> None:
+        super().__init__(f"collection {c_name} has neither include_regex nor names of tensors: give one of them")
+        self.c_name = c_name
+
+
+class InsufficientInformationForRuleInvocation(DebuggerError):
+    """A rule that lacks a parameter."""
+
+    def __init__(self, rule_name: str, message: str) -> None:
+        super().__init__(f"rule {rule_name} cannot be evaluated: {message}")
+        self.rule_name, self.message = rule_name, message
+
+
+class RuleEvaluationConditionMet(DebuggerError):
+    """A rule has found what it looks for.
+
+    Args:
+        end_of_rule: nothing more is to be expected of it.
+        finding: what it said, if it said more than yes.
+    """
+
+    def __init__(self, rule_name: str, step: int, end_of_rule: bool = False, finding: object = None) -> None:
+        said = f": {finding}" if finding is not None and finding is not True else ""
+        super().__init__(f"rule {rule_name} has fired at step {step}{said}")
+        self.rule_name, self.step, self.end_of_rule, self.finding = rule_name, step, end_of_rule, finding

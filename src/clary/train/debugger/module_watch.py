@@ -1,0 +1,185 @@
+"""Where the hook hangs in torch: on the model for as long as it lives, on the rest only in steps that are saved.
+
+A hook on every module and parameter costs each step, also the 499 of 500 that save nothing. So the model alone has one,
+which tells when a step begins; what else is needed is put in place then and taken away when the step ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.nn.modules import module as torch_module
+from torch.optim import optimizer as torch_optimizer
+
+from clary.train.debugger.choosing import needs_modules
+from clary.train.debugger.collection import Collection, CollectionKeys
+
+GRADIENT = "gradient/"
+OPTIMIZER = "optimizer/"
+_WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module")  # of torch.compile, DDP, FSDP
+
+
+class ModuleWatch:
+    """Knows the model, its modules and parameters by name, and when it is called.
+
+    Args:
+        begin_step: is called with the model before it is.
+    """
+
+    def __init__(self, begin_step: Callable[[torch.nn.Module], None]) -> None:
+        self._begin_step = begin_step
+        self._handles: list[Any] = []
+        self._searching: Any = None
+        self.model: torch.nn.Module | None = None
+        self.names: dict[int, str] = {}  # of modules, by id; the model's own is its class's
+        self.losses: dict[int, torch.nn.Module] = {}
+
+    def watch(self, model: torch.nn.Module) -> None:
+        """Take a model as the one. The first counts: several registered ones have their tensors saved, not counted."""
+        self._stop_searching()
+        root = _unwrapped(model).__class__.__name__
+        for name, module in model.named_modules():
+            self.names.setdefault(id(module), _without_wrappers(name) or root)
+        if self.model is None:
+            self.model = model
+            self._handles.append(model.register_forward_pre_hook(self._called))
+
+    def add_loss(self, loss: torch.nn.Module) -> None:
+        """Take a module as a loss, whatever its class."""
+        self.losses[id(loss)] = loss
+
+    def watch_for_first(self) -> None:
+        """Take the first module that is called and has parameters to train."""
+        self._searching = torch_module.register_module_forward_pre_hook(self._search)
+
+    def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Return the model's parameters with the names that they are saved under."""
+        if self.model is not None:
+            root = _unwrapped(self.model).__class__.__name__
+            for name, parameter in self.model.named_parameters():
+                yield f"{root}_{_without_wrappers(name)}", parameter
+
+    def close(self) -> None:
+        """Leave torch as it was."""
+        self._stop_searching()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _search(self, module: torch.nn.Module, _inputs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if self.model is None and any(parameter.requires_grad for parameter in module.parameters()):
+            self.watch(module)
+            self._begin_step(module)  # its own hooks have been looked up already
+
+    def _stop_searching(self) -> None:
+        if self._searching is not None:
+            self._searching.remove()
+            self._searching = None
+
+    def _called(self, module: torch.nn.Module, _inputs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._begin_step(module)
+
+
+class StepWatch:
+    """Hangs in torch for one step.
+
+    Args:
+        collections: that the step saves.
+        see_tensor: is told a name and a tensor.
+        see_module: is told a module's name, its class where the name does not say it, what it was given and returned.
+        is_wanted: whether a tensor of this name is saved.
+    """
+
+    def __init__(
+        self,
+        modules: ModuleWatch,
+        collections: list[Collection],
+        see_tensor: Callable[[str, torch.Tensor], None],
+        see_module: Callable[[str, str, Any, Any], None],
+        is_wanted: Callable[[str], bool],
+    ) -> None:
+        self._modules = modules
+        self._names = {one.name for one in collections}
+        self._needs_modules = needs_modules(collections)
+        self._see_tensor, self._see_module, self._is_wanted = see_tensor, see_module, is_wanted
+        self._handles: list[Any] = []
+        self._parameters: list[tuple[str, torch.nn.Parameter]] = []
+        self._has_gradient: set[str] = set()
+
+    def begin(self) -> None:
+        """Save weights, and be told of what comes."""
+        self._parameters = list(self._modules.parameters())
+        for name, parameter in self._parameters:
+            if self._is_wanted(name):
+                self._see_tensor(name, parameter)
+            if parameter.requires_grad and parameter.is_leaf and self._is_wanted(GRADIENT + name):
+                self._handles.append(parameter.register_post_accumulate_grad_hook(self._gradient_hook(name)))
+        register = torch_optimizer.register_optimizer_step_pre_hook
+        self._handles.append(register(self._before_optimizer))
+        if CollectionKeys.OPTIMIZER_VARIABLES in self._names or CollectionKeys.ALL in self._names:
+            self._handles.append(torch_optimizer.register_optimizer_step_post_hook(self._after_optimizer))
+        # A compiled model would be compiled again for a hook that comes and goes; its modules are not seen.
+        if not hasattr(self._modules.model, "_orig_mod"):
+            self._handles.append(torch_module.register_module_forward_hook(self._after_module))
+
+    def end(self) -> None:
+        """Leave torch as it was."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._parameters.clear()
+
+    def _gradient_hook(self, name: str) -> Callable[[torch.Tensor], None]:
+        def see(parameter: torch.Tensor) -> None:
+            if parameter.grad is not None:
+                self._has_gradient.add(name)
+                self._see_tensor(GRADIENT + name, parameter.grad)
+
+        return see
+
+    def _before_optimizer(self, *_: Any) -> None:
+        """Save gradients that came another way: put there by a library, or of a sharded parameter."""
+        for name, parameter in self._parameters:
+            if name not in self._has_gradient and parameter.grad is not None and self._is_wanted(GRADIENT + name):
+                self._see_tensor(GRADIENT + name, parameter.grad)
+
+    def _after_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        names = {id(parameter): name for name, parameter in self._parameters}
+        for parameter, state in optimizer.state.items():
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor) and id(parameter) in names:
+                    self._see_tensor(f"{OPTIMIZER}{names[id(parameter)]}_{key}", value)
+
+    def _after_module(self, module: torch.nn.Module, given: Any, result: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        name = self._modules.names.get(id(module))
+        if name is not None:
+            if self._needs_modules:
+                self._see_module(name, module.__class__.__name__.lower(), given, result)
+        elif id(module) in self._modules.losses or (
+            isinstance(module, torch.nn.modules.loss._Loss)
+            and not module.__class__.__module__.startswith("torch.")  # those call functions, which are seen
+        ):
+            self._see_module(module.__class__.__name__, "", given, result)
+
+
+def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """Return the model inside what torch puts around one, so that names are the same with and without."""
+    for name in _WRAPPERS:
+        inner = module._modules.get(name)
+        if inner is not None and (len(module._modules) == 1):
+            return _unwrapped(inner)
+    return module
+
+
+def _without_wrappers(name: str) -> str:
+    parts = name.split(".")
+    while parts and parts[0] in _WRAPPERS:
+        parts.pop(0)
+    return ".".join(part for part in parts if part not in ("_orig_mod", "_fsdp_wrapped_module"))

@@ -1,0 +1,162 @@
+"""Rules look at a trial, step by step, and say what they find. The names are smdebug's.
+
+    class TooLarge(Rule):
+        def __init__(self, base_trial, limit="10"):
+            super().__init__(base_trial)
+            self.limit = float(limit)
+
+        def invoke_at_step(self, step):
+            return self.base_trial.tensor("loss_output_0").value(step) > self.limit
+
+A rule's parameters come from requests as text. What it says must follow from the trial alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from clary.train.debugger.errors import (
+    RuleEvaluationConditionMet,
+    StepUnavailable,
+    TensorUnavailable,
+    TensorUnavailableForStep,
+)
+from clary.train.debugger.trial import Trial, no_refresh
+
+_log = logging.getLogger("clary.debugger")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What a rule has found."""
+
+    text: str  # one sentence: what, where, how much, and the limit
+    step: int
+    tensor: str = ""  # the one that shows it, if it is one
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class RequiredTensors:
+    """What a rule asks for ahead, by trial; `fetch` has it all there or raises."""
+
+    def __init__(self, base_trial: Trial, other_trials: Iterable[Trial] | None = None) -> None:
+        self._base = base_trial
+        self._steps: dict[int, dict[str, list[int]]] = {id(one): {} for one in (base_trial, *(other_trials or ()))}
+        self._trials = {id(one): one for one in (base_trial, *(other_trials or ()))}
+
+    def add(
+        self, name: str, steps: Iterable[int], trial: Trial | None = None, should_match_regex: bool = False
+    ) -> None:
+        """Ask for a tensor, or all whose names match, at some steps. Raises: TensorUnavailable."""
+        trial = trial or self._base
+        for one in trial.tensor_names(regex=name) if should_match_regex else [trial.tensor(name).name]:
+            self._steps[id(trial)].setdefault(one, []).extend(steps)
+
+    def get_names(self, trial: Trial | None = None) -> list[str]:
+        """Return names that were asked for."""
+        return list(self._steps[id(trial or self._base)])
+
+    def get_tensor_steps(self, name: str, trial: Trial | None = None) -> list[int]:
+        """Return the steps that a tensor was asked for at."""
+        return self._steps[id(trial or self._base)][name]
+
+    def get(self, trial: Trial | None = None) -> list[Any]:
+        """Return the tensors that were asked for."""
+        trial = trial or self._base
+        return [trial.tensor(name) for name in self._steps[id(trial)]]
+
+    def clear(self) -> None:
+        """Forget what was asked for."""
+        for steps in self._steps.values():
+            steps.clear()
+
+    def fetch(self) -> None:
+        """Read everything. Raises: TensorUnavailableForStep and its like."""
+        for key, names in self._steps.items():
+            for name, steps in names.items():
+                for step in steps:
+                    self._trials[key].tensor(name).value(step)
+
+
+class Rule(ABC):
+    """Base of rules.
+
+    Args:
+        action_str: taken for smdebug's sake; actions are carried out by the service, not here.
+        other_trials: that it looks at besides.
+    """
+
+    def __init__(self, base_trial: Trial, action_str: str = "", other_trials: Iterable[Trial] | None = None) -> None:
+        self.base_trial = base_trial
+        self.action_str = action_str
+        self.other_trials = list(other_trials) if other_trials is not None else None
+        self.trials = [base_trial, *(self.other_trials or ())]
+        self.req_tensors = RequiredTensors(base_trial, self.other_trials)
+        self.logger = _log
+        self.rule_name = type(self).__name__
+        self.report: dict[str, Any] = {
+            "RuleTriggered": 0,
+            "Violations": 0,
+            "Details": {},
+            "Datapoints": 0,
+            "RuleParameters": "",
+        }
+
+    def set_required_tensors(self, step: int) -> None:  # noqa: B027 - most rules have none
+        """Ask for tensors through `req_tensors`, which are there when `invoke_at_step` is called. May be left out."""
+
+    @abstractmethod
+    def invoke_at_step(self, step: int) -> Any:
+        """Return what is found at a global step: a Finding or True, or None or False for nothing."""
+
+    def invoke(self, step: int) -> None:
+        """Wait for a global step and look at it.
+
+        Raises: RuleEvaluationConditionMet if something is found; what `Trial.wait_for_steps` raises.
+        """
+        self.base_trial.wait_for_steps([step])
+        for other in self.other_trials or ():
+            other.refresh()
+        with no_refresh(self.trials):
+            self.req_tensors.clear()
+            self.set_required_tensors(step)
+            self.req_tensors.fetch()
+            found = self.invoke_at_step(step)
+        self.report["Datapoints"] += 1
+        if found:
+            self.report["RuleTriggered"] += 1
+            self.report["Violations"] += 1
+            raise RuleEvaluationConditionMet(self.rule_name, step, finding=found)
+
+
+def invoke_rule(
+    rule_obj: Rule, start_step: int | None = 0, end_step: int | None = None, raise_eval_cond: bool = False
+) -> None:
+    """Look at one step after the other, as they come.
+
+    Args:
+        end_step: the first step not to look at; None for all that come.
+        raise_eval_cond: stop at the first finding and raise it; otherwise findings are logged.
+
+    Raises: NoMoreData at the end of the training, RuleEvaluationConditionMet.
+    """
+    step = start_step or 0
+    while end_step is None or step < end_step:
+        try:
+            rule_obj.invoke(step)
+        except (TensorUnavailableForStep, StepUnavailable, TensorUnavailable) as error:
+            _log.debug("%s", error)
+        except RuleEvaluationConditionMet as met:
+            if raise_eval_cond:
+                raise
+            _log.info("%s", met)
+            if met.end_of_rule:
+                return
+        step += 1

@@ -1,0 +1,83 @@
+"""Built-in rules by the names that requests have in `rule_to_invoke`. Formulas and defaults stand in their docstrings.
+
+Where: docs/debugger.md lists them. Parameters and defaults are those of AWS's "List of Debugger built-in rules".
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+
+from clary.train.debugger.errors import ConfigurationError, UnsupportedError
+from clary.train.debugger.rule import Rule
+from clary.train.debugger.rules.activations import DeadRelu, SaturatedActivation
+from clary.train.debugger.rules.base import BuiltInRule
+from clary.train.debugger.rules.classes import ClassImbalance, Confusion
+from clary.train.debugger.rules.decreasing import LossNotDecreasing
+from clary.train.debugger.rules.exploding import ExplodingTensor
+from clary.train.debugger.rules.gradients import VanishingGradient
+from clary.train.debugger.rules.overfitting import Overfit, Overtraining
+from clary.train.debugger.rules.runs import SimilarAcrossRuns
+from clary.train.debugger.rules.stalled import StalledTrainingRule
+from clary.train.debugger.rules.values import AllZero, TensorVariance, UnchangedTensor
+from clary.train.debugger.rules.weights import PoorWeightInitialization, WeightUpdateRatio
+from clary.train.debugger.trial import Trial
+
+RULES: Mapping[str, type[BuiltInRule]] = {
+    rule.__name__: rule
+    for rule in (
+        AllZero,
+        ClassImbalance,
+        Confusion,
+        DeadRelu,
+        ExplodingTensor,
+        LossNotDecreasing,
+        Overfit,
+        Overtraining,
+        PoorWeightInitialization,
+        SaturatedActivation,
+        SimilarAcrossRuns,
+        StalledTrainingRule,
+        TensorVariance,
+        UnchangedTensor,
+        VanishingGradient,
+        WeightUpdateRatio,
+    )
+}
+UNSUPPORTED = (
+    "CheckInputImages",
+    "CreateXgboostReport",
+    "FeatureImportanceOverweight",
+    "NLPSequenceRatio",
+    "TreeDepth",
+)
+_NOT_PARAMETERS = {"rule_to_invoke", "source_s3_uri"}  # of a request, which says them in the same place
+
+__all__ = ["RULES", "UNSUPPORTED", "make_rule", "parameters_of", *RULES]
+
+
+def parameters_of(rule: type[Rule]) -> dict[str, inspect.Parameter]:
+    """Return a rule's parameters by name, with their defaults; without the trial."""
+    given = inspect.signature(rule).parameters.values()
+    return {one.name: one for one in given if one.name != "base_trial" and one.kind is not one.KEYWORD_ONLY}
+
+
+def make_rule(name: str, base_trial: Trial, parameters: Mapping[str, str] | None = None) -> BuiltInRule:
+    """Return a built-in rule.
+
+    Args:
+        parameters: as a request's RuleParameters has them, all text.
+
+    Raises: UnsupportedError for a name that there is not, ConfigurationError for a parameter that it does not have,
+        InsufficientInformationForRuleInvocation for one that it lacks.
+    """
+    if name not in RULES:
+        hint = "is not supported" if name in UNSUPPORTED else "does not exist"
+        raise UnsupportedError(f"the built-in rule {name!r} {hint}; there are {', '.join(RULES)}")
+    known = parameters_of(RULES[name])
+    given = {key: value for key, value in (parameters or {}).items() if key not in _NOT_PARAMETERS}
+    for key in given:
+        if key not in known:
+            raise ConfigurationError(f"rule {name} has no parameter {key!r}; it has {', '.join(known)}")
+    rule: Callable[..., BuiltInRule] = RULES[name]
+    return rule(base_trial, **given)

@@ -1,0 +1,111 @@
+"""Activations that do nothing any more."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from clary.train.debugger.rule import Finding
+from clary.train.debugger.rules.base import BuiltInRule, Names, as_list, as_number
+from clary.train.debugger.trial import Trial
+
+
+class DeadRelu(BuiltInRule):
+    """Most of a layer's ReLUs never let anything through.
+
+    Formula: 100 * mean(dead) > threshold_layer, where a ReLU is dead if 100 * mean(y > 0) < threshold_inactivity for
+        its outputs y over the batch, the first dimension
+    Args:
+        tensor_regex: outputs of ReLUs.
+        threshold_inactivity: the least activity of a ReLU that is not dead, in percent of the batch.
+        threshold_layer: the largest share of dead ones in a layer that is no finding, in percent.
+    """
+
+    def __init__(
+        self,
+        base_trial: Trial,
+        tensor_regex: Names = ".*relu_output",
+        threshold_inactivity: Any = 1.0,
+        threshold_layer: Any = 50.0,
+    ) -> None:
+        super().__init__(base_trial)
+        self.tensor_regex = as_list(tensor_regex)
+        self.threshold_inactivity = as_number("threshold_inactivity", threshold_inactivity, least=0)
+        self.threshold_layer = as_number("threshold_layer", threshold_layer, least=0)
+
+    def invoke_at_step(self, step: int) -> Finding | None:
+        """Return what is found at a global step."""
+        for name in self.base_trial.tensor_names(step=step, regex=self.tensor_regex):
+            share = inactive_percent(self.base_trial.tensor(name).value(step) > 0, self.threshold_inactivity)
+            if share > self.threshold_layer:
+                return self.finding(
+                    step, f"{share:.3g} % of {name} are dead, the limit is {self.threshold_layer:g} %", name
+                )
+        return None
+
+
+class SaturatedActivation(BuiltInRule):
+    """Most of a layer's tanh or sigmoid functions are where they hardly have a slope.
+
+    Formula: 100 * mean(saturated) > threshold_layer, where a function is saturated if 100 * mean(min < x < max) <
+        threshold_inactivity for its inputs x over the batch, the first dimension
+    Args:
+        collection_names: tensors to look at besides those that match.
+        tensor_regex: inputs of functions; which of the two a tensor is for is read from its name.
+        threshold_tanh_min: the smallest input with a slope, of tanh.
+        threshold_tanh_max: the largest.
+        threshold_sigmoid_min: the smallest input with a slope, of sigmoid.
+        threshold_sigmoid_max: the largest.
+        threshold_inactivity: the least share of the batch with a slope that is no saturation, in percent.
+        threshold_layer: the largest share of saturated ones in a layer that is no finding, in percent.
+    """
+
+    def __init__(
+        self,
+        base_trial: Trial,
+        collection_names: Names = None,
+        tensor_regex: Names = ".*tanh_input|.*sigmoid_input",
+        threshold_tanh_min: Any = -9.4999,
+        threshold_tanh_max: Any = 9.4999,
+        threshold_sigmoid_min: Any = -23,
+        threshold_sigmoid_max: Any = 16.99999,
+        threshold_inactivity: Any = 1.0,
+        threshold_layer: Any = 50.0,
+    ) -> None:
+        super().__init__(base_trial)
+        self.collection_names, self.tensor_regex = as_list(collection_names), as_list(tensor_regex)
+        self.slopes = {
+            "tanh": (
+                as_number("threshold_tanh_min", threshold_tanh_min),
+                as_number("threshold_tanh_max", threshold_tanh_max),
+            ),
+            "sigmoid": (
+                as_number("threshold_sigmoid_min", threshold_sigmoid_min),
+                as_number("threshold_sigmoid_max", threshold_sigmoid_max),
+            ),
+        }
+        self.threshold_inactivity = as_number("threshold_inactivity", threshold_inactivity, least=0)
+        self.threshold_layer = as_number("threshold_layer", threshold_layer, least=0)
+
+    def invoke_at_step(self, step: int) -> Finding | None:
+        """Return what is found at a global step."""
+        for name in self.chosen(step, self.collection_names, self.tensor_regex):
+            kind = re.search("tanh|sigmoid", f"{name} {self.base_trial.alias(name)}".lower())
+            if kind is None:
+                continue
+            low, high = self.slopes[kind[0]]
+            value = self.base_trial.tensor(name).value(step)
+            share = inactive_percent((value > low) & (value < high), self.threshold_inactivity)
+            if share > self.threshold_layer:
+                return self.finding(
+                    step, f"{share:.3g} % of {name} are saturated, the limit is {self.threshold_layer:g} %", name
+                )
+        return None
+
+
+def inactive_percent(active: Any, least_percent: float) -> float:
+    """Return the share of units, in percent, that are active in less than so many percent of a batch."""
+    if not active.size:
+        return 0.0
+    per_unit = active.mean(axis=0) if active.ndim else active
+    return float(100 * (100 * per_unit < least_percent).mean())

@@ -1,0 +1,90 @@
+"""Losses that do not go down."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from clary.train.debugger.errors import ConfigurationError
+from clary.train.debugger.modes import ModeKeys
+from clary.train.debugger.rule import Finding
+from clary.train.debugger.rules.base import BuiltInRule, Names, as_list, as_number, as_whole, as_yes
+from clary.train.debugger.trial import Trial
+
+
+class LossNotDecreasing(BuiltInRule):
+    """A loss does not go down any more.
+
+    Formula: d < diff_percent, where d = 100 * (before - now) / |before|, now is the mean of the losses saved since the
+        last look and before of those before it; looks are num_steps or more apart. A rise of up to
+        increase_threshold_percent is no finding if the smallest loss since the last look is the smallest of both
+    Args:
+        collection_names: losses to look at, besides the collection losses.
+        tensor_regex: the same by expressions.
+        use_losses_collection: look at the collection losses.
+        num_steps: steps between two looks.
+        diff_percent: the least decrease that is no finding, in percent.
+        increase_threshold_percent: the largest rise between two looks that noise excuses, in percent.
+        mode: TRAIN or EVAL to look at steps of that phase only; GLOBAL looks at all, each compared within its phase.
+    """
+
+    def __init__(
+        self,
+        base_trial: Trial,
+        collection_names: Names = None,
+        tensor_regex: Names = None,
+        use_losses_collection: Any = True,
+        num_steps: Any = 10,
+        diff_percent: Any = 0.1,
+        increase_threshold_percent: Any = 5,
+        mode: str = "GLOBAL",
+    ) -> None:
+        super().__init__(base_trial)
+        uses_losses = as_yes("use_losses_collection", use_losses_collection)
+        self.collection_names = [*as_list(collection_names), *(["losses"] if uses_losses else [])]
+        self.tensor_regex = as_list(tensor_regex)
+        if not self.collection_names and not self.tensor_regex:
+            raise ConfigurationError("LossNotDecreasing: name collection_names or tensor_regex, or use the losses")
+        self.num_steps = as_whole("num_steps", num_steps, least=1)
+        self.diff_percent = as_number("diff_percent", diff_percent)
+        self.increase_threshold_percent = as_number("increase_threshold_percent", increase_threshold_percent, least=0)
+        if str(mode).upper() not in ModeKeys.__members__:
+            raise ConfigurationError(f"mode is {mode!r}; expected TRAIN, EVAL, PREDICT or GLOBAL")
+        self.mode = ModeKeys[str(mode).upper()]
+
+    def invoke_at_step(self, step: int) -> Finding | None:
+        """Return what is found at a global step."""
+        mode = self.base_trial.mode(step)
+        if self.mode not in (ModeKeys.GLOBAL, mode):
+            return None
+        for name in self.chosen(step, self.collection_names, self.tensor_regex):
+            steps = self.loss_steps(name, mode, step)
+            now, before = _windows(steps, self.num_steps)
+            if now and (found := self._compare(name, now, before)):
+                return self.finding(step, found, name)
+        return None
+
+    def _compare(self, name: str, now: list[int], before: list[int]) -> str:
+        losses = [self.number(name, one) for one in now]
+        earlier = [self.number(name, one) for one in before]
+        mean, mean_before = sum(losses) / len(losses), sum(earlier) / len(earlier)
+        decrease = 100 * (mean_before - mean) / max(abs(mean_before), math.ulp(0.0))
+        is_noise = -self.increase_threshold_percent <= decrease < 0 and min(losses) < min(earlier)
+        if decrease >= self.diff_percent or is_noise:
+            return ""
+        return (
+            f"{name} was {mean_before:.6g} in steps {before[0]} to {before[-1]} and is {mean:.6g} in steps {now[0]} to "
+            f"{now[-1]}: {decrease:.3g} % less, expected {self.diff_percent:g} %"
+        )
+
+
+def _windows(steps: list[int], apart: int) -> tuple[list[int], list[int]]:
+    """Return the steps since the last look and those before it; none if the last step is no look."""
+    looks: list[int] = []
+    for step in steps:
+        if not looks or step - looks[-1] >= apart:
+            looks.append(step)
+    if len(looks) < 2 or looks[-1] != steps[-1]:
+        return [], []
+    oldest = looks[-3] if len(looks) > 2 else -1
+    return [one for one in steps if one > looks[-2]], [one for one in steps if oldest < one <= looks[-2]]

@@ -1,0 +1,53 @@
+"""Values that are no numbers any more."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from clary.train.debugger.errors import TensorUnavailableForStep
+from clary.train.debugger.rule import Finding
+from clary.train.debugger.rules.base import BuiltInRule, Names, as_yes
+from clary.train.debugger.trial import Trial
+
+
+class ExplodingTensor(BuiltInRule):
+    """A tensor has values that are NaN or infinite.
+
+    Formula: any(isnan(x)) or any(isinf(x)), for some chosen tensor x; of tensors with reductions only, for one of them
+    Args:
+        collection_names: tensors to look at; with tensor_regex, those of either; all if neither is given.
+        tensor_regex: the same by expressions.
+        only_nan: infinite values are no finding.
+    """
+
+    def __init__(
+        self, base_trial: Trial, collection_names: Names = None, tensor_regex: Names = None, only_nan: Any = False
+    ) -> None:
+        super().__init__(base_trial)
+        self.collection_names, self.tensor_regex = collection_names, tensor_regex
+        self.only_nan = as_yes("only_nan", only_nan)
+
+    def invoke_at_step(self, step: int) -> Finding | None:
+        """Return what is found at a global step."""
+        for name in self.chosen(step, self.collection_names, self.tensor_regex):
+            if found := self._found(name, step):
+                return self.finding(step, f"{name} has values that are {found}", name)
+        return None
+
+    def _found(self, name: str, step: int) -> str:
+        import numpy as np
+
+        tensor = self.base_trial.tensor(name)
+        try:
+            value = tensor.value(step)
+        except TensorUnavailableForStep:
+            numbers = [float(one) for one in tensor.reduction_values(step).values()]
+            has_nan, has_infinite = any(map(math.isnan, numbers)), any(map(math.isinf, numbers))
+        else:
+            if value.dtype.kind not in "fc":
+                return ""
+            has_nan, has_infinite = bool(np.isnan(value).any()), bool(np.isinf(value).any())
+        if has_nan:
+            return "NaN"
+        return "infinite" if has_infinite and not self.only_nan else ""

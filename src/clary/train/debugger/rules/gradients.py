@@ -1,0 +1,32 @@
+"""Gradients too small to learn from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clary.train.debugger.rule import Finding
+from clary.train.debugger.rules.base import BuiltInRule, as_number
+from clary.train.debugger.trial import Trial
+
+
+class VanishingGradient(BuiltInRule):
+    """Gradients have become too small to learn from.
+
+    Formula: mean(|g|) < threshold, for some tensor g of the collection gradients
+    Args:
+        threshold: the least mean that is no finding.
+    """
+
+    def __init__(self, base_trial: Trial, threshold: Any = 0.0000001) -> None:
+        super().__init__(base_trial)
+        self.threshold = as_number("threshold", threshold, least=0)
+
+    def invoke_at_step(self, step: int) -> Finding | None:
+        """Return what is found at a global step."""
+        for name in self.chosen(step, "gradients"):
+            mean = self.base_trial.tensor(name).reduction_value(step, "mean", abs=True)
+            if mean < self.threshold:
+                return self.finding(
+                    step, f"mean of |{name}| is {mean:.3g}, below {self.threshold:g}", name, mean=float(mean)
+                )
+        return None

@@ -1,0 +1,56 @@
+"""Two trainings that should have been the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from clary.train.debugger.errors import InsufficientInformationForRuleInvocation
+from clary.train.debugger.rule import Finding
+from clary.train.debugger.rules.base import BuiltInRule, Names
+from clary.train.debugger.trial import Trial, create_trial
+
+
+class SimilarAcrossRuns(BuiltInRule):
+    """A tensor differs from another training's.
+
+    Formula: not |x - y| <= 1e-8 + 1e-5 * |y| for all values, for some chosen tensor x that the other training has as y
+        at the same step
+    Args:
+        other_trials: the other training, or where it lies.
+        collection_names: tensors to look at; with tensor_regex, those of either; all if neither is given.
+        tensor_regex: the same by expressions.
+    """
+
+    def __init__(
+        self,
+        base_trial: Trial,
+        other_trials: Trial | str | Iterable[Trial | str] | None = None,
+        collection_names: Names = None,
+        tensor_regex: Names = None,
+    ) -> None:
+        given = [other_trials] if isinstance(other_trials, Trial | str) else list(other_trials or ())
+        if len(given) != 1:
+            raise InsufficientInformationForRuleInvocation(
+                "SimilarAcrossRuns", f"other_trials names {len(given)} trainings, expected one"
+            )
+        trials = [create_trial(one) if isinstance(one, str) else one for one in given]
+        super().__init__(base_trial, other_trials=trials)
+        self.collection_names, self.tensor_regex = collection_names, tensor_regex
+
+    def invoke_at_step(self, step: int) -> Finding | None:
+        """Return what is found at a global step."""
+        import numpy as np
+
+        assert self.other_trials is not None
+        other = self.other_trials[0]
+        there = set(other.tensor_names(step=step))
+        for name in self.chosen(step, self.collection_names, self.tensor_regex):
+            if name not in there:
+                continue
+            ours, theirs = self.base_trial.tensor(name).value(step), other.tensor(name).value(step)
+            if ours.shape != theirs.shape:
+                return self.finding(step, f"{name} has the shape {ours.shape}, in {other.name} {theirs.shape}", name)
+            if not np.allclose(ours, theirs, equal_nan=True):
+                largest = float(np.abs(ours.astype("f8") - theirs.astype("f8")).max())
+                return self.finding(step, f"{name} differs from {other.name} by up to {largest:.3g}", name)
+        return None

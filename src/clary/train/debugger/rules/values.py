@@ -1,0 +1,123 @@
+"""Tensors whose values should not be what they are: all zero, out of range, always the same."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from clary.train.debugger.errors import InsufficientInformationForRuleInvocation
+from clary.train.debugger.rule import Finding
+from clary.train.debugger.rules.base import BuiltInRule, Names, as_number, as_whole, as_yes
+from clary.train.debugger.trial import Trial
+
+
+class AllZero(BuiltInRule):
+    """All or most values of a tensor are 0.
+
+    Formula: 100 * mean(x == 0) >= threshold, for some chosen tensor x
+    Args:
+        collection_names: tensors to look at; with tensor_regex, those of either; all if neither is given.
+        tensor_regex: the same by expressions.
+        threshold: the share of zeros that is a finding, in percent.
+    """
+
+    def __init__(
+        self, base_trial: Trial, collection_names: Names = None, tensor_regex: Names = None, threshold: Any = 100
+    ) -> None:
+        super().__init__(base_trial)
+        self.collection_names, self.tensor_regex = collection_names, tensor_regex
+        self.threshold = as_number("threshold", threshold, least=0)
+
+    def invoke_at_step(self, step: int) -> Finding | None:
+        """Return what is found at a global step."""
+        for name in self.chosen(step, self.collection_names, self.tensor_regex):
+            value = self.base_trial.tensor(name).value(step)
+            if value.size and (share := 100 * float((value == 0).mean())) >= self.threshold:
+                return self.finding(step, f"{share:.3g} % of {name} are 0, the limit is {self.threshold:g} %", name)
+        return None
+
+
+class TensorVariance(BuiltInRule):
+    """The values of a tensor are spread too much or too little.
+
+    Formula: var(x) > max_threshold or var(x) < min_threshold, for some chosen tensor x
+    Args:
+        collection_names: tensors to look at; with tensor_regex, those of either; all if neither is given.
+        tensor_regex: the same by expressions.
+        max_threshold: the largest variance that is no finding; one of the two must be given.
+        min_threshold: the least variance that is no finding.
+    """
+
+    def __init__(
+        self,
+        base_trial: Trial,
+        collection_names: Names = None,
+        tensor_regex: Names = None,
+        max_threshold: Any = None,
+        min_threshold: Any = None,
+    ) -> None:
+        super().__init__(base_trial)
+        self.collection_names, self.tensor_regex = collection_names, tensor_regex
+        if max_threshold is None and min_threshold is None:
+            raise InsufficientInformationForRuleInvocation("TensorVariance", "give max_threshold or min_threshold")
+        self.most = float("inf") if max_threshold is None else as_number("max_threshold", max_threshold)
+        self.least = float("-inf") if min_threshold is None else as_number("min_threshold", min_threshold)
+
+    def invoke_at_step(self, step: int) -> Finding | None:
+        """Return what is found at a global step."""
+        for name in self.chosen(step, self.collection_names, self.tensor_regex):
+            variance = float(self.base_trial.tensor(name).reduction_value(step, "variance"))
+            if variance > self.most or variance < self.least:
+                return self.finding(
+                    step, f"{name} has a variance of {variance:.3g}; expected {self.least:g} to {self.most:g}", name
+                )
+        return None
+
+
+class UnchangedTensor(BuiltInRule):
+    """A tensor does not change from step to step.
+
+    Formula: |x - y| <= atol + rtol * |y| for all values, of the last num_steps steps of training that have the
+        tensor each against the one before, for some chosen tensor
+    Args:
+        collection_names: tensors to look at; with tensor_regex, those of either; all if neither is given.
+        tensor_regex: the same by expressions.
+        num_steps: how many saved steps are compared, the current one among them.
+        rtol: what counts as the same, relative to a value.
+        atol: what counts as the same beside 0.
+        equal_nan: NaN is the same as NaN.
+    """
+
+    def __init__(
+        self,
+        base_trial: Trial,
+        collection_names: Names = None,
+        tensor_regex: Names = None,
+        num_steps: Any = 3,
+        rtol: Any = 1e-05,
+        atol: Any = 1e-08,
+        equal_nan: Any = False,
+    ) -> None:
+        super().__init__(base_trial)
+        self.collection_names, self.tensor_regex = collection_names, tensor_regex
+        self.num_steps = as_whole("num_steps", num_steps, least=2)
+        self.rtol, self.atol = as_number("rtol", rtol, least=0), as_number("atol", atol, least=0)
+        self.equal_nan = as_yes("equal_nan", equal_nan)
+
+    def invoke_at_step(self, step: int) -> Finding | None:
+        """Return what is found at a global step."""
+        import numpy as np
+
+        for name in self.chosen(step, self.collection_names, self.tensor_regex):
+            tensor = self.base_trial.tensor(name)
+            steps = self.training_steps(name, step)[: -self.num_steps - 1 : -1]
+            if len(steps) < self.num_steps or steps[0] != step:
+                continue
+            values = [tensor.value(one) for one in steps]
+            if all(
+                newer.shape == older.shape
+                and np.allclose(newer, older, rtol=self.rtol, atol=self.atol, equal_nan=self.equal_nan)
+                for newer, older in itertools.pairwise(values)
+            ):
+                return self.finding(step, f"{name} has not changed in {len(steps)} saved steps since {steps[-1]}", name)
+        return None

@@ -1,0 +1,116 @@
+"""py-spy's output is read as it is; what is broken, hostile or missing becomes a sentence."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+
+from clary.agent.autopsy import stacks
+from clary.contract.stack_dumps import MAX_FRAMES, MAX_THREADS, Frame
+
+
+def thread(*frames, name="MainThread", number=7):
+    return {"thread_name": name, "os_thread_id": number, "frames": [frame(*item) for item in frames]}
+
+
+def frame(name, file, line=1):
+    return {"name": name, "filename": f"/usr/lib/{file}", "short_filename": file, "line": line}
+
+
+def parsed(*threads, pid=7):
+    return stacks.parse_stacks(json.dumps(threads).encode(), pid=pid)
+
+
+def test_calls_come_from_the_innermost_outwards_with_file_and_line():
+    (found,) = parsed(thread(("inner", "train.py", 3), ("<module>", "train.py", 9)))
+    assert found.is_main
+    assert found.frames == (
+        Frame(function="inner", file="train.py", line=3),
+        Frame(function="<module>", file="train.py", line=9),
+    )
+
+
+def test_what_starts_a_rank_and_the_interpreter_itself_are_left_out():
+    (found,) = parsed(
+        thread(
+            ("clock_nanosleep", "libc.so.6", 0),
+            ("time_sleep", "libpython3.11.so.1.0", 0),
+            ("<module>", "train.py"),
+            ("_run_code", "<frozen runpy>"),
+            ("main", "clary_rank.py"),
+        )
+    )
+    assert [item.function for item in found.frames] == ["clock_nanosleep", "<module>"]
+
+
+def test_threads_and_calls_are_bounded():
+    many = [thread(*[("f", "a.py")] * (MAX_FRAMES + 5), name=f"t{number}") for number in range(MAX_THREADS + 5)]
+    found = parsed(*many)
+    assert len(found) == MAX_THREADS
+    assert {len(item.frames) for item in found} == {MAX_FRAMES}
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b"[1]", b'[{"frames": [{}]}]', b'[{"frames": null}]', b"\xff"])
+def test_anything_else_is_refused(text):
+    with pytest.raises(ValueError, match="."):
+        stacks.parse_stacks(text, pid=1)
+
+
+def test_the_innermost_cause_of_a_failure_is_said():
+    words = "Error: Failed to get stack traces\n\nCaused by:\n    0: outer\n    1: inner\n\nStack backtrace:\n   0: x\n"
+    assert stacks.why_not(words) == "py-spy: 1: inner"
+    assert stacks.why_not("") == "py-spy failed without a word"
+
+
+def fake_py_spy(tmp_path, body):
+    path = tmp_path / "fake-py-spy"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_a_process_that_cannot_be_unwound_is_read_without_native_code(tmp_path):
+    program = fake_py_spy(tmp_path, """case "$*" in *--native*) exit 1;; *) echo '[]';; esac""")
+    assert stacks.read_stacks(1, state="S", program=program) == ((), "")
+
+
+def test_a_stopped_process_is_never_paused(tmp_path):
+    program = fake_py_spy(tmp_path, """case "$*" in *--nonblocking*) echo '[]';; *) sleep 60;; esac""")
+    assert stacks.read_stacks(1, state="T", program=program) == ((), "")
+
+
+def test_a_py_spy_that_does_not_come_back_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(stacks, "LIMIT_S", 0.2)
+    found, why = stacks.read_stacks(1, state="S", program=fake_py_spy(tmp_path, "exec sleep 60"))
+    assert found == ()
+    assert "did not come back within 0.2 s" in why
+
+
+def test_a_missing_py_spy_is_said():
+    assert "pip install py-spy" in stacks.read_stacks(1, state="S", program=None)[1]
+
+
+def test_stacks_of_a_real_process_name_its_functions():
+    program = stacks.find_py_spy()
+    assert program is not None, "py-spy comes with clary[server]"
+    script = "import time\ndef waits_here():\n    print('up', flush=True)\n    time.sleep(600)\nwaits_here()\n"
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "up\n"
+        end_s = time.monotonic() + 20
+        while True:
+            found, why = stacks.read_stacks(process.pid, state="S", program=program)
+            functions = [item.function for item in found[0].frames] if found else []
+            if "waits_here" in functions or time.monotonic() > end_s:
+                break
+        if "Permission denied" in why and os.geteuid() != 0:
+            pytest.skip(f"this user may not look at other processes: {why}")
+        assert "waits_here" in functions, why
+        assert "<module>" in functions
+    finally:
+        process.kill()
+        process.communicate()

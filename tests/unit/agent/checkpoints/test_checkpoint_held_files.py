@@ -1,0 +1,82 @@
+"""Files that are kept open while their names change: which of them were at rest until another one took their place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clary.agent.checkpoints.folder import CheckpointFolder
+from clary.agent.checkpoints.held_files import HeldFiles
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[HeldFiles]:
+    (tmp_path / "a").write_text("one")
+    files = HeldFiles(CheckpointFolder(tmp_path))
+    files.hold(["a"])
+    yield files
+    files.release()
+
+
+def put(tmp_path: Path, text: str) -> None:
+    (tmp_path / "new").write_text(text)
+    (tmp_path / "new").replace(tmp_path / "a")
+
+
+def test_a_file_whose_place_another_one_took_was_at_rest(held: HeldFiles, tmp_path: Path) -> None:
+    assert held.replaced() == {}, "its name still shows it"
+    put(tmp_path, "two")
+    put(tmp_path, "three")
+    assert [facts.size_bytes for facts in held.replaced().values()] == [3]
+    assert os.pread(held.descriptors()["a"], 100, 0) == b"one"
+
+
+def test_a_file_that_was_written_to_before_its_place_was_taken_was_not(held: HeldFiles, tmp_path: Path) -> None:
+    with (tmp_path / "a").open("a") as file:
+        file.write(" and more")
+    put(tmp_path, "two")
+    assert held.replaced() == {}
+
+
+def test_a_file_that_was_written_to_without_growing_was_not(held: HeldFiles, tmp_path: Path) -> None:
+    with (tmp_path / "a").open("r+b", buffering=0) as file:
+        os.utime(tmp_path / "a", ns=(1, 1))
+        file.write(b"ONE")
+    put(tmp_path, "two")
+    assert held.replaced() == {}
+
+
+@pytest.mark.parametrize("keep", ["move", "link"])
+def test_a_file_that_has_another_name_is_not_told(held: HeldFiles, tmp_path: Path, keep: str) -> None:
+    if keep == "move":
+        (tmp_path / "a").rename(tmp_path / "b")
+    else:
+        os.link(tmp_path / "a", tmp_path / "b")
+    put(tmp_path, "two")
+    assert held.replaced() == {}
+    put(tmp_path, "three")
+    (tmp_path / "b").unlink()
+    assert list(held.replaced()) == ["a"], "now it can not come back"
+
+
+def test_only_files_are_kept_open_and_no_more_than_the_agent_can_bear(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    (tmp_path / "folder").mkdir()
+    names = [f"f{number}" for number in range(200)]
+    for name in names:
+        (tmp_path / name).write_text(name)
+    before = len(os.listdir("/proc/self/fd"))
+    files = HeldFiles(CheckpointFolder(tmp_path))
+    try:
+        files.hold(["pipe", "link", "folder", "none", *names])
+        assert set(files.descriptors()) < set(names)
+        assert len(os.listdir("/proc/self/fd")) - before == len(files.descriptors()) <= 64
+        files.hold(["f199"])
+        assert list(files.descriptors()) == ["f199"]
+    finally:
+        files.release()
+    assert len(os.listdir("/proc/self/fd")) == before

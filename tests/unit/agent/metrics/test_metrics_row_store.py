@@ -1,0 +1,122 @@
+"""Rows wait for the service in order, numbered, and the oldest are given up when there are too many."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clary.agent.metrics import row_store
+from clary.agent.metrics.row_store import RowStore
+from clary.contract.metric_samples import MAX_COLUMNS, MAX_ROWS, SERIES_NAME
+
+
+def filled(num_rows: int, **bounds: float) -> RowStore:
+    store = RowStore(**bounds)
+    for number in range(num_rows):
+        store.append(1000 + number, {"host/cpu_percent": float(number)})
+    return store
+
+
+def test_rows_come_out_by_column_with_the_number_of_the_first():
+    store = filled(3)
+    store.let_go(1)
+    batch = store.batch()
+    assert batch.first_row == 1
+    assert batch.at_ms == (1001, 1002)
+    assert batch.names == ("host/cpu_percent",)
+    assert batch.columns == ((1.0, 2.0),)
+    assert batch.num_dropped == 0
+
+
+def test_there_is_no_batch_without_rows():
+    assert RowStore().batch() is None
+
+
+def test_a_series_that_comes_later_has_nothing_before():
+    store = RowStore()
+    store.append(1, {"host/cpu_percent": 1.0})
+    store.append(2, {"host/cpu_percent": 2.0, "rank-0/cpu_percent": 3.0})
+    store.append(3, {"rank-0/cpu_percent": 4.0})
+    batch = store.batch()
+    assert dict(zip(batch.names, batch.columns, strict=True)) == {
+        "host/cpu_percent": (1.0, 2.0, None),
+        "rank-0/cpu_percent": (None, 3.0, 4.0),
+    }
+
+
+def test_what_is_no_number_and_what_is_no_name_stays_here():
+    store = RowStore()
+    store.append(1, {"host/cpu_percent": math.nan, "host/memory_bytes": math.inf, "Host/CPU": 1.0})
+    batch = store.batch()
+    assert batch.names == ("host/cpu_percent", "host/memory_bytes")
+    assert batch.columns == ((None,), (None,))
+
+
+def test_one_batch_holds_no_more_than_the_service_takes():
+    store = filled(MAX_ROWS + 5)
+    assert len(store.batch().at_ms) == MAX_ROWS
+    wide = RowStore()
+    wide.append(1, {f"rank-{n}/cpu_percent": 1.0 for n in range(MAX_COLUMNS + 9)})
+    assert len(wide.batch().names) == MAX_COLUMNS
+    heavy = RowStore()
+    for number in range(1000):
+        heavy.append(number, {f"rank-{n}/cpu_percent": 1.0 for n in range(200)})
+    assert len(heavy.batch().at_ms) == row_store.MAX_BATCH_VALUES // 200
+
+
+def test_rows_that_are_too_many_go_the_oldest_first_and_are_counted():
+    store = filled(100, max_bytes=10 * 208)
+    batch = store.batch()
+    assert (batch.first_row, len(batch.at_ms), batch.num_dropped) == (90, 10, 90)
+
+
+def test_rows_that_are_too_old_go():
+    store = filled(10, max_age_s=0.005)
+    assert store.batch().first_row == 4
+    assert store.num_dropped == 4
+
+
+def test_what_the_service_will_not_have_is_counted_as_given_up():
+    store = filled(10)
+    store.give_up(4)
+    assert (store.first_row, store.num_dropped, store.next_row) == (4, 4, 10)
+
+
+def test_a_service_that_has_more_rows_than_there_are_is_followed():
+    store = filled(3)
+    store.let_go(50)
+    assert (store.first_row, store.next_row, store.batch()) == (50, 50, None)
+    store.append(2000, {"host/cpu_percent": 1.0})
+    assert store.batch().first_row == 50
+
+
+def test_a_service_that_has_fewer_rows_than_it_said_gets_what_there_is():
+    store = filled(5)
+    store.let_go(3)
+    store.let_go(1)
+    assert store.batch().first_row == 3
+
+
+@given(st.lists(st.one_of(st.just("append"), st.tuples(st.sampled_from(["let_go", "give_up"]), st.integers(0, 60)))))
+def test_numbers_never_come_twice_and_every_row_is_kept_let_go_or_given_up(acts):
+    store, num_appended, handed_out = RowStore(max_bytes=5 * 208), 0, {}
+    for act in acts:
+        if act == "append":
+            number = store.next_row
+            store.append(num_appended, {"host/cpu_percent": float(num_appended)})
+            assert number not in handed_out
+            handed_out[number] = float(num_appended)
+            num_appended += 1
+        else:
+            getattr(store, act[0])(act[1])
+        batch = store.batch()
+        if batch is not None:
+            assert batch.first_row == store.first_row
+            assert len(batch.at_ms) <= 5
+            assert batch.first_row + len(batch.at_ms) == store.next_row
+            for place, value in enumerate(batch.columns[0]):
+                assert handed_out[batch.first_row + place] == value
+            assert all(SERIES_NAME.fullmatch(name) for name in batch.names)
+    assert store.num_dropped <= num_appended

@@ -1,0 +1,211 @@
+"""Rows on their way to a service over HTTP: one that fails, hangs, forgets, loses answers, or knows no rows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from clary.agent.metrics.row_store import RowStore
+from clary.agent.metrics.shipper import SampleShipper
+from clary.agent.service_client import AgentAddress, ServiceClient
+from clary.contract.metric_samples import SampleBatch, SampleReceipt
+from clary.testing.fake_service import FakeService
+from clary.testing.launch_plans import make_plan
+
+DEADLINE_S = 20.0
+
+
+@pytest.fixture
+def service(tmp_path: Path):
+    with FakeService(make_plan(work_folder=str(tmp_path / "jobs" / "job-1" / "1"))) as service:
+        yield service
+
+
+@pytest.fixture
+def shipped(service: FakeService):
+    """A shipper over a real connection to the fake service."""
+    address = AgentAddress(service_url=service.url, job=service.plan.job_name, attempt=1, host="algo-1")
+    client, store, unwanted = ServiceClient(address, token=service.token), RowStore(), threading.Event()
+    shipper = SampleShipper(client, store=store, on_unwanted=unwanted.set, interval_s=0.05)
+    shipper.start()
+    yield shipper, store, unwanted
+    shipper.end()
+    client.break_off()
+    assert shipper.join(DEADLINE_S)
+    client.close()
+
+
+def append(store: RowStore, count: int) -> None:
+    for _ in range(count):
+        number = store.next_row
+        store.append(1000 + number, {"host/cpu_percent": float(number)})
+
+
+def stored(service: FakeService) -> list[float | None]:
+    return [value for batch in service.batches for value in batch.columns[0]]
+
+
+def wait_until(holds) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+def test_rows_arrive_in_order_each_once(service, shipped):
+    _, store, unwanted = shipped
+    for _ in range(5):
+        append(store, 4)
+        time.sleep(0.03)
+    wait_until(lambda: service.next_row == 20)
+    assert stored(service) == [float(n) for n in range(20)]
+    wait_until(lambda: store.batch() is None)
+    assert not unwanted.is_set()
+
+
+def test_an_answer_that_is_lost_doubles_no_row(service, shipped):
+    _, store, _ = shipped
+    service.lose_answers("samples", 2)
+    append(store, 10)
+    wait_until(lambda: store.first_row == 10)
+    append(store, 1)
+    wait_until(lambda: service.next_row == 11)
+    assert stored(service) == [float(n) for n in range(11)]
+
+
+def test_rows_outlive_a_service_that_is_away(service, shipped):
+    _, store, _ = shipped
+    append(store, 3)
+    wait_until(lambda: service.next_row == 3)
+    service.kill()
+    append(store, 5)
+    time.sleep(0.3)
+    service.restart()
+    append(store, 2)
+    wait_until(lambda: service.next_row == 10)
+    assert stored(service) == [float(n) for n in range(10)]
+
+
+def test_rows_outlive_a_service_that_fails(service, shipped):
+    _, store, _ = shipped
+    service.fail("samples", status=503, count=2)
+    append(store, 5)
+    wait_until(lambda: service.next_row == 5)
+    assert stored(service) == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert store.num_dropped == 0
+
+
+def test_who_waits_for_the_last_rows_waits_no_longer_than_he_said_for_a_service_that_hangs(service, shipped):
+    shipper, store, _ = shipped
+    service.partition()
+    append(store, 5)
+    began_s = time.monotonic()
+    end_row = shipper.hurry()
+    assert not shipper.wait(end_row, 0.3)
+    assert 0.3 <= time.monotonic() - began_s < DEADLINE_S
+    service.heal()
+    assert shipper.wait(end_row, DEADLINE_S)
+
+
+def test_a_hurry_does_not_wait_for_the_next_batch_to_be_due(service):
+    address = AgentAddress(service_url=service.url, job=service.plan.job_name, attempt=1, host="algo-1")
+    client, store = ServiceClient(address, token=service.token), RowStore()
+    shipper = SampleShipper(client, store=store, on_unwanted=lambda: None, interval_s=3600.0)
+    shipper.start()
+    append(store, 3)
+    assert shipper.wait(shipper.hurry(), DEADLINE_S)
+    assert service.next_row == 3
+    shipper.end()
+    assert shipper.join(DEADLINE_S)
+    assert shipper.wait(99, DEADLINE_S), "nobody waits for a shipper that has ended"
+    client.close()
+
+
+def test_a_service_of_an_older_release_is_left_alone_after_one_try_and_one_line(service, shipped, caplog):
+    caplog.set_level("INFO")
+    shipper, store, unwanted = shipped
+    service.fail("samples", status=404, count=1)
+    append(store, 1)
+    assert unwanted.wait(DEADLINE_S)
+    append(store, 3)
+    assert shipper.join(DEADLINE_S)
+    assert service.next_row == 0
+    assert [record.message for record in caplog.records if "metrics" in record.message] == [
+        "the service takes no metrics of hosts: nothing is measured"
+    ]
+
+
+def test_an_attempt_that_is_over_ends_it(service, shipped):
+    shipper, store, unwanted = shipped
+    service.end_attempt(is_gone=True)
+    append(store, 1)
+    assert unwanted.wait(DEADLINE_S)
+    assert shipper.join(DEADLINE_S)
+
+
+def test_rows_that_are_refused_are_given_up_and_later_ones_arrive(service, shipped, caplog):
+    _, store, _ = shipped
+    service.fail("samples", status=400, count=2)
+    append(store, 4)
+    wait_until(lambda: store.first_row == 4)
+    append(store, 2)
+    wait_until(lambda: store.first_row == 6)
+    append(store, 1)
+    wait_until(lambda: service.next_row == 7)
+    assert service.batches[-1].num_dropped == 6
+    assert stored(service) == [6.0]
+    assert sum("are given up" in record.message for record in caplog.records) == 1, "said once"
+
+
+def test_a_service_that_has_lost_its_memory_gets_what_comes(service, shipped):
+    _, store, _ = shipped
+    append(store, 5)
+    wait_until(lambda: store.first_row == 5)
+    service.next_row = 0
+    service.batches.clear()
+    append(store, 2)
+    wait_until(lambda: service.next_row == 7)
+    assert stored(service) == [5.0, 6.0]
+
+
+class FakeForgetfulService:
+    """Says again and again that it wants rows which are long gone."""
+
+    def __init__(self) -> None:
+        self.sent: list[SampleBatch] = []
+
+    def send_samples(self, batch: SampleBatch) -> SampleReceipt:
+        self.sent.append(batch)
+        return SampleReceipt(next_row=0)
+
+
+def test_a_service_that_never_gets_on_is_not_asked_in_a_hurry_and_costs_no_memory():
+    service, store = FakeForgetfulService(), RowStore()
+    shipper = SampleShipper(service, store=store, on_unwanted=lambda: None, interval_s=0.01)
+    append(store, 3)
+    shipper.start()
+    wait_until(lambda: store.first_row == 3)
+    assert len(service.sent) == 3
+    assert store.num_dropped == 3
+    shipper.end()
+    assert shipper.join(DEADLINE_S)
+
+
+class FakeBrokenService:
+    """Has a defect."""
+
+    def send_samples(self, batch: SampleBatch) -> SampleReceipt:
+        raise KeyError("a defect")
+
+
+def test_a_defect_ends_the_measuring_and_nothing_else(caplog):
+    store, unwanted = RowStore(), threading.Event()
+    shipper = SampleShipper(FakeBrokenService(), store=store, on_unwanted=unwanted.set, interval_s=0.01)
+    append(store, 1)
+    shipper.start()
+    assert unwanted.wait(DEADLINE_S)
+    assert shipper.join(DEADLINE_S)
+    assert "metrics are not sent any more" in caplog.text

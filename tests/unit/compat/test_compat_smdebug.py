@@ -1,0 +1,75 @@
+"""smdebug's names, and that AWS's own takes the place of ours."""
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import clary
+from clary.train.debugger import errors
+
+COMPAT = Path(clary.__file__).parent / "compat"
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("", "CollectionKeys ReductionConfig SaveConfig SaveConfigMode modes __version__"),
+        (".exceptions", "SMDebugError StepNotYetAvailable StepUnavailable TensorUnavailable TensorUnavailableForStep"),
+        (".exceptions", "NoMoreData RuleEvaluationConditionMet MissingCollectionFiles"),
+        (".trials", "Trial create_trial"),
+        (".rules", "Rule RequiredTensors invoke_rule"),
+        (".rules.rule", "Rule"),
+        (".rules.rule_invoker", "invoke_rule"),
+        (".analysis.utils", "no_refresh refresh"),
+        (".core.modes", "ModeKeys"),
+    ],
+)
+def test_names_are_where_programs_look_for_them(module: str, names: str) -> None:
+    found = importlib.import_module(f"clary.compat.smdebug{module}")
+    assert all(hasattr(found, name) for name in names.split())
+
+
+def test_errors_are_caught_by_smdebugs_names() -> None:
+    from clary.compat.smdebug import exceptions
+
+    assert set(exceptions.__all__) - {"modes"} <= set(dir(exceptions))
+    for name in exceptions.__all__:
+        value = getattr(exceptions, name)
+        if isinstance(value, type) and issubclass(value, Exception):
+            assert issubclass(value, exceptions.SMDebugError)
+    assert issubclass(errors.ConfigurationError, ValueError)
+
+
+@pytest.mark.parametrize("name", ["tensorflow", "mxnet", "xgboost"])
+def test_other_frameworks_are_refused_by_name(name: str) -> None:
+    with pytest.raises(ImportError, match=f"smdebug.{name}: only PyTorch is supported: use smdebug.pytorch"):
+        importlib.import_module(f"clary.compat.smdebug.{name}")
+
+
+def imported_version(*places: Path) -> str:
+    program = "import smdebug; from smdebug import trials; print(smdebug.__version__, trials.__name__)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+        env={**os.environ, "PYTHONPATH": ":".join(map(str, places))},
+    )
+    return done.stdout.strip()
+
+
+def test_aws_own_takes_the_place_of_ours(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    ours.mkdir()
+    (ours / "smdebug").symlink_to(COMPAT / "smdebug")
+    (theirs / "smdebug").mkdir(parents=True)
+    (theirs / "smdebug" / "__init__.py").write_text("__version__ = 'FakeAws'\n")
+    (theirs / "smdebug" / "trials.py").touch()
+    source = COMPAT.parent.parent
+    assert imported_version(ours, source) == "1.0.34 smdebug.trials"
+    assert imported_version(ours, theirs, source) == "FakeAws smdebug.trials"

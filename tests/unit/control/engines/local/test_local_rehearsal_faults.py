@@ -1,0 +1,52 @@
+"""What an engine can strike on this machine, and which agents need mounts of their own for it."""
+
+from dataclasses import replace
+
+import pytest
+
+from clary.contract.launch_plan import Isolation
+from clary.control.engines.local import agent_processes, rehearsal_faults
+from clary.control.engines.local.rehearsal_faults import LocalFaults
+from clary.testing.launch_plans import make_hosts, make_plan
+
+
+class FakeEngine:
+    """Only says how it keeps hosts apart."""
+
+    def __init__(self, isolation):
+        self._isolation = isolation
+
+    def isolation(self):
+        return self._isolation, ()
+
+
+@pytest.mark.parametrize(
+    ("isolation", "is_admin", "refused"),
+    [
+        (Isolation.NAMESPACES, True, set()),
+        (Isolation.NAMESPACES, False, {"disk-full"}),
+        (Isolation.PROCESSES, True, {"disk-full", "partition", "slow"}),
+    ],
+)
+def test_disks_are_filled_where_root_may_mount_and_links_cut_where_there_are_any(
+    tmp_path, monkeypatch, isolation, is_admin, refused
+):
+    monkeypatch.setattr(rehearsal_faults, "is_network_admin", lambda: is_admin)
+    refusals = LocalFaults(FakeEngine(isolation), tmp_path).refusals()
+    assert set(refusals) == refused
+    assert all(refusals.values())
+
+
+def test_disks_may_take_half_of_the_memory_that_is_free(tmp_path, monkeypatch):
+    monkeypatch.setattr(rehearsal_faults, "free_memory_bytes", lambda: 1000)
+    assert LocalFaults(FakeEngine(Isolation.NAMESPACES), tmp_path).largest_disk_bytes() == 500
+
+
+@pytest.mark.parametrize("pool", ["", "pool-1"])
+def test_only_agents_of_hosts_with_a_disk_of_their_own_get_mounts_of_their_own(pool):
+    first, second = make_hosts(2)
+    plan = make_plan(hosts=(first, replace(second, disk_bytes=1 << 30)), pool=pool)
+    assert "--own-mounts" not in agent_processes.agent_command(plan, "algo-1")
+    command = agent_processes.agent_command(plan, "algo-2")
+    assert "--own-mounts" in command
+    assert command[-2:] == ["--host", "algo-2"], "by which a service finds agents that it did not live to record"

@@ -1,0 +1,109 @@
+"""A rank that catches the error of a peer and leaves by an exit code hides neither a lost host nor a cut link."""
+
+from dataclasses import replace
+
+import pytest
+
+from clary.contract.agent_protocol import HostPhase
+from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
+from clary.control.jobs.training_job import AttemptEnd
+from clary.testing.control_plane import LIMITS, ControlPlane
+
+CHECKPOINTS = {"CheckpointConfig": {"S3Uri": "s3://bucket/c"}}  # such a job is tried again
+
+
+@pytest.fixture
+async def plane(tmp_path):
+    async with ControlPlane.open(tmp_path) as opened:
+        yield opened
+
+
+async def running(plane):
+    await plane.create(num_hosts=2, **CHECKPOINTS)
+    await plane.passes()
+    agents = [plane.agent("job", f"algo-{number}") for number in (1, 2)]
+    for phase in (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING):
+        for agent in agents:
+            await agent.report(phase)
+    await plane.passes()
+    return agents
+
+
+async def leave(plane, agent, *, by_itself):
+    """Let a host's program end with exit code 1, or by the order to stop."""
+    await agent.report(HostPhase.EXITED, exits=(replace(plane.exit_of(1), is_consequence=not by_itself),))
+
+
+async def test_a_survivor_s_exit_code_comes_before_the_news_of_the_dead_agent_and_the_job_is_restarted(plane):
+    survivor, _dead = await running(plane)
+    plane.clock.advance(0.2)
+    plane.engine.end_pool_agent((await plane.job()).pool, "algo-2")
+    plane.clock.advance(0.1)
+    await leave(plane, survivor, by_itself=True)
+    plane.clock.advance(0.2)
+    await plane.passes()
+    job = await plane.job()
+    assert job.secondary_status is SecondaryStatus.RESTARTING
+    assert "algo-2 was lost: its agent ended" in job.ending.reason
+
+
+async def test_a_survivor_s_exit_code_comes_before_a_silent_host_is_given_up_and_the_job_is_restarted(plane):
+    survivor, silent = await running(plane)
+    plane.clock.advance(0.9)
+    await silent.report()
+    plane.clock.advance(0.5)
+    await leave(plane, survivor, by_itself=True)
+    plane.clock.advance(LIMITS.host_timeout_s)
+    await survivor.report()
+    await plane.passes()
+    ending = (await plane.job()).ending
+    assert (ending.kind, ending.failure.host) == (AttemptEnd.RESTARTED, "algo-2")
+
+
+async def test_a_survivor_s_exit_code_comes_before_a_cut_link_is_noticed_and_the_job_is_restarted(plane):
+    """Both agents live and obey, so that both programs have ended long before two seconds without a frame are over."""
+    first, second = await running(plane)
+    await leave(plane, first, by_itself=True)
+    await leave(plane, second, by_itself=False)
+    plane.clock.advance(2)
+    await plane.passes()
+    assert (await plane.job()).ending is None
+    plane.engine.cut_off_hosts["algo-2"] = "its link is dead"
+    await plane.passes()
+    ending = (await plane.job()).ending
+    assert (ending.kind, ending.failure.message) == (AttemptEnd.RESTARTED, "algo-2 was lost: its link is dead")
+    pool = (await plane.job()).pool
+    for agent in (first, second):
+        await agent.report(HostPhase.RELEASED)
+        await plane.leave(agent)
+    await plane.passes(2)
+    assert (await plane.job()).past_attempts[0].failure.fault == "infrastructure"
+    assert plane.engine.released_pools == [pool], "hosts behind a dead link serve no other attempt"
+
+
+async def test_a_job_whose_rank_left_by_itself_fails_when_no_loss_was_noticed_in_time(plane):
+    first, second = await running(plane)
+    await leave(plane, first, by_itself=True)
+    await leave(plane, second, by_itself=False)
+    for _ in range(3):
+        plane.clock.advance(LIMITS.host_timeout_s / 3)
+        for agent in (first, second):
+            await agent.report()
+        await plane.passes()
+    assert (await plane.job()).has_all_evidence
+    for agent in (second, first):
+        await agent.report(HostPhase.DONE)
+    job = await plane.job()
+    assert (job.status, job.failure.fault, job.failure.exit_code) == (TrainingJobStatus.FAILED, "algorithm", 1)
+
+
+async def test_a_service_that_starts_anew_goes_on_waiting_and_knows_of_no_sign_but_the_record_s(tmp_path):
+    async with ControlPlane.open(tmp_path) as plane:
+        survivor, _dead = await running(plane)
+        await leave(plane, survivor, by_itself=True)
+        clock, engine = plane.clock, plane.engine
+        engine.end_pool_agent((await plane.job()).pool, "algo-2")
+    async with ControlPlane.open(tmp_path, clock=clock, engine=engine) as plane:
+        await plane.passes()
+        ending = (await plane.job()).ending
+        assert (ending.kind, ending.failure.host) == (AttemptEnd.RESTARTED, "algo-2")

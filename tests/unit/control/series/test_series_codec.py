@@ -1,0 +1,105 @@
+"""Blocks of series: what goes in comes out, and what is damaged says so."""
+
+import math
+import random
+import zlib
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from series_tables import START_MS, measured, plain, rows
+
+from clary.control.series import codec
+from clary.control.series.codec import SeriesDamaged, names_in, pack, unpack
+from clary.control.series.rollups import fold
+from clary.control.series.tables import SeriesTable, joined
+
+FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=False)
+
+
+@given(
+    gaps=st.lists(st.integers(0, 10**7), max_size=40),
+    seeds=st.lists(FLOATS, min_size=1, max_size=6),
+    num_columns=st.integers(0, 5),
+)
+def test_a_table_comes_back_as_it_was_packed(gaps, seeds, num_columns):
+    at_ms = array("q")
+    for gap in gaps:
+        at_ms.append((at_ms[-1] if at_ms else START_MS) + gap)
+    columns = {
+        f"rank-{index}/x": (array("f", [seeds[(row + index) % len(seeds)] for row in range(len(gaps))]),)
+        for index in range(num_columns)
+    }
+    table = SeriesTable(at_ms=at_ms, columns=columns)
+    assert plain(unpack(pack(table))) == plain(table)
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 10, 5000])
+def test_rows_and_roll_ups_of_any_length_come_back(num_rows):
+    for table in (measured(num_rows), fold(measured(num_rows), 10_000)):
+        assert plain(unpack(pack(table))) == plain(table)
+
+
+def test_values_that_were_not_measured_stay_missing():
+    table = rows({"host/x": [1.5, None, 0.0, None], "host/y": [None] * 4})
+    assert plain(unpack(pack(table)))[1] == {"host/x": [[1.5, None, 0.0, None]], "host/y": [[None] * 4]}
+
+
+def test_one_series_is_read_out_of_a_large_block_without_inflating_the_others(monkeypatch):
+    table = measured(5000, num_ranks=6)
+    data = pack(table)
+    inflated = []
+    inflate = codec._inflated
+    monkeypatch.setattr(codec, "_inflated", lambda raw, most: inflated.append(len(raw)) or inflate(raw, most))
+    found = unpack(data, wanted=lambda name: name == "rank-3/cpu_percent")
+    assert plain(found)[1] == {"rank-3/cpu_percent": plain(table)[1]["rank-3/cpu_percent"]}
+    assert len(inflated) == 2  # the head and one column
+
+
+@pytest.mark.parametrize("place", range(0, 400, 7))
+def test_a_block_with_one_wrong_bit_says_that_it_is_damaged(place):
+    data = bytearray(pack(measured(100)))
+    data[place * len(data) // 400] ^= 0x10
+    with pytest.raises(SeriesDamaged, match="block 7 of host algo-1 of series is damaged"):
+        unpack(bytes(data), place="block 7 of host algo-1")
+
+
+def test_blocks_that_were_cut_or_made_up_say_that_they_are_damaged():
+    data = pack(measured(50))
+    chance = random.Random(3)
+    for bad in (b"", b"x", data[:10], data[:-1], b"CLS1" + chance.randbytes(200), data + b"x"):
+        with pytest.raises(SeriesDamaged):
+            unpack(bad)
+
+
+def test_a_block_that_inflates_to_more_than_its_rows_is_not_inflated():
+    data = pack(rows({"host/x": [1.0]}))
+    length = codec._HEAD.size + codec._HEAD.unpack_from(data)[-1]
+    bomb = zlib.compress(bytes(1_000_000))
+    forged = bytearray(data[:length] + codec._LENGTH.pack(len(bomb)) + bomb)
+    forged[4:8] = codec._LENGTH.pack(zlib.crc32(forged[8:]))
+    with pytest.raises(SeriesDamaged, match="longer than its rows"):
+        unpack(bytes(forged))
+
+
+def test_an_hour_of_a_host_takes_less_than_two_bytes_a_value():
+    table = measured(7200, num_ranks=8)
+    assert len(pack(table)) < 2 * 7200 * len(table.columns)
+
+
+def test_the_names_of_a_block_are_listed():
+    assert names_in(pack(measured(3, num_ranks=1))) == ["host/cpu_percent", "host/memory_bytes", "rank-0/cpu_percent"]
+
+
+def test_joined_tables_are_in_order_of_time_and_have_all_columns():
+    first = rows({"host/x": [1.0, 2.0]})
+    late = rows({"host/x": [5.0], "host/y": [6.0]}, start_ms=START_MS + 5_000)
+    set_back = rows({"host/y": [3.0]}, start_ms=START_MS + 2_000)
+    whole = joined([first, late, set_back])
+    assert [moment - START_MS for moment in whole.at_ms] == [0, 500, 2_000, 5_000]
+    assert plain(whole)[1] == {"host/x": [[1.0, 2.0, None, 5.0]], "host/y": [[None, None, 3.0, 6.0]]}
+
+
+def test_what_no_float_holds_is_kept_as_missing():
+    assert all(math.isnan(value) for value in unpack(pack(rows({"host/x": [math.nan]}))).columns["host/x"][0])

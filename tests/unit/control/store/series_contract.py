@@ -1,0 +1,296 @@
+"""What every database behind the series must do; run against SQLite and PostgreSQL.
+
+A test class inherits `SeriesContract` and gives a `database_url` fixture: a fresh, empty database.
+"""
+
+import asyncio
+import math
+from array import array
+from collections.abc import AsyncIterator
+
+import pytest
+from sqlalchemy import create_engine, select, update
+from store_contract import make_job
+
+from clary.contract.errors import ContractError
+from clary.control.series.queries import COARSE_MS, FINE_MS, ROWS_MS, SeriesQuery
+from clary.control.series.tables import SeriesTable, between
+from clary.control.store import series_joining
+from clary.control.store.database import parse_url
+from clary.control.store.errors import JobNotFound, SeriesMoved
+from clary.control.store.series_joining import join_open_blocks, remove_old_blocks
+from clary.control.store.store import Store
+from clary.control.store.tables import series_blocks
+
+START_MS = 1_767_225_600_000
+HOUR_MS = 3_600_000
+STEP_MS = 500
+LONG_AFTER_MS = START_MS + 1000 * HOUR_MS
+
+
+def table(num_rows: int, *, first: int = 0, names: tuple[str, ...] = ("host/x",)) -> SeriesTable:
+    """Return rows of half a second whose value is their number, in hundredths of the column's number more."""
+    rows = range(first, first + num_rows)
+    return SeriesTable(
+        at_ms=array("q", (START_MS + STEP_MS * row for row in rows)),
+        columns={name: (array("f", (row + column * 0.25 for row in rows)),) for column, name in enumerate(names)},
+    )
+
+
+def ask(**changes: object) -> SeriesQuery:
+    asked = {"job_name": "job", "start_ms": START_MS, "end_ms": START_MS + HOUR_MS, "step_ms": 1_000} | changes
+    return SeriesQuery(**asked)  # type: ignore[arg-type]
+
+
+class SeriesContract:
+    """Tests that need nothing but the URL of an empty database."""
+
+    @pytest.fixture
+    async def store(self, database_url: str) -> AsyncIterator[Store]:
+        store = await Store.open(database_url)
+        await store.create_job(make_job("job"), {})
+        yield store
+        await store.close()
+
+    async def _fill(self, store: Store, num_rows: int, *, batch: int = 10, host: str = "algo-1") -> None:
+        for first in range(0, num_rows, batch):
+            await store.series.append("job", 1, host, table(batch, first=first), first_row=first)
+
+    async def _blocks(self, store: Store) -> dict[tuple[int, int], tuple[int, int]]:
+        """Return (step, is rolled) -> number of blocks and of rows."""
+        found: dict[tuple[int, int], tuple[int, int]] = {}
+        columns = series_blocks.c
+        statement = select(columns.step_ms, columns.is_rolled, columns.num_rows)
+        for step, is_rolled, num_rows in await store.series.read(
+            lambda connection: connection.execute(statement).all()
+        ):
+            blocks, rows = found.get((step, is_rolled), (0, 0))
+            found[step, is_rolled] = (blocks + 1, rows + num_rows)
+        return found
+
+    # Rows
+
+    async def test_rows_come_back_as_they_were_measured(self, store: Store) -> None:
+        assert await store.series.append("job", 1, "algo-1", table(4), first_row=0) == 4
+        (series,) = (await store.series.query(ask())).series
+        assert [(p.at_ms - START_MS, p.least, p.greatest, p.mean, p.count, p.last) for p in series.points] == [
+            (0, 0, 1, 0.5, 2, 1),
+            (1_000, 2, 3, 2.5, 2, 3),
+        ]
+
+    async def test_a_batch_that_is_sent_twice_is_stored_once(self, store: Store) -> None:
+        for _ in range(2):
+            assert await store.series.append("job", 1, "algo-1", table(10), first_row=0) == 10
+        assert await self._blocks(store) == {(ROWS_MS, 0): (1, 10)}
+
+    async def test_batches_that_overlap_store_each_row_once(self, store: Store) -> None:
+        await store.series.append("job", 1, "algo-1", table(6), first_row=0)
+        assert await store.series.append("job", 1, "algo-1", table(6, first=3), first_row=3) == 9
+        assert await store.series.append("job", 1, "algo-1", table(2, first=1), first_row=1) == 9
+        (series,) = (await store.series.query(ask(step_ms=500))).series
+        assert [(point.last, point.count) for point in series.points] == [(float(row), 1.0) for row in range(9)]
+
+    async def test_the_same_batch_from_many_connections_is_stored_once(self, store: Store) -> None:
+        sending = [store.series.append("job", 1, "algo-1", table(10), first_row=0) for _ in range(20)]
+        assert await asyncio.gather(*sending) == [10] * 20
+        assert await self._blocks(store) == {(ROWS_MS, 0): (1, 10)}
+
+    async def test_rows_that_an_agent_gave_up_are_a_gap_and_are_counted(self, store: Store) -> None:
+        await store.series.append("job", 1, "algo-1", table(4), first_row=0)
+        next_row = await store.series.append("job", 1, "algo-1", table(2, first=40), first_row=40, num_dropped=36)
+        assert next_row == 42
+        answer = await store.series.query(ask())
+        assert [(point.at_ms - START_MS) // 1000 for point in answer.series[0].points] == [0, 1, 20]
+        assert (answer.num_dropped, await store.series.num_dropped("job")) == (36, 36)
+
+    async def test_hosts_and_attempts_count_their_rows_for_themselves(self, store: Store) -> None:
+        for host, attempt in (("algo-1", 1), ("algo-2", 1), ("algo-1", 2)):
+            assert await store.series.append("job", attempt, host, table(5), first_row=0) == 5
+        both = await store.series.query(ask(step_ms=60_000))
+        assert [(one.host, one.points[0].count) for one in both.series] == [("algo-1", 10), ("algo-2", 5)]
+        (first,) = (await store.series.query(ask(host="algo-1", attempt=1, step_ms=60_000))).series
+        assert first.points[0].count == 5
+
+    async def test_a_batch_without_rows_is_answered_with_the_next_row(self, store: Store) -> None:
+        await store.series.append("job", 1, "algo-1", table(5), first_row=0)
+        empty = SeriesTable(at_ms=array("q"), columns={})
+        assert await store.series.append("job", 1, "algo-1", empty, first_row=2) == 5
+
+    async def test_rows_survive_the_store_and_are_known_to_the_next(self, store: Store, database_url: str) -> None:
+        await store.series.append("job", 1, "algo-1", table(5), first_row=0)
+        await store.close()
+        again = await Store.open(database_url)
+        try:
+            assert await again.series.append("job", 1, "algo-1", table(8), first_row=0) == 8
+            (series,) = (await again.series.query(ask(step_ms=60_000))).series
+            assert series.points[0].count == 8
+        finally:
+            await again.close()
+
+    async def test_rows_of_a_job_that_does_not_exist_are_refused(self, store: Store) -> None:
+        with pytest.raises(JobNotFound):
+            await store.series.append("other", 1, "algo-1", table(5), first_row=0)
+
+    async def test_series_go_with_their_job_and_its_successor_begins_anew(self, store: Store) -> None:
+        await self._fill(store, 1200)
+        await join_open_blocks(store.series, now_ms=LONG_AFTER_MS)
+        await store.delete_job("job")
+        assert await self._blocks(store) == {}
+        await store.create_job(make_job("job"), {})
+        assert await store.series.append("job", 1, "algo-1", table(5), first_row=0) == 5
+
+    async def test_only_wanted_series_are_answered_and_all_names_are_known(self, store: Store) -> None:
+        names = ("host/x", "rank-0/x", "rank-1/x")
+        await store.series.append("job", 1, "algo-1", table(4, names=names), first_row=0)
+        assert [one.name for one in (await store.series.query(ask(names="rank-*/x"))).series] == [
+            "rank-0/x",
+            "rank-1/x",
+        ]
+        assert await store.series.names("job") == {"algo-1": list(names)}
+        assert await store.series.names("other") == {}
+
+    async def test_an_answer_that_would_be_too_long_is_refused(self, store: Store) -> None:
+        names = tuple(f"rank-{rank}/x" for rank in range(300))
+        await store.series.append("job", 1, "algo-1", table(600, names=names), first_row=0)
+        with pytest.raises(ContractError, match="more than 100000 points"):
+            await store.series.query(ask(step_ms=500))
+
+    # Joining
+
+    async def test_joined_blocks_answer_as_the_small_ones_did(self, store: Store) -> None:
+        await self._fill(store, 3600, batch=60)
+        questions = [ask(step_ms=step) for step in (500, 7_000, 10_000, 60_000, 300_000, 3_600_000)]
+        before = [(await store.series.query(question)).series for question in questions]
+        while await join_open_blocks(store.series, now_ms=START_MS):
+            assert [(await store.series.query(question)).series for question in questions] == before
+        blocks = await self._blocks(store)
+        assert blocks[ROWS_MS, 1] == (6, 3600)
+        assert blocks[FINE_MS, 0] == (6, 180)
+
+    async def test_what_waits_too_long_is_joined_however_little_it_is(self, store: Store) -> None:
+        await self._fill(store, 50)
+        assert await join_open_blocks(store.series, now_ms=START_MS + 60_000) == 0
+        before = (await store.series.query(ask(step_ms=10_000))).series
+        passes = 0
+        while await join_open_blocks(store.series, now_ms=LONG_AFTER_MS):
+            passes += 1
+            assert passes < 10, "joining does not come to an end"
+        assert await self._blocks(store) == {(ROWS_MS, 1): (1, 50), (FINE_MS, 1): (1, 3), (COARSE_MS, 1): (1, 1)}
+        assert (await store.series.query(ask(step_ms=10_000))).series == before
+
+    async def test_a_week_of_rows_ends_in_few_blocks(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        """With rules a hundredth as large, so that a few rows are a week."""
+        for rules in (series_joining.GATHER, series_joining.FILL):
+            for step, rule in list(rules.items()):
+                small = series_joining.JoinRule(rows=max(2, rule.rows // 100), patience_ms=rule.patience_ms)
+                monkeypatch.setitem(rules, step, small)  # type: ignore[arg-type]
+        await self._fill(store, 2400, batch=40)
+        whole = (await store.series.query(ask(step_ms=3_600_000))).series
+        for _ in range(200):
+            if not await join_open_blocks(store.series, now_ms=START_MS):
+                break
+        blocks = await self._blocks(store)
+        assert blocks[ROWS_MS, 1][1] == 2400
+        assert sum(count for count, _ in blocks.values()) < 100
+        assert (await store.series.query(ask(step_ms=3_600_000))).series == whole
+
+    async def test_two_services_that_join_the_same_blocks_double_nothing(self, store: Store, database_url: str) -> None:
+        await self._fill(store, 1200)
+        before = (await store.series.query(ask(step_ms=10_000))).series
+        other = await Store.open(database_url)
+        try:
+            await asyncio.gather(*(join_open_blocks(one.series, now_ms=LONG_AFTER_MS) for one in (store, other) * 3))
+        finally:
+            await other.close()
+        assert (await store.series.query(ask(step_ms=10_000))).series == before
+
+    async def test_blocks_that_are_joined_between_two_looks_are_looked_for_again(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from clary.control.store import series_blocks as module
+
+        await self._fill(store, 20)
+        read, looks = module._data, []
+
+        def moved_once(connection, choices):  # type: ignore[no-untyped-def]
+            looks.append(len(choices))
+            if len(looks) == 1:
+                raise SeriesMoved("joined meanwhile")
+            return read(connection, choices)
+
+        monkeypatch.setattr(module, "_data", moved_once)
+        (series,) = (await store.series.query(ask())).series
+        assert (len(series.points), looks) == (10, [2, 2])
+
+    # Age
+
+    async def test_rows_go_when_they_are_old_and_their_roll_ups_answer(self, store: Store) -> None:
+        await self._fill(store, 1200)
+        while await join_open_blocks(store.series, now_ms=LONG_AFTER_MS):
+            pass
+        coarse = (await store.series.query(ask(step_ms=10_000))).series
+        assert await remove_old_blocks(store.series, before_ms={ROWS_MS: LONG_AFTER_MS}) == 1
+        assert (await store.series.query(ask(step_ms=10_000))).series == coarse
+        (fine,) = (await store.series.query(ask(step_ms=1_000))).series
+        assert [(point.at_ms - START_MS, point.count) for point in fine.points] == [
+            (10_000 * number, 20.0) for number in range(60)
+        ]
+        assert await remove_old_blocks(store.series, before_ms={FINE_MS: LONG_AFTER_MS, ROWS_MS: LONG_AFTER_MS}) == 1
+        (coarsest,) = (await store.series.query(ask(step_ms=1_000))).series
+        assert [point.count for point in coarsest.points] == [600.0, 600.0]
+
+    async def test_rows_that_are_in_no_roll_up_yet_do_not_go(self, store: Store) -> None:
+        await self._fill(store, 100)
+        assert await remove_old_blocks(store.series, before_ms={ROWS_MS: LONG_AFTER_MS}) == 0
+        (series,) = (await store.series.query(ask(step_ms=3_600_000))).series
+        assert series.points[0].count == 100
+
+    async def test_rows_of_the_last_day_answer_beside_roll_ups_of_the_days_before(self, store: Store) -> None:
+        whole = table(4000)
+        for first in range(0, 4000, 800):
+            end_ms = START_MS + (first + 800) * STEP_MS
+            piece = between(whole, START_MS + first * STEP_MS, end_ms)
+            await store.series.append("job", 1, "algo-1", piece, first_row=first)
+            await join_open_blocks(store.series, now_ms=START_MS)
+        await remove_old_blocks(store.series, before_ms={ROWS_MS: START_MS + 1600 * STEP_MS})
+        (series,) = (await store.series.query(ask(step_ms=1_000))).series
+        by_start = {(point.at_ms - START_MS) // 1000: point.count for point in series.points}
+        assert by_start == dict.fromkeys(range(0, 800, 10), 20.0) | dict.fromkeys(range(800, 2000), 2.0)
+        assert sum(by_start.values()) == 4000
+
+    # Damage
+
+    async def test_a_damaged_block_is_named_and_only_its_time_is_missing(self, store: Store, database_url: str) -> None:
+        await self._fill(store, 40)
+        self._damage(database_url, first_ms=START_MS + 10 * STEP_MS)
+        answer = await store.series.query(ask(step_ms=5_000))
+        assert [(point.at_ms - START_MS) // 5000 for point in answer.series[0].points] == [0, 2, 3]
+        (words,) = answer.damaged
+        assert "of host algo-1 of series is damaged" in words
+
+    async def test_joining_leaves_a_damaged_block_where_it_is(self, store: Store, database_url: str) -> None:
+        await self._fill(store, 40)
+        self._damage(database_url, first_ms=START_MS + 10 * STEP_MS)
+        while await join_open_blocks(store.series, now_ms=LONG_AFTER_MS):
+            pass
+        blocks = await self._blocks(store)
+        assert blocks[ROWS_MS, 1] == (2, 40)  # the damaged one, and the others
+        answer = await store.series.query(ask(step_ms=5_000))
+        assert [point.count for point in answer.series[0].points] == [10, 10, 10]
+        assert len(answer.damaged) == 1
+
+    def _damage(self, database_url: str, *, first_ms: int) -> None:
+        engine = create_engine(parse_url(database_url))
+        with engine.begin() as connection:
+            chosen = series_blocks.c.start_ms == first_ms
+            data = bytearray(connection.execute(select(series_blocks.c.data).where(chosen)).scalar_one())
+            data[-3] ^= 0xFF
+            connection.execute(update(series_blocks).where(chosen).values(data=bytes(data)))
+        engine.dispose()
+
+    async def test_gaps_stay_gaps(self, store: Store) -> None:
+        rows = table(4)
+        rows.columns["host/x"][0][1] = math.nan
+        await store.series.append("job", 1, "algo-1", rows, first_row=0)
+        (series,) = (await store.series.query(ask(step_ms=500))).series
+        assert [(point.at_ms - START_MS) // 500 for point in series.points] == [0, 2, 3]

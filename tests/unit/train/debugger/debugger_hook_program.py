@@ -1,0 +1,469 @@
+"""The hook in small trainings: what is saved, under which names, at which steps; read again by a trial."""
+
+import functools
+import json
+import logging
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.optim import optimizer as optimizer_module
+
+from clary.train import debugger
+from clary.train.debugger import losses
+from clary.train.debugger import writing as writing_module
+from clary.train.debugger.errors import (
+    NoMoreData,
+    StepUnavailable,
+    TensorUnavailableForStep,
+    UnsupportedError,
+)
+from clary.train.debugger.hook import Hook, del_hook, get_hook
+from clary.train.debugger.modes import ModeKeys
+
+torch.set_num_threads(1)
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 3)
+        self.relu = torch.nn.ReLU()
+        self.out = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Linear(3, 2))
+
+    def forward(self, x):
+        return self.out(self.relu(self.fc(x)))
+
+
+def in_folder(test):
+    """Call a test with a new folder; no hook stays."""
+
+    @functools.wraps(test)
+    def run():
+        with tempfile.TemporaryDirectory(prefix="clary-debugger-") as at:
+            try:
+                test(Path(at))
+            finally:
+                del_hook()
+                assert F.cross_entropy.__module__ == "torch.nn.functional"
+                assert not hasattr(F.cross_entropy, "__wrapped__")
+
+    return run
+
+
+def train(model, num_steps, *, seed=0, loss=lambda *given: F.cross_entropy(*given), after=None):
+    torch.manual_seed(seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    seen = []
+    for step in range(num_steps):
+        batch, labels = torch.randn(8, 4), torch.randint(0, 2, (8,))
+        optimizer.zero_grad()
+        value = loss(model(batch), labels)
+        value.backward()
+        seen.append(
+            {
+                "loss": value.item(),
+                "gradients": {name: one.grad.clone() for name, one in model.named_parameters()},
+                "batch": batch,
+                "labels": labels,
+            }
+        )
+        if after:
+            after(step)
+        optimizer.step()
+    return seen
+
+
+def make(at, **options):
+    options.setdefault("save_config", debugger.SaveConfig(save_interval=2))
+    return Hook(at, strict=True, **options)
+
+
+def refused(call, kind, *words):
+    try:
+        call()
+    except kind as error:
+        told = str(error)
+    else:
+        raise AssertionError(f"nothing was raised; expected {words}")
+    assert all(word in told for word in words), told
+
+
+@in_folder
+def test_weights_gradients_and_losses_come_back_bit_by_bit(at):
+    torch.manual_seed(1)
+    model = Net()
+    before = {name: one.detach().clone() for name, one in model.named_parameters()}
+    hook = make(at, include_collections=["weights", "biases", "gradients"])
+    hook.register_module(model)
+    seen = train(model, 5)
+    hook.close()
+    trial = debugger.create_trial(at)
+    assert trial.steps() == [0, 2, 4]
+    assert trial.tensor_names(collection="losses") == ["CrossEntropyLoss_output_0"]
+    assert trial.tensor_names(collection="weights") == ["Net_fc.weight", "Net_out.1.weight"]
+    assert trial.tensor_names(regex="^gradient.*bias") == ["gradient/Net_fc.bias", "gradient/Net_out.1.bias"]
+    assert trial.workers() == ["worker_0"]
+    for step in (0, 2, 4):
+        assert np.float32(seen[step]["loss"]) == trial.tensor("CrossEntropyLoss_output_0").value(step)
+        for name, gradient in seen[step]["gradients"].items():
+            assert np.array_equal(trial.tensor(f"gradient/Net_{name}").value(step), gradient.numpy())
+    for name, value in before.items():
+        assert np.array_equal(trial.tensor(f"Net_{name}").value(0), value.numpy())
+    refused(lambda: trial.tensor("Net_fc.weight").value(1), StepUnavailable, "step 1 of mode GLOBAL was not saved")
+    refused(lambda: trial.wait_for_steps([6]), NoMoreData, "training has ended", "4")
+
+
+@in_folder
+def test_inputs_and_outputs_of_modules_are_saved_by_expression_and_by_class(at):
+    model = Net()
+    hook = make(at)
+    hook.add_collection(debugger.Collection("relu_output", [".*relu_output"]))
+    hook.add_collection(debugger.Collection("tanh_input", [".*tanh_input"]))
+    hook.get_collection("of the layer").add_module_tensors(model.fc, inputs=True)
+    hook.register_module(model)
+    seen = train(model, 1)
+    hook.close()
+    trial = debugger.create_trial(at)
+    assert trial.tensor_names(collection="relu_output") == ["relu_output_0"]
+    assert trial.tensor_names(regex=".*tanh_input") == ["out.0_input_0"]  # found by its class
+    assert trial.tensor_names(collection="of the layer") == ["fc_input_0", "fc_output_0"]
+    assert np.array_equal(trial.tensor("fc_input_0").value(0), seen[0]["batch"].numpy())
+    assert np.array_equal(trial.tensor("relu_output_0").value(0), trial.tensor("out.0_input_0").value(0))
+
+
+@in_folder
+def test_reductions_are_those_of_numpy_and_need_no_values(at):
+    model = Net()
+    names = ["min", "max", "mean", "std", "variance", "sum", "prod"]
+    config = debugger.ReductionConfig(reductions=names, abs_reductions=names, norms=["l1", "l2"], abs_norms=["l1"])
+    hook = make(at, include_collections=["weights"], reduction_config=config)
+    hook.register_module(model)
+    value = model.fc.weight.detach().numpy().copy()
+    train(model, 1)
+    hook.close()
+    tensor = debugger.create_trial(at).tensor("Net_fc.weight")
+    assert tensor.shape(0) == (3, 4)
+    refused(lambda: tensor.value(0), TensorUnavailableForStep, "only reductions")
+    assert len(tensor.reduction_values(0)) == 17
+    for name in names:
+        word = {"variance": "var"}.get(name, name)
+        for is_absolute, values in ((False, value), (True, np.abs(value))):
+            found = tensor.reduction_value(0, name, abs=is_absolute)
+            assert np.isclose(found, getattr(np, word)(values), rtol=1e-4), (name, is_absolute)
+    assert np.isclose(tensor.reduction_value(0, "l2"), np.linalg.norm(value), rtol=1e-5)
+
+
+@in_folder
+def test_phases_are_counted_apart_and_keep_their_intervals(at):
+    model = Net()
+    config = debugger.SaveConfig(
+        {
+            ModeKeys.TRAIN: debugger.SaveConfigMode(save_interval=3),
+            ModeKeys.EVAL: debugger.SaveConfigMode(save_interval=2),
+        }
+    )
+    hook = make(at, save_config=config, include_collections=["gradients"])
+    hook.register_module(model)
+    for _ in range(2):
+        hook.set_mode(ModeKeys.TRAIN)
+        train(model, 4)
+        hook.set_mode(ModeKeys.EVAL)
+        with torch.no_grad():
+            for _ in range(3):
+                F.cross_entropy(model(torch.randn(2, 4)), torch.zeros(2, dtype=torch.long))
+    hook.close()
+    trial = debugger.create_trial(at)
+    assert trial.steps(mode=ModeKeys.TRAIN) == [0, 3, 6]
+    assert trial.steps(mode=ModeKeys.EVAL) == [0, 2, 4]
+    assert trial.steps() == [0, 3, 4, 6, 9, 12]
+    assert trial.modes() == [ModeKeys.TRAIN, ModeKeys.EVAL]
+    assert trial.global_step(ModeKeys.EVAL, 4) == 12
+    assert (trial.mode(12), trial.mode_step(12)) == (ModeKeys.EVAL, 4)
+    loss = trial.tensor("CrossEntropyLoss_output_0")
+    assert loss.value(6, mode=ModeKeys.TRAIN) == loss.value(9)
+    assert loss.steps(mode=ModeKeys.EVAL) == [0, 2, 4]
+    assert trial.tensor_names(step=2, mode=ModeKeys.EVAL) == ["CrossEntropyLoss_output_0"]
+    assert loss.prev_steps(9, 2) == [9, 6]
+
+
+@in_folder
+def test_scalars_and_own_tensors_are_saved_with_their_step(at):
+    model = Net()
+    hook = make(at, save_config=debugger.SaveConfig(save_interval=1))
+    hook.register_module(model)
+
+    def after(step):
+        hook.save_scalar("lr", 0.5 / (step + 1), sm_metric=True)
+        hook.save_tensor("labels", np.array([step, 1]), collections_to_write="labels")
+        hook.record_tensor_value("my_loss", torch.tensor(float(step)))
+
+    train(model, 2, after=after)
+    hook.close()
+    trial = debugger.create_trial(at)
+    assert trial.tensor("scalar/lr").values() == {0: 0.5, 1: 0.25}
+    assert trial.tensor_names(collection="sm_metrics") == ["scalar/lr"]
+    assert trial.tensor_names(collection="labels") == ["labels"]
+    assert trial.tensor("labels").value(1).tolist() == [1, 1]
+    assert trial.tensor("my_loss_output_0").value(1) == 1.0
+    assert "my_loss_output_0" in trial.tensor_names(collection="losses")
+
+
+@in_folder
+def test_types_that_files_do_not_have_come_back_as_the_nearest(at):
+    model = Net()
+    hook = make(at, save_config=debugger.SaveConfig(save_interval=1))
+    hook.register_module(model)
+    values = {
+        "bf16": torch.tensor([1.5, -2.0, 3.140625], dtype=torch.bfloat16),
+        "bool": torch.tensor([True, False]),
+        "nothing": torch.empty(0, 3),
+        "complex": torch.tensor([1 + 2j]),
+        "half": torch.tensor(0.5, dtype=torch.float16),
+        "sparse": torch.eye(2).to_sparse(),
+        "turned": torch.arange(6.0).view(2, 3).t(),
+    }
+    train(model, 1, after=lambda _: [hook.save_tensor(*one) for one in values.items()])
+    hook.close()
+    trial = debugger.create_trial(at)
+    assert trial.tensor("bf16").value(0).tolist() == [1.5, -2.0, 3.140625]
+    assert trial.tensor("nothing").value(0).shape == (0, 3)
+    assert trial.tensor("sparse").value(0).tolist() == [[1, 0], [0, 1]]
+    for name in ("bool", "complex", "half", "turned"):
+        assert np.array_equal(trial.tensor(name).value(0), values[name].numpy()), name
+
+
+@in_folder
+def test_what_the_optimizer_keeps_is_saved_after_its_step(at):
+    model = Net()
+    hook = make(at, include_collections=["optimizer_variables"])
+    hook.register_module(model)
+    seen = train(model, 1)
+    hook.close()
+    trial = debugger.create_trial(at)
+    assert len(trial.tensor_names(collection="optimizer_variables")) == 4
+    kept = trial.tensor("optimizer/Net_fc.weight_momentum_buffer").value(0)
+    assert np.array_equal(kept, seen[0]["gradients"]["fc.weight"].numpy())
+
+
+@in_folder
+def test_own_loss_modules_are_losses_and_one_called_twice_has_two_names(at):
+    class MyLoss(torch.nn.modules.loss._Loss):
+        def forward(self, given, target):
+            return (given[:, 0] - target).abs().mean()
+
+    mine, other = MyLoss(), torch.nn.CrossEntropyLoss()
+    hook = make(at)
+    model = Net()
+    hook.register_module(model)
+    hook.register_loss(mine)
+    train(model, 1, loss=lambda given, labels: mine(given, labels) + other(given, labels) + other(given, labels))
+    hook.close()
+    names = debugger.create_trial(at).tensor_names(collection="losses")
+    assert names == ["CrossEntropyLoss_output_0", "CrossEntropyLoss_output_0_1", "MyLoss_output_0"]
+
+
+@in_folder
+def test_no_hook_hangs_in_torch_between_steps_that_are_saved(at):
+    model = Net()
+    hook = make(at, save_all=True, save_config=debugger.SaveConfig(save_interval=100))
+    hook.register_module(model)
+    train(model, 2)
+    assert not torch.nn.modules.module._global_forward_hooks
+    assert not optimizer_module._global_optimizer_pre_hooks
+    assert all(not one._post_accumulate_grad_hooks for one in model.parameters())
+    assert all(not one._forward_hooks for one in model.modules())
+    hook.close()
+    assert not model._forward_pre_hooks
+    names = debugger.create_trial(at).tensor_names()
+    assert {"Net_fc.weight", "gradient/Net_fc.weight", "fc_output_0", "CrossEntropyLoss_input_1"} <= set(names)
+
+
+@in_folder
+def test_wrappers_leave_no_trace_in_names(at):
+    model = Net()
+    compiled = torch.compile(model, backend="eager")
+    hook = make(at, include_collections=["weights", "gradients"])
+    hook.register_module(compiled)
+    train(compiled, 1)
+    hook.close()
+    names = debugger.create_trial(at).tensor_names()
+    assert {"Net_fc.weight", "gradient/Net_fc.weight", "CrossEntropyLoss_output_0"} <= set(names)
+
+
+@in_folder
+def test_a_trial_reads_while_training_goes_on(at):
+    trial = debugger.create_trial(at)
+    assert trial.steps() == []
+    model = Net()
+    hook = make(at, save_config=debugger.SaveConfig(save_interval=1))
+    hook.register_module(model)
+    found = []
+
+    def look():
+        trial.wait_for_steps([2], limit_s=30)
+        found.extend(trial.tensor("CrossEntropyLoss_output_0").values())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    train(model, 5)
+    thread.join(40)
+    assert found[:3] == [0, 1, 2]
+    hook.close()
+    assert trial.steps() == [0, 1, 2, 3, 4]
+    assert trial.has_ended
+
+
+@in_folder
+def test_a_slow_disk_drops_steps_and_says_how_many(at):
+    original, may_write = writing_module.write_step, threading.Event()
+
+    def slow(*given):
+        may_write.wait(30)
+        return original(*given)
+
+    writing_module.write_step = slow
+    try:
+        model = Net()
+        hook = make(at, save_config=debugger.SaveConfig(save_interval=1), limit_s=0.05)
+        hook.register_module(model)
+        train(model, 6)
+        assert hook.num_dropped >= 3
+        hook._limit_s = hook._writer._limit_s = 30
+        may_write.set()
+        hook.close()
+    finally:
+        may_write.set()
+        writing_module.write_step = original
+    ended = json.loads((at / "ended" / "worker_0.json").read_text())
+    assert ended["num_dropped"] == hook.num_dropped
+    assert len(debugger.create_trial(at).steps()) == 6 - hook.num_dropped == ended["num_written"]
+
+
+@in_folder
+def test_a_full_disk_costs_steps_and_not_the_training(at):
+    original = writing_module.write_step
+    failures = iter([True])
+
+    def full(*given):
+        if next(failures, False):
+            raise OSError(28, "no space is left, said for this test")
+        return original(*given)
+
+    writing_module.write_step = full
+    try:
+        model = Net()
+        hook = make(at)
+        hook.register_module(model)
+        train(model, 5)
+        hook.close()
+    finally:
+        writing_module.write_step = original
+    assert debugger.create_trial(at).steps() == [2, 4]
+    assert json.loads((at / "ended" / "worker_0.json").read_text())["num_failed"] == 1
+
+
+@in_folder
+def test_what_fails_in_the_hook_ends_the_saving_and_not_the_training(at):
+    logging.getLogger("clary.debugger").setLevel(logging.CRITICAL)
+    model = Net()
+    hook = Hook(at, save_config=debugger.SaveConfig(save_interval=1), include_collections=["weights"])
+    hook.register_module(model)
+    train(model, 2)
+    hook._chooser.wants = None  # a defect
+    seen = train(model, 2)
+    logging.getLogger("clary.debugger").setLevel(logging.NOTSET)
+    assert len(seen) == 2
+    assert isinstance(hook.failure, TypeError)
+    assert not torch.nn.modules.module._global_forward_hooks
+    hook.close()
+    assert debugger.create_trial(at).steps() == [0, 1]
+    assert "TypeError" in json.loads((at / "ended" / "worker_0.json").read_text())["failure"]
+
+
+@in_folder
+def test_gradients_of_several_backward_passes_in_a_step_are_the_accumulated_ones(at):
+    model = Net()
+    hook = make(at, include_collections=["gradients"])
+    hook.register_module(model)
+    value = F.cross_entropy(model(torch.randn(2, 4)), torch.tensor([0, 1]))
+    value.backward(retain_graph=True)
+    value.backward()
+    expected = model.fc.weight.grad.numpy().copy()
+    hook.close()
+    assert np.array_equal(debugger.create_trial(at).tensor("gradient/Net_fc.weight").value(0), expected)
+
+
+@in_folder
+def test_only_the_first_rank_saves_unless_all_are_asked_for(at):
+    for workers, expected in (("one", ["worker_0"]), ("all", ["worker_0", "worker_1"])):
+        for rank in (1, 0):
+            os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
+            try:
+                hook = make(at / workers, include_workers=workers)
+                hook.register_module(model := Net())
+                train(model, 1)
+                if (rank, workers) == (1, "all"):
+                    hook.close()
+                    assert debugger.create_trial(at / workers).steps() == []  # the other may yet save it
+                hook.close()
+            finally:
+                del os.environ["RANK"], os.environ["WORLD_SIZE"]
+        trial = debugger.create_trial(at / workers)
+        assert trial.workers() == expected
+        assert trial.tensor("CrossEntropyLoss_output_0").workers(0) == expected
+        assert trial.has_ended
+
+
+@in_folder
+def test_names_that_are_not_supported_say_so(at):
+    refused(lambda: Hook(at, export_tensorboard=True), UnsupportedError, "export_tensorboard")
+    refused(lambda: Hook(at, include_workers="some"), ValueError, "include_workers", "'one' or 'all'")
+    refused(lambda: Hook(at, limit_s=0), ValueError, "limit_s is 0")
+    hook = Hook(at)
+    refused(lambda: hook.register_module(len), debugger.DebuggerError, "register_module was given a builtin")
+    refused(lambda: hook.set_mode("train"), ValueError, "expected one of")
+    hook.close()
+    assert os.listdir(at) == []
+
+
+@in_folder
+def test_a_forked_child_saves_nothing(at):
+    model = Net()
+    hook = make(at, save_config=debugger.SaveConfig(save_interval=1))
+    hook.register_module(model)
+    train(model, 1)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            model(torch.zeros(1, 4))
+            hook.close()
+            status = 0
+        finally:
+            os._exit(status)
+    deadline = time.monotonic() + 30
+    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert ended == (child, 0)
+    assert not list((at / "ended").iterdir()) if (at / "ended").exists() else True
+    hook.close()
+    assert debugger.create_trial(at).steps() == [0]
+
+
+def test_the_program_has_one_hook():
+    with tempfile.TemporaryDirectory() as at:
+        assert get_hook() is None
+        (Path(at) / "hook.json").write_text(json.dumps({"LocalPath": at}))
+        first = get_hook(Path(at) / "hook.json", create_if_not_exists=True)
+        assert get_hook() is first
+        second = Hook.create_from_json_file(Path(at) / "hook.json")
+        assert get_hook() is second
+        assert losses._listeners == [second._listener]
+        del_hook()
+        assert get_hook() is None

@@ -1,0 +1,88 @@
+"""A hook that comes without a change to the program: in a process of its own, read by one that has numpy."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from torch_programs import ROOT, TRAIN_PYTHON
+
+LIMIT_S = 50.0
+CONFIGURATION: dict[str, Any] = {
+    "S3OutputPath": "s3://bucket/prefix",
+    "HookParameters": {"save_interval": "2"},
+    "CollectionConfigurations": [
+        {"CollectionName": "gradients"},
+        {"CollectionName": "weights", "CollectionParameters": {"reductions": "mean,abs_max", "save_steps": "1"}},
+        {"CollectionName": "relus", "CollectionParameters": {"include_regex": ".*relu_output, nothing"}},
+    ],
+}
+PROGRAM = """
+import sys
+from clary.train.debugger import install_from_config
+
+print("installs", install_from_config())
+assert "torch" not in sys.modules
+import torch
+from torch.nn.functional import cross_entropy
+
+assert "importlib" in type(torch.__spec__.loader).__module__
+model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+frozen = torch.nn.Linear(4, 4).requires_grad_(False)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    optimizer.zero_grad()
+    cross_entropy(model(frozen(torch.randn(8, 4))), torch.zeros(8, dtype=torch.long)).backward()
+    optimizer.step()
+print("trained")
+"""
+LATER = """
+from clary.compat.smdebug import pytorch as smd
+print("same", smd.Hook.create_from_json_file() is smd.get_hook())
+"""
+
+
+def run(program: str, configuration: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(TRAIN_PYTHON), "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT / "src"),
+            "OMP_NUM_THREADS": "1",
+            "SMDEBUG_CONFIG_FILE_PATH": str(configuration),
+        },
+    )
+
+
+def test_a_program_that_knows_nothing_is_seen_and_its_end_is_written(tmp_path: Path) -> None:
+    from clary.train import debugger
+
+    file = tmp_path / "hook.json"
+    file.write_text(json.dumps(CONFIGURATION | {"LocalPath": str(tmp_path / "tensors")}))
+    done = run(PROGRAM + LATER, file)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split("\n") == ["installs True", "trained", "same True", ""]
+    trial = debugger.create_trial(tmp_path / "tensors")
+    assert trial.steps() == [0, 1, 2]
+    assert trial.has_ended
+    assert trial.tensor("CrossEntropyLoss_output_0").steps() == [0, 2]
+    assert trial.tensor("Sequential_0.weight").steps() == [0, 1, 2]
+    assert trial.tensor_names(collection="relus") == ["1_output_0"]
+    assert trial.tensor_names(collection="gradients", step=2) == [
+        f"gradient/Sequential_{name}" for name in ("0.bias", "0.weight", "2.bias", "2.weight")
+    ]
+
+
+def test_a_configuration_that_is_wrong_is_said_and_the_program_runs_on(tmp_path: Path) -> None:
+    file = tmp_path / "hook.json"
+    file.write_text(json.dumps({"LocalPath": str(tmp_path / "tensors"), "HookParameters": {"save_intervall": "2"}}))
+    done = run(PROGRAM, file)
+    assert done.returncode == 0
+    assert "HookParameters has 'save_intervall'; it may have" in done.stderr
+    assert done.stdout.split("\n") == ["installs False", "trained", ""]
+    assert not (tmp_path / "tensors").exists()

@@ -1,0 +1,13 @@
+"""Built-in rules on trainings that go wrong, and on some that go well."""
+
+from pathlib import Path
+
+import pytest
+from torch_programs import assert_passed, names
+
+PROGRAM = Path(__file__).with_name("debugger_rules_program.py")
+
+
+@pytest.mark.parametrize("name", names(PROGRAM))
+def test_rules(name: str) -> None:
+    assert_passed(PROGRAM, name)
