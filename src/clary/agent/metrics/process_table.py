@@ -71,9 +71,10 @@ class ProcessTable:
                 fresh[pid] = stat
         ours: dict[int, ProcessStat] = {}
         for pid, stat in fresh.items():
-            if self._is_ours(pid, fresh):
+            belongs = self._belongs(pid, fresh)
+            if belongs:
                 ours[pid] = stat
-            else:
+            elif belongs is not None:
                 self._strangers.add(pid)
         self._admit(ours)
 
@@ -102,15 +103,20 @@ class ProcessTable:
                 return
             self._known[pid] = _Process(pid, stat, rank=self._rank_of(pid, stat.parent), budget=self._budget)
 
-    def _is_ours(self, pid: int, fresh: Mapping[int, ProcessStat]) -> bool:
-        """Whether a process that was not there before is the first one or below a known one."""
+    def _belongs(self, pid: int, fresh: Mapping[int, ProcessStat]) -> bool | None:
+        """Whether a process that was not there before is the first one or below a known one.
+
+        Returns: None if that cannot be told yet: its parent has ended since, so that another has it now.
+        """
         for _ in range(len(fresh) + 1):
             if pid == self._first_pid or pid in self._known:
                 return True
-            if pid not in fresh:
+            if pid == 0 or pid in self._strangers:
                 return False
+            if pid not in fresh:
+                return None
             pid = fresh[pid].parent
-        return False
+        return None
 
     def _rank_of(self, pid: int, parent: int) -> int | None:
         """Return the rank that a process is or belongs to, which it keeps; None for launchers and the like."""

@@ -21,7 +21,8 @@ STEPS_MS = (ROWS_MS, FINE_MS, COARSE_MS)
 MAX_POINTS = 100_000  # of one answer, all series together
 MAX_PATTERN = 200  # characters
 MAX_WILDCARDS = 12  # of a pattern
-_MISFIT = 10
+_OWNER = re.compile(r"[a-zA-Z0-9-]{1,63}")
+_MISFIT = 10  # a step as many times as long may end within a roll-up
 _PATTERN = re.compile(r"[a-z0-9_/*?,-]*")
 
 
@@ -60,6 +61,9 @@ class SeriesQuery:
                 "time or a longer step",
                 fault=Fault.USER,
             )
+        for owner in (self.job_name, self.host):
+            if owner is not None and not _OWNER.fullmatch(owner):
+                raise ContractError(f"{owner[:80]!a} is no name of a job or a host, such as algo-1", fault=Fault.USER)
         wildcards = self.names.count("*") + self.names.count("?")
         if len(self.names) > MAX_PATTERN or wildcards > MAX_WILDCARDS or not _PATTERN.fullmatch(self.names):
             raise ContractError(

@@ -289,3 +289,32 @@ def test_the_agent_the_machine_and_the_disk_say_what_they_are(tmp_path):
     assert values["host/disk_used_bytes"] + values["host/disk_available_bytes"] > 0
     assert DiskSource((tmp_path / "not-there",)).read(0.0) == {}
     agent.close()
+
+
+def test_a_process_whose_parent_ends_while_it_is_looked_for_is_found_by_the_next_look(monkeypatch):
+    def stat(pid: int, parent: int) -> bytes:
+        fields = ["S", str(parent), *["0"] * 15, "1", "0", str(pid), "0", "5", "0"]
+        return f"{pid} (x) {' '.join(fields)}".encode()
+
+    class FakeFile:
+        """A file of a process that a fake machine has."""
+
+        def __init__(self, path: str, _budget: object = None) -> None:
+            self._path = path
+
+        def read(self) -> bytes | None:
+            return files.get(self._path)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("clary.agent.metrics.process_table.KeptFile", FakeFile)
+    monkeypatch.setattr("clary.agent.metrics.process_table.os.listdir", lambda _path: ["1", "10", "11", "12", "self"])
+    # 11 has ended between the list and its reading; 12, its child, still shows it as its parent.
+    files = {"/proc/1/stat": stat(1, 0), "/proc/10/stat": stat(10, 1), "/proc/12/stat": stat(12, 11)}
+    table = ProcessTable(10, ranks={}, members=None)
+    table.look()
+    assert set(table.read()) == {10}
+    files["/proc/12/stat"] = stat(12, 10)
+    table.look()
+    assert set(table.read()) == {10, 12}

@@ -98,6 +98,8 @@ def test_each_host_and_attempt_is_looked_at_by_itself():
         ({"end_ms": START_MS}, "start before end"),
         ({"step_ms": 1}, f"at most {MAX_POINTS}"),
         ({"names": "[a-z]*"}, "patterns"),
+        ({"host": "algo-1\0"}, "no name of a job or a host"),
+        ({"job_name": "a/b"}, "no name of a job or a host"),
         ({"names": "*" * 13}, "wildcards"),
         ({"names": "a" * 201}, "characters"),
     ],
