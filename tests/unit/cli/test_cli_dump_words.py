@@ -1,0 +1,103 @@
+"""What `clary dump` prints: suspects first, ranks by place, then the rest; hostile names harm no terminal."""
+
+from clary.cli.dump_words import dump_text
+
+
+def frame(function, file="train.py", line=1):
+    return {"function": function, "file": file, "line": line}
+
+
+def process(rank, **changes):
+    return {
+        "pid": 10,
+        "rank": rank,
+        "command": "python train.py",
+        "state": "S",
+        "wait_channel": "",
+        "threads": [{"name": "MainThread", "thread": 1, "frames": [frame("deep", line=5)]}],
+        "error": "",
+        **changes,
+    }
+
+
+def group(*members, frames=None, **changes):
+    return {
+        "members": [{"host": host, "rank": rank, "pid": 10} for host, rank in members],
+        "doing": "waits for other ranks",
+        "operation": "all_reduce",
+        "frames": frames or [frame("all_reduce", "torch/distributed/distributed_c10d.py", 7), frame("<module>")],
+        "is_odd": False,
+        **changes,
+    }
+
+
+def page(*groups, suspicions=(), processes=(), **changes):
+    return {
+        "job": "demo",
+        "attempt": 1,
+        "hosts": ["algo-1", "algo-2"],
+        "asked_at": "2026-01-01T00:00:00+00:00",
+        "reason": "asked for",
+        "autopsy": {"groups": list(groups), "suspicions": list(suspicions)},
+        "dumps": {"algo-1": {"processes": list(processes)}},
+        **changes,
+    }
+
+
+def lines_of(*arguments, threads=False, colours=False, **changes):
+    return dump_text(page(*arguments, **changes), threads=threads, colours=colours).splitlines()
+
+
+def test_ranks_stand_by_place_and_suspects_come_first():
+    odd = group(("algo-2", 2), is_odd=True, doing="is stopped by a signal", operation="")
+    lines = lines_of(
+        group(("algo-1", 0), ("algo-1", 1)), odd, suspicions=[{"who": "rank 2 on algo-2", "why": "it is stopped"}]
+    )
+    assert lines[0].startswith("demo  attempt 1, 2 hosts, ")
+    assert lines[2] == "SUSPECT  rank 2 on algo-2: it is stopped"
+    assert lines[4] == "2 ranks, rank 0, rank 1 on algo-1: waits for other ranks in all_reduce"
+    assert lines[5] == "    all_reduce  torch/distributed/distributed_c10d.py:7"
+    assert "1 rank, rank 2 on algo-2: is stopped by a signal   << stands out" in lines
+
+
+def test_a_job_that_gets_on_has_nobody_who_stands_out():
+    assert lines_of(group(("algo-1", 0)))[-1] == "nobody stands out"
+    assert lines_of()[-1] == "no rank could be looked at"
+
+
+def test_long_stacks_are_cut_in_the_middle_and_shown_whole_with_threads():
+    many = [frame(f"f{number}") for number in range(40)]
+    lines = lines_of(group(("algo-1", 0), frames=many))
+    assert "    ... 28 more" in lines
+    assert "    f0   train.py:1" in lines
+    assert "    f39  train.py:1" in lines
+    whole = lines_of(group(("algo-1", 0), frames=many), threads=True, processes=[process(0)])
+    assert "    f20  train.py:1" in whole
+    assert "algo-1, rank 0, thread MainThread" in whole
+    assert "    deep  train.py:5" in whole
+
+
+def test_processes_that_are_no_ranks_and_why_there_are_no_stacks_come_last():
+    helper = process(None, pid=77, wait_channel="pipe_read", error="py-spy: Permission denied")
+    lines = lines_of(group(("algo-1", 0)), processes=[process(0), helper])
+    assert "algo-1  77       S      pipe_read  python train.py" in lines
+    assert lines[-1] == "without stacks: py-spy: Permission denied"
+
+
+def test_hostile_names_cannot_steer_a_terminal():
+    evil = "\x1b[2Jgone"
+    text = dump_text(
+        page(
+            group(("algo-1", 0), frames=[frame(evil, evil)]),
+            suspicions=[{"who": evil, "why": evil}],
+            processes=[process(None, command=evil, error=evil, threads=[])],
+        ),
+        threads=True,
+        colours=False,
+    )
+    assert "\x1b" not in text
+
+
+def test_colours_are_for_terminals_alone():
+    suspicions = [{"who": "a", "why": "b"}]
+    assert "\x1b[31;1mSUSPECT" in dump_text(page(suspicions=suspicions), threads=False, colours=True)

@@ -1,0 +1,87 @@
+"""The page of built-in rules says what they do; their parameters and defaults are AWS's."""
+
+import sys
+from typing import Any
+
+import pytest
+from torch_programs import ROOT
+
+from clary.train.debugger.rules import RULES, parameters_of
+
+# Source: the pages of AWS's "List of Debugger built-in rules", one a rule. `None` also where AWS has no default.
+SELECTION = {"collection_names": None, "tensor_regex": None}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "AllZero": {**SELECTION, "threshold": 100},
+    "ClassImbalance": {
+        "threshold_imbalance": 10,
+        "threshold_misprediction": 0.7,
+        "samples": 500,
+        "argmax": False,
+        "labels_regex": ".*CrossEntropyLoss_input_1",
+        "predictions_regex": ".*CrossEntropyLoss_input_0",
+    },
+    "Confusion": {
+        "category_no": None,
+        "labels": "labels",
+        "predictions": "predictions",
+        "labels_collection": "labels",
+        "predictions_collection": "predictions",
+        "min_diag": 0.9,
+        "max_off_diag": 0.1,
+    },
+    "DeadRelu": {"tensor_regex": ".*relu_output", "threshold_inactivity": 1.0, "threshold_layer": 50.0},
+    "ExplodingTensor": {**SELECTION, "only_nan": False},
+    "LossNotDecreasing": {
+        **SELECTION,
+        "use_losses_collection": True,
+        "num_steps": 10,
+        "diff_percent": 0.1,
+        "increase_threshold_percent": 5,
+        "mode": "GLOBAL",
+    },
+    "Overfit": {"tensor_regex": None, "start_step": 0, "patience": 1, "ratio_threshold": 0.1},
+    "Overtraining": {"patience_train": 5, "patience_validation": 10, "delta": 0.01},
+    "PoorWeightInitialization": {
+        "activation_inputs_regex": ".*relu_input",
+        "threshold": 10.0,
+        "distribution_range": 0.001,
+        "patience": 5,
+        "steps": 10,
+    },
+    "SaturatedActivation": {
+        "collection_names": None,
+        "tensor_regex": ".*tanh_input|.*sigmoid_input",
+        "threshold_tanh_min": -9.4999,
+        "threshold_tanh_max": 9.4999,
+        "threshold_sigmoid_min": -23,
+        "threshold_sigmoid_max": 16.99999,
+        "threshold_inactivity": 1.0,
+        "threshold_layer": 50.0,
+    },
+    "SimilarAcrossRuns": {"other_trials": None, **SELECTION},
+    "StalledTrainingRule": {"threshold": 1800, "stop_training_on_fire": False, "training_job_name_prefix": None},
+    "TensorVariance": {**SELECTION, "max_threshold": None, "min_threshold": None},
+    "UnchangedTensor": {**SELECTION, "num_steps": 3, "rtol": 1e-05, "atol": 1e-08, "equal_nan": False},
+    "VanishingGradient": {"threshold": 0.0000001},
+    "WeightUpdateRatio": {
+        "num_steps": 1,
+        "large_threshold": 10.0,
+        "small_threshold": 0.00000001,
+        "epsilon": 0.000000001,
+    },
+}
+
+
+@pytest.mark.parametrize("name", sorted({*RULES, *DEFAULTS}))
+def test_parameters_and_defaults_are_those_of_aws(name: str) -> None:
+    found = {parameter.name: parameter.default for parameter in parameters_of(RULES[name]).values()}
+    assert found == DEFAULTS[name]
+
+
+def test_the_page_is_what_the_rules_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "tools")])
+    import make_rules_table
+
+    page = make_rules_table.PAGE.read_text(encoding="utf-8")
+    assert make_rules_table.with_table(page) == page, "run tools/make_rules_table.py"
+    assert all(f"| `{name}` |" in page for name in RULES)
