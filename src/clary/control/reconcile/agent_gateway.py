@@ -192,6 +192,8 @@ class AgentGateway:
                 self._open_reports[reporter] -= 1
                 self._open_reports += Counter()  # drops what is down to zero
             await self._store_lag(job, host, report.facts.checkpoints)
+            if host not in job.hosts:  # the attempt was put on record meanwhile
+                raise _attempt_over(job.name, job.attempt)
             self._hear(job, host)  # silence counts from the answer
             record = job.hosts[host]
         order, dump = record.order, self._dumps.wanted(job, host)
@@ -229,8 +231,9 @@ class AgentGateway:
         deadline_s = self._clock.monotonic() + max(0.0, wait_s)  # in this order, NaN becomes 0
         while True:
             current = self._hub.live_job(job.name)
-            # A deleted job's name may be in use again by now.
-            if current is None or (current.attempt, current.created_at) != (job.attempt, job.created_at):
+            # A deleted job's name may be in use again by now; a job that waits for its next attempt has no hosts.
+            is_same = current is not None and (current.attempt, current.created_at) == (job.attempt, job.created_at)
+            if current is None or not is_same or host not in current.hosts:
                 return Order(number=after + 1, kind=OrderKind.RELEASE, reason="the attempt is over")
             self._hear(job, host)
             order = current.hosts[host].order

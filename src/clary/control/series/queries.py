@@ -104,6 +104,7 @@ class BlockFacts:
     host: str
     step_ms: int
     is_rolled: bool  # whether what it holds is in the next coarser blocks too
+    first_row: int  # the number of the first that is in it
     start_ms: int
     end_ms: int  # of its last row
 
@@ -136,7 +137,7 @@ def choose(blocks: Sequence[BlockFacts], query: SeriesQuery) -> list[BlockChoice
             coarse = [block for block in own if block.step_ms == step_ms and block.start_ms < until_ms]
             choices += [BlockChoice(block=block, until_ms=until_ms) for block in coarse]
             cut_ms = min((block.start_ms for block in coarse), default=cut_ms)
-    return sorted(choices, key=lambda choice: (choice.block.host, choice.block.attempt, choice.block.start_ms))
+    return sorted(choices, key=lambda choice: (choice.block.host, choice.block.attempt, choice.block.first_row))
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +191,7 @@ class PointGatherer:
         self._num_points = 0
 
     def add(self, host: str, table: SeriesTable, *, until_ms: int) -> None:
-        """Add what a table holds of the query; tables of a host come in order of time.
+        """Add what a table holds of the query; tables of a host come in the order of their rows.
 
         Raises: ContractError if the answer would be too long.
         """

@@ -161,6 +161,7 @@ def _add_series(connection: Connection) -> None:
             attempt INTEGER NOT NULL,
             host {text} NOT NULL,
             step_ms BIGINT NOT NULL,
+            first_row BIGINT NOT NULL,
             start_ms BIGINT NOT NULL,
             end_ms BIGINT NOT NULL,
             num_rows BIGINT NOT NULL,

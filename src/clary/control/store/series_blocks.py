@@ -71,6 +71,7 @@ class SeriesBlocks:
 
         Raises: JobNotFound.
         """
+        owner = {"job_name": job_name, "attempt": attempt, "host": host}
         is_large = table.num_rows * len(table.columns) > MOST_PACKED_HERE
         packed = await asyncio.to_thread(pack, table) if is_large else pack(table)
 
@@ -89,13 +90,10 @@ class SeriesBlocks:
                 piece = rows_from(table, num_known)
                 data = packed if not num_known else pack(piece)
                 row = row_of(piece, step_ms=ROWS_MS, is_rolled=False, is_open=True, data=data)
-                connection.execute(
-                    insert(series_blocks), {"job_name": job_name, "attempt": attempt, "host": host} | row
-                )
+                connection.execute(insert(series_blocks), {**owner, "first_row": first_row + num_known, **row})
             dropped = max(known_dropped, num_dropped)
             if (next_row, dropped) != (known_row, known_dropped):
-                end = {"job_name": job_name, "attempt": attempt, "host": host}
-                connection.execute(_SET_END, end | {"next_row": next_row, "num_dropped": dropped})
+                connection.execute(_SET_END, {**owner, "next_row": next_row, "num_dropped": dropped})
             return next_row
 
         return await self.write(put)
@@ -143,7 +141,7 @@ class SeriesBlocks:
 
 
 def row_of(table: SeriesTable, *, step_ms: int, is_rolled: bool, is_open: bool, data: bytes) -> dict[str, Any]:
-    """Return a block's columns, but for those that say whose it is; the table has rows."""
+    """Return a block's columns, but for those that say whose it is and where it begins; the table has rows."""
     return {
         "step_ms": step_ms,
         "start_ms": table.at_ms[0],
@@ -184,6 +182,7 @@ def _facts(connection: Connection, query: SeriesQuery) -> list[BlockFacts]:
         columns.host,
         columns.step_ms,
         columns.is_rolled,
+        columns.first_row,
         columns.start_ms,
         columns.end_ms,
     ).where(columns.job_name == query.job_name, columns.end_ms >= query.first_ms, columns.start_ms < query.end_ms)
@@ -198,6 +197,7 @@ def _facts(connection: Connection, query: SeriesQuery) -> list[BlockFacts]:
             host=row.host,
             step_ms=row.step_ms,
             is_rolled=bool(row.is_rolled),
+            first_row=row.first_row,
             start_ms=row.start_ms,
             end_ms=row.end_ms,
         )

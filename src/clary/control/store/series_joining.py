@@ -193,7 +193,8 @@ def _prepared(connection: Connection, group: _Group, *, is_last: bool) -> _Joini
     damaged: list[int] = []
     num_rows = 0
     names: set[str] = set()
-    for number, data in _blocks_of(connection, group):
+    blocks = _blocks_of(connection, group)
+    for number, _, data in blocks:
         try:
             table = unpack(data, place=f"block {number} of host {group.host} of job {group.job_name}")
         except SeriesDamaged as damage:
@@ -213,14 +214,15 @@ def _prepared(connection: Connection, group: _Group, *, is_last: bool) -> _Joini
         return _Joining(damaged=damaged)
     whole = joined(tables)
     is_open = not group.is_rolled or not (is_last or whole.num_rows >= group.rule.rows)
-    new = _rows(whole, group, is_open=is_open)
+    first_row = next(first_row for number, first_row, _ in blocks if number == gone[0])
+    new = [{"first_row": first_row, **row} for row in _rows(whole, group, is_open=is_open)]
     return _Joining(gone=gone, damaged=damaged, new=new, num_rows=whole.num_rows)
 
 
-def _blocks_of(connection: Connection, group: _Group) -> list[tuple[int, bytes]]:
+def _blocks_of(connection: Connection, group: _Group) -> list[tuple[int, int, bytes]]:
     columns = series_blocks.c
     statement = (
-        select(columns.id, columns.data)
+        select(columns.id, columns.first_row, columns.data)
         .where(
             columns.job_name == group.job_name,
             columns.attempt == group.attempt,
@@ -229,10 +231,10 @@ def _blocks_of(connection: Connection, group: _Group) -> list[tuple[int, bytes]]
             columns.is_rolled == int(group.is_rolled),
             columns.is_open == 1,
         )
-        .order_by(columns.start_ms, columns.id)
+        .order_by(columns.first_row)
         .limit(MAX_BLOCKS_AT_ONCE)
     )
-    return [(row.id, bytes(row.data)) for row in connection.execute(statement)]
+    return [(row.id, row.first_row, bytes(row.data)) for row in connection.execute(statement)]
 
 
 def _rows(whole: SeriesTable, group: _Group, *, is_open: bool) -> list[dict[str, Any]]:

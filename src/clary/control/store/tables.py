@@ -69,6 +69,8 @@ series_blocks = Table(
     Column("attempt", Integer, nullable=False),
     Column("host", Text, nullable=False),
     Column("step_ms", BigInteger, nullable=False),  # 0: rows as they were measured
+    # The number of the first row that is in it: times may be equal, and clocks may be set back.
+    Column("first_row", BigInteger, nullable=False),
     Column("start_ms", BigInteger, nullable=False),  # times of the first and the last row
     Column("end_ms", BigInteger, nullable=False),
     Column("num_rows", BigInteger, nullable=False),

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import time
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -11,11 +12,13 @@ from clary.contract.agent_protocol import (
     HEARTBEAT_INTERVAL_S,
     MAX_BATCH_LINES,
     Failure,
+    HostFacts,
     HostPhase,
     LogBatch,
     LogBlock,
     MetricValue,
     OrderKind,
+    Report,
 )
 from clary.contract.clock import SystemClock
 from clary.contract.errors import StoreError, WireError
@@ -223,6 +226,17 @@ async def test_whoever_waits_for_orders_of_a_job_that_goes_is_released(plane):
     await plane.hub.delete("job")
     order = await asyncio.wait_for(waiting, 5)
     assert (order.number, order.kind) == (2, OrderKind.RELEASE)
+
+
+async def test_an_agent_whose_attempt_is_put_on_record_while_it_talks_is_sent_away(plane):
+    job = plane.agent().authorize()
+    facts = HostFacts(phase=HostPhase.PREPARING, phase_started_at=plane.clock.now())
+    waiting = asyncio.create_task(plane.gateway.next_order(job, "algo-1", after=1, wait_s=60))
+    await asyncio.sleep(0)
+    await plane.hub.update("job", lambda job: replace(job, hosts={}, plan=None))
+    assert (await asyncio.wait_for(waiting, 5)).kind is OrderKind.RELEASE
+    with pytest.raises(WireError, match="attempt 1 of job is over"):
+        await plane.gateway.report(job, "algo-1", Report(number=9, facts=facts))
 
 
 async def test_an_old_agent_gets_no_orders_of_a_new_job_under_the_same_name(plane):

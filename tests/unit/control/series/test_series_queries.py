@@ -32,6 +32,7 @@ def block(number, step_ms, first_minute, end_minute, *, is_rolled=False, host="a
         host=host,
         step_ms=step_ms,
         is_rolled=is_rolled,
+        first_row=first_minute * 120,
         start_ms=START_MS + first_minute * 60_000,
         end_ms=START_MS + end_minute * 60_000,
     )
