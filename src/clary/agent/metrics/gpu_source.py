@@ -62,11 +62,12 @@ class GpuSource:
 
     def read(self, now_s: float) -> Values:
         """Return the newest values of every GPU."""
-        self._keep_tool(now_s)
-        for line in self._new_lines():
+        has_ended = self._tool is not None and self._tool.poll() is not None
+        for line in self._new_lines():  # the last words of a tool that has ended too
             reading = parse_gpu_line(line)
             if reading is not None and reading.index in self._places:
                 self._seen[reading.index] = (now_s, reading)
+        self._keep_tool(now_s, has_ended=has_ended)
         self._read_log()
         values: Values = {}
         for index, (seen_s, reading) in sorted(self._seen.items()):
@@ -85,8 +86,8 @@ class GpuSource:
         if log is not None:
             os.close(log)
 
-    def _keep_tool(self, now_s: float) -> None:
-        if self._tool is not None and self._tool.poll() is not None:
+    def _keep_tool(self, now_s: float, *, has_ended: bool) -> None:
+        if self._tool is not None and has_ended:
             logger.warning("nvidia-smi has ended with %d; it is started again in %g s", self._tool.poll(), _RESTART_S)
             self._end_tool()
             self._start_s = now_s + _RESTART_S

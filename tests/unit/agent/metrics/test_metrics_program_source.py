@@ -37,7 +37,7 @@ def start():
         for rank, script in children:
             variables = f"dict(os.environ, RANK={rank!r})" if rank else "dict(os.environ)"
             lines.append(f"subprocess.Popen([sys.executable, '-c', {script!r}], env={variables})")
-        lines.append("while True: time.sleep(0.05); [os.waitpid(-1, os.WNOHANG)]")
+        lines.append("time.sleep(600)")
         text = "\n".join(lines)
         process = subprocess.Popen([sys.executable, "-c", text], start_new_session=True, env={**os.environ, "RANK": ""})
         started.append(process)
