@@ -60,23 +60,26 @@ def main() -> None:
     ways["plain"].model.register_forward_pre_hook(Plain(folder / "plain", orders.interval).begin_step)
     optimizers = {name: way.optimizer(way.model) for name, way in ways.items()}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
+    thread_seconds: dict[str, list[float]] = {name: [] for name in ways}
     losses: dict[str, list[float]] = {name: [] for name in ways}
     names = list(ways)
     for block in range(orders.pairs + WARM_UP):
         turn = block % len(names)
         for name in (*names[turn:], *names[:turn]):
-            began = time.perf_counter()
+            began, thread_began = time.perf_counter(), time.thread_time()
             for step in range(block * orders.interval, (block + 1) * orders.interval):
                 optimizers[name].zero_grad()
                 loss = ways[name].loss(ways[name].model, step, 0)
                 loss.backward()
                 optimizers[name].step()
             seconds[name].append(time.perf_counter() - began)
+            thread_seconds[name].append(time.thread_time() - thread_began)
             losses[name].append(loss.item())
     began = time.perf_counter()
     hook.close()
     answer = {
         "seconds": {name: found[WARM_UP:] for name, found in seconds.items()},
+        "thread_seconds": {name: found[WARM_UP:] for name, found in thread_seconds.items()},
         "close_s": time.perf_counter() - began,
         "verified": losses["ours"] == losses["none"] and _is_whole(folder / "ours", orders, ways["ours"]),
         "num_bytes": 4 * ways["ours"].num_parameters,

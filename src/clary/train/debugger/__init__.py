@@ -13,7 +13,7 @@ numpy when a value is.
 
 errors, modes, save_config, reduction_config, collection, configuration, choosing    what is to be saved, and when
 files, tensor_files, writing                       the standard library alone: what lies where
-ranks, losses, module_watch, buffers, copying, hook    torch: what is seen in a program, and how it is copied
+ranks, losses, module_watch, buffers, copying, saving, hook    torch: what is seen in a program, and how it is copied
 saved_tensor, arrays, trial                        what was saved; numpy once a value is asked for
 rule, rules                                        what is wrong with it; pure over a trial
 automatic                                          a hook for programs that know nothing of it

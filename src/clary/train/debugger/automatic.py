@@ -7,6 +7,7 @@ is said, and nothing is saved.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -17,6 +18,7 @@ from types import ModuleType
 from clary.train.debugger.configuration import HookConfiguration, configuration_path, read_configuration
 from clary.train.debugger.errors import ConfigurationError
 
+SWITCH_VARIABLE = "USE_SMDEBUG"
 _log = logging.getLogger("clary.debugger")
 
 
@@ -28,8 +30,10 @@ def install_from_config(path: str | Path | None = None) -> bool:
     Args:
         path: None for SMDEBUG_CONFIG_FILE_PATH's, or the job's own place.
 
-    Returns: whether there is a configuration to go by.
+    Returns: whether there is a configuration to go by, and USE_SMDEBUG is not 0.
     """
+    if os.environ.get(SWITCH_VARIABLE) == "0":
+        return False
     place = configuration_path(path)
     try:
         configuration = read_configuration(place)

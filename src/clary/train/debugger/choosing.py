@@ -70,10 +70,6 @@ class Chooser:
             self._answers[key] = self._answer(collections, name, alias)
         return self._answers[key]
 
-    def forget(self) -> None:
-        """Forget answers: a collection has got a name more."""
-        self._answers.clear()
-
     def _answer(self, collections: list[Collection], name: str, alias: str) -> Wanted | None:
         matching = [one for one in collections if one.matches(name, alias)]
         if not matching:

@@ -62,7 +62,7 @@ class Collection:
         self.include_regex: list[str] = []
         self.tensor_names: set[str] = set(tensor_names or ())
         self.reduction_config = reduction_config
-        self.save_config = save_config
+        self._save_config = save_config
         self.save_histogram = save_histogram
         self._modules: list[tuple[Any, bool, bool]] = []
         self.include(include_regex)
@@ -71,6 +71,15 @@ class Collection:
         return (
             f"Collection({self.name!r}, include_regex={self.include_regex}, tensor_names={sorted(self.tensor_names)})"
         )
+
+    @property
+    def save_config(self) -> SaveConfig | None:
+        """When it is saved; None for when the hook saves."""
+        return self._save_config
+
+    @save_config.setter
+    def save_config(self, given: Any) -> None:
+        self._save_config = None if given is None else SaveConfig.parse(given)
 
     def include(self, regex: Iterable[str] | str | None) -> None:
         """Add an expression or several.

@@ -18,7 +18,6 @@ import atexit
 import functools
 import logging
 import os
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from typing import Any
 import torch
 
 from clary.train.debugger import losses
-from clary.train.debugger.buffers import Pieces
 from clary.train.debugger.choosing import Chooser, Wanted
 from clary.train.debugger.collection import Collection, CollectionKeys, CollectionManager
 from clary.train.debugger.configuration import (
@@ -43,8 +41,7 @@ from clary.train.debugger.module_watch import ModuleWatch, StepWatch
 from clary.train.debugger.ranks import CHIEF, num_workers, worker_name
 from clary.train.debugger.reduction_config import ReductionConfig
 from clary.train.debugger.save_config import SaveConfig
-from clary.train.debugger.tensor_files import StepIndex
-from clary.train.debugger.writing import Writer
+from clary.train.debugger.saving import Saver
 
 LIMIT_S = 30.0  # a step waits so long for memory, the end so long for the disk
 _log = logging.getLogger("clary.debugger")
@@ -118,15 +115,12 @@ class Hook:
         self.mode = ModeKeys.GLOBAL
         self.step = -1
         self.mode_steps = dict.fromkeys(ModeKeys, -1)
-        self.num_dropped = 0
         self.failure: Exception | None = None
         self.is_automatic = False  # put there by the job, not by the program
         self._is_strict, self._limit_s, self._pid = strict, limit_s, os.getpid()
         self._chooser: Chooser | None = None
         self._now: list[Collection] = []  # collections that this step saves
-        self._copy: StepCopy | None = None
-        self._pieces: Pieces | None = None
-        self._writer: Writer | None = None
+        self._saver: Saver | None = None
         self._worker, self._num_workers = "", 1
         self._scalars: dict[str, tuple[float, bool]] = {}
         self._custom: dict[str, tuple[torch.Tensor, list[str]]] = {}
@@ -180,7 +174,10 @@ class Hook:
         if name not in self.collection_manager.collections:
             self.include_collections.add(name)
         self._chooser = None
-        return self.collection_manager.get(name)
+        collection = self.collection_manager.get(name)
+        if collection.save_config is None:
+            collection.save_config = self.save_config.changed_by({})  # its own, which the program may change
+        return collection
 
     def get_collections(self) -> dict[str, Collection]:
         """Return all collections by name."""
@@ -248,9 +245,8 @@ class Hook:
         losses.stop_listening(self._listener)
         self._modules.close()
         self._finish_step()
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            self._close_writer(writer)
+        if self._saver is not None:
+            self._saver.close(failure="" if self.failure is None else repr(self.failure))
 
     # What happens in the program.
 
@@ -276,14 +272,8 @@ class Hook:
             self._step_watch.end()
             self._step_watch = None
         self._now = []
-        copy, self._copy = self._copy, None
-        if copy is None:
-            return
-        copy.close()
-        if copy.is_empty or self._writer is None:
-            copy.release()
-        else:
-            self._writer.submit(copy)
+        if self._saver is not None:
+            self._saver.finish_step()
 
     @_guarded
     def _see_tensor(self, name: str, tensor: torch.Tensor, alias: str = "") -> None:
@@ -333,6 +323,11 @@ class Hook:
     # How it is kept.
 
     @property
+    def num_dropped(self) -> int:
+        """Steps that had no memory in time."""
+        return 0 if self._saver is None else self._saver.num_dropped
+
+    @property
     def _saves(self) -> bool:
         return not self.dry_run and (self.include_workers == "all" or self._worker == CHIEF)
 
@@ -346,7 +341,7 @@ class Hook:
             save_config=self.save_config,
             reduction_config=self.reduction_config,
         )
-        if self._writer is None:
+        if self._saver is None:
             self._worker = worker_name()
             self._num_workers = num_workers() if self.include_workers == "all" else 1
 
@@ -355,72 +350,38 @@ class Hook:
 
     def _open_copy(self) -> StepCopy | None:
         """Return where this step's tensors go; None if it has to do without."""
-        if self._copy is not None:
-            return self._copy
         if self._is_closed or self.step < 0:
             return None
-        if self._writer is None:
-            self._writer = Writer(Path(self.out_dir), self._worker, limit_s=self._limit_s)
-            self._pieces = Pieces()
-            self._write_collections()
-        assert self._pieces is not None
-        piece = self._pieces.acquire(self._limit_s)
-        if piece is None:
-            self._drop_step()
-            return None
-        index = StepIndex(
-            step=self.step,
-            mode=self.mode,
-            mode_step=self.mode_steps[self.mode],
-            worker=self._worker,
-            num_workers=self._num_workers,
-            written_at=time.time(),
-        )
-        self._copy = StepCopy(index, piece, self._pieces)
-        return self._copy
-
-    def _drop_step(self) -> None:
-        self.num_dropped += 1
-        self._now = []
-        if self.num_dropped == 1:
-            _log.warning(
-                "debugger: step %d was not saved: %s took longer than %.0f s for the steps before; the number of such "
-                "steps will stand in `ended`. Save less, or less often.",
-                self.step,
-                self.out_dir,
-                self._limit_s,
+        if self._saver is None:
+            self._saver = Saver(
+                Path(self.out_dir),
+                self._worker,
+                num_workers=self._num_workers,
+                collections=self.collection_manager,
+                limit_s=self._limit_s,
             )
+        return self._saver.open_copy(self.step, self.mode, self.mode_steps[self.mode])
 
     def _free_name(self, name: str, *, is_repeated: bool) -> str:
         """Return a name that this step does not have; a module's is its own, a loss may be computed several times."""
-        if self._copy is None or not is_repeated:
+        copy = None if self._saver is None else self._saver.copy
+        if copy is None or not is_repeated:
             return name
         found, number = name, 1
-        while found in self._copy:
+        while found in copy:
             found, number = f"{name}_{number}", number + 1
         return found
 
     def _write_collections(self) -> None:
-        if self._writer is not None:
-            self._writer.write_collections(self.collection_manager.to_plain(), self._num_workers)
-
-    def _close_writer(self, writer: Writer) -> None:
-        failure = "" if self.failure is None else repr(self.failure)
-        try:
-            is_written = writer.close(num_dropped=self.num_dropped, failure=failure)
-        except OSError as error:
-            _log.warning("debugger: the end of %s was not written: %s", self._worker, error)
-            return
-        if not is_written:
-            _log.warning("debugger: %s was not written in %.0f s; the last steps are lost", self.out_dir, self._limit_s)
+        if self._saver is not None:
+            self._saver.write_collections()
 
     def _give_up(self, error: Exception) -> None:
         self.failure = error
         _log.error("debugger: nothing more is saved, training goes on: %r", error, exc_info=error)
         self._now = []
-        copy, self._copy = self._copy, None
-        if copy is not None:
-            copy.close()
+        if self._saver is not None:
+            self._saver.abandon_step()
         watch, self._step_watch = self._step_watch, None
         if watch is not None:
             watch.end()

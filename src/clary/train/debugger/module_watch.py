@@ -6,6 +6,7 @@ which tells when a step begins; what else is needed is put in place then and tak
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -44,7 +45,7 @@ class ModuleWatch:
             self.names.setdefault(id(module), _without_wrappers(name) or root)
         if self.model is None:
             self.model = model
-            self._handles.append(model.register_forward_pre_hook(self._called))
+            self._handles.append(model.register_forward_pre_hook(_Call(self._called)))
 
     def add_loss(self, loss: torch.nn.Module) -> None:
         """Take a module as a loss, whatever its class."""
@@ -83,6 +84,22 @@ class ModuleWatch:
     def _called(self, module: torch.nn.Module, _inputs: Any) -> None:
         if not torch.compiler.is_compiling():
             self._begin_step(module)
+
+
+class _Call:
+    """What hangs on the model. Copies and pickles of the model, which take its hooks along, get one that does nothing.
+
+    It is the standard library's: a model that was saved whole is loaded where there is no Clary.
+    """
+
+    def __init__(self, call: Callable[[torch.nn.Module, Any], None]) -> None:
+        self._call = call
+
+    def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
+        self._call(module, inputs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 class StepWatch:

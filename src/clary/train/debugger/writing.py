@@ -39,13 +39,12 @@ class Writer:
 
     Args:
         folder: is made.
-        limit_s: seconds that `close` waits for what is being written.
 
     Raises: OSError.
     """
 
-    def __init__(self, folder: Path, worker: str, *, limit_s: float) -> None:
-        self._folder, self._worker, self._limit_s = folder, worker, limit_s
+    def __init__(self, folder: Path, worker: str) -> None:
+        self._folder, self._worker = folder, worker
         self._groups: set[Path] = set()
         self._waiting: queue.SimpleQueue[Copied | None] = queue.SimpleQueue()
         self.num_written = self.num_failed = self.num_bytes = 0
@@ -65,17 +64,18 @@ class Writer:
         document = {"format": 1, "worker": self._worker, "num_workers": num_workers, "collections": collections}
         self._write_json(f"{COLLECTIONS}/{self._worker}.json", document)
 
-    def close(self, *, num_dropped: int, failure: str = "") -> bool:
+    def close(self, *, limit_s: float, num_dropped: int = 0, failure: str = "") -> bool:
         """Wait until all is written, then say that this worker has ended; whether it was done in time.
 
         Args:
+            limit_s: seconds to wait.
             num_dropped: steps that had no memory in time.
             failure: what ended the saving before the training; empty if nothing did.
 
         Raises: OSError.
         """
         self._waiting.put(None)
-        self._thread.join(self._limit_s)
+        self._thread.join(limit_s)
         if self._thread.is_alive():
             return False
         document = {
@@ -93,11 +93,11 @@ class Writer:
         while (step := self._waiting.get()) is not None:
             try:
                 self._write(step)
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - a full disk, or what a device says when it is asked for a copy
                 self.num_failed += 1
                 if self.num_failed == 1:
                     _log.warning(
-                        "debugger: step %d was not saved: %s; training goes on, later steps are tried",
+                        "debugger: step %d was not saved: %r; training goes on, later steps are tried",
                         step.index.step,
                         error,
                     )

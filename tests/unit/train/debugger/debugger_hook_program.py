@@ -1,5 +1,6 @@
 """The hook in small trainings: what is saved, under which names, at which steps; read again by a trial."""
 
+import copy
 import functools
 import json
 import logging
@@ -334,7 +335,7 @@ def test_a_slow_disk_drops_steps_and_says_how_many(at):
         hook.register_module(model)
         train(model, 6)
         assert hook.num_dropped >= 3
-        hook._limit_s = hook._writer._limit_s = 30
+        hook._saver.limit_s = 30
         may_write.set()
         hook.close()
     finally:
@@ -418,6 +419,53 @@ def test_only_the_first_rank_saves_unless_all_are_asked_for(at):
         assert trial.workers() == expected
         assert trial.tensor("CrossEntropyLoss_output_0").workers(0) == expected
         assert trial.has_ended
+
+
+@in_folder
+def test_models_that_are_copied_or_saved_whole_take_nothing_of_the_hook_along(at):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+    hook = make(at / "tensors", save_all=True, save_config=debugger.SaveConfig(save_interval=1))
+    hook.register_module(model)
+    twins = []
+
+    def after(_):
+        twins.append(copy.deepcopy(model))
+        torch.save(model, at / "whole")
+
+    train(model, 1, after=after)
+    assert b"clary" not in (at / "whole").read_bytes()
+    twins.append(torch.load(at / "whole", weights_only=False))
+    for twin in twins:
+        assert twin(torch.zeros(1, 4)).shape == (1, 2)
+    assert hook.step == 0
+    hook.close()
+
+
+@in_folder
+def test_a_collections_steps_may_be_changed_in_the_program(at):
+    hook = make(at, save_config=debugger.SaveConfig(save_interval=1), include_collections=["weights", "biases"])
+    hook.get_collection("losses").save_config.end_step = 0
+    hook.get_collection("biases").save_config = debugger.SaveConfigMode(save_interval=2)
+    model = Net()
+    hook.register_hook(model)
+    train(model, 3)
+    hook.close()
+    trial = debugger.create_trial(at)
+    assert trial.tensor_names(collection="losses") == []
+    assert trial.tensor("Net_fc.bias").steps() == [0, 2]
+    assert trial.tensor("Net_fc.weight").steps() == [0, 1, 2]
+
+
+@in_folder
+def test_a_compiled_model_is_found_by_itself(at):
+    model = torch.compile(Net(), backend="eager")
+    hook = make(at, include_collections=["gradients"])
+    hook.watch_for_model()
+    train(model, 3)
+    hook.close()
+    trial = debugger.create_trial(at)
+    assert trial.tensor("gradient/Net_fc.weight").steps() == [0, 2]
+    assert trial.tensor("CrossEntropyLoss_output_0").steps() == [0, 2]
 
 
 @in_folder

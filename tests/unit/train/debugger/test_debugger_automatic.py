@@ -50,13 +50,13 @@ def run(program: str, configuration: Path) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=LIMIT_S,
         check=False,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT / "src"),
-            "OMP_NUM_THREADS": "1",
-            "SMDEBUG_CONFIG_FILE_PATH": str(configuration),
-        },
+        env=environment(configuration),
     )
+
+
+def environment(configuration: Path) -> dict[str, str]:
+    ours = {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "SMDEBUG_CONFIG_FILE_PATH": str(configuration)}
+    return {**os.environ, **ours}
 
 
 def test_a_program_that_knows_nothing_is_seen_and_its_end_is_written(tmp_path: Path) -> None:
@@ -86,3 +86,58 @@ def test_a_configuration_that_is_wrong_is_said_and_the_program_runs_on(tmp_path:
     assert "HookParameters has 'save_intervall'; it may have" in done.stderr
     assert done.stdout.split("\n") == ["installs False", "trained", ""]
     assert not (tmp_path / "tensors").exists()
+
+
+DISTRIBUTED = """
+import os, sys
+from clary.train.debugger import install_from_config
+
+assert install_from_config()
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+rank = int(sys.argv[1])
+torch.manual_seed(3)
+store = dist.FileStore(sys.argv[2], 2)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(torch.full((2, 4), rank + 1.0)), torch.tensor([0, 1])).backward()
+    optimizer.step()
+"""  # the group is not destroyed: the program just ends
+
+
+def test_ranks_that_just_end_have_written_all_of_it(tmp_path: Path) -> None:
+    from clary.train import debugger
+
+    file = tmp_path / "hook.json"
+    hook = {"save_interval": "1", "include_workers": "all"}
+    collections = [{"CollectionName": "gradients"}, {"CollectionName": "weights"}]
+    document = {"LocalPath": str(tmp_path / "tensors"), "HookParameters": hook, "CollectionConfigurations": collections}
+    file.write_text(json.dumps(document))
+    ranks = [
+        subprocess.Popen(
+            [str(TRAIN_PYTHON), "-c", DISTRIBUTED, str(rank), str(tmp_path / "store")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(file),
+        )
+        for rank in range(2)
+    ]
+    try:
+        told = [rank.communicate(timeout=LIMIT_S)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0, 0], told
+    trial = debugger.create_trial(tmp_path / "tensors")
+    assert trial.steps() == [0, 1, 2, 3]
+    assert trial.has_ended
+    assert trial.workers() == ["worker_0", "worker_1"]
+    assert trial.tensor("Sequential_0.weight").steps() == [0, 1, 2, 3]
+    assert trial.tensor("gradient/Sequential_0.weight").workers(3) == ["worker_0", "worker_1"]

@@ -1,11 +1,13 @@
 """What is saved, and when: as programs say it, and as a job's configuration does."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from clary.train.debugger.automatic import install_from_config
 from clary.train.debugger.choosing import Chooser, Wanted, needs_modules
 from clary.train.debugger.collection import Collection, CollectionManager
 from clary.train.debugger.configuration import configuration_path, parse_configuration, read_configuration
@@ -129,6 +131,23 @@ def test_a_file_that_is_no_json_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("SMDEBUG_CONFIG_FILE_PATH", str(tmp_path / "hook.json"))
     with pytest.raises(ConfigurationError, match=r"hook\.json is no JSON"):
         read_configuration(configuration_path())
+
+
+def test_no_hook_is_prepared_without_a_configuration_or_where_it_is_switched_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SMDEBUG_CONFIG_FILE_PATH", str(tmp_path / "hook.json"))
+    before = list(sys.meta_path)
+    assert not install_from_config()
+    (tmp_path / "hook.json").write_text("{}")
+    monkeypatch.setenv("USE_SMDEBUG", "0")
+    assert not install_from_config()
+    assert sys.meta_path == before
+    monkeypatch.delenv("USE_SMDEBUG")
+    monkeypatch.setattr(sys, "meta_path", list(before))
+    assert install_from_config()
+    assert install_from_config()
+    assert sys.meta_path[1:] == before  # once
 
 
 def chooser(*included: str, save_all: bool = False, **collections: Any) -> Chooser:

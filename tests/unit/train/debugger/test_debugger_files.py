@@ -58,13 +58,13 @@ class FakeStep:
 
 
 def write_steps(at: Path, *steps: int, worker: str = "worker_0", num_workers: int = 1, ends: bool = True) -> Writer:
-    writer = Writer(at, worker, limit_s=LIMIT_S)
+    writer = Writer(at, worker)
     writer.write_collections({"odd": {"include_regex": ["^w"], "tensor_names": ["scalar"]}}, num_workers)
     given = [FakeStep(step, worker=worker, num_workers=num_workers) for step in steps]
     for one in given:
         writer.submit(one)
     if ends:
-        assert writer.close(num_dropped=0)
+        assert writer.close(limit_s=LIMIT_S)
         assert all(one.is_released for one in given)
     return writer
 
@@ -234,7 +234,7 @@ def test_a_step_is_there_once_all_workers_have_passed_it(tmp_path: Path) -> None
     assert trial.has_passed_step(15) is StepState.NOT_YET_AVAILABLE
     with pytest.raises(StepUnavailable):
         trial.wait_for_steps([5])
-    assert writer.close(num_dropped=0)
+    assert writer.close(limit_s=LIMIT_S)
     assert trial.steps() == [0, 10, 20]
     with pytest.raises(NoMoreData, match=r"step 21 of mode GLOBAL .* the last is 20"):
         trial.wait_for_steps([20, 21])
@@ -248,7 +248,7 @@ def test_whoever_runs_a_job_can_say_that_it_has_ended(tmp_path: Path) -> None:
     mark_ended(tmp_path)
     with pytest.raises(NoMoreData):
         trial.wait_for_steps([1], limit_s=LIMIT_S)
-    writer.close(num_dropped=0)
+    writer.close(limit_s=LIMIT_S)
 
 
 def test_a_trial_does_not_change_while_a_rule_looks(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_trial_does_not_change_while_a_rule_looks(tmp_path: Path) -> None:
     trial.wait_for_steps([0], limit_s=LIMIT_S)
     with no_refresh(trial):
         writer.submit(FakeStep(1))
-        assert writer.close(num_dropped=0)
+        assert writer.close(limit_s=LIMIT_S)
         assert trial.steps() == [0]
     assert trial.steps() == [0, 1]
 
@@ -286,7 +286,7 @@ def test_reading_while_it_grows_never_sees_half_of_anything(tmp_path: Path) -> N
         seen = now
         time.sleep(random.random() / 1000)
     thread.join()
-    assert writer.close(num_dropped=0)
+    assert writer.close(limit_s=LIMIT_S)
     assert seen == list(range(steps))
     assert trial.damaged == {}
 
@@ -297,7 +297,7 @@ def test_an_earlier_tries_end_does_not_count(tmp_path: Path) -> None:
     trial = create_trial(tmp_path)
     trial.wait_for_steps([5], limit_s=LIMIT_S)
     assert not trial.has_ended
-    writer.close(num_dropped=0)
+    writer.close(limit_s=LIMIT_S)
 
 
 class FakeFiles:
