@@ -42,7 +42,8 @@ def step(culprit):
         dist.all_reduce(torch.ones(4))
         if number == 4:
             print("begins", flush=True)
-        time.sleep(0.02)
+        if culprit == "nobody":
+            sum(range(20_000_000))  # a slow step, all of it computing
 
 step(os.environ["CULPRIT"])
 """
@@ -88,7 +89,7 @@ CULPRITS = {
         "waits for its data loader: loading (train.py:17)",
         "1 workers stand at Stuck.__getitem__ (train.py:14)",
     ],
-    "reading": ["is held up by a file or disk: reading (train.py:21)", "while 1 rank waits in all_reduce"],
+    "reading": ["is held up by a file or disk: reading (train.py:21)", "1 rank waits for it in all_reduce"],
     "in_another_order": [
         "rank 0 in all_reduce at step (train.py:30)",
         "rank 1 in barrier at in_another_order (train.py:24)",
@@ -104,6 +105,7 @@ def test_what_holds_a_job_up_is_named_with_its_place(service, job_with, culprit)
         said = service.clary("dump", name).stdout
         if all(words in said.replace("\n    ", " ") for words in CULPRITS[culprit][:1]) or time.monotonic() > end_s:
             break
+        time.sleep(1)
     suspects = [line for line in said.splitlines() if line.startswith("SUSPECT")]
     assert len(suspects) == 1, said
     for words in CULPRITS[culprit]:
@@ -112,7 +114,7 @@ def test_what_holds_a_job_up_is_named_with_its_place(service, job_with, culprit)
     if culprit != "in_another_order":
         assert "rank 1 on algo-2" in suspects[0]
         assert "<< stands out" in said
-    assert service.clary("dump", name, "--last").stdout == said
+    assert suspects[0] in service.clary("dump", name, "--last").stdout
 
 
 def _as_frame(words):
@@ -123,7 +125,7 @@ def _as_frame(words):
 def test_nobody_is_suspected_while_a_job_gets_on_and_what_is_known_is_there_as_data(service, job_with, aws):
     name = job_with("nobody")
     answer = json.loads(service.clary("dump", name, "--json").stdout)
-    assert answer["autopsy"]["suspicions"] == []
+    assert [item for item in answer["autopsy"]["suspicions"] if item["weight"] == "suspect"] == []
     assert answer["missing"] == []
     ranks = {process["rank"]: host for host, dump in answer["dumps"].items() for process in dump["processes"]}
     assert (ranks[0], ranks[1]) == ("algo-1", "algo-2")

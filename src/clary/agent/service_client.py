@@ -107,8 +107,8 @@ class BackOff:
 class ServiceClient:
     """Talks to the service for one host.
 
-    Threads: `report`, `next_order`, `send_logs`, `send_samples`, `send_dump` are called from one thread each at a time, `fetch_assignment` before the thread
-    of `next_order` starts, `encode_logs`, `wake_orders` and `break_off` from any.
+    Threads: `report`, `next_order`, `send_logs`, `send_samples`, `send_dump` are called from one thread each at a time,
+    `fetch_assignment` before the thread of `next_order` starts, `encode_logs`, `wake_orders` and `break_off` from any.
     """
 
     def __init__(self, address: AgentAddress, *, token: str) -> None:

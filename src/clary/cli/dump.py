@@ -42,7 +42,7 @@ def take(service: Connection, job: str) -> dict[str, Any]:
     number = service.post_job_page(job, "dump", {})["number"]
     end_s = time.monotonic() + WAIT_S
     while True:
-        page = service.job_page(job, "dump", {"number": number})
+        page = service.job_page(job, "dump", {"number": number, "brief": 1})
         if not page["missing"] or time.monotonic() > end_s:
-            return page
+            return service.job_page(job, "dump", {"number": number})
         time.sleep(_POLL_S)

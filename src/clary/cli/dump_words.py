@@ -18,12 +18,14 @@ def dump_text(page: Mapping[str, Any], *, threads: bool, colours: bool) -> str:
     """Return the text that `clary dump JOB` prints."""
     taken = clock_time(datetime.fromisoformat(page["asked_at"]))
     hosts = f"{len(page['hosts'])} host{'s' if len(page['hosts']) != 1 else ''}"
-    lines = [f"{page['job']}  attempt {page['attempt']}, {hosts}, {taken}: {page['reason']}"]
+    lines = [f"{page['job']}  attempt {page['attempt']}, {hosts}, {taken}: {printable(page['reason'])}"]
     autopsy = page["autopsy"]
     if autopsy["suspicions"]:
         lines.append("")
-    head = _painted("SUSPECT", _RED, colours)
-    lines += [f"{head}  {printable(item['who'])}: {printable(item['why'])}" for item in autopsy["suspicions"]]
+    for item in autopsy["suspicions"]:
+        is_suspect = item["weight"] == "suspect"
+        head = _painted("SUSPECT", _RED, colours) if is_suspect else item["weight"].upper()
+        lines.append(f"{head}  {printable(item['who'])}: {printable(item['why'])}")
     for group in autopsy["groups"]:
         lines += ["", *_group_lines(group, threads=threads, colours=colours)]
     if not autopsy["groups"]:
@@ -46,7 +48,7 @@ def _group_lines(group: Mapping[str, Any], *, threads: bool, colours: bool) -> I
     for member in members:
         by_host.setdefault(member["host"], []).append(_name(member["rank"], member["pid"]))
     who = "; ".join(f"{', '.join(ranks)} on {host}" for host, ranks in by_host.items())
-    doing = f"{group['doing']}{' in ' + group['operation'] if group['operation'] else ''}"
+    doing = f"{group['doing']}{' in ' + printable(group['operation']) if group['operation'] else ''}"
     head = f"{len(members)} {'rank' if len(members) == 1 else 'ranks'}, {who}: {doing}"
     yield _painted(f"{head}   << stands out", _BOLD, colours) if group["is_odd"] else head
     yield from _frame_lines(group["frames"], most=None if threads else _MOST_FRAMES)
@@ -75,7 +77,13 @@ def _thread_lines(dumps: Mapping[str, Any]) -> list[str]:
 
 def _other_processes(dumps: Mapping[str, Any]) -> list[list[str]]:
     return [
-        [host, str(process["pid"]), process["state"], process["wait_channel"] or "-", printable(process["command"])]
+        [
+            host,
+            str(process["pid"]),
+            process["state"],
+            printable(process["wait_channel"] or "-"),
+            printable(process["command"]),
+        ]
         for host, dump in dumps.items()
         for process in dump["processes"]
         if process["rank"] is None

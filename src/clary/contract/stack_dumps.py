@@ -57,10 +57,11 @@ class ProcessDump:
     state: str  # letter of proc(5): R, S, D, T, Z...
     wait_channel: str  # function of the kernel in which its main thread sleeps; empty if it does not, or is not told
     cpu_s: float
-    num_waits: int  # that its main thread began while it was watched: none for one that is held up
+    num_waits: int  # that its main thread began while it was watched
+    cpu_used_s: float  # while it was watched, with all processes below it
+    bytes_moved: int  # read and written while it was watched, files and connections, with all processes below it
     threads: tuple[ThreadStack, ...]
     sockets: tuple[SocketState, ...]
-    collective: str = ""  # what its collective library last began, and whether it has ended
     error: str = ""  # why there are no stacks
 
 
@@ -72,6 +73,7 @@ class HostDump:
         number: of the request that it answers; 0 for one that the agent took by itself.
         reason: why it was taken.
         addresses: of the host, so that connections can be matched to hosts.
+        num_left_out: processes beyond MAX_PROCESSES.
         watched_s: how long processes were watched before their stacks were read.
     """
 
@@ -82,4 +84,5 @@ class HostDump:
     addresses: tuple[str, ...]
     processes: tuple[ProcessDump, ...]
     watched_s: float = 0.0
+    num_left_out: int = 0
     error: str = ""  # why there is nothing

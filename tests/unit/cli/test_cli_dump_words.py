@@ -31,6 +31,10 @@ def group(*members, frames=None, **changes):
     }
 
 
+def suspect(who, why, weight="suspect"):
+    return {"who": who, "why": why, "weight": weight}
+
+
 def page(*groups, suspicions=(), processes=(), **changes):
     return {
         "job": "demo",
@@ -51,7 +55,7 @@ def lines_of(*arguments, threads=False, colours=False, **changes):
 def test_ranks_stand_by_place_and_suspects_come_first():
     odd = group(("algo-2", 2), is_odd=True, doing="is stopped by a signal", operation="")
     lines = lines_of(
-        group(("algo-1", 0), ("algo-1", 1)), odd, suspicions=[{"who": "rank 2 on algo-2", "why": "it is stopped"}]
+        group(("algo-1", 0), ("algo-1", 1)), odd, suspicions=[suspect("rank 2 on algo-2", "it is stopped")]
     )
     assert lines[0].startswith("demo  attempt 1, 2 hosts, ")
     assert lines[2] == "SUSPECT  rank 2 on algo-2: it is stopped"
@@ -88,9 +92,10 @@ def test_hostile_names_cannot_steer_a_terminal():
     evil = "\x1b[2Jgone"
     text = dump_text(
         page(
-            group(("algo-1", 0), frames=[frame(evil, evil)]),
-            suspicions=[{"who": evil, "why": evil}],
-            processes=[process(None, command=evil, error=evil, threads=[])],
+            group(("algo-1", 0), frames=[frame(evil, evil)], operation=evil),
+            suspicions=[suspect(evil, evil)],
+            reason=evil,
+            processes=[process(None, command=evil, error=evil, wait_channel=evil, threads=[])],
         ),
         threads=True,
         colours=False,
@@ -99,5 +104,10 @@ def test_hostile_names_cannot_steer_a_terminal():
 
 
 def test_colours_are_for_terminals_alone():
-    suspicions = [{"who": "a", "why": "b"}]
+    suspicions = [suspect("a", "b")]
     assert "\x1b[31;1mSUSPECT" in dump_text(page(suspicions=suspicions), threads=False, colours=True)
+
+
+def test_who_is_waited_for_is_told_from_who_is_suspected():
+    lines = lines_of(suspicions=[suspect("rank 0", "it computes", "waited for")])
+    assert lines[2] == "WAITED FOR  rank 0: it computes"

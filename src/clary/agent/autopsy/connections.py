@@ -6,6 +6,7 @@ Source: Documentation/networking/proc_net_tcp.rst; proc_pid_fd(5).
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import struct
@@ -69,15 +70,26 @@ def sockets_of(pid: int, connections: dict[int, SocketState]) -> tuple[SocketSta
     """Return those connections that a process has open, the troubled first."""
     inodes = set()
     try:
-        for name in os.listdir(f"/proc/{pid}/fd"):
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError:  # it has ended, or may not be looked at
+        return ()
+    for name in names:
+        try:
             target = os.readlink(f"/proc/{pid}/fd/{name}")
-            if target.startswith("socket:["):
-                inodes.add(int(target[len("socket:[") : -1]))
-    except OSError:
-        pass  # it has ended, or may not be looked at
+        except OSError:  # closed meanwhile
+            continue
+        if target.startswith("socket:["):
+            inodes.add(int(target[len("socket:[") : -1]))
     own = [connections[inode] for inode in inodes if inode in connections]
     own.sort(key=lambda item: (-item.num_retransmits, -item.unsent_bytes, -item.unread_bytes, item.local, item.peer))
     return tuple(own[:MAX_SOCKETS])
+
+
+def addresses_in(connections: Iterable[SocketState]) -> set[str]:
+    """Return the addresses that a network's own sockets have, but for those that every host has."""
+    found = {item.local.rpartition(":")[0].strip("[]") for item in connections}
+    parsed = {address: ipaddress.ip_address(address) for address in found}
+    return {address for address, value in parsed.items() if not (value.is_loopback or value.is_unspecified)}
 
 
 def _address(text: str) -> str:

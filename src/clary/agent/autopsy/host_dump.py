@@ -8,11 +8,12 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 from clary.agent.autopsy import process_state
-from clary.agent.autopsy.connections import read_connections, sockets_of
+from clary.agent.autopsy.connections import addresses_in, read_connections, sockets_of
 from clary.agent.autopsy.stacks import find_py_spy, read_stacks
 from clary.contract.processes import ProcessEntry, live_descendants
 from clary.contract.stack_dumps import MAX_PROCESSES, HostDump, ProcessDump, SocketState
@@ -20,6 +21,7 @@ from clary.contract.stack_dumps import MAX_PROCESSES, HostDump, ProcessDump, Soc
 LIMIT_S = 20.0  # for the stacks of a host; processes whose turn has not come by then have none
 WATCHED_S = 0.7  # in which a process that gets on waits for many things, one that is held up for none
 _NUM_READERS = 4
+_TRY_S = 6.0  # for py-spy, each time
 _RANK = b"RANK="
 
 
@@ -32,6 +34,7 @@ def dump_host(
     addresses: Sequence[str],
     ranks: Mapping[int, int],
     now: datetime,
+    is_ending: Callable[[], bool] = lambda: False,
 ) -> HostDump:
     """Look at every process below the first one of a host; blocks for about `LIMIT_S` at most.
 
@@ -43,33 +46,36 @@ def dump_host(
         addresses: of the host.
         ranks: process -> rank, of those that the agent has started itself.
         now: time of day.
+        is_ending: whether nobody wants it any more: no further process is looked at then.
     """
-    entries = dict(sorted(live_descendants(first_pid).items())[:MAX_PROCESSES])
-    # Before any stack is read: a pause counts as a wait.
-    waits = {pid: process_state.num_waits(pid) for pid in entries}
-    time.sleep(WATCHED_S)
-    waits = {pid: max(0, process_state.num_waits(pid) - before) for pid, before in waits.items()}
+    entries = live_descendants(first_pid)
     known = with_ranks(entries, ranks, {pid: _rank_in_environment(pid) for pid in entries})
+    # Ranks first: they are what time and room are for.
+    order = sorted(entries, key=lambda pid: (known.get(pid) is None, pid))[:MAX_PROCESSES]
+    begin = {pid: _Counters.of(pid) for pid in entries}
+    time.sleep(WATCHED_S)  # before any stack is read: a pause counts as a wait
+    own = {pid: _Counters.of(pid).since(before) for pid, before in begin.items()}
+    connections = next(filter(None, map(read_connections, (first_pid, *order))), {})
     look = functools.partial(
         _look,
         entries=entries,
         ranks=known,
-        waits=waits,
-        connections=read_connections(next(iter(entries), first_pid)),
+        used={pid: own[pid].with_all(own[child] for child in below(pid, entries)) for pid in order},
+        connections=connections,
         program=find_py_spy(),
         end_s=time.monotonic() + LIMIT_S,
+        is_ending=is_ending,
     )
-    # Ranks first: they are what the time is for.
-    order = sorted(entries, key=lambda pid: (known.get(pid) is None, pid))
     processes = tuple(_at_once(look, order))
     return HostDump(
         number=number,
         reason=reason,
         host=host,
         taken_at=now,
-        addresses=tuple(addresses),
+        addresses=tuple(sorted({*addresses, *addresses_in(connections.values())})),
         processes=processes,
         watched_s=WATCHED_S,
+        num_left_out=len(entries) - len(order),
         error="" if entries else "no process of the program runs",
     )
 
@@ -94,6 +100,41 @@ def with_ranks(
         for pid, rank in environments.items()
         if rank is not None and environments.get(entries[pid].parent) != rank
     }
+
+
+def below(pid: int, entries: Mapping[int, ProcessEntry]) -> list[int]:
+    """Return the processes below one. Pure."""
+    found = [child for child, entry in entries.items() if entry.parent == pid]
+    return found + [grandchild for child in found for grandchild in below(child, entries)]
+
+
+class _Counters(NamedTuple):
+    """What a process has done; `num_waits` of its main thread alone."""
+
+    num_waits: int
+    cpu_s: float
+    num_bytes: int
+
+    @classmethod
+    def of(cls, pid: int) -> _Counters:
+        return cls(process_state.num_waits(pid), process_state.cpu_s(pid), process_state.bytes_moved(pid))
+
+    def since(self, before: _Counters) -> _Counters:
+        """Return what was added; nothing for a process that has ended meanwhile."""
+        return _Counters(
+            max(0, self.num_waits - before.num_waits),
+            max(0.0, self.cpu_s - before.cpu_s),
+            max(0, self.num_bytes - before.num_bytes),
+        )
+
+    def with_all(self, others: Iterable[_Counters]) -> _Counters:
+        """Return the sum of processor time and bytes with those of others."""
+        kept = list(others)
+        return _Counters(
+            self.num_waits,
+            self.cpu_s + sum(other.cpu_s for other in kept),
+            self.num_bytes + sum(other.num_bytes for other in kept),
+        )
 
 
 def _at_once(look: Callable[[int], ProcessDump], pids: Sequence[int]) -> list[ProcessDump]:
@@ -122,14 +163,16 @@ def _look(
     *,
     entries: Mapping[int, ProcessEntry],
     ranks: Mapping[int, int],
-    waits: Mapping[int, int],
+    used: Mapping[int, _Counters],
     connections: dict[int, SocketState],
     program: str | None,
     end_s: float,
+    is_ending: Callable[[], bool],
 ) -> ProcessDump:
     entry = entries[pid]
-    if time.monotonic() < end_s:
-        threads, error = read_stacks(pid, state=entry.state, program=program)
+    left_s = end_s - time.monotonic()
+    if left_s > 0 and not is_ending():
+        threads, error = read_stacks(pid, program=program, limit_s=min(_TRY_S, left_s))
     else:
         threads, error = (), f"not looked at within {LIMIT_S:g} s"
     return ProcessDump(
@@ -140,7 +183,9 @@ def _look(
         state=entry.state,
         wait_channel=process_state.wait_channel(pid),
         cpu_s=process_state.cpu_s(pid),
-        num_waits=waits[pid],
+        num_waits=used[pid].num_waits,
+        cpu_used_s=round(used[pid].cpu_s, 2),
+        bytes_moved=used[pid].num_bytes,
         threads=threads,
         sockets=sockets_of(pid, connections),
         error=error,

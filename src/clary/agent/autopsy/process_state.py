@@ -1,6 +1,7 @@
 """What /proc says of one process: its command, its processor time, where in the kernel it waits.
 
-Source: proc(5): /proc/PID/stat (utime, stime), /proc/PID/cmdline, /proc/PID/wchan, /proc/PID/status.
+Source: proc(5): /proc/PID/stat (utime, stime), /proc/PID/cmdline, /proc/PID/wchan, /proc/PID/status,
+/proc/PID/io.
 """
 
 from __future__ import annotations
@@ -31,8 +32,27 @@ def command(pid: int) -> str:
     """Return the beginning of a process's command line, its program without folders."""
     program, _, arguments = read(f"/proc/{pid}/cmdline").partition(b"\0")
     joined = os.path.basename(program) + b" " + arguments.replace(b"\0", b" ")  # folders would fill the line
-    words = joined.decode("utf-8", "backslashreplace").strip()
+    text = joined.decode("utf-8", "backslashreplace").strip()
+    words = "".join(
+        letter if letter.isprintable() else "?" for letter in text
+    )  # a program chooses it, a terminal shows it
     return words if len(words) <= _MAX_COMMAND_CHARACTERS else f"{words[:_MAX_COMMAND_CHARACTERS]}..."
+
+
+def bytes_moved(pid: int) -> int:
+    """Return the bytes that a process has read and written, files and connections alike."""
+    lines = dict(line.split(b": ") for line in read(f"/proc/{pid}/io").splitlines() if b": " in line)
+    return int(lines.get(b"rchar", 0)) + int(lines.get(b"wchar", 0))
+
+
+def thread_states(pid: int) -> str:
+    """Return the state of each thread of a process, a letter each."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return ""
+    stats = (read(f"/proc/{pid}/task/{thread}/stat").rpartition(b")")[2].split() for thread in threads)
+    return "".join(fields[0].decode("ascii", "replace") for fields in stats if fields)
 
 
 def num_waits(pid: int) -> int:

@@ -13,9 +13,9 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+from clary.agent.autopsy.process_state import thread_states
 from clary.contract.stack_dumps import MAX_FRAMES, MAX_THREADS, Frame, ThreadStack
 
-LIMIT_S = 6.0  # for one try at one process
 _NOT_TO_BE_PAUSED = "TtD"  # stopped, traced, or in a call of the kernel that nothing interrupts: a pause would not end
 _MAX_CHARACTERS = 300  # of a name
 _INTERPRETER = ("libpython", "python3")  # files whose calls say nothing that the calls of Python do not
@@ -28,30 +28,35 @@ def find_py_spy() -> str | None:
     return str(own) if own.is_file() else shutil.which("py-spy")
 
 
-def read_stacks(pid: int, *, state: str, program: str | None) -> tuple[tuple[ThreadStack, ...], str]:
-    """Return the stacks of a process's threads, and why there are none; blocks for at most thrice `LIMIT_S`.
+def read_stacks(pid: int, *, program: str | None, limit_s: float) -> tuple[tuple[ThreadStack, ...], str]:
+    """Return the stacks of a process's threads, and why there are none.
 
-    Unwinding native code does not work in every process; what Python has called is read without it, then.
+    Unwinding native code does not work in every process; what Python has called is read without it, then. A process
+    of which one thread cannot be paused is not paused at all: py-spy would hold the others until that one comes back.
 
     Args:
         pid: as the machine numbers it.
-        state: its letter in proc(5), which says whether it can be paused.
         program: path of py-spy; None says that it is missing.
+        limit_s: for one try; there are three at most.
     """
     if program is None:
         return (), "py-spy is not installed beside the agent: pip install py-spy"
-    ways = [["--nonblocking"]] if state in _NOT_TO_BE_PAUSED else [["--native"], [], ["--nonblocking"]]
+    ways = [["--native"], [], ["--nonblocking"]]
     why = ""
-    for options in ways:
+    while ways:
+        if any(state in _NOT_TO_BE_PAUSED for state in thread_states(pid)):
+            ways = ways[-1:]
+        options = ways.pop(0)
         try:
             ended = subprocess.run(
                 [program, "dump", "--json", *options, "--pid", str(pid)],
                 capture_output=True,
-                timeout=LIMIT_S,
+                timeout=limit_s,
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            why = f"py-spy did not come back within {LIMIT_S:g} s"
+            why = f"py-spy did not come back within {limit_s:g} s"
+            ways = ways[-1:]  # without a pause, then
             continue
         except OSError as error:
             return (), f"py-spy could not be run: {error}"

@@ -5,13 +5,20 @@ seen at rest can be told from one that is written in place only by itself: file 
 at once, and a rename within a tick of their clock leaves no trace in the times. So the file is kept open. If, a moment
 later, its size, times and mode are the same and it has no name any more, then it was at rest until another one took its
 place. While it is open, its room on the disk is not free.
+
+What a writer gives up looks the same: a write fails, half a file is unlinked, and the name is used again. But it is
+unlinked at once, and a whole file keeps its name until the next one has been written. So the time between its last
+change and the loss of its name, which is the last change of the inode itself, has to reach `min_rest_s`. A half that
+its writer leaves alone for longer before it removes it is taken for whole, as one that is left alone for the time of
+two looks is; files that are replaced faster than that are never taken while they change.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from clary.agent.checkpoints.folder import CheckpointFolder
@@ -27,10 +34,15 @@ class _Held:
 
 
 class HeldFiles:
-    """Open files; belongs to one thread."""
+    """Open files; belongs to one thread.
 
-    def __init__(self, folder: CheckpointFolder) -> None:
+    Args:
+        min_rest_s: how long a file that was replaced has to have lain unchanged before.
+    """
+
+    def __init__(self, folder: CheckpointFolder, *, min_rest_s: float) -> None:
         self._folder = folder
+        self._min_rest_ns = round(min_rest_s * 1e9)
         self._held: dict[str, _Held] = {}
 
     def hold(self, paths: Sequence[str]) -> None:
@@ -41,14 +53,18 @@ class HeldFiles:
                 descriptor = self._folder.open_file(path)
             except OSError:
                 continue  # it has gone, or the next reading of it says what is wrong
-            status = os.fstat(descriptor)
+            try:
+                status = os.fstat(descriptor)
+            except OSError:
+                _close(descriptor)  # a network file system has lost it
+                continue
             if stat.S_ISREG(status.st_mode):
                 self._held[path] = _Held(descriptor=descriptor, facts=facts_of(status))
             else:
-                os.close(descriptor)
+                _close(descriptor)
 
     def replaced(self) -> dict[str, FileFacts]:
-        """Return those of which no name is left and nothing has changed since they were opened.
+        """Return those that rested and lost their last name then, unchanged since they were opened.
 
         Meaningful once a moment has passed since then.
         """
@@ -58,18 +74,29 @@ class HeldFiles:
                 status = os.fstat(held.descriptor)
             except OSError:
                 continue  # a network file system has lost it
-            if status.st_nlink == 0 and is_same_content(facts_of(status), held.facts):
-                found[path] = facts_of(status)
+            facts = facts_of(status)
+            rest_ns = facts.changed_ns - max(held.facts.modified_ns, held.facts.changed_ns)
+            if status.st_nlink == 0 and is_same_content(facts, held.facts) and rest_ns >= self._min_rest_ns:
+                found[path] = facts
         return found
 
     def descriptors(self) -> Mapping[str, int]:
         """Return what is open, by path; whoever reads does so at offsets of its own."""
         return {path: held.descriptor for path, held in self._held.items()}
 
+    def keep_only(self, paths: Collection[str]) -> None:
+        """Close all others."""
+        for path in self._held.keys() - set(paths):
+            _close(self._held.pop(path).descriptor)
+
     def release(self) -> None:
         """Close all."""
-        while self._held:
-            os.close(self._held.popitem()[1].descriptor)
+        self.keep_only(())
+
+
+def _close(descriptor: int) -> None:
+    with contextlib.suppress(OSError):  # it was read alone, and is closed all the same
+        os.close(descriptor)
 
 
 def is_same_content(one: FileFacts, other: FileFacts) -> bool:

@@ -17,12 +17,16 @@ from clary.agent.checkpoints.sights import Pace, Sight, compare, follow
 
 
 class Looks:
-    """What is known of a folder; belongs to one thread. `forget` what is open after each round."""
+    """What is known of a folder; belongs to one thread. `forget` what is open after each round.
 
-    def __init__(self, folder: CheckpointFolder, *, pace: Pace) -> None:
+    Args:
+        min_rest_s: how long a file that was replaced has to have lain unchanged before.
+    """
+
+    def __init__(self, folder: CheckpointFolder, *, pace: Pace, min_rest_s: float) -> None:
         self._folder = folder
         self._pace = pace
-        self._held = HeldFiles(folder)
+        self._held = HeldFiles(folder, min_rest_s=min_rest_s)
         self.snapshot = Snapshot()
         self.sights: dict[str, Sight] = {}
 
@@ -38,19 +42,21 @@ class Looks:
         return choose(self.sights, now_s=now_s, pace=self._pace)
 
     def second(self, taken: Mapping[str, GroupContent], *, now_s: float) -> Choice:
-        """Look again, when files at rest have had the time to show it. Raises: OSError."""
+        """Look again, when files at rest have shown it, and close what is not chosen. Raises: OSError."""
         replaced = self._held.replaced()
         self._look(taken, replaced.keys(), now_s)
-        return choose(self.sights, replaced=replaced, now_s=now_s, pace=self._pace)
+        choice = choose(self.sights, replaced=replaced, now_s=now_s, pace=self._pace)
+        self._held.keep_only(choice.replaced)  # an upload may take long, and what is open takes room on the disk
+        return choice
 
     def last(self, taken: Mapping[str, GroupContent], *, now_s: float) -> Choice:
         """Look when nobody writes any more: everything is at rest. Raises: OSError."""
         self._look(taken, (), now_s)
         return choose(self.sights, now_s=now_s, pace=Pace(settle_s=0.0, interval_s=self._pace.interval_s))
 
-    def compare(self, taken: Mapping[str, GroupContent], *, now_s: float) -> None:
-        """Take note of what was taken."""
-        self.sights = compare(self.sights, taken, now_s=now_s)
+    def compare(self, taken: Mapping[str, GroupContent], choice: Choice, *, now_s: float) -> None:
+        """Take note of what was taken, of what was chosen."""
+        self.sights = compare(self.sights, taken, whole=choice.whole, now_s=now_s)
 
     def forget(self) -> None:
         """Close what is kept open."""

@@ -25,6 +25,7 @@ from clary.contract.errors import ClaryError
 
 SETTLE_S = 0.5  # a write that follows has another time then, whatever the kernel's clock tick is
 _SETTLE_MARGIN_S = 0.01
+_REST_SHARE = 0.2  # of that, for a file that is gone and whole: writers unlink a half at once
 _FLUSH_PAUSE_S = 0.5  # between tries of the last round
 _MAX_COPY_TRIES = 3  # of the flush, to bring plain paths up to date
 _MAX_HOPELESS = 3  # tries of the last round that a refusal, or a file that cannot be read, may cost
@@ -63,7 +64,7 @@ class Mirror:
         self._break_off = break_off
         self._interval_s = interval_s
         self._pace = Pace(settle_s=min(settle_s, interval_s), interval_s=interval_s)
-        self._looks = Looks(folder, pace=self._pace)
+        self._looks = Looks(folder, pace=self._pace, min_rest_s=_REST_SHARE * self._pace.settle_s)
         self._clock = clock
         self._changed = threading.Condition()
         self._is_final = False
@@ -223,7 +224,7 @@ class Mirror:
             self._progress.begins()
             self._is_behind = True
             self._writer.take(self._looks.snapshot, choice, held=self._looks.held)
-            self._looks.compare(self._writer.taken, now_s=self._clock.monotonic())
+            self._looks.compare(self._writer.taken, choice, now_s=self._clock.monotonic())
             self._progress.saw(self._looks.sights, self._writer.taken)
 
     def _publish(self) -> bool:

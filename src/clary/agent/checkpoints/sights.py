@@ -9,8 +9,10 @@ written is busy too, and a set without it would be half a checkpoint. What tells
 
 - what is replaced by another file before it can be seen at rest, if it has changed again and again and nothing else in
   the group has: each was whole, so nobody is in the midst of a save, and there is nothing that it belongs to;
-- what is busy for long and still small: whoever writes a checkpoint would be done by then;
-- what is busy for very long, whatever its size.
+- what is busy for long and still small, if saves go on beside it: its name was there when the group was taken, or
+  another file of the group was written and came to rest twice meanwhile. A new name alone may be a shard that is
+  written slowly, whatever its size;
+- what is busy for very long, whatever it is.
 
 All else that is busy, new names above all, is taken for a save on its way and waited for.
 """
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from clary.agent.checkpoints.grouping import NOTHING, GroupContent
 from clary.agent.checkpoints.scanning import FileFacts
@@ -27,6 +30,7 @@ _PATIENCE_INTERVALS = 10
 _NOISE_INTERVALS = 2
 _NOISE_S = 10.0  # whatever the interval: saves take as long as they take
 _NOISE_BYTES_A_SECOND = 1_000_000  # below what the slowest disk takes
+_NUM_RESTS = 2  # one may be that of another shard of the same save
 _NUM_ALONE = 3  # with three looks in a row nobody falls between the files of one save
 
 
@@ -59,6 +63,7 @@ class FileSight:
     is_replaced: bool = False  # whether it was whole at the last look but one, and another one has its place
     taken: FileFacts | None = None  # what the newest set has of it
     dirty_since_s: float | None = None  # the first look that saw something else than that; None: nothing else
+    rested_s: tuple[float, ...] = ()  # the last two looks that saw that it had been written and had come to rest
 
     def is_at_rest(self, now_s: float, pace: Pace) -> bool:
         """Whether the look at `now_s` saw it at rest."""
@@ -69,11 +74,15 @@ class FileSight:
         """Whether it has changed again and again, and nothing else has."""
         return self.num_alone >= _NUM_ALONE
 
-    def is_busy_for_long(self, now_s: float, pace: Pace) -> bool:
-        """Whether it is busy for longer than a file of its size takes to be written."""
+    def is_busy_for_long(self, now_s: float, pace: Pace, *, outlasts_saves: bool) -> bool:
+        """Whether it is busy for longer than it takes to be written.
+
+        Args:
+            outlasts_saves: whether saves were done beside it, so that its size says how long that is.
+        """
         busy_s = 0.0 if self.is_at_rest(now_s, pace) else now_s - self.busy_since_s
         size_bytes = self.facts.size_bytes if self.facts is not None else 0
-        is_small = size_bytes <= _NOISE_BYTES_A_SECOND * busy_s
+        is_small = outlasts_saves and size_bytes <= _NOISE_BYTES_A_SECOND * busy_s
         return busy_s > (pace.small_patience_s if is_small else pace.patience_s)
 
 
@@ -86,6 +95,7 @@ class Sight:
     frame_since_s: float  # the first look that saw exactly these empty folders and links
     frame_dirty_since_s: float | None = None  # the first look that saw others than were taken
     unrest_since_s: float | None = None  # the first look since which it was dirty and not at rest but for noise
+    old_names: frozenset[str] = frozenset()  # that were there when it was last taken whole, noise among them
 
     @property
     def dirty_since_s(self) -> float | None:
@@ -98,8 +108,16 @@ class Sight:
         return frozenset(
             path
             for path, file in self.files.items()
-            if (file.is_replaced and file.changes_alone) or file.is_busy_for_long(now_s, pace)
+            if (file.is_replaced and file.changes_alone)
+            or file.is_busy_for_long(now_s, pace, outlasts_saves=self._outlasts_saves(path, file))
         )
+
+    def _outlasts_saves(self, path: str, file: FileSight) -> bool:
+        """Whether saves were done while a file was there, or busy."""
+        if path in self.old_names or file.taken is not None:
+            return True
+        rested_s = [other.rested_s[0] for other in self.files.values() if len(other.rested_s) == _NUM_RESTS]
+        return max(rested_s, default=-inf) > file.busy_since_s
 
     def is_dirty_but_for(self, noise: Collection[str]) -> bool:
         """Whether anything else is not in the newest set."""
@@ -147,12 +165,19 @@ def follow(
             frame_since_s=before.frame_since_s if before is not None and has_same_frame else now_s,
             frame_dirty_since_s=before.frame_dirty_since_s if before is not None else None,
             unrest_since_s=before.unrest_since_s if before is not None else None,
+            old_names=before.old_names if before is not None else frozenset(),
         )
     return {name: _with_unrest(sight, now_s, pace) for name, sight in compare(found, taken, now_s=now_s).items()}
 
 
-def compare(sights: Mapping[str, Sight], taken: Mapping[str, GroupContent], *, now_s: float) -> dict[str, Sight]:
-    """Return what is known after something was taken; without another look."""
+def compare(
+    sights: Mapping[str, Sight], taken: Mapping[str, GroupContent], *, whole: Collection[str] = (), now_s: float
+) -> dict[str, Sight]:
+    """Return what is known after something was taken; without another look.
+
+    Args:
+        whole: groups that were to be taken whole.
+    """
     found = {}
     for name, sight in sights.items():
         known = taken.get(name, NOTHING)
@@ -162,7 +187,9 @@ def compare(sights: Mapping[str, Sight], taken: Mapping[str, GroupContent], *, n
         elif dirty_since_s is None:
             dirty_since_s = now_s
         files = {path: _compared(file, known.files.get(path), now_s) for path, file in sight.files.items()}
-        new = replace(sight, files=files, frame_dirty_since_s=dirty_since_s)
+        was_taken = name in whole and any(file.taken != sight.files[path].taken for path, file in files.items())
+        names = frozenset(sight.content.files) if was_taken else sight.old_names
+        new = replace(sight, files=files, frame_dirty_since_s=dirty_since_s, old_names=names)
         if new.content != NOTHING or known != NOTHING or files:
             found[name] = new
     return found
@@ -176,7 +203,10 @@ def _seen_again(before: FileSight | None, facts: FileFacts | None, now_s: float,
         return replace(before, facts=facts, since_s=now_s, busy_since_s=now_s if was_at_rest else before.busy_since_s)
     if not before.is_at_rest(now_s, pace):
         return before
-    return replace(before, busy_since_s=now_s)
+    rested_s = before.rested_s
+    if before.busy_since_s <= before.since_s and before.facts is not None and before.dirty_since_s is not None:
+        rested_s = (*rested_s, now_s)[-_NUM_RESTS:]
+    return replace(before, busy_since_s=now_s, rested_s=rested_s)
 
 
 def _counted(files: Mapping[str, FileSight], now_s: float, *, is_frame_new: bool) -> dict[str, FileSight]:

@@ -323,7 +323,8 @@ class SetWriter:
 def _chosen_files(contents: Mapping[str, GroupContent], choice: Choice) -> dict[str, FileFacts]:
     files: dict[str, FileFacts] = {}
     for name in choice.whole:
-        files.update(contents.get(name, NOTHING).files)
+        # A set does not take noise from here, and whoever waits for the set must not wait for it.
+        files.update(contents.get(name, NOTHING).without(choice.noise.get(name, ())).files)
     for name, paths in choice.single.items():
         content = contents.get(name, NOTHING)
         files.update({path: content.files[path] for path in paths if path in content.files})

@@ -132,6 +132,8 @@ class Uploader:
                     if self._is_given_up():
                         raise AgentError(f"the upload of checkpoint {upload.path!a} was given up")
                     offset += len(data)
+                    if offset > upload.facts.size_bytes:
+                        raise _ChangedError  # it may grow as fast as it is read
                     digest.update(data)
                     writer.write(data)
                     self._on_progress()

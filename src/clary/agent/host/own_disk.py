@@ -15,8 +15,9 @@ machine's disk: a program whose disk is full can still be told to stop and say w
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clary.agent.host import kernel
@@ -33,10 +34,26 @@ _MIB = 1024 * 1024
 def enter_own_mounts() -> None:
     """Give this process, which has one thread, a mount namespace of its own; what the machine mounts is seen there.
 
-    Raises: OSError, without the right to do so.
+    Where: the agent's first deed. A failure is kept for `OwnDisk.mount`, which says it when somebody listens.
     """
-    kernel.unshare(kernel.CLONE_NEWNS)
-    kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_SLAVE)
+    try:
+        kernel.unshare(kernel.CLONE_NEWNS)
+        kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_SLAVE)
+    except OSError as error:
+        _mounts.why_shared = f"it could not be made: {error}"
+    else:
+        _mounts.owner_pid = os.getpid()
+
+
+@dataclass
+class _Mounts:
+    """Whose mounts this process sees."""
+
+    owner_pid: int | None = None  # the process that made them its own; a child of it shares them
+    why_shared: str = "nobody made one"
+
+
+_mounts = _Mounts()
 
 
 class OwnDisk:
@@ -57,7 +74,7 @@ class OwnDisk:
         self._mounted: list[Path] = []
 
     def mount(self, *, available_bytes: int | None) -> None:
-        """Make it; the process must be in a mount namespace of its own (`enter_own_mounts`).
+        """Make it; refused unless this process is in a mount namespace of its own (`enter_own_mounts`).
 
         Args:
             available_bytes: of the machine's memory, in which the disk lies; None: nobody knows.
@@ -68,6 +85,12 @@ class OwnDisk:
                 f"{self._folder.parent.name}: a disk of its own of {self._size_bytes // _MIB} MiB would take more than "
                 f"half of the memory that is free here, {available_bytes // _MIB} MiB; ask for a smaller one",
                 fault=Fault.USER,
+            )
+        if _mounts.owner_pid != os.getpid():
+            raise AgentError(
+                f"{self._folder.parent.name}: a disk of its own takes a mount namespace of the agent's own, else it "
+                f"would be mounted for the whole machine; {_mounts.why_shared}. Disks of hosts' own take a service "
+                "that runs as root and may mount"
             )
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,8 @@ from clary.contract.agent_protocol import Failure
 from clary.contract.errors import Fault
 from clary.contract.launch_plan import LaunchPlan
 
-_DUMP_S = 30.0  # more than a dump takes
+_DUMP_S = 60.0  # for this host's dump to reach the service; more than it takes
+_OTHERS_S = 5.0  # then for those of the other hosts: a report, the look, the way
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ class HangAlarm:
 
     Args:
         plan: says how long it may do nothing, and whether it is ended then.
-        take_dump: begins to look at the host's processes, for a reason; returns what is set when that is done.
+        take_dump: begins to look at the host's processes, for a reason; returns what is set when the service knows.
         on_hung: told why the program should be ended; from another thread.
     """
 
@@ -47,6 +48,7 @@ class HangAlarm:
         self._take_dump = take_dump
         self._on_hung = on_hung
         self._watch: ProgressWatch | None = None
+        self._gets_on = threading.Event()  # or the watch has ended: nobody is ended for the present alarm any more
         self.failure: Failure | None = None  # of a program that was ended because it hangs
 
     def start(self, first_pid: int | None) -> None:
@@ -73,6 +75,7 @@ class HangAlarm:
 
     def close(self) -> None:
         """End the watch; harmless when repeated."""
+        self._gets_on.set()
         if self._watch is not None:
             self._watch.close()
 
@@ -80,11 +83,19 @@ class HangAlarm:
         logger.warning("%s", words)
         self._log.say(f"alarm: {words}")
         self._board.tell(standstill=words)
-        is_taken = self._take_dump(words)
+        is_known = self._take_dump(words)
         if self._plan.restart_hung:
-            is_taken.wait(_DUMP_S)  # the end leaves nothing to look at
+            self._gets_on = threading.Event()
+            arguments = (words, is_known, self._gets_on)
+            threading.Thread(target=self._end_after_dump, args=arguments, name="hang-end", daemon=True).start()
+
+    def _end_after_dump(self, words: str, is_known: threading.Event, gets_on: threading.Event) -> None:
+        """Have the program ended once all hosts had time to be looked at: its end leaves nothing to look at."""
+        is_known.wait(_DUMP_S)
+        if not gets_on.wait(_OTHERS_S):
             self._on_hung(words)
 
     def _end_alarm(self) -> None:
+        self._gets_on.set()
         self._log.say("the program goes on")
         self._board.tell(standstill="")

@@ -2,7 +2,7 @@
 
 Where: `progress_watch`. Counters are summed over the live processes below the host's first one; what belongs to one
 that has ended is missing from then on, which the policy takes for a movement.
-Source: proc(5): /proc/PID/io (rchar, wchar), /proc/PID/net/dev; the rest in `autopsy.process_state`.
+Source: proc(5): /proc/PID/net/dev; the rest in `autopsy.process_state`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def read_counters(first_pid: int) -> Counters:
     pids = [first_pid, *live_descendants(first_pid)]
     return Counters(
         cpu_s=sum(map(process_state.cpu_s, pids)),
-        io_bytes=sum(map(_io_bytes, pids)),
+        io_bytes=sum(map(process_state.bytes_moved, pids)),
         network_bytes=_network_bytes(first_pid),
     )
 
@@ -48,11 +48,6 @@ def evidence(first_pid: int) -> str:
 
 def _waits_in(pid: int) -> str:
     return process_state.wait_channel(pid) or "no wait in the kernel"
-
-
-def _io_bytes(pid: int) -> int:
-    lines = dict(line.split(b": ") for line in process_state.read(f"/proc/{pid}/io").splitlines() if b": " in line)
-    return int(lines.get(b"rchar", 0)) + int(lines.get(b"wchar", 0))
 
 
 def _network_bytes(pid: int) -> int:

@@ -10,13 +10,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
+from http import HTTPStatus
 
 from clary.agent.autopsy.host_dump import LIMIT_S, dump_host
 from clary.agent.service_client import AttemptOver, BackOff, ServiceRefused, ServiceUnreachable
 from clary.contract.launch_plan import HostPlan
 from clary.contract.stack_dumps import HostDump
 
+_JOIN_S = 2.0
 UNASKED = 0  # number of a dump that nobody has asked for
 _SEND_S = 20.0  # for a service that is away; a dump is worth little later, and the next is asked for
 
@@ -40,6 +43,7 @@ class StackDumps:
         self._taking = threading.Lock()
         self._sending = threading.Lock()  # dumps share a connection
         self._ending = threading.Event()
+        self._threads: list[threading.Thread] = []
 
     def watch(self, first_pid: int | None, ranks: Callable[[], Mapping[int, int]]) -> None:
         """Say what runs: the first process of the program, and which of its processes are which ranks."""
@@ -56,23 +60,31 @@ class StackDumps:
             self._start(number, reason)
 
     def take_unasked(self, reason: str) -> threading.Event:
-        """Take a dump and send it. Returns at once, what is set when it is taken, which `LIMIT_S` bounds."""
+        """Take a dump and send it. Returns at once, what is set when the service has it, or will not get it."""
         return self._start(UNASKED, reason)
 
     def close(self) -> None:
-        """Send nothing more. A thread that is looking at a process ends with its look, or with the agent."""
+        """Look at no further process and send nothing more; what is being looked at is waited for, for `_JOIN_S`."""
         self._ending.set()
+        end_s = time.monotonic() + _JOIN_S
+        for thread in self._threads:
+            thread.join(max(0.0, end_s - time.monotonic()))
 
     def _start(self, number: int, reason: str) -> threading.Event:
-        is_taken = threading.Event()
-        arguments = (number, reason, is_taken)
-        threading.Thread(target=self._take_and_send, args=arguments, name="stack-dump", daemon=True).start()
-        return is_taken
+        is_over = threading.Event()
+        arguments = (number, reason, is_over)
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        self._threads.append(
+            threading.Thread(target=self._take_and_send, args=arguments, name="stack-dump", daemon=True)
+        )
+        self._threads[-1].start()
+        return is_over
 
-    def _take_and_send(self, number: int, reason: str, is_taken: threading.Event) -> None:
-        dump = self._take(number, reason)
-        is_taken.set()
-        self._deliver(dump)
+    def _take_and_send(self, number: int, reason: str, is_over: threading.Event) -> None:
+        try:
+            self._deliver(self._take(number, reason))
+        finally:
+            is_over.set()
 
     def _take(self, number: int, reason: str) -> HostDump:
         first_pid, now = self._first_pid, datetime.now(UTC)
@@ -89,6 +101,7 @@ class StackDumps:
                     addresses=(self._host.address,),
                     ranks=self._ranks(),
                     now=now,
+                    is_ending=self._ending.is_set,
                 )
             except Exception as failure:  # boundary: a dump must not end what it looks at
                 logger.exception("the processes of %s could not be looked at", self._host.name)
@@ -113,6 +126,9 @@ class StackDumps:
                     self._send(dump)
                 return
             except (AttemptOver, ServiceRefused) as error:
+                if error.details.get("status") == HTTPStatus.REQUEST_ENTITY_TOO_LARGE and dump.processes:
+                    dump = shortened(dump)
+                    continue
                 logger.warning("nobody takes the dump: %s", error)
                 return
             except ServiceUnreachable as error:
@@ -121,3 +137,16 @@ class StackDumps:
             except Exception:  # boundary: as above
                 logger.exception("the dump could not be sent")
                 return
+
+
+def shortened(dump: HostDump) -> HostDump:
+    """Return the dump with ranks and their main threads alone; without any process if it was that already. Pure."""
+    ranks = [process for process in dump.processes if process.rank is not None]
+    kept = tuple(
+        replace(process, threads=tuple(thread for thread in process.threads if thread.is_main), sockets=())
+        for process in ranks
+    )
+    if kept == dump.processes:
+        kept = ()
+    why = dump.error or "the service takes no more at once: ranks and their main threads alone are shown"
+    return replace(dump, processes=kept, num_left_out=dump.num_left_out + len(dump.processes) - len(kept), error=why)

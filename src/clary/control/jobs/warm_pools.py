@@ -18,6 +18,7 @@ from typing import Any
 
 from clary.contract.agent_protocol import HostPhase
 from clary.contract.errors import Fault
+from clary.contract.rehearsals import is_rehearsal
 from clary.contract.statuses import WarmPoolStatus
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import EndCause, TrainingJob, WarmPool
@@ -168,7 +169,9 @@ def why_over(job: TrainingJob, *, now: datetime) -> str:
 
 
 def matches(job: TrainingJob, holder: TrainingJob) -> bool:
-    """Whether a waiting job may run on the hosts that an ended one has left."""
+    """Whether a waiting job may run on the hosts that an ended one has left; rehearsals take and leave none."""
+    if is_rehearsal(job.request) or is_rehearsal(holder.request):
+        return False  # their agents hold disks, which others' cannot, and their hosts were struck
     groups, held = JobRequest(job.request).instance_groups, JobRequest(holder.request).instance_groups
     if groups != held or JobRequest(job.request).is_spot:
         return False

@@ -13,6 +13,7 @@ from typing import Any
 from clary.contract.clock import Clock
 from clary.contract.errors import WireError
 from clary.contract.launch_plan import Environment
+from clary.contract.rehearsals import DISKS_VARIABLE, disk_bytes
 from clary.control.jobs import warm_pools
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
@@ -39,7 +40,12 @@ ResolveImage = Callable[[str], tuple[Environment, tuple[str, ...]]]
 
 
 class Admission:
-    """Knows the machine, the settings and what runs."""
+    """Knows the machine, the settings and what runs.
+
+    Args:
+        why_no_disks: told how many bytes the disks that hosts of a rehearsal want to themselves hold together, says
+            why they can not be had here; empty if they can.
+    """
 
     def __init__(
         self,
@@ -49,7 +55,9 @@ class Admission:
         resolve_image: ResolveImage,
         market: SpotMarket,
         clock: Clock,
+        why_no_disks: Callable[[int], str] = lambda size_bytes: "this service makes none",
     ) -> None:
+        self._why_no_disks = why_no_disks
         self._settings = settings
         self._market = market
         self._clock = clock
@@ -61,7 +69,8 @@ class Admission:
     def admit(self, request: Mapping[str, Any]) -> tuple[str, ...]:
         """Return notes on how the request maps to this machine.
 
-        Raises: WireError(ResourceLimitExceeded) for what can never fit, ValidationException for an unknown image.
+        Raises: WireError(ResourceLimitExceeded) for what can never fit, ValidationException for an unknown image, or
+            disks of a rehearsal that can not be had here.
         """
         job = JobRequest(request)
         _, image_notes = self._resolve_image(job.image)
@@ -70,6 +79,7 @@ class Admission:
         if refusal is not None:
             raise WireError("ResourceLimitExceeded", refusal.reason)
         self._check_warm_pool_limit(job)
+        self._check_disks(request, mapping)
         return (*mapping.notes, *image_notes)
 
     def environment(self, image: str) -> Environment:
@@ -119,6 +129,13 @@ class Admission:
         if job.not_before is not None and (left_s := (job.not_before - self._clock.now()).total_seconds()) > 0:
             return f"Pauses before it is tried again: {max(1, round(left_s))} s."
         return self._market.why_wait(job)
+
+    def _check_disks(self, request: Mapping[str, Any], mapping: HostMapping) -> None:
+        needed_bytes = sum(disk_bytes(request, host.name) or 0 for host in mapping.hosts)
+        if needed_bytes and (why := self._why_no_disks(needed_bytes)):
+            raise WireError(
+                "ValidationException", f"{DISKS_VARIABLE} in Environment asks for disks of hosts' own: {why}."
+            )
 
     def _check_warm_pool_limit(self, job: JobRequest) -> None:
         limit = self._settings.warm_pool_max_hosts

@@ -144,6 +144,7 @@ class AgentGateway:
             self._counted.pop(stream, None)
         for key in [key for key in self._lags if key[0] == job.name]:
             del self._lags[key]
+        self._dumps.want_no_more(job.name)
 
     def authorize(self, name: str, attempt: int, host: str, token: str) -> TrainingJob:
         """Return the live job that the agent belongs to.

@@ -51,7 +51,13 @@ class DumpDesk:
         self._answered: dict[tuple[str, int], set[str]] = {}  # the same -> hosts
 
     def ask(self, job: TrainingJob, reason: str) -> DumpRequest:
-        """Want a dump of every host of a job; each is told with its next report."""
+        """Want a dump of every host of a job; each is told with its next report.
+
+        Who asks while hosts still owe an answer to another gets that one.
+        """
+        present = self._present(job)
+        if present is not None and not self._answered[job.name, job.attempt].issuperset(present.hosts):
+            return present
         now = self._clock.now()
         numbers = self.numbers(job.name)
         request = DumpRequest(
@@ -78,13 +84,16 @@ class DumpDesk:
 
         Raises: WireError 404 for the answer to a request that is not, or no longer, wanted.
         """
-        request = self._present(job)
         if dump.number == 0:
-            request = request or self.ask(job, f"{host}: {dump.reason}")
-        elif request is None or request.number != dump.number:
+            request: DumpRequest | None = self._present(job) or self.ask(job, f"{host}: {dump.reason}")
+        else:
+            request = _read(DumpRequest, self._place(job.name, dump.number) / _REQUEST)
+        if request is None or request.attempt != job.attempt or host not in request.hosts:
             raise WireError("NotFound", f"dump {dump.number} of {job.name} is not wanted", http_status=404)
-        self._answered[job.name, job.attempt].add(host)
         _write(self._place(job.name, request.number) / f"{host}.json", to_plain(dump))
+        present = self._present(job)
+        if present is not None and present.number == request.number:
+            self._answered[job.name, job.attempt].add(host)
 
     def numbers(self, job_name: str) -> list[int]:
         """Return the numbers of a job's dumps, the newest first."""
@@ -93,6 +102,12 @@ class DumpDesk:
         except OSError:
             return []
         return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
+
+    def missing(self, job_name: str, number: int) -> list[str] | None:
+        """Return the hosts that have not answered a request; None if there is none of this number."""
+        folder = self._place(job_name, number)
+        request = _read(DumpRequest, folder / _REQUEST)
+        return None if request is None else [host for host in request.hosts if not (folder / f"{host}.json").exists()]
 
     def read(self, job_name: str, number: int) -> tuple[DumpRequest, dict[str, HostDump]] | None:
         """Return a dump with what hosts have answered, by host; None if there is none of this number."""
@@ -106,6 +121,10 @@ class DumpDesk:
     def forget(self, job_name: str) -> None:
         """Remove the dumps of a job that was deleted."""
         shutil.rmtree(self._folder / job_name, ignore_errors=True)
+        self.want_no_more(job_name)
+
+    def want_no_more(self, job_name: str) -> None:
+        """Drop what hosts of a job still owe: they are gone."""
         for key in [key for key in self._wanted if key[0] == job_name]:
             del self._wanted[key], self._answered[key]
 

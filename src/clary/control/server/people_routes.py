@@ -83,7 +83,7 @@ class PeopleRoutes:
             case "dump" if request.method == "POST":
                 return json_answer(ask_for_dump(self._services, job))
             case "dump":
-                return json_answer(dump_page(self._services, job, query_of(request)))
+                return json_answer(await dump_page(self._services, job, query_of(request)))
             case "reclaim" if request.method == "POST":
                 return json_answer(await reclaim(self._services, job, read_json(request)))
             case "request":

@@ -100,7 +100,8 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
         engine = LocalEngine(settings, urls.api, relayed_urls=[urls.proxy] if urls.proxy else [])
         resolve_image = partial(resolve, settings=settings, probe=InterpreterProbe())
         market = SpotMarket(hub, clock, _spot_schedule(settings))
-        admission = Admission(settings, engine.machine(), hub, resolve_image, market, clock)
+        faults = LocalFaults(engine, settings.home_folder)
+        admission = Admission(settings, engine.machine(), hub, resolve_image, market, clock, faults.why_no_disks)
         dumps = DumpDesk(folder.root / "dumps", clock=clock)
         services = Services(
             settings=settings,
@@ -120,7 +121,7 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
         pool_gateway = PoolGateway(hub, clock, pool_token=secrets.pool_token)
         checkpoints = CheckpointRoutes(client)
         stack.push_async_callback(checkpoints.close)
-        rehearsals = RehearsalActions(LocalFaults(engine, settings.home_folder), admin_token=secrets.admin_token)
+        rehearsals = RehearsalActions(faults, admin_token=secrets.admin_token)
         people = PeopleRoutes(services, admin_token=secrets.admin_token, checkpoints=checkpoints, rehearsals=rehearsals)
         spot = SpotRoutes(market, admin_token=secrets.admin_token)
         handler = ClaryHandler(AgentRoutes(gateway, samples), PoolRoutes(pool_gateway), people, spot, rehearsals)

@@ -2,10 +2,11 @@
 
 import os
 import socket
+import threading
 
 import pytest
 
-from clary.agent.autopsy.connections import parse_connections, read_connections, sockets_of
+from clary.agent.autopsy.connections import addresses_in, parse_connections, read_connections, sockets_of
 
 LINES = [
     "   0: 0100007F:1E61 0200000A:C350 01 00000010:00000020 01:00000014 00000003  1000        0 4242 2 0 20 4 30 10 -1",
@@ -27,7 +28,7 @@ def test_addresses_queues_and_retransmissions_are_read():
 
 @pytest.mark.parametrize("line", ["", "0: x", "0: zz:1 00:2 01 0:0 0:0 0 0 0 5", "a b c d e f g h i j"])
 def test_other_lines_are_refused(line):
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"."):
         parse_connections([line])
 
 
@@ -46,3 +47,29 @@ def test_what_a_process_has_not_read_is_seen():
 def test_a_process_that_has_ended_has_none():
     assert sockets_of(2**22 + 1, {}) == ()
     assert read_connections(2**22 + 1) == {}
+
+
+def test_a_networks_own_addresses_are_those_of_its_sockets():
+    assert addresses_in(parse_connections(LINES).values()) == set()
+    line = LINES[0].replace("0100007F", "0100000A")
+    assert addresses_in(parse_connections([line]).values()) == {"10.0.0.1"}
+
+
+def test_descriptors_that_close_meanwhile_hide_no_others():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        is_over = threading.Event()
+
+        def open_and_close():
+            while not is_over.is_set():
+                os.close(os.open("/dev/null", os.O_RDONLY))
+
+        busy = threading.Thread(target=open_and_close)
+        busy.start()
+        try:
+            place = f"127.0.0.1:{server.getsockname()[1]}"
+            for _ in range(30):
+                own = sockets_of(os.getpid(), read_connections(os.getpid()))
+                assert place in [item.local for item in own]
+        finally:
+            is_over.set()
+            busy.join()

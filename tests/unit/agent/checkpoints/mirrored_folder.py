@@ -37,7 +37,7 @@ class MirroredFolder:
         self.prefix = Prefix(parse_s3_uri(uri))
         self.notes: list[str] = []
         self.clock = FakeClock()
-        self.looks = Looks(self.folder, pace=PACE)
+        self.looks = Looks(self.folder, pace=PACE, min_rest_s=0.0)  # the clock is a fake, files' times are not
         self.restored: Restored = restore(self.folder, self.prefix, store, host=host, first=hosts[0], others=hosts[1:])
         site = Writer(
             host=host,
@@ -84,7 +84,7 @@ class MirroredFolder:
         try:
             if not choice.is_empty or self.writer.is_uncertain:
                 is_new = self.writer.take(self.looks.snapshot, choice, held=self.looks.held)
-                self.looks.compare(self.writer.taken, now_s=self.clock.monotonic())
+                self.looks.compare(self.writer.taken, choice, now_s=self.clock.monotonic())
         finally:
             self.looks.forget()
         if publish:

@@ -92,7 +92,8 @@ def test_one_group_does_not_wait_for_another(folder: Watched) -> None:
 
 
 def test_a_log_that_never_rests_keeps_nobody_waiting_after_two_intervals(folder: Watched) -> None:
-    tags = iter(range(100))
+    tags = iter(range(10, 100))
+    folder.take(model=0, log=0)
     waited = [folder.pair({"model": 1, "log": next(tags)}, {"model": 1, "log": next(tags)}) for _ in range(3)]
     assert [choice.whole for choice in waited] == [set(), set(), {TOP}]
     assert waited[-1].noise == {TOP: {"log"}}
@@ -101,7 +102,7 @@ def test_a_log_that_never_rests_keeps_nobody_waiting_after_two_intervals(folder:
 
 def test_a_save_into_a_group_with_a_log_is_waited_for_until_its_last_shard_is_there(folder: Watched) -> None:
     tags = iter(range(10, 1000))
-    for _ in range(4):
+    for _ in range(11):
         folder.pair({"x__log": next(tags)}, {"x__log": next(tags)})
     assert folder.sights["x"].noise(folder.now_s, PACE) == {"x/log"}
     shards: dict[str, int] = {}
@@ -115,6 +116,34 @@ def test_a_save_into_a_group_with_a_log_is_waited_for_until_its_last_shard_is_th
         assert choice.waiting == {"x": f"'x/shard_{number}' changed"}
     choice = folder.pair({**shards, "x__log": next(tags)}, {**shards, "x__log": next(tags)})
     assert (choice.whole, choice.noise) == ({"x"}, {"x": {"x/log"}})
+
+
+def test_a_small_new_file_outlasts_saves_once_another_was_written_twice_beside_it(folder: Watched) -> None:
+    tags = iter(range(10, 1000))
+    folder.pair({"x__config": 1, "x__shard": 1}, {"x__config": 1, "x__shard": 1, "x__log": next(tags)})
+    for _ in range(3):
+        looks = [{"x__config": 1, "x__shard": 1, "x__log": next(tags)} for _ in range(2)]
+        choice = folder.pair(*looks)
+        assert choice.waiting == {"x": "'x/log' changed"}, "the others have come to rest, but once each"
+    for state in (2, 3):
+        assert choice.noise == {}
+        looks = [{"x__config": 1, "x__shard": state, "x__log": next(tags)} for _ in range(2)]
+        choice = folder.pair(*looks)
+    assert (choice.whole, choice.noise) == ({"x"}, {"x": {"x/log"}})
+
+
+def test_a_name_that_is_new_since_its_group_was_taken_is_no_noise_though_others_are(folder: Watched) -> None:
+    tags = iter(range(10, 1000))
+    for _ in range(11):
+        folder.pair({"x__model": 1, "x__log": next(tags)}, {"x__model": 1, "x__log": next(tags)})
+    folder.taken = {"x": folder.sights["x"].content.without({"x/log"})}
+    folder.sights = compare(folder.sights, folder.taken, whole={"x"}, now_s=folder.now_s)
+    folder.pair({"x__model": 2, "x__log": 5}, {"x__model": 2, "x__log": 5})
+    for number in range(6):
+        looks = [{"x__model": 2, "x__log": next(tags), "x__shard": next(tags)} for _ in range(2)]
+        choice = folder.pair(*looks)
+        assert choice.noise == ({"x": {"x/log"}} if number > 1 else {}), "the log was there"
+        assert set(choice.waiting) == {"x"}
 
 
 def test_one_large_shard_that_is_written_for_long_is_no_noise(folder: Watched) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from clary.agent.checkpoints.held_files import HeldFiles
 @pytest.fixture
 def held(tmp_path: Path) -> Iterator[HeldFiles]:
     (tmp_path / "a").write_text("one")
-    files = HeldFiles(CheckpointFolder(tmp_path))
+    files = HeldFiles(CheckpointFolder(tmp_path), min_rest_s=0.0)
     files.hold(["a"])
     yield files
     files.release()
@@ -70,13 +72,52 @@ def test_only_files_are_kept_open_and_no_more_than_the_agent_can_bear(tmp_path: 
     for name in names:
         (tmp_path / name).write_text(name)
     before = len(os.listdir("/proc/self/fd"))
-    files = HeldFiles(CheckpointFolder(tmp_path))
+    files = HeldFiles(CheckpointFolder(tmp_path), min_rest_s=0.0)
     try:
         files.hold(["pipe", "link", "folder", "none", *names])
         assert set(files.descriptors()) < set(names)
         assert len(os.listdir("/proc/self/fd")) - before == len(files.descriptors()) <= 64
         files.hold(["f199"])
         assert list(files.descriptors()) == ["f199"]
+    finally:
+        files.release()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(("min_rest_s", "told"), [(3600.0, []), (0.05, ["a"])])
+def test_a_file_that_lost_its_name_soon_after_its_last_change_was_given_up_by_its_writer(
+    tmp_path: Path, min_rest_s: float, told: list[str]
+) -> None:
+    (tmp_path / "a").write_text("half")
+    files = HeldFiles(CheckpointFolder(tmp_path), min_rest_s=min_rest_s)
+    try:
+        files.hold(["a"])
+        time.sleep(0.2)
+        (tmp_path / "a").unlink()
+        (tmp_path / "a").write_text("half again")
+        assert list(files.replaced()) == told
+    finally:
+        files.release()
+
+
+def test_a_file_that_a_network_file_system_has_lost_is_closed_and_left_out(tmp_path: Path, monkeypatch) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(name)
+    lost = (tmp_path / "a").stat().st_ino
+    fstat = os.fstat
+
+    def fail_for_one(descriptor: int) -> os.stat_result:
+        if fstat(descriptor).st_ino == lost:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return fstat(descriptor)
+
+    before = len(os.listdir("/proc/self/fd"))
+    files = HeldFiles(CheckpointFolder(tmp_path), min_rest_s=0.0)
+    monkeypatch.setattr("clary.agent.checkpoints.held_files.os.fstat", fail_for_one)
+    try:
+        files.hold(["a", "b"])
+        assert list(files.descriptors()) == ["b"]
+        assert len(os.listdir("/proc/self/fd")) == before + 1
     finally:
         files.release()
     assert len(os.listdir("/proc/self/fd")) == before

@@ -1,5 +1,6 @@
 """Dumps are asked of every host, taken once, kept for a while, and gone with their job."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from clary.contract.agent_protocol import HostPhase, Report
 from clary.contract.errors import WireError
 from clary.contract.stack_dumps import HostDump
+from clary.control.reconcile import dump_desk
 from clary.control.reconcile.dump_desk import NUM_KEPT, WANTED_S
 from clary.testing.control_plane import ControlPlane
 
@@ -50,8 +52,45 @@ async def test_a_host_that_does_not_answer_is_asked_for_a_while_only(plane):
     number = plane.dumps.ask(job, "why").number
     plane.clock.advance(WANTED_S + 1)
     assert await wanted_of(plane, "algo-1") == (0, "")
-    with pytest.raises(WireError, match="is not wanted"):
+    plane.gateway.take_dump(job, "algo-1", dump(number))
+    assert plane.dumps.missing("job", number) == ["algo-2"], "late is better than never"
+
+
+async def test_answers_to_what_nobody_asked_are_refused(plane):
+    job = await plane.job()
+    number = plane.dumps.ask(job, "why").number
+    for other, answer in ((job, dump(number + 1)), (replace(job, attempt=2), dump(number))):
+        with pytest.raises(WireError, match="is not wanted"):
+            plane.gateway.take_dump(other, "algo-1", answer)
+
+
+async def test_who_asks_while_hosts_still_owe_an_answer_gets_that_one(plane):
+    job = await plane.job()
+    first = plane.dumps.ask(job, "one person")
+    assert plane.dumps.ask(job, "another") == first
+    for host in ("algo-1", "algo-2"):
+        plane.gateway.take_dump(job, host, dump(first.number, host))
+    assert plane.dumps.ask(job, "another").number > first.number
+
+
+async def test_a_disk_that_is_full_leaves_the_host_asked(plane, monkeypatch):
+    job = await plane.job()
+    number = plane.dumps.ask(job, "why").number
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(dump_desk, "_write", fail)
+    with pytest.raises(OSError, match="No space"):
         plane.gateway.take_dump(job, "algo-1", dump(number))
+    assert await wanted_of(plane, "algo-1") == (number, "why")
+
+
+async def test_hosts_that_are_gone_owe_nothing(plane):
+    job = await plane.job()
+    plane.dumps.ask(job, "why")
+    plane.gateway.forget(job)
+    assert await wanted_of(plane, "algo-1") == (0, "")
 
 
 async def test_a_dump_that_nobody_asked_for_makes_the_other_hosts_send_theirs(plane):
@@ -66,7 +105,10 @@ async def test_a_dump_that_nobody_asked_for_makes_the_other_hosts_send_theirs(pl
 
 async def test_the_newest_are_kept_and_numbers_grow(plane):
     job = await plane.job()
-    asked = [plane.dumps.ask(job, "").number for _ in range(NUM_KEPT + 3)]
+    asked = []
+    for _ in range(NUM_KEPT + 3):
+        asked.append(plane.dumps.ask(job, "").number)
+        plane.dumps.want_no_more("job")
     assert asked == sorted(set(asked))
     assert plane.dumps.numbers("job") == asked[: -NUM_KEPT - 1 : -1]
 

@@ -9,6 +9,7 @@ from clary.contract.agent_protocol import HostPhase
 from clary.contract.errors import WireError
 from clary.contract.stack_dumps import HostDump
 from clary.control.reconcile.dump_desk import DumpDesk
+from clary.control.server.dump_page import ANSWER_S
 from clary.control.server.people_routes import PeopleRoutes
 from clary.testing.fake_clock import FakeClock
 
@@ -18,7 +19,8 @@ PATH = "/clary/v1/jobs/job-1/dump"
 @pytest.fixture
 def services(tmp_path):
     made = FakeServices([running_job()], (), None)
-    made.dumps = DumpDesk(tmp_path, clock=FakeClock())
+    made.clock = FakeClock()
+    made.dumps = DumpDesk(tmp_path, clock=made.clock)
     return made
 
 
@@ -39,8 +41,13 @@ async def test_what_hosts_have_sent_is_shown_with_who_is_missing(services):
     page = document(await answer_to(services, query=f"number={number}"))
     assert (page["number"], page["reason"], page["missing"]) == (number, "asked for", ["algo-2"])
     assert page["dumps"]["algo-1"]["error"] == "nothing runs"
-    assert [item["who"] for item in page["autopsy"]["suspicions"]] == ["algo-1", "algo-2"]
+    assert [item["who"] for item in page["autopsy"]["suspicions"]] == ["algo-1"], "algo-2 may still answer"
     assert document(await answer_to(services))["number"] == number, "the newest, where none is named"
+    brief = document(await answer_to(services, query=f"number={number}&brief=1"))
+    assert brief == {"number": number, "missing": ["algo-2"]}
+    services.clock.advance(ANSWER_S + 1)
+    late = document(await answer_to(services))["autopsy"]["suspicions"]
+    assert [(item["who"], item["weight"]) for item in late] == [("algo-1", "note"), ("algo-2", "suspect")]
 
 
 @pytest.mark.parametrize("query", ["number=1", "number=x", "number=../../etc", "number=" + "9" * 30])

@@ -18,6 +18,7 @@ from clary.control.engines.local.engine import JOBS_FOLDER, LocalEngine
 from clary.control.engines.local.machine_facts import free_memory_bytes
 from clary.control.engines.local.network_building import is_network_admin
 
+_MIB = 1024 * 1024
 _RANK_SHIM = "clary_rank.py"
 _NO_DISK = (
     "only a service that runs as root, and may mount, gives hosts disks of their own; the machine's is not filled"
@@ -48,6 +49,18 @@ class LocalFaults:
     def largest_disk_bytes(self) -> int:
         """Return how much the disks of all hosts of a rehearsal may hold: they lie in this machine's memory."""
         return free_memory_bytes() // 2
+
+    def why_no_disks(self, size_bytes: int) -> str:
+        """Return why disks that hold so much together can not be had here; empty if they can."""
+        if refusal := self.refusals().get("disk-full", ""):
+            return refusal
+        largest_bytes = self.largest_disk_bytes()
+        if size_bytes <= largest_bytes:
+            return ""
+        return (
+            f"together they would take {size_bytes // _MIB} MiB, more than half of the machine's free memory, in which "
+            f"they lie: at most {largest_bytes // _MIB} MiB; ask for smaller ones"
+        )
 
     async def kill_host(self, plan: LaunchPlan, host: str) -> None:
         """Kill everything on a host at once; raises EngineError."""

@@ -42,6 +42,17 @@ def test_disks_may_take_half_of_the_memory_that_is_free(tmp_path, monkeypatch):
     assert LocalFaults(FakeEngine(Isolation.NAMESPACES), tmp_path).largest_disk_bytes() == 500
 
 
+def test_disks_that_can_not_be_had_are_refused_with_the_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr(rehearsal_faults, "free_memory_bytes", lambda: 2 << 30)
+    monkeypatch.setattr(rehearsal_faults, "is_network_admin", lambda: True)
+    faults = LocalFaults(FakeEngine(Isolation.NAMESPACES), tmp_path)
+    assert faults.why_no_disks(1 << 30) == ""
+    assert "2048 MiB, more than half of the machine's free memory" in faults.why_no_disks(2 << 30)
+    monkeypatch.setattr(rehearsal_faults, "is_network_admin", lambda: False)
+    assert "runs as root" in faults.why_no_disks(1)
+    assert "runs as root" in LocalFaults(FakeEngine(Isolation.PROCESSES), tmp_path).why_no_disks(1)
+
+
 @pytest.mark.parametrize("pool", ["", "pool-1"])
 def test_only_agents_of_hosts_with_a_disk_of_their_own_get_mounts_of_their_own(pool):
     first, second = make_hosts(2)

@@ -1,0 +1,159 @@
+"""What one rank does, read from its stack, its state and what it did while it was watched. Pure.
+
+Where: `autopsy`, which compares ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from enum import StrEnum
+
+from clary.contract.stack_dumps import Frame, ProcessDump, ThreadStack
+
+# Files whose innermost call waits for other ranks. Others of torch.distributed are on the stacks of programs that
+# compute: elastic's `record`, FSDP, tensor parallelism, checkpoints.
+_COLLECTIVE_FILES = (
+    "torch/distributed/distributed_c10d.py",
+    "torch/distributed/_functional_collectives.py",
+    "torch/distributed/rendezvous.py",
+    "clary/train/collective/",
+    "clary/train/_native/",
+    "smdistributed/",
+    "horovod/",
+)
+_COLLECTIVE_CODE = ("c10d::", "gloo::")  # in names of native functions
+_GPU_CODE = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize", "cuStreamSynchronize")
+_BETWEEN = ("threading.py", "selectors.py", "socket.py", "queue.py")  # where a wait of the libraries above may end
+_BACKWARD = "_engine_run_backward"  # torch/autograd/graph.py; what it calls is native
+_WRAPPERS = frozenset({"wrapper", "inner", "_wrap", "wait", "synchronize"})  # between a caller and what it calls
+_LOADER_FILES = ("torch/utils/data/",)
+_LOADER_WAITS = ("torch/utils/data/", "multiprocessing/connection.py", "multiprocessing/queues.py", *_BETWEEN)
+# In names of the kernel's functions: pipes and FIFOs, pages of files, network file systems, FUSE.
+_FILE_WAITS = (
+    "pipe_read",
+    "wait_for_partner",
+    "folio_wait",
+    "io_schedule",
+    "nfs",
+    "rpc_wait",
+    "fuse_",
+    "fsync",
+    "jbd2",
+)
+_UNINTERRUPTIBLE = "D"
+FEW_WAITS = 3  # of a main thread while it is watched: who is held up asks now and then whether it is over
+_SOME_CPU = 0.2  # of the time in which it was watched
+_SOME_BYTES = 64 * 1024  # while it was watched
+
+
+class Doing(StrEnum):
+    """What a rank's main thread is seen to do."""
+
+    WAITS_FOR_RANKS = "waits for other ranks"
+    WAITS_FOR_GPU = "waits for its GPU, perhaps for other ranks"
+    WAITS_FOR_DATA = "waits for its data loader"
+    READS = "is held up by a file or disk"
+    STOPPED = "is stopped by a signal"
+    TRACED = "is held by a debugger or tracer"
+    OTHER = "does something else"
+    UNKNOWN = "could not be looked at"
+
+
+class Activity(StrEnum):
+    """What a process, with all below it, was seen to do while it was watched."""
+
+    COMPUTES = "computes"
+    MOVES_DATA = "reads or writes"
+    TRIES = "waits for one thing after another"
+    NONE = "does nothing"
+
+
+def activity_of(process: ProcessDump, watched_s: float) -> Activity:
+    """Say what a process was seen to do, with all below it."""
+    if process.bytes_moved >= _SOME_BYTES:
+        return Activity.MOVES_DATA
+    if process.cpu_used_s >= _SOME_CPU * watched_s:
+        return Activity.COMPUTES
+    return Activity.TRIES if process.num_waits >= FEW_WAITS else Activity.NONE
+
+
+def doing_of(process: ProcessDump) -> Doing:
+    """Say what a process's main thread does."""
+    if process.state == "T":
+        return Doing.STOPPED
+    if process.state == "t":
+        return Doing.TRACED
+    frames = main_thread(process).frames
+    if not frames:
+        return Doing.UNKNOWN
+    if _waits_in_collective(frames) or _sleeps_in_backward(process, frames):
+        return Doing.WAITS_FOR_RANKS
+    if any(code in frame.function for frame in _native(frames) for code in _GPU_CODE):
+        return Doing.WAITS_FOR_GPU
+    # Of a loader in the process itself the innermost calls are the user's data set, and are shown as that.
+    waits = itertools.takewhile(lambda frame: frame.file.startswith(_LOADER_WAITS), python_calls(frames))
+    if any(frame.file.startswith(_LOADER_FILES) for frame in waits):
+        return Doing.WAITS_FOR_DATA
+    if process.state == _UNINTERRUPTIBLE or any(word in process.wait_channel for word in _FILE_WAITS):
+        return Doing.READS
+    return Doing.OTHER
+
+
+def place_of(process: ProcessDump) -> str:
+    """Say where in the user's own code a process stands: `step (train.py:31)`."""
+    frames = python_calls(main_thread(process).frames)
+    script = next((frame.file for frame in frames if frame.function == "<module>"), "")
+    frame = next((frame for frame in frames if frame.file == script), frames[0] if frames else None)
+    return f"{frame.function} ({frame.file}:{frame.line})" if frame is not None else "an unknown place"
+
+
+def operation_of(process: ProcessDump) -> str:
+    """Return the name of the collective operation in which a process waits; empty for none."""
+    frames = main_thread(process).frames
+    if doing_of(process) is not Doing.WAITS_FOR_RANKS:
+        return ""
+    if frames[0].function == _BACKWARD:
+        return "backward"
+    waits = itertools.takewhile(lambda frame: frame.file.startswith((*_COLLECTIVE_FILES, *_BETWEEN)), _between(frames))
+    named = [frame.function for frame in waits if frame.file.startswith(_COLLECTIVE_FILES)]
+    public = [function.rpartition(".")[2] for function in named]
+    public = [name for name in public if name not in _WRAPPERS and not name.startswith("_")]
+    return public[-1] if public else (named or ["a collective"])[-1].rpartition(".")[2]
+
+
+def _between(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Return the calls of Python but for those that wrap others, from the innermost outwards."""
+    return tuple(frame for frame in python_calls(frames) if frame.file != "torch/distributed/c10d_logger.py")
+
+
+def _waits_in_collective(frames: Sequence[Frame]) -> bool:
+    if any(code in frame.function for frame in _native(frames) for code in _COLLECTIVE_CODE):
+        return True
+    inner = next((frame for frame in _between(frames) if not frame.file.startswith(_BETWEEN)), None)
+    return inner is not None and inner.file.startswith(_COLLECTIVE_FILES)
+
+
+def _sleeps_in_backward(process: ProcessDump, frames: Sequence[Frame]) -> bool:
+    """Whether a rank's backward pass sleeps: gradients are reduced in it, and nothing else of it waits for long."""
+    return frames[0].function == _BACKWARD and process.state == "S" and process.num_waits < FEW_WAITS
+
+
+def main_thread(process: ProcessDump) -> ThreadStack:
+    """Return a process's main thread; one without calls if it could not be looked at."""
+    empty = ThreadStack(thread=0, name="", is_main=True, frames=())
+    return next((thread for thread in process.threads if thread.is_main), empty)
+
+
+def python_calls(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Return the calls of Python among those of a stack."""
+    return tuple(filter(_is_python, frames))
+
+
+def _native(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Return the native calls inside the innermost call of Python."""
+    return tuple(itertools.takewhile(lambda frame: not _is_python(frame), frames))
+
+
+def _is_python(frame: Frame) -> bool:
+    return frame.file.endswith(".py") or frame.file.startswith("<")
