@@ -73,6 +73,13 @@ class Holder:
             stdout=subprocess.PIPE,
             text=True,
         )
+        try:
+            self._begin(folder)
+        except BaseException:
+            self.end()
+            raise
+
+    def _begin(self, folder):
         assert self.process.stdout.readline() == "ready\n"
         self.plan = make_plan(
             hosts=tuple(replace(host, disk_bytes=SIZE) for host in make_hosts(1)), work_folder=str(folder)

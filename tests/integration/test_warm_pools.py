@@ -40,6 +40,20 @@ def wait_for_pool(aws, name, status):
     return found
 
 
+def ends(aws, name, status="Completed"):
+    facts = wait(aws, name)
+    assert facts["TrainingJobStatus"] == status, (facts.get("FailureReason"), log_of(aws, name))
+
+
+def only_pool(service):
+    """Return the one pool's folder, once those of earlier tests are gone."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while len(found := list((service.home / "jobs").glob("pool_*"))) != 1:
+        assert time.monotonic() < deadline_s, f"expected one pool, got {found}"
+        time.sleep(0.1)
+    return found[0]
+
+
 def end_pool(aws, name):
     aws.sagemaker.update_training_job(TrainingJobName=name, ResourceConfig={"KeepAlivePeriodInSeconds": 0})
     wait_for_pool(aws, name, "Terminated")
@@ -51,7 +65,7 @@ def test_a_second_job_takes_the_hosts_of_the_first_and_finds_its_cache_and_nothi
         "echo kept > $SAGEMAKER_MANAGED_WARMPOOL_CACHE_DIRECTORY/word; echo gone > /tmp/left; echo gone > /opt/ml/left"
     )
     aws.sagemaker.create_training_job(**keeping(first, leave))
-    assert wait(aws, first)["TrainingJobStatus"] == "Completed"
+    ends(aws, first, "Completed")
     available = wait_for_pool(aws, first, "Available")
     assert available["ResourceRetainedBillableTimeInSeconds"] >= 0
     listed = aws.sagemaker.list_training_jobs(WarmPoolStatusEquals="Available", NameContains=first)
@@ -63,7 +77,7 @@ def test_a_second_job_takes_the_hosts_of_the_first_and_finds_its_cache_and_nothi
     assert pool_of(aws, second) == {"Status": "InUse"}
     reused = pool_of(aws, first)
     assert (reused["Status"], reused["ReusedByJob"]) == ("Reused", second)
-    assert wait(aws, second)["TrainingJobStatus"] == "Completed"
+    ends(aws, second, "Completed")
     said = "\n".join(log_of(aws, second))
     assert "kept" in said
     assert said.count("No such file") == 2
@@ -80,10 +94,10 @@ def test_a_second_job_takes_the_hosts_of_the_first_and_finds_its_cache_and_nothi
 def test_a_job_that_does_not_match_gets_hosts_of_its_own(service, aws):
     first, second = unique("warm"), unique("other")
     aws.sagemaker.create_training_job(**keeping(first, "true"))
-    wait(aws, first)
+    ends(aws, first)
     wait_for_pool(aws, first, "Available")
     aws.sagemaker.create_training_job(**keeping(second, "true", VolumeSizeInGB=11))
-    assert wait(aws, second)["TrainingJobStatus"] == "Completed"
+    ends(aws, second, "Completed")
     assert pool_of(aws, first)["Status"] == "Available"
     for name in (first, second):
         end_pool(aws, name)
@@ -92,7 +106,7 @@ def test_a_job_that_does_not_match_gets_hosts_of_its_own(service, aws):
 def test_a_pool_ends_after_its_period_and_a_program_that_fails_leaves_one(service, aws):
     name = unique("brief")
     aws.sagemaker.create_training_job(**keeping(name, "exit 3", seconds=2))
-    assert wait(aws, name)["TrainingJobStatus"] == "Failed"
+    ends(aws, name, "Failed")
     ended = wait_for_pool(aws, name, "Terminated")
     assert ended["ResourceRetainedBillableTimeInSeconds"] >= 2, "it was Available for its period"
 
@@ -100,13 +114,13 @@ def test_a_pool_ends_after_its_period_and_a_program_that_fails_leaves_one(servic
 def test_a_pool_whose_idle_host_dies_is_terminated_and_the_next_job_starts_cold(service, aws):
     first, second = unique("warm"), unique("cold")
     aws.sagemaker.create_training_job(**keeping(first, "true"))
-    wait(aws, first)
+    ends(aws, first)
     wait_for_pool(aws, first, "Available")
-    (folder,) = (service.home / "jobs").glob("pool_*")
+    folder = only_pool(service)
     os.kill(agent_of(service, folder.name, "algo-1"), signal.SIGKILL)
     wait_for_pool(aws, first, "Terminated")
     aws.sagemaker.create_training_job(**keeping(second, "true"))
-    assert wait(aws, second)["TrainingJobStatus"] == "Completed"
+    ends(aws, second, "Completed")
     end_pool(aws, second)
 
 
@@ -118,10 +132,10 @@ def test_a_restarted_job_keeps_the_hosts_that_live_and_replaces_the_dead_one(ser
     request["RetryStrategy"] = {"MaximumRetryAttempts": 2}
     aws.sagemaker.create_training_job(**request)
     wait_for_line(service, name, "waits")
-    (folder,) = (service.home / "jobs").glob("pool_*")
+    folder = only_pool(service)
     before = {host: agent_of(service, folder.name, host) for host in ("algo-1", "algo-2")}
     os.kill(before["algo-1"], signal.SIGKILL)
-    assert wait(aws, name)["TrainingJobStatus"] == "Completed"
+    ends(aws, name, "Completed")
     wait_for_pool(aws, name, "Available")
     after = {host: agent_of(service, folder.name, host) for host in ("algo-1", "algo-2")}
     assert after["algo-2"] == before["algo-2"], "the agent of the host that lived is the same process"
@@ -135,14 +149,14 @@ def test_pools_outlive_a_killed_service_and_end_with_one_that_is_stopped(tmp_pat
         aws = Clients(service)
         first, second = unique("warm"), unique("warm")
         aws.sagemaker.create_training_job(**keeping(first, "true"))
-        wait(aws, first)
+        ends(aws, first)
         wait_for_pool(aws, first, "Available")
         os.kill(int((service.home / "run/service.json").read_text().split('"pid": ')[1].split(",")[0]), signal.SIGKILL)
         service = start_service(tmp_path / "home", SETTINGS)
         aws = Clients(service)
         assert pool_of(aws, first)["Status"] == "Available"
         aws.sagemaker.create_training_job(**keeping(second, "true"))
-        assert wait(aws, second)["TrainingJobStatus"] == "Completed"
+        ends(aws, second, "Completed")
         assert pool_of(aws, first)["ReusedByJob"] == second
         wait_for_pool(aws, second, "Available")
     finally:
@@ -153,12 +167,12 @@ def test_pools_outlive_a_killed_service_and_end_with_one_that_is_stopped(tmp_pat
 def test_an_idle_pool_gives_way_to_a_job_that_needs_its_hosts(service, aws):
     small, large = unique("warm"), unique("large")
     aws.sagemaker.create_training_job(**keeping(small, "true"))
-    wait(aws, small)
+    ends(aws, small)
     wait_for_pool(aws, small, "Available")
     request = job_request(large, "true")
     request["ResourceConfig"]["InstanceCount"] = 8  # all that the service has
     aws.sagemaker.create_training_job(**request)
-    assert wait(aws, large)["TrainingJobStatus"] == "Completed"
+    ends(aws, large, "Completed")
     assert pool_of(aws, small)["Status"] == "Terminated"
 
 
@@ -172,7 +186,7 @@ def test_a_period_that_cannot_be_kept_is_refused_or_told(aws):
     plain = unique("plain")
     aws.sagemaker.create_training_job(**job_request(plain, "true"))
     for name in (spot["TrainingJobName"], plain):
-        assert wait(aws, name)["TrainingJobStatus"] == "Completed"
+        ends(aws, name, "Completed")
         assert pool_of(aws, name) == {}
         with pytest.raises(aws.sagemaker.exceptions.ClientError, match="has no warm pool"):
             aws.sagemaker.update_training_job(TrainingJobName=name, ResourceConfig={"KeepAlivePeriodInSeconds": 60})
@@ -206,7 +220,7 @@ def test_a_program_that_an_interpreter_became_finds_what_a_fresh_one_finds_but_o
         request["ResourceConfig"]["KeepAlivePeriodInSeconds"] = 600
         aws.sagemaker.create_training_job(**request)
         facts = wait(aws, names[-1])
-        assert facts["TrainingJobStatus"] == "Completed", facts.get("FailureReason")
+        assert facts["TrainingJobStatus"] == "Completed", (facts.get("FailureReason"), log_of(aws, names[-1]))
         assert model_of(aws, facts) == {"weights": b"kept"}
         lines = log_of(aws, names[-1])
         seen.append(json.loads(next(line for line in lines if line.startswith("SEEN "))[5:]))

@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from clary.cli.connection import Connection
 from clary.contract.errors import ClaryError, Fault, WireError
 from clary.control.rehearsal.certificate import Run, Strike
-from clary.control.rehearsal.faults import FaultKind, PlannedFault
+from clary.control.rehearsal.faults import FaultKind, PlannedFault, without_cuts
 from clary.control.rehearsal.history import Attempt
 from clary.control.rehearsal.readings import Reader
 from clary.control.rehearsal.recordings import read_record
@@ -34,6 +35,7 @@ class _Pending:
     due_since_s: float | None = None  # monotonic
     struck_at_s: float | None = None  # after training began
     over_at_s: float | None = None  # monotonic; None: it needs no end, or has had it
+    attempt: int = 0  # that it struck
     note: str = ""
 
 
@@ -91,6 +93,8 @@ class JobWatch:
             Strike(
                 words=str(item.fault),
                 kind=item.fault.kind.value,
+                hosts=item.fault.hosts,
+                length_s=item.fault.length_s,
                 at_s=None if item.struck_at_s is None else round(item.struck_at_s, 1),
                 note=item.note or ("" if item.struck_at_s is not None else "the job had ended by then"),
             )
@@ -126,6 +130,8 @@ class JobWatch:
             lost_s=ledger["seconds"].get("lost_to_restart", 0.0),
             metrics={item["name"]: item["value"] for item in self.facts.get("metrics") or ()},
             has_checkpoints=has_checkpoints,
+            failed_host=(self.facts.get("cause") or {}).get("host") or "",
+            failed_at_s=failed_at_s(self.facts),
         )
 
     def stop(self) -> None:
@@ -179,19 +185,31 @@ class JobWatch:
             item.note = error.message
             return
         item.note = ""
+        item.attempt = self.facts["attempt"]
         item.struck_at_s = now_s - (self._began_s or now_s)
         if item.fault.length_s is not None:
             item.over_at_s = time.monotonic() + item.fault.length_s
         self.say(f"{self.name}: {item.fault}: struck {item.struck_at_s:.1f} s after training began")
 
     def _end(self, item: _Pending) -> None:
-        """End a fault that has a length; hosts that are gone took it with them."""
+        """End a fault that has a length, but for cuts that another one wants; hosts that are gone took it with them."""
         item.over_at_s = None
+        others = [other for other in self._pending if other is not item and self._goes_on(other)]
+        fault = without_cuts(item.fault, [other.fault for other in others], num_hosts=len(self.facts["hosts"]))
+        if fault is None:
+            self.say(f"{self.name}: {item.fault}: over; another fault still cuts there")
+            return
         try:
-            self._strike(item.fault, is_over=True)
+            self._strike(fault, is_over=True)
             self.say(f"{self.name}: {item.fault}: over")
         except WireError as error:
             item.note = f"could not be ended: {error.message}"
+
+    def _goes_on(self, item: _Pending) -> bool:
+        """Whether a fault has struck the hosts that there are, and is not over."""
+        if item.struck_at_s is None or item.attempt != self.facts["attempt"]:
+            return False
+        return item.fault.length_s is None or item.over_at_s is not None
 
     def _strike(self, fault: PlannedFault, *, is_over: bool) -> None:
         if fault.kind is FaultKind.RECLAIM:
@@ -252,3 +270,12 @@ def follow(watches: Sequence[JobWatch], *, timeout_s: float) -> None:
             names = ", ".join(watch.name for watch in watches if not watch.is_over)
             raise ClaryError(f"{names} did not end within {timeout_s:g} s", fault=Fault.USER)
         time.sleep(POLL_S)
+
+
+def failed_at_s(facts: Mapping[str, Any]) -> float | None:
+    """Return when the first cause of a job's failure happened, in seconds after its training first began."""
+    began = [row["started_at"] for row in facts.get("transitions") or () if row["status"] == "Training"]
+    causes = [row["at"] for row in facts.get("timeline") or () if row["kind"] == "cause"]
+    if not began or not causes:
+        return None
+    return (datetime.fromisoformat(causes[0]) - datetime.fromisoformat(began[0])).total_seconds()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -75,7 +75,16 @@ class ControlPlane:
         self.dumps = DumpDesk(home / "dumps", clock=clock)
         self.gateway = AgentGateway(self.hub, logs, store, self.dumps, clock)
         self.market = SpotMarket(self.hub, clock)
-        self.admission = Admission(self.settings, engine.machine(), self.hub, _resolve_image, self.market, clock)
+        self.why_no_disks: Callable[[int], str] = lambda size_bytes: ""
+        self.admission = Admission(
+            self.settings,
+            engine.machine(),
+            self.hub,
+            _resolve_image,
+            self.market,
+            clock,
+            lambda size_bytes: self.why_no_disks(size_bytes),
+        )
         key = Credentials(access_key_id="K", secret_access_key="S")  # noqa: S106 - not a secret
         secrets = RootSecrets(access_key_id="K", secret_access_key="S", admin_token="A", master_key="M")  # noqa: S106
         self.pool_gateway = PoolGateway(self.hub, clock, pool_token=secrets.pool_token)

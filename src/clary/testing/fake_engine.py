@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime
 
 from clary.contract.launch_plan import Isolation, LaunchPlan, NetworkPlan
-from clary.control.engines.interface import Released
+from clary.control.engines.interface import CutOff, Released
 from clary.control.scheduling.machine import Machine
 
 GIB = 1024**3
@@ -33,6 +34,7 @@ class FakeEngine:
         self.forgotten: list[str] = []
         self.fenced: list[str] = []  # job/attempt/host of every call, in order
         self.cut_off_hosts: dict[str, str] = {}  # host name -> why
+        self.links_well_at: dict[str, datetime] = {}  # host name -> when its link was last well, where that is known
         self._alive: dict[str, dict[str, bool]] = {}  # attempt or pool -> host name -> whether its agent lives
         self._places: dict[str, str] = {}  # attempt -> attempt or pool that has its agents
 
@@ -64,9 +66,13 @@ class FakeEngine:
         alive = self._alive.get(_hosts_key(plan), {})
         return {host.name: alive.get(host.name, False) for host in plan.hosts}
 
-    async def cut_off(self, plan: LaunchPlan) -> Mapping[str, str]:
+    async def cut_off(self, plan: LaunchPlan) -> Mapping[str, CutOff]:
         """Return what the test put into `cut_off_hosts`, for hosts of this job."""
-        return {host.name: self.cut_off_hosts[host.name] for host in plan.hosts if host.name in self.cut_off_hosts}
+        return {
+            host.name: CutOff(why=self.cut_off_hosts[host.name], last_well_at=self.links_well_at.get(host.name))
+            for host in plan.hosts
+            if host.name in self.cut_off_hosts
+        }
 
     async def fence(self, plan: LaunchPlan, host: str) -> None:
         """Let the host's agent end."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -42,6 +43,11 @@ def merge(records: Iterable[Clue], scanned: Iterable[Clue]) -> tuple[Clue, ...]:
         recorded.setdefault(clue.rank, clue)
     merged = {**by_rank, **recorded}
     return tuple(sorted(merged.values(), key=lambda clue: clue.at))
+
+
+def bounded(clues: Iterable[Clue], *, begin: datetime, end: datetime) -> tuple[Clue, ...]:
+    """Return clues whose times lie where those of a program can that ran from `begin` to `end`."""
+    return tuple(replace(clue, at=min(max(clue.at, begin), end)) for clue in clues)
 
 
 def _parse(data: bytes | None) -> Clue | None:

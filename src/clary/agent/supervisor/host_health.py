@@ -195,6 +195,10 @@ class HostHealth:
                 self._network = found
                 self._is_network_known.set()
             return
+        if self._better_interface:  # the program uses it: that the job's own interface came round is no news to it
+            found = tuple(
+                item for item in found if item.check is not Check.INTERFACE or item.state is not FindingState.OK
+            )
         self._tell(found)
 
     def _check_beside(self) -> None:

@@ -15,11 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 from clary.agent.checkpoints.outcomes import Flushed, Listeners
 from clary.agent.metrics.shipper import SampleReceiver
-from clary.agent.supervisor.clues import merge
+from clary.agent.supervisor.clues import bounded, merge
 from clary.agent.supervisor.fact_board import FactBoard
 from clary.agent.supervisor.failures import failure_of, is_expected
 from clary.agent.supervisor.hang_alarm import HangAlarm
@@ -326,6 +327,8 @@ class HostLife:
         has_failed = any(item.exit_code != 0 for item in watch.exits)
         clues = merge(self._steps.error_records(), self._log.clues() if has_failed else ())
         seconds = time.monotonic() - watch.started_at_s
+        now = self._around.clock.now()
+        clues = bounded(clues, begin=now - timedelta(seconds=seconds + 1), end=now)
         self._log.say(*_summary(watch.exits, failure, seconds))
         self._board.add_timing("program", seconds)
         failure_file = self._steps.failure_file()

@@ -32,6 +32,7 @@ class MeetingPlace:
     addresses: frozenset[str]  # of all hosts; loopback counts beside them
     others: frozenset[str]  # addresses of the other hosts that take part
     num_processes: int  # that Clary starts on this host
+    may_have_old: bool = True  # whether another program may have left connections in the host's network
 
 
 def meeting_place(plan: LaunchPlan, host: HostPlan, *, num_processes: int) -> MeetingPlace | None:
@@ -55,6 +56,7 @@ def meeting_place(plan: LaunchPlan, host: HostPlan, *, num_processes: int) -> Me
         addresses=frozenset(other.address for other in plan.hosts),
         others=others,
         num_processes=num_processes,
+        may_have_old=bool(plan.pool),
     )
 
 
@@ -63,7 +65,8 @@ class Meeting:
 
     def __init__(self, place: MeetingPlace) -> None:
         self._place = place
-        self._old: frozenset[tuple[object, object]] | None = None  # left by a program that the host had before
+        # Left by a program that the host had before; a host that had none has nothing old, however late the first look.
+        self._old: frozenset[tuple[object, object]] | None = None if place.may_have_old else frozenset()
         self._heard: set[str] = set()  # addresses that have connected to this host
         self._holders: dict[int, int] = {}  # inode -> process, of connections to the master port
 

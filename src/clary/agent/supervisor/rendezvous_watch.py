@@ -6,6 +6,7 @@ process. What counts is `rendezvous_policy`'s; the ledger makes the part `rendez
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -20,6 +21,9 @@ _SOON_FOR_S = 10.0
 _REST = 20  # times as long as a look has taken: no more than a twentieth of a processor goes into it
 GIVE_UP_S = 1800.0  # torch's own limit for a group to form
 _JOIN_S = 5.0
+_ANYHOW_S = 5.0  # the table is read this often whatever the mark says: counters can come out even
+
+_GONE = (errno.ESRCH, errno.ENOENT)
 
 logger = logging.getLogger(__name__)
 
@@ -58,18 +62,32 @@ class RendezvousWatch:
     def _run(self, first_pid: int, meeting: Meeting, ports: frozenset[int]) -> None:
         began_s = time.monotonic()
         mark: tuple[int, ...] | None = None
+        read_at_s = began_s
+        is_told = False
         try:
             while (looked_at_s := time.monotonic()) - began_s < self._give_up_s:
                 # The mark first: what is established between the two is seen by the next look again.
-                before, mark = mark, change_mark(first_pid)
-                if mark != before and self._has_met(first_pid, meeting, ports):
-                    self._tell(rendezvous_at=datetime.now(UTC))
-                    return
+                before = mark
+                try:
+                    mark = change_mark(first_pid)
+                    if mark != before or looked_at_s - read_at_s >= _ANYHOW_S:
+                        read_at_s = looked_at_s
+                        if self._has_met(first_pid, meeting, ports):
+                            self._tell(rendezvous_at=datetime.now(UTC))
+                            return
+                except OSError as error:
+                    # Without a first look nothing can be read at all; later only a program that is gone ends the watch.
+                    if before is None or error.errno in _GONE:
+                        raise
+                    mark = ()  # what was not read is read at the next look
+                    if not is_told:
+                        logger.warning("connections to the master port could not be read, trying again: %s", error)
+                    is_told = True
                 interval_s = SOON_S if looked_at_s - began_s < _SOON_FOR_S else LATER_S
                 if self._ending.wait(max(interval_s, _REST * (time.monotonic() - looked_at_s))):
                     return
         except OSError as error:
-            if mark is not None:  # it could be read: the program is gone, and `close` will come
+            if mark is not None and error.errno in _GONE:  # it could be read: the program is gone, `close` will come
                 return
             logger.warning("connections to the master port are not looked for: %s", error)
         except Exception:  # boundary: the watch must not end what it watches

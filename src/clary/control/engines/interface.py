@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol
 
 from clary.contract.launch_plan import Isolation, LaunchPlan
@@ -21,6 +22,14 @@ class Released:
 
     killed: tuple[str, ...] = ()  # processes, in words
     removed: tuple[str, ...] = ()  # mounts, cgroups and folders
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutOff:
+    """What is known of a host whose network is gone."""
+
+    why: str  # in words
+    last_well_at: datetime | None = None  # when its link was certainly well; None where nobody has noticed
 
 
 class Engine(Protocol):
@@ -48,8 +57,8 @@ class Engine(Protocol):
     async def agents_alive(self, plan: LaunchPlan) -> Mapping[str, bool]:
         """Return host name -> whether its agent runs; false for one that was never started."""
 
-    async def cut_off(self, plan: LaunchPlan) -> Mapping[str, str]:
-        """Return host name -> why, in words, for hosts whose network is gone though their agents may still report."""
+    async def cut_off(self, plan: LaunchPlan) -> Mapping[str, CutOff]:
+        """Return host name -> what is known, for hosts whose network is gone though their agents may still report."""
 
     async def fence(self, plan: LaunchPlan, host: str) -> None:
         """End the agent of a host that was given up, and with it whatever runs on the host.

@@ -18,6 +18,9 @@ from clary.control.jobs.training_job import EndCause, TrainingJob
 
 # From the end of the grace period to the report that the program is gone: killing takes moments, a core dump longer.
 KILL_ALLOWANCE_S = 60.0
+# From the cut of a link until that is known, beyond what frames are under way: the watch's `CUT_OFF_AFTER_S`, and what
+# the watch and the next pass may be late on a busy machine.
+LINK_NOTICE_S = 2.0 + 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +61,13 @@ def due(
         or _upload_due(job, now, limits)
         or _evidence_due(job, now, limits)
     )
+
+
+def evidence_wait_s(job: TrainingJob, limits: Limits) -> float:
+    """Return how long it takes at most until a host that died or a link that was cut is noticed."""
+    hosts = (job.plan or {}).get("hosts", ())
+    delays_ms = [host.get("resources", {}).get("link", {}).get("delay_ms", 0.0) for host in hosts]
+    return max(limits.host_timeout_s, LINK_NOTICE_S + max(delays_ms, default=0.0) / 1000)
 
 
 def can_expire_waiting(job: TrainingJob) -> bool:
@@ -125,9 +135,9 @@ def _upload_due(job: TrainingJob, now: datetime, limits: Limits) -> events.Event
 
 
 def _evidence_due(job: TrainingJob, now: datetime, limits: Limits) -> events.Event | None:
-    """A host that died before the first failure was heard of would be lost by now; a link is cut sooner."""
+    """A host that died, or a link that was cut, before the first failure was heard of would be known by now."""
     if job.failed_at is None or not attempts.awaits_evidence(job):
         return None
     waited_s = (now - job.failed_at).total_seconds()
-    is_open = 0 <= waited_s < limits.host_timeout_s  # a clock that was set back must not hold a job up
+    is_open = 0 <= waited_s < evidence_wait_s(job, limits)  # a clock that was set back must not hold a job up
     return None if is_open else events.NoMoreEvidence()

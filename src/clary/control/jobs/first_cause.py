@@ -260,7 +260,12 @@ def _before_reaping(at: datetime, number: int | None) -> datetime | None:
     Only SIGKILL: programs abort and crash because of peers that are gone, but nobody kills them for it in a gang but
     the agent, whose doing is marked.
     """
-    return at - timedelta(seconds=REAP_S) if number == signal.SIGKILL else None
+    if number != signal.SIGKILL:
+        return None
+    try:
+        return at - timedelta(seconds=REAP_S)
+    except OverflowError:  # the time is an agent's word, and no report may fail because of it
+        return at
 
 
 def _is_of_the_code(words: str) -> bool:

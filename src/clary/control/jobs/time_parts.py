@@ -74,6 +74,9 @@ class _Piece:
 _ENDINGS = (SecondaryStatus.INTERRUPTED, SecondaryStatus.RESTARTING)
 _BEFORE_PROGRAM = (HostPhase.LAUNCHING, HostPhase.PREPARING, HostPhase.PREPARED)
 _NEVER = datetime.max.replace(tzinfo=UTC)
+# A host that has not come this long after the last one that has, or after the programs' start, meets nobody: not every
+# program uses the master port, and its time must not be rendezvous to its end. Longer than a cold import takes.
+_PATIENCE = timedelta(minutes=5)
 _LONGEST_S = 1e9  # of a timing: what is longer than thirty years was not measured
 
 
@@ -190,7 +193,8 @@ def _running(facts: HostFacts | None, piece: _Piece) -> Iterator[Stretch]:
     kept_until = productive_until
     if piece.attempt.is_early:
         kept_until = min(productive_until, _committed_at(piece.attempt) or piece.start)
-    met_at = min(productive_until, _met_at(facts, piece.attempt) or piece.start)
+    meeting = _met_at(facts, piece.attempt, began_at=piece.start, until=min([piece.end, *failures]))
+    met_at = min(productive_until, meeting or piece.start)
     marks = (
         (met_at, TimePart.RENDEZVOUS),
         (kept_until, TimePart.PRODUCTIVE),
@@ -290,16 +294,39 @@ def _done_at(facts: HostFacts | None) -> datetime | None:
     return ended_at if stored_at is None else max(ended_at, stored_at)
 
 
-def _met_at(facts: HostFacts | None, attempt: _Attempt) -> datetime | None:
+def _met_at(facts: HostFacts | None, attempt: _Attempt, *, began_at: datetime, until: datetime) -> datetime | None:
     """Return when the last host of an attempt had found the others, `_NEVER` while one is missing.
 
+    Args:
+        facts: of the host that is asked for.
+        attempt: with the facts of all.
+        began_at: when the programs were started.
+        until: up to when programs ran that had not failed.
+
     Returns: None where nothing tells that this host meets others at all: no host was seen to connect, or the others
-        were and this one was not for as long as was looked, or until its program ended well.
+        were and this one was not for as long as it is waited for, or until its program ended well.
     """
-    met = [other.rendezvous_at for other in attempt.facts.values() if other.rendezvous_at is not None]
-    if not met or facts is None or (facts.rendezvous_at is None and not _is_missing(facts)):
+    last = _last_to_come(attempt, began_at)
+    if last is None or facts is None:
         return None
-    return _NEVER if any(map(_is_missing, attempt.facts.values())) else max(met)
+    if facts.rendezvous_at is not None:
+        meets = facts.rendezvous_at <= last
+    else:
+        meets = _is_missing(facts)
+    is_open = until - max(began_at, last) < _PATIENCE
+    if not meets or (facts.rendezvous_at is None and not is_open):
+        return None
+    return _NEVER if is_open and any(map(_is_missing, attempt.facts.values())) else last
+
+
+def _last_to_come(attempt: _Attempt, began_at: datetime) -> datetime | None:
+    """Return when the last host came that came while it was waited for; None if none did."""
+    last = None
+    for at in sorted(at for facts in attempt.facts.values() if (at := facts.rendezvous_at) is not None):
+        if at - max(began_at, last or began_at) > _PATIENCE:
+            break
+        last = at
+    return last
 
 
 def _is_missing(facts: HostFacts) -> bool:

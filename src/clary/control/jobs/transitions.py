@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from clary.contract.agent_protocol import HostFacts, HostPhase, Order, OrderKind
@@ -20,9 +20,11 @@ from clary.contract.errors import Fault
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs import attempts, events, health, host_orders, warm_pools
 from clary.control.jobs.first_cause import find_first_cause
-from clary.control.jobs.status_rows import MESSAGES, PREPARING_HOSTS_MESSAGE, enter
+from clary.control.jobs.status_rows import MESSAGES, PREPARING_HOSTS_MESSAGE, enter, since
 from clary.control.jobs.training_job import EndCause, HostRecord, JobFailure, TrainingJob
 from clary.control.jobs.verdicts import judge
+
+CLOCK_SLACK_S = 60.0  # that the clock of a host may be behind
 
 _PHASE_ORDER = {phase: index for index, phase in enumerate(HostPhase)}
 _STOP_CAUSES = {
@@ -107,17 +109,22 @@ def _launch_failed(job: TrainingJob, event: events.LaunchFailed, now: datetime) 
 
 
 def _host_reported(job: TrainingJob, event: events.HostReported, now: datetime) -> TrainingJob:
-    del now
     record = job.hosts.get(event.host)
     if record is None or event.report.number <= record.report_number:
         return job
-    facts = event.report.facts
+    facts = _bounded(event.report.facts, since(job.transitions, SecondaryStatus.STARTING) or now)
     if record.facts.phase is HostPhase.LOST or _PHASE_ORDER[facts.phase] < _PHASE_ORDER[record.facts.phase]:
         return job
     updated = replace(record, facts=facts, report_number=event.report.number)
     if facts == record.facts:
         return job
     return replace(job, hosts={**job.hosts, event.host: updated})
+
+
+def _bounded(facts: HostFacts, begin: datetime) -> HostFacts:
+    """Return facts whose clues are not older than their attempt: a program may have written any time."""
+    earliest = begin - timedelta(seconds=CLOCK_SLACK_S)
+    return replace(facts, clues=tuple(replace(clue, at=max(clue.at, earliest)) for clue in facts.clues))
 
 
 def _host_lost(job: TrainingJob, event: events.HostLost, now: datetime) -> TrainingJob:

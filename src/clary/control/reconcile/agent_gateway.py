@@ -139,6 +139,12 @@ class AgentGateway:
         """Drop what is remembered of a job that is over."""
         self._heard_s.pop((job.name, job.attempt), None)
         self._signs.pop((job.name, job.attempt), None)
+        # A report that came in between this and the release of an attempt has put its keys back.
+        for table in (self._heard_s, self._signs):
+            for name, attempt in list(table):
+                live = self._hub.live_job(name)
+                if live is None or live.attempt != attempt:
+                    del table[name, attempt]
         for stream in job.log_streams:
             self._log_locks.pop(stream, None)
             self._counted.pop(stream, None)

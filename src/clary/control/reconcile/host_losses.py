@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from clary.contract.agent_protocol import HostPhase
+from clary.control.engines.interface import CutOff
 from clary.control.jobs import attempts, events
 from clary.control.jobs.training_job import TrainingJob
 
@@ -38,7 +39,7 @@ def dead_agents(job: TrainingJob, alive: Mapping[str, bool], *, signs: Mapping[s
 
 
 def cut_off_hosts(
-    job: TrainingJob, cut_off: Mapping[str, str], *, before: datetime
+    job: TrainingJob, cut_off: Mapping[str, CutOff], *, before: datetime
 ) -> list[events.HostLost | events.HostCutOff]:
     """Return the hosts that their gang cannot reach.
 
@@ -47,15 +48,19 @@ def cut_off_hosts(
 
     Args:
         job: the record.
-        cut_off: host -> why, in words.
-        before: when their links were certainly well.
+        cut_off: host -> what the engine knows.
+        before: when links were certainly well of which the engine does not say it.
     """
-    found = {name: f"{name} was lost: {why}" for name, why in cut_off.items() if name in job.hosts}
+    found = [
+        (name, f"{name} was lost: {host.why}", host.last_well_at or before)
+        for name, host in cut_off.items()
+        if name in job.hosts
+    ]
     if attempts.awaits_evidence(job):
-        return [events.HostCutOff(host=name, why=why, last_sign_at=before) for name, why in found.items()]
+        return [events.HostCutOff(host=name, why=why, last_sign_at=at) for name, why, at in found]
     return [
-        events.HostLost(host=name, why=why, last_sign_at=before, is_cut_off=True)
-        for name, why in found.items()
+        events.HostLost(host=name, why=why, last_sign_at=at, is_cut_off=True)
+        for name, why, at in found
         if job.hosts[name].facts.phase is HostPhase.RUNNING
     ]
 

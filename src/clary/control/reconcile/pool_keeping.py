@@ -9,7 +9,6 @@ import logging
 import secrets
 from datetime import datetime
 
-from clary.contract.agent_protocol import HostPhase
 from clary.contract.clock import Clock
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.plain import from_plain
@@ -96,7 +95,8 @@ class PoolKeeper:
             if sick := health.why_replaced(job):
                 return PoolDecision(stays=False, reason=sick)
             cut_off = await self._engine.cut_off(from_plain(LaunchPlan, job.plan))
-            return PoolDecision(stays=not cut_off, reason="; ".join(cut_off.values()) or "the job is tried again")
+            reason = "; ".join(host.why for host in cut_off.values()) or "the job is tried again"
+            return PoolDecision(stays=not cut_off, reason=reason)
         if job.warm_pool is None or job.warm_pool.status is not WarmPoolStatus.AVAILABLE:
             return PoolDecision(stays=False, reason="no other job may have its hosts")
         decision = warm_pools.stays_after_end(job)
@@ -106,12 +106,6 @@ class PoolKeeper:
             return PoolDecision(stays=False, reason=f"{', '.join(missing)} did not come back from the job")
         broken = await self._why_broken(job)
         return PoolDecision(stays=not broken, reason=broken or decision.reason)
-
-    def have_come_back(self, job: TrainingJob) -> bool:
-        """Whether every host that is not lost is done with the job's current attempt."""
-        return all(
-            record.facts.phase is HostPhase.LOST or self.has_come_back(job, host) for host, record in job.hosts.items()
-        )
 
     def has_come_back(self, job: TrainingJob, host: str) -> bool:
         """Whether one host is done with the job's current attempt."""
@@ -145,7 +139,7 @@ class PoolKeeper:
         silent = [host for host in job.hosts if self._gateway.silent_s(job.pool, host) > SILENT_S]
         if silent:
             return f"the agent of {', '.join(silent)} has not asked for work for {SILENT_S:g} s"
-        return "; ".join((await self._engine.cut_off(plan)).values())
+        return "; ".join(host.why for host in (await self._engine.cut_off(plan)).values())
 
 
 def _order(job: TrainingJob) -> tuple[datetime, bool]:

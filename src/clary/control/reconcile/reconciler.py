@@ -180,8 +180,7 @@ class Reconciler:
             return
         job = latest
         signs = host_losses.last_signs(job, self._gateway.last_signs(job))
-        # A link that is dead is noticed before a host would be lost.
-        before = self._clock.now() - timedelta(seconds=self._limits.host_timeout_s)
+        before = self._clock.now() - timedelta(seconds=deadlines.evidence_wait_s(job, self._limits))
         dead = host_losses.dead_agents(job, alive, signs=signs)
         for event in (*dead, *host_losses.cut_off_hosts(job, cut_off, before=before)):
             log.warning("job %s: %s", job.name, event.why)

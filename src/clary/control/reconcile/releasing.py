@@ -92,13 +92,12 @@ class Releaser:
         if now_s < self._retry_at_s.get(job.name, now_s):
             return
         release_at_s = self._release_at_s.setdefault(job.name, now_s + RELEASE_WAIT_S)
-        if now_s < release_at_s and job.pool:
-            if not self._pools.have_come_back(job):
-                return
-        elif now_s < release_at_s:
+        if now_s < release_at_s and job.plan is not None:
             alive = await self._engine.agents_alive(from_plain(LaunchPlan, job.plan))
             # A lost host's agent obeys nobody; what still runs there must not outlive the job by this wait.
-            if any(alive[name] for name, record in job.hosts.items() if record.facts.phase is not HostPhase.LOST):
+            waits_for = [host for host, record in job.hosts.items() if record.facts.phase is not HostPhase.LOST]
+            # The agents of a pool stay, and say that they are done; one that has ended says nothing any more.
+            if any(alive[host] and not (job.pool and self._pools.has_come_back(job, host)) for host in waits_for):
                 return
         self._tasks.begin(job, self.release)
 

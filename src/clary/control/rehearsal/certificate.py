@@ -21,6 +21,7 @@ from clary.control.rehearsal.faults import FaultKind
 from clary.control.rehearsal.history import Attempt, History, Resume, make_history, scale_of
 
 COMPLETED = "Completed"
+_DYING_S = 10.0  # from a write that fails to the end of the program
 
 
 class Verdict(StrEnum):
@@ -43,6 +44,8 @@ class Run:
     lost_s: float = 0.0  # host seconds of training that was done again, from the ledger
     metrics: Mapping[str, float] = field(default_factory=dict)
     has_checkpoints: bool = True  # whether the request has a CheckpointConfig with S3Uri
+    failed_host: str = ""  # whose failure is the first cause; empty: nobody knows, or none
+    failed_at_s: float | None = None  # after training first began; None: nobody knows, or never
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +56,8 @@ class Strike:
     at_s: float | None  # after training began; None: it never struck
     note: str = ""  # why not, or what it did
     kind: str = ""  # FaultKind
+    hosts: tuple[str, ...] = ()
+    length_s: float | None = None  # None: until the hosts go
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,8 +166,19 @@ def _of_ends(twin: Run, rehearsal: Run, strikes: Sequence[Strike]) -> _Judgement
 
 
 def _died_of_full_disk(rehearsal: Run, strikes: Sequence[Strike]) -> bool:
-    has_struck = any(strike.kind == FaultKind.DISK_FULL and strike.at_s is not None for strike in strikes)
+    has_struck = any(_was_full(strike, rehearsal) for strike in strikes)
     return has_struck and (FULL_DISK in rehearsal.failure_reason or "Errno 28" in rehearsal.failure_reason)
+
+
+def _was_full(strike: Strike, rehearsal: Run) -> bool:
+    """Whether the fault had filled the disk of the host that failed, when it did, as far as anybody knows."""
+    if strike.kind != FaultKind.DISK_FULL or strike.at_s is None:
+        return False
+    if rehearsal.failed_host and strike.hosts and rehearsal.failed_host not in strike.hosts:
+        return False
+    if strike.length_s is None or rehearsal.failed_at_s is None:
+        return True
+    return rehearsal.failed_at_s <= strike.at_s + strike.length_s + _DYING_S
 
 
 def _full_disk(rehearsal: Run, why: str) -> _Judgement:

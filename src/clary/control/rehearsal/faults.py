@@ -151,6 +151,29 @@ def check_hosts(faults: Sequence[PlannedFault], host_names: Sequence[str]) -> No
             raise ContractError(f"{fault}: expected two hosts, algo-1:algo-2", fault=Fault.USER)
 
 
+def without_cuts(fault: PlannedFault, others: Sequence[PlannedFault], *, num_hosts: int) -> PlannedFault | None:
+    """Return what of a fault has to be ended while others go on: no cut that one of them wants; None if nothing has.
+
+    Args:
+        others: that have struck and are not over.
+        num_hosts: of the job; between two hosts that are all, the network of the later one is cut.
+    """
+    if fault.kind is not FaultKind.PARTITION:
+        return fault
+    wanted = {cut for other in others if other.kind is FaultKind.PARTITION for cut in _cuts(other, num_hosts)}
+    left = [cut for cut in _cuts(fault, num_hosts) if cut not in wanted]
+    if fault.is_between:
+        return fault if left else None
+    return replace(fault, hosts=tuple(host for (host,) in left)) if left else None
+
+
+def _cuts(fault: PlannedFault, num_hosts: int) -> list[tuple[str, ...]]:
+    ordered = sorted(fault.hosts, key=lambda host: int(host.rpartition("-")[2]))
+    if not fault.is_between:
+        return [(host,) for host in ordered]
+    return [tuple(ordered[1:])] if num_hosts == 2 else [tuple(ordered)]
+
+
 def draw_faults(
     num_faults: int, *, seed: int, host_names: Sequence[str], kinds: Sequence[FaultKind]
 ) -> tuple[PlannedFault, ...]:

@@ -50,13 +50,13 @@ def test_an_exit_that_may_be_the_answer_to_a_cut_link_waits_for_it_and_is_restar
 def test_the_verdict_stands_when_no_loss_is_found_within_the_limit_of_silence():
     script = failed()
     failed_s = (script.job.failed_at - at(0)).total_seconds()
-    assert due(script, failed_s + 2.9) is None
-    assert isinstance(due(script, failed_s + 3), events.NoMoreEvidence)
+    assert due(script, failed_s + 4.9) is None
+    assert isinstance(due(script, failed_s + 5), events.NoMoreEvidence)
     assert isinstance(due(script, failed_s - 3600), events.NoMoreEvidence), "the machine's clock was set back"
     script.send(events.NoMoreEvidence())
     assert script.order("algo-2") is OrderKind.UPLOAD
     assert (script.job.end_cause, script.job.failure.host) == (EndCause.FAILURE, "algo-1")
-    assert due(script, failed_s + 4) is None
+    assert due(script, failed_s + 6) is None
     assert script.send(cut_off(script)).job.failure.host == "algo-1", "its results are under way"
 
 

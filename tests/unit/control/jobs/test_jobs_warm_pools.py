@@ -6,6 +6,7 @@ import pytest
 from job_script import MODEL_URI, PLAN, Script, at, exit_of
 
 from clary.contract.agent_protocol import HostPhase
+from clary.contract.rehearsals import REHEARSAL_VARIABLE
 from clary.contract.statuses import TrainingJobStatus, WarmPoolStatus
 from clary.control.jobs import events, warm_pools
 from clary.control.jobs.training_job import EndCause, RestartRule
@@ -148,6 +149,15 @@ def test_only_a_job_that_asks_for_the_same_hosts_matches(changes):
     assert warm_pools.matches(replace(holder, request=request_of(keep_alive_s=5, HyperParameters={"a": "b"})), holder)
     assert warm_pools.matches(replace(holder, request=request_of(EnableNetworkIsolation=False)), holder)
     assert not warm_pools.matches(replace(holder, request=request_of(**changes)), holder)
+
+
+def test_rehearsals_take_no_hosts_of_others_and_leave_none():
+    holder = replace(Script().job, request=request_of())
+    rehearsal = replace(holder, request=request_of(Environment={REHEARSAL_VARIABLE: "1"}))
+    assert warm_pools.matches(holder, holder)
+    assert not warm_pools.matches(rehearsal, holder)
+    assert not warm_pools.matches(holder, rehearsal)
+    assert not warm_pools.matches(rehearsal, rehearsal)
 
 
 def test_a_pool_is_over_when_its_period_is_and_at_once_when_that_is_set_to_zero():

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from clary.contract.errors import ContractError
+from clary.contract.errors import ContractError, WireError
+from clary.contract.rehearsals import DISKS_VARIABLE, REHEARSAL_VARIABLE, disks_value
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.testing.control_plane import ControlPlane
 
@@ -46,6 +47,28 @@ async def test_describe_says_what_a_job_waits_for(plane):
     assert behind["SecondaryStatusTransitions"][-1]["StatusMessage"] == (
         "First come, first served: 1 older job waits for hosts (head)."
     )
+
+
+async def test_disks_of_hosts_own_are_refused_before_anything_is_stored_if_they_can_not_be_had(plane):
+    asked = []
+
+    def refuse(size_bytes):
+        asked.append(size_bytes)
+        return "only root may mount"
+
+    plane.why_no_disks = refuse
+    disks = disks_value(["algo-1", "algo-2", "algo-9"], 1 << 30)
+    rehearsal = {REHEARSAL_VARIABLE: "1", DISKS_VARIABLE: disks}
+    with pytest.raises(WireError, match=r"CLARY_REHEARSAL_DISKS in Environment .*: only root may mount") as caught:
+        await plane.create(num_hosts=2, Environment=rehearsal)
+    assert caught.value.code == "ValidationException"
+    assert asked == [2 << 30], "of all hosts that there are"
+    assert await plane.store.get_job("job") is None
+    await plane.create("plain", Environment={DISKS_VARIABLE: disks})
+    await plane.create("other", Environment={REHEARSAL_VARIABLE: "1"})
+    assert len(asked) == 1, "who wants no disk is not asked for one"
+    plane.why_no_disks = lambda size_bytes: ""
+    await plane.create(num_hosts=2, Environment=rehearsal)
 
 
 async def test_a_waiting_job_does_not_keep_the_loop_awake(plane):

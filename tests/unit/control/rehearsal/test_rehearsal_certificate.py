@@ -221,6 +221,30 @@ def test_other_failures_are_not_laid_to_the_full_disk(strike, reason):
     assert made.reason.startswith("the job did not come back")
 
 
+@pytest.mark.parametrize(
+    ("failed_host", "failed_at_s", "is_blamed"),
+    [
+        ("algo-1", 4.0, True),
+        ("algo-1", 20.0, True),
+        ("algo-1", 60.0, False),
+        ("algo-2", 4.0, False),
+        ("", None, True),
+    ],
+)
+def test_a_full_disk_elsewhere_or_long_after_the_fault_is_not_the_faults(failed_host, failed_at_s, is_blamed):
+    strike = replace(FULL, hosts=("algo-1",), length_s=10.0)
+    reason = f"AlgorithmError: {ENOSPC}: OSError: [Errno 28], exit code: 1"
+    made = certificate(
+        attempt(1, 1, 10),
+        strikes=(strike,),
+        status="Failed",
+        failure_reason=reason,
+        failed_host=failed_host,
+        failed_at_s=failed_at_s,
+    )
+    assert made.reason.startswith("the program itself died of the full disk") == is_blamed
+
+
 def test_a_program_that_goes_on_while_its_disk_is_full_passes():
     made = certificate(attempt(1, 1, 24), strikes=(FULL,))
     assert (made.verdict, made.interruptions) == (Verdict.PASS, ())

@@ -11,6 +11,7 @@ from clary.control.rehearsal.faults import (
     draw_faults,
     parse_fault,
     settle,
+    without_cuts,
 )
 
 HOSTS = ("algo-1", "algo-2", "algo-3")
@@ -81,6 +82,36 @@ def test_a_colon_is_the_way_between_two_hosts_and_a_comma_each_of_them():
     each = parse_fault(FaultKind.PARTITION, "algo-1,algo-2@1s")
     assert (between.hosts, between.is_between) == (("algo-1", "algo-2"), True)
     assert (each.hosts, each.is_between) == (("algo-1", "algo-2"), False)
+
+
+def cut(text):
+    return parse_fault(FaultKind.PARTITION, text)
+
+
+@pytest.mark.parametrize(
+    ("ending", "others", "num_hosts", "left"),
+    [
+        ("algo-2@1s+1s", [], 2, ("algo-2",)),
+        ("algo-1:algo-2@1s+1s", ["algo-2@1s+9s"], 2, None),
+        ("algo-2:algo-1@1s+1s", ["algo-2@1s+9s"], 2, None),
+        ("algo-2@1s+1s", ["algo-1:algo-2@1s+9s"], 2, None),
+        ("algo-1@1s+1s", ["algo-1:algo-2@1s+9s"], 2, ("algo-1",)),
+        ("algo-1:algo-2@1s+1s", ["algo-2@1s+9s"], 3, ("algo-1", "algo-2")),
+        ("algo-1:algo-2@1s+1s", ["algo-2:algo-1@1s"], 3, None),
+        ("algo-1,algo-3@1s+1s", ["algo-3@1s"], 3, ("algo-1",)),
+        ("algo-9,algo-10@1s+1s", ["algo-9:algo-10@1s"], 2, ("algo-9",)),
+    ],
+)
+def test_the_end_of_a_cut_ends_no_other_that_goes_on(ending, others, num_hosts, left):
+    made = without_cuts(cut(ending), [cut(text) for text in others], num_hosts=num_hosts)
+    assert (None if made is None else made.hosts) == left
+
+
+def test_only_cuts_keep_cuts():
+    disk = parse_fault(FaultKind.DISK_FULL, "algo-2@1s+1s")
+    slow = parse_fault(FaultKind.SLOW, "algo-2@1s+9s:5mbit")
+    assert without_cuts(disk, [disk, cut("algo-2@1s")], num_hosts=2) == disk
+    assert without_cuts(cut("algo-2@1s+1s"), [disk, slow], num_hosts=2) == cut("algo-2@1s+1s")
 
 
 def test_the_same_seed_draws_the_same_plan_and_another_one_another():

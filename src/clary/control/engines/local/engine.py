@@ -17,13 +17,14 @@ import shutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
 from clary.contract.errors import EngineError
 from clary.contract.launch_plan import Isolation, LaunchPlan
 from clary.contract.processes import ProcessId
-from clary.control.engines.interface import Released
+from clary.control.engines.interface import CutOff, Released
 from clary.control.engines.local import (
     agent_processes,
     anchors,
@@ -118,13 +119,17 @@ class LocalEngine:
         agents = record.agents if record is not None and record.boot_id == attempt_record.boot_id() else {}
         return {host.name: host.name in agents and agents[host.name].is_alive() for host in plan.hosts}
 
-    async def cut_off(self, plan: LaunchPlan) -> Mapping[str, str]:
-        """Return the hosts that the link watch of the job's anchor found cut off, with the reason."""
+    async def cut_off(self, plan: LaunchPlan) -> Mapping[str, CutOff]:
+        """Return the hosts that the link watch of the job's anchor found cut off."""
         path = self._folder_of_hosts(plan) / link_watch.CUT_OFF_FILE
         if not path.exists():  # as nearly always, and cheaper than a thread
             return {}
         why = f"its link has carried nothing from or to the job's other hosts for {link_watch.CUT_OFF_AFTER_S:g} s"
-        return dict.fromkeys(await asyncio.to_thread(link_watch.read_cut_off, str(path)), why)
+        found = await asyncio.to_thread(link_watch.read_cut_off, str(path))
+        return {
+            name: CutOff(why=why, last_well_at=None if at is None else datetime.fromtimestamp(at, UTC))
+            for name, at in found.items()
+        }
 
     async def fence(self, plan: LaunchPlan, host: str) -> None:
         """Kill a host's agent; the host's first process sees it and ends everything else there."""

@@ -6,8 +6,9 @@ host is cut off when neither what it sends nor what is sent to it arrives; of tw
 them it is, the second counts. The engine reads what `LinkWatch` writes down and tells the reconciler.
 
 Silence is counted in frames sent, not in time: an anchor that was not scheduled for long sends nothing meanwhile, so a
-loaded or suspended machine loses no host. The frames have an Ethernet type of their own: no port is taken, no program
-is woken. Standard library only.
+loaded or suspended machine loses no host. Such an anchor notices a cut late, so each frame says when it was sent: with
+a host that is cut off the watch writes down when the last frame that arrived had left, for its link was well then. The
+frames have an Ethernet type of their own: no port is taken, no program is woken. Standard library only.
 Source: packet(7); IEEE 802 local experimental Ethernet type 1.
 """
 
@@ -17,15 +18,20 @@ import asyncio
 import contextlib
 import json
 import os
+import math
 import socket
-from collections.abc import Sequence
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 ETHERNET_TYPE = 0x88B5
 FRAME_INTERVAL_S = 0.2
-CUT_OFF_AFTER_S = 2.0  # of frames that did not arrive; the rest of 5 s is for the others to end
+CUT_OFF_AFTER_S = 2.0  # of frames that did not arrive; `jobs.deadlines.LINK_NOTICE_S` counts with it
 MIN_FRAME_BYTES = 60  # of Ethernet, without the checksum
 MAX_LOSS_PERCENT = 20.0  # links that are to lose more than this are not watched: 10 frames in a row could be lost
 CUT_OFF_FILE = "cut-off.json"
+_HEADER_BYTES = 14
+_SENT_AT = struct.Struct("!d")  # seconds of the epoch, behind the header
 
 
 def open_link(interface: str = "eth0") -> socket.socket:
@@ -62,8 +68,10 @@ class LinkWatch:
         names: of the hosts.
         links: a socket of `open_link` in each host's namespace, in the same order.
         addresses: Ethernet addresses of the hosts, in the same order.
-        path: the file to write: a JSON list of names. It is written when the list changes, and absent before.
+        path: the file to write: a JSON object of names, each with when the last frame that arrived from or at the host
+            was sent, in seconds of the epoch. It is written when the names change, and absent before.
         max_delay_s: how long a frame may be under way.
+        now: seconds of the epoch.
     """
 
     def __init__(
@@ -74,6 +82,7 @@ class LinkWatch:
         *,
         path: str,
         max_delay_s: float = 0.0,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._names = names
         self._links = links
@@ -81,6 +90,8 @@ class LinkWatch:
         self._path = path
         self._limit = round((CUT_OFF_AFTER_S + max_delay_s) / FRAME_INTERVAL_S)
         self._missed = [0] * len(names)
+        self._now = now
+        self._last_sent_at = [now()] * len(names)  # by sender; a link that was never well was not before this either
         self._written: list[str] = []
 
     async def run(self) -> None:
@@ -93,44 +104,55 @@ class LinkWatch:
         """Take what has arrived, write down what follows from it, and send the next frames."""
         for index, link in enumerate(self._links):
             sender = index - 1 if index else len(self._links) - 1
-            if _drain(link, self._addresses[sender]):
+            sent_at = _drain(link, self._addresses[sender])
+            if sent_at is not None:
                 self._missed[sender] = 0
-        cut_off = [self._names[index] for index in cut_off_hosts(self._missed, self._limit)]
-        if cut_off != self._written:
+                # What a frame says is within bounds, whoever has sent it.
+                self._last_sent_at[sender] = min(max(sent_at, self._last_sent_at[sender]), self._now())
+        cut_off = {
+            self._names[index]: max(self._last_sent_at[index], self._last_sent_at[index - 1])
+            for index in cut_off_hosts(self._missed, self._limit)
+        }
+        if list(cut_off) != self._written:
             with contextlib.suppress(OSError):  # a full disk, or a folder that is gone: the next round tries again
                 write_cut_off(self._path, cut_off)
-                self._written = cut_off
+                self._written = list(cut_off)
+        sent_at_bytes = _SENT_AT.pack(self._now())
         for index, link in enumerate(self._links):
             receiver = self._addresses[(index + 1) % len(self._links)]
-            frame = receiver + self._addresses[index] + ETHERNET_TYPE.to_bytes(2, "big")
+            frame = receiver + self._addresses[index] + ETHERNET_TYPE.to_bytes(2, "big") + sent_at_bytes
             self._missed[index] += 1
             with contextlib.suppress(OSError):  # a full queue or an interface that is down: the frame is lost
                 link.send(frame.ljust(MIN_FRAME_BYTES, b"\0"))
 
 
-def write_cut_off(path: str, names: Sequence[str]) -> None:
-    """Replace the list of hosts that are cut off."""
+def write_cut_off(path: str, hosts: Mapping[str, float]) -> None:
+    """Replace what is written down: host that is cut off -> when its link was last well, in seconds of the epoch."""
     partial = f"{path}.partial"
     with open(partial, "w", encoding="utf-8") as file:
-        json.dump(list(names), file)
+        json.dump(dict(hosts), file)
     os.replace(partial, path)
 
 
-def read_cut_off(path: str) -> list[str]:
-    """Return the hosts that are cut off; none before the watch wrote anything."""
+def read_cut_off(path: str) -> dict[str, float | None]:
+    """Return host that is cut off -> when its link was last well; None where an older anchor wrote names alone."""
     try:
         with open(path, encoding="utf-8") as file:
-            return [str(name) for name in json.load(file)]
-    except (OSError, ValueError):
-        return []
+            found = json.load(file)
+    except (OSError, ValueError):  # before the watch wrote anything
+        return {}
+    return dict(found) if isinstance(found, dict) else dict.fromkeys(map(str, found))
 
 
-def _drain(link: socket.socket, sender: bytes) -> bool:
-    """Take every frame that waits; return whether any came from `sender`."""
-    has_come = False
+def _drain(link: socket.socket, sender: bytes) -> float | None:
+    """Take every frame that waits; return when the last one that came from `sender` was sent, None without one."""
+    last_sent_at: float | None = None
     with contextlib.suppress(OSError):  # no more frames, or an interface that is down
         while True:
             frame, address = link.recvfrom(MIN_FRAME_BYTES)
             is_incoming = address[2] != socket.PACKET_OUTGOING
-            has_come = has_come or (is_incoming and frame[6:12] == sender)
-    return has_come
+            if is_incoming and frame[6:12] == sender and len(frame) >= _HEADER_BYTES + _SENT_AT.size:
+                (sent_at,) = _SENT_AT.unpack_from(frame, _HEADER_BYTES)
+                if math.isfinite(sent_at):  # else nobody of ours has sent it
+                    last_sent_at = sent_at if last_sent_at is None else max(last_sent_at, sent_at)
+    return last_sent_at

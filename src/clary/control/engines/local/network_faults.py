@@ -14,6 +14,7 @@ of the link watch, which it addresses itself, still pass.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -135,16 +136,28 @@ def _set_connection(ready: NetworkReady, folder: Path, host: str, *, up: bool) -
 def _set_way(ready: NetworkReady, hosts: tuple[str, str], *, up: bool) -> None:
     if ready.has_user_namespace:
         _join(f"/proc/{ready.pid}/ns/user", namespaces.CLONE_NEWUSER)
+    ways = (hosts, hosts[::-1])
+    try:
+        for host, other in ways:
+            _set_direction(ready, host, other, up=up)
+    except OSError:
+        if not up:  # a fault that is told as failed is none
+            for host, other in ways:
+                with contextlib.suppress(OSError):
+                    _set_direction(ready, host, other, up=True)
+        raise
+
+
+def _set_direction(ready: NetworkReady, host: str, other: str, *, up: bool) -> None:
     names = list(ready.namespaces)
-    for host, other in (hosts, hosts[::-1]):
-        address, _ = anchors.address_of(names.index(other), len(names))
-        _join(f"/proc/{ready.pid}/fd/{ready.namespaces[host]}", namespaces.CLONE_NEWNET)
-        with Netlink() as here:
-            try:
-                here.set_neighbour("eth0", address, hardware_address=None if up else NOWHERE)
-            except OSError as error:
-                if not up or error.errno != errno.ENOENT:  # it is open already
-                    raise
+    address, _ = anchors.address_of(names.index(other), len(names))
+    _join(f"/proc/{ready.pid}/fd/{ready.namespaces[host]}", namespaces.CLONE_NEWNET)
+    with Netlink() as here:
+        try:
+            here.set_neighbour("eth0", address, hardware_address=None if up else NOWHERE)
+        except OSError as error:
+            if not up or error.errno != errno.ENOENT:  # it is open already
+                raise
 
 
 def _set_rate(ready: NetworkReady, host: str, rate_bytes_s: int) -> None:

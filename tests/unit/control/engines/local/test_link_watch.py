@@ -42,7 +42,7 @@ class Network:
     def rounds(self, count):
         for _ in range(count):
             self._watch.make_round()
-        return read_cut_off(self.path)
+        return list(read_cut_off(self.path))
 
 
 @pytest.mark.parametrize(
@@ -77,3 +77,20 @@ def test_a_folder_that_is_gone_does_not_end_the_watch(tmp_path):
     network.path = network._watch._path = str(tmp_path / "gone" / "cut-off.json")
     network.cut = {0}
     assert network.rounds(2 * LIMIT) == []
+
+
+@pytest.mark.parametrize("num_hosts", [2, 3])
+def test_a_watch_that_was_held_up_says_when_the_last_frame_that_arrived_was_sent(tmp_path, num_hosts):
+    network = Network(tmp_path, num_hosts)
+    seconds = iter(range(1000, 10_000, 10))  # ten from one look at the clock to the next: far slower than planned
+    network._watch._now = lambda: next(seconds)
+    network.rounds(1)  # these frames arrive, whenever they are taken
+    network._watch._now = lambda: 5000.0
+    network.cut = {1}
+    network.rounds(LIMIT + 1)
+    assert read_cut_off(network.path) == {"algo-2": 1000.0}
+
+
+def test_what_an_older_watch_has_written_is_read(tmp_path):
+    (tmp_path / "old.json").write_text('["algo-2"]')
+    assert read_cut_off(str(tmp_path / "old.json")) == {"algo-2": None}

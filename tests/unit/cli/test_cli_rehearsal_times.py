@@ -1,0 +1,21 @@
+"""When the job of a rehearsal failed, as its page tells it."""
+
+from clary.cli.rehearsal_run import failed_at_s
+
+TRANSITIONS = [
+    {"status": "Starting", "started_at": "2026-01-01T00:00:00+00:00"},
+    {"status": "Training", "started_at": "2026-01-01T00:00:10+00:00"},
+    {"status": "Training", "started_at": "2026-01-01T00:01:10+00:00"},
+]
+CAUSE = {"kind": "cause", "at": "2026-01-01T00:02:12.500000+00:00"}
+
+
+def test_a_failure_is_timed_from_the_first_training():
+    timeline = [{"kind": "status", "at": "2026-01-01T00:00:00+00:00"}, CAUSE]
+    assert failed_at_s({"transitions": TRANSITIONS, "timeline": timeline}) == 122.5
+
+
+def test_what_nobody_knows_has_no_time():
+    assert failed_at_s({}) is None
+    assert failed_at_s({"transitions": TRANSITIONS, "timeline": []}) is None
+    assert failed_at_s({"transitions": TRANSITIONS[:1], "timeline": [CAUSE]}) is None
