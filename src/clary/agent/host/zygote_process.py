@@ -163,7 +163,11 @@ class Zygote:
 
     def _expect(self, kind: str, *, within_s: float) -> dict[str, Any]:
         """Return the next message, which has to be of that kind."""
-        self._wait_for(self._socket.fileno(), f"did not say {kind!r} within", limit_s=within_s)
+        # One that still imports may wait for files of a FUSE mount, which looks like doing nothing.
+        max_idle_looks = 2 * MAX_IDLE_LOOKS if kind == "ready" else MAX_IDLE_LOOKS
+        self._wait_for(
+            self._socket.fileno(), f"did not say {kind!r} within", limit_s=within_s, max_idle_looks=max_idle_looks
+        )
         data = self._socket.recv(_MAX_MESSAGE_BYTES)
         if not data:
             raise ConnectionResetError
@@ -176,11 +180,11 @@ class Zygote:
         """Wait until the zygote has ended by itself, so that its children are this process's."""
         watched = os.pidfd_open(self._pid)
         try:
-            self._wait_for(watched, "lived on for", limit_s=limit_s)
+            self._wait_for(watched, "lived on for", limit_s=limit_s, max_idle_looks=MAX_IDLE_LOOKS)
         finally:
             os.close(watched)
 
-    def _wait_for(self, descriptor: int, otherwise: str, *, limit_s: float) -> None:
+    def _wait_for(self, descriptor: int, otherwise: str, *, limit_s: float, max_idle_looks: int) -> None:
         """Wait until there is something to read, as long as the zygote does anything.
 
         Raises: OSError that says of the zygote what is `otherwise`, and for how long.
@@ -193,7 +197,7 @@ class Zygote:
             waited_s = time.monotonic() - began_s
             if waited_s >= limit_s:
                 raise OSError(f"the interpreter that stood ready {otherwise} {limit_s:g} s")
-            if (num_idle := standstill.look()) >= MAX_IDLE_LOOKS:
+            if (num_idle := standstill.look()) >= max_idle_looks:
                 idle_s = num_idle * LOOK_INTERVAL_S
                 raise OSError(f"the interpreter that stood ready {otherwise} {waited_s:.1f} s, idle for {idle_s:g} s")
 

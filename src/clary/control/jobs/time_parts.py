@@ -309,10 +309,7 @@ def _met_at(facts: HostFacts | None, attempt: _Attempt, *, began_at: datetime, u
     last = _last_to_come(attempt, began_at)
     if last is None or facts is None:
         return None
-    if facts.rendezvous_at is not None:
-        meets = facts.rendezvous_at <= last
-    else:
-        meets = _is_missing(facts)
+    meets = _is_missing(facts) if facts.rendezvous_at is None else facts.rendezvous_at <= last
     is_open = until - max(began_at, last) < _PATIENCE
     if not meets or (facts.rendezvous_at is None and not is_open):
         return None

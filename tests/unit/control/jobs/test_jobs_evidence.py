@@ -1,5 +1,7 @@
 """The verdict on a failed attempt waits for what is noticed late of hosts and links, where that can change anything."""
 
+from datetime import UTC, datetime
+
 import pytest
 from job_script import Script, at, exit_of
 
@@ -101,3 +103,11 @@ def test_a_host_that_reports_no_end_yet_is_not_blamed_for_its_link_by_this_event
     before = script.job
     assert script.send(cut_off(script)).job is before
     assert script.send(events.NoMoreEvidence()).job is before
+
+
+def test_a_time_before_all_times_that_a_program_wrote_ends_no_report():
+    earliest = datetime.min.replace(tzinfo=UTC)
+    clue = Clue(rank=0, at=earliest, text="process rank 0 with PID 7 on node algo-1 exited on signal 9")
+    script = failed(RestartRule(), clues=(clue,))
+    assert script.job.failure is not None
+    assert script.job.hosts["algo-1"].facts.clues[0].at > at(-3600)

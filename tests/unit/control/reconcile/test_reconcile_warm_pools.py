@@ -267,3 +267,11 @@ async def test_the_token_of_one_pool_opens_no_other(plane):
         plane.pool_gateway.authorize("pool_000000000000", token)
     with pytest.raises(WireError, match="does not open"):
         plane.pool_gateway.authorize(pool, plane.hub.live_job("one").plan["agent_token"])
+
+
+async def test_a_pool_whose_agent_ends_with_the_job_is_not_waited_for(plane):
+    await plane.create("one", ResourceConfig=RESOURCES)
+    pool = await serve(plane, "one")
+    plane.engine.end_pool_agent(pool, "algo-1")
+    await plane.passes(2)
+    assert plane.engine.released_pools == [pool]

@@ -17,8 +17,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import math
+import os
 import socket
 import struct
 import time

@@ -83,7 +83,7 @@ def test_a_folder_that_is_gone_does_not_end_the_watch(tmp_path):
 def test_a_watch_that_was_held_up_says_when_the_last_frame_that_arrived_was_sent(tmp_path, num_hosts):
     network = Network(tmp_path, num_hosts)
     seconds = iter(range(1000, 10_000, 10))  # ten from one look at the clock to the next: far slower than planned
-    network._watch._now = lambda: next(seconds)
+    network._watch._now, network._watch._last_sent_at = lambda: next(seconds), [0.0] * num_hosts
     network.rounds(1)  # these frames arrive, whenever they are taken
     network._watch._now = lambda: 5000.0
     network.cut = {1}
