@@ -115,7 +115,7 @@ def test_what_a_rank_computes_is_what_the_kernel_counts_for_it(start, source_of)
     sums = cpu_s_over(source, 3.0, "rank-0/cpu_percent", "rank-1/cpu_percent", "host/cpu_percent")
     counted_s = used_s(spinner) - before_s
     assert counted_s > 0.1, "even on a busy machine something is computed"
-    # A tick of the kernel's clock at either end of each row, and what passes between the two readings of a busy machine.
+    # A tick of the kernel's clock at either end of each row, and what passes between two readings.
     assert sums["rank-0/cpu_percent"] == pytest.approx(counted_s, abs=1.0)
     assert sums["rank-1/cpu_percent"] < 0.5
     assert sums["host/cpu_percent"] >= sums["rank-0/cpu_percent"] - 0.01
