@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from fake_steps import FakeSteps
@@ -38,10 +38,21 @@ def test_what_a_rank_left_is_told_though_the_launcher_that_started_it_fails_on_a
 ) -> None:
     service.lead_through_life()
     host = host_of(FakeSteps(num_processes=1))
-    left = Clue(rank=2, at=datetime(2026, 1, 1, tzinfo=UTC), text="ValueError: no such column")
+    service.wait_for_phase(HostPhase.RUNNING)
+    left = Clue(rank=2, at=datetime.now(UTC), text="ValueError: no such column")
     host.steps.records = (left,)
     host.program.end(0, rank=0)
     assert service.wait_for_phase(HostPhase.EXITED).clues == (left,)
+
+
+def test_a_time_that_a_program_has_made_up_is_brought_into_its_life(service: FakeService, host_of) -> None:
+    service.lead_through_life()
+    host = host_of(FakeSteps(num_processes=1))
+    begun = datetime.now(UTC)
+    host.steps.records = (Clue(rank=0, at=datetime(1, 1, 1, tzinfo=UTC), text="ValueError: no such column"),)
+    host.program.end(0, rank=0)
+    (clue,) = service.wait_for_phase(HostPhase.EXITED).clues
+    assert begun - timedelta(seconds=30) < clue.at <= datetime.now(UTC)
 
 
 def test_processes_that_ignore_sigterm_are_killed_after_the_fail_fast_grace(
