@@ -23,9 +23,8 @@ from clary.contract.errors import EngineError
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.rehearsals import DISK_FOLDER
 from clary.control.engines.local import attempt_record, namespaces
-from clary.control.engines.local.agent_processes import clary_folder
+from clary.control.engines.local.inside import run_inside
 
-TIMEOUT_S = 10.0
 _ROUNDS = 100  # a program that writes or removes meanwhile has more or less on the disk than was counted
 _CLONE_NEWNS = 0x00020000
 _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 2, 4, 32
@@ -58,26 +57,9 @@ async def _change(plan: LaunchPlan, host: str, size_bytes: int) -> None:
     if agent is None or not agent.is_alive():
         raise EngineError(f"job {plan.job_name}: the agent of {host}, which holds the host's disk, is gone")
     folder = f"{plan.work_folder}/{host}/{DISK_FOLDER}"
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-S",
-        "-m",
-        __name__,
-        *(str(agent.pid), folder, str(size_bytes)),
-        env={"PYTHONPATH": clary_folder()},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
+    await run_inside(
+        __name__, str(agent.pid), folder, str(size_bytes), doing=f"job {plan.job_name}: changing the disk of {host}"
     )
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            output, _ = await process.communicate()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-        raise EngineError(f"job {plan.job_name}: changing {host}'s disk took longer than {TIMEOUT_S:g} s") from None
-    if process.returncode != 0:
-        said = output.decode(errors="replace").strip().rpartition("\n")[2]
-        raise EngineError(f"job {plan.job_name}: the disk of {host} could not be changed: {said}")
 
 
 def main(arguments: list[str]) -> int:

@@ -13,7 +13,6 @@ of the link watch, which it addresses itself, still pass.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import json
@@ -24,12 +23,11 @@ from pathlib import Path
 from clary.contract.errors import EngineError
 from clary.contract.launch_plan import Isolation, LaunchPlan
 from clary.control.engines.local import anchors, fabric, namespaces, network_building
-from clary.control.engines.local.agent_processes import clary_folder
 from clary.control.engines.local.attempt_record import NetworkReady, read_ready
+from clary.control.engines.local.inside import run_inside
 from clary.control.engines.local.netlink import Netlink
 from clary.control.engines.local.network_spec import write_json
 
-TIMEOUT_S = 10.0
 FULL_MBIT_S = 100_000.0  # more than such a link passes
 NOWHERE = b"\x02\xff\xff\xff\xff\xfe"  # locally administered, as hosts' are, which go on with 00
 
@@ -71,26 +69,7 @@ async def _change(plan: LaunchPlan, host: str, what: str) -> None:
     if plan.isolation is not Isolation.NAMESPACES:
         raise EngineError(f"job {plan.job_name} runs as plain processes: it has no network that could be changed")
     arguments = (plan.pool_folder or plan.work_folder, host, what)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-S",
-        "-m",
-        __name__,
-        *arguments,
-        env={"PYTHONPATH": clary_folder()},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            output, _ = await process.communicate()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-        raise EngineError(f"job {plan.job_name}: setting {host} {what} took longer than {TIMEOUT_S:g} s") from None
-    if process.returncode != 0:
-        said = output.decode(errors="replace").strip().rpartition("\n")[2]
-        raise EngineError(f"job {plan.job_name}: could not set {host} {what}: {said}")
+    await run_inside(__name__, *arguments, doing=f"job {plan.job_name}: setting {host} {what}")
 
 
 def main(arguments: list[str]) -> int:

@@ -1,0 +1,46 @@
+"""Carry something out inside namespaces of a job: in a child, because joining one would change the calling process.
+
+Where: `network_faults` and `disk_faults`, which are the programs that are run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from clary.contract.errors import EngineError
+from clary.control.engines.local.agent_processes import clary_folder
+
+TIMEOUT_S = 10.0
+
+
+async def run_inside(module: str, *arguments: str, doing: str) -> None:
+    """Run `python -m MODULE ARGUMENTS` and wait for it.
+
+    Args:
+        module: says on its last line why it failed, if it does.
+        arguments: of the module.
+        doing: what is done to which job, for errors: `job demo: setting algo-2 down`.
+
+    Raises: EngineError if it fails or takes longer than `TIMEOUT_S`.
+    """
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-S",
+        "-m",
+        module,
+        *arguments,
+        env={"PYTHONPATH": clary_folder()},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise EngineError(f"{doing} took longer than {TIMEOUT_S:g} s") from None
+    if process.returncode != 0:
+        said = output.decode(errors="replace").strip().rpartition("\n")[2]
+        raise EngineError(f"{doing} failed: {said}")
