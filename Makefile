@@ -23,7 +23,7 @@ setup: $(STAMPS)/service.stamp $(STAMPS)/native.stamp $(STAMPS)/train.stamp $(ST
        $(STAMPS)/awscli1.stamp $(STAMPS)/toolkit.stamp $(STAMPS)/system.stamp $(STAMPS)/vectors.stamp
 
 test: setup native-test
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/python tools/run_tests.py -n $(TEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 # The core's own tests, once a sanitizer. SANITIZERS=none runs them plain only.
 native-test: setup

@@ -1,0 +1,44 @@
+"""Run pytest over all tests, several at a time, then what failed once more, alone.
+
+On two cores beside others a test may fail for what ran beside it. Such a failure is worth knowing and worth mending, but
+says little about a change: what fails is run again in a process of its own with nothing beside it, and decides there. Its
+names are printed last, so that nobody takes the run for a clean one. More than MOST_REPEATED failures are no accident
+and are not tried again.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+MOST_REPEATED = 5
+_TESTS_FAILED = 1  # pytest's own exit code
+
+
+def main(arguments: list[str]) -> int:
+    """Run pytest with `arguments`; return 0 if every test passed, at the latest when it ran alone."""
+    with tempfile.TemporaryDirectory(prefix="clary-tests-") as cache:
+        pytest = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}"]
+        code = subprocess.run([*pytest, *arguments], check=False).returncode
+        failed = _failed(Path(cache))
+        if code != _TESTS_FAILED or not 0 < len(failed) <= MOST_REPEATED:
+            return code
+        print(f"\n{len(failed)} failed; once more, alone: {', '.join(failed)}\n", flush=True)
+        code = subprocess.run([*pytest, "-n", "0", "--last-failed"], check=False).returncode
+    if code == 0:
+        for name in failed:
+            print(f"FAILED BESIDE OTHERS, passed alone: {name}")
+    return code
+
+
+def _failed(cache: Path) -> list[str]:
+    """Return the names of the tests that the last run of pytest saw fail."""
+    record = cache / "v/cache/lastfailed"
+    return sorted(json.loads(record.read_text(encoding="utf-8"))) if record.exists() else []
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
