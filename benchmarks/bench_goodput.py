@@ -12,7 +12,7 @@ part of it measured in the run; T_f is the wall time over the failures in it. Th
 while nothing strikes it. A line is verified if every step of the log has the state that a job without failures has
 after it, no number is missing or taken twice, and each kill ended one attempt.
 
-CLARY_BENCH_SCALE and CLARY_BENCH_KILLS stand in place of 4 and 300.
+CLARY_BENCH_SCALE, CLARY_BENCH_KILLS and CLARY_BENCH_EVERY stand in place of 4, 300 and 60,20.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def run(quick: bool) -> Iterator[Line]:
     """Kill hosts of jobs, for each time between failures."""
     scale = QUICK_SCALE if quick else float(os.environ.get("CLARY_BENCH_SCALE", SCALE))
     num_kills = QUICK_KILLS if quick else int(os.environ.get("CLARY_BENCH_KILLS", NUM_KILLS))
-    for every in STEPS_BETWEEN_FAILURES:
+    named = os.environ.get("CLARY_BENCH_EVERY", "")
+    for every in map(int, named.split(",")) if named else STEPS_BETWEEN_FAILURES:
         runs = []
         with running_service(SETTINGS) as service:
             if not has_namespaces(service.home):

@@ -1,9 +1,9 @@
 """Run pytest over all tests, several at a time, then what failed once more, alone.
 
-On two cores beside others a test may fail for what ran beside it. Such a failure is worth knowing and worth mending, but
-says little about a change: what fails is run again in a process of its own with nothing beside it, and decides there. Its
-names are printed last, so that nobody takes the run for a clean one. More than MOST_REPEATED failures are no accident
-and are not tried again.
+On two cores beside others a test may fail for what ran beside it. Such a failure is worth knowing and mending, but says
+little about a change: it is run again in a process of its own with nothing beside it, and decides there. Its name is
+printed last, so that nobody takes the run for a clean one. More than MOST_REPEATED failures are no accident and are
+not tried again.
 """
 
 from __future__ import annotations
