@@ -63,6 +63,7 @@ class ProcessDump:
     threads: tuple[ThreadStack, ...]
     sockets: tuple[SocketState, ...]
     error: str = ""  # why there are no stacks
+    runnable_s: float = 0.0  # that its busiest thread, or one of a process below it, ran or waited for a processor
 
 
 @dataclass(frozen=True, kw_only=True)

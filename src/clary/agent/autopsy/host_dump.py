@@ -114,26 +114,44 @@ class _Counters(NamedTuple):
     num_waits: int
     cpu_s: float
     num_bytes: int
+    runnable_s: Mapping[int, float]  # by thread
 
     @classmethod
     def of(cls, pid: int) -> _Counters:
-        return cls(process_state.num_waits(pid), process_state.cpu_s(pid), process_state.bytes_moved(pid))
+        return cls(
+            process_state.num_waits(pid),
+            process_state.cpu_s(pid),
+            process_state.bytes_moved(pid),
+            process_state.runnable_s(pid),
+        )
 
-    def since(self, before: _Counters) -> _Counters:
+    def since(self, before: _Counters) -> _Used:
         """Return what was added; nothing for a process that has ended meanwhile."""
-        return _Counters(
+        runnable = (value - before.runnable_s.get(thread, 0.0) for thread, value in self.runnable_s.items())
+        return _Used(
             max(0, self.num_waits - before.num_waits),
             max(0.0, self.cpu_s - before.cpu_s),
             max(0, self.num_bytes - before.num_bytes),
+            max(runnable, default=0.0),
         )
 
-    def with_all(self, others: Iterable[_Counters]) -> _Counters:
-        """Return the sum of processor time and bytes with those of others."""
+
+class _Used(NamedTuple):
+    """What a process has done while it was watched."""
+
+    num_waits: int
+    cpu_s: float
+    num_bytes: int
+    runnable_s: float  # of the thread that ran, or waited for a processor, the longest
+
+    def with_all(self, others: Iterable[_Used]) -> _Used:
+        """Return the sum of processor time and bytes with those of others, and the busiest thread's time."""
         kept = list(others)
-        return _Counters(
+        return _Used(
             self.num_waits,
             self.cpu_s + sum(other.cpu_s for other in kept),
             self.num_bytes + sum(other.num_bytes for other in kept),
+            max(self.runnable_s, *(other.runnable_s for other in kept)) if kept else self.runnable_s,
         )
 
 
@@ -163,7 +181,7 @@ def _look(
     *,
     entries: Mapping[int, ProcessEntry],
     ranks: Mapping[int, int],
-    used: Mapping[int, _Counters],
+    used: Mapping[int, _Used],
     connections: dict[int, SocketState],
     program: str | None,
     end_s: float,
@@ -186,6 +204,7 @@ def _look(
         num_waits=used[pid].num_waits,
         cpu_used_s=round(used[pid].cpu_s, 2),
         bytes_moved=used[pid].num_bytes,
+        runnable_s=round(used[pid].runnable_s, 2),
         threads=threads,
         sockets=sockets_of(pid, connections),
         error=error,

@@ -1,7 +1,7 @@
 """What /proc says of one process: its command, its processor time, where in the kernel it waits.
 
 Source: proc(5): /proc/PID/stat (utime, stime), /proc/PID/cmdline, /proc/PID/wchan, /proc/PID/status,
-/proc/PID/io.
+/proc/PID/io; Documentation/scheduler/sched-stats.rst of the kernel: /proc/PID/task/TID/schedstat.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _UTIME_FIELD, _STIME_FIELD = 11, 12  # behind the command's closing bracket
+_NS_PER_S = 1e9
 _MAX_COMMAND_CHARACTERS = 60  # what comes later may be a secret, and no line has room for it
 
 
@@ -26,6 +27,16 @@ def cpu_s(pid: int) -> float:
     """Return the processor time that a process has used; 0 if it has ended."""
     fields = read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     return (int(fields[_UTIME_FIELD]) + int(fields[_STIME_FIELD])) / _TICKS_PER_S if fields else 0.0
+
+
+def runnable_s(pid: int) -> dict[int, float]:
+    """Return thread -> how long it has run or waited for a processor; nothing where the kernel does not count it."""
+    found = {}
+    for thread in _threads(pid):
+        fields = read(f"/proc/{pid}/task/{thread}/schedstat").split()
+        if len(fields) >= 2:
+            found[int(thread)] = (int(fields[0]) + int(fields[1])) / _NS_PER_S
+    return found
 
 
 def command(pid: int) -> str:
@@ -47,11 +58,7 @@ def bytes_moved(pid: int) -> int:
 
 def thread_states(pid: int) -> str:
     """Return the state of each thread of a process, a letter each."""
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return ""
-    stats = (read(f"/proc/{pid}/task/{thread}/stat").rpartition(b")")[2].split() for thread in threads)
+    stats = (read(f"/proc/{pid}/task/{thread}/stat").rpartition(b")")[2].split() for thread in _threads(pid))
     return "".join(fields[0].decode("ascii", "replace") for fields in stats if fields)
 
 
@@ -67,3 +74,10 @@ def wait_channel(pid: int) -> str:
     """Return the function of the kernel in which a process's main thread sleeps; empty if it does not."""
     channel = read(f"/proc/{pid}/wchan").decode("ascii", "replace").strip()
     return "" if channel == "0" else channel
+
+
+def _threads(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []

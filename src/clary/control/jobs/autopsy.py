@@ -219,7 +219,8 @@ def _judge(process: ProcessDump, group: Group, dump: HostDump) -> tuple[Weight, 
     if group.doing is Doing.UNKNOWN:
         return Weight.SUSPECT, f"{group.doing.value} ({process.error})"
     if group.doing is Doing.WAITS_FOR_RANKS:
-        return Weight.SUSPECT, f"waits in {group.operation} at {place}"
+        others = "another collective than theirs: one was left out, or they are out of order"
+        return Weight.SUSPECT, f"waits in {group.operation} at {place}, {others}"
     activity = activity_of(process, dump.watched_s)
     workers = _workers(process, dump) if group.doing is Doing.WAITS_FOR_DATA else ""
     if activity is Activity.NONE:

@@ -44,6 +44,7 @@ _FILE_WAITS = (
 _UNINTERRUPTIBLE = "D"
 FEW_WAITS = 3  # of a main thread while it is watched: who is held up asks now and then whether it is over
 _SOME_CPU = 0.2  # of the time in which it was watched
+_MOSTLY = 0.6  # of it: a thread that only wakes now and then waits less for its processor, even on a crowded machine
 _SOME_BYTES = 64 * 1024  # while it was watched
 
 
@@ -73,7 +74,7 @@ def activity_of(process: ProcessDump, watched_s: float) -> Activity:
     """Say what a process was seen to do, with all below it."""
     if process.bytes_moved >= _SOME_BYTES:
         return Activity.MOVES_DATA
-    if process.cpu_used_s >= _SOME_CPU * watched_s:
+    if process.cpu_used_s >= _SOME_CPU * watched_s or process.runnable_s >= _MOSTLY * watched_s:
         return Activity.COMPUTES
     return Activity.TRIES if process.num_waits >= FEW_WAITS else Activity.NONE
 

@@ -35,7 +35,9 @@ BACKWARD = (
 )
 
 
-def process(rank, calls, *, pid=None, state="S", waits=0, cpu=0.0, moved=0, channel="futex", parent=1, sockets=()):
+def process(
+    rank, calls, *, pid=None, state="S", waits=0, cpu=0.0, moved=0, channel="futex", parent=1, sockets=(), runnable=0.0
+):
     frames = tuple(Frame(function=function, file=file, line=line) for function, file, line in calls)
     threads = (ThreadStack(thread=1, name="MainThread", is_main=True, frames=frames),) if frames else ()
     return ProcessDump(
@@ -49,6 +51,7 @@ def process(rank, calls, *, pid=None, state="S", waits=0, cpu=0.0, moved=0, chan
         num_waits=waits,
         cpu_used_s=cpu,
         bytes_moved=moved,
+        runnable_s=runnable,
         threads=threads,
         sockets=tuple(sockets),
         error="" if frames else "py-spy: Permission denied",
@@ -103,6 +106,14 @@ def test_a_stopped_rank_is_named_with_its_remedy():
     ((who, why),) = suspects(waiting(process(3, COMPUTING, state="T")))
     assert who == "rank 3 on algo-2"
     assert "kill -CONT 103" in why
+
+
+def test_a_rank_that_computes_on_a_crowded_machine_is_waited_for_and_one_that_only_wakes_there_is_suspected():
+    crowded = process(3, COMPUTING, state="R", cpu=0.07, runnable=0.65)  # 0.58 s of it in the queue for a processor
+    assert suspects(waiting(crowded)) == []
+    assert [who for who, _ in suspects(waiting(crowded), weights=(Weight.WAITED_FOR,))] == ["rank 3 on algo-2"]
+    waking = process(3, COMPUTING, cpu=0.02, runnable=0.2)
+    assert [who for who, _ in suspects(waiting(waking))] == ["rank 3 on algo-2"]
 
 
 def test_a_rank_that_waits_for_its_data_is_named_with_its_workers():
@@ -198,7 +209,8 @@ def test_nobody_is_suspected_while_those_who_wait_get_on():
 def test_a_rank_in_another_operation_than_the_others_is_named():
     found = suspects(waiting(process(3, BARRIER)))
     assert [who for who, _ in found] == ["rank 3 on algo-2"]
-    assert "waits in barrier at step (train.py:34); 3 ranks wait for it in all_reduce" in found[0][1]
+    assert "waits in barrier at step (train.py:34), another collective than theirs" in found[0][1]
+    assert "3 ranks wait for it in all_reduce" in found[0][1]
 
 
 def test_two_halves_in_different_operations_are_both_named():
