@@ -6,7 +6,7 @@ BIN := .venv/bin
 STAMPS := .venvs
 TEST_WORKERS ?= 2
 FUZZ_SECONDS ?= 60
-SYSTEM_PACKAGES := awscli gcc iproute2 libc6-dev libgtest-dev openmpi-bin openssh-client openssh-server postgresql
+SYSTEM_PACKAGES := awscli chromium gcc iproute2 libc6-dev libgtest-dev openmpi-bin openssh-client openssh-server postgresql
 NATIVE_SOURCES := CMakeLists.txt $(shell find native -type f)
 NATIVE_BUILD := build/native
 SANITIZERS ?= none address,undefined thread
@@ -147,7 +147,7 @@ $(STAMPS)/deepspeed.stamp: $(STAMPS)/train.stamp
 		"from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder; ShareMemCommBuilder().load(verbose=False)"
 	touch $@
 
-# AWS CLI v2, PostgreSQL, Open MPI, ssh, iproute2 and a C compiler for the tests; needs root, and says what to install without it.
+# AWS CLI v2, Chromium, PostgreSQL, Open MPI, ssh, iproute2 and a C compiler for the tests; needs root, and says what to install without it.
 $(STAMPS)/system.stamp:
 	mkdir -p $(STAMPS)
 	sh tools/install_system_packages.sh $(SYSTEM_PACKAGES)

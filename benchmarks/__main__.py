@@ -14,6 +14,7 @@ from benchmarks import (
     bench_api,
     bench_checkpoint,
     bench_concurrency,
+    bench_console,
     bench_ddp_real,
     bench_failfast,
     bench_faults,
@@ -21,6 +22,7 @@ from benchmarks import (
     bench_logs,
     bench_memory,
     bench_metrics,
+    bench_observe,
     bench_overlap,
     bench_parity,
     bench_partition,
@@ -36,6 +38,7 @@ from benchmarks import (
     bench_start,
     bench_step,
     bench_tensors,
+    bench_verdicts,
     bench_warm,
 )
 from benchmarks.lines import Line, write
@@ -47,6 +50,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[bool], Iterator[Line]]]] = {
     "api": ("accepted jobs a second and latency of describe, against moto's server", bench_api.run),
     "checkpoint": ("what a save keeps training for, how fast it is written and read again", bench_checkpoint.run),
     "concurrency": ("50 jobs at once by 8 clients: latencies, queueing, memory of the service", bench_concurrency.run),
+    "console": ("what the console asks the service for: 10,000 jobs, a million log lines", bench_console.run),
     "ddp-real": ("real models trained over smddp and over gloo: samples a second, loss, bits", bench_ddp_real.run),
     "failfast": ("first death in a gang to the end of all of it, against torchrun", bench_failfast.run),
     "faults": ("kills, pauses, cuts, full disks: what was lost, doubled or hung", bench_faults.run),
@@ -54,6 +58,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[bool], Iterator[Line]]]] = {
     "logs": ("a program's output into the store: rate, cost, delay, held-up writes, against syslog-ng", bench_logs.run),
     "memory": ("activations recomputed or on a disk: memory saved, time paid, beside torch's", bench_memory.run),
     "metrics": ("points per second stored and query time for a week of 64 ranks", bench_metrics.run),
+    "observe": ("what being looked at costs a training: all defaults, and deep profiles", bench_observe.run),
     "overlap": ("communication that the backward pass does not hide, against gloo", bench_overlap.run),
     "parity": ("real models trained by SMP and by DDP: are their losses the same", bench_parity.run),
     "partition": ("how evenly models are cut into stages, against every other cut", bench_partition.run),
@@ -69,6 +74,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[bool], Iterator[Line]]]] = {
     "start": ("submit to first line of user code, in parts, against torchrun", bench_start.run),
     "step": ("a training step beside the same by hand: pipeline, tensor group, shards", bench_step.run),
     "tensors": ("what saving all weights costs a training, every 10 steps and every 200", bench_tensors.run),
+    "verdicts": ("stragglers of real jobs: found and named rightly, missed, false alarms", bench_verdicts.run),
     "warm": ("submit to first line and first all_reduce, cold and warm, against torchrun", bench_warm.run),
 }
 

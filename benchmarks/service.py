@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,12 +36,16 @@ class BenchmarkService:
 
 
 @contextlib.contextmanager
-def running_service(settings: str = "", *, default_python: Path = TRAIN_PYTHON) -> Iterator[BenchmarkService]:
-    """Start a service, yield it, stop it and remove its folder."""
+def running_service(
+    settings: str = "", *, default_python: Path = TRAIN_PYTHON, prepare: Callable[[Path], None] | None = None
+) -> Iterator[BenchmarkService]:
+    """Start a service, yield it, stop it and remove its folder; `prepare` may fill its state folder before."""
     with tempfile.TemporaryDirectory(prefix="clary-bench-") as folder:
         home = Path(folder) / "home"
         home.mkdir()
         (home / "settings.toml").write_text(settings)
+        if prepare is not None:
+            prepare(home)
         environment = {
             **os.environ,
             "CLARY_HOME": str(home),

@@ -30,11 +30,13 @@ from clary.contract.agent_protocol import (
     Report,
     ReportReceipt,
 )
+from clary.contract.deep_profiles import HostProfile
 from clary.contract.errors import AgentError, ContractError
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.metric_samples import SampleBatch, SampleReceipt
 from clary.contract.plain import from_plain, to_plain
 from clary.contract.stack_dumps import HostDump
+from clary.contract.training_values import TrainingBatch, TrainingReceipt
 
 REQUEST_TIMEOUT_S = 5.0  # for connecting, and for each silence of the service within an answer
 EXCERPT_CHARACTERS = 200  # of a refusing answer, in the error's message
@@ -107,8 +109,9 @@ class BackOff:
 class ServiceClient:
     """Talks to the service for one host.
 
-    Threads: `report`, `next_order`, `send_logs`, `send_samples`, `send_dump` are called from one thread each at a time,
-    `fetch_assignment` before the thread of `next_order` starts, `encode_logs`, `wake_orders` and `break_off` from any.
+    Threads: `report`, `next_order`, `send_logs`, `send_samples`, `send_dump`, `send_training` are called from one
+    thread each at a time, `send_profile` and `send_trace` from one thread together, `fetch_assignment` before the
+    thread of `next_order` starts, `encode_logs`, `wake_orders` and `break_off` from any.
     """
 
     def __init__(self, address: AgentAddress, *, token: str) -> None:
@@ -118,7 +121,17 @@ class ServiceClient:
         self._logs = _Connection(address, token)
         self._dumps = _Connection(address, token)
         self._samples = _Connection(address, token)
-        self._connections = (self._reports, self._orders, self._logs, self._dumps, self._samples)
+        self._training = _Connection(address, token)
+        self._profiles = _Connection(address, token)
+        self._connections = (
+            self._reports,
+            self._orders,
+            self._logs,
+            self._dumps,
+            self._samples,
+            self._training,
+            self._profiles,
+        )
 
     def fetch_assignment(self) -> LaunchPlan:
         """Return the plan of this attempt.
@@ -156,9 +169,22 @@ class ServiceClient:
         """Hand over rows that were measured. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
         return _read(SampleReceipt, self._samples.call("POST", "samples", body=_encode(to_plain(batch))))
 
+    def send_training(self, batch: TrainingBatch) -> TrainingReceipt:
+        """Hand over what the program wrote of its training. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
+        return _read(TrainingReceipt, self._training.call("POST", "training", body=_encode(to_plain(batch))))
+
     def send_dump(self, dump: HostDump) -> None:
         """Hand over a dump of the host's processes. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
         self._dumps.call("POST", "dumps", body=_encode(to_plain(dump)))
+
+    def send_profile(self, profile: HostProfile) -> None:
+        """Hand over what ranks say of a profile. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
+        self._profiles.call("POST", "profiles", body=_encode(to_plain(profile)))
+
+    def send_trace(self, piece: bytes, *, number: int, rank: int, offset: int, is_last: bool) -> None:
+        """Hand over a part of a rank's trace. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
+        query = f"number={number}&rank={rank}&offset={offset}&last={int(is_last)}"
+        self._profiles.call("POST", f"traces?{query}", body=piece)
 
     def wake_orders(self) -> None:
         """Break off the long poll that another thread waits in."""

@@ -11,7 +11,9 @@ from clary.cli.checkpoint_words import mirror_lines
 from clary.cli.connection import connect
 from clary.cli.ledger_words import ledger_lines
 from clary.cli.pools import pool_line
+from clary.cli.stragglers import verdict_lines
 from clary.cli.tables import clock_time, duration, table
+from clary.cli.training_words import progress_text
 
 
 def add_parser(commands: Any) -> None:
@@ -61,6 +63,8 @@ def describe(facts: dict[str, Any]) -> str:
     """Return the text that `clary describe` prints."""
     lines = [f"{facts['name']}  {facts['status']} ({facts['secondary_status']})"]
     lines += [f"  {label:<10}{facts[key]}" for label, key in LABELS if facts.get(key)]
+    if facts.get("progress"):
+        lines.append(f"  {'progress':<10}{progress_text(facts['progress'])}")
     if facts.get("metrics"):
         pairs = ", ".join(f"{item['name']}={item['value']:g}" for item in facts["metrics"])
         lines.append(f"  {'metrics':<10}{pairs}")
@@ -99,11 +103,16 @@ def describe(facts: dict[str, Any]) -> str:
             "checkpoints",
             *[f"  {line}" for line in mirror_lines(facts["checkpoints"], now=datetime.now(UTC))],
         ]
+    if facts.get("rules"):
+        rule_rows = [(f"  {row['name']}", row["kind"], row["status"], row["details"] or "-") for row in facts["rules"]]
+        lines += ["", "rules", table(("  RULE", "LOOKS AT", "STATUS", "WHAT IT SAYS"), rule_rows)]
     if facts.get("ledger"):
         lines += ["", "time and money", *[f"  {line}" for line in ledger_lines(facts["ledger"])]]
     alarms = [f"  - {host['name']}: {host['standstill']}" for host in facts["hosts"] if host.get("standstill")]
     if alarms:
         lines += ["", "alarms", *alarms]
+    if (facts.get("stragglers") or {}).get("is_found"):
+        lines += ["", "stragglers", *[f"  {line}" for line in verdict_lines(facts["stragglers"])]]
     for label, key in (("warnings", "warnings"), ("not isolated", "not_isolated")):
         if facts.get(key):
             lines += ["", label, *[f"  - {text}" for text in facts[key]]]

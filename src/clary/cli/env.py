@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 from typing import Any
@@ -20,6 +21,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("env", help='print variables for clients: eval "$(clary env)"')
     parser.add_argument("--tls", action="store_true", help="also answer as https://sts.<region>.amazonaws.com")
     parser.add_argument("--unset", action="store_true", help="print what takes them away again")
+    parser.add_argument("--json", action="store_true", help="print the variables as a JSON object")
     parser.set_defaults(run=run)
 
 
@@ -43,6 +45,9 @@ def run(options: argparse.Namespace) -> int:
         **client_variables(settings, url=connection.record.url, credentials=credentials, client_folder=folder.client),
         **(tls_variables(folder.tls, proxy_url=connection.record.proxy_url, environ=os.environ) if options.tls else {}),
     }
+    if options.json:
+        print(json.dumps(variables, indent=2))
+        return 0
     print(f"unset {' '.join(UNSET_VARIABLES + (tls_names if has_tls and not options.tls else ()))}")
     for name, value in variables.items():
         print(f"export {name}={shlex.quote(value)}")

@@ -7,6 +7,7 @@ for ever on one line, and one that did so in the service would hold up every age
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 import time
@@ -15,9 +16,11 @@ from typing import Any
 
 from clary.cli.connection import Connection, connect
 from clary.cli.moments import moment_ms
+from clary.cli.training_words import progress_text
 from clary.contract.errors import ClaryError, Fault
 
 POLL_S = 0.3
+PROGRESS_S = 5.0  # from one word on progress to the next
 LATE_MS = 1000  # a line's time is that of its printing; as long as this it may be on its way
 COLOURS = ("36", "33", "35", "32", "34", "31")
 
@@ -45,6 +48,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--timestamps", action="store_true", help="begin lines with their time in this machine's zone, as ISO time"
     )
+    parser.add_argument("--json", action="store_true", help="print a JSON object a line: host, rank, at_ms, text")
+    parser.add_argument(
+        "--progress", action="store_true", help="with --follow, say now and then on stderr how far the training is"
+    )
     parser.set_defaults(run=run)
 
 
@@ -55,6 +62,7 @@ def run(options: argparse.Namespace) -> int:
     connection = connect()
     tokens: dict[str, str] = {}
     held: list[dict[str, Any]] = []  # lines before which others may still come
+    progress = _ProgressLines(connection, options.job) if options.progress and options.follow else None
     while True:
         # Asked before the lines, so that none of them comes after the page and before the answer.
         has_passed = options.until is not None and time.time() * 1000 >= options.until + LATE_MS
@@ -65,13 +73,35 @@ def run(options: argparse.Namespace) -> int:
         held = sorted(held + lines, key=lambda line: int(line["at_ms"]))
         num_sure = sum(sure_until_ms is None or line["at_ms"] <= sure_until_ms for line in held)
         for line in held[:num_sure]:
-            print(_text(line, options), flush=True)
+            print(json.dumps(line) if options.json else _text(line, options), flush=True)
         held = held[num_sure:]
         if sure_until_ms is not None:
             continue
         if not options.follow or page["is_over"] or has_passed:
             return 0
+        if progress is not None:
+            progress.say()
         time.sleep(POLL_S)
+
+
+class _ProgressLines:
+    """Says how far a training is, when that has changed."""
+
+    def __init__(self, connection: Connection, job: str) -> None:
+        self._connection = connection
+        self._job = job
+        self._next_s = 0.0
+        self._said: Any = None
+
+    def say(self) -> None:
+        """Print a line if it is time for one."""
+        if time.monotonic() < self._next_s:
+            return
+        self._next_s = time.monotonic() + PROGRESS_S
+        progress = self._connection.job_page(self._job).get("progress")
+        if progress and progress["done"] != self._said:
+            self._said = progress["done"]
+            print(f"{self._job}: {progress_text(progress)}", file=sys.stderr, flush=True)
 
 
 def _pattern(text: str) -> re.Pattern[str]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from clary import __version__
 from clary.cli import (
     checkpoints,
+    console,
     describe,
     doctor,
     down,
@@ -23,10 +24,14 @@ from clary.cli import (
     metrics,
     plan,
     pools,
+    profile,
+    profile_report,
     rehearse,
     run,
     spot,
     stop,
+    stragglers,
+    top,
     up,
 )
 from clary.contract.errors import ClaryError, Fault, WireError
@@ -34,11 +39,16 @@ from clary.contract.errors import ClaryError, Fault, WireError
 COMMANDS = (
     up,
     env,
+    console,
     jobs,
+    top,
     describe,
     logs,
     metrics,
+    stragglers,
     dump,
+    profile,
+    profile_report,
     checkpoints,
     stop,
     plan,

@@ -1,4 +1,4 @@
-"""`clary metrics JOB`: what the job's hosts measure, with a spark line of the last minutes."""
+"""`clary metrics JOB`: what the job's hosts measure, or what its program says of its training."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, TextIO
 from clary.cli.connection import connect
 from clary.cli.metric_words import metrics_text
 from clary.cli.moments import moment_ms
+from clary.cli.training_words import training_text
 from clary.contract.errors import ClaryError, Fault
 
 # What a table shows of its own accord; JSON has everything.
@@ -36,6 +37,9 @@ def add_parser(commands: Any) -> None:
         metavar="WHEN",
         help="from this time on: 10m, 2h, 1d (ago) or an ISO time; else the job's last 15 minutes",
     )
+    parser.add_argument(
+        "--training", action="store_true", help="show what the program says of its training: losses, rates, progress"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON: least, greatest, mean, count, last by step")
     parser.add_argument("--token", action="store_true", help="print the token that opens /metrics for Prometheus")
     parser.set_defaults(run=run)
@@ -49,6 +53,10 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.job is None:
         raise ClaryError("expected the name of a job: clary metrics JOB", fault=Fault.USER)
+    if options.training:
+        page = connection.job_page(options.job, "training")
+        print(json.dumps(page, indent=2) if options.json else training_text(page))
+        return 0
     query: dict[str, str | int] = {"names": options.names or (ALL if options.json else SHOWN)}
     if options.host is not None:
         query["host"] = options.host

@@ -13,6 +13,7 @@ def add_parser(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("plan", help="print what a job's agents were told, as JSON")
     parser.add_argument("job")
+    parser.add_argument("--json", action="store_true", help="as it is anyway")
     parser.set_defaults(run=run)
 
 

@@ -45,6 +45,7 @@ def run(options: argparse.Namespace) -> int:
     print(f"  state  {folder.root}")
     print(f"  log    {folder.service_log}")
     print('  use    eval "$(clary env)"')
+    print("  pages  clary console")
     print("  stop   clary down")
     return 0
 

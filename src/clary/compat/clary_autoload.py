@@ -1,12 +1,14 @@
 """What torch calls at the end of `import torch`, through the entry point of the folder that jobs get.
 
 Scripts may then say `init_process_group("smddp")` without importing anything, and `import torch.sagemaker`, as in
-AWS's images. A failure here would fail `import torch` for jobs that never use it, so whatever is in the way leaves
+AWS's images. A job's DebugHookConfig is followed, and from here on the times of training steps are recorded
+(`train.steps`). A failure here would fail `import torch` for jobs that never use it, so whatever is in the way leaves
 torch as it was; scripts that import `smdistributed.dataparallel.torch.torch_smddp` themselves are told what is wrong.
 It runs in the user's environment, in Pythons that Clary's train side does not support too.
 """
 
 import importlib.util
+import logging
 import os
 import sys
 from importlib.machinery import ModuleSpec
@@ -14,7 +16,11 @@ from importlib.machinery import ModuleSpec
 _FOLDER = os.path.dirname(os.path.realpath(__file__))
 _OWN_NAMES = os.path.join(_FOLDER, "smdistributed", "dataparallel")
 _SAGEMAKER = os.path.join(_FOLDER, "torch_sagemaker")
+_PROFILING = os.path.join("train", "profiling", "recorder.py")
+_STEPS = os.path.join("train", "steps", "torch_hooks.py")
 _ADAPTER = os.path.join("train", "collective", "adapters", "torch", "registration.py")
+_DEBUGGER = os.path.join("train", "debugger", "automatic.py")
+_HOOK_CONFIGURATION = "SMDEBUG_CONFIG_FILE_PATH"  # set by the agent where a job has a DebugHookConfig
 _FIRST_VERSION = (3, 11)  # of Python, for clary.train
 
 
@@ -38,7 +44,29 @@ def register() -> None:
     """Make `torch.sagemaker` importable, and register the backend `smddp`, each unless AWS's own library is there."""
     if not any(isinstance(finder, type) and finder.__name__ == SagemakerFinder.__name__ for finder in sys.meta_path):
         sys.meta_path.append(SagemakerFinder)
-    if sys.version_info < _FIRST_VERSION or not _has_adapter() or _is_replaced():
+    _record_steps()
+    _take_profiles()
+    if sys.version_info < _FIRST_VERSION:
+        return
+    _register_smddp()
+    if os.environ.get(_HOOK_CONFIGURATION):
+        _install_hook()
+
+
+def _install_hook() -> None:
+    """Have tensors saved as the job's DebugHookConfig says; a program that does not ask for it must not fail by it."""
+    if not _has(_DEBUGGER):
+        return
+    try:
+        from clary.train.debugger.automatic import install_from_config
+
+        install_from_config()
+    except Exception as error:  # noqa: BLE001 - boundary: debug hook
+        print(f"clary: no tensors will be saved, training goes on: {error!r}", file=sys.stderr, flush=True)
+
+
+def _register_smddp() -> None:
+    if not _has_adapter() or _is_replaced():
         return
     try:
         from clary.train.collective.adapters.torch import registration
@@ -47,9 +75,37 @@ def register() -> None:
     registration.autoload()
 
 
+def _record_steps() -> None:
+    """Have the times of training steps recorded for the agent, where one wants them."""
+    if not os.environ.get("CLARY_STEPS_FOLDER") or sys.version_info < _FIRST_VERSION or not _has(_STEPS):
+        return
+    try:
+        from clary.train.steps import torch_hooks
+
+        torch_hooks.install()
+    except Exception:
+        logging.getLogger("clary.steps").debug("the times of steps are not recorded", exc_info=True)
+
+
+def _take_profiles() -> None:
+    """Have windows of torch.profiler taken when the agent asks for them."""
+    if not os.environ.get("CLARY_PROFILES_FOLDER") or sys.version_info < _FIRST_VERSION or not _has(_PROFILING):
+        return
+    try:
+        from clary.train import profiling
+
+        profiling.install()
+    except Exception:
+        logging.getLogger("clary.profiling").debug("no profiles will be taken", exc_info=True)
+
+
 def _has_adapter() -> bool:
+    return _has(_ADAPTER)
+
+
+def _has(file: str) -> bool:
     """Whether `clary` is Clary, and not a script or package of the user's, which would run if it were imported here."""
-    return any(os.path.isfile(os.path.join(folder, _ADAPTER)) for folder in _folders("clary"))
+    return any(os.path.isfile(os.path.join(folder, file)) for folder in _folders("clary"))
 
 
 def _is_replaced() -> bool:

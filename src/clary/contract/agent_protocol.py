@@ -9,7 +9,10 @@ transitions turn facts into statuses and the next order.
     GET  orders?after=N&wait_s=S             -> Order           (long poll: answers when an order newer than N stands)
     POST logs      LogBatch                  -> LogReceipt      (lines below `next_sequence` are stored, others resent)
     POST dumps     HostDump                  -> nothing         (`contract.stack_dumps`; asked for in a ReportReceipt)
+    POST profiles  HostProfile                -> nothing         (`contract.deep_profiles`; asked for in the same way)
+    POST traces?number=N&rank=R&offset=B&last=0|1, bytes -> nothing  (a part of a rank's trace)
     POST samples   SampleBatch               -> SampleReceipt   (`contract.metric_samples`; rows, each stored once)
+    POST training  TrainingBatch             -> TrainingReceipt (`contract.training_values`; findings, each stored once)
 
 The agents of a warm pool live from job to job. Below `/clary/v1/pools/{pool}/{host}/`, opened by the pool's token:
 
@@ -25,7 +28,9 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
+from clary.contract.deep_profiles import ProfileRequest
 from clary.contract.health import HealthFinding
+from clary.contract.job_rules import RuleFacts
 
 MAX_BATCH_LINES = 65_536  # of a LogBatch: lines that are all line end would take a hundred times their size to store
 AGENT_PATH = "/clary/v1/agents/{job}/{attempt}/{host}"
@@ -181,6 +186,7 @@ class HostFacts:
     notes: tuple[str, ...] = ()  # warnings of this host, for describe
     standstill: str = ""  # what speaks for a program that hangs; empty while it gets on
     checkpoints: CheckpointFacts | None = None  # None for a job without CheckpointConfig
+    rules: tuple[RuleFacts, ...] = ()  # of the host that runs the job's rules; empty on others
     health: tuple[HealthFinding, ...] = ()  # empty until the checks are done, and where there are none
     awaits_rendezvous: bool = False  # the program is watched for its connections to the master port; not all are there
     rendezvous_at: datetime | None = None  # when they were; None where none were seen, or nobody looked
@@ -203,6 +209,8 @@ class ReportReceipt:
     order_number: int  # newest order that stands for the host
     dump_number: int = 0  # newest dump of the host's processes that is wanted; 0 for none
     dump_reason: str = ""
+    profile: ProfileRequest | None = None  # newest profile of the host's ranks that is wanted
+    metrics_interval_s: float = 0.0  # from one row of what the host measures to the next; 0 changes nothing
 
 
 @dataclass(frozen=True, kw_only=True)

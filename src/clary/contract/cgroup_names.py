@@ -24,3 +24,8 @@ def host_cgroup_name(job_name: str, attempt: int, *, host: str, work_folder: str
     """
     digest = hashlib.sha256(work_folder.encode(errors="surrogateescape")).hexdigest()[:_DIGEST_CHARACTERS]
     return f"{job_name}-{attempt}-{host}-{digest}"
+
+
+def rules_cgroup_name(host_cgroup: str) -> str:
+    """Return what the cgroup of the rules beside a host's program is called."""
+    return f"{host_cgroup}-rules"

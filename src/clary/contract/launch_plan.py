@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from clary.contract.health import HealthAction
+from clary.contract.job_rules import MirrorPlan, RulePlan
 
 
 class Isolation(StrEnum):
@@ -184,6 +185,8 @@ class LaunchPlan:
     cache_folder: str = ""  # environments, requirements and objects kept between jobs on the host's machine
     channel_cache_bytes: int = 0  # bound on the objects of channels and code that are kept there; 0: none are
     config_documents: Mapping[str, Any] = field(default_factory=dict)  # debughookconfig, profilerconfig, ...
+    rules: tuple[RulePlan, ...] = ()  # over saved tensors; the first host runs them beside the program
+    mirrors: tuple[MirrorPlan, ...] = ()  # folders that reach the object store while the program runs
     checkpoint_local_path: str | None = None  # where the program keeps checkpoints, when the request says so
     checkpoint_s3_uri: str | None = None  # prefix that the folder is restored from and mirrored to
     checkpoint_interval_s: float = 5.0  # from one look at the folder to the next

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 
 MAX_ROWS = 1_200  # of a batch: two minutes at 100 ms
-MAX_COLUMNS = 512
+MAX_COLUMNS = 1_024
 SERIES_NAME = re.compile(r"[a-z][a-z0-9-]{0,40}/[a-z][a-z0-9_]{0,60}")
 
 

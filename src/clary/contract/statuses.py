@@ -35,6 +35,20 @@ class WarmPoolStatus(StrEnum):
     TERMINATED = "Terminated"  # they are gone
 
 
+class RuleStatus(StrEnum):
+    """How the evaluation of a rule stands.
+
+    Source: RuleEvaluationStatus in the AWS API reference.
+    """
+
+    IN_PROGRESS = "InProgress"
+    NO_ISSUES_FOUND = "NoIssuesFound"  # has looked at everything there was
+    ISSUES_FOUND = "IssuesFound"
+    ERROR = "Error"  # could not go on; the job is none the worse for it
+    STOPPING = "Stopping"
+    STOPPED = "Stopped"  # ended before it had looked at everything
+
+
 class SecondaryStatus(StrEnum):
     """The finer status that clients print while they wait."""
 

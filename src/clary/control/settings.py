@@ -123,6 +123,12 @@ class Settings:
         "computes gets six times as long; 0 is off",
         least=0,
     )
+    rule_webhook_url: str = _setting(
+        "",
+        "address that gets findings of rules as JSON by POST; empty: none",
+        pattern=r"(https?://\S+)?",
+        is_secret=True,
+    )
     restart_hung: bool = _setting(False, "end a program that hangs as lost with its host, so that it is tried again")
     metrics_interval_s: float = _setting(
         0.5,
@@ -187,6 +193,15 @@ class Settings:
         "token, open or off: who may read /metrics: whoever has the token that `clary metrics --token` prints, "
         "everybody who reaches the port (programs of jobs do), or nobody",
         pattern="token|open|off",
+    )
+    otlp_endpoint: str = _setting(
+        "",
+        "address of an OpenTelemetry collector (OTLP/HTTP, without /v1/traces) that gets a trace of every job that has "
+        "ended; empty: none",
+        pattern=r"(https?://\S+)?",
+    )
+    otlp_headers: str = _setting(
+        "", "headers for that collector: name=value,name=value", pattern=r"[^\r\n]*", is_secret=True
     )
     images: Mapping[str, str] = _table("image pattern (repo:tag, * matches) = environment name", str)
     environments: Mapping[str, str] = _table("environment name = path of its Python interpreter", str)

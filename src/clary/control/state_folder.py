@@ -7,7 +7,7 @@ Where: the server and every command; nothing else knows these names. Keys are fi
     run/seaweed.json     ports and process of the embedded object store; beside it its log
     secrets/root.json    key pair of the person who owns the service; admin token; master key of job keys
     client/              generated SageMaker configuration and endpoints file
-    objects/  logs/  jobs/<job>/<attempt>/  dumps/<job>/<number>/  cache/  tls/
+    objects/  logs/  jobs/<job>/<attempt>/  dumps/<job>/<number>/  profiles/<job>/<number>/  cache/  tls/
 """
 
 from __future__ import annotations
@@ -89,6 +89,11 @@ class RootSecrets:
         """The bearer token that opens /metrics and nothing else."""
         return self._derive("metrics").hex()
 
+    @property
+    def session_key(self) -> bytes:
+        """The key that signs the console's cookies."""
+        return self._derive("session")
+
     def _derive(self, text: str) -> bytes:
         return hmac.new(self.master_key.encode(), text.encode(), hashlib.sha256).digest()
 
@@ -103,6 +108,11 @@ class StateFolder:
     def service_record_path(self) -> Path:
         """run/service.json."""
         return self.root / "run" / "service.json"
+
+    @property
+    def revoked_sessions(self) -> Path:
+        """Sessions of the console that were given up before their time."""
+        return self.root / "secrets" / "revoked-sessions.json"
 
     @property
     def service_log(self) -> Path:

@@ -21,6 +21,7 @@ from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.planning import Site
 from clary.control.reconcile.pool_gateway import PoolGateway
 from clary.control.reconcile.pool_keeping import PoolKeeper
+from clary.control.reconcile.profile_desk import ProfileDesk
 from clary.control.reconcile.reconciler import Reconciler
 from clary.control.reconcile.spot_market import SpotMarket
 from clary.control.services.call import Call, Services
@@ -73,7 +74,8 @@ class ControlPlane:
         self.settings = Settings(home=str(home))
         self.hub = JobHub(store, clock)
         self.dumps = DumpDesk(home / "dumps", clock=clock)
-        self.gateway = AgentGateway(self.hub, logs, store, self.dumps, clock)
+        self.profiles = ProfileDesk(home / "profiles", clock=clock)
+        self.gateway = AgentGateway(self.hub, logs, store, self.dumps, clock, profiles=self.profiles)
         self.market = SpotMarket(self.hub, clock)
         self.why_no_disks: Callable[[int], str] = lambda size_bytes: ""
         self.admission = Admission(
@@ -118,6 +120,7 @@ class ControlPlane:
             admission=self.admission,
             work_folders=engine,
             dumps=self.dumps,
+            profiles=self.profiles,
         )
 
     @classmethod

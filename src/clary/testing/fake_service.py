@@ -35,6 +35,7 @@ from clary.contract.agent_protocol import (
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.metric_samples import SampleBatch, SampleReceipt
 from clary.contract.plain import from_plain, to_plain
+from clary.contract.training_values import Finding, TrainingBatch, TrainingProgress, TrainingReceipt
 
 WAIT_S = 10.0  # default patience of the `wait_for_...` methods
 
@@ -63,6 +64,9 @@ class FakeService:
         self.lines: list[Delivered] = []
         self.batches: list[SampleBatch] = []  # of what the host has measured, each row once
         self.next_row = 0
+        self.findings: list[Finding] = []  # what the program wrote of its training, each once
+        self.next_finding = 0
+        self.progress: TrainingProgress | None = None
         self.unauthorized: list[str] = []  # paths asked for without the right token
         self._changed = threading.Condition()
         self._orders: list[Order] = []
@@ -222,6 +226,8 @@ class FakeService:
             return HTTPStatus.OK, to_plain(self._take_lines(from_plain(LogBatch, body)))
         if resource == "samples":
             return HTTPStatus.OK, to_plain(self._take_samples(from_plain(SampleBatch, body)))
+        if resource == "training":
+            return HTTPStatus.OK, to_plain(self._take_training(from_plain(TrainingBatch, body)))
         if resource == "orders":
             order = self._wait_for_order(int(query["after"]), float(query["wait_s"]), server)
             return (HTTPStatus.NO_CONTENT, None) if order is None else (HTTPStatus.OK, to_plain(order))
@@ -247,6 +253,12 @@ class FakeService:
             self.batches.append(batch)
             self.next_row = batch.first_row + len(batch.at_ms)
         return SampleReceipt(next_row=self.next_row)
+
+    def _take_training(self, batch: TrainingBatch) -> TrainingReceipt:
+        self.findings += batch.findings[max(0, self.next_finding - batch.first) :]
+        self.next_finding = max(self.next_finding, batch.first + len(batch.findings))
+        self.progress = batch.progress or self.progress
+        return TrainingReceipt(next=self.next_finding)
 
     def _wait_for_order(self, after: int, wait_s: float, server: _Server) -> Order | None:
         self._changed.wait_for(lambda: len(self._orders) > after or server.is_killed or self._is_partitioned, wait_s)

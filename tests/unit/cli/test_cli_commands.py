@@ -42,7 +42,7 @@ def left_record(home, *, process, url="http://127.0.0.1:9", **changes):
     return folder
 
 
-@pytest.mark.parametrize("command", ["jobs", "describe x", "logs x", "stop x", "plan x", "env"])
+@pytest.mark.parametrize("command", ["jobs", "describe x", "logs x", "stop x", "plan x", "env", "console"])
 def test_without_a_service_a_command_says_how_to_start_one(home, capsys, command):
     assert main(command.split()) == 1
     output = capsys.readouterr()

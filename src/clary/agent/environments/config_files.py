@@ -15,6 +15,7 @@ from typing import Any
 
 from clary.contract.launch_plan import Channel, HostPlan, Isolation, LaunchPlan
 from clary.contract.ml_tree import OPT_ML, MlTree
+from clary.contract.training_values import status_token
 
 LOOPBACK = "lo"
 
@@ -40,6 +41,21 @@ def run_folder(tree: MlTree) -> Path:
 def errors_folder(tree: MlTree) -> Path:
     """Folder in which ranks leave what ended them; see `clary_rank`."""
     return run_folder(tree) / "errors"
+
+
+def steps_folder(tree: MlTree) -> Path:
+    """Folder in which ranks leave where the time of their steps went; see `contract.step_records`."""
+    return run_folder(tree) / "steps"
+
+
+def profiles_folder(tree: MlTree) -> Path:
+    """Folder in which ranks are asked for profiles and leave them; see `contract.deep_profiles`."""
+    return run_folder(tree) / "profiles"
+
+
+def status_token_file(tree: MlTree) -> Path:
+    """File with what opens the service's page for a program's own word on its progress."""
+    return run_folder(tree) / "status-token"
 
 
 def network_interface(plan: LaunchPlan) -> str:
@@ -115,6 +131,8 @@ def write_tree(plan: LaunchPlan, host: HostPlan, tree: MlTree) -> None:
     _write(tree, "inputdataconfig", input_data_config(plan, host))
     for stem, document in config_documents(plan, inside).items():
         _write(tree, stem, document)
+    token = status_token(plan.agent_token, job=plan.job_name, attempt=plan.attempt, host=host.name)
+    status_token_file(tree).write_text(token, encoding="ascii")
 
 
 def _folders(plan: LaunchPlan, host: HostPlan, tree: MlTree) -> Sequence[Path]:
@@ -130,6 +148,8 @@ def _folders(plan: LaunchPlan, host: HostPlan, tree: MlTree) -> Sequence[Path]:
         tree.code,
         run_folder(tree) / "home",
         run_folder(tree) / "errors",
+        steps_folder(tree),
+        profiles_folder(tree),
     )
 
 

@@ -22,14 +22,20 @@ from clary.agent.environments.config_files import (
     host_names,
     input_data_config,
     network_interface,
+    profiles_folder,
     resource_config,
     run_folder,
+    status_token_file,
+    steps_folder,
 )
 from clary.agent.environments.stop_notice import stop_notice_path
+from clary.contract import deep_profiles
 from clary.contract import hyperparameters as hps
 from clary.contract.distribution import INSTANCE_GROUPS, DistributionKind, read_distribution
 from clary.contract.launch_plan import HostPlan, Isolation, LaunchPlan
 from clary.contract.ml_tree import MlTree
+from clary.contract.step_records import FOLDER_VARIABLE
+from clary.contract.training_values import STATUS_PATH
 
 # What the user's Environment cannot change: the platform's own coordinates. Everything else of the user's wins; PATH
 # and NO_PROXY are joined.
@@ -67,7 +73,14 @@ INHERITED = frozenset(
         "no_proxy",
     }
 )
+# Where libraries of the original look for what a request says, by the stem of the file; the hook is made by the first.
+CONFIG_FILE_VARIABLES = {
+    "debughookconfig": "SMDEBUG_CONFIG_FILE_PATH",
+    "tensorboardoutputconfig": "TENSORBOARD_CONFIG_FILE_PATH",
+}
 _INHERITED_PREFIXES = ("PIP_", "UV_")
+# With one of these the user wants to be heard by a server.
+_WANDB_ONLINE = frozenset({"WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL"})
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MASTER_NAME_OF_V3 = "algo-1"  # hard-coded in SDK v3's environment script
 POOL_CACHE_FOLDER = "warmpoolcache"  # below /opt/ml/sagemaker, as on SageMaker; on the machine: below the host's pool
@@ -114,6 +127,8 @@ def service_variables(
         **{name: value for name, value in machine.items() if _is_inherited(name)},
         "HOME": str(run_folder(inside) / "home"),
         "CLARY_ERRORS_FOLDER": str(errors_folder(inside)),
+        FOLDER_VARIABLE: str(steps_folder(inside)),
+        deep_profiles.FOLDER_VARIABLE: str(profiles_folder(inside)),
         "LANG": "C.UTF-8",
         "PYTHONUNBUFFERED": "1",
         # A character that the log cannot take must not end a training.
@@ -129,6 +144,12 @@ def service_variables(
         "CLARY_COLLECTIVE_INTERFACE": interface,
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, host.resources.gpu_indices)),
     }
+    variables |= {
+        name: str(inside.config / f"{stem}.json")
+        for stem, name in CONFIG_FILE_VARIABLES.items()
+        if stem in plan.config_documents
+    }
+    variables |= _reporting_variables(plan, host, inside)
     variables |= {name: value for name, value in plan.user_environment.items() if name not in RESERVED}
     variables |= {
         "TRAINING_JOB_NAME": plan.job_name,
@@ -163,6 +184,28 @@ def service_variables(
             variables |= {"HTTPS_PROXY": plan.proxy_url, "https_proxy": plan.proxy_url}
     if any(name.lower() in ("http_proxy", "https_proxy") for name in variables):
         _keep_from_proxy(variables, endpoint.url)
+    return variables
+
+
+def _reporting_variables(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str, str]:
+    """Return where libraries leave what they know of a training, if the user's Environment does not say otherwise.
+
+    transformers (with KubeflowCallback) posts its progress to the URL that the Kubeflow trainer hands out under these
+    names; MLflow and Weights & Biases write into the folder that becomes output.tar.gz.
+    Source: docs/user-guides/trainjob-progress.md of kubeflow/trainer; MLflow's MLFLOW_TRACKING_URI and
+    MLFLOW_ALLOW_FILE_STORE; WANDB_MODE and WANDB_DIR of wandb.
+    """
+    variables = {
+        "MLFLOW_TRACKING_URI": f"file:{inside.output_data / 'mlruns'}",
+        "MLFLOW_ALLOW_FILE_STORE": "true",  # newer releases refuse folders without this
+        "WANDB_DIR": str(inside.output_data),
+    }
+    if not plan.user_environment.keys() & _WANDB_ONLINE:
+        variables["WANDB_MODE"] = "offline"
+    if not plan.network_isolation:  # such hosts do not reach the service
+        path = STATUS_PATH.format(job=plan.job_name, attempt=plan.attempt, host=host.name)
+        variables["KUBEFLOW_TRAINER_SERVER_URL"] = f"{plan.job_endpoint.url.rstrip('/')}{path}"
+        variables["KUBEFLOW_TRAINER_SERVER_TOKEN"] = str(status_token_file(inside))
     return variables
 
 

@@ -21,7 +21,7 @@ from clary.agent.metrics.proc_texts import parse_network
 from clary.agent.metrics.process_table import ProcessReading, ProcessTable
 from clary.agent.metrics.sources import PERCENT, Slowly, Values
 
-MAX_RANKS = 64  # of a host that get series of their own: six each, and a batch has room for 512
+MAX_RANKS = 64  # of a host that get series of their own: fourteen each, and a batch has room for 1,024
 
 _LOOK_LOAD = 0.01  # of one processor, for finding processes; but they are looked for at least once a second
 _MAX_LOOK_INTERVAL_S = 1.0

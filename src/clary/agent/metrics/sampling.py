@@ -49,6 +49,7 @@ class Sampling:
         self._changes: list[Callable[[], None]] = []
         self._lock = threading.Lock()  # guards `_changes`
         self._ending = threading.Event()
+        self._woken = threading.Event()  # set with the end, and by another interval
         self._thread = threading.Thread(target=self._run, name="metrics-sampling", daemon=True)
         self._began_s = clock.monotonic()
         self._began_ms = _milliseconds(clock)
@@ -75,9 +76,16 @@ class Sampling:
 
         self._change(change)
 
+    def measure_every(self, interval_s: float) -> None:
+        """Have rows follow each other so from now on; returns at once. GPUs are asked as often as before."""
+        if interval_s != self._interval_s:
+            self._interval_s = interval_s
+            self._woken.set()
+
     def end(self) -> None:
         """Measure no more; returns at once."""
         self._ending.set()
+        self._woken.set()
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread to end; return whether it did."""
@@ -107,7 +115,9 @@ class Sampling:
             self._store.append(self._time_ms(), self._row())
             used_s = time.thread_time() - used_s
             next_s = next_beat_s(next_s, now_s=time.monotonic(), interval_s=max(self._interval_s, used_s / MAX_LOAD))
-            self._ending.wait(max(0.0, next_s - time.monotonic()))
+            if self._woken.wait(max(0.0, next_s - time.monotonic())):
+                self._woken.clear()
+                next_s = time.monotonic()
 
     def _carry_out_changes(self) -> None:
         with self._lock:

@@ -24,16 +24,20 @@ from clary.agent.supervisor.clues import bounded, merge
 from clary.agent.supervisor.fact_board import FactBoard
 from clary.agent.supervisor.failures import failure_of, is_expected
 from clary.agent.supervisor.hang_alarm import HangAlarm
+from clary.agent.supervisor.host_debugging import HostDebugging
 from clary.agent.supervisor.host_health import HostHealth
 from clary.agent.supervisor.host_log import HostLog
 from clary.agent.supervisor.host_metrics import LAST_ROWS_S, UPLOAD_ROWS_S, HostMetrics
+from clary.agent.supervisor.host_training import HostTraining
 from clary.agent.supervisor.last_flush import LastFlush
 from clary.agent.supervisor.preparation import Preparation
+from clary.agent.supervisor.profile_windows import ProfileReceiver, ProfileWindows
 from clary.agent.supervisor.program_watch import ProgramWatch, exit_in_words
 from clary.agent.supervisor.rendezvous_policy import meeting_place
 from clary.agent.supervisor.rendezvous_watch import RendezvousWatch
 from clary.agent.supervisor.stack_dumps import StackDumps
 from clary.agent.supervisor.steps import Steps, Uploaded
+from clary.agent.training.training_watch import TrainingReceiver
 from clary.contract.agent_protocol import (
     FAILURE_GRACE_S,
     Failure,
@@ -45,6 +49,7 @@ from clary.contract.agent_protocol import (
     UploadRole,
 )
 from clary.contract.clock import Clock
+from clary.contract.deep_profiles import window_of
 from clary.contract.errors import ClaryError, ContractError, Fault
 from clary.contract.failure_reasons import OUT_OF_MEMORY
 from clary.contract.launch_plan import LaunchPlan
@@ -53,6 +58,7 @@ from clary.contract.stack_dumps import HostDump
 
 BEFORE_EXIT = (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING)
 _JOIN_S = 5.0
+_PROFILE_S = 10.0  # for traces of a program that has ended; nothing to wait for where none are being taken
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +76,8 @@ class Surroundings:
         drain_s: longest time without progress that log lines get.
         send_dump: hands a dump of the host's processes to the service.
         samples: takes what the host measures of itself.
+        training: takes what the program writes of its training.
+        profiles: takes profiles of the host's ranks.
         clock: time of day of what is measured.
     """
 
@@ -81,6 +89,8 @@ class Surroundings:
     drain_s: float
     send_dump: Callable[[HostDump], None]
     samples: SampleReceiver
+    training: TrainingReceiver
+    profiles: ProfileReceiver
     clock: Clock
 
 
@@ -97,6 +107,14 @@ class HostLife:
         self._post = around.post
         self._health = HostHealth(plan, host=host, board=around.board, log=around.log)
         self._metrics = HostMetrics(plan, host=host, board=around.board, service=around.samples, clock=around.clock)
+        self._training = HostTraining(
+            plan,
+            host=host,
+            service=around.training,
+            progress=around.log.progress,
+            clock=around.clock,
+            on_note=lambda note: self._post(lambda: self._add_notes([note])),
+        )
         self._preparation = Preparation(
             around.steps,
             on_timing=around.board.add_timing,
@@ -108,6 +126,13 @@ class HostLife:
         self._watch: ProgramWatch | None = None
         self._upload: threading.Thread | None = None
         self.dumps = StackDumps(self._host, send=around.send_dump)
+        self.profiles = ProfileWindows(
+            self._host.name,
+            attempt=plan.attempt,
+            window=window_of(plan.config_documents.get("profilerconfig")),
+            ml_folder=lambda: around.steps.ml_folder,
+            receiver=around.profiles,
+        )
         self._hang = HangAlarm(
             plan,
             board=around.board,
@@ -116,6 +141,7 @@ class HostLife:
             on_hung=lambda words: self._post(lambda: self._on_hung(words)),
         )
         self._rendezvous: RendezvousWatch | None = None
+        self._debugging = HostDebugging(plan, host=host, board=around.board, steps=around.steps, say=around.log.say)
         self._flush = LastFlush(plan, on_done=lambda outcome: self._post(lambda: self._on_flushed(outcome)))
 
     def start(self) -> None:
@@ -188,6 +214,8 @@ class HostLife:
             self._rendezvous.close()
         self._health.close()
         self._metrics.end()
+        self._debugging.end()
+        self._training.end()
         if watch is not None:
             watch.close()
         if self._board.phase in BEFORE_EXIT:
@@ -196,6 +224,10 @@ class HostLife:
             self._steps.give_up()
         if self._steps.checkpoints is not None:
             self._steps.checkpoints.give_up()
+
+    def measure_every(self, interval_s: float) -> None:
+        """Have the host measured so often from now on; from any thread."""
+        self._metrics.measure_every(interval_s)
 
     def close(self) -> bool:
         """Free everything; return whether all threads have ended."""
@@ -208,7 +240,10 @@ class HostLife:
         has_ended = self._flush.join(max(0.0, deadline_s - time.monotonic())) and has_ended
         has_ended = self._health.join(max(0.0, deadline_s - time.monotonic())) and has_ended
         has_ended = self._metrics.join(max(0.0, deadline_s - time.monotonic())) and has_ended
+        has_ended = self._debugging.join(max(0.0, deadline_s - time.monotonic())) and has_ended
+        has_ended = self._training.join(max(0.0, deadline_s - time.monotonic())) and has_ended
         self.dumps.close()
+        self.profiles.close()
         self._steps.close()
         return has_ended
 
@@ -248,6 +283,8 @@ class HostLife:
             if better := self._health.better_interface:
                 self._steps.use_interface(better)
                 self._log.say(f"the program meets its peers through {better}, which reaches all of them")
+            self.profiles.begin()
+            self._training.prepare(self._steps.ml_folder)
             program = self._steps.start_program(self._log)
         except (ClaryError, OSError) as error:
             failure = failure_of(error)
@@ -262,13 +299,16 @@ class HostLife:
         )
         watch.start()
         self._begin_mirror()
+        self._debugging.begin()
         self.dumps.watch(program.init_pid, program.ranks_by_pid)
+        self.profiles.watch(program.ranks_by_pid)
         self._hang.start(program.init_pid)
         place = meeting_place(self._plan, self._host, num_processes=program.num_processes)
         self._rendezvous = RendezvousWatch(place, board=self._board)
         self._rendezvous.start(program.init_pid)
         self._health.start()
-        self._metrics.begin_program(program.init_pid, program.ranks_by_pid())
+        self._training.begin_program()
+        self._metrics.begin_program(program.init_pid, program.ranks_by_pid(), self._steps.ml_folder)
         self._board.add_timing("start", time.monotonic() - started_s)
         self._add_notes(self._steps.notes)
         self._board.enter(HostPhase.RUNNING, init_pid=program.init_pid, not_isolated=program.not_isolated)
@@ -316,10 +356,13 @@ class HostLife:
         assert watch is not None
         self._hang.close()
         self.dumps.forget()
+        self.profiles.end_program(_PROFILE_S)
         if self._rendezvous is not None:
             self._rendezvous.close()
         self._health.end_watch()
+        self._debugging.end_program()
         self._metrics.end_program()
+        self._training.end_program()
         watch.close()
         self._log.end_output()
         failure = self._hang.failure or self._with_cause(watch)
@@ -395,9 +438,12 @@ class HostLife:
     def _run_upload(self, role: UploadRole, staged: Sequence[StagedPart]) -> None:
         started_s = time.monotonic()
         try:
+            self._training.finish_mirror()
             outcome: Uploaded | Exception = self._steps.upload(role, staged)
         except Exception as error:  # noqa: BLE001 - boundary: agent supervisor; told in its thread
             outcome = error
+        notes = self._debugging.finish()
+        self._post(lambda: self._add_notes(notes))
         self._board.add_timing("upload", time.monotonic() - started_s)
         self._post(lambda: self._on_uploaded(outcome))
 
@@ -427,6 +473,7 @@ class HostLife:
         self._metrics.hurry()
         self._log.drain(self._around.drain_s, give_up=self._around.is_vain)
         self._metrics.settle(last_rows_s)
+        self._training.settle(self._around.is_vain)
 
     def _add_notes(self, notes: Sequence[str]) -> None:
         for note in notes:

@@ -17,6 +17,7 @@ from clary.agent.supervisor.log_shipper import LogReceiver, LogShipper
 from clary.agent.supervisor.log_spool import LogSpool
 from clary.agent.supervisor.metrics import MetricFinder
 from clary.agent.supervisor.output_buffer import OutputBuffer
+from clary.agent.training.progress_watch import ProgressWatch
 from clary.contract.agent_protocol import Clue
 from clary.contract.clock import Clock
 from clary.contract.launch_plan import LaunchPlan
@@ -50,7 +51,13 @@ class HostLog:
         self._on_note = on_note
         self._is_hung = False
         self._spool = LogSpool(folder, clock=clock, max_bytes=plan.log_rules.spool_max_bytes)
-        self._intake = LogIntake(self._spool, clock=clock, rules=plan.log_rules)
+        self.progress = ProgressWatch(clock)  # how far the program says it is
+        self._intake = LogIntake(
+            self._spool,
+            clock=clock,
+            rules=plan.log_rules,
+            on_lines=lambda lines, rank: self.progress.feed(lines, rank=rank),
+        )
         self._shipper = LogShipper(
             service,
             spool=self._spool,

@@ -12,16 +12,20 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from clary.agent.environments.config_files import steps_folder
+from clary.agent.metrics.connection_source import ConnectionSource
 from clary.agent.metrics.gpu_source import GpuSource
 from clary.agent.metrics.program_source import ProgramSource
 from clary.agent.metrics.row_store import RowStore
 from clary.agent.metrics.sampling import Sampling
 from clary.agent.metrics.shipper import SampleReceiver, SampleShipper
 from clary.agent.metrics.sources import AgentSource, DiskSource, MachineSource, Source, Values
+from clary.agent.metrics.step_source import StepSource
 from clary.agent.supervisor.fact_board import FactBoard
 from clary.contract.agent_protocol import HostPhase
 from clary.contract.clock import Clock
 from clary.contract.launch_plan import Isolation, LaunchPlan
+from clary.contract.ml_tree import MlTree
 
 LAST_ROWS_S = 1.0  # longest time that the end of a program waits for its last rows
 UPLOAD_ROWS_S = 0.3  # the same of an upload, whose rows are worth less
@@ -76,22 +80,32 @@ class HostMetrics:
             logger.exception("%s is not measured", self._host.name)
             self.end()
 
-    def begin_program(self, first_pid: int | None, ranks: Mapping[int, int]) -> None:
+    def measure_every(self, interval_s: float) -> None:
+        """Measure so often from now on, if at all; from any thread, harmless when repeated."""
+        if self._sampling is not None:
+            self._sampling.measure_every(interval_s)
+
+    def begin_program(self, first_pid: int | None, ranks: Mapping[int, int], ml_folder: Path) -> None:
         """Measure the program too.
 
         Args:
             first_pid: its first process, as this machine numbers it; None if that is not known.
             ranks: pid -> global rank.
+            ml_folder: the host's `/opt/ml` on this machine.
         """
         if self._sampling is None or first_pid is None:
             return
         has_own_network = self._plan.isolation is Isolation.NAMESPACES
         self._sampling.add(lambda: ProgramSource(first_pid, ranks=ranks, has_own_network=has_own_network))
+        self._sampling.add(lambda: StepSource(steps_folder(MlTree(ml_folder))))
+        if has_own_network and len(self._plan.hosts) > 1:
+            self._sampling.add(lambda: ConnectionSource(first_pid))
 
     def end_program(self) -> None:
         """Measure no program any more."""
         if self._sampling is not None:
-            self._sampling.remove(ProgramSource)
+            for kind in (ProgramSource, StepSource, ConnectionSource):
+                self._sampling.remove(kind)
 
     def hurry(self) -> None:
         """Have the rows so far sent now; `settle` waits for that."""

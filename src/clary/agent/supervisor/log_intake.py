@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -41,12 +41,21 @@ class LogIntake:
         spool: takes the lines.
         clock: tells when a progress bar was last shown, and how fast lines come.
         rules: what enters the log of the output.
+        on_lines: told of lines as they were printed, and of their rank; it never waits.
     """
 
-    def __init__(self, spool: LogSpool, *, clock: Clock, rules: LogRules | None = None) -> None:
+    def __init__(
+        self,
+        spool: LogSpool,
+        *,
+        clock: Clock,
+        rules: LogRules | None = None,
+        on_lines: Callable[[list[str], int | None], None] | None = None,
+    ) -> None:
         self._spool = spool
         self._clock = clock
         self._rules = rules or LogRules()
+        self._on_lines = on_lines
         self._limit = LogLimit(self._rules, now_s=clock.monotonic())
         self.num_outputs = 0  # pieces of output that have come
         self._lock = threading.Lock()
@@ -145,6 +154,8 @@ class LogIntake:
     def _append(self, stream: _Stream, lines: list[str]) -> None:
         if not lines:
             return
+        if self._on_lines is not None:
+            self._on_lines(lines, stream.rank)
         now = self._clock.now()
         stream.last_lines.extend((now, line[:LINE_CHARACTERS]) for line in lines[-NUM_LINES:])
         if stream.prefix:

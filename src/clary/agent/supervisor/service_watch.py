@@ -16,6 +16,7 @@ from typing import Protocol
 from clary.agent.service_client import AttemptOver, BackOff, ServiceRefused, ServiceUnreachable
 from clary.agent.supervisor.fact_board import FactBoard
 from clary.contract.agent_protocol import HEARTBEAT_INTERVAL_S, ORDER_WAIT_S, Order, Report, ReportReceipt
+from clary.contract.deep_profiles import ProfileRequest
 
 ORPHAN_TIMEOUT_S = 24 * 3600.0
 
@@ -44,6 +45,8 @@ class Heartbeat:
         on_over: told, with the reason, when the attempt is over or the service has been away too long.
         on_newest_order: told the number of the newest order that stands, from each receipt.
         on_dump: told the number of the newest dump that is wanted, and why; again with each receipt.
+        on_profile: told the newest profile that is wanted; again with each receipt.
+        on_interval: told how often the host is to measure itself; again with each receipt.
     """
 
     def __init__(
@@ -54,6 +57,8 @@ class Heartbeat:
         on_over: Callable[[str], None],
         on_newest_order: Callable[[int], None],
         on_dump: Callable[[int, str], None],
+        on_profile: Callable[[ProfileRequest], None],
+        on_interval: Callable[[float], None],
         interval_s: float = HEARTBEAT_INTERVAL_S,
         orphan_timeout_s: float = ORPHAN_TIMEOUT_S,
     ) -> None:
@@ -62,6 +67,8 @@ class Heartbeat:
         self._on_over = on_over
         self._on_newest_order = on_newest_order
         self._on_dump = on_dump
+        self._on_profile = on_profile
+        self._on_interval = on_interval
         self._interval_s = interval_s
         self._orphan_timeout_s = orphan_timeout_s
         self._stopping = threading.Event()
@@ -123,6 +130,10 @@ class Heartbeat:
         self._on_newest_order(receipt.order_number)
         if receipt.dump_number:
             self._on_dump(receipt.dump_number, receipt.dump_reason)
+        if receipt.profile is not None:
+            self._on_profile(receipt.profile)
+        if receipt.metrics_interval_s:
+            self._on_interval(receipt.metrics_interval_s)
 
 
 class OrderWatch:

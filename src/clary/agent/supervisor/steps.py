@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from clary.agent.checkpoints.outcomes import Flushed, Listeners
+from clary.agent.rules.rule_processes import RuleWorld
 from clary.contract.agent_protocol import CheckpointFacts, Clue, ProcessExit, StagedPart, UploadRole
 from clary.contract.errors import ClaryError
+from clary.contract.job_rules import MirrorPlan
 from clary.contract.launch_plan import LaunchPlan
 
 
@@ -105,6 +109,33 @@ class Checkpoints(Protocol):
         """Break off the mirror and the flush; harmless when repeated."""
 
 
+class Mirror(Protocol):
+    """A folder whose files reach the object store while the program runs; nothing in it raises."""
+
+    @property
+    def num_stored(self) -> int:
+        """How many files are in the store."""
+
+    @property
+    def error(self) -> str:
+        """What went wrong in the last round; empty if it went well."""
+
+    def start(self) -> None:
+        """Begin."""
+
+    def opened(self) -> AbstractContextManager[int]:
+        """Open the folder, no link followed. Raises: OSError."""
+
+    def finish(self, limit_s: float) -> bool:
+        """Store what is left, now that nobody writes any more; return whether everything is stored."""
+
+    def give_up(self) -> None:
+        """Break everything off; harmless when repeated."""
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread to end; return whether it did."""
+
+
 class Steps(Protocol):
     """The work on one host of one attempt, in the order in which it is done.
 
@@ -121,6 +152,10 @@ class Steps(Protocol):
     @property
     def code_channel(self) -> str | None:
         """Channel that holds the code; None when code comes from elsewhere."""
+
+    @property
+    def ml_folder(self) -> Path:
+        """The host's `/opt/ml` on this machine."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -157,6 +192,12 @@ class Steps(Protocol):
 
     def start_program(self, log: OutputLog) -> RunningProgram:
         """Start every process of this host, its output going to `log`."""
+
+    def open_mirrors(self) -> dict[MirrorPlan, Mirror]:
+        """Return what brings folders to the object store while the program runs; not started."""
+
+    def rule_world(self) -> RuleWorld:
+        """Return where rules over the program's tensors run; after `start_program`."""
 
     def error_records(self) -> tuple[Clue, ...]:
         """Return what ranks have left behind of their failures."""

@@ -34,9 +34,11 @@ from clary.contract.agent_protocol import (
     ReportReceipt,
 )
 from clary.contract.clock import Clock, SystemClock
+from clary.contract.deep_profiles import HostProfile, ProfileRequest
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.metric_samples import SampleBatch, SampleReceipt
 from clary.contract.stack_dumps import HostDump
+from clary.contract.training_values import TrainingBatch, TrainingReceipt
 
 SPOOL_FOLDER = "log-spool"  # below the host's folder
 EXIT_RELEASED = 0  # also when the service said that the attempt is over
@@ -69,6 +71,15 @@ class Service(Protocol):
 
     def send_samples(self, batch: SampleBatch) -> SampleReceipt:
         """Store what the host has measured."""
+
+    def send_profile(self, profile: HostProfile) -> None:
+        """Hand over what ranks say of a profile."""
+
+    def send_trace(self, piece: bytes, *, number: int, rank: int, offset: int, is_last: bool) -> None:
+        """Hand over a part of a rank's trace."""
+
+    def send_training(self, batch: TrainingBatch) -> TrainingReceipt:
+        """Store what the program wrote of its training."""
 
     def wake_orders(self) -> None:
         """Break off the wait for an order."""
@@ -127,6 +138,8 @@ class Supervisor:
             on_over=self._pass_on_over,
             on_newest_order=self._orders.expect,
             on_dump=self._pass_on_dump,
+            on_profile=self._pass_on_profile,
+            on_interval=self._pass_on_interval,
             interval_s=self._limits.heartbeat_s,
             orphan_timeout_s=self._limits.orphan_s,
         )
@@ -201,6 +214,8 @@ class Supervisor:
             drain_s=self._limits.drain_s,
             send_dump=self._service.send_dump,
             samples=self._service,
+            training=self._service,
+            profiles=self._service,
             clock=self._clock,
         )
         return HostLife(plan, host=self._host, around=around)
@@ -257,6 +272,14 @@ class Supervisor:
     def _pass_on_dump(self, number: int, reason: str) -> None:
         if self._life is not None:  # else asked for again by the next receipt
             self._life.dumps.ask(number, reason)
+
+    def _pass_on_profile(self, request: ProfileRequest) -> None:
+        if self._life is not None:  # else asked for again by the next receipt
+            self._life.profiles.ask(request)
+
+    def _pass_on_interval(self, interval_s: float) -> None:
+        if self._life is not None:  # else said again by the next receipt
+            self._life.measure_every(interval_s)
 
     def _pass_on_over(self, reason: str) -> None:
         self._is_over = True

@@ -32,17 +32,21 @@ from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
 from clary.agent.host.ssh_access import prepare_ssh, why_no_ssh
 from clary.agent.launchers import SHIMS_BIN_FOLDER, LaunchContext, make_context, select
 from clary.agent.object_store import ObjectStore
+from clary.agent.rules.rule_processes import RuleWorld
 from clary.agent.supervisor.clues import read_records
 from clary.agent.supervisor.host_channels import HostChannels
 from clary.agent.supervisor.host_program import HostProgram
+from clary.agent.supervisor.mirrored_places import mirrored_places
+from clary.agent.supervisor.rule_world import make_rule_world
 from clary.agent.supervisor.small_files import read_start
 from clary.agent.supervisor.standby_keeping import StandbyKeeper
-from clary.agent.supervisor.steps import OutputLog, Uploaded
+from clary.agent.supervisor.steps import Mirror, OutputLog, Uploaded
 from clary.contract.agent_protocol import Clue, StagedPart, UploadRole
 from clary.contract.cgroup_names import host_cgroup_name
 from clary.contract.clock import SystemClock
 from clary.contract.distribution import DistributionKind
 from clary.contract.errors import AgentError
+from clary.contract.job_rules import MirrorPlan
 from clary.contract.launch_plan import Channel, InputMode, Isolation, LaunchPlan
 from clary.contract.ml_tree import OPT_ML, MlTree
 from clary.contract.rehearsals import REHEARSAL_VARIABLE
@@ -87,7 +91,10 @@ class HostSteps:
         self._code: CodeFacts | None = None
         self._environment: PreparedEnvironment | None = None
         self._checkpoints: HostCheckpoints | None = None
+        self._context: LaunchContext | None = None  # of the program, once it runs
         self._disk: OwnDisk | None = None
+        self._mirrored = mirrored_places(plan, self._tree, self._folder)
+        self._rules_folder = self._folder / "rules"
         self._input = HostChannels(plan, tree=self._tree, host_folder=self._folder, stop=self._stopping)
 
     @property
@@ -104,6 +111,11 @@ class HostSteps:
     def checkpoints(self) -> HostCheckpoints | None:
         """The checkpoint folder, after `build_tree`; None for a job without CheckpointConfig."""
         return self._checkpoints
+
+    @property
+    def ml_folder(self) -> Path:
+        """The host's `/opt/ml` on this machine."""
+        return self._tree.root
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -129,6 +141,8 @@ class HostSteps:
                 self._disk.mount(available_bytes=available_memory())
             write_tree(self._plan, self._host, self._tree)
             write_train_library(self._tree)
+            for place in self._mirrored:
+                place.make()
             if self._plan.pool:
                 self._pool_cache.mkdir(parents=True, exist_ok=True)
             if self._plan.checkpoint_s3_uri is not None:
@@ -206,6 +220,7 @@ class HostSteps:
         launcher = select(context)
         processes = launcher.build(context)
         self._note(launcher.notes(context))
+        self._context = context
         for index, process in enumerate(processes):
             log.open(index, rank=process.rank, prefix=_prefix(context, process))
         ssh = self._ssh(variables.get("HOME")) if launcher.uses_ssh else ()
@@ -227,6 +242,17 @@ class HostSteps:
             places=self._disk_places(),
             feeders=feeders,
         )
+
+    def open_mirrors(self) -> dict[MirrorPlan, Mirror]:
+        """Return what brings folders of this host to the object store while the program runs; not started."""
+        return {place.plan: place.open() for place in self._mirrored}
+
+    def rule_world(self) -> RuleWorld:
+        """Return where rules over the program's tensors run: beside it, on a host of their own that sees the same."""
+        assert self._context is not None
+        assert self._environment is not None
+        sandbox = self._sandbox(self._environment.folder, extra_binds=())
+        return make_rule_world(self._plan, self._context, sandbox, folder=self._rules_folder, tree=self._tree)
 
     def error_records(self) -> tuple[Clue, ...]:
         """Return what ranks have left behind of their failures."""
@@ -381,6 +407,7 @@ class HostSteps:
             binds.append(Bind(source=str(self._pool_cache), target=str(seen_at)))
         if self._checkpoints is not None and self._checkpoints.is_bound:
             binds.append(Bind(source=str(self._checkpoints.folder.path), target=str(self._checkpoints.local_path)))
+        binds += [place.bind for place in self._mirrored if place.bind is not None]
         binds += self._input.binds()
         return tuple(binds)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from clary.contract.agent_protocol import Report
 from clary.contract.errors import Fault
-from clary.control.jobs.training_job import EndCause
+from clary.control.jobs.training_job import EndCause, RuleEvaluation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +122,13 @@ class PoolEnded:
     reason: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class RuleEvaluationChanged:
+    """Something is known of a rule that was not; of a job that runs or has ended."""
+
+    evaluation: RuleEvaluation
+
+
 Event = (
     MustWait
     | HostsAsked
@@ -137,4 +144,5 @@ Event = (
     | Released
     | PoolReused
     | PoolEnded
+    | RuleEvaluationChanged
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from clary.contract.statuses import RuleStatus
 from clary.control.jobs.failure_words import Weight
 from clary.control.jobs.first_cause import Moment, answers, first_of, moments
 from clary.control.jobs.training_job import TrainingJob
@@ -34,6 +35,11 @@ def timeline(job: TrainingJob) -> list[TimelineRow]:
     rows = [
         TimelineRow(at=row.started_at, kind=STATUS, where="", what=f"{row.status.value}: {row.message}")
         for row in job.transitions
+    ]
+    rows += [
+        TimelineRow(at=item.changed_at, kind=STATUS, where="", what=f"rule {item.name} found an issue: {item.details}")
+        for item in job.rule_evaluations
+        if item.status is RuleStatus.ISSUES_FOUND
     ]
     found = moments(job.hosts) if job.failure is not None else []
     first = first_of(found)

@@ -15,7 +15,7 @@ from typing import Any
 from clary.contract.agent_protocol import HostFacts, Order
 from clary.contract.errors import Fault
 from clary.contract.failure_reasons import failure_reason
-from clary.contract.statuses import SecondaryStatus, TrainingJobStatus, WarmPoolStatus
+from clary.contract.statuses import RuleStatus, SecondaryStatus, TrainingJobStatus, WarmPoolStatus
 
 
 class EndCause(StrEnum):
@@ -27,6 +27,14 @@ class EndCause(StrEnum):
     MAX_RUNTIME = "max_runtime"  # StoppingCondition.MaxRuntimeInSeconds is over
     MAX_WAIT = "max_wait"  # StoppingCondition.MaxWaitTimeInSeconds is over
     MAX_PENDING = "max_pending"  # StoppingCondition.MaxPendingTimeInSeconds is over
+    RULE = "rule"  # a rule has found what it looks for, and its action is to stop the training
+
+
+class RuleKind(StrEnum):
+    """What a rule looks at."""
+
+    DEBUG = "debug"  # saved tensors: DebugRuleConfigurations
+    PROFILER = "profiler"  # series and profiles: ProfilerRuleConfigurations
 
 
 class AttemptEnd(StrEnum):
@@ -65,6 +73,18 @@ class FinalMetric:
     name: str
     value: float
     at: datetime
+    step: int | None = None  # of the training, where it was said
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleEvaluation:
+    """How one rule of the job stands."""
+
+    kind: RuleKind
+    name: str  # RuleConfigurationName
+    status: RuleStatus
+    details: str = ""  # StatusDetails: what was found, at which step, and the limit; or what went wrong
+    changed_at: datetime
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +197,7 @@ class TrainingJob:
     stop_ordered_at: datetime | None = None
     failure: JobFailure | None = None
     final_metrics: tuple[FinalMetric, ...] = ()
+    rule_evaluations: tuple[RuleEvaluation, ...] = ()  # what was told of rules; `rule_evaluations.evaluations_of` reads
     warnings: tuple[str, ...] = ()  # shown by describe and in the first log lines
     pending_reason: str = ""  # what the job waits for, in words
     model_artifacts_uri: str | None = None  # set when uploaded

@@ -20,11 +20,14 @@ from clary.contract.errors import Fault
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs import attempts, events, health, host_orders, warm_pools
 from clary.control.jobs.first_cause import find_first_cause
+from clary.control.jobs.rule_actions import reason_to_stop
+from clary.control.jobs.rule_evaluations import with_evaluation, with_facts
 from clary.control.jobs.status_rows import MESSAGES, PREPARING_HOSTS_MESSAGE, enter, since
 from clary.control.jobs.training_job import EndCause, HostRecord, JobFailure, TrainingJob
 from clary.control.jobs.verdicts import judge
 
 CLOCK_SLACK_S = 60.0  # that the clock of a host may be behind
+MAX_REASON_CHARACTERS = 800  # of what a rule found, in a status message
 
 _PHASE_ORDER = {phase: index for index, phase in enumerate(HostPhase)}
 _STOP_CAUSES = {
@@ -32,6 +35,7 @@ _STOP_CAUSES = {
     EndCause.MAX_RUNTIME: SecondaryStatus.MAX_RUNTIME_EXCEEDED,
     EndCause.MAX_WAIT: SecondaryStatus.MAX_WAIT_TIME_EXCEEDED,
     EndCause.MAX_PENDING: SecondaryStatus.STOPPED,
+    EndCause.RULE: SecondaryStatus.STOPPED,
 }
 
 
@@ -118,7 +122,8 @@ def _host_reported(job: TrainingJob, event: events.HostReported, now: datetime) 
     updated = replace(record, facts=facts, report_number=event.report.number)
     if facts == record.facts:
         return job
-    return replace(job, hosts={**job.hosts, event.host: updated})
+    job = replace(job, hosts={**job.hosts, event.host: updated})
+    return job if facts.rules == record.facts.rules else replace(job, rule_evaluations=with_facts(job, facts, now))
 
 
 def _bounded(facts: HostFacts, begin: datetime) -> HostFacts:
@@ -159,7 +164,11 @@ def _no_more_evidence(job: TrainingJob, event: events.NoMoreEvidence, now: datet
 def _stop_wanted(job: TrainingJob, event: events.StopWanted, now: datetime) -> TrainingJob:
     if job.is_terminal or job.end_cause is not None:
         return job
-    job = replace(job, end_cause=event.cause, stop_ordered_at=now)
+    return _stop(job, event.cause, event.grace_s, MESSAGES[SecondaryStatus.STOPPING], now)
+
+
+def _stop(job: TrainingJob, cause: EndCause, grace_s: float, message: str, now: datetime) -> TrainingJob:
+    job = replace(job, end_cause=cause, stop_ordered_at=now)
     if not job.hosts:
         return _finish(job, now)
     if not job.is_leaving:  # else it ends when the attempt is gone
@@ -167,9 +176,9 @@ def _stop_wanted(job: TrainingJob, event: events.StopWanted, now: datetime) -> T
     job = replace(
         job,
         status=TrainingJobStatus.STOPPING,
-        hosts=host_orders.stop(job, reason=event.cause.value, grace_s=event.grace_s),
+        hosts=host_orders.stop(job, reason=cause.value, grace_s=grace_s),
     )
-    return enter(job, SecondaryStatus.STOPPING, MESSAGES[SecondaryStatus.STOPPING], now=now)
+    return enter(job, SecondaryStatus.STOPPING, message, now=now)
 
 
 def _upload_overdue(job: TrainingJob, event: events.UploadOverdue, now: datetime) -> TrainingJob:
@@ -209,6 +218,12 @@ def _pool_ended(job: TrainingJob, event: events.PoolEnded, now: datetime) -> Tra
     return warm_pools.begin_to_end(job, reason=event.reason, now=now)
 
 
+def _rule_evaluation_changed(job: TrainingJob, event: events.RuleEvaluationChanged, now: datetime) -> TrainingJob:
+    del now
+    evaluations = with_evaluation(job, event.evaluation)
+    return job if evaluations is job.rule_evaluations else replace(job, rule_evaluations=evaluations)
+
+
 _HANDLERS: dict[type, Callable[[TrainingJob, Any, datetime], TrainingJob]] = {
     events.MustWait: _must_wait,
     events.HostsAsked: _hosts_asked,
@@ -224,6 +239,7 @@ _HANDLERS: dict[type, Callable[[TrainingJob, Any, datetime], TrainingJob]] = {
     events.Released: _released,
     events.PoolReused: _pool_reused,
     events.PoolEnded: _pool_ended,
+    events.RuleEvaluationChanged: _rule_evaluation_changed,
 }
 
 
@@ -231,6 +247,10 @@ def _advance(job: TrainingJob, now: datetime) -> TrainingJob:
     """Draw every conclusion that the hosts' facts allow: causes, statuses, orders, the end."""
     if job.is_terminal or not job.hosts:
         return job
+    if job.end_cause is None and (reason := reason_to_stop(job)):
+        grace_s = float((job.plan or {}).get("stop_grace_s", 0.0))
+        message = f"{MESSAGES[SecondaryStatus.STOPPING]}: {reason[:MAX_REASON_CHARACTERS]}"
+        return _advance(_stop(job, EndCause.RULE, grace_s, message, now), now)
     if job.ending is None:
         job = _find_failure(job, now)
         if attempts.awaits_evidence(job):
@@ -303,7 +323,10 @@ def _finish(job: TrainingJob, now: datetime) -> TrainingJob:
         model_artifacts_uri=host_orders.model_uri(job, uploaded),
         hosts=host_orders.release(job),
     )
-    job = warm_pools.on_finish(enter(job, secondary, MESSAGES[secondary], now=now), now)
+    message = MESSAGES[secondary]
+    if cause is EndCause.RULE:
+        message = f"{message}: {reason_to_stop(job)[:MAX_REASON_CHARACTERS]}"
+    job = warm_pools.on_finish(enter(job, secondary, message, now=now), now)
     rows = (*job.transitions[:-1], replace(job.transitions[-1], ended_at=now))
     return replace(job, transitions=rows)
 

@@ -14,6 +14,7 @@ from clary.contract.distribution import refusals
 from clary.contract.distribution import warnings as distribution_warnings
 from clary.contract.errors import WireError
 from clary.contract.launch_plan import InputMode
+from clary.control.jobs import debug_request
 from clary.control.jobs.job_request import JobRequest
 
 # Parts of the API that need services which only Amazon runs.
@@ -34,6 +35,7 @@ def check(request: Mapping[str, Any]) -> None:
     _check_stopping(request)
     _check_channels(request)
     _check_destinations(request)
+    debug_request.check(request)
     job = JobRequest(request)
     groups = [group.name for group in job.instance_groups]
     for reason in refusals(job.hyperparameters, has_command=job.command is not None, instance_groups=groups):
@@ -64,8 +66,7 @@ def warnings(request: Mapping[str, Any]) -> tuple[str, ...]:
         found.append("EnableInterContainerTrafficEncryption has no effect: traffic stays on this machine, in the clear")
     if request["ResourceConfig"].get("KeepAlivePeriodInSeconds") and job.is_spot:
         found.append("KeepAlivePeriodInSeconds has no effect on spot capacity, which is given back when the job ends")
-    if request.get("DebugRuleConfigurations") or request.get("ProfilerRuleConfigurations"):
-        found.append("debugger and profiler rules are accepted, but are not evaluated yet")
+    found.extend(debug_request.warnings(request, job_name=job.name, num_hosts=job.num_hosts))
     found.extend(
         f"channel {channel.name}: FastFile is fetched whole before the start, like File"
         for channel in job.channels

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Protocol
 
 from clary.contract.agent_protocol import (
@@ -27,6 +28,7 @@ from clary.contract.agent_protocol import (
     ReportReceipt,
 )
 from clary.contract.clock import Clock
+from clary.contract.deep_profiles import HostProfile
 from clary.contract.errors import Fault, WireError
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.plain import from_plain
@@ -35,6 +37,7 @@ from clary.control.jobs import events, host_metrics
 from clary.control.jobs.training_job import FinalMetric, TrainingJob
 from clary.control.reconcile.dump_desk import DumpDesk
 from clary.control.reconcile.hub import JobHub
+from clary.control.reconcile.profile_desk import ProfileDesk
 from clary.control.store.errors import JobNotFound, SequenceGap, StreamNotFound
 
 LISTEN_INTERVAL_S = 0.25  # between looks at whether this service could listen at all
@@ -63,11 +66,21 @@ class MetricSink(Protocol):
 class AgentGateway:
     """Answers agents; holds when each was last heard, which is not worth a write."""
 
-    def __init__(self, hub: JobHub, logs: LogSink, metrics: MetricSink, dumps: DumpDesk, clock: Clock) -> None:
+    def __init__(
+        self,
+        hub: JobHub,
+        logs: LogSink,
+        metrics: MetricSink,
+        dumps: DumpDesk,
+        clock: Clock,
+        *,
+        profiles: ProfileDesk,
+    ) -> None:
         self._hub = hub
         self._logs = logs
         self._metrics = metrics
         self._dumps = dumps
+        self._profiles = profiles
         self._clock = clock
         self._started_s = clock.monotonic()
         self._heard_s: dict[tuple[str, int], dict[str, float]] = {}  # attempt -> host -> monotonic time
@@ -210,11 +223,24 @@ class AgentGateway:
             order_number=order.number if order is not None else 0,
             dump_number=dump.number if dump is not None else 0,
             dump_reason=dump.reason if dump is not None else "",
+            profile=self._profiles.wanted(job, host),
+            metrics_interval_s=(job.plan or {}).get("metrics_interval_s", 0.0),  # UpdateTrainingJob may change it
         )
 
     def take_dump(self, job: TrainingJob, host: str, dump: HostDump) -> None:
         """Keep what a host's processes are doing. Raises: WireError 404 for a dump that nobody wants any more."""
         self._dumps.take(job, host, dump)
+
+    def take_profile(self, job: TrainingJob, host: str, profile: HostProfile) -> None:
+        """Keep what a host's ranks say of a profile. Raises: WireError 404 for one that is not wanted any more."""
+        self._profiles.take(job, host, profile)
+
+    async def take_trace(
+        self, job: TrainingJob, host: str, piece: bytes, *, number: int, rank: int, offset: int, is_last: bool
+    ) -> None:
+        """Keep a part of a rank's trace. Raises: WireError as `take_profile`, 400 for a part that does not fit."""
+        take = partial(self._profiles.take_piece, number=number, rank=rank, offset=offset, is_last=is_last)
+        await asyncio.to_thread(take, job, host, piece)
 
     async def _store_lag(self, job: TrainingJob, host: str, facts: CheckpointFacts | None) -> None:
         """Store how far a host's checkpoints are behind, every few seconds while that changes."""

@@ -45,13 +45,21 @@ class JobHub:
     One service owns a database at a time (it holds the `service` lease), so memory and store cannot drift apart.
     """
 
-    def __init__(self, store: JobStore, clock: Clock) -> None:
+    def __init__(
+        self,
+        store: JobStore,
+        clock: Clock,
+        *,
+        on_change: Callable[[TrainingJob, TrainingJob], None] = lambda before, after: None,
+    ) -> None:
         self._store = store
+        self._on_change = on_change  # called with a job before and after a change that is stored
         self._clock = clock
         self._waiting: dict[str, TrainingJob] = {}  # no hosts asked for, or none any more, oldest first
         self._active: dict[str, TrainingJob] = {}  # hosts asked for, until they are released
         self._watchers: dict[str, asyncio.Event] = {}
         self._changed = asyncio.Event()
+        self._listeners: list[Callable[[TrainingJob], None]] = []
         self._doubtful: set[str] = set()  # jobs whose last write may or may not have happened
         # Held while a job goes with all that carries its name, so that a second deletion cannot hit a successor.
         self.deletion = asyncio.Lock()
@@ -61,6 +69,10 @@ class JobHub:
         for job in sorted(await self._store.unfinished_jobs(), key=lambda job: job.created_at):
             self._remember(job)
         self._changed.set()
+
+    def listen(self, listener: Callable[[TrainingJob], None]) -> None:
+        """Have `listener` told every job that is stored from now on; it only takes note."""
+        self._listeners.append(listener)
 
     def waiting_jobs(self) -> Mapping[str, TrainingJob]:
         """Return jobs that no hosts were asked for, by name, oldest first."""
@@ -94,10 +106,11 @@ class JobHub:
         Raises: JobNotFound; what `change` raised, with nothing written.
         """
         has_changed = False
+        before: TrainingJob | None = None
 
         def watched(job: TrainingJob) -> TrainingJob:
-            nonlocal has_changed
-            changed = change(job)
+            nonlocal has_changed, before
+            before, changed = job, change(job)
             has_changed = changed is not job
             return changed
 
@@ -106,10 +119,12 @@ class JobHub:
         if has_changed:
             self._remember(job)
             self._notify(name)
+            assert before is not None
+            self._on_change(before, job)
         return job
 
-    async def record_metrics(self, name: str, values: list[FinalMetric]) -> None:
-        """Keep the value with the latest time of each metric, of the first 40 names, in the job's record.
+    async def record_metrics(self, name: str, values: list[FinalMetric], *, most: int = MAX_FINAL_METRICS) -> None:
+        """Keep the value with the latest time of each metric, of the first `most` names, in the job's record.
 
         Raises: JobNotFound.
         """
@@ -118,7 +133,7 @@ class JobHub:
             latest = {metric.name: metric for metric in job.final_metrics}
             for metric in values:
                 known = latest.get(metric.name)
-                is_newer = metric.at >= known.at if known is not None else len(latest) < MAX_FINAL_METRICS
+                is_newer = metric.at >= known.at if known is not None else len(latest) < most
                 if is_newer:
                     latest[metric.name] = metric
             merged = tuple(latest.values())
@@ -191,6 +206,8 @@ class JobHub:
                 jobs[job.name] = job
             else:
                 jobs.pop(job.name, None)
+        for listener in self._listeners:
+            listener(job)
         if is_back:  # to its old place in the queue
             self._waiting = dict(sorted(self._waiting.items(), key=lambda item: item[1].created_at))
 

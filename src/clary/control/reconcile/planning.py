@@ -22,6 +22,7 @@ from clary.contract.launch_plan import (
     Resources,
 )
 from clary.contract.rehearsals import disk_bytes
+from clary.control.jobs import debug_request
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.scheduling.placement import HostMapping
@@ -117,6 +118,8 @@ def build_plan(
         cache_folder=str(site.folder.cache),
         channel_cache_bytes=settings.channel_cache_bytes,
         config_documents=request.config_documents,
+        rules=debug_request.rule_plans(job.request),
+        mirrors=debug_request.mirror_plans(job.request, request.config_documents, job_name=job.name),
         checkpoint_local_path=request.checkpoint_local_path,
         checkpoint_s3_uri=request.checkpoint_s3_uri,
         checkpoint_interval_s=settings.checkpoint_interval_s,

@@ -11,27 +11,37 @@ from typing import Any
 from urllib.parse import unquote
 
 from clary.contract.agent_protocol import LogBatch, Report
+from clary.contract.deep_profiles import HostProfile
 from clary.contract.errors import ContractError, WireError
 from clary.contract.metric_samples import SampleBatch
 from clary.contract.plain import from_plain, to_plain
 from clary.contract.stack_dumps import HostDump
+from clary.contract.training_values import TrainingBatch
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.agent_gateway import AgentGateway
 from clary.control.reconcile.sample_gateway import SampleGateway
+from clary.control.reconcile.training_gateway import TrainingGateway
 from clary.control.server.internal_http import bearer_token, json_answer, query_of, read_json
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
 PREFIX = "/clary/v1/agents/"
 MAX_ORDER_WAIT_S = 30.0
+_LONG_NUMBER = re.compile(r"[0-9]{1,15}")
 _NUMBER = re.compile(r"[0-9]{1,9}")  # of an attempt
 
 
 class AgentRoutes:
-    """Answers requests below /clary/v1/agents/; `samples` None takes in no samples."""
+    """Answers requests below /clary/v1/agents/; `samples` and `training` None take nothing in."""
 
-    def __init__(self, gateway: AgentGateway, samples: SampleGateway | None = None) -> None:
+    def __init__(
+        self,
+        gateway: AgentGateway,
+        samples: SampleGateway | None = None,
+        training: TrainingGateway | None = None,
+    ) -> None:
         self._gateway = gateway
         self._samples = samples
+        self._training = training
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
         """Answer one agent; raises WireError with the status to send."""
@@ -52,9 +62,28 @@ class AgentRoutes:
             case ("POST", "dumps"):
                 self._gateway.take_dump(job, host, _body(HostDump, request))
                 return json_answer({})
+            case ("POST", "profiles"):
+                self._gateway.take_profile(job, host, _body(HostProfile, request))
+                return json_answer({})
+            case ("POST", "traces"):
+                await self._take_trace(job, host, request)
+                return json_answer({})
             case ("POST", "samples") if self._samples is not None:
                 return json_answer(to_plain(await self._samples.append(job, host, _body(SampleBatch, request))))
+            case ("POST", "training") if self._training is not None:
+                return json_answer(to_plain(await self._training.append(job, host, _body(TrainingBatch, request))))
         raise WireError("NotFound", f"no such agent request: {request.method} {action}", http_status=404)
+
+    async def _take_trace(self, job: TrainingJob, host: str, request: HttpRequest) -> None:
+        query = query_of(request)
+        numbers = [query.get(name, "") for name in ("number", "rank", "offset")]
+        if not all(_LONG_NUMBER.fullmatch(text) for text in numbers):
+            raise WireError("ValidationException", f"number, rank and offset are numbers from 0, got {numbers!r:.100}")
+        number, rank, offset = map(int, numbers)
+        is_last = query.get("last") == "1"
+        await self._gateway.take_trace(
+            job, host, request.body, number=number, rank=rank, offset=offset, is_last=is_last
+        )
 
     async def _order(self, job: TrainingJob, host: str, request: HttpRequest) -> Any:
         query = query_of(request)

@@ -9,7 +9,12 @@ from urllib.parse import parse_qsl
 from clary.contract.errors import WireError
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
-JSON_HEADERS = [("Content-Type", "application/json")]
+# What pages hold changes all the time and may be hostile text: no browser keeps it, or takes it for anything but JSON.
+JSON_HEADERS = [
+    ("Content-Type", "application/json"),
+    ("Cache-Control", "no-store"),
+    ("X-Content-Type-Options", "nosniff"),
+]
 
 
 def bearer_token(request: HttpRequest) -> str:
@@ -35,7 +40,17 @@ def query_of(request: HttpRequest) -> dict[str, str]:
 
 def json_answer(document: Any, *, status: int = 200) -> HttpResponse:
     """Return a JSON answer."""
-    return HttpResponse(status, JSON_HEADERS, json.dumps(document).encode())
+    return HttpResponse(status, list(JSON_HEADERS), json.dumps(document).encode())
+
+
+def finite_answer(answer: HttpResponse) -> HttpResponse:
+    """Return a JSON answer as browsers read it: null for numbers that are not finite, which Python writes by name."""
+    if answer.header("content-type") != "application/json":
+        return answer
+    if b"NaN" not in answer.body and b"Infinity" not in answer.body:
+        return answer  # nearly all; those that have it may have it within a text
+    document = json.loads(answer.body, parse_constant=lambda _name: None)
+    return HttpResponse(answer.status, answer.headers, json.dumps(document).encode())
 
 
 def error_answer(error: WireError) -> HttpResponse:

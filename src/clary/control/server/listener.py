@@ -6,6 +6,7 @@ Where: outermost part of the service. Below it: `clary_handler` (agents and the 
     request -> signed for S3                       -> S3 front, streaming
             -> /clary/v1/...                       -> health here, the rest to clary_handler
             -> /metrics                            -> the page for Prometheus
+            -> GET / of a browser, /console...     -> the console's files
             -> not signed and no API request       -> S3 front, which refuses it in S3's shape
             -> everything else                     -> aws_handler, with its whole body
 
@@ -39,6 +40,7 @@ from clary.control.wire.messages import HttpRequest, HttpResponse
 HEALTH_PATH = "/clary/v1/health"
 INTERNAL_PREFIX = "/clary/v1/"
 METRICS_PATH = "/metrics"
+CONSOLE_PATH = "/console"
 BODY_TIMEOUT_S = 30.0  # for the whole body of an API request
 MAX_LINE_BYTES = 16 * 1024  # request line; presigned URLs are long
 MAX_HEADER_BYTES = 16 * 1024  # one header
@@ -93,6 +95,7 @@ class Listener:
         s3_front: answers S3 requests; started and closed by the caller.
         clary_handler: answers requests below /clary/v1/ other than the health check; None has none.
         metrics_handler: answers GET /metrics; None leaves the path to S3.
+        console_handler: answers browsers that open / or /console; None leaves the paths to AWS and S3.
         max_body_bytes: largest body of a request that is not S3.
         tls_context: certificate of the TLS port; None has no such port.
         tls_port: 0 takes a free one.
@@ -108,6 +111,7 @@ class Listener:
         s3_front: StreamingHandler,
         clary_handler: ApiHandler | None = None,
         metrics_handler: ApiHandler | None = None,
+        console_handler: ApiHandler | None = None,
         max_body_bytes: int,
         tls_context: ssl.SSLContext | None = None,
         tls_port: int = 0,
@@ -127,6 +131,7 @@ class Listener:
             Route("health", _is_health, self._answer_health),
             Route("clary", _is_internal, self._api(clary_handler or _no_such_path)),
             *([Route("metrics", _is_metrics, self._api(metrics_handler))] if metrics_handler is not None else []),
+            *([Route("console", _is_console, self._api(console_handler))] if console_handler is not None else []),
             Route("s3-unsigned", _looks_like_s3, s3_front.handle),
             Route("aws", lambda _: True, self._api(aws_handler)),
         )
@@ -225,7 +230,13 @@ class Listener:
             raw_path, _, query = request.raw_path.partition("?")
             answer = await handler(
                 HttpRequest(
-                    request.method, raw_path, query, list(request.headers.items()), body, remote=request.remote or ""
+                    request.method,
+                    raw_path,
+                    query,
+                    list(request.headers.items()),
+                    body,
+                    remote=request.remote or "",
+                    is_secure=request.secure,
                 )
             )
             headers = CIMultiDict(answer.headers)
@@ -284,6 +295,16 @@ def _is_health(request: web.BaseRequest) -> bool:
 def _is_metrics(request: web.BaseRequest) -> bool:
     """Whether a scraper asks; S3's own requests for a bucket of that name are signed, and were taken before."""
     return request.method == "GET" and request.raw_path.partition("?")[0] == METRICS_PATH
+
+
+def _is_console(request: web.BaseRequest) -> bool:
+    """Whether a browser asks for the console: clients of AWS sign, name an action, or take no HTML."""
+    path, _, query = request.raw_path.partition("?")
+    if request.method not in ("GET", "HEAD") or "Authorization" in request.headers:
+        return False
+    if path == "/":
+        return "text/html" in request.headers.get("Accept", "") and "Action=" not in query
+    return path == CONSOLE_PATH or path.startswith(f"{CONSOLE_PATH}/")
 
 
 def _is_internal(request: web.BaseRequest) -> bool:

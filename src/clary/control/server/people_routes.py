@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 from urllib.parse import unquote
 
@@ -14,16 +16,28 @@ from clary.contract.plain import to_plain
 from clary.control.jobs.billing import bill
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.ledger import ledger
+from clary.control.jobs.rule_evaluations import RuleKind, evaluations_of
+from clary.control.jobs.time_parts import cut_time
 from clary.control.jobs.timeline import timeline
 from clary.control.jobs.training_job import PastAttempt, TrainingJob
+from clary.control.jobs.training_status import progress_facts
 from clary.control.server.checkpoint_routes import CheckpointRoutes, checkpoint_facts
 from clary.control.server.dump_page import ask_for_dump, dump_page
 from clary.control.server.health_page import health_page
 from clary.control.server.internal_http import bearer_token, json_answer, query_of, read_json
+from clary.control.server.log_lines_page import log_lines_page
+from clary.control.server.metric_values_page import metric_values_page
+from clary.control.server.profile_page import ask_for_profile, profile_page
+from clary.control.server.profiler_report_page import profiler_report_page
 from clary.control.server.rehearsal_actions import RehearsalActions
+from clary.control.server.secret_names import hide_secrets
 from clary.control.server.series_page import series_page
 from clary.control.server.spot_actions import reclaim
+from clary.control.server.stop_action import stop_job
+from clary.control.server.stragglers_page import StragglerPages
+from clary.control.server.training_page import tensorboard_page, training_page
 from clary.control.services.call import Services
+from clary.control.services.training_progress import job_progress
 from clary.control.store.errors import BadToken, StreamNotFound
 from clary.control.store.log_pages import EventPage
 from clary.control.wire.messages import HttpRequest, HttpResponse
@@ -56,6 +70,7 @@ class PeopleRoutes:
         self._admin_token = admin_token
         self._checkpoints = checkpoints
         self._rehearsals = rehearsals
+        self._stragglers = StragglerPages(services)
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
         """Answer one request; raises WireError with the status to send."""
@@ -69,9 +84,13 @@ class PeopleRoutes:
             raise WireError("NotFound", f"there is no training job {name!r}", http_status=404)
         match page:
             case "":
-                return json_answer(self._facts(job))
+                facts = await self._stragglers.facts(job, self._facts(job))
+                return json_answer({**facts, "progress": await self._progress(job)})
+            case "stragglers":
+                return json_answer(await self._stragglers.page(job))
             case "plan":
-                return json_answer(self._plan(job))
+                plan = self._plan(job)
+                return json_answer(hide_secrets(plan) if request.hides_secrets else plan)
             case "health":
                 return json_answer(health_page(job))
             case "series":
@@ -83,16 +102,36 @@ class PeopleRoutes:
             case "dump" if request.method == "POST":
                 return json_answer(ask_for_dump(self._services, job))
             case "dump":
-                return json_answer(await dump_page(self._services, job, query_of(request)))
+                dump = await dump_page(self._services, job, query_of(request))
+                # Of many processes it takes a second.
+                return json_answer(await asyncio.to_thread(hide_secrets, dump) if request.hides_secrets else dump)
+            case "profile" if request.method == "POST":
+                return json_answer(ask_for_profile(self._services, job, read_json(request)))
+            case "profile":
+                answer = await profile_page(self._services, job, query_of(request))
+                return answer if isinstance(answer, HttpResponse) else json_answer(answer)
+            case "profiler-report":
+                return await profiler_report_page(self._services, job, query_of(request))
             case "reclaim" if request.method == "POST":
                 return json_answer(await reclaim(self._services, job, read_json(request)))
             case "request":
-                return json_answer({"request": dict(job.request)})
+                sent = dict(job.request)
+                return json_answer({"request": hide_secrets(sent) if request.hides_secrets else sent})
+            case "training":
+                return json_answer(await training_page(self._services, job, query_of(request)))
+            case "tensorboard":
+                return await tensorboard_page(self._services, job, query_of(request))
+            case "log-lines":
+                return json_answer(await log_lines_page(self._services, job, query_of(request)))
+            case "metric-values":
+                return json_answer(await metric_values_page(self._services, job, request.query))
+            case "stop" if request.method == "POST":
+                return json_answer(await stop_job(self._services, job))
             case "strike" if request.method == "POST" and self._rehearsals is not None:
                 return json_answer(await self._rehearsals.strike(job, read_json(request)))
             case "records" if self._rehearsals is not None:
                 return json_answer(await self._rehearsals.records(job, query_of(request)))
-        known = "plan, logs, series, health, dump and checkpoints"
+        known = "plan, logs, series, stragglers, health, dump, profile, profiler-report and checkpoints"
         raise WireError("NotFound", f"a job has no page {page!r}; there are {known}", http_status=404)
 
     def _facts(self, job: TrainingJob) -> dict[str, Any]:
@@ -138,9 +177,15 @@ class PeopleRoutes:
             "warm_pool": self._warm_pool(job),
             "checkpoints": checkpoint_facts(job),
             "ledger": self._ledger(job),
+            "lanes": _lanes(job, now=self._services.clock.now()),
+            "rules": [to_plain(item) for kind in RuleKind for item in evaluations_of(job, kind)],
             "warnings": [*job.warnings, *_notes(hosts)],
             "not_isolated": sorted({text for record in job.hosts.values() for text in record.facts.not_isolated}),
         }
+
+    async def _progress(self, job: TrainingJob) -> dict[str, Any] | None:
+        progress = await job_progress(self._services, job)
+        return progress_facts(progress, now=self._services.clock.now(), is_over=job.is_terminal)
 
     def _ledger(self, job: TrainingJob) -> dict[str, Any]:
         now = self._services.clock.now()
@@ -237,6 +282,11 @@ def _within_attempt(
 def _is_full(page: EventPage) -> bool:
     """Whether there may be more lines behind the page."""
     return len(page.events) == LOG_PAGE or sum(len(event.message) for event in page.events) > FULL_PAGE_CHARACTERS
+
+
+def _lanes(job: TrainingJob, *, now: datetime) -> dict[str, list[dict[str, Any]]]:
+    """Return what each host did at each moment: the stretches that the ledger adds up."""
+    return {name: [to_plain(stretch) for stretch in stretches] for name, stretches in cut_time(job, now=now).items()}
 
 
 def _past_attempt(attempt: PastAttempt) -> dict[str, Any]:

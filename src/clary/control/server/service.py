@@ -38,17 +38,26 @@ from clary.control.reconcile.log_cleaning import keep_removing
 from clary.control.reconcile.planning import Site
 from clary.control.reconcile.pool_gateway import PoolGateway
 from clary.control.reconcile.pool_keeping import PoolKeeper
+from clary.control.reconcile.profile_desk import ProfileDesk
+from clary.control.reconcile.profile_keeping import keep_profiles
+from clary.control.reconcile.profiler_rules import ProfilerRules
 from clary.control.reconcile.reconciler import Reconciler
+from clary.control.reconcile.rule_notices import RuleNotices
 from clary.control.reconcile.sample_gateway import SampleGateway
 from clary.control.reconcile.series_keeping import keep_series
 from clary.control.reconcile.spot_market import SpotMarket
+from clary.control.reconcile.trace_exporter import TraceExporter
+from clary.control.reconcile.training_gateway import TrainingGateway
 from clary.control.scheduling.prices import load_prices
 from clary.control.scheduling.spot import SpotSchedule, load_schedule
+from clary.control.server.access import Access
 from clary.control.server.agent_routes import AgentRoutes
 from clary.control.server.aws_handler import AwsHandler
 from clary.control.server.checkpoint_routes import CheckpointRoutes
 from clary.control.server.clary_handler import ClaryHandler
 from clary.control.server.connect_proxy import ConnectProxy
+from clary.control.server.console_files import ConsoleFiles
+from clary.control.server.console_routes import ConsoleRoutes
 from clary.control.server.listener import Listener
 from clary.control.server.metrics_page import MetricsPage
 from clary.control.server.ownership import cancel, database_lease, sole_owner
@@ -56,7 +65,10 @@ from clary.control.server.people_routes import PeopleRoutes
 from clary.control.server.pool_routes import PoolRoutes
 from clary.control.server.ports import Ports, choose_ports
 from clary.control.server.rehearsal_actions import RehearsalActions
+from clary.control.server.sessions import Sessions
+from clary.control.server.sign_in import SignIn
 from clary.control.server.spot_actions import SpotRoutes
+from clary.control.server.status_routes import StatusRoutes
 from clary.control.server.tls import ensure_certificates, server_context, service_names
 from clary.control.services.call import Services
 from clary.control.settings import Settings
@@ -94,7 +106,10 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
         stack.push_async_callback(logs.close)
         client = await stack.enter_async_context(StoreClient(object_store))
         await client.ensure_bucket(settings.default_bucket)
-        hub = JobHub(store, clock)
+        notices = RuleNotices(settings.rule_webhook_url)
+        hub = JobHub(store, clock, on_change=notices.on_change)
+        traces = TraceExporter(settings.otlp_endpoint, headers=settings.otlp_headers, region=settings.region)
+        hub.listen(traces.take)
         await hub.load()
 
         engine = LocalEngine(settings, urls.api, relayed_urls=[urls.proxy] if urls.proxy else [])
@@ -103,6 +118,7 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
         faults = LocalFaults(engine, settings.home_folder)
         admission = Admission(settings, engine.machine(), hub, resolve_image, market, clock, faults.why_no_disks)
         dumps = DumpDesk(folder.root / "dumps", clock=clock)
+        profiles = ProfileDesk(folder.root / "profiles", clock=clock)
         services = Services(
             settings=settings,
             clock=clock,
@@ -113,18 +129,31 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
             admission=admission,
             work_folders=engine,
             dumps=dumps,
+            profiles=profiles,
             prices=prices,
         )
         isolation = engine.isolation()[0]  # makes a network to find out: before anybody waits for an answer
-        gateway = AgentGateway(hub, logs, store, dumps, clock)
+        gateway = AgentGateway(hub, logs, store, dumps, clock, profiles=profiles)
         samples = SampleGateway(store.series, clock)
+        training = TrainingGateway(hub, store.training, store, clock)
         pool_gateway = PoolGateway(hub, clock, pool_token=secrets.pool_token)
         checkpoints = CheckpointRoutes(client)
         stack.push_async_callback(checkpoints.close)
         rehearsals = RehearsalActions(faults, admin_token=secrets.admin_token)
         people = PeopleRoutes(services, admin_token=secrets.admin_token, checkpoints=checkpoints, rehearsals=rehearsals)
         spot = SpotRoutes(market, admin_token=secrets.admin_token)
-        handler = ClaryHandler(AgentRoutes(gateway, samples), PoolRoutes(pool_gateway), people, spot, rehearsals)
+        sessions = Sessions(secrets.session_key, folder.revoked_sessions, clock)
+        handler = ClaryHandler(
+            AgentRoutes(gateway, samples, training),
+            PoolRoutes(pool_gateway),
+            people,
+            spot,
+            rehearsals,
+            access=Access(sessions, admin_token=secrets.admin_token),
+            status=StatusRoutes(training),
+            sign_in=SignIn(sessions, admin_token=secrets.admin_token, clock=clock),
+            console=ConsoleRoutes(services, samples, admin_token=secrets.admin_token),
+        )
         metrics = MetricsPage(hub, samples, clock, token=secrets.metrics_token, access=settings.metrics_page)
         await _listen(stack, services, handler, metrics, ports=ports, secrets=secrets, object_store=object_store)
         (folder.client / SAGEMAKER_CONFIG).write_text(sagemaker_config(settings))
@@ -148,10 +177,16 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
             clock=clock,
             limits=_limits(settings),
         )
+        stack.push_async_callback(cancel, asyncio.create_task(notices.send_all(), name="rule-notices"))
+        stack.push_async_callback(cancel, asyncio.create_task(traces.send_all(), name="trace-export"))
         stack.push_async_callback(cancel, asyncio.create_task(reconciler.run(), name="reconciler"))
         stack.push_async_callback(cancel, asyncio.create_task(keep_removing(logs, hub), name="log-cleaning"))
         keeping = keep_series(store.series, samples, settings, clock)
         stack.push_async_callback(cancel, asyncio.create_task(keeping, name="series-keeping"))
+        profile_keeping = keep_profiles(profiles, hub, store.get_job, client)
+        stack.push_async_callback(cancel, asyncio.create_task(profile_keeping, name="profile-keeping"))
+        profiler_rules = ProfilerRules(hub, store, store.series, client, clock=clock)
+        stack.push_async_callback(cancel, asyncio.create_task(profiler_rules.run(), name="profiler-rules"))
         me = ProcessId.of(os.getpid())
         assert me is not None, "this process exists"
         folder.write_service_record(
@@ -210,6 +245,7 @@ async def _listen(
         s3_front=front,
         clary_handler=handler.handle,
         metrics_handler=metrics.handle,
+        console_handler=ConsoleFiles().handle,
         max_body_bytes=settings.max_body_bytes,
         tls_context=_tls_context(settings),
         tls_port=ports.tls or 0,

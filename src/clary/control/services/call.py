@@ -10,6 +10,7 @@ from clary.contract.clock import Clock
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.dump_desk import DumpDesk
 from clary.control.reconcile.hub import JobHub
+from clary.control.reconcile.profile_desk import ProfileDesk
 from clary.control.scheduling.prices import PriceList, load_prices
 from clary.control.settings import Settings
 from clary.control.store.logs import LogStore
@@ -53,6 +54,7 @@ class Services:
     admission: Admission
     work_folders: WorkFolders
     dumps: DumpDesk
+    profiles: ProfileDesk
     prices: PriceList = field(default_factory=load_prices)
 
 

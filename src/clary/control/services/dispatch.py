@@ -12,6 +12,14 @@ from typing import Any
 from clary.contract.errors import WireError
 from clary.control.services import iam, logs, metric_data, metrics, sts
 from clary.control.services.call import Call, Handler
+from clary.control.services.experiments import (
+    component_calls,
+    experiment_calls,
+    lineage_calls,
+    search_calls,
+    trial_calls,
+    value_calls,
+)
 from clary.control.services.sagemaker import job_lists, tags, training_jobs
 from clary.control.store.errors import JobNotFound
 
@@ -39,7 +47,34 @@ HANDLERS: Mapping[tuple[str, str], Handler] = {
     ("cloudwatch", "GetMetricStatistics"): metrics.get_metric_statistics,
     ("cloudwatch", "GetMetricData"): metric_data.get_metric_data,
     ("cloudwatch", "ListMetrics"): metrics.list_metrics,
-    ("sagemaker-metrics", "BatchPutMetrics"): metrics.batch_put_metrics,
+    ("sagemaker-metrics", "BatchPutMetrics"): value_calls.batch_put_metrics,
+    ("sagemaker-metrics", "BatchGetMetrics"): value_calls.batch_get_metrics,
+    ("sagemaker", "CreateExperiment"): experiment_calls.create_experiment,
+    ("sagemaker", "DescribeExperiment"): experiment_calls.describe_experiment,
+    ("sagemaker", "UpdateExperiment"): experiment_calls.update_experiment,
+    ("sagemaker", "DeleteExperiment"): experiment_calls.delete_experiment,
+    ("sagemaker", "ListExperiments"): experiment_calls.list_experiments,
+    ("sagemaker", "CreateTrial"): trial_calls.create_trial,
+    ("sagemaker", "DescribeTrial"): trial_calls.describe_trial,
+    ("sagemaker", "UpdateTrial"): trial_calls.update_trial,
+    ("sagemaker", "DeleteTrial"): trial_calls.delete_trial,
+    ("sagemaker", "ListTrials"): trial_calls.list_trials,
+    ("sagemaker", "AssociateTrialComponent"): trial_calls.associate_trial_component,
+    ("sagemaker", "DisassociateTrialComponent"): trial_calls.disassociate_trial_component,
+    ("sagemaker", "CreateTrialComponent"): component_calls.create_trial_component,
+    ("sagemaker", "DescribeTrialComponent"): component_calls.describe_trial_component,
+    ("sagemaker", "UpdateTrialComponent"): component_calls.update_trial_component,
+    ("sagemaker", "DeleteTrialComponent"): component_calls.delete_trial_component,
+    ("sagemaker", "ListTrialComponents"): component_calls.list_trial_components,
+    ("sagemaker", "CreateArtifact"): lineage_calls.create_artifact,
+    ("sagemaker", "DescribeArtifact"): lineage_calls.describe_artifact,
+    ("sagemaker", "UpdateArtifact"): lineage_calls.update_artifact,
+    ("sagemaker", "DeleteArtifact"): lineage_calls.delete_artifact,
+    ("sagemaker", "ListArtifacts"): lineage_calls.list_artifacts,
+    ("sagemaker", "AddAssociation"): lineage_calls.add_association,
+    ("sagemaker", "DeleteAssociation"): lineage_calls.delete_association,
+    ("sagemaker", "ListAssociations"): lineage_calls.list_associations,
+    ("sagemaker", "Search"): search_calls.search,
 }
 
 

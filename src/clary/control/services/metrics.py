@@ -1,24 +1,22 @@
-"""Metrics of jobs: CloudWatch's statistics and SageMaker's metric operations.
+"""Metrics of jobs: CloudWatch's statistics.
 
-Source: GetMetricStatistics, ListMetrics (CloudWatch; `services.metric_data` has GetMetricData); BatchPutMetrics
-(sagemaker-metrics). Namespace `/aws/sagemaker/TrainingJobs`, dimension `TrainingJobName`; or `Host`, JOB/HOST, of what
-hosts measure (`services.instance_metrics`) and of what the service itself keeps.
+Source: GetMetricStatistics, ListMetrics (CloudWatch; `services.metric_data` has GetMetricData). Namespace
+`/aws/sagemaker/TrainingJobs`, dimension `TrainingJobName`; or `Host`, JOB/HOST, of what hosts measure
+(`services.instance_metrics`) and of what the service itself keeps.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from clary.contract.errors import WireError
 from clary.control.jobs import host_metrics
-from clary.control.jobs.training_job import FinalMetric
 from clary.control.services import instance_metrics
 from clary.control.services.call import Call
 from clary.control.services.instance_metrics import Statistics
-from clary.control.store.errors import JobNotFound
 
 NAMESPACE = "/aws/sagemaker/TrainingJobs"
 DIMENSION = "TrainingJobName"
@@ -119,21 +117,6 @@ async def list_metrics(call: Call) -> Mapping[str, Any]:
     }
 
 
-async def batch_put_metrics(call: Call) -> Mapping[str, Any]:
-    """Store values that a program reports for its own job."""
-    name = call.params["TrialComponentName"].removesuffix("-aws-training-job")
-    values = [
-        FinalMetric(name=item["MetricName"], value=float(item["Value"]), at=_as_time(item["Timestamp"]))
-        for item in call.params["MetricData"]
-    ]
-    try:
-        await call.services.store.add_metrics(name, values)
-        await call.services.hub.record_metrics(name, values)
-    except JobNotFound as error:
-        raise _no_job(name) from error
-    return {"Errors": []}
-
-
 def _job_name(metric: Mapping[str, Any]) -> str | None:
     """Return the job that the dimensions name, by itself or by one of its hosts."""
     of_host = _dimension(metric, HOST_DIMENSION)
@@ -151,13 +134,3 @@ def _dimension(metric: Mapping[str, Any], name: str) -> str | None:
             value = dimension.get("Value")  # ListMetrics may name a dimension without its value
             return None if value is None else str(value)
     return None
-
-
-def _no_job(name: str) -> WireError:
-    return WireError("ResourceNotFound", f"There is no training job {name}.", http_status=404)
-
-
-def _as_time(value: datetime | float) -> datetime:
-    if isinstance(value, datetime):
-        return value
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=float(value))

@@ -21,11 +21,12 @@ from typing import Any, TypeVar
 from clary.contract.agent_protocol import LogBlock
 from clary.contract.clock import Clock, SystemClock
 from clary.contract.errors import Fault, StoreError
-from clary.control.store import log_pages, tokens
+from clary.control.store import log_pages, log_search, tokens
 from clary.control.store.errors import BadLogQuery, StreamDamaged, StreamNotFound
 from clary.control.store.filter_patterns import compile_pattern
 from clary.control.store.log_pages import EventPage, FilteredPage, SearchKey, TimeRange
 from clary.control.store.log_retention import LogRetention
+from clary.control.store.log_search import FoundLines, LinePlace, LineQuery
 from clary.control.store.stream_file import StreamView
 from clary.control.store.stream_registry import StreamRegistry, StreamSummary
 
@@ -282,6 +283,24 @@ class LogStore:
 
         return await self._run(search)
 
+    async def find_lines(self, streams: Sequence[str | None], query: LineQuery) -> tuple[FoundLines, LinePlace]:
+        """Return a page of lines by time, and the place of the newest line of all (see `log_search`).
+
+        Args:
+            streams: names in the order that places count them by; None keeps the place of one that is left out. One
+                that does not exist has no lines.
+            query: which lines, and in which direction.
+
+        Raises: StoreError for a bad limit; StreamDamaged.
+        """
+
+        def find() -> tuple[FoundLines, LinePlace]:
+            views = [None if name is None else self._view_or_none(name) for name in streams]
+            begin_ms = self._kept(TimeRange(start_ms=query.begin_ms)).start_ms or 0
+            return log_search.find_lines(views, replace(query, begin_ms=begin_ms)), log_search.end_of(views)
+
+        return await self._run(find)
+
     async def _run(self, work: Callable[[], T]) -> T:
         if self._is_closed:
             raise StoreError(f"the log store {self._folder} is closed", fault=Fault.INTERNAL)
@@ -327,6 +346,12 @@ class LogStore:
             return None
         except StreamDamaged as error:
             _log.warning("left out: %s", error.message)
+            return None
+
+    def _view_or_none(self, stream: str) -> StreamView | None:
+        try:
+            return self._registry.view(stream)
+        except StreamNotFound:
             return None
 
     def _last_event_ms(self, stream: str) -> int:

@@ -9,6 +9,7 @@ service, and needs no second way of describing tables (docs/adr/0003-store-write
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ from datetime import UTC, datetime
 from sqlalchemy import Connection, func, insert, inspect, select
 
 from clary.contract.errors import StoreError
-from clary.control.store import tables
+from clary.contract.plain import from_plain
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.store import job_cards, tables
 
 # Names the advisory lock that keeps two services from migrating one PostgreSQL database at once: "clary" in ASCII.
 _MIGRATION_LOCK = 0x636C617279
@@ -38,6 +41,8 @@ _WORDS = {
         "identity": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
     },
 }
+
+_JOBS_AT_ONCE = 200  # that a migration holds in memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,8 +182,124 @@ def _add_series(connection: Connection) -> None:
         connection.exec_driver_sql(statement.format(**words))
 
 
+def _add_training_findings(connection: Connection) -> None:
+    words = _WORDS[connection.dialect.name]
+    for statement in (
+        "ALTER TABLE metrics ADD COLUMN step BIGINT",
+        """CREATE TABLE training_ends (
+            job_name {text} NOT NULL REFERENCES jobs (name) ON DELETE CASCADE,
+            attempt INTEGER NOT NULL,
+            host {text} NOT NULL,
+            next_finding BIGINT NOT NULL,
+            num_dropped BIGINT NOT NULL,
+            progress {text},
+            PRIMARY KEY (job_name, attempt, host)
+        )""",
+        """CREATE TABLE training_pictures (
+            id {identity},
+            job_name {text} NOT NULL REFERENCES jobs (name) ON DELETE CASCADE,
+            attempt INTEGER NOT NULL,
+            host {text} NOT NULL,
+            kind {text} NOT NULL,
+            tag {text} NOT NULL,
+            at BIGINT NOT NULL,
+            step BIGINT,
+            file {text} NOT NULL,
+            file_offset BIGINT NOT NULL,
+            size_bytes BIGINT NOT NULL,
+            data {bytes}
+        )""",
+        "CREATE INDEX training_pictures_by_tag ON training_pictures (job_name, kind, tag, id)",
+    ):
+        connection.exec_driver_sql(statement.format(**words))
+
+
+def _add_job_cards(connection: Connection) -> None:
+    words = _WORDS[connection.dialect.name]
+    for statement in (
+        """CREATE TABLE job_cards (
+            name {text} PRIMARY KEY REFERENCES jobs (name) ON DELETE CASCADE,
+            arn {text} NOT NULL,
+            status {text} NOT NULL,
+            secondary_status {text} NOT NULL,
+            created_at BIGINT NOT NULL,
+            started_at BIGINT,
+            ended_at BIGINT,
+            num_hosts BIGINT NOT NULL,
+            instance_type {text} NOT NULL,
+            failure_reason {text} NOT NULL,
+            metrics {text} NOT NULL,
+            words {text} NOT NULL
+        )""",
+        "CREATE INDEX job_cards_by_creation ON job_cards (created_at, name)",
+        "CREATE INDEX job_cards_by_status ON job_cards (status, created_at, name)",
+    ):
+        connection.exec_driver_sql(statement.format(**words))
+    names = list(connection.execute(select(tables.jobs.c.name)).scalars())
+    for first in range(0, len(names), _JOBS_AT_ONCE):
+        some = names[first : first + _JOBS_AT_ONCE]
+        documents = connection.execute(select(tables.jobs.c.document).where(tables.jobs.c.name.in_(some))).scalars()
+        cards = [job_cards.card_row(from_plain(TrainingJob, json.loads(document))) for document in documents]
+        connection.execute(job_cards.UPSERT_CARD, cards)
+
+
+def _add_experiments(connection: Connection) -> None:
+    words = _WORDS[connection.dialect.name]
+    for statement in (
+        """CREATE TABLE tracked (
+            kind {text} NOT NULL,
+            name_key {text} NOT NULL,
+            name {text} NOT NULL,
+            arn {text} NOT NULL,
+            parent_key {text} NOT NULL,
+            source_key {text} NOT NULL,
+            label {text} NOT NULL,
+            created_at BIGINT NOT NULL,
+            modified_at BIGINT NOT NULL,
+            document {text} NOT NULL,
+            PRIMARY KEY (kind, name_key)
+        )""",
+        "CREATE UNIQUE INDEX tracked_by_arn ON tracked (arn)",
+        "CREATE INDEX tracked_by_creation ON tracked (kind, created_at, name_key)",
+        "CREATE INDEX tracked_by_parent ON tracked (kind, parent_key)",
+        "CREATE INDEX tracked_by_source ON tracked (kind, source_key)",
+        """CREATE TABLE trial_members (
+            trial_key {text} NOT NULL,
+            component_key {text} NOT NULL,
+            joined_at BIGINT NOT NULL,
+            PRIMARY KEY (trial_key, component_key)
+        )""",
+        "CREATE INDEX trial_members_by_component ON trial_members (component_key)",
+        """CREATE TABLE component_metrics (
+            id {identity},
+            component_key {text} NOT NULL,
+            metric_name {text} NOT NULL,
+            at BIGINT NOT NULL,
+            step BIGINT,
+            value {double}
+        )""",
+        "CREATE INDEX component_metrics_by_time ON component_metrics (component_key, metric_name, at, id)",
+        """CREATE TABLE associations (
+            source_arn {text} NOT NULL,
+            destination_arn {text} NOT NULL,
+            association_type {text} NOT NULL,
+            source_type {text} NOT NULL,
+            destination_type {text} NOT NULL,
+            source_name {text} NOT NULL,
+            destination_name {text} NOT NULL,
+            created_at BIGINT NOT NULL,
+            PRIMARY KEY (source_arn, destination_arn)
+        )""",
+        "CREATE INDEX associations_by_destination ON associations (destination_arn)",
+    ):
+        connection.exec_driver_sql(statement.format(**words))
+
+
 MIGRATIONS: tuple[Migration, ...] = (
     Migration(number=1, name="jobs, tags, metrics, leases", apply=_create_first_tables),
     Migration(number=2, name="warm pools of jobs", apply=_add_warm_pools),
     Migration(number=3, name="series", apply=_add_series),
+    Migration(number=4, name="findings of trainings", apply=_add_training_findings),
+    Migration(number=5, name="cards of jobs", apply=_add_job_cards),
+    Migration(number=6, name="experiments", apply=_add_experiments),
 )

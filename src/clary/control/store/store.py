@@ -20,15 +20,19 @@ from sqlalchemy.exc import SQLAlchemyError
 from clary.contract.errors import Fault, StoreError
 from clary.contract.plain import from_plain, to_plain
 from clary.control.jobs.training_job import FinalMetric, TrainingJob
-from clary.control.store import job_queries, leases, tokens
+from clary.control.store import job_cards, job_queries, leases, tokens
 from clary.control.store.database import describe_failure, open_engines, parse_url
 from clary.control.store.errors import JobExists, JobNotFound
+from clary.control.store.experiments import ExperimentStore
 from clary.control.store.group_commit import GroupCommitWriter
+from clary.control.store.job_cards import JobCards
 from clary.control.store.job_queries import JobPage, JobQuery
 from clary.control.store.leases import Lease
+from clary.control.store.metric_curves import MetricCurves
 from clary.control.store.migrations import migrate
 from clary.control.store.series_blocks import SeriesBlocks
 from clary.control.store.tables import from_microseconds, jobs, metrics, properties, tags, to_microseconds
+from clary.control.store.training_records import TrainingRecords
 
 T = TypeVar("T")
 
@@ -73,7 +77,11 @@ class Store:
         self._writer = GroupCommitWriter(self._write_engine)
         self._readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="clary-store-reader")
         self._is_closed = False
+        self.cards = JobCards(read=self._read, token_key=token_key)  # what lists of jobs show
+        self.curves = MetricCurves(read=self._read)  # metrics, thinned out
         self.series = SeriesBlocks(read=self._read, write=self._writer.run)  # what hosts measure
+        self.experiments = ExperimentStore(read=self._read, write=self._writer.run, token_key=token_key)
+        self.training = TrainingRecords(read=self._read, write=self._writer.run)  # what programs write about themselves
 
     @classmethod
     async def open(cls, database_url: str) -> Store:
@@ -123,12 +131,14 @@ class Store:
         Raises: JobExists with the ARN of the job that has the name; nothing is written then.
         """
         row = _row_of(job)
+        card = job_cards.card_row(job)
         tag_rows = _tag_rows(job.arn, tags)
 
         def create(connection: Connection) -> None:
             if connection.execute(_INSERT_JOB, row).rowcount == 0:
                 existing = connection.execute(select(jobs.c.arn).where(jobs.c.name == job.name)).scalar_one()
                 raise JobExists(job.name, existing_arn=existing)
+            connection.execute(job_cards.UPSERT_CARD, card)
             if tag_rows:
                 connection.execute(_SET_TAG, tag_rows)
 
@@ -173,6 +183,9 @@ class Store:
                     f"for ever, create another job instead"
                 )
             connection.execute(_UPDATE_JOB, _row_of(changed))
+            card = job_cards.card_row(changed)
+            if card != job_cards.card_row(job):
+                connection.execute(job_cards.UPSERT_CARD, card)
             return changed
 
         return await self._writer.run(read_modify_write)
@@ -200,6 +213,27 @@ class Store:
 
         def find(connection: Connection) -> list[TrainingJob]:
             return [_job_of(document) for document in connection.execute(_SELECT_UNFINISHED).scalars()]
+
+        return await self._read(find)
+
+    async def jobs_with(
+        self, *, name: str | None = None, status: str | None = None, after: str = "", limit: int
+    ) -> list[TrainingJob]:
+        """Return jobs of a name and of a status, each None for any, in order of their names.
+
+        Args:
+            name: exactly.
+            status: a TrainingJobStatus.
+            after: the name that comes before the first.
+            limit: most jobs.
+        """
+        statement = select(jobs.c.document).where(jobs.c.name > after).order_by(jobs.c.name).limit(limit)
+        for column, value in ((jobs.c.name, name), (jobs.c.status, status)):
+            if value is not None:
+                statement = statement.where(column == value)
+
+        def find(connection: Connection) -> list[TrainingJob]:
+            return [_job_of(document) for document in connection.execute(statement).scalars()]
 
         return await self._read(find)
 
@@ -245,6 +279,7 @@ class Store:
                 "metric_name": metric.name,
                 "at": to_microseconds(metric.at),
                 "value": None if math.isnan(metric.value) else metric.value,
+                "step": metric.step,
             }
             for metric in values
         ]
@@ -263,7 +298,7 @@ class Store:
     async def query_metrics(self, job_name: str, metric_name: str, start: datetime, end: datetime) -> list[FinalMetric]:
         """Return the values of one metric from `start` (inclusive) to `end` (exclusive), oldest first."""
         statement = (
-            select(metrics.c.at, metrics.c.value)
+            select(metrics.c.at, metrics.c.value, metrics.c.step)
             .where(
                 metrics.c.job_name == job_name,
                 metrics.c.metric_name == metric_name,
@@ -274,8 +309,10 @@ class Store:
         )
         rows = await self._read(lambda connection: connection.execute(statement).all())
         return [
-            FinalMetric(name=metric_name, value=math.nan if value is None else value, at=from_microseconds(at))
-            for at, value in rows
+            FinalMetric(
+                name=metric_name, value=math.nan if value is None else value, at=from_microseconds(at), step=step
+            )
+            for at, value, step in rows
         ]
 
     async def acquire_lease(self, name: str, owner: str, ttl_s: float) -> Lease | None:

@@ -214,7 +214,12 @@ class StreamView:
                 if record.sequence < stop:
                     yield record
 
-    def _block(self, number: int) -> list[LogRecord]:
+    def block_of(self, sequence: int) -> int:
+        """Return the number of the block that holds a record of this view."""
+        return self.index.block_of(sequence, num_blocks=self.num_blocks)
+
+    def block_bytes(self, number: int) -> bytes:
+        """Return a block as it lies in the file: much faster to look for bytes in than its records one by one."""
         offset = self.index.block_offsets[number]
         stop = self.index.block_offsets[number + 1] if number + 1 < self.num_blocks else self.end
         try:
@@ -224,11 +229,20 @@ class StreamView:
         except OSError as error:
             raise _failure("open", self.path, error) from error
         try:
-            data = _read_fully(file, offset, stop - offset, path=self.path)
+            return _read_fully(file, offset, stop - offset, path=self.path)
         finally:
             os.close(file)
-        first_sequence = self.index.block_sequences[number]
+
+    def block_records(self, number: int, data: bytes) -> list[LogRecord]:
+        """Return the records of a block whose bytes were read.
+
+        Raises: StreamDamaged naming the first damaged record.
+        """
+        first_sequence, offset = self.index.block_sequences[number], self.index.block_offsets[number]
         return log_records.unpack_block(data, first_sequence=first_sequence, first_offset=offset, path=str(self.path))
+
+    def _block(self, number: int) -> list[LogRecord]:
+        return self.block_records(number, self.block_bytes(number))
 
 
 def _behind(blocks: Sequence[LogBlock], num_lines: int) -> Iterator[LogBlock]:

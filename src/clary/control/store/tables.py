@@ -33,6 +33,23 @@ jobs = Table(
     Column("document", Text, nullable=False),  # the whole TrainingJob as JSON; the columns above repeat parts of it
 )
 
+job_cards = Table(
+    "job_cards",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("arn", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("secondary_status", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("started_at", BigInteger),  # of the training
+    Column("ended_at", BigInteger),
+    Column("num_hosts", BigInteger, nullable=False),
+    Column("instance_type", Text, nullable=False),
+    Column("failure_reason", Text, nullable=False),
+    Column("metrics", Text, nullable=False),  # JSON: name and last value of the first few
+    Column("words", Text, nullable=False),  # what a search looks at, in lower case
+)
+
 tags = Table(
     "tags",
     metadata,
@@ -49,6 +66,35 @@ metrics = Table(
     Column("metric_name", Text, nullable=False),
     Column("at", BigInteger, nullable=False),
     Column("value", Double),  # NULL is not-a-number: SQLite keeps no NaN
+    Column("step", BigInteger),  # of the training, where it was said
+)
+
+training_ends = Table(
+    "training_ends",
+    metadata,
+    Column("job_name", Text, primary_key=True),
+    Column("attempt", Integer, primary_key=True),
+    Column("host", Text, primary_key=True),
+    Column("next_finding", BigInteger, nullable=False),  # findings below are stored, or will never be
+    Column("num_dropped", BigInteger, nullable=False),  # findings that the agent gave up
+    Column("progress", Text),  # the newest TrainingProgress as JSON
+)
+
+training_pictures = Table(
+    "training_pictures",
+    metadata,
+    Column("id", BigInteger, primary_key=True),
+    Column("job_name", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("host", Text, nullable=False),
+    Column("kind", Text, nullable=False),  # contract.training_values.FindingKind, less scalars
+    Column("tag", Text, nullable=False),
+    Column("at", BigInteger, nullable=False),
+    Column("step", BigInteger),
+    Column("file", Text, nullable=False),  # below the host's /opt/ml
+    Column("file_offset", BigInteger, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("data", LargeBinary),  # NULL for a picture that is too large to keep
 )
 
 series_ends = Table(
@@ -77,6 +123,54 @@ series_blocks = Table(
     Column("is_rolled", Integer, nullable=False),  # whether coarser blocks hold the same values
     Column("is_open", Integer, nullable=False),  # whether it waits to be joined to others
     Column("data", LargeBinary, nullable=False),  # control/series/codec.py
+)
+
+# Experiments, trials, trial components and artifacts; control/store/experiment_rows.py.
+tracked = Table(
+    "tracked",
+    metadata,
+    Column("kind", Text, primary_key=True),
+    Column("name_key", Text, primary_key=True),  # in small letters: names differ by more than their case
+    Column("name", Text, nullable=False),
+    Column("arn", Text, nullable=False),
+    Column("parent_key", Text, nullable=False),  # experiment of a trial; empty for others
+    Column("source_key", Text, nullable=False),  # ARN of the job of a component, URI of an artifact
+    Column("label", Text, nullable=False),  # type of an artifact; empty for others
+    Column("created_at", BigInteger, nullable=False),
+    Column("modified_at", BigInteger, nullable=False),
+    Column("document", Text, nullable=False),
+)
+
+trial_members = Table(
+    "trial_members",
+    metadata,
+    Column("trial_key", Text, primary_key=True),
+    Column("component_key", Text, primary_key=True),
+    Column("joined_at", BigInteger, nullable=False),
+)
+
+component_metrics = Table(
+    "component_metrics",
+    metadata,
+    Column("id", BigInteger, primary_key=True),  # order of arrival, for values of the same moment
+    Column("component_key", Text, nullable=False),
+    Column("metric_name", Text, nullable=False),
+    Column("at", BigInteger, nullable=False),
+    Column("step", BigInteger),
+    Column("value", Double),  # NULL is not-a-number: SQLite keeps no NaN
+)
+
+associations = Table(
+    "associations",
+    metadata,
+    Column("source_arn", Text, primary_key=True),
+    Column("destination_arn", Text, primary_key=True),
+    Column("association_type", Text, nullable=False),  # empty for none
+    Column("source_type", Text, nullable=False),
+    Column("destination_type", Text, nullable=False),
+    Column("source_name", Text, nullable=False),
+    Column("destination_name", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
 )
 
 leases = Table(

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clary.contract.debug_parameters import OF_COLLECTIONS, OF_HOOKS
 from clary.train.debugger.collection import Collection
 from clary.train.debugger.errors import ConfigurationError
 from clary.train.debugger.reduction_config import ReductionConfig, as_bool
@@ -27,11 +28,6 @@ from clary.train.debugger.save_config import SaveConfig
 PATH_VARIABLE = "SMDEBUG_CONFIG_FILE_PATH"
 DEFAULT_PATH = "/opt/ml/input/config/debughookconfig.json"
 DEFAULT_FOLDER = "/opt/ml/output/tensors"
-_STEPS = ("save_interval", "save_steps", "start_step", "end_step")
-_OF_STEPS = {prefix + name for prefix in ("", "train.", "eval.", "predict.", "global.") for name in _STEPS}
-_OF_BOTH = _OF_STEPS | {"include_regex", "reductions", "save_raw_tensor", "save_shape"}
-_OF_COLLECTIONS = _OF_BOTH | {"save_histogram"}
-_OF_HOOKS = _OF_BOTH | {"save_all", "include_workers", "dry_run", "export_tensorboard", "tensorboard_dir"}
 
 
 @dataclass(kw_only=True)
@@ -76,7 +72,7 @@ def parse_configuration(document: Any) -> HookConfiguration:
     """
     document = _object("the configuration", document)
     hook = _object("HookParameters", document.get("HookParameters"))
-    _know("HookParameters", hook, _OF_HOOKS)
+    _know("HookParameters", hook, OF_HOOKS)
     configuration = HookConfiguration(
         out_dir=str(document.get("LocalPath") or DEFAULT_FOLDER),
         dry_run=as_bool("dry_run", hook.get("dry_run")),
@@ -93,7 +89,7 @@ def parse_configuration(document: Any) -> HookConfiguration:
         if not isinstance(name, str) or not name:
             raise ConfigurationError(f"an item of CollectionConfigurations has no CollectionName: {str(one)[:200]}")
         parameters = _object(f"CollectionParameters of {name}", one.get("CollectionParameters"))
-        _know(f"CollectionParameters of {name}", parameters, _OF_COLLECTIONS)
+        _know(f"CollectionParameters of {name}", parameters, OF_COLLECTIONS)
         configuration.collections.append(
             Collection(
                 name,
@@ -120,7 +116,7 @@ def _object(what: str, value: Any) -> Mapping[str, Any]:
     return value
 
 
-def _know(where: str, parameters: Mapping[str, Any], known: set[str]) -> None:
+def _know(where: str, parameters: Mapping[str, Any], known: frozenset[str]) -> None:
     for name in parameters:
         if name not in known:
             raise ConfigurationError(f"{where} has {name!r}; it may have {', '.join(sorted(known))}")

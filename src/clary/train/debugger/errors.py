@@ -127,6 +127,6 @@ class RuleEvaluationConditionMet(DebuggerError):
     """
 
     def __init__(self, rule_name: str, step: int, end_of_rule: bool = False, finding: object = None) -> None:
-        said = f": {finding}" if finding is not None and finding is not True else ""
+        said = "" if finding is None or str(finding) == "True" else f": {finding}"  # numpy has a True of its own
         super().__init__(f"rule {rule_name} has fired at step {step}{said}")
         self.rule_name, self.step, self.end_of_rule, self.finding = rule_name, step, end_of_rule, finding

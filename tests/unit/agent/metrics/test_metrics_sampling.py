@@ -174,3 +174,12 @@ def test_the_next_beat_is_ahead_by_one_interval_at_most(beat_s, late_s, interval
 def test_beats_that_were_missed_are_left_out_and_the_rhythm_is_kept():
     assert next_beat_s(10.0, now_s=10.1, interval_s=0.5) == 10.5
     assert next_beat_s(10.0, now_s=12.2, interval_s=0.5) == pytest.approx(12.5)
+
+
+def test_another_interval_holds_at_once_though_the_old_one_was_long(sampling_of):
+    store = RowStore()
+    sampling = sampling_of(FakeSource(), store=store, interval_s=3600.0)
+    wait_until(lambda: store.next_row >= 1)
+    sampling.measure_every(0.01)
+    wait_until(lambda: store.next_row >= 5)
+    sampling.measure_every(0.01)  # what is said again changes nothing

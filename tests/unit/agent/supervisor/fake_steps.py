@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 from clary.agent.supervisor.steps import OutputLog, Uploaded
 from clary.contract.agent_protocol import Clue, ProcessExit, StagedPart, UploadRole
@@ -122,6 +123,7 @@ class FakeSteps:
         self.uploaded = Uploaded(uris=("s3://bucket/model.tar.gz",))
         self.program: FakeProgram | None = None
         self.checkpoints: object | None = None
+        self.ml_folder = Path("/nonexistent")  # a test that looks into it puts one in its place
         self.failure_text: str | None = None
         self.records: tuple[Clue, ...] = ()
         self.announced: list[tuple[str, float, list[int]]] = []  # reason, grace, signals that were sent before

@@ -87,7 +87,7 @@ def test_a_plan_that_wants_nothing_measured_gets_no_rows(tmp_path, host_of):
         board = FactBoard(clock=SystemClock())
         metrics = HostMetrics(other.plan, host="algo-1", board=board, service=FakeReceiver(), clock=SystemClock())
         metrics.start()
-        metrics.begin_program(1, {})
+        metrics.begin_program(1, {}, tmp_path)
         metrics.hurry()
         metrics.settle(LAST_ROWS_S)
         metrics.end_program()

@@ -231,4 +231,11 @@ def test_the_floors_of_the_agent_meet_in_few_files() -> None:
         for path in folder.glob("*.py")
         if any(f"from clary.agent.{floor}" in path.read_text() for floor in floors)
     }
-    assert users == {"wiring.py", "host_channels.py", "host_program.py", "standby_keeping.py"}
+    assert users == {
+        "wiring.py",
+        "host_channels.py",
+        "host_program.py",
+        "mirrored_places.py",
+        "rule_world.py",
+        "standby_keeping.py",
+    }

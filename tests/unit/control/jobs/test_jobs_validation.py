@@ -184,8 +184,17 @@ WARNINGS = [
         },
         "KeepAlivePeriodInSeconds has no effect on spot capacity",
     ),
-    ({"DebugRuleConfigurations": [{}]}, "debugger and profiler rules are accepted, but are not evaluated yet"),
-    ({"ProfilerRuleConfigurations": [{}]}, "debugger and profiler rules are accepted, but are not evaluated yet"),
+    (
+        {
+            "DebugRuleConfigurations": [
+                {
+                    "RuleConfigurationName": "Loss",
+                    "RuleParameters": {"action_json": '[{\\"endpoint\\": \\"a@b.org\\", \\"name\\": \\"email\\"}]'},
+                }
+            ]
+        },
+        "rule Loss: email can not be sent from here",
+    ),
     ({"InputDataConfig": [channel(InputMode="FastFile")]}, "channel train: FastFile is fetched whole before the start"),
     (
         {

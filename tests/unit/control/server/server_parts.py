@@ -10,6 +10,7 @@ from clary.contract.plain import to_plain
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs.training_job import HostRecord, StatusTransition, TrainingJob
 from clary.control.scheduling.prices import load_prices
+from clary.control.series.queries import SeriesAnswer
 from clary.control.wire.messages import HttpRequest
 from clary.testing.fake_clock import FakeClock
 from clary.testing.launch_plans import make_hosts, make_plan
@@ -78,9 +79,17 @@ class FakeServices(SimpleNamespace):
         async def get_job(name):
             return stored_jobs.get(name)
 
+        async def progress_of(name, attempt):
+            return []
+
+        async def query(query):
+            return SeriesAnswer(series=())
+
         super().__init__(
             hub=SimpleNamespace(live_job=live_jobs.get),
-            store=SimpleNamespace(get_job=get_job),
+            store=SimpleNamespace(
+                get_job=get_job, training=SimpleNamespace(progress_of=progress_of), series=SimpleNamespace(query=query)
+            ),
             admission=SimpleNamespace(pending_reason=lambda job: job.pending_reason),
             logs=logs,
             clock=FakeClock(START + timedelta(seconds=12)),

@@ -50,6 +50,15 @@ async def test_time_of_each_host_adds_up_to_the_jobs_and_the_bill_counts_up_to_n
     assert book["bill"]["on_demand_usd"] == pytest.approx(2 * 3.825 * 10 / 3600, rel=0.01)
 
 
+async def test_the_lanes_of_each_host_have_no_gap_and_add_up_to_the_ledger():
+    facts = await facts_of(spot_job("ml.p3.2xlarge"))
+    assert list(facts["lanes"]) == [host["name"] for host in facts["ledger"]["hosts"]]
+    for host in facts["ledger"]["hosts"]:
+        lane = facts["lanes"][host["name"]]
+        assert [one["start"] for one in lane[1:]] == [one["end"] for one in lane[:-1]]
+        assert {one["part"] for one in lane} == set(host["seconds"])
+
+
 async def test_describe_prints_the_section_time_and_money():
     text = describe(await facts_of(spot_job("ml.p3.2xlarge")))
     section = text.split("time and money\n")[1]

@@ -127,7 +127,7 @@ async def test_a_program_s_own_values_are_stored_and_become_final_metrics(plane)
 
 async def test_times_in_seconds_since_1970_are_understood(plane):
     data = [{"MetricName": "loss", "Timestamp": START.timestamp(), "Value": 1.0}]
-    await plane.call("sagemaker-metrics", "BatchPutMetrics", TrialComponentName="job", MetricData=data)
+    await plane.call("sagemaker-metrics", "BatchPutMetrics", TrialComponentName="job-aws-training-job", MetricData=data)
     assert (await plane.job()).final_metrics[0].at == START
 
 
@@ -139,7 +139,7 @@ async def test_values_for_a_job_that_does_not_exist_are_refused(plane, monkeypat
             raise JobNotFound(name)
 
         monkeypatch.setattr(plane.store, "update_job", gone)
-    name = "none" if step == "before" else "job"
+    name = "none-aws-training-job" if step == "before" else "job-aws-training-job"
     data = [{"MetricName": "loss", "Timestamp": START, "Value": 1.0}]
     with pytest.raises(WireError) as error:
         await plane.call("sagemaker-metrics", "BatchPutMetrics", TrialComponentName=name, MetricData=data)

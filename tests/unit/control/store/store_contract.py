@@ -9,6 +9,7 @@ import json
 import math
 import random
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -22,10 +23,11 @@ from sqlalchemy import create_engine, insert, inspect, text
 from clary.contract.agent_protocol import HostFacts, HostPhase, Order, OrderKind
 from clary.contract.errors import StoreError
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
-from clary.control.jobs.training_job import FinalMetric, HostRecord, StatusTransition, TrainingJob
+from clary.control.jobs.training_job import FinalMetric, HostRecord, JobFailure, StatusTransition, TrainingJob
 from clary.control.store import tables
 from clary.control.store.database import open_engines, parse_url
 from clary.control.store.errors import BadToken, JobExists, JobNotFound, StaleLease
+from clary.control.store.job_cards import MAX_CARD_METRICS, CardOrder, CardQuery, JobCard
 from clary.control.store.job_queries import JobQuery, JobSummary, SortBy
 from clary.control.store.leases import Lease
 from clary.control.store.migrations import MIGRATIONS, Migration, migrate, read_version
@@ -537,6 +539,130 @@ class StoreContract:
         engine.dispose()
         with pytest.raises(StoreError, match=f"at schema version {newer}, this release of Clary knows versions up to"):
             await Store.open(database_url)
+
+    # Cards and curves, which the console shows
+
+    async def all_cards(self, store: Store, query: CardQuery, *, now: datetime = START) -> list[JobCard]:
+        found: list[JobCard] = []
+        for _ in range(100):
+            page = await store.cards.page(query, now=now)
+            found += page.cards
+            if page.next_token is None:
+                return found
+            query = replace(query, token=page.next_token)
+        raise AssertionError("paging does not end")
+
+    async def test_a_card_follows_its_job_and_goes_with_it(self, store: Store) -> None:
+        request = {"ResourceConfig": {"InstanceType": "ml.c5.xlarge", "InstanceCount": 3}}
+        await store.create_job(make_job("j", request=request), {"team": "a", "zone": "b"})
+        [card] = (await store.cards.page(CardQuery(), now=START + timedelta(seconds=5))).cards
+        assert (card.num_hosts, card.instance_type, card.duration_s) == (3, "ml.c5.xlarge", 5.0)
+        assert (card.started_at, card.ended_at, card.failure_reason) == (None, None, "")
+        assert card.tags == {"team": "a", "zone": "b"}
+        failure = JobFailure(fault="algorithm", message="Disk 50 % FULL", exit_code=3)
+        metrics = tuple(FinalMetric(name=f"m{number}", value=math.inf, at=START) for number in range(40))
+        failed = {"status": TrainingJobStatus.FAILED, "secondary_status": SecondaryStatus.FAILED}
+        await store.update_job(
+            "j", lambda job: replace(job, failure=failure, final_metrics=metrics, training_started_at=START, **failed)
+        )
+        [card] = (await store.cards.page(CardQuery(), now=START + timedelta(seconds=9))).cards
+        assert card.status == "Failed"
+        assert "Disk 50 % FULL" in card.failure_reason
+        assert card.ended_at == START  # it does not change any more
+        assert [metric["name"] for metric in card.metrics] == [f"m{number}" for number in range(MAX_CARD_METRICS)]
+        await store.delete_job("j")
+        page = await store.cards.page(CardQuery(), now=START)
+        assert (page.cards, page.counts, page.next_token) == ((), {}, None)
+
+    async def test_cards_are_searched_sorted_and_paged_as_a_look_at_every_one_would(self, store: Store) -> None:
+        randomly = random.Random(5)
+        for number in range(40):
+            job = make_job(f"{randomly.choice('abc')}-{number:02}", minutes=randomly.randrange(5))
+            if randomly.random() < 0.5:
+                ended_at = job.created_at + timedelta(minutes=randomly.randrange(3))
+                job = replace(completed(job), training_ended_at=ended_at, modified_at=ended_at)
+            await store.create_job(job, {})
+        now = START + timedelta(minutes=10)
+        whole = (await store.cards.page(CardQuery(limit=500), now=now)).cards
+        assert len(whole) == 40
+        keys = {
+            CardOrder.NAME: lambda card: card.name,
+            CardOrder.CREATED: lambda card: (card.created_at, card.name),
+            CardOrder.STATUS: lambda card: (card.status, card.name),
+            CardOrder.DURATION: lambda card: (card.duration_s, card.name),
+        }
+        for order, key in keys.items():
+            for descending, status, search in itertools.product(
+                (True, False), (None, TrainingJobStatus.COMPLETED), ("", "A-", "compl")
+            ):
+                query = CardQuery(order=order, descending=descending, status=status, search=search, limit=7)
+                found = [card for card in whole if search.lower() in f"{card.name} {card.status}".lower()]
+                page = await store.cards.page(query, now=now)
+                assert page.counts == Counter(card.status for card in found)
+                wanted = [card for card in found if status in (None, card.status)]
+                assert await self.all_cards(store, query, now=now) == sorted(wanted, key=key, reverse=descending)
+
+    @pytest.mark.parametrize("search", ["%", "_", "\\", "'", '"', "a%b", "nobody"])
+    async def test_a_search_has_no_special_characters(self, store: Store, search: str) -> None:
+        await store.create_job(make_job("j"), {})
+        assert (await store.cards.page(CardQuery(search=search), now=START)).cards == ()
+
+    async def test_a_page_of_cards_goes_on_for_its_own_query_alone(self, store: Store) -> None:
+        for number in range(3):
+            await store.create_job(make_job(f"j{number}"), {})
+        token = (await store.cards.page(CardQuery(limit=1), now=START)).next_token
+        for query in (CardQuery(search="j"), CardQuery(descending=False), CardQuery(order=CardOrder.NAME)):
+            with pytest.raises(BadToken):
+                await store.cards.page(replace(query, token=token), now=START)
+        with pytest.raises(BadToken):
+            await store.cards.page(CardQuery(token="forged"), now=START)
+        with pytest.raises(StoreError, match="limit must be 1 to"):
+            await store.cards.page(CardQuery(limit=0), now=START)
+
+    async def test_jobs_of_an_older_release_get_their_cards(self, database_url: str) -> None:
+        number = next(step.number for step in MIGRATIONS if step.name == "cards of jobs")
+        store = await Store.open(database_url)
+        for index in range(450):
+            await store.create_job(make_job(f"j{index:03}"), {})
+        before = (await store.cards.page(CardQuery(limit=500), now=START)).cards
+        await store.close()
+        engine = create_engine(parse_url(database_url))
+        with engine.begin() as connection:
+            connection.execute(text("DROP TABLE job_cards"))
+            MIGRATIONS[number - 1].apply(connection)
+        engine.dispose()
+        store = await Store.open(database_url)
+        assert (await store.cards.page(CardQuery(limit=500), now=START)).cards == before
+        await store.close()
+
+    async def test_a_curve_is_thinned_out_and_keeps_its_spikes(self, store: Store) -> None:
+        await store.create_job(make_job("j"), {})
+        values = [math.sin(number / 50) for number in range(1000)]
+        values[123], values[777] = 50.0, -50.0
+        await store.add_metrics(
+            "j",
+            [
+                *(
+                    FinalMetric(name="loss", value=value, at=START + timedelta(milliseconds=number * 10), step=number)
+                    for number, value in enumerate(values)
+                ),
+                *(FinalMetric(name="few, odd", value=value, at=START) for value in (1.0, math.nan, math.inf)),
+            ],
+        )
+        found = await store.curves.curves("j", names=None, num_points=100)
+        assert list(found) == ["few, odd", "loss"]
+        assert [point.value for point in found["few, odd"]] == [1.0, None, math.inf]
+        loss = found["loss"]
+        assert 50 <= len(loss) <= 100
+        assert [point.at_ms for point in loss] == sorted(point.at_ms for point in loss)
+        kept = [point.value for point in loss]
+        assert (max(kept), min(kept)) == (50.0, -50.0)
+        first_ms = int(START.timestamp() * 1000)
+        assert (loss[0].at_ms, loss[-1].at_ms) == (first_ms, first_ms + 9990)
+        assert list(await store.curves.curves("j", names=["loss", "nobody"], num_points=2000)) == ["loss"]
+        whole = (await store.curves.curves("j", names=["loss"], num_points=2000))["loss"]
+        assert [(point.value, point.step) for point in whole] == [(value, i) for i, value in enumerate(values)]
+        assert await store.curves.curves("nobody", names=None, num_points=100) == {}
 
     # Death
 

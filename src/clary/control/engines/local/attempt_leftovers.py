@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from clary.contract.cgroup_names import host_cgroup_name
+from clary.contract.cgroup_names import host_cgroup_name, rules_cgroup_name
 from clary.contract.processes import ProcessId
 from clary.control.engines.local import anchors, attempt_record, cleaning, killing, machine_census
 from clary.control.engines.local.agent_processes import MARK_VARIABLE
@@ -77,7 +77,7 @@ def cgroups_of(attempt_folder: Path, hosts: Sequence[str], record: AttemptRecord
     job_name, attempt = attempt_folder.parent.name, int(attempt_folder.name)
     work_folder = str(attempt_folder)
     names = [host_cgroup_name(job_name, attempt, host=host, work_folder=work_folder) for host in hosts]
-    return cleaning.host_cgroups(places, names)
+    return cleaning.host_cgroups(places, [*names, *(rules_cgroup_name(name) for name in names)])
 
 
 def _of_released(folder: Path) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from clary.contract.statuses import SecondaryStatus
 from clary.control.jobs.billing import JobPrice, bill
+from clary.control.jobs.rule_evaluations import RuleKind, rows_of
 from clary.control.jobs.training_job import TrainingJob, WarmPool
 
 FALSE_UNLESS_SENT = ("EnableNetworkIsolation", "EnableInterContainerTrafficEncryption", "EnableManagedSpotTraining")
@@ -40,6 +41,8 @@ def describe(job: TrainingJob, price: JobPrice, *, now: datetime, pending_reason
             {"MetricName": metric.name, "Value": metric.value, "Timestamp": metric.at} for metric in job.final_metrics
         ]
         or None,
+        "DebugRuleEvaluationStatuses": rows_of(job, RuleKind.DEBUG) or None,
+        "ProfilerRuleEvaluationStatuses": rows_of(job, RuleKind.PROFILER) or None,
     }
     billed = bill(job, price, now=job.modified_at) if job.is_terminal else None
     if billed is not None:

@@ -1,4 +1,4 @@
-"""Tags of training jobs.
+"""Tags of training jobs, experiments, trials, trial components and artifacts.
 
 Source: AddTags, ListTags, DeleteTags; limits of the Tag shape (50 a resource, no `aws:` prefix).
 """
@@ -10,6 +10,7 @@ from typing import Any
 
 from clary.contract.errors import WireError
 from clary.control.services.call import Call
+from clary.control.store.experiment_rows import Kind
 
 MAX_TAGS = 50
 PAGE_SIZE = 50
@@ -60,6 +61,10 @@ async def delete_tags(call: Call) -> Mapping[str, Any]:
 async def _existing(call: Call) -> str:
     arn: str = call.params["ResourceArn"]
     kind, _, name = arn.split(":", 5)[-1].partition("/")
+    if arn.startswith("arn:") and kind in set(Kind) and name:
+        if await call.services.store.experiments.get_by_arn(arn) is None:
+            raise WireError("ValidationException", f"Could not find resource {arn}.")
+        return arn
     if not arn.startswith("arn:") or kind != "training-job" or not name:
         raise WireError("ValidationException", f"{arn!r} is not the ARN of a training job.")
     job = call.services.hub.live_job(name) or await call.services.store.get_job(name)

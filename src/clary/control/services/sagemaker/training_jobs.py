@@ -13,9 +13,15 @@ from clary.control.jobs import events, validation, warm_pools
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.status_rows import MESSAGES
 from clary.control.jobs.training_job import EndCause, RestartRule, StatusTransition, TrainingJob
+from clary.control.jobs.training_status import progress_info
+from clary.control.reconcile.planning import metrics_interval_s
 from clary.control.services.call import Call
+from clary.control.services.experiments import job_components
+from clary.control.services.sagemaker import profile_updates
 from clary.control.services.sagemaker.descriptions import describe
+from clary.control.services.sagemaker.profiler_requests import check_profiler, merged_rules, profiler_warnings
 from clary.control.services.sagemaker.tags import check_tags
+from clary.control.services.training_progress import job_progress
 from clary.control.settings import Settings
 from clary.control.store.errors import JobExists
 
@@ -31,8 +37,10 @@ async def create_training_job(call: Call) -> Mapping[str, Any]:
     request = {name: value for name, value in call.params.items() if name != "Tags"}
     tags = check_tags(call.params.get("Tags") or ())
     validation.check(request)
+    check_profiler(request)
     notes = call.services.admission.admit(request)
     await _check_inputs_exist(call, request)
+    placing = await job_components.place(call, request)
     name = JobRequest(request).name
     arn = call.arn(f"training-job/{name}")
     now = call.services.clock.now()
@@ -46,7 +54,7 @@ async def create_training_job(call: Call) -> Mapping[str, Any]:
         transitions=(StatusTransition(status=SecondaryStatus.STARTING, started_at=now, message=message),),
         created_at=now,
         modified_at=now,
-        warnings=(*validation.warnings(request), *notes),
+        warnings=(*validation.warnings(request), *profiler_warnings(request), *notes),
         restart_rule=_restart_rule(JobRequest(request), call.services.settings),
     )
     try:
@@ -57,6 +65,8 @@ async def create_training_job(call: Call) -> Mapping[str, Any]:
             "Training job names must be unique within an AWS account and region, and a training job with this name "
             f"already exists ({error.existing_arn})",
         ) from error
+    if placing is not None:
+        await job_components.create(call, job, placing, tags)
     return {"TrainingJobArn": arn}
 
 
@@ -75,7 +85,10 @@ async def describe_training_job(call: Call) -> Mapping[str, Any]:
     job = await find_job(call)
     price = call.services.prices.of_job(JobRequest(job.request))
     reason = call.services.admission.pending_reason(job)
-    return describe(job, price, now=call.services.clock.now(), pending_reason=reason)
+    description = describe(job, price, now=call.services.clock.now(), pending_reason=reason)
+    if (progress := progress_info(await job_progress(call.services, job))) is not None:
+        description["ProgressInfo"] = progress
+    return description
 
 
 async def stop_training_job(call: Call) -> Mapping[str, Any]:
@@ -95,6 +108,7 @@ async def update_training_job(call: Call) -> Mapping[str, Any]:
     if resources is not None and set(resources) - {"KeepAlivePeriodInSeconds"}:
         raise WireError("ValidationException", "Only KeepAlivePeriodInSeconds of ResourceConfig can be updated.")
 
+    check_profiler(call.params)
     wanted = {name: call.params[name] for name in (*UPDATABLE_MEMBERS, "ResourceConfig") if name in call.params}
     now = call.services.clock.now()
 
@@ -107,9 +121,18 @@ async def update_training_job(call: Call) -> Mapping[str, Any]:
         for name, value in wanted.items():
             is_structure = isinstance(value, Mapping) and isinstance(request.get(name), Mapping)
             request[name] = {**request[name], **value} if is_structure else value
-        return replace(current, request=request, modified_at=max(now, current.modified_at))
+        if "ProfilerRuleConfigurations" in wanted:
+            before = current.request.get("ProfilerRuleConfigurations") or ()
+            request["ProfilerRuleConfigurations"] = merged_rules(before, wanted["ProfilerRuleConfigurations"])
+            check_profiler(request)
+        plan = current.plan
+        if plan is not None and "ProfilerConfig" in wanted:  # which its hosts are told with their next report
+            interval_s = metrics_interval_s(JobRequest(request), call.services.settings)
+            plan = {**plan, "metrics_interval_s": interval_s}
+        return replace(current, request=request, plan=plan, modified_at=max(now, current.modified_at))
 
-    await call.services.hub.update(job.name, change)
+    updated = await call.services.hub.update(job.name, change)
+    profile_updates.follow(call.services, updated, wanted.get("ProfilerConfig"))
     return {"TrainingJobArn": job.arn}
 
 
@@ -123,6 +146,8 @@ async def delete_training_job(call: Call) -> Mapping[str, Any]:
         await call.services.logs.delete_streams(f"{job.name}/")
         await call.services.work_folders.forget(job.name)
         call.services.dumps.forget(job.name)
+        call.services.profiles.forget(job.name)
+        await job_components.keep(call, job)
         await call.services.hub.delete(job.name)
     return {}
 

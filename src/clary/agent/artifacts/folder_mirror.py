@@ -1,0 +1,242 @@
+"""A folder whose files reach the object store while a program writes them: tensors, TensorBoard events.
+
+Where: the supervisor starts one a folder with the program and finishes it before the host is done. Unlike checkpoints
+these files form no sets: each is stored by itself when it has changed. What says that a worker has ended is stored
+after everything that was there before it, so that whoever reads in the store finds a whole training behind it.
+The program owns the folder: no link in it or on the way to it is followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from clary.agent.object_store import ObjectStore, parse_s3_uri
+from clary.contract.errors import ClaryError
+
+INTERVAL_S = 3.0  # between looks at the folder
+AGAIN_S = 30.0  # a file that grows is stored again after this time at the earliest
+MAX_FILES = 200_000  # of one folder; what is beyond is not stored
+LAST_NAMES = ("ended", "END_OF_JOB.ts")  # first part of paths that say that a training is over
+_MAX_KEY_BYTES = 1024  # of S3
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+logger = logging.getLogger(__name__)
+
+_Mark = tuple[int, int, int]  # inode, size, time of the last change
+
+
+@dataclass(frozen=True)
+class _Stored:
+    mark: _Mark
+    at_s: float
+
+
+class FolderMirror:
+    """Mirrors one folder from a thread of its own.
+
+    Args:
+        home: a folder that the program cannot replace.
+        below: the way from there to the mirrored folder.
+        s3_uri: prefix; the file `a/b` becomes `PREFIX/a/b`.
+        open_store: makes the object store's client; closed at the end.
+        interval_s: between looks.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        below: tuple[str, ...],
+        *,
+        s3_uri: str,
+        open_store: Callable[[], ObjectStore],
+        interval_s: float = INTERVAL_S,
+    ) -> None:
+        self._home, self._below = home, below
+        self._uri = parse_s3_uri(s3_uri)
+        self._open_store = open_store
+        self._interval_s = interval_s
+        self._stored: dict[str, _Stored] = {}
+        self._seen_last: set[str] = set()
+        self._ending = threading.Event()
+        self._given_up = threading.Event()
+        self._store: ObjectStore | None = None
+        self._thread: threading.Thread | None = None
+        self._is_complete = False
+        self._error = ""
+
+    @property
+    def error(self) -> str:
+        """What went wrong in the last round; empty if it went well."""
+        return self._error
+
+    @property
+    def num_stored(self) -> int:
+        """How many files are in the store."""
+        return len(self._stored)
+
+    def start(self) -> None:
+        """Begin."""
+        self._store = self._open_store()
+        self._thread = threading.Thread(target=self._run, name="folder-mirror", daemon=True)
+        self._thread.start()
+
+    def opened(self) -> contextlib.AbstractContextManager[int]:
+        """Open the folder, no link followed. Raises: OSError."""
+        return _opened(self._home, self._below)
+
+    def begin_to_finish(self) -> None:
+        """Say that nobody writes any more: one last round follows at once."""
+        self._ending.set()
+
+    def finish(self, limit_s: float) -> bool:
+        """Wait for the last round; return whether everything is stored. After `limit_s` it is broken off."""
+        self.begin_to_finish()
+        if self._thread is not None:
+            self._thread.join(limit_s)
+            if self._thread.is_alive():
+                self._error = self._error or f"it took longer than {limit_s:g} s"
+                self.give_up()
+        return self._is_complete
+
+    def give_up(self) -> None:
+        """Break everything off; harmless when repeated, from any thread."""
+        self._given_up.set()
+        self._ending.set()
+        if self._store is not None:
+            threading.Thread(target=self._store.close, name="object-store-closing", daemon=True).start()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread to end; return whether it did."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return self._thread is None or not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            is_last = False
+            while not is_last and not self._given_up.is_set():
+                is_last = self._ending.wait(self._interval_s)
+                self._is_complete = self._round(is_last=is_last) and is_last
+        except Exception as error:  # boundary: what is mirrored must not end what is trained
+            logger.exception("the mirror of %s has ended", self._home.joinpath(*self._below))
+            self._error = f"{type(error).__name__}: {error}"
+        finally:
+            if self._store is not None:
+                self._store.close()
+
+    def _round(self, *, is_last: bool) -> bool:
+        """Store what has changed; return whether nothing is left."""
+        try:
+            with self.opened() as folder:
+                marks = dict(_files(folder))
+                names = [name for name in marks if not _is_last(name)]
+                # What says that a training is over waits for a round that began after it was there.
+                late = [name for name in marks if _is_last(name) and (is_last or name in self._seen_last)]
+                self._seen_last = {name for name in marks if _is_last(name)}
+                if not names and not self._stored:
+                    late = []  # the end of a training that has saved nothing is worth nothing
+                for name in (*sorted(names), *sorted(late)):
+                    if self._given_up.is_set():
+                        return False
+                    if self._is_due(name, marks[name], is_last=is_last):
+                        self._store_file(folder, name, marks[name])
+        except FileNotFoundError:
+            pass  # nothing was saved yet
+        except (ClaryError, OSError) as error:
+            self._error = str(error)
+            return False
+        self._error = ""
+        return True
+
+    def _is_due(self, name: str, mark: _Mark, *, is_last: bool) -> bool:
+        stored = self._stored.get(name)
+        if stored is None:
+            return True
+        return stored.mark != mark and (is_last or time.monotonic() - stored.at_s >= AGAIN_S)
+
+    def _store_file(self, folder: int, name: str, mark: _Mark) -> None:
+        assert self._store is not None
+        key = f"{self._uri.key.rstrip('/')}/{name}".lstrip("/")
+        if len(key.encode()) > _MAX_KEY_BYTES:
+            return
+        try:
+            descriptor = _open_below(folder, name)
+        except FileNotFoundError:
+            return
+        with open(descriptor, "rb", buffering=0) as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return
+            self._store.upload_stream(self._uri.bucket, key, _Bounded(file, mark[1]))
+        self._stored[name] = _Stored(mark, time.monotonic())
+
+
+class _Bounded:
+    """The first bytes of a file that may grow while it is read."""
+
+    def __init__(self, file: io.FileIO, size_bytes: int) -> None:
+        self._file, self._left = file, size_bytes
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return up to `size` bytes; none at the end."""
+        wanted = self._left if size < 0 else min(size, self._left)
+        data = (self._file.read(wanted) or b"") if wanted else b""
+        self._left -= len(data)
+        return data
+
+
+def _open_below(folder: int, name: str) -> int:
+    """Open a file in an open folder, part by part. Raises: OSError."""
+    *above, last = name.split("/")
+    here = os.dup(folder)
+    try:
+        for part in above:
+            deeper = os.open(part, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=here)
+            os.close(here)
+            here = deeper
+        return os.open(last, _FILE_FLAGS, dir_fd=here)
+    finally:
+        os.close(here)
+
+
+def _is_last(name: str) -> bool:
+    return name.split("/")[0] in LAST_NAMES
+
+
+def _files(folder: int) -> Iterator[tuple[str, _Mark]]:
+    """Yield the plain files below an open folder; those that are being written under another name are left out."""
+    number = 0
+    for where, _, names, here in os.fwalk(".", dir_fd=folder, follow_symlinks=False):
+        for name in names:
+            path = os.path.normpath(os.path.join(where, name))
+            if name.startswith(".") or number >= MAX_FILES:
+                continue
+            with contextlib.suppress(OSError, UnicodeEncodeError):
+                path.encode()
+                facts = os.stat(name, dir_fd=here, follow_symlinks=False)
+                if stat.S_ISREG(facts.st_mode):
+                    number += 1
+                    yield path, (facts.st_ino, facts.st_size, facts.st_mtime_ns)
+
+
+@contextlib.contextmanager
+def _opened(home: Path, below: tuple[str, ...]) -> Iterator[int]:
+    """Open a folder step by step. Raises: OSError, also where a link has taken its place."""
+    descriptor = os.open(home, _FOLDER_FLAGS)
+    try:
+        for part in below:
+            deeper = os.open(part, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = deeper
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,159 @@
+"""`rank-N/step_s` and the parts of it: where the time of training steps went, from what ranks leave behind.
+
+Where: `host_metrics` makes one when the program starts. A value is the mean over the steps that have ended since the
+row before; a row in which none has ended has `rank-N/steps` alone, the steps so far. The first step of a process, with
+all that programs do before it, is counted and is in no mean. `rank-N/step_max_s` is the longest of those steps.
+
+Programs write these files and may write anything: what is no row of numbers is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from clary.agent.metrics.program_source import MAX_RANKS
+from clary.agent.metrics.sources import Slowly, Values
+from clary.contract.step_records import (
+    ENDING,
+    HEADER_BYTES,
+    NUM_ROWS,
+    PARTS,
+    ROW_BYTES,
+    StepRow,
+    offset_of,
+    read_header,
+    read_rows,
+)
+
+MAX_FILES = 4 * MAX_RANKS  # kept open; programs that start ranks anew leave some behind
+_ROWS_AT_ONCE = 16
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_DIGITS = 7  # of seconds: tenths of microseconds
+
+
+class StepSource:
+    """Reads the files of one host's ranks.
+
+    Args:
+        folder: where they appear.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._slowly = Slowly()
+        self._files: dict[str, _File] = {}
+        self._refused: set[str] = set()
+
+    def read(self, now_s: float) -> Values:
+        """Return the values at a monotonic time."""
+        if self._slowly.is_due(now_s):
+            self._look()
+        fresh: dict[int, tuple[_File, list[StepRow]]] = {}
+        for file in self._files.values():
+            rows = file.new_rows()
+            known = fresh.get(file.rank)
+            # Of several processes with one rank the one that stepped last is the one that trains.
+            if known is None or (file.last_s, len(rows)) > (known[0].last_s, len(known[1])):
+                fresh[file.rank] = (file, rows)
+        values: Values = {}
+        for rank, (file, rows) in sorted(fresh.items())[:MAX_RANKS]:
+            values |= _values_of(rank, file.num_steps, rows)
+        return values
+
+    def close(self) -> None:
+        """Close every file."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def _look(self) -> None:
+        names = []
+        with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
+            names = sorted(entry.name for entry in entries if entry.name.endswith(ENDING))
+        for name in names:
+            if name in self._files or name in self._refused or len(self._files) >= MAX_FILES:
+                continue
+            file = _opened(self._folder / name)
+            if file is not None:
+                self._files[name] = file
+            elif len(self._refused) < MAX_FILES:
+                self._refused.add(name)
+
+
+class _File:
+    """The rows of one process."""
+
+    def __init__(self, descriptor: int, rank: int) -> None:
+        self.rank = rank
+        self.num_steps = 0
+        self.last_s = 0.0
+        self._descriptor = descriptor
+        self._changed_ns: int | None = None
+
+    def new_rows(self) -> list[StepRow]:
+        """Return the rows of steps that have ended since the last call, oldest first."""
+        try:
+            changed_ns = os.fstat(self._descriptor).st_mtime_ns
+            if changed_ns == self._changed_ns:
+                return []
+            rows = self._rows_after(self.num_steps)
+        except OSError:
+            return []
+        # Files' times are coarse: a row may come within the same one.
+        self._changed_ns = changed_ns if not rows else None
+        if rows:
+            self.num_steps, self.last_s = rows[-1].number, rows[-1].ended_s
+        return rows
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def _rows_after(self, number: int) -> list[StepRow]:
+        rows: list[StepRow] = []
+        while True:
+            expected = number + 1 + len(rows)
+            num_wanted = min(_ROWS_AT_ONCE, NUM_ROWS - (expected - 1) % NUM_ROWS)  # up to the end of the ring
+            found = read_rows(os.pread(self._descriptor, num_wanted * ROW_BYTES, offset_of(expected)))
+            if found and found[0].number > expected:  # it has gone round since
+                return self._ring(after=number)
+            matching = [row for at, row in enumerate(found) if row.number == expected + at]
+            rows += matching
+            if len(matching) < num_wanted:
+                return rows
+
+    def _ring(self, *, after: int) -> list[StepRow]:
+        found = read_rows(os.pread(self._descriptor, NUM_ROWS * ROW_BYTES, HEADER_BYTES))
+        return sorted(row for row in found if row.number > after)
+
+
+def _opened(path: Path) -> _File | None:
+    try:
+        descriptor = os.open(path, _FLAGS)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            rank = read_header(os.pread(descriptor, HEADER_BYTES, 0))
+            if rank is not None:
+                return _File(descriptor, rank)
+    os.close(descriptor)
+    return None
+
+
+def _values_of(rank: int, num_steps: int, rows: Sequence[StepRow]) -> Values:
+    values: Values = {f"rank-{rank}/steps": float(num_steps)}
+    rows = [row for row in rows if row.number > 1]
+    if rows:
+        values[f"rank-{rank}/step_s"] = _mean([row.step_s for row in rows])
+        values[f"rank-{rank}/step_max_s"] = round(max(row.step_s for row in rows), _DIGITS)
+        for part in PARTS:
+            values[f"rank-{rank}/{part}"] = _mean([getattr(row, part) for row in rows])
+    return values
+
+
+def _mean(values: Sequence[float]) -> float:
+    return round(sum(values) / len(values), _DIGITS)

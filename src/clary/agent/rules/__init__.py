@@ -1,0 +1,1 @@
+"""Rules over saved tensors, run beside the program; see `rule_processes`."""

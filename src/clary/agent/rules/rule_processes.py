@@ -1,0 +1,289 @@
+"""The rules of a job as processes beside its program.
+
+Where: the supervisor of the first host starts them with the program, on a host of their own making that sees the same
+`/opt/ml`, the same environment and the same network; they may outlive the program, and none of them can end it.
+Each rule is `python -m clary.train.debugger.evaluation` with an order file, and leaves its status in a file:
+
+    RULES_FOLDER/0/order.json, source/rule.py, other_0/..., status.json
+
+The program does not see that folder: it could put links there, and the agent writes with more rights than it has.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+from clary.agent.host.sandbox import ProcessSpec
+from clary.agent.object_store import ObjectStore, parse_s3_uri
+from clary.contract.agent_protocol import ProcessExit
+from clary.contract.errors import AgentError, ClaryError
+from clary.contract.job_rules import MAX_DETAILS_CHARACTERS, RuleFacts, RulePlan
+from clary.contract.statuses import RuleStatus
+
+MODULE = "clary.train.debugger.evaluation"
+RULES_FOLDER = "/opt/clary/rules"  # as the processes see it; plain processes see the folder of this machine
+POLL_S = 0.25
+MAX_SOURCE_BYTES = 4 * 1024 * 1024
+MAX_OTHER_FILES = 100_000  # of another trial, which is fetched whole
+MAX_OTHER_BYTES = 8 * 1024**3
+_MAX_STATUS_BYTES = 16 * 1024
+_KEPT_LINES = 20
+_KEPT_BYTES = 8 * 1024  # of a line without an end
+
+logger = logging.getLogger(__name__)
+
+
+class RuleHost(Protocol):
+    """What runs the processes; `agent.host.program.Program` is one."""
+
+    def exits(self) -> tuple[ProcessExit, ...]:
+        """Return the exits so far; `local_rank` says whose each is."""
+
+    def close(self) -> None:
+        """End what is left and clean up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleWorld:
+    """Where rules run.
+
+    Attributes:
+        folder: of rules, on this machine, and `inside` as the processes see it.
+        read: returns the first bytes of a file below `folder` without following links; None if there is none.
+        environment: complete, of each process.
+        start: starts processes; raises AgentError.
+    """
+
+    folder: Path
+    inside: PurePosixPath
+    read: Callable[[Sequence[str], int], bytes | None]
+    python: str
+    environment: Mapping[str, str]
+    working_folder: str
+    tensors_folder: str
+    open_store: Callable[[], ObjectStore]
+    start: Callable[[Sequence[ProcessSpec], Callable[[int, bytes], None]], RuleHost]
+
+
+class RuleProcesses:
+    """Runs the rules of a job from one thread.
+
+    Args:
+        rules: at least one.
+        world: where.
+        tell: called with all facts whenever they change.
+        say: writes lines to the job's log.
+    """
+
+    def __init__(
+        self,
+        rules: Sequence[RulePlan],
+        *,
+        world: RuleWorld,
+        tell: Callable[[tuple[RuleFacts, ...]], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._rules = tuple(rules)
+        self._world = world
+        self._tell = tell
+        self._say = say
+        self._facts = [RuleFacts(name=rule.name, status=RuleStatus.IN_PROGRESS) for rule in self._rules]
+        self._told: tuple[RuleFacts, ...] = ()
+        self._last_lines: list[deque[bytes]] = [deque(maxlen=_KEPT_LINES) for _ in self._rules]
+        self._started: tuple[int, ...] = ()  # index of the rule of each process
+        self._running: dict[int, int] = {}  # index of the process -> index of the rule
+        self._host: RuleHost | None = None
+        self._ending = threading.Event()
+        self._deadline_s: float | None = None
+        self._thread = threading.Thread(target=self._run, name="rules", daemon=True)
+
+    @property
+    def facts(self) -> tuple[RuleFacts, ...]:
+        """How each rule stands, in the order of the rules."""
+        return tuple(self._facts)
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        self._thread.start()
+
+    def finish(self, limit_s: float) -> None:
+        """Wait until each rule has read what is there, for `limit_s` at most; those that have not are stopped."""
+        self._deadline_s = time.monotonic() + limit_s
+        if self._thread.ident is not None:
+            self._thread.join(limit_s + 2 * POLL_S)
+        self.end()
+
+    def end(self) -> None:
+        """Stop them all; harmless when repeated."""
+        self._ending.set()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread and the processes to end; return whether they did."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._publish()
+            self._launch(self._orders())
+            while self._running and not self._ending.wait(POLL_S):
+                self._look()
+                if self._deadline_s is not None and time.monotonic() > self._deadline_s:
+                    break
+            if self._running:
+                self._look()
+            why = "it was stopped before it had read everything that was saved"
+            for index in self._running.values():
+                self._facts[index] = replace(self._facts[index], status=RuleStatus.STOPPED, details=why)
+        except ClaryError as error:
+            self._blame(error.message)
+        except Exception as error:  # boundary: rules must not end what they look at
+            logger.exception("rules can not be evaluated")
+            self._blame(f"{type(error).__name__}: {error}")
+        finally:
+            if self._host is not None:
+                self._host.close()
+            self._publish()
+
+    def _orders(self) -> dict[int, PurePosixPath]:
+        """Write the order of each rule; return the orders as the processes see them, by rule."""
+        orders = {}
+        store: ObjectStore | None = None
+        try:
+            for index, rule in enumerate(self._rules):
+                place, inside = self._world.folder / str(index), self._world.inside / str(index)
+                place.mkdir(parents=True, exist_ok=True)
+                source_file, others = "", []
+                try:
+                    if rule.source_uri or rule.other_trials:
+                        store = store or self._world.open_store()
+                    if rule.source_uri and store is not None:
+                        source_file = str(inside / fetch_source(rule.source_uri, place, store=store))
+                    for number, uri in enumerate(rule.other_trials):
+                        assert store is not None
+                        fetch_trial(uri, place / f"other_{number}", store=store)
+                        others.append(str(inside / f"other_{number}"))
+                except (ClaryError, OSError) as error:
+                    self._end_rule(index, RuleStatus.ERROR, f"what the rule needs could not be fetched: {error}")
+                    continue
+                order = {
+                    "name": rule.name,
+                    "rule": rule.rule,
+                    "source_file": source_file,
+                    "parameters": dict(rule.parameters),
+                    "tensors_folder": self._world.tensors_folder,
+                    "other_trials": others,
+                    "status_file": str(inside / "status.json"),
+                }
+                (place / "status.json").unlink(missing_ok=True)
+                (place / "order.json").write_text(json.dumps(order), encoding="utf-8")
+                orders[index] = inside / "order.json"
+        finally:
+            if store is not None:
+                store.close()
+        return orders
+
+    def _launch(self, orders: Mapping[int, PurePosixPath]) -> None:
+        self._started, self._running = tuple(orders), dict(enumerate(orders))
+        if not orders or self._ending.is_set():
+            return
+        processes = [
+            ProcessSpec(
+                argv=(self._world.python, "-m", MODULE, str(path)),
+                environment=self._world.environment,
+                working_folder=self._world.working_folder,
+                rank=None,
+                local_rank=number,
+            )
+            for number, path in enumerate(orders.values())
+        ]
+        self._host = self._world.start(processes, self._take_output)
+        names = ", ".join(self._rules[index].name for index in orders)
+        self._say(f"rules over saved tensors: {names}")
+
+    def _take_output(self, process: int, data: bytes) -> None:
+        lines = self._last_lines[self._started[process]]
+        lines.extend(line[:_KEPT_BYTES] for line in data.splitlines() if line.strip())
+
+    def _look(self) -> None:
+        """Take in statuses and exits."""
+        if self._host is None:
+            return
+        exits = {item.local_rank: item for item in self._host.exits()}
+        for process, index in list(self._running.items()):
+            ended = exits.get(process)  # before the status, which stands when the process has ended
+            status, details = self._status(index)
+            if status in (RuleStatus.ISSUES_FOUND, RuleStatus.NO_ISSUES_FOUND, RuleStatus.ERROR):
+                del self._running[process]
+                self._end_rule(index, status, details)
+            elif ended is not None:
+                del self._running[process]
+                how = f"exit code {ended.exit_code}" if ended.signal is None else f"signal {ended.signal}"
+                last = self._last_lines[index][-1].decode("utf-8", "replace") if self._last_lines[index] else ""
+                self._end_rule(index, RuleStatus.ERROR, f"its process ended with {how}" + (f": {last}" if last else ""))
+        self._publish()
+
+    def _status(self, index: int) -> tuple[RuleStatus | None, str]:
+        data = self._world.read((str(index), "status.json"), _MAX_STATUS_BYTES)
+        try:
+            document = json.loads(data or b"")
+            return RuleStatus(document["status"]), str(document["details"])[:MAX_DETAILS_CHARACTERS]
+        except (ValueError, KeyError, TypeError):
+            return None, ""
+
+    def _end_rule(self, index: int, status: RuleStatus, details: str) -> None:
+        details = details[:MAX_DETAILS_CHARACTERS]
+        self._facts[index] = replace(self._facts[index], status=status, details=details)
+        self._say(f"rule {self._rules[index].name}: {status.value}: {details}")
+
+    def _blame(self, message: str) -> None:
+        for index, facts in enumerate(self._facts):
+            if facts.status is RuleStatus.IN_PROGRESS:
+                self._facts[index] = replace(facts, status=RuleStatus.ERROR, details=message[:MAX_DETAILS_CHARACTERS])
+                self._say(f"rule {facts.name} can not be evaluated: {message}")
+
+    def _publish(self) -> None:
+        if self.facts != self._told:
+            self._told = self.facts
+            self._tell(self._told)
+
+
+def fetch_source(uri: str, place: Path, *, store: ObjectStore) -> str:
+    """Bring a user's rule; return its path below `place`. Raises: ClaryError, OSError."""
+    source = parse_s3_uri(uri)
+    name = PurePosixPath(source.key).name
+    if not name.endswith(".py"):
+        raise AgentError(f"{uri} is no Python file: source_s3_uri names a file that ends in .py")
+    (place / "source").mkdir(exist_ok=True)
+    content = store.get_bytes(source.bucket, source.key, max_bytes=MAX_SOURCE_BYTES)
+    (place / "source" / name).write_bytes(content)
+    return f"source/{name}"
+
+
+def fetch_trial(uri: str, place: Path, *, store: ObjectStore) -> None:
+    """Bring the tensors of another training. Raises: ClaryError, OSError."""
+    source = parse_s3_uri(uri)
+    prefix = f"{source.key.rstrip('/')}/" if source.key else ""
+    num_files = num_bytes = 0
+    for info in store.list_objects(source.bucket, prefix):
+        relative = PurePosixPath(info.key.removeprefix(prefix))
+        if not relative.parts or ".." in relative.parts or relative.is_absolute() or info.key.endswith("/"):
+            continue
+        num_files, num_bytes = num_files + 1, num_bytes + info.size_bytes
+        if num_files > MAX_OTHER_FILES or num_bytes > MAX_OTHER_BYTES:
+            raise AgentError(f"{uri} has more than {MAX_OTHER_FILES} files or {MAX_OTHER_BYTES} bytes to compare with")
+        path = place.joinpath(*relative.parts)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        store.download(source.bucket, info.key, path, size_bytes=info.size_bytes, etag=info.etag)
+    if not num_files:
+        raise AgentError(f"there are no tensors at {uri}")
+    (place / "END_OF_JOB.ts").touch()  # it does not go on, as far as this rule is concerned

@@ -1,0 +1,123 @@
+"""What is done with the tensors that a program saves: they reach the object store, and rules look at them.
+
+Where: `host_life` begins it with the program, says when the program has ended, and has it finish while results are
+uploaded, before the host is done. Nothing in here raises into the host's life or keeps it longer than `FINISH_S`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+
+from clary.agent.rules.rule_processes import RuleProcesses
+from clary.agent.supervisor.fact_board import FactBoard
+from clary.agent.supervisor.steps import Mirror, Steps
+from clary.contract.job_rules import MirrorPlan, RuleFacts
+from clary.contract.launch_plan import LaunchPlan
+from clary.contract.statuses import RuleStatus
+
+FINISH_S = 60.0  # for rules to read what is left, and for the last files to be stored
+END_OF_JOB = "END_OF_JOB.ts"  # smdebug's name
+_MARK_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_JOIN_S = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+class HostDebugging:
+    """Mirrors and rules of one host.
+
+    Args:
+        plan: has the mirrors and the rules; the first host runs the rules.
+        host: name of this host.
+        steps: make mirrors and say where rules run, once the program has been started.
+        say: writes lines to the job's log.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        *,
+        host: str,
+        board: FactBoard,
+        steps: Steps,
+        say: Callable[[str], None],
+    ) -> None:
+        self._has_rules = bool(plan.rules) and plan.hosts[0].name == host
+        self._plan = plan
+        self._board = board
+        self._steps, self._say = steps, say
+        self._mirrors: dict[MirrorPlan, Mirror] = {}
+        self._rules: RuleProcesses | None = None
+
+    def begin(self) -> None:
+        """Begin with the program that has just been started."""
+        try:
+            if self._plan.mirrors:
+                self._mirrors = self._steps.open_mirrors()
+                for plan, mirror in self._mirrors.items():
+                    if plan.marks_end:
+                        self._set_end(mirror, False)  # of an earlier program in the same folder
+                    mirror.start()
+            if self._has_rules:
+                world = self._steps.rule_world()
+                self._rules = RuleProcesses(
+                    self._plan.rules, world=world, tell=lambda facts: self._board.tell(rules=facts), say=self._say
+                )
+                self._rules.start()
+        except Exception as error:  # boundary: what looks at a program must not end it
+            logger.exception("saved tensors are not looked at")
+            words = f"{type(error).__name__}: {error}"
+            self._say(f"saved tensors are not looked at: {words}")
+            if self._has_rules and self._rules is None:
+                facts = [RuleFacts(name=rule.name, status=RuleStatus.ERROR, details=words) for rule in self._plan.rules]
+                self._board.tell(rules=tuple(facts))
+
+    def end_program(self) -> None:
+        """Say that the program has ended: nothing more is saved."""
+        for plan, mirror in self._mirrors.items():
+            if plan.marks_end:
+                self._set_end(mirror, True)
+
+    def finish(self, limit_s: float = FINISH_S) -> tuple[str, ...]:
+        """Wait until rules have read everything and all files are stored; return what is not, in sentences."""
+        deadline_s = time.monotonic() + limit_s
+        if self._rules is not None:
+            self._rules.finish(limit_s)
+        notes = []
+        for plan, mirror in self._mirrors.items():
+            if not mirror.finish(max(1.0, deadline_s - time.monotonic())):
+                notes.append(f"{plan.what}: not everything was stored at {plan.s3_uri}: {mirror.error}")
+            elif mirror.num_stored:
+                self._say(f"{plan.what}: {mirror.num_stored} files are at {plan.s3_uri}")
+        return tuple(notes)
+
+    def end(self) -> None:
+        """Break off everything; harmless when repeated."""
+        if self._rules is not None:
+            self._rules.end()
+        for mirror in self._mirrors.values():
+            mirror.give_up()
+
+    def join(self, timeout_s: float = _JOIN_S) -> bool:
+        """Wait for threads and processes to end; return whether they did."""
+        deadline_s = time.monotonic() + timeout_s
+        has_ended = self._rules is None or self._rules.join(timeout_s)
+        for mirror in self._mirrors.values():
+            has_ended = mirror.join(max(0.0, deadline_s - time.monotonic())) and has_ended
+        return has_ended
+
+    def _set_end(self, mirror: Mirror, is_ended: bool) -> None:
+        """Leave the file that ends a trial, for a program that could not do so itself, or take it away."""
+        try:
+            with mirror.opened() as folder:
+                if is_ended:
+                    os.close(os.open(END_OF_JOB, _MARK_FLAGS, dir_fd=folder))
+                else:
+                    os.unlink(END_OF_JOB, dir_fd=folder)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            logger.warning("the end of the training can not be marked: %s", error)

@@ -1,0 +1,309 @@
+"""Profiles of a host's ranks: requests are left where ranks look, what ranks write is followed and sent.
+
+Where: `supervisor` passes on what a receipt asks for, `host_life` says what runs. Each request has a thread of its own,
+until every rank that is asked has answered or has ended. The program owns the folder: nothing that it may have put in
+the place of a file is followed (`small_files`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from clary.agent.service_client import AttemptOver, BackOff, ServiceRefused, ServiceUnreachable
+from clary.agent.supervisor.small_files import names_in, open_regular, read_start, write_whole
+from clary.contract.deep_profiles import (
+    MAX_TRACE_BYTES,
+    MAX_WAIT_S,
+    MAX_WINDOW_S,
+    OUT_FOLDER,
+    PIECE_BYTES,
+    HostProfile,
+    ProfileRequest,
+    RankProfile,
+    RankState,
+    Window,
+)
+from clary.contract.errors import ContractError
+from clary.contract.plain import from_plain, to_plain
+
+FOLDER = (".clary", "profiles")  # below the host's /opt/ml
+_POLL_S = 0.25
+_SETTLE_S = 3.0  # without a new rank, where it is not known how many there are
+_WRITE_S = 120.0  # for a trace to be written, after the longest window
+_ANSWER_S = 5.0  # for a rank to say that it has seen a request, after the last moment to begin
+_SEND_S = 30.0  # for a service that is away
+_MAX_STATE_BYTES = 64 * 1024
+_JOIN_S = 2.0
+
+logger = logging.getLogger(__name__)
+
+
+class ProfileReceiver(Protocol):
+    """Takes what ranks say of a profile; `ServiceClient` in life. Its methods raise what that raises."""
+
+    def send_profile(self, profile: HostProfile) -> None:
+        """Hand over what is known."""
+
+    def send_trace(self, piece: bytes, *, number: int, rank: int, offset: int, is_last: bool) -> None:
+        """Hand over a part of a rank's trace."""
+
+
+class ProfileWindows:
+    """The profiles of one host.
+
+    Args:
+        host: its name.
+        attempt: number of the profile that the job asks for by itself.
+        window: which that is; None for none.
+        ml_folder: returns the host's `/opt/ml` on this machine.
+        receiver: the service.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        *,
+        attempt: int,
+        window: Window | None,
+        ml_folder: Callable[[], Path],
+        receiver: ProfileReceiver,
+    ) -> None:
+        self._host = host
+        self._attempt = attempt
+        self._window = window
+        self._ml_folder = ml_folder
+        self._receiver = receiver
+        self._ranks: Callable[[], Mapping[int, int]] = dict
+        self._lock = threading.Lock()
+        self._sending = threading.Lock()  # profiles share a connection
+        self._asked: dict[int, ProfileRequest] = {}
+        self._threads: list[threading.Thread] = []
+        self._program_is_over = threading.Event()
+        self._ending = threading.Event()
+
+    def begin(self) -> None:
+        """Leave the request that the job itself makes, before its program starts."""
+        if self._window is not None:
+            window = self._window
+            self.ask(
+                ProfileRequest(
+                    number=self._attempt,
+                    num_steps=window.num_steps,
+                    start_step=window.start_step,
+                    start_at=window.start_at,
+                    duration_s=window.duration_s,
+                )
+            )
+
+    def watch(self, ranks: Callable[[], Mapping[int, int]]) -> None:
+        """Say what runs: which processes are which ranks."""
+        self._ranks = ranks
+
+    def ask(self, request: ProfileRequest) -> None:
+        """Pass a request on; each once, and once more when it is cancelled. Returns at once."""
+        with self._lock:
+            known = self._asked.get(request.number)
+            if known == request or self._ending.is_set() or (known is None and request.is_cancelled):
+                return
+            self._asked[request.number] = request
+            error = self._leave(request)
+            if known is None:
+                thread = threading.Thread(target=self._run, args=(request, error), name="profile", daemon=True)
+                self._threads = [other for other in self._threads if other.is_alive()] + [thread]
+                thread.start()
+
+    def end_program(self, limit_s: float) -> None:
+        """Say that the program is gone; what it has left is sent within `limit_s`."""
+        self._program_is_over.set()
+        self._join(limit_s)
+
+    def close(self) -> None:
+        """Follow and send nothing more; what is being sent is waited for, for `_JOIN_S`."""
+        self._ending.set()
+        self._program_is_over.set()
+        self._join(_JOIN_S)
+
+    def _join(self, limit_s: float) -> None:
+        end_s = time.monotonic() + limit_s
+        for thread in self._threads:
+            thread.join(max(0.0, end_s - time.monotonic()))
+
+    def _leave(self, request: ProfileRequest) -> str:
+        """Write the request; return why that could not be done, else nothing."""
+        try:
+            document = json.dumps(to_plain(request)).encode("ascii")
+            write_whole(self._ml_folder(), (*FOLDER, f"request-{request.number}.json"), document)
+        except OSError as error:
+            return f"the request could not be left for the ranks of {self._host}: {error}"
+        return ""
+
+    def _run(self, request: ProfileRequest, error: str) -> None:
+        try:
+            if error:
+                self._tell(request, {}, is_final=True, error=error)
+            else:
+                self._follow(request)
+        except (AttemptOver, ServiceRefused) as refusal:
+            logger.warning("nobody takes profile %d: %s", request.number, refusal)
+        except Exception as defect:  # boundary: a profile must not end what it looks at
+            logger.exception("profile %d could not be followed", request.number)
+            error = f"the agent of {self._host} has failed: {type(defect).__name__}: {defect}"
+            self._tell(request, {}, is_final=True, error=error)
+
+    def _follow(self, request: ProfileRequest) -> None:
+        """Send what ranks write until nothing more comes."""
+        told: dict[int, RankProfile] = {}
+        expected: set[int] = set()
+        settled_s = time.monotonic()
+        end_s = _deadline_s(request)
+        while not self._ending.is_set():
+            is_over = self._program_is_over.is_set()
+            live = frozenset(self._ranks().values())
+            expected |= _asked_of(request, live)
+            found = self._read(request)
+            if not told.keys() >= found.keys():
+                settled_s = time.monotonic()
+            found = self._with_lost(found, expected=expected, live=live, is_over=is_over)
+            for rank, profile in found.items():
+                if profile.state is RankState.DONE and told.get(rank) != profile:
+                    found[rank] = self._ship(request, profile)
+            is_late = end_s is not None and time.monotonic() > end_s
+            if is_late:
+                found = {rank: profile if profile.state.is_over else _late(profile) for rank, profile in found.items()}
+            if request.give_up_at and time.time() > request.give_up_at + _ANSWER_S:
+                found |= {rank: _silent(rank) for rank in expected - found.keys()}
+                is_late = is_late or not found
+            has_all = bool(found) and all(profile.state.is_over for profile in found.values())
+            is_known = bool(expected) and found.keys() >= expected
+            is_elsewhere = bool(live) and not expected
+            is_settled = has_all and (is_known or time.monotonic() - settled_s > _SETTLE_S)
+            if is_over or is_late or is_elsewhere or is_settled:
+                error = "" if found or is_elsewhere else f"no rank of {self._host} has answered: {_WHY_NOT}"
+                self._tell(request, found, is_final=True, error=error)
+                return
+            if found != told:
+                self._tell(request, found, is_final=False)
+                told = found
+            self._program_is_over.wait(_POLL_S)
+
+    def _read(self, request: ProfileRequest) -> dict[int, RankProfile]:
+        """Return what ranks have written, by rank."""
+        parts = (*FOLDER, OUT_FOLDER, str(request.number))
+        found = {}
+        for name in names_in(self._ml_folder(), parts):
+            if not (name.startswith("rank-") and name.endswith(".json")):
+                continue
+            text = read_start(self._ml_folder(), (*parts, name), max_bytes=_MAX_STATE_BYTES)
+            try:
+                profile = from_plain(RankProfile, json.loads(text or b""))
+            except (ValueError, RecursionError, ContractError):
+                continue  # the program may write there what it likes
+            if profile.rank >= 0 and name == f"rank-{profile.rank}.json":
+                found[profile.rank] = profile
+        return dict(sorted(found.items()))
+
+    def _with_lost(
+        self, found: Mapping[int, RankProfile], *, expected: AbstractSet[int], live: AbstractSet[int], is_over: bool
+    ) -> dict[int, RankProfile]:
+        """Add the ranks that have ended before their trace was whole."""
+        whole = dict(found)
+        for rank in sorted({*expected, *found}):
+            profile = whole.get(rank) or RankProfile(rank=rank, state=RankState.WAITING)
+            if not profile.state.is_over and (is_over or (rank in expected and rank not in live)):
+                words = f"rank {rank} ended before its trace was whole ({profile.state.value})"
+                whole[rank] = replace(profile, state=RankState.LOST, words=words)
+        return whole
+
+    def _ship(self, request: ProfileRequest, profile: RankProfile) -> RankProfile:
+        """Send a trace; return the profile as it is then."""
+        name = f"rank-{profile.rank}.trace.json.gz"
+        descriptor = open_regular(self._ml_folder(), (*FOLDER, OUT_FOLDER, str(request.number), name))
+        if descriptor is None:
+            return replace(profile, state=RankState.FAILED, words="its trace is not there")
+        with open(descriptor, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > MAX_TRACE_BYTES:
+                words = f"its trace has {size} bytes, and {MAX_TRACE_BYTES} at most are taken: ask for fewer steps"
+                return replace(profile, state=RankState.FAILED, words=words)
+            offset = 0
+            while not self._ending.is_set():
+                piece = file.read(PIECE_BYTES)
+                is_last = offset + len(piece) >= size or not piece
+                self._send(_Piece(self._receiver, piece, request.number, profile.rank, offset, is_last))
+                offset += len(piece)
+                if is_last:
+                    break
+        return profile
+
+    def _tell(
+        self, request: ProfileRequest, found: Mapping[int, RankProfile], *, is_final: bool, error: str = ""
+    ) -> None:
+        profile = HostProfile(
+            number=request.number, host=self._host, is_final=is_final, ranks=tuple(found.values()), error=error
+        )
+        self._send(lambda: self._receiver.send_profile(profile))
+
+    def _send(self, send: Callable[[], None]) -> None:
+        """Send, again while the service is away. Raises: AttemptOver, ServiceRefused."""
+        end_s, back_off = time.monotonic() + _SEND_S, BackOff()
+        while not self._ending.is_set():
+            try:
+                with self._sending:
+                    send()
+                return
+            except ServiceUnreachable as error:
+                if time.monotonic() > end_s:
+                    logger.warning("a profile is not delivered: %s", error)
+                    return
+                self._ending.wait(back_off.next_s())
+
+
+class _Piece:
+    """One part of a trace, to be sent as often as it takes."""
+
+    def __init__(
+        self, receiver: ProfileReceiver, piece: bytes, number: int, rank: int, offset: int, is_last: bool
+    ) -> None:
+        self._receiver, self._piece = receiver, piece
+        self._number, self._rank, self._offset, self._is_last = number, rank, offset, is_last
+
+    def __call__(self) -> None:
+        self._receiver.send_trace(
+            self._piece, number=self._number, rank=self._rank, offset=self._offset, is_last=self._is_last
+        )
+
+
+_WHY_NOT = (
+    "profiles need torch 2.5 or later in Python 3.11 or later, imported by the program, with the PYTHONPATH that the "
+    "job began with"
+)
+
+
+def _asked_of(request: ProfileRequest, ranks: AbstractSet[int]) -> set[int]:
+    return set(ranks) if not request.ranks else set(ranks) & set(request.ranks)
+
+
+def _deadline_s(request: ProfileRequest) -> float | None:
+    """Return the monotonic time by which all is over; None for a window that may begin whenever it likes."""
+    if not request.give_up_at:
+        return None
+    wait_s = min(max(0.0, request.give_up_at - time.time()), MAX_WAIT_S)
+    return time.monotonic() + wait_s + MAX_WINDOW_S + _WRITE_S
+
+
+def _silent(rank: int) -> RankProfile:
+    return RankProfile(rank=rank, state=RankState.FAILED, words=f"rank {rank} has not answered: {_WHY_NOT}")
+
+
+def _late(profile: RankProfile) -> RankProfile:
+    words = f"rank {profile.rank} did not end its window ({profile.state.value})"
+    return replace(profile, state=RankState.FAILED, words=words)

@@ -1,0 +1,94 @@
+"""Where the rules of a job run: a host of their own beside the program's, with the same files and the same network."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from clary.agent.environments.config_files import config_documents, inside_tree
+from clary.agent.environments.variables import CONFIG_FILE_VARIABLES
+from clary.agent.host.program import Program
+from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
+from clary.agent.launchers import LaunchContext
+from clary.agent.object_store import ObjectStore
+from clary.agent.rules.rule_processes import RULES_FOLDER, RuleWorld
+from clary.agent.supervisor.small_files import read_start
+from clary.contract.cgroup_names import rules_cgroup_name
+from clary.contract.launch_plan import Isolation, LaunchPlan, Resources
+from clary.contract.ml_tree import MlTree
+
+_DEFAULT_TENSORS = "output/tensors"
+_MEMORY_SHARE = 4  # rules get this part of the host's memory
+_LEAST_MEMORY_BYTES = 1024**3
+_MAX_CPUS = 1.0  # beside a program that wants all there are
+_STORE_ATTEMPTS = 4
+# One thread a rule; no GPU; and what a rule imports must not install a hook.
+_VARIABLES = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "USE_SMDEBUG": "0",
+}
+
+
+def make_rule_world(
+    plan: LaunchPlan, context: LaunchContext, sandbox: Sandbox, *, folder: Path, tree: MlTree
+) -> RuleWorld:
+    """Return the world of a plan's rules.
+
+    Args:
+        context: of the program.
+        sandbox: of the program's host.
+        folder: of this machine that the program does not see.
+        tree: `/opt/ml` as the agent sees it.
+    """
+    shutil.rmtree(folder, ignore_errors=True)  # of the job that had this host before
+    is_isolated = plan.isolation is Isolation.NAMESPACES
+    files = folder / "files"
+    binds = (*sandbox.binds, Bind(source=str(files), target=RULES_FOLDER)) if is_isolated else sandbox.binds
+    own = replace(
+        sandbox,
+        host_folder=str(folder / "host"),
+        cgroup_name=rules_cgroup_name(sandbox.cgroup_name),
+        resources=_resources(sandbox.resources),
+        binds=binds,
+    )
+    environment = {
+        name: value for name, value in context.environment().items() if name not in CONFIG_FILE_VARIABLES.values()
+    }
+    return RuleWorld(
+        folder=files,
+        inside=PurePosixPath(RULES_FOLDER) if is_isolated else PurePosixPath(files),
+        read=lambda parts, max_bytes: read_start(files, parts, max_bytes=max_bytes),
+        python=context.python,
+        environment=environment | _VARIABLES,
+        working_folder=str(context.inside.code),
+        tensors_folder=tensors_folder(plan, tree),
+        open_store=functools.partial(ObjectStore, plan.object_store, attempts=_STORE_ATTEMPTS),
+        start=functools.partial(_start, own, folder),
+    )
+
+
+def tensors_folder(plan: LaunchPlan, tree: MlTree) -> str:
+    """Return where the hook of the job saves, as the program sees it."""
+    inside = inside_tree(plan, tree)
+    document = config_documents(plan, inside).get("debughookconfig") or {}
+    return str(document.get("LocalPath") or inside.root / _DEFAULT_TENSORS)
+
+
+def _start(
+    sandbox: Sandbox, folder: Path, processes: Sequence[ProcessSpec], on_output: Callable[[int, bytes], None]
+) -> Program:
+    (folder / "host").mkdir(parents=True, exist_ok=True)
+    return Program.start(processes, sandbox, on_output=on_output)
+
+
+def _resources(host: Resources) -> Resources:
+    memory_bytes = host.memory_bytes
+    if memory_bytes is not None:
+        memory_bytes = min(memory_bytes, max(_LEAST_MEMORY_BYTES, memory_bytes // _MEMORY_SHARE))
+    return replace(host, num_cpus=min(_MAX_CPUS, host.num_cpus), memory_bytes=memory_bytes, gpu_indices=())

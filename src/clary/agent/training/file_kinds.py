@@ -1,0 +1,102 @@
+"""Which files hold values of a training, told by their paths. Pure.
+
+Source: TensorBoard takes every file with `tfevents` in its name; MLflow's FileStore keeps RUN/metrics/NAME below the
+folder of an experiment; sagemaker.experiments writes output/metrics/sagemaker/*.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import PurePosixPath
+
+METRICS_FILES = "output/metrics/sagemaker"
+# Folders below /opt/ml in which programs leave such files of their own accord. The code's folder is where they run.
+WATCHED = (
+    "output",
+    "code/runs",
+    "code/mlruns",
+    "code/lightning_logs",
+    "model/runs",
+    "checkpoints/runs",
+)
+STATE_FILE = "trainer_state.json"
+STATE_FOLDERS = ("model", "checkpoints", "output")  # that hold checkpoints of transformers; not walked to the bottom
+_RUN_ID_CHARACTERS = 8
+
+
+class FileKind(StrEnum):
+    """What a file holds."""
+
+    EVENTS = "events"
+    JSON_LINES = "json lines"
+    MLFLOW = "mlflow"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A file that is read."""
+
+    kind: FileKind
+    run: str  # the folder of the run that it belongs to; empty where there is but one
+    name: str = ""  # of the metric, where the file's name says it
+
+
+def place_of(path: str) -> Place | None:
+    """Return what a file below /opt/ml is; None for one that is not read."""
+    parts = PurePosixPath(path).parts
+    if "tfevents" in parts[-1]:
+        return Place(kind=FileKind.EVENTS, run="/".join(parts[:-1]))
+    if path.startswith(f"{METRICS_FILES}/") and parts[-1].endswith(".json"):
+        return Place(kind=FileKind.JSON_LINES, run="")
+    if "mlruns" in parts:
+        below = parts[parts.index("mlruns") + 1 :]  # experiment, run, metrics, NAME; names may hold slashes
+        if len(below) > 3 and below[2] == "metrics" and not below[0].startswith("."):
+            return Place(kind=FileKind.MLFLOW, run=below[1][:_RUN_ID_CHARACTERS], name="/".join(below[3:]))
+    return None
+
+
+class RunNames:
+    """Gives metrics of several runs names of their own: the first run's keep theirs, later ones get a prefix."""
+
+    def __init__(self) -> None:
+        self._prefixes: dict[tuple[FileKind, str], str] = {}
+        self._first: dict[FileKind, str] = {}
+
+    def name(self, place: Place, name: str) -> str:
+        """Return the name of a metric; the same run's always begins alike."""
+        key = (place.kind, place.run)
+        prefix = self._prefixes.get(key)
+        if prefix is None:
+            prefix = self._prefixes[key] = self._new_prefix(place)
+        return f"{prefix}{name}"
+
+    def _new_prefix(self, place: Place) -> str:
+        first = self._first.setdefault(place.kind, place.run)
+        if first == place.run:
+            return ""
+        return f"{_unlike(place.run, first)}/"
+
+
+def _unlike(run: str, first: str) -> str:
+    """Return what is left of a run's folder without the steps that it shares with the first run's."""
+    parts, others = run.split("/"), first.split("/")
+    shared = 0
+    while shared < min(len(parts), len(others)) and parts[shared] == others[shared]:
+        shared += 1
+    return "/".join(parts[shared:]) or parts[-1]
+
+
+def folders_to_watch(logs_folder: str | None) -> tuple[str, ...]:
+    """Return the folders to walk, none within another."""
+    return without_inner([*WATCHED, *([logs_folder] if logs_folder else [])])
+
+
+def without_inner(folders: Iterable[str]) -> tuple[str, ...]:
+    """Return folders less those that lie in another of them."""
+    kept: list[str] = []
+    for folder in sorted(set(folders), key=len):
+        if not any(folder == other or folder.startswith(f"{other}/") for other in kept):
+            kept.append(folder)
+    return tuple(kept)

@@ -1,0 +1,164 @@
+"""Reads the files of one host's training from where the last look ended.
+
+Where: `training_watch` asks every second or two, in its thread; what is found goes to its `FindingStore`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from clary.agent.training import event_records, growing_files, progress_words, value_lines
+from clary.agent.training.event_records import MAX_RECORD_BYTES
+from clary.agent.training.event_summaries import EventReader, Malformed
+from clary.agent.training.file_kinds import STATE_FILE, STATE_FOLDERS, FileKind, Place, RunNames, place_of
+from clary.agent.training.growing_files import FoundFile
+from clary.contract.training_values import Finding, TrainingProgress
+
+PIECE_BYTES = 256 * 1024
+MAX_LOOK_BYTES = 16 * 1024 * 1024  # read in one look; the next goes on
+MAX_FILES = 2_000  # that are followed
+MAX_STATE_BYTES = 4 * 1024 * 1024  # of trainer_state.json, which holds the history of the training
+MAX_STATE_ENTRIES = 2_000  # names looked at for it
+_RECORD_MARGIN_BYTES = 64
+
+
+@dataclass
+class _Tail:
+    """One file, and how far it is read."""
+
+    place: Place
+    inode: int
+    offset: int = 0
+    piece_bytes: int = field(default_factory=lambda: PIECE_BYTES)
+    is_lost: bool = False
+    reader: EventReader = field(default_factory=EventReader)
+
+
+class FileReading:
+    """Follows the files below one `/opt/ml`; used by one thread.
+
+    Args:
+        root: the tree as the agent sees it.
+        folders: below it, to walk.
+        on_note: told once a file, in a sentence, what is wrong with it.
+    """
+
+    def __init__(self, root: Path, folders: tuple[str, ...], *, on_note: Callable[[str], None]) -> None:
+        self._root = root
+        self._folders = folders
+        self._on_note = on_note
+        self._tails: dict[str, _Tail] = {}
+        self._names = RunNames()
+        self._states: dict[str, int] = {}  # path of a state file -> when it was written, in nanoseconds
+        self._told: set[str] = set()
+        self.is_behind = False  # whether the last look has left something unread, because it was so much
+
+    def skip_what_stands(self) -> None:
+        """Have what the files hold now count as known: it came with an earlier attempt's checkpoints."""
+        for found, place in self._found():
+            self._tails[found.path] = _Tail(place=place, inode=found.inode, offset=found.size_bytes)
+        for state in self._state_files():
+            self._states[state.path] = state.modified_ns
+
+    def look(self) -> Iterator[Finding]:
+        """Yield what has been written since the last look, file by file."""
+        left = MAX_LOOK_BYTES
+        self.is_behind = False
+        for found, place in sorted(self._found(), key=lambda item: item[0].path):
+            tail = self._tails.get(found.path)
+            if tail is None or tail.inode != found.inode or found.size_bytes < tail.offset:
+                if tail is None and len(self._tails) >= MAX_FILES:
+                    self._tell("files", f"more than {MAX_FILES} files with values are written: the others are not read")
+                    continue
+                tail = self._tails[found.path] = _Tail(place=place, inode=found.inode)
+            while not tail.is_lost and tail.offset < found.size_bytes and left > 0:
+                before = tail.offset
+                yield from self._read(found.path, tail)
+                left -= max(0, tail.offset - before)
+                if tail.offset == before:
+                    break
+                self.is_behind = left <= 0
+
+    def state(self, now_ms: int) -> TrainingProgress | None:
+        """Return what the newest trainer_state.json says, if it is new."""
+        changed = [one for one in self._state_files() if self._states.get(one.path) != one.modified_ns]
+        newest = max(changed, key=lambda one: one.modified_ns, default=None)
+        if newest is None:
+            return None
+        self._states |= {one.path: one.modified_ns for one in changed}
+        read = growing_files.read_piece(self._root, newest.path, offset=0, max_bytes=MAX_STATE_BYTES)
+        return None if read is None else progress_words.of_trainer_state(read[1], at_ms=now_ms)
+
+    def _found(self) -> Iterator[tuple[FoundFile, Place]]:
+        for folder in self._folders:
+            for found in growing_files.walk(self._root, folder):
+                place = place_of(found.path)
+                if place is not None:
+                    yield found, place
+
+    def _state_files(self) -> list[FoundFile]:
+        return [
+            found
+            for folder in STATE_FOLDERS
+            for found in growing_files.walk(self._root, folder, max_entries=MAX_STATE_ENTRIES)
+            if found.path.endswith(f"/{STATE_FILE}")
+        ]
+
+    def _read(self, path: str, tail: _Tail) -> Iterator[Finding]:
+        read = growing_files.read_piece(self._root, path, offset=tail.offset, max_bytes=tail.piece_bytes)
+        if read is None or read[0] != tail.inode or not read[1]:
+            return
+        if tail.place.kind is FileKind.EVENTS:
+            yield from self._read_events(path, tail, read[1])
+        else:
+            yield from self._read_lines(tail, read[1])
+
+    def _read_events(self, path: str, tail: _Tail, piece: bytes) -> Iterator[Finding]:
+        records = event_records.split_records(piece, offset=tail.offset)
+        if records.is_lost:
+            tail.is_lost = True
+            self._tell(path, f"{path} is damaged at byte {records.next_offset}: it is not read any further")
+        if records.num_damaged:
+            self._tell(path, f"{path} has a damaged record before byte {records.next_offset}: it is left out")
+        if records.num_large:
+            self._tell(path, f"{path} has records of more than {MAX_RECORD_BYTES >> 20} MiB: they are left out")
+        if records.next_offset == tail.offset and len(piece) == tail.piece_bytes:
+            tail.piece_bytes = MAX_RECORD_BYTES + _RECORD_MARGIN_BYTES  # one record is longer than a piece
+            yield from () if len(piece) > PIECE_BYTES else self._read(path, tail)
+            return
+        tail.offset = records.next_offset
+        tail.piece_bytes = PIECE_BYTES
+        for record in records.records:
+            try:
+                findings = tail.reader.read(record.data, offset=record.offset, file=path)
+            except Malformed as error:
+                self._tell(path, f"{path} has a record at byte {record.offset} that is no event ({error}): left out")
+                continue
+            for finding in findings:
+                yield self._named(tail, finding)
+
+    def _read_lines(self, tail: _Tail, piece: bytes) -> Iterator[Finding]:
+        whole, newline, _ = piece.rpartition(b"\n")
+        if not newline:
+            if len(piece) == tail.piece_bytes:
+                tail.offset += len(piece)  # no value is as long as this
+            return
+        tail.offset += len(whole) + 1
+        for line in whole.split(b"\n"):
+            if tail.place.kind is FileKind.MLFLOW:
+                finding = value_lines.of_mlflow_line(line, name=tail.place.name)
+            else:
+                finding = value_lines.of_json_line(line)
+            if finding is not None:
+                yield self._named(tail, finding)
+
+    def _named(self, tail: _Tail, finding: Finding) -> Finding:
+        name = self._names.name(tail.place, finding.name)
+        return replace(finding, name=name) if name != finding.name and value_lines.is_name(name) else finding
+
+    def _tell(self, what: str, sentence: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            self._on_note(sentence)

@@ -1,0 +1,124 @@
+"""`clary profile JOB --steps 5`: where the time of a few steps goes on each rank; `--last` shows the newest again."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from clary.cli.connection import Connection, connect
+from clary.cli.profile_words import profile_text, states_text
+from clary.contract.deep_profiles import MAX_STEPS, MAX_WINDOW_S
+from clary.contract.errors import ClaryError, Fault
+
+WAIT_S = 420.0  # for a step to begin, for the longest window, and for traces to be read
+_POLL_S = 0.4
+_DEFAULT_STEPS = 5
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser("profile", help="where the time of a few training steps goes, on every rank")
+    parser.add_argument("job", metavar="JOB")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--steps", type=int, default=None, metavar="N", help=f"steps to record, at most {MAX_STEPS}; 5")
+    what.add_argument("--seconds", type=float, default=None, metavar="S", help=f"or a time, at most {MAX_WINDOW_S:g}")
+    what.add_argument("--last", action="store_true", help="show the newest profile; take none")
+    what.add_argument("--cancel", action="store_true", help="end the profile that is being taken; keep what there is")
+    parser.add_argument("--ranks", type=_ranks, default=[], metavar="0,3", help="ranks to record; all")
+    parser.add_argument("--output", type=Path, default=None, metavar="DIR", help="copy traces and summary there")
+    parser.add_argument("--json", action="store_true", help="print all of it as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the profile; 1 if a rank has no trace."""
+    service = connect()
+    if options.cancel:
+        number = service.post_job_page(options.job, "profile", {"cancel": True})["number"]
+        print(f"profile {number} of {options.job} ends with the steps that run now")
+        return 0
+    page = service.job_page(options.job, "profile") if options.last else take(service, options)
+    if options.output is not None:
+        _copy(page, options.output)
+    print(json.dumps(page, indent=2) if options.json else profile_text(page))
+    ranks = (page.get("summary") or {}).get("ranks") or []
+    return 0 if ranks and all("compute_share" in rank for rank in ranks) else 1
+
+
+def take(service: Connection, options: argparse.Namespace) -> dict[str, Any]:
+    """Ask for a profile and wait until it has been read; return its page.
+
+    Raises: ClaryError if that takes longer than `WAIT_S`.
+    """
+    body: dict[str, Any] = {"ranks": options.ranks}
+    if options.seconds is not None:
+        body["seconds"] = options.seconds
+    else:
+        body["steps"] = _DEFAULT_STEPS if options.steps is None else options.steps
+    number = service.post_job_page(options.job, "profile", body)["number"]
+    progress = _Progress(options.job)
+    end_s = time.monotonic() + WAIT_S
+    try:
+        while True:
+            page = service.job_page(options.job, "profile", {"number": number})
+            if page["is_over"]:
+                return page
+            if time.monotonic() > end_s:
+                missing = ", ".join(page["missing"]) or "nobody"
+                raise ClaryError(
+                    f"profile {number} of {options.job} is not whole after {WAIT_S:g} s "
+                    f"({states_text(page['states'])}, missing: {missing}); later: clary profile {options.job} --last",
+                    fault=Fault.INFRASTRUCTURE,
+                )
+            progress.show(page)
+            time.sleep(_POLL_S)
+    finally:
+        progress.end()
+
+
+class _Progress:
+    """One line that changes, where somebody watches."""
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self._is_on = sys.stderr.isatty()
+        self._last = ""
+
+    def show(self, page: dict[str, Any]) -> None:
+        """Say where the ranks stand."""
+        words = "reading traces" if not page["missing"] else states_text(page["states"])
+        if self._is_on and words != self._last:
+            print(f"\r\033[K{self._job}: {words}", end="", file=sys.stderr, flush=True)
+            self._last = words
+
+    def end(self) -> None:
+        """Take the line away."""
+        if self._last:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _ranks(text: str) -> list[int]:
+    """Return `[0, 3]` for `0,3`."""
+    try:
+        ranks = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        ranks = []
+    if not ranks or min(ranks) < 0:
+        raise argparse.ArgumentTypeError(f"ranks are numbers with commas between them (0,3), got {text!r}")
+    return ranks
+
+
+def _copy(page: dict[str, Any], output: Path) -> None:
+    """Copy what the service keeps of a profile; it lies on this machine."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        for file in sorted(Path(page["folder"]).iterdir()):
+            if not file.name.startswith("."):
+                shutil.copyfile(file, output / file.name)
+    except OSError as error:
+        raise ClaryError(f"the profile could not be copied to {output}: {error}", fault=Fault.USER) from error

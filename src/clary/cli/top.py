@@ -1,0 +1,145 @@
+"""`clary top`: what runs and what waits, refreshed while it is looked at.
+
+Keys: j and k or the arrows choose a job, Enter shows or hides its hosts, q leaves. Into a pipe, or with --once, one
+plain table is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import curses
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from clary.cli.connection import Connection, connect
+from clary.cli.tables import table
+from clary.cli.top_words import HEADER, SERIES, JobRow, job_row, moved, rows_with_hosts, screen
+from clary.contract.errors import ClaryError, WireError
+
+REFRESH_S = 2.0
+KEY_WAIT_MS = 100
+SPAN_MS = 60_000  # of series that are read: the last value is shown
+MAX_JOBS = 50  # shown at once; each costs two requests a refresh
+PAGE = 100
+LIVE = ("InProgress", "Stopping")
+ENTER = (10, 13, curses.KEY_ENTER)
+
+
+class Screen(Protocol):
+    """What is used of a curses window."""
+
+    def getch(self) -> int:
+        """Return a key, or -1 when none came in time."""
+
+    def getmaxyx(self) -> tuple[int, int]:
+        """Return lines and columns."""
+
+    def erase(self) -> None:
+        """Empty the screen."""
+
+    def addnstr(self, line: int, column: int, text: str, count: int, attribute: int) -> None:
+        """Write text."""
+
+    def refresh(self) -> None:
+        """Show what was written."""
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser("top", help="watch jobs and their hosts; keys: j, k, Enter, q")
+    parser.add_argument("--once", action="store_true", help="print one table with all hosts and end")
+    parser.add_argument("--json", action="store_true", help="print JSON and end")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print once, or draw until q."""
+    connection = connect()
+    if options.json:
+        print(json.dumps([row.facts for row in read_rows(connection)], indent=2))
+    elif options.once or not (sys.stdout.isatty() and sys.stdin.isatty()):
+        print(plain(read_rows(connection)))
+    else:
+        curses.wrapper(lambda window: watch(_prepared(window), lambda: read_rows(connection)))
+    return 0
+
+
+def plain(rows: list[JobRow]) -> str:
+    """Return the table of all jobs with their hosts."""
+    if not rows:
+        return "no job runs or waits"
+    return table(HEADER, [cells for cells, _ in rows_with_hosts(rows, opened=frozenset(row.name for row in rows))])
+
+
+def read_rows(connection: Connection) -> list[JobRow]:
+    """Ask the service for the jobs that are not over, oldest first."""
+    names: list[str] = []
+    for status in LIVE:
+        answer = connection.call(
+            "ListTrainingJobs", {"StatusEquals": status, "SortOrder": "Ascending", "MaxResults": PAGE}
+        )
+        names += [item["TrainingJobName"] for item in answer["TrainingJobSummaries"]]
+    rows = []
+    since_ms = int(time.time() * 1000) - SPAN_MS
+    for name in names[:MAX_JOBS]:
+        try:
+            facts = connection.job_page(name)
+            series = connection.job_page(name, "series", {"names": SERIES, "since_ms": since_ms})
+        except WireError as error:
+            if error.code != "NotFound":
+                raise
+            continue  # deleted meanwhile
+        rows.append(job_row(facts, series))
+    return rows
+
+
+def watch(window: Screen, read: Callable[[], list[JobRow]], *, clock: Callable[[], float] = time.monotonic) -> None:
+    """Draw until q is pressed; a service that does not answer is said in the first line and asked again.
+
+    Args:
+        window: to draw on; its getch waits KEY_WAIT_MS at most.
+        read: returns the jobs.
+        clock: seconds.
+    """
+    rows: list[JobRow] = []
+    chosen, opened, head = "", frozenset[str](), ""
+    next_read_s = clock()
+    while True:
+        if clock() >= next_read_s:
+            try:
+                rows = read()
+                head = f"{len(rows)} jobs   j/k choose, Enter hosts, q quit"
+            except ClaryError as error:
+                head = error.message
+            next_read_s = clock() + REFRESH_S
+            chosen = moved([row.name for row in rows], chosen, 0)
+        _draw(window, rows, opened=opened, chosen=chosen, head=head)
+        key = window.getch()
+        names = [row.name for row in rows]
+        if key in (ord("j"), curses.KEY_DOWN):
+            chosen = moved(names, chosen, 1)
+        elif key in (ord("k"), curses.KEY_UP):
+            chosen = moved(names, chosen, -1)
+        elif key in ENTER and chosen:
+            opened ^= {chosen}
+        elif key == ord("q"):
+            return
+
+
+def _draw(window: Screen, rows: list[JobRow], *, opened: frozenset[str], chosen: str, head: str) -> None:
+    height, width = window.getmaxyx()
+    window.erase()
+    lines = screen(rows, opened=opened, chosen=chosen, width=width - 1, height=height, head=head)
+    for index, (line, is_chosen) in enumerate(lines):
+        window.addnstr(index, 0, line, max(0, width - 1), curses.A_REVERSE if is_chosen else curses.A_NORMAL)
+    window.refresh()
+
+
+def _prepared(window: Any) -> Screen:
+    curses.curs_set(0)
+    window.timeout(KEY_WAIT_MS)
+    prepared: Screen = window
+    return prepared

@@ -1,0 +1,160 @@
+"""How `clary top` shows jobs and their hosts: rows from the service's pages, and what fits on a screen. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from clary.cli.metric_words import Last, shown
+from clary.cli.tables import duration, table
+
+HEADER = ("NAME", "STATUS", "PHASE", "AGE", "PROGRESS", "CPU", "MEMORY", "GPU", "LAST METRIC", "RESTARTS", "WAITS FOR")
+HOST_INDENT = "  "
+NOTHING = "-"
+WORD_LIMIT = 60  # characters of a reason in a row
+CPU, MEMORY, GPU = "host/cpu_percent", "host/memory_bytes", "utilisation_percent"
+SERIES = "host/cpu_percent,host/memory_bytes,gpu-*/utilisation_percent"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRow:
+    """One job; `hosts` are rows below it."""
+
+    cells: tuple[str, ...]
+    hosts: tuple[tuple[str, ...], ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what `--json` prints
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self.cells[0]
+
+
+def job_row(facts: Mapping[str, Any], series: Mapping[str, Any]) -> JobRow:
+    """Return the row of a job.
+
+    Args:
+        facts: the service's page of the job.
+        series: its page of SERIES; an empty mapping for one that was not read.
+    """
+    latest = latest_of(series)
+    hosts = {host["name"]: latest.get(host["name"], {}) for host in facts["hosts"]}
+    metrics = facts.get("metrics") or []
+    newest = max(metrics, key=lambda item: item["at"], default=None)
+    cells = (
+        facts["name"],
+        facts["status"],
+        facts["secondary_status"],
+        duration(series["age_s"]) if series else NOTHING,
+        _progress(facts.get("progress")),
+        *_load(list(hosts.values())),
+        NOTHING if newest is None else f"{newest['name']}={_number(newest['value'])}",
+        str(len(facts["past_attempts"])),
+        _short(facts["pending_reason"]),
+    )
+    rows = tuple(
+        (
+            HOST_INDENT + host["name"],
+            "",
+            host["phase"],
+            "",
+            "",
+            *_load([hosts[host["name"]]]),
+            "",
+            "",
+            _short(host.get("standstill") or ""),
+        )
+        for host in facts["hosts"]
+    )
+    plain = {
+        "name": facts["name"],
+        "status": facts["status"],
+        "secondary_status": facts["secondary_status"],
+        "age_s": series.get("age_s"),
+        "progress": facts.get("progress"),
+        "pending_reason": facts["pending_reason"],
+        "restarts": len(facts["past_attempts"]),
+        "metrics": metrics,
+        "hosts": [
+            {"name": host["name"], "phase": host["phase"], "latest": hosts[host["name"]]} for host in facts["hosts"]
+        ],
+    }
+    return JobRow(cells=cells, hosts=rows, facts=plain)
+
+
+def latest_of(series: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return host -> name of a series -> its last value."""
+    found: dict[str, dict[str, float]] = {}
+    for one in series.get("series", ()):
+        values = [point[Last] for point in one["points"] if point[Last] is not None]
+        if values:
+            found.setdefault(one["host"], {})[one["name"]] = values[-1]
+    return found
+
+
+def screen(
+    rows: Sequence[JobRow], *, opened: frozenset[str], chosen: str, width: int, height: int, head: str
+) -> list[tuple[str, bool]]:
+    """Return lines of at most `width` columns and whether each is the chosen one's; `height` of them at most.
+
+    Args:
+        rows: jobs in order.
+        opened: names of jobs whose hosts are shown.
+        chosen: name of the job that keys act on.
+        width: columns.
+        height: lines.
+        head: first line.
+    """
+    lines = rows_with_hosts(rows, opened=opened)
+    text = table(HEADER, [cells for cells, _ in lines]).split("\n") if lines else ["no job runs or waits"]
+    owners = [owner for _, owner in lines]
+    room = max(1, height - 2)
+    first = next((index for index, owner in enumerate(owners) if owner == chosen), 0)
+    start = max(0, min(first - room // 2, len(owners) - room))
+    seen = range(start, min(len(owners), start + room))
+    shown_lines = [(head, False), (text[0], False), *((text[index + 1], owners[index] == chosen) for index in seen)]
+    return [(line[:width], is_chosen) for line, is_chosen in shown_lines[:height]]
+
+
+def rows_with_hosts(rows: Sequence[JobRow], *, opened: frozenset[str]) -> list[tuple[tuple[str, ...], str]]:
+    """Return the cells of every line, with the name of the job that it is of."""
+    return [(cells, row.name) for row in rows for cells in (row.cells, *(row.hosts if row.name in opened else ()))]
+
+
+def moved(names: Sequence[str], chosen: str, by: int) -> str:
+    """Return the job that lies `by` lines from the chosen one; the ends stay."""
+    if not names:
+        return ""
+    if chosen not in names:
+        return names[0]
+    return names[min(len(names) - 1, max(0, names.index(chosen) + by))]
+
+
+def _progress(progress: Mapping[str, Any] | None) -> str:
+    if not progress:
+        return NOTHING
+    percent, eta_s = progress.get("percent"), progress.get("eta_s")
+    share = f"{progress['done']:.0f} {progress['unit']}" if percent is None else f"{percent:.0f} %"
+    return share if eta_s is None else f"{share}, {duration(eta_s)} left"
+
+
+def _load(hosts: Sequence[Mapping[str, float]]) -> tuple[str, str, str]:
+    """Return processor, memory and GPU of hosts together: sums of the first two, the mean of all GPUs."""
+    cpu = [host[CPU] for host in hosts if CPU in host]
+    memory = [host[MEMORY] for host in hosts if MEMORY in host]
+    gpus = [value for host in hosts for name, value in host.items() if name.endswith(GPU)]
+    return (
+        shown(sum(cpu), "%") if cpu else NOTHING,
+        shown(sum(memory), "B") if memory else NOTHING,
+        shown(sum(gpus) / len(gpus), "%") if gpus else NOTHING,
+    )
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else "nan"
+
+
+def _short(text: str) -> str:
+    first = " ".join(text.split())
+    return (first if len(first) <= WORD_LIMIT else first[: WORD_LIMIT - 3] + "...") or NOTHING

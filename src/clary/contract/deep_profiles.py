@@ -1,0 +1,147 @@
+"""Deep profiles: windows of a framework's own profiler over a few steps of every rank.
+
+Where: the service asks in the answer to a report (`ReportReceipt.profiles`); the agent leaves the request where ranks
+look (`clary.train.profiling`), follows what they write, and sends `POST profiles` (HostProfile, whenever something has
+changed) and `POST traces?number=N&rank=R&offset=B&last=0|1` (bytes of a trace, in order) below its path.
+
+Files of a host, in a folder of `/opt/ml/.clary/profiles` that the environment variable `FOLDER_VARIABLE` names:
+
+    request-NUMBER.json             ProfileRequest, written by the agent; again, with `is_cancelled`, to end it
+    out/NUMBER/rank-R.json          RankProfile, written by rank R at each change
+    out/NUMBER/rank-R.trace.json.gz its trace, in Chrome's format, whole before the state is `done`
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+FOLDER_VARIABLE = "CLARY_PROFILES_FOLDER"
+OUT_FOLDER = "out"  # below it
+MAX_STEPS = 100  # of a window
+MAX_WINDOW_S = 60.0  # that a window may last, whatever its steps take
+MAX_WAIT_S = 120.0  # for the first step to profile, where nobody said which
+TIMED_WINDOW_S = 2.0  # of a program whose steps cannot be seen
+MAX_TRACE_BYTES = 256 * 1024 * 1024  # of a trace as it is sent
+PIECE_BYTES = 2 * 1024 * 1024  # of one request that brings a part of a trace
+DEFAULT_START_STEP = 5  # DetailedProfilingConfig of SDK v2 without arguments
+_DETAILED = "DetailedProfilingConfig"  # key of ProfilerConfig.ProfilingParameters; its value is a text
+
+
+class RankState(StrEnum):
+    """Where a rank's window stands."""
+
+    WAITING = "waiting"  # has seen the request, waits for its step or time
+    RECORDING = "recording"
+    WRITING = "writing"  # the program has gone on, its trace is being written
+    DONE = "done"  # terminal: the trace is whole
+    REFUSED = "refused"  # terminal: the program uses the profiler itself
+    FAILED = "failed"  # terminal: `words` says why
+    LOST = "lost"  # terminal: the rank has ended, or never answered
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes of it."""
+        return self in (RankState.DONE, RankState.REFUSED, RankState.FAILED, RankState.LOST)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileRequest:
+    """One window, wanted of every host of an attempt; `number` grows.
+
+    Attributes:
+        start_step: number of finished steps at which it begins; None for the next one.
+        start_at: Unix time before which it does not begin, so that ranks begin together; 0 for at once.
+        give_up_at: Unix time until which it must have begun; 0 for never.
+        duration_s: of a program whose steps cannot be seen, or where no number of steps was asked for.
+        ranks: which; empty for all.
+        is_cancelled: end it now; what was recorded is kept.
+    """
+
+    number: int
+    num_steps: int
+    start_step: int | None = None
+    start_at: float = 0.0
+    give_up_at: float = 0.0
+    duration_s: float = TIMED_WINDOW_S
+    ranks: tuple[int, ...] = ()
+    is_cancelled: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankProfile:
+    """What one rank says of its window.
+
+    Attributes:
+        step: steps that were finished when it last wrote.
+        first_step: steps that were finished when the window began.
+        bounds_ns: Unix times at which the window began and each of its steps ended.
+        wall_ns: Unix time and `monotonic_ns` of the machine's clock, read together when the window ended.
+        boot_id: of the machine's kernel: ranks with the same one share a clock.
+        by_time: whether the window was cut by time, because no step was seen.
+    """
+
+    rank: int
+    state: RankState
+    words: str = ""
+    pid: int = 0
+    host_name: str = ""
+    step: int = 0
+    first_step: int = 0
+    bounds_ns: tuple[int, ...] = ()
+    wall_ns: int = 0
+    monotonic_ns: int = 0
+    boot_id: str = ""
+    by_time: bool = False
+    framework: str = ""  # torch 2.9.0
+    trace_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostProfile:
+    """What a host's ranks say of a window; each carries all that is known."""
+
+    number: int
+    host: str
+    is_final: bool  # nothing more comes of this host
+    ranks: tuple[RankProfile, ...]
+    error: str = ""  # why there is nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """What a job's ProfilerConfig asks for: `num_steps` from `start_step` on, or `duration_s` from `start_at` on."""
+
+    start_step: int | None
+    num_steps: int
+    start_at: float = 0.0
+    duration_s: float = TIMED_WINDOW_S
+
+
+def window_of(profiler_config: Mapping[str, Any] | None) -> Window | None:
+    """Return the window that ProfilingParameters ask for; None if they ask for none, or it cannot be read.
+
+    Of the SDK's FrameworkProfile only DetailedProfilingConfig is a window of the framework's profiler.
+    Source: SDK v2 `sagemaker.debugger.metrics_config` (StepRange, TimeRange).
+    """
+    config = profiler_config or {}
+    text = (config.get("ProfilingParameters") or {}).get(_DETAILED)
+    if text is None or config.get("DisableProfiler"):
+        return None
+    try:
+        # The SDK writes commas before closing brackets, for a reader that is not JSON's.
+        asked = json.loads(str(text).replace(",}", "}").replace(", }", "}"))
+        if not isinstance(asked, dict):
+            return None
+        if "StartTimeInSecSinceEpoch" in asked or "Duration" in asked:
+            seconds = float(asked.get("Duration") or TIMED_WINDOW_S)
+            start_at = float(asked.get("StartTimeInSecSinceEpoch") or 0)
+            return Window(start_step=None, num_steps=0, start_at=start_at, duration_s=min(seconds, MAX_WINDOW_S))
+        start_step = asked.get("StartStep")
+        num_steps = max(1, min(int(asked.get("NumSteps") or 1), MAX_STEPS))
+        return Window(start_step=DEFAULT_START_STEP if start_step is None else int(start_step), num_steps=num_steps)
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return None

@@ -1,0 +1,88 @@
+"""Where the time of each training step went, as a rank leaves it for the agent of its host.
+
+Where: `train.steps` writes one file a process into the folder that CLARY_STEPS_FOLDER names;
+`agent.metrics.step_source` reads it while it grows and makes series of it. A file is a header and a ring of rows:
+
+    0      magic, rank, process
+    64     row of step 1, row of step 2, ...; step N + NUM_ROWS takes the place of step N
+
+A row bears its number at both ends, so that one that is being written is seen to be torn. All times are seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import NamedTuple
+
+FOLDER_VARIABLE = "CLARY_STEPS_FOLDER"
+SWITCH_VARIABLE = "CLARY_STEPS"  # 0: nothing is recorded
+ENDING = ".steps"  # of a file's name, RANK-PROCESS.steps
+
+NUM_ROWS = 512  # kept of a process: at two looks a second, a thousand steps a second
+HEADER_BYTES = 64
+_MAGIC = b"CLARYST1"
+_HEADER = struct.Struct("<8sqq")
+_ROW = struct.Struct("<q7dq")
+ROW_BYTES = _ROW.size
+FILE_BYTES = HEADER_BYTES + NUM_ROWS * ROW_BYTES
+_MAX_RANK = 1 << 31
+
+
+class StepRow(NamedTuple):
+    """One step of one rank. What is in none of the parts was spent outside of all of them.
+
+    Attributes:
+        number: of the step, from 1.
+        ended_s: seconds since 1970.
+        step_s: from the end of the step before to the end of this one.
+        data_wait_s: waiting for batches of a DataLoader.
+        forward_s: from a batch to its backward pass.
+        backward_s: in backward passes, less what of them was communication.
+        communication_s: held up in collectives, wherever that was.
+        optimizer_s: in the optimizer's step.
+    """
+
+    number: int
+    ended_s: float
+    step_s: float
+    data_wait_s: float
+    forward_s: float
+    backward_s: float
+    communication_s: float
+    optimizer_s: float
+
+
+PARTS = ("data_wait_s", "forward_s", "backward_s", "communication_s", "optimizer_s")
+
+
+def pack_header(rank: int, process: int) -> bytes:
+    """Return the start of a file."""
+    return _HEADER.pack(_MAGIC, rank, process).ljust(HEADER_BYTES, b"\0")
+
+
+def read_header(data: bytes) -> int | None:
+    """Return the rank that a file is of; None for what is no such file."""
+    if len(data) < HEADER_BYTES:
+        return None
+    magic, rank, _ = _HEADER.unpack_from(data)
+    return rank if magic == _MAGIC and 0 <= rank < _MAX_RANK else None
+
+
+def offset_of(number: int) -> int:
+    """Return where in the file the row of a step is."""
+    return HEADER_BYTES + (number - 1) % NUM_ROWS * ROW_BYTES
+
+
+def pack_row(row: StepRow) -> bytes:
+    """Return the bytes of a row."""
+    return _ROW.pack(*row, row.number)
+
+
+def read_rows(data: bytes) -> list[StepRow]:
+    """Return the whole rows of bytes that begin with a row; those that are torn, empty or impossible are left out."""
+    rows = []
+    for number, *values, again in _ROW.iter_unpack(data[: len(data) // ROW_BYTES * ROW_BYTES]):
+        if number == again > 0 and all(map(math.isfinite, values)) and min(values) >= 0:
+            rows.append(StepRow(number, *values))
+    return rows

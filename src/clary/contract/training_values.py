@@ -1,0 +1,110 @@
+"""Numbers and pictures that a program writes into files about its own training, and how far it says it is.
+
+Where: `POST /clary/v1/agents/{job}/{attempt}/{host}/training` carries a TrainingBatch and is answered by a
+TrainingReceipt. Findings are numbered from 0 over the life of one host in one attempt, so that none is stored twice.
+A program itself may report its progress to STATUS_PATH (`control.server.training_routes`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+from enum import StrEnum
+
+MAX_FINDINGS = 2_000  # of a batch
+MAX_NAME_CHARACTERS = 255  # of a metric or a tag, as MetricDefinition.Name
+MAX_DATA_CHARACTERS = 700_000  # of all findings of a batch together; half a megabyte in base64
+STATUS_PATH = "/clary/v1/status/{job}/{attempt}/{host}"  # below the service's URL, as programs see it
+
+
+class FindingKind(StrEnum):
+    """What was found."""
+
+    SCALAR = "scalar"  # a metric's value
+    HISTOGRAM = "histogram"  # data: JSON of [[left, right, count], ...]
+    IMAGE = "image"  # data: the picture's file in base64; empty for one that is too large to keep
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One value, with its step and its time.
+
+    Attributes:
+        kind: what it is.
+        name: of the metric, or tag.
+        at_ms: milliseconds since 1970, as the program wrote them.
+        step: of the training; None where the program gave none.
+        value: of a scalar; None for one that is no finite number.
+        data: of a histogram or an image.
+        file: where it stands, below the host's `/opt/ml`.
+        offset: of the record in the file, in bytes.
+        size_bytes: of an image.
+    """
+
+    kind: FindingKind = FindingKind.SCALAR
+    name: str
+    at_ms: int
+    step: int | None = None
+    value: float | None = None
+    data: str = ""
+    file: str = ""
+    offset: int = 0
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingProgress:
+    """How far a program is.
+
+    Attributes:
+        done: of `total`, in `unit`; of the whole training where that is known.
+        total: None where the program does not say.
+        unit: steps, epochs or percent.
+        source: who says so: kubeflow, trainer_state, log.
+        at_ms: milliseconds since 1970.
+        eta_s: seconds until the end; None until a rate is known.
+        epoch: the one that runs, from 1; None if not said.
+        max_epoch: of them in all.
+        step_in_epoch: steps of the current epoch that are done.
+        steps_per_epoch: of them in all.
+    """
+
+    done: float
+    total: float | None = None
+    unit: str = "steps"
+    source: str = "log"
+    at_ms: int = 0
+    eta_s: float | None = None
+    epoch: int | None = None
+    max_epoch: int | None = None
+    step_in_epoch: int | None = None
+    steps_per_epoch: int | None = None
+
+    @property
+    def percent(self) -> float | None:
+        """How much is done, from 0 to 100; None if the total is not known."""
+        return None if not self.total else max(0.0, min(100.0, 100.0 * self.done / self.total))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingBatch:
+    """Findings of one host in the order in which they were found."""
+
+    first: int  # number of the first
+    findings: tuple[Finding, ...] = ()
+    progress: TrainingProgress | None = None  # None where nothing new is known
+    num_dropped: int = 0  # findings that were given up so far, over the host's life
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingReceipt:
+    """What the service has taken."""
+
+    next: int  # findings below are stored, or will never be wanted
+
+
+def status_token(agent_token: str, *, job: str, attempt: int, host: str) -> str:
+    """Return what opens STATUS_PATH for a host's program; the agents' token cannot be read from it."""
+    text = f"training status:{job}:{attempt}:{host}"
+    return hmac.new(agent_token.encode(), text.encode(), hashlib.sha256).hexdigest()

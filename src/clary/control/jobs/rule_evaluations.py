@@ -1,0 +1,149 @@
+"""How each rule of a job stands: DebugRuleEvaluationStatuses, ProfilerRuleEvaluationStatuses. Pure.
+
+Where: `transitions` keeps what is told of rules on the job's record (`RuleEvaluationChanged`; agents' reports);
+`descriptions`, the command line and the console show `rows_of`. Rules that nothing has been told of have a row too: the
+request names them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from clary.contract.agent_protocol import HostFacts
+from clary.contract.job_rules import MAX_DETAILS_CHARACTERS
+from clary.contract.statuses import RuleStatus
+from clary.control.jobs.training_job import RuleEvaluation, RuleKind, TrainingJob
+
+NOT_STARTED_DETAILS = "the job ended before the rule was started"
+_REQUEST_MEMBERS = {RuleKind.DEBUG: "DebugRuleConfigurations", RuleKind.PROFILER: "ProfilerRuleConfigurations"}
+_PART_OF_ARN = 24  # characters of the job's and the rule's name in a processing job's name, which has 63 at most
+_LIVE = (RuleStatus.IN_PROGRESS, RuleStatus.STOPPING)
+
+__all__ = [
+    "RuleEvaluation",
+    "RuleKind",
+    "RuleStatus",
+    "configurations_of",
+    "evaluation_of",
+    "evaluations_of",
+    "rows_of",
+    "with_evaluation",
+    "with_facts",
+]
+
+
+def configurations_of(job: TrainingJob, kind: RuleKind) -> tuple[Mapping[str, Any], ...]:
+    """Return the rules of a kind that the request asks for, in its order."""
+    return tuple(job.request.get(_REQUEST_MEMBERS[kind]) or ())
+
+
+def evaluation_of(job: TrainingJob, kind: RuleKind, name: str) -> RuleEvaluation | None:
+    """Return what was last told of a rule; None if nothing was."""
+    return next((item for item in job.rule_evaluations if item.kind is kind and item.name == name), None)
+
+
+def with_evaluation(job: TrainingJob, told: RuleEvaluation) -> tuple[RuleEvaluation, ...]:
+    """Return the job's evaluations with `told` in the place of what was known of that rule.
+
+    A rule that has found something stays with that for the attempt at least: what comes later than IssuesFound changes
+    nothing but for another finding, and the same told again keeps its time.
+    """
+    known = evaluation_of(job, told.kind, told.name)
+    if known is None:
+        return (*job.rule_evaluations, told)
+    if known.status is RuleStatus.ISSUES_FOUND and told.status is not RuleStatus.ISSUES_FOUND:
+        return job.rule_evaluations
+    if (known.status, known.details) == (told.status, told.details):
+        return job.rule_evaluations
+    return tuple(told if item is known else item for item in job.rule_evaluations)
+
+
+def with_facts(job: TrainingJob, facts: HostFacts, now: datetime) -> tuple[RuleEvaluation, ...]:
+    """Return the job's evaluations with what a host says of the rules over tensors; of others than the request's
+    nothing is kept.
+    """
+    asked = {config["RuleConfigurationName"] for config in configurations_of(job, RuleKind.DEBUG)}
+    for told in facts.rules:
+        if told.name in asked:
+            evaluation = RuleEvaluation(
+                kind=RuleKind.DEBUG,
+                name=told.name,
+                status=told.status,
+                details=told.details[:MAX_DETAILS_CHARACTERS],
+                changed_at=now,
+            )
+            job = replace(job, rule_evaluations=with_evaluation(job, evaluation))
+    return job.rule_evaluations
+
+
+def evaluations_of(job: TrainingJob, kind: RuleKind) -> tuple[RuleEvaluation, ...]:
+    """Return how each rule of the request stands, in the request's order.
+
+    A rule that nothing was told of is in progress as long as the job is; one that still was when the job ended, and of
+    which nobody has told more, was stopped.
+    """
+    return tuple(
+        _as_it_stands(job, evaluation_of(job, kind, config["RuleConfigurationName"]), kind, config)
+        for config in configurations_of(job, kind)
+    )
+
+
+def rows_of(job: TrainingJob, kind: RuleKind) -> list[dict[str, Any]]:
+    """Return the rows of DebugRuleEvaluationStatuses or ProfilerRuleEvaluationStatuses, AWS spelling."""
+    rows = []
+    for item in evaluations_of(job, kind):
+        row: dict[str, Any] = {
+            "RuleConfigurationName": item.name,
+            "RuleEvaluationJobArn": evaluation_arn(job, item),
+            "RuleEvaluationStatus": item.status.value,
+            "LastModifiedTime": item.changed_at,
+        }
+        if item.details:
+            row["StatusDetails"] = item.details[:MAX_DETAILS_CHARACTERS]
+        rows.append(row)
+    return rows
+
+
+def evaluation_arn(job: TrainingJob, item: RuleEvaluation) -> str:
+    """Return the ARN that stands for a rule's run, as the original names its processing jobs."""
+    digest = hashlib.sha256(f"{job.name}\n{item.kind.value}\n{item.name}".encode()).hexdigest()[:8]
+    parts = (_part(job.name), _part(item.name), digest)
+    return f"{job.arn.rpartition(':')[0]}:processing-job/{'-'.join(part for part in parts if part)}"
+
+
+def _part(name: str) -> str:
+    return re.sub(r"[^a-zA-Z0-9]+", "-", name)[:_PART_OF_ARN].strip("-").lower()
+
+
+def _as_it_stands(
+    job: TrainingJob, known: RuleEvaluation | None, kind: RuleKind, config: Mapping[str, Any]
+) -> RuleEvaluation:
+    is_live = known is None or known.status in _LIVE
+    if known is not None and not (is_live and _is_over(job, known.changed_at)):
+        return known
+    # Profiler rules are judged by the service, after the job's last rows have come.
+    if not job.is_terminal or kind is RuleKind.PROFILER:
+        return RuleEvaluation(
+            kind=kind,
+            name=config["RuleConfigurationName"],
+            status=RuleStatus.IN_PROGRESS,
+            changed_at=job.created_at,
+        )
+    details = NOT_STARTED_DETAILS if known is None else "the job ended before the rule had read everything"
+    return RuleEvaluation(
+        kind=kind,
+        name=config["RuleConfigurationName"],
+        status=RuleStatus.STOPPED,
+        details=details,
+        changed_at=job.modified_at,
+    )
+
+
+def _is_over(job: TrainingJob, changed_at: datetime) -> bool:
+    """Whether nobody will tell more of a rule that was still in progress."""
+    return job.is_terminal and job.modified_at >= changed_at

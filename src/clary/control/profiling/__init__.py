@@ -1,0 +1,1 @@
+"""Rules over what a job's hosts measured, and the report that shows what they say. Pure."""

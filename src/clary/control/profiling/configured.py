@@ -1,0 +1,111 @@
+"""What a request's ProfilerRuleConfigurations ask for, as rules.
+
+Where: the service warns of what it cannot evaluate when a job is created, and evaluates the rest.
+Source: ProfilerRuleConfiguration (AWS API reference); RuleParameters as `sagemaker.debugger.ProfilerRule` writes them:
+of ProfilerReport `<rule>_<parameter>`, the rule in any case.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clary.contract.errors import ContractError
+from clary.control.profiling.rule import ProfilerRule, rule_with
+from clary.control.profiling.rules import RULES
+
+REPORT = "ProfilerReport"
+LEAST_INTERVAL_S, MOST_INTERVAL_S = 10.0, 3600.0
+_INTERVAL = "scan_interval_us"
+_RULE_OF_WORD = {name.lower(): rule for name, rule in RULES.items()}
+_IN_KEY = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfiguredRule:
+    """One of a job's profiler rules.
+
+    Attributes:
+        name: RuleConfigurationName.
+        kind: rule_to_invoke.
+        rules: what to evaluate: one, or of a ProfilerReport all; none where `error` says why.
+        s3_output_path: where its results go instead of the job's own place.
+        error: why it cannot be evaluated; empty if it can.
+    """
+
+    name: str
+    kind: str
+    rules: tuple[ProfilerRule, ...] = ()
+    s3_output_path: str | None = None
+    error: str = ""
+
+    @property
+    def is_report(self) -> bool:
+        """Whether it writes a report."""
+        return self.kind == REPORT and not self.error
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds from one look to the next."""
+        wanted_s = min((rule.scan_interval_s for rule in self.rules), default=MOST_INTERVAL_S)
+        return min(MOST_INTERVAL_S, max(LEAST_INTERVAL_S, wanted_s))
+
+
+def configured_rules(configurations: Sequence[Mapping[str, Any]]) -> tuple[ConfiguredRule, ...]:
+    """Return the rules of a request, in its order; one that cannot be evaluated says why."""
+    return tuple(_configured(configuration) for configuration in configurations)
+
+
+def default_report() -> ConfiguredRule:
+    """Return the report with every rule at its defaults."""
+    return ConfiguredRule(name=REPORT, kind=REPORT, rules=tuple(rule() for rule in RULES.values()))
+
+
+def object_prefix(output_path: str, job_name: str, rule_name: str) -> tuple[str, str]:
+    """Return bucket and key prefix, with a slash at its end, of a rule's results."""
+    bucket, _, prefix = output_path.removeprefix("s3://").partition("/")
+    folder = _IN_KEY.sub("-", rule_name).strip(".-") or "rule"
+    parts = (prefix.strip("/"), job_name, "rule-output", folder, "profiler-output", "")
+    return bucket, "/".join(part for index, part in enumerate(parts) if part or index)
+
+
+def _configured(configuration: Mapping[str, Any]) -> ConfiguredRule:
+    parameters = dict(configuration.get("RuleParameters") or {})
+    name, kind = configuration["RuleConfigurationName"], parameters.pop("rule_to_invoke", "")
+    output_path = configuration.get("S3OutputPath")
+    try:
+        rules = _rules(kind, parameters)
+    except ContractError as error:
+        return ConfiguredRule(name=name, kind=kind, error=error.message, s3_output_path=output_path)
+    return ConfiguredRule(name=name, kind=kind, rules=rules, s3_output_path=output_path)
+
+
+def _rules(kind: str, parameters: Mapping[str, str]) -> tuple[ProfilerRule, ...]:
+    if "source_s3_uri" in parameters:
+        raise ContractError("profiler rules of your own are not evaluated; built-in ones are")
+    if kind == REPORT:
+        return _of_report(parameters)
+    if kind not in RULES:
+        known = ", ".join((*RULES, REPORT))
+        raise ContractError(f"there is no profiler rule {kind[:80]!r} in RuleParameters.rule_to_invoke; known: {known}")
+    return (rule_with(RULES[kind], parameters),)
+
+
+def _of_report(parameters: Mapping[str, str]) -> tuple[ProfilerRule, ...]:
+    given: dict[type[ProfilerRule], dict[str, str]] = {rule: {} for rule in RULES.values()}
+    for key, value in parameters.items():
+        word, _, parameter = key.partition("_")
+        rule = _RULE_OF_WORD.get(word.lower())
+        if key == _INTERVAL:
+            for own in given.values():
+                own.setdefault(_INTERVAL, value)
+        elif rule is None:
+            raise ContractError(
+                f"parameters of {REPORT} are called <rule>_<parameter>, such as CPUBottleneck_threshold; "
+                f"got {key[:80]!r}"
+            )
+        else:
+            given[rule][parameter.lower()] = value
+    return tuple(rule_with(rule, own) for rule, own in given.items())

@@ -1,0 +1,139 @@
+"""What rules look at: series of a job while its program ran, by host, GPU and rank.
+
+Where: the service reads series into this (`reconcile.profiler_rules`); rules and the report ask it. Nothing is computed
+twice, and what was not measured is an empty tuple.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from clary.contract.agent_protocol import HostPhase
+from clary.control.series.queries import Point, Series, natural_key
+
+NAMES = (
+    "host/*,machine/cpu_iowait_percent,gpu-*/*_percent,gpu-*/power_w,rank-*/cpu_percent,rank-*/memory_bytes,"
+    "rank-*/num_processes,rank-*/*_s,rank-*/steps"
+)
+# Of these, what rules that can fire read: asked for again and again while a job runs.
+JUDGED_NAMES = (
+    "host/phase,host/cpu_percent,machine/cpu_iowait_percent,gpu-*/utilisation_percent,gpu-*/memory_percent,"
+    "rank-*/step_s,rank-*/step_max_s,rank-*/steps,rank-*/data_wait_s,rank-*/num_processes"
+)
+PERCENT = 100.0
+MS_PER_S = 1000
+_RUNNING = list(HostPhase).index(HostPhase.RUNNING)
+_SCOPE = re.compile(r"(gpu|rank)-([0-9]{1,6})/")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostShape:
+    """What a host has."""
+
+    name: str
+    num_cpus: float
+    num_gpus: int = 0
+
+
+@dataclass(frozen=True)
+class Scope:
+    """A GPU or a rank of a host."""
+
+    host: str
+    number: int
+    kind: str  # gpu or rank
+
+    @property
+    def label(self) -> str:
+        """As people read it: `algo-1 gpu-0`."""
+        return f"{self.host} {self.kind}-{self.number}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurements:
+    """Points by host and name of a series, oldest first.
+
+    Attributes:
+        hosts: in the order of their names.
+        series: host and name -> points at multiples of `step_ms`; `Point.count` is the number of rows in it.
+        step_ms: from one point to the next.
+        until_ms: now, or the job's end.
+        is_over: whether nothing more will come.
+    """
+
+    hosts: tuple[HostShape, ...]
+    series: Mapping[tuple[str, str], tuple[Point, ...]] = field(default_factory=dict)
+    step_ms: int = 1
+    until_ms: int = 0
+    is_over: bool = False
+
+    def all_points(self, host: str, name: str) -> tuple[Point, ...]:
+        """Return the points of a series, those of a host's preparation and of its uploads included."""
+        return self.series.get((host, name), ())
+
+    def points(self, host: str, name: str) -> tuple[Point, ...]:
+        """Return the points of a series while the host's program ran."""
+        ran = self._ran.get(host)
+        found = self.all_points(host, name)
+        return found if ran is None else tuple(point for point in found if point.at_ms in ran)
+
+    def scopes(self, kind: str, quantity: str) -> list[Scope]:
+        """Return the GPUs or ranks that have a quantity, in order."""
+        found = []
+        for host, name in sorted(self.series, key=natural_key):
+            match = _SCOPE.match(name)
+            if match is not None and match[1] == kind and name == f"{kind}-{match[2]}/{quantity}":
+                found.append(Scope(host, int(match[2]), kind))
+        return found
+
+    def of(self, scope: Scope, quantity: str) -> tuple[Point, ...]:
+        """Return the points of a GPU or a rank while the program ran."""
+        return self.points(scope.host, f"{scope.kind}-{scope.number}/{quantity}")
+
+    def cpu_share(self, host: str) -> tuple[Point, ...]:
+        """Return how busy the processors of a host were, where all of them together are 100 percent."""
+        return self._shares(self.points(host, "host/cpu_percent"), host)
+
+    def io_wait_share(self, host: str) -> tuple[Point, ...]:
+        """Return how much of a host's processors the machine's waits for disks would be, in percent."""
+        return self._shares(self.points(host, "machine/cpu_iowait_percent"), host)
+
+    @cached_property
+    def began_ms(self) -> int | None:
+        """When the first host's program began to run; None if none did."""
+        return min((min(ran) for ran in self._ran.values() if ran), default=None)
+
+    def _shares(self, points: Iterable[Point], host: str) -> tuple[Point, ...]:
+        num_cpus = next((shape.num_cpus for shape in self.hosts if shape.name == host), 1.0)
+        return tuple(_scaled(point, 1 / max(num_cpus, 0.01)) for point in points)
+
+    @cached_property
+    def _ran(self) -> dict[str, frozenset[int]]:
+        """Host -> the steps in which its program ran; hosts that do not say are left out."""
+        return {
+            host: frozenset(point.at_ms for point in points if round(point.mean) == _RUNNING)
+            for (host, name), points in self.series.items()
+            if name == "host/phase"
+        }
+
+
+def measurements_of(
+    series: Iterable[Series], hosts: Iterable[HostShape], *, step_ms: int, until_ms: int, is_over: bool
+) -> Measurements:
+    """Return an answer of the store as rules read it."""
+    return Measurements(
+        hosts=tuple(sorted(hosts, key=lambda host: natural_key([host.name]))),
+        series={(one.host, one.name): one.points for one in series},
+        step_ms=step_ms,
+        until_ms=until_ms,
+        is_over=is_over,
+    )
+
+
+def _scaled(point: Point, factor: float) -> Point:
+    values = (min(PERCENT, value * factor) for value in (point.least, point.greatest, point.mean))
+    least, greatest, mean = values
+    return Point(point.at_ms, least, greatest, mean, point.count, min(PERCENT, point.last * factor))

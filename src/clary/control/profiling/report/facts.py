@@ -1,0 +1,62 @@
+"""What a report is made of, beside measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from clary.control.profiling.rule import ProfilerRule, Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportHost:
+    """One host as the plan has it."""
+
+    name: str
+    instance_type: str
+    num_cpus: float
+    num_gpus: int
+    num_processes: int
+    seconds: Mapping[str, float] = field(default_factory=dict)  # where its time went, by part of the ledger
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleResult:
+    """A rule with what it says."""
+
+    rule: ProfilerRule
+    verdict: Verdict
+    earlier: str = ""  # what it found while the job ran, if it does not say so any more
+
+    @property
+    def fires(self) -> bool:
+        """Whether it has found something, now or before."""
+        return self.verdict.has_issue or bool(self.earlier)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportFacts:
+    """What is known of a job beside its series; texts are those of its owner and are written as such."""
+
+    job_name: str
+    status: str
+    secondary_status: str
+    image: str = ""
+    environment: str = ""
+    failure_reason: str = ""
+    created_at: datetime
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    written_at: datetime
+    wall_s: float = 0.0
+    goodput: float = 0.0
+    seconds: Mapping[str, float] = field(default_factory=dict)  # of all hosts, by part of the ledger
+    num_attempts: int = 1
+    hosts: Sequence[ReportHost] = ()
+    num_dropped: int = 0  # rows that were given up
+    damaged: Sequence[str] = ()  # blocks of series that could not be read
+    straggler: str = ""  # which rank the others wait for, or that nobody does
+    straggler_evidence: Sequence[str] = ()
+    has_straggler: bool = False
+    version: str = ""

@@ -1,0 +1,126 @@
+"""What a profiler rule is: parameters, and a verdict over measurements.
+
+Where: `rules` holds the built-in ones; `configured` makes them of what a request asks for.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+from clary.contract.errors import ContractError, Fault
+from clary.control.profiling.measurements import Measurements
+
+SCAN_INTERVAL_US = 60_000_000
+US_PER_S = 1_000_000
+PERCENTAGE: Mapping[str, Any] = {"most": 100.0}
+POSITIVE: Mapping[str, Any] = {"is_positive": True}
+NO_GPU = "no GPU was measured"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a rule says of a job so far.
+
+    Attributes:
+        has_issue: whether it fires.
+        detail: one sentence: what was found where, and the limit; or why nothing could be found.
+        evidence: lines that say the same of each host, GPU or rank.
+        num_datapoints: rows that were judged.
+        num_violations: of the rows or windows judged, those that speak against the job.
+        figures: host, GPU or rank -> name -> number, for programs.
+        was_judged: whether there was enough to judge.
+    """
+
+    has_issue: bool = False
+    detail: str
+    evidence: tuple[str, ...] = ()
+    num_datapoints: int = 0
+    num_violations: int = 0
+    figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    was_judged: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilerRule:
+    """Base of all rules; fields are parameters, with the names and defaults of the original.
+
+    Args:
+        scan_interval_us: microseconds from one look to the next.
+    """
+
+    advice: ClassVar[str] = ""  # what to do when it fires
+
+    scan_interval_us: int = field(default=SCAN_INTERVAL_US, metadata=POSITIVE)
+
+    def judge(self, measurements: Measurements) -> Verdict:
+        """Return what the rule says of the measurements so far."""
+        raise NotImplementedError
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name that `rule_to_invoke` has for it."""
+        return cls.__name__
+
+    @property
+    def scan_interval_s(self) -> float:
+        """Seconds from one look to the next."""
+        return self.scan_interval_us / US_PER_S
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the parameters by name, in order."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+
+def not_judged(detail: str, num_datapoints: int = 0) -> Verdict:
+    """Return the verdict where there is nothing, or not enough, to judge."""
+    return Verdict(detail=detail, num_datapoints=num_datapoints, was_judged=False)
+
+
+def too_short(num_datapoints: int, patience: float) -> Verdict:
+    """Return the verdict on a job that has not run for as long as the rule waits."""
+    return not_judged(
+        f"{num_datapoints} datapoints so far; the rule judges what comes after the first {patience:g} (patience)",
+        num_datapoints,
+    )
+
+
+def rule_with(cls: type[ProfilerRule], given: Mapping[str, str]) -> ProfilerRule:
+    """Return a rule with parameters as a request spells them.
+
+    Raises: ContractError naming the parameter, what was expected and what came.
+    """
+    known = {one.name: one for one in fields(cls)}
+    values: dict[str, Any] = {}
+    for name, text in given.items():
+        if name not in known:
+            raise ContractError(
+                f"{cls.name()} has no parameter {name[:80]!r}; it has {', '.join(known)}", fault=Fault.USER
+            )
+        values[name] = _parsed(cls, name, text, known[name].default, known[name].metadata)
+    return cls(**values)
+
+
+def _parsed(cls: type[ProfilerRule], name: str, text: str, default: Any, limits: Mapping[str, Any]) -> Any:
+    if default is None:  # a word; None stands for all
+        return None if text == "None" else text
+    most = limits.get("most", math.inf)
+    expected = "a number above 0" if limits.get("is_positive") else f"a number from 0 to {most:g}"
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    is_fit = 0 < value < math.inf if limits.get("is_positive") else 0 <= value <= most
+    if not is_fit:
+        raise ContractError(
+            f"{cls.name()}: {name} is {expected}, got {str(text)[:80]!r}; its default is {default:g}", fault=Fault.USER
+        )
+    return round(value) if isinstance(default, int) and value == round(value) else value
+
+
+def summary_of(cls: type[ProfilerRule]) -> str:
+    """Return what a rule says when it fires: the first line of its docstring."""
+    return (inspect.getdoc(cls) or "").partition("\n")[0].rstrip(".")

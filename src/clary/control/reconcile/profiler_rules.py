@@ -1,0 +1,275 @@
+"""Evaluates jobs' profiler rules while they run, and at their end for good; stores their reports.
+
+Where: the server runs one task of this. The hub tells it of every job that has such rules; what it finds goes back as
+`RuleEvaluationChanged`. Judging is pure and done on a thread (`control.profiling`); one job at a time is looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from http import HTTPStatus
+from typing import Protocol
+
+from clary.contract.agent_protocol import HostPhase
+from clary.contract.clock import Clock
+from clary.contract.errors import ClaryError, ObjectStoreError
+from clary.control.jobs import events
+from clary.control.jobs.job_request import JobRequest
+from clary.control.jobs.rule_evaluations import (
+    RuleEvaluation,
+    RuleKind,
+    RuleStatus,
+    configurations_of,
+    evaluation_of,
+)
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.profiling.configured import ConfiguredRule, configured_rules, object_prefix
+from clary.control.profiling.report.facts import RuleResult
+from clary.control.profiling.report.page import PAGE_NAME, files
+from clary.control.profiling.rule import ProfilerRule, Verdict
+from clary.control.reconcile.hub import JobHub
+from clary.control.reconcile.job_measurements import (
+    JobMeasurements,
+    SeriesReader,
+    look_at,
+    read_measurements,
+    report_facts,
+)
+from clary.control.store.errors import JobNotFound
+from clary.control.store.job_queries import JobPage, JobQuery
+
+PASS_INTERVAL_S = 1.0
+LAST_ROWS = timedelta(seconds=3)  # for rows that are still on their way when a job has become terminal
+LOOK_BACK = timedelta(hours=1)  # for jobs that ended while no service was there to judge them
+MOST_LOAD = 25  # times as long as a look takes, is the time to the next at least
+MOST_TRIES = 5  # at the end of a job, while the database or the object store does not answer
+DISABLED = "profiling is switched off (ProfilerConfig.DisableProfiler)"
+NEVER_RAN = "nothing was measured: the job's program never ran"
+
+log = logging.getLogger(__name__)
+
+
+class Answer(Protocol):
+    """What an object store answers."""
+
+    @property
+    def status(self) -> int:
+        """HTTP status."""
+
+
+class ObjectWriter(Protocol):
+    """Stores small objects."""
+
+    async def request(self, method: str, bucket: str, *, key: str = "", body: bytes = b"") -> Answer:
+        """Send one request; raises ObjectStoreError if no answer comes."""
+
+
+class JobReader(Protocol):
+    """What is needed of the store of jobs."""
+
+    async def get_job(self, name: str) -> TrainingJob | None:
+        """Read a job."""
+
+    async def list_jobs(self, query: JobQuery) -> JobPage:
+        """Return a page of jobs."""
+
+
+@dataclass(kw_only=True)
+class _Watch:
+    """What is remembered of a job between looks."""
+
+    due_s: dict[str, float] = field(default_factory=dict)  # rule -> monotonic time of its next look
+    fired: dict[tuple[str, str], str] = field(default_factory=dict)  # configured rule, rule -> what it found
+    num_tries: int = 0
+
+
+class ProfilerRules:
+    """Judges jobs that have profiler rules.
+
+    Args:
+        hub: of jobs.
+        jobs: knows those that are over.
+        series: what hosts measured.
+        objects: where reports go.
+        clock: for intervals and records.
+    """
+
+    def __init__(
+        self, hub: JobHub, jobs: JobReader, series: SeriesReader, objects: ObjectWriter, *, clock: Clock
+    ) -> None:
+        self._hub = hub
+        self._jobs = jobs
+        self._series = series
+        self._objects = objects
+        self._clock = clock
+        self._watched: dict[str, _Watch] = {}
+        hub.listen(self.notice)
+
+    def notice(self, job: TrainingJob) -> None:
+        """Watch a job that has rules without a verdict."""
+        if job.name not in self._watched and _awaits_verdicts(job):
+            self._watched[job.name] = _Watch()
+
+    async def run(self, *, interval_s: float = PASS_INTERVAL_S) -> None:
+        """Look after jobs until cancelled."""
+        await self.take_up()
+        while True:
+            await self.make_pass()
+            await asyncio.sleep(interval_s)
+
+    async def take_up(self) -> None:
+        """Notice jobs that an earlier service has left without verdicts."""
+        for job in (*self._hub.active_jobs(), *self._hub.waiting_jobs().values()):
+            self.notice(job)
+        try:
+            page = await self._jobs.list_jobs(JobQuery(modified_after=self._clock.now() - LOOK_BACK, descending=True))
+            for summary in page.summaries:
+                ended = await self._jobs.get_job(summary.name)
+                if ended is not None:
+                    self.notice(ended)
+        except ClaryError as error:
+            log.warning("profiler rules of jobs that ended earlier stay as they are: %s", error.message)
+
+    async def make_pass(self) -> None:
+        """Look once at every job that is watched."""
+        for name, watch in list(self._watched.items()):
+            try:
+                job = self._hub.live_job(name) or await self._jobs.get_job(name)
+                if job is None or await self._look(job, watch):
+                    self._watched.pop(name, None)
+                watch.num_tries = 0
+            except JobNotFound:  # deleted meanwhile
+                self._watched.pop(name, None)
+            except Exception:  # boundary: one job's failure must not keep the others from theirs
+                log.exception("profiler rules of %s: this look failed", name)
+                watch.num_tries += 1
+                if watch.num_tries >= MOST_TRIES:
+                    self._watched.pop(name, None)
+                    log.error("profiler rules of %s are judged no more", name)
+
+    async def _look(self, job: TrainingJob, watch: _Watch) -> bool:
+        """Do what is due for a job; return whether that was all."""
+        rules = configured_rules(configurations_of(job, RuleKind.PROFILER))
+        if job.is_terminal:
+            return await self._judge_for_good(job, rules, watch)
+        is_off = JobRequest(job.request).is_profiler_disabled
+        for rule in rules:
+            await self._tell_state(job, rule, is_off=is_off)
+        now_s = self._clock.monotonic()
+        usable = [] if is_off else [rule for rule in rules if not rule.error]
+        if not any(record.facts.phase is HostPhase.RUNNING for record in job.hosts.values()):
+            return False
+        due = [rule for rule in usable if watch.due_s.setdefault(rule.name, now_s + rule.interval_s) <= now_s]
+        if not due:
+            return False
+        measured = await look_at(self._series, job, now=self._clock.now())
+        rest_s = MOST_LOAD * (self._clock.monotonic() - now_s)  # a large job on a busy machine is looked at less often
+        for rule in due:
+            watch.due_s[rule.name] = now_s + max(rule.interval_s, rest_s)
+            known = {key for key in watch.fired if key[0] == rule.name}
+            results = await self._results(rule, measured, watch)
+            if {key for key in watch.fired if key[0] == rule.name} != known:
+                await self._tell(job, rule, RuleStatus.ISSUES_FOUND, _found(results))
+        return False
+
+    async def _judge_for_good(self, job: TrainingJob, rules: Sequence[ConfiguredRule], watch: _Watch) -> bool:
+        """Judge a job that is over, once its last rows are there; return whether that is done."""
+        ended_at = job.training_ended_at or job.modified_at
+        if not job.is_released and self._clock.now() - ended_at < LAST_ROWS:
+            return False
+        is_off = JobRequest(job.request).is_profiler_disabled
+        measured: JobMeasurements | None = None
+        for rule in rules:
+            if rule.error or is_off:
+                await self._tell_state(job, rule, is_off=is_off)
+                continue
+            if measured is None:
+                measured = await read_measurements(self._series, job, now=self._clock.now())
+            if measured.measurements.began_ms is None:
+                await self._tell(job, rule, RuleStatus.STOPPED, NEVER_RAN)
+                continue
+            results = await self._results(rule, measured, watch)
+            words = _found(results)
+            if rule.is_report:
+                words = f"{await self._store_report(job, rule, measured, results)}. {words}"
+            fires = any(result.fires for result in results)
+            await self._tell(job, rule, RuleStatus.ISSUES_FOUND if fires else RuleStatus.NO_ISSUES_FOUND, words)
+        return True
+
+    async def _results(self, rule: ConfiguredRule, measured: JobMeasurements, watch: _Watch) -> list[RuleResult]:
+        """Judge on a thread; remember what fires."""
+        verdicts = await asyncio.to_thread(_judged, rule, measured)
+        results = []
+        for one, verdict in verdicts:
+            key = (rule.name, one.name())
+            earlier = "" if verdict.has_issue else watch.fired.get(key, "")
+            if verdict.has_issue:
+                watch.fired[key] = verdict.detail
+            results.append(RuleResult(rule=one, verdict=verdict, earlier=earlier))
+        return results
+
+    async def _store_report(
+        self, job: TrainingJob, rule: ConfiguredRule, measured: JobMeasurements, results: Sequence[RuleResult]
+    ) -> str:
+        """Store a report; return where it is, or why it is not."""
+        output_path = rule.s3_output_path or JobRequest(job.request).output.s3_output_path
+        bucket, prefix = object_prefix(output_path, job.name, rule.name)
+        facts = report_facts(job, measured, now=self._clock.now())
+        pages = await asyncio.to_thread(files, facts, measured.measurements, results)
+        try:
+            for name, content in pages.items():
+                answer = await self._objects.request("PUT", bucket, key=prefix + name, body=content)
+                if answer.status != HTTPStatus.OK:
+                    raise ObjectStoreError(f"s3://{bucket}/{prefix}{name} was answered {answer.status}")
+        except ObjectStoreError as error:
+            log.warning("job %s: the report of %s is not stored: %s", job.name, rule.name, error.message)
+            return f"the report could not be stored: {error.message}"
+        return f"report: s3://{bucket}/{prefix}{PAGE_NAME}"
+
+    async def _tell_state(self, job: TrainingJob, rule: ConfiguredRule, *, is_off: bool) -> None:
+        """Tell of a rule that is not evaluated, or is again."""
+        known = evaluation_of(job, RuleKind.PROFILER, rule.name)
+        if rule.error:
+            if known is None or known.status is not RuleStatus.ERROR:
+                await self._tell(job, rule, RuleStatus.ERROR, rule.error)
+        elif is_off:
+            if known is None or known.status is RuleStatus.IN_PROGRESS:
+                await self._tell(job, rule, RuleStatus.STOPPED, DISABLED)
+        elif known is not None and known.status in (RuleStatus.STOPPED, RuleStatus.ERROR):
+            await self._tell(job, rule, RuleStatus.IN_PROGRESS, "")
+
+    async def _tell(self, job: TrainingJob, rule: ConfiguredRule, status: RuleStatus, details: str) -> None:
+        evaluation = RuleEvaluation(
+            kind=RuleKind.PROFILER,
+            name=rule.name,
+            status=status,
+            details=details,
+            changed_at=self._clock.now(),
+        )
+        await self._hub.apply(job.name, events.RuleEvaluationChanged(evaluation=evaluation))
+
+
+def _awaits_verdicts(job: TrainingJob) -> bool:
+    """Whether a job has profiler rules of which not all is said."""
+    named = [config["RuleConfigurationName"] for config in configurations_of(job, RuleKind.PROFILER)]
+    if not job.is_terminal:
+        return bool(named)
+    told = (evaluation_of(job, RuleKind.PROFILER, name) for name in named)
+    return any(known is None or known.status is RuleStatus.IN_PROGRESS for known in told)
+
+
+def _judged(rule: ConfiguredRule, measured: JobMeasurements) -> list[tuple[ProfilerRule, Verdict]]:
+    return [(one, one.judge(measured.measurements)) for one in rule.rules]
+
+
+def _found(results: Sequence[RuleResult]) -> str:
+    """Return what rules found in one text: of several with their names, else what the one says."""
+    if len(results) == 1:
+        return results[0].earlier or results[0].verdict.detail
+    firing = [f"{result.rule.name()}: {result.earlier or result.verdict.detail}" for result in results if result.fires]
+    num_judged = sum(result.verdict.was_judged for result in results)
+    return "; ".join(firing) or f"no issue in {num_judged} of {len(results)} rules, the others had too little to judge"

@@ -1,0 +1,75 @@
+"""Tells an address of the setting `rule_webhook_url` when a rule of a job has found something.
+
+Where: the hub says what has changed, the service runs `send_all`. Nothing waits for a notice: one try and one more,
+each within `DEADLINE_S`, then it is logged and dropped, as are notices beyond `MAX_WAITING`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import Any
+
+import aiohttp
+
+from clary.control.jobs.rule_actions import newly_found, notice_of
+from clary.control.jobs.training_job import TrainingJob
+
+DEADLINE_S = 5.0  # of one try
+TRIES = 2
+PAUSE_S = 1.0  # between them
+MAX_WAITING = 100
+
+logger = logging.getLogger(__name__)
+
+
+class RuleNotices:
+    """Collects findings and posts them, one after the other.
+
+    Args:
+        url: where to; empty for nowhere.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._waiting: deque[dict[str, Any]] = deque()
+        self._has_some = asyncio.Event()
+
+    def on_change(self, before: TrainingJob, after: TrainingJob) -> None:
+        """Take up what a job's rules have found; returns at once."""
+        if not self._url or before.rule_evaluations is after.rule_evaluations:
+            return
+        for item in newly_found(before, after):
+            if len(self._waiting) >= MAX_WAITING:
+                logger.warning("rule %s of %s is told to nobody: too many notices wait", item.name, after.name)
+                continue
+            self._waiting.append(notice_of(after, item))
+            self._has_some.set()
+
+    async def send_all(self) -> None:
+        """Post what comes, until cancelled."""
+        if not self._url:
+            return
+        timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            while True:
+                await self._has_some.wait()
+                self._has_some.clear()
+                while self._waiting:
+                    await self._send(session, self._waiting.popleft())
+
+    async def _send(self, session: aiohttp.ClientSession, notice: dict[str, Any]) -> None:
+        what = f"rule {notice['rule_configuration_name']} of {notice['training_job_name']}"
+        for left in reversed(range(TRIES)):
+            try:
+                async with session.post(self._url, json=notice, allow_redirects=False) as answer:
+                    if answer.ok:
+                        return
+                    problem = f"status {answer.status}"
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+                problem = f"{type(error).__name__}: {error}"
+            if left:
+                await asyncio.sleep(PAUSE_S)
+        # The address may hold a secret: it is not repeated here.
+        logger.warning("%s was not taken by rule_webhook_url: %s", what, problem.replace(self._url, "(hidden)"))

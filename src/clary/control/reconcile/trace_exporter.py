@@ -1,0 +1,133 @@
+"""Sends a trace of every job that has ended to an OpenTelemetry collector, where the setting `otlp_endpoint` names one.
+
+Where: the hub tells every job that is stored; the service runs `send_all`. Nothing of a job waits for it: jobs beyond
+`MAX_WAITING` and those that the collector does not take within `DEADLINE_S` are counted, logged and dropped.
+Source: OTLP/HTTP: POST to /v1/traces; 429, 502, 503 and 504 and broken connections are tried again, nothing else is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from clary.control.jobs.job_trace import trace_request
+from clary.control.jobs.training_job import TrainingJob
+
+PATH = "/v1/traces"
+DEADLINE_S = 30.0  # of one trace with all its tries
+TRY_S = 10.0  # of one try
+FIRST_PAUSE_S = 0.5  # doubled from try to try, less up to a half so that many do not come at once
+LONGEST_PAUSE_S = 8.0
+MAX_WAITING = 200  # jobs
+MAX_REMEMBERED = 10_000  # jobs that were sent: each is told several times after its end
+RETRIED = frozenset({429, 502, 503, 504})
+
+logger = logging.getLogger(__name__)
+
+
+class TraceExporter:
+    """Collects jobs that have ended and sends them, one after the other.
+
+    Args:
+        endpoint: address of the collector, without /v1/traces; empty for none.
+        headers: `name=value,name=value`, sent with every request.
+        region: of the service.
+        deadline_s: for one trace.
+    """
+
+    def __init__(self, endpoint: str, *, headers: str = "", region: str = "", deadline_s: float = DEADLINE_S) -> None:
+        self._url = endpoint.rstrip("/") + PATH if endpoint else ""
+        self._headers = headers_of(headers)
+        self._region = region
+        self._deadline_s = deadline_s
+        self._waiting: deque[TrainingJob] = deque()
+        self._taken: OrderedDict[str, None] = OrderedDict()
+        self._has_some = asyncio.Event()
+        self.num_sent = 0
+        self.num_dropped = 0
+
+    def take(self, job: TrainingJob) -> None:
+        """Take up a job if it has just ended; returns at once."""
+        if not self._url or not job.is_terminal:
+            return
+        key = f"{job.arn} {job.created_at.isoformat()}"
+        if key in self._taken:
+            return
+        self._taken[key] = None
+        if len(self._taken) > MAX_REMEMBERED:
+            self._taken.popitem(last=False)
+        if len(self._waiting) >= MAX_WAITING:
+            self._drop(job, f"{MAX_WAITING} others wait already")
+            return
+        self._waiting.append(job)
+        self._has_some.set()
+
+    async def send_all(self) -> None:
+        """Send what comes, until cancelled."""
+        if not self._url:
+            return
+        timeout = aiohttp.ClientTimeout(total=TRY_S)
+        async with aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session:
+            while True:
+                await self._has_some.wait()
+                self._has_some.clear()
+                while self._waiting:
+                    await self._send(session, self._waiting.popleft())
+
+    async def _send(self, session: aiohttp.ClientSession, job: TrainingJob) -> None:
+        problem = ""
+        try:
+            body = await asyncio.to_thread(trace_request, [job], region=self._region)
+            async with asyncio.timeout(self._deadline_s):
+                pause_s = FIRST_PAUSE_S
+                while True:
+                    is_taken, can_try_again, problem, wanted_pause_s = await self._try(session, body)
+                    if is_taken:
+                        self.num_sent += 1
+                        return
+                    if not can_try_again:
+                        break
+                    await asyncio.sleep(max(wanted_pause_s, pause_s * random.uniform(0.5, 1)))
+                    pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        except TimeoutError:
+            problem = problem or f"no answer within {self._deadline_s:g} s"
+        except Exception as error:
+            # A record that can not be told as a trace must not keep the others from being sent.
+            logger.exception("the trace of job %s can not be made", job.name)
+            problem = f"{type(error).__name__}"
+        self._drop(job, problem)
+
+    async def _try(self, session: aiohttp.ClientSession, body: Mapping[str, Any]) -> tuple[bool, bool, str, float]:
+        """Return whether a trace was taken, whether another try can help, what was wrong, and how long to wait."""
+        try:
+            async with session.post(self._url, json=body, allow_redirects=False) as answer:
+                if answer.ok:
+                    return True, False, "", 0.0
+                wait_text = answer.headers.get("Retry-After", "")
+                wait_s = float(wait_text) if wait_text.isdecimal() else 0.0
+                return False, answer.status in RETRIED, f"status {answer.status}", wait_s
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return False, True, type(error).__name__, 0.0  # its words may hold the address, which may hold a secret
+        except ValueError as error:
+            return False, False, type(error).__name__, 0.0
+
+    def _drop(self, job: TrainingJob, problem: str) -> None:
+        self.num_dropped += 1
+        logger.warning(
+            "the trace of job %s was not taken by otlp_endpoint: %s; %d dropped so far",
+            job.name,
+            problem,
+            self.num_dropped,
+        )
+
+
+def headers_of(text: str) -> dict[str, str]:
+    """Return `name=value,name=value` as a mapping; parts without a name are left out."""
+    pairs = (part.partition("=") for part in text.split(","))
+    return {name.strip(): value.strip() for name, _, value in pairs if name.strip()}

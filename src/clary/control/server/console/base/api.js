@@ -1,0 +1,92 @@
+// Asks the service. What changes something carries the session's own token; a lost connection is told to listeners.
+
+const PREFIX = "/clary/v1/";
+const PATIENCE_MS = 30_000;
+
+/** What the service refused, in its own words. */
+export class ApiError extends Error {
+  constructor(status, code, message) {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+}
+
+/** That nobody answered. */
+export class ConnectionLost extends Error {}
+
+/** Tells `signed-out`, and `lost` and `back` of the connection. */
+export const connection = new EventTarget();
+
+let csrf = "";
+let isLost = false;
+
+/** Remember the token that changes carry. */
+export function setCsrf(token) {
+  csrf = token;
+}
+
+/** Return the JSON of a page; `query` is a mapping whose empty values are left out. */
+export function get(path, query = {}, signal = undefined) {
+  return ask("GET", path + queryText(query), undefined, signal);
+}
+
+export function post(path, body = {}) {
+  return ask("POST", path, body);
+}
+
+export function remove(path) {
+  return ask("DELETE", path);
+}
+
+/** Return the address of a page, for links. */
+export function address(path) {
+  return PREFIX + path;
+}
+
+/** Return the path of a page of a job. */
+export function ofJob(name, page = "") {
+  return `jobs/${encodeURIComponent(name)}${page ? `/${page}` : ""}`;
+}
+
+async function ask(method, path, body, signal) {
+  const headers = { Accept: "application/json" };
+  if (method !== "GET") headers["X-Clary-Csrf"] = csrf;
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const patience = AbortSignal.timeout(PATIENCE_MS);
+  let response;
+  try {
+    response = await fetch(PREFIX + path, {
+      method,
+      headers,
+      body: body === undefined ? undefined : JSON.stringify(body),
+      credentials: "same-origin",
+      cache: "no-store",
+      signal: signal ? AbortSignal.any([signal, patience]) : patience,
+    });
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    lose();
+    throw new ConnectionLost("the service does not answer");
+  }
+  regain();
+  const answer = await response.json().catch(() => ({}));
+  if (response.ok) return answer;
+  if (response.status === 401 && path !== "session") connection.dispatchEvent(new Event("signed-out"));
+  throw new ApiError(response.status, answer.__type ?? "", answer.message ?? `the service answered ${response.status}`);
+}
+
+function queryText(query) {
+  const wanted = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  return wanted.length ? `?${new URLSearchParams(wanted)}` : "";
+}
+
+function lose() {
+  if (!isLost) connection.dispatchEvent(new Event("lost"));
+  isLost = true;
+}
+
+function regain() {
+  if (isLost) connection.dispatchEvent(new Event("back"));
+  isLost = false;
+}

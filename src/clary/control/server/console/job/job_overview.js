@@ -1,0 +1,247 @@
+// The tab that says most: why it failed or waits, where the time went, what each host did, what rules found.
+
+import { get, ofJob } from "../base/api.js";
+import { element, Kept } from "../base/element.js";
+import { icon } from "../base/icons.js";
+import { callout, panel } from "../base/places.js";
+import { repeat } from "../base/repeating.js";
+import { duration, instant, moment, number } from "../base/words.js";
+import { sparkline } from "../charts/sparkline.js";
+import { progressBar } from "../job_row.js";
+import { checkpoints } from "./job_checkpoints.js";
+import { lanes } from "./job_lanes.js";
+import { ledger } from "./job_ledger.js";
+import { rules } from "./job_rules.js";
+
+const EVERY_MS = 4000;
+const POINTS = 80; // of a small curve
+const KINDS = { status: "quiet", cause: "bad", failure: "warn", cascade: "quiet" };
+const WORDS = { status: "Status", cause: "First cause", failure: "Failure", cascade: "Follows" };
+
+/** Make the tab. */
+export function overviewTab({ name, facts: current, signal }) {
+  const kept = new Kept();
+  let curves = {};
+  const place = () => element("div", {});
+  const places = {
+    told: place(),
+    progress: place(),
+    lanes: place(),
+    ledger: place(),
+    timeline: place(),
+    rules: place(),
+    metrics: place(),
+    warnings: place(),
+    hosts: place(),
+    checkpoints: place(),
+    facts: place(),
+  };
+  const wide = [places.told, places.progress, places.rules, places.lanes, places.ledger, places.hosts, places.timeline];
+  const side = [places.metrics, places.warnings, places.checkpoints, places.facts];
+  const update = (facts) => {
+    kept.show(
+      places.told,
+      [facts.cause, facts.failure_reason, facts.pending_reason, facts.stragglers, alarms(facts)],
+      () => told(facts),
+    );
+    kept.show(places.progress, [facts.progress, facts.is_over], () => facts.status !== "Completed" && progress(facts));
+    kept.show(
+      places.lanes,
+      [facts.lanes, facts.past_attempts],
+      () => Object.values(facts.lanes ?? {}).some((lane) => lane.length) && panel("Hosts over time", lanes(facts)),
+    );
+    kept.show(
+      places.ledger,
+      facts.ledger,
+      () => facts.ledger.wall_s > 0 && panel("Time and money", ledger(facts.ledger)),
+    );
+    kept.show(places.rules, facts.rules, () => rules(facts));
+    kept.show(
+      places.timeline,
+      facts.timeline,
+      () =>
+        facts.timeline.length > 0 &&
+        panel(facts.cause ? "What happened, and what came of it" : "What happened", timeline(facts.timeline)),
+    );
+    kept.show(
+      places.metrics,
+      [facts.metrics, curves],
+      () => facts.metrics.length > 0 && panel("Last metrics", metrics(facts.metrics, curves)),
+    );
+    kept.show(places.hosts, facts.hosts, () => facts.hosts.length > 0 && panel("Hosts", hosts(facts.hosts)));
+    kept.show(places.warnings, [facts.warnings, facts.not_isolated], () => [
+      notes("Warnings", facts.warnings, "warning"),
+      notes("Not isolated", facts.not_isolated, "warning"),
+    ]);
+    kept.show(places.checkpoints, facts.checkpoints, () => checkpoints(facts.checkpoints));
+    kept.show(
+      places.facts,
+      [facts.arn, facts.image, facts.environment, facts.model_artifacts_uri, facts.warm_pool],
+      () => panel("About", about(facts)),
+    );
+  };
+  update(current());
+  const load = async () => {
+    curves = (await get(ofJob(name, "metric-values"), { points: POINTS }, signal)).metrics;
+    update(current());
+    return current().is_over ? false : undefined;
+  };
+  repeat(load, { everyMs: EVERY_MS, signal, failed: () => {} });
+  return { element: element("div", { class: "overview" }, element("div", {}, wide), element("div", {}, side)), update };
+}
+
+function told(facts) {
+  const parts = alarms(facts).map((text) => callout("warn", "warning", "It seems to stand still", text));
+  if (facts.cause) {
+    const where = facts.cause.host
+      ? `${facts.cause.host}${facts.cause.rank === null ? "" : `, rank ${facts.cause.rank}`}`
+      : "the service";
+    const advice = facts.cause.is_retryable
+      ? "Trying it again can help: nothing of the job has to change."
+      : "Trying it again will not help as it stands: change what the reason names, then start the job anew.";
+    parts.push(
+      callout(
+        "bad",
+        "close",
+        `Why it failed: ${where}`,
+        facts.failure_reason,
+        [advice, facts.cause.verdict && `Verdict: ${facts.cause.verdict}.`].filter(Boolean).join(" "),
+      ),
+    );
+  } else if (facts.failure_reason) {
+    parts.push(callout("bad", "close", "Why it ended", facts.failure_reason));
+  }
+  if (facts.pending_reason) parts.push(callout("quiet", "clock", "Why it waits", facts.pending_reason));
+  if (facts.stragglers?.is_found)
+    parts.push(callout("warn", "warning", "The others wait for one", facts.stragglers.text));
+  return parts;
+}
+
+function alarms(facts) {
+  return facts.hosts.filter((host) => host.standstill).map((host) => `${host.name}: ${host.standstill}`);
+}
+
+function progress({ progress: made, is_over }) {
+  if (!Number.isFinite(made?.percent)) return null;
+  const amounts =
+    Number.isFinite(made.done) && Number.isFinite(made.total)
+      ? `${number(made.done)} of ${number(made.total)} ${made.unit ?? ""}`
+      : "";
+  const left = is_over ? "" : Number.isFinite(made.eta_s) ? `${duration(made.eta_s)} left` : "";
+  const line = element(
+    "div",
+    { class: "progress-line" },
+    element("strong", { class: "number" }, `${Math.floor(made.percent)} %`),
+    element("span", { class: "soft number" }, [amounts, left].filter(Boolean).join(", ")),
+  );
+  return panel("Progress", [line, progressBar(made, "Progress")]);
+}
+
+function metrics(values, curves) {
+  const tile = (metric) =>
+    element(
+      "div",
+      { title: metric.name },
+      element("dt", { class: "cut" }, metric.name),
+      element("dd", { class: "number" }, number(metric.value)),
+      sparkline(curves[metric.name] ?? []),
+    );
+  return element("dl", { class: "tiles" }, values.map(tile));
+}
+
+function timeline(rows) {
+  const made = rows.map((row) =>
+    element(
+      "li",
+      { class: `event event-${row.kind}` },
+      element("time", { class: "number faint", datetime: row.at, title: moment(row.at) }, instant(row.at)),
+      element(
+        "div",
+        {},
+        row.kind !== "status" &&
+          element(
+            "span",
+            { class: `badge badge-${KINDS[row.kind] ?? "quiet"} badge-plain` },
+            WORDS[row.kind] ?? row.kind,
+          ),
+        row.where && element("span", { class: "soft" }, ` ${row.where} `),
+        element("span", { class: "said" }, `${row.kind === "status" ? "" : " "}${row.what}`),
+      ),
+    ),
+  );
+  return element("ol", { class: "events" }, made);
+}
+
+function hosts(rows) {
+  const cells = (host) => [
+    host.name,
+    host.phase,
+    `${host.processes_per_host}`,
+    host.address,
+    Object.entries(host.timings_s)
+      .map(([part, seconds]) => `${part.replaceAll("_", " ")} ${duration(seconds)}`)
+      .join(", ") || "–",
+    host.exits || "–",
+  ];
+  const head = ["Host", "Phase", "Processes", "Address", "Preparation took", "Exits"];
+  return element(
+    "div",
+    { class: "scroll" },
+    element(
+      "table",
+      {},
+      element(
+        "thead",
+        {},
+        element(
+          "tr",
+          {},
+          head.map((text) => element("th", { scope: "col" }, text)),
+        ),
+      ),
+      element(
+        "tbody",
+        {},
+        rows.map((host) =>
+          element(
+            "tr",
+            {},
+            cells(host).map((text) => element("td", { class: "number" }, text)),
+          ),
+        ),
+      ),
+    ),
+  );
+}
+
+function notes(title, texts, drawing) {
+  if (!texts?.length) return null;
+  return panel(
+    title,
+    element(
+      "ul",
+      { class: "notes" },
+      texts.map((text) => element("li", {}, icon(drawing), element("span", {}, text))),
+    ),
+    { extra: element("span", { class: "faint number" }, texts.length) },
+  );
+}
+
+function about(facts) {
+  const pool =
+    facts.warm_pool &&
+    `${facts.warm_pool.status}${facts.warm_pool.keep_alive_s ? `, kept ${duration(facts.warm_pool.keep_alive_s)}` : ""}`;
+  const rows = [
+    ["Image", facts.image],
+    ["Runs in", facts.environment],
+    ["Isolation", facts.isolation],
+    ["Model", facts.model_artifacts_uri],
+    ["Warm pool", pool],
+    ["ARN", facts.arn],
+  ];
+  return element(
+    "dl",
+    { class: "about" },
+    rows.filter(([, text]) => text).map(([term, text]) => [element("dt", {}, term), element("dd", {}, text)]),
+  );
+}

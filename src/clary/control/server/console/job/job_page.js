@@ -1,0 +1,180 @@
+// One job: its head with what can be done to it, and its tabs. Asks the service while the job lives.
+
+import { get, ofJob } from "../base/api.js";
+import { element, Kept, refill } from "../base/element.js";
+import { icon } from "../base/icons.js";
+import { useKeys } from "../base/keys.js";
+import { failure, skeleton } from "../base/places.js";
+import { repeat } from "../base/repeating.js";
+import { go, jobPath, link, listPath } from "../base/router.js";
+import { badge, isOver } from "../base/statuses.js";
+import { duration, moment } from "../base/words.js";
+import { chartsTab } from "./job_charts.js";
+import { logsTab } from "./job_logs.js";
+import { overviewTab } from "./job_overview.js";
+import { reportTab } from "./job_report.js";
+import { requestTab } from "./job_request.js";
+import { stacksTab } from "./job_stacks.js";
+import { askRehearsal } from "./rehearse_dialog.js";
+import { askStop } from "./stop_dialog.js";
+
+const EVERY_MS = 2000;
+const OVER_MS = 15_000; // rules and pools of a job that has ended may still change
+const TABS = {
+  overview: ["Overview", overviewTab],
+  logs: ["Logs", logsTab],
+  charts: ["Charts", chartsTab],
+  stacks: ["Stacks", stacksTab],
+  report: ["Report", reportTab],
+  request: ["Request", requestTab],
+};
+
+/** Make the page. */
+export function jobPage({ name, tab, signal }) {
+  const kept = new Kept();
+  const head = element("div", { class: "job-head" }, skeleton(30));
+  const tabs = element("div", { class: "tabs", role: "tablist", "aria-label": "About this job" });
+  const body = element("div", { role: "tabpanel", class: "tab-body", tabindex: "-1" }, skeleton(120, 220));
+  tab = TABS[tab] ? tab : "overview";
+  let facts = null;
+  let shown = null; // {tab, made, ending}
+
+  async function load() {
+    const before = facts;
+    const answer = await get(ofJob(name), {}, signal);
+    facts = { ...answer, ...timesOf(answer), is_over: isOver(answer.status) };
+    kept.show(head, headFacts(facts), () => makeHead(facts, load));
+    if (shown && before) shown.made.update?.(facts);
+    else showTab();
+    if (facts.is_over && before?.is_over) await new Promise((resolve) => setTimeout(resolve, OVER_MS - EVERY_MS));
+  }
+
+  function showTab() {
+    refill(
+      tabs,
+      Object.entries(TABS).map(([key, [text]]) => tabLink(name, key, text, key === tab)),
+    );
+    const selected = tabs.querySelector("[aria-selected=true]");
+    tabs.scrollLeft = selected.offsetLeft + selected.offsetWidth - tabs.clientWidth;
+    if (!facts || shown?.tab === tab) return;
+    shown?.ending.abort();
+    const ending = new AbortController();
+    const [, make] = TABS[tab];
+    const made = make({ name, facts: () => facts, signal: AbortSignal.any([signal, ending.signal]), again: load });
+    shown = { tab, made, ending };
+    body.setAttribute("aria-labelledby", `tab-${tab}`);
+    refill(body, made.element);
+    made.update?.(facts);
+  }
+
+  const numbered = Object.keys(TABS).map((key, index) => [String(index + 1), () => go(jobPath(name, key))]);
+  useKeys({
+    ...Object.fromEntries(numbered),
+    Escape: () => go(listPath()),
+    "/": () => body.querySelector("input[type=search]")?.focus(),
+  });
+  tabs.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!step) return;
+    const keys = Object.keys(TABS);
+    go(jobPath(name, keys[(keys.indexOf(tab) + step + keys.length) % keys.length]));
+    tabs.querySelector("[aria-selected=true]").focus();
+  });
+  showTab();
+  const again = repeat(load, {
+    everyMs: EVERY_MS,
+    signal,
+    failed: (error) =>
+      !facts &&
+      error.status &&
+      refill(
+        body,
+        failure(error, () => again()),
+      ),
+  });
+  return {
+    title: name,
+    element: element("div", {}, link(listPath(), { class: "back" }, icon("arrow"), "Jobs"), head, tabs, body),
+    change: (where) => {
+      tab = TABS[where.tab] ? where.tab : "overview";
+      showTab();
+    },
+  };
+}
+
+function tabLink(name, key, text, isSelected) {
+  const made = link(
+    jobPath(name, key),
+    { role: "tab", id: `tab-${key}`, "aria-selected": String(isSelected), tabindex: isSelected ? 0 : -1 },
+    text,
+  );
+  return made;
+}
+
+function headFacts(facts) {
+  return [
+    facts.status,
+    facts.secondary_status,
+    facts.pending_reason,
+    facts.name,
+    facts.attempt,
+    facts.hosts.length,
+    facts.ended_at,
+    facts.is_over || Math.floor(Date.now() / EVERY_MS),
+  ];
+}
+
+function makeHead(facts, again) {
+  const num_hosts = facts.hosts.length || Object.keys(facts.lanes ?? {}).length;
+  const parts = [
+    ["Created", moment(facts.beginsAtMs)],
+    [facts.is_over ? "Took" : "Since then", duration(((facts.endsAtMs ?? Date.now()) - facts.beginsAtMs) / 1000)],
+    ["Hosts", `${num_hosts}${facts.hosts[0] ? ` × ${facts.hosts[0].instance_type}` : ""}`],
+    facts.attempt > 1 && ["Attempt", `${facts.attempt}`],
+    facts.progress?.percent !== undefined &&
+      facts.progress?.percent !== null &&
+      !facts.is_over && [
+        "Progress",
+        `${Math.floor(facts.progress.percent)} %${facts.progress.eta_s ? `, ${duration(facts.progress.eta_s)} left` : ""}`,
+      ],
+  ].filter(Boolean);
+  const stop = element(
+    "button",
+    { class: "button", type: "button", on: { click: () => askStop(facts, again) } },
+    icon("stop"),
+    "Stop",
+  );
+  const rehearse = element(
+    "button",
+    { class: "button", type: "button", on: { click: () => askRehearsal(facts) } },
+    icon("refresh"),
+    "Rehearse",
+  );
+  return [
+    element(
+      "div",
+      { class: "page-head" },
+      element("h1", {}, facts.name),
+      badge(facts.status, facts.secondary_status, { large: true, waits: facts.pending_reason }),
+      element("div", { class: "acts" }, rehearse, !facts.is_over && facts.status !== "Stopping" && stop),
+    ),
+    element(
+      "dl",
+      { class: "head-facts", "aria-label": "In short" },
+      parts.map(([term, text]) =>
+        element("div", {}, element("dt", {}, term), element("dd", { class: "number" }, text)),
+      ),
+    ),
+  ];
+}
+
+function timesOf(facts) {
+  const lanes = Object.values(facts.lanes ?? {}).filter((lane) => lane.length);
+  const starts = [
+    ...facts.transitions.slice(0, 1).map((row) => row.started_at),
+    ...lanes.map((lane) => lane[0].start),
+  ].map(Date.parse);
+  const last = facts.transitions.at(-1);
+  const ended = isOver(facts.status) && last ? Date.parse(last.ended_at ?? last.started_at) : null;
+  return { beginsAtMs: starts.length ? Math.min(...starts) : Date.now(), endsAtMs: ended };
+}

@@ -1,0 +1,45 @@
+// One line of a log: when, who, what; what a terminal would obey is taken out, what was searched for is marked.
+
+import { element } from "../base/element.js";
+import { instant } from "../base/words.js";
+
+const ESCAPES = /\u001b\[[0-9;?]*[ -/]*[@-~]|\u001b\][^\u0007\u001b]*(?:\u0007|\u001b\\)?/g;
+const BAD = /\b(?:traceback|fatal|critical|[a-z]*error|[a-z]*exception)\b/i;
+const WARN = /\bwarn(?:ing)?\b/i;
+const COLOURS = 8;
+
+/** Make a line; `isNarrow` leaves the host out where there is one alone. */
+export function logLine(line, { search, hosts }) {
+  const text = shownText(line.text);
+  const kind = BAD.test(text) ? " log-bad" : WARN.test(text) ? " log-warn" : "";
+  const who = [hosts.length > 1 ? line.host : "", line.rank === null ? "" : `rank ${line.rank}`]
+    .filter(Boolean)
+    .join(" ");
+  const colour = (line.rank ?? Math.max(0, hosts.indexOf(line.host))) % COLOURS;
+  return element(
+    "div",
+    { class: `log-line${kind}` },
+    element("time", {}, instant(line.at_ms)),
+    who && element("span", { class: `who line-${colour}` }, who),
+    element("span", { class: "text" }, marked(text, search)),
+  );
+}
+
+/** Return a line's text without escapes; of a line that was written over again and again, its last state. */
+export function shownText(text) {
+  const parts = text.replace(ESCAPES, "").replace(/\r+$/, "").split("\r");
+  return parts.at(-1);
+}
+
+function marked(text, search) {
+  if (!search) return text;
+  const parts = [];
+  const low = text.toLowerCase();
+  const wanted = search.toLowerCase();
+  let from = 0;
+  for (let at = low.indexOf(wanted); at >= 0; at = low.indexOf(wanted, from)) {
+    parts.push(text.slice(from, at), element("mark", {}, text.slice(at, at + wanted.length)));
+    from = at + wanted.length;
+  }
+  return [...parts, text.slice(from)];
+}

@@ -1,0 +1,98 @@
+"""The console's own files: pages, styles and modules, as they lie in the package.
+
+Where: the listener sends browsers here: GET / and everything below /console. Pages are told apart in the browser, so
+every address that names no file is answered with `index.html`: a deep link works in a new window.
+
+Nothing here is secret, and nothing comes from a job: what a job says reaches pages as JSON. The policy forbids inline
+scripts and styles, and any other host.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+from clary.control.wire.messages import HttpRequest, HttpResponse
+
+FOLDER = Path(__file__).with_name("console")
+PREFIX = "/console"
+INDEX = "index.html"
+MEDIA_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".ico": "image/x-icon",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".png": "image/png",
+    ".svg": "image/svg+xml",
+    ".webmanifest": "application/manifest+json",
+    ".woff2": "font/woff2",
+}
+SAFETY_HEADERS = [
+    (
+        "Content-Security-Policy",
+        "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; form-action 'self'; "
+        "frame-ancestors 'none'",
+    ),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("X-Frame-Options", "DENY"),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    version: tuple[int, int]  # time of its last change, and size
+    body: bytes
+    etag: str
+
+
+class ConsoleFiles:
+    """Answers for files of one folder."""
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        self._folder = folder.resolve()
+        self._files: dict[Path, _File] = {}
+
+    async def handle(self, request: HttpRequest) -> HttpResponse:
+        """Answer one request for `/` or something below /console."""
+        if request.method not in ("GET", "HEAD"):
+            return _plain(405, "the console's files are only read")
+        name = unquote(request.raw_path.removeprefix(PREFIX)).lstrip("/")
+        media_type = MEDIA_TYPES.get(Path(name).suffix)
+        if media_type is None:
+            name, media_type = INDEX, MEDIA_TYPES[".html"]
+        file = self._find(name)
+        if file is None:
+            return _plain(404, "the console has no such file")
+        # Asked for anew each time and answered with 304, so that pages and modules of one release go together.
+        headers = [("Content-Type", media_type), ("ETag", file.etag), ("Cache-Control", "no-cache"), *SAFETY_HEADERS]
+        if file.etag in (request.header("if-none-match") or ""):
+            return HttpResponse(304, headers)
+        return HttpResponse(200, headers, file.body)
+
+    def _find(self, name: str) -> _File | None:
+        """Return a file of the folder; None for a name that leads elsewhere, or nowhere."""
+        try:
+            path = (self._folder / name).resolve(strict=True)
+            if not path.is_relative_to(self._folder) or not path.is_file():
+                return None
+            status = path.stat()
+            version = (status.st_mtime_ns, status.st_size)
+            known = self._files.get(path)
+            if known is None or known.version != version:
+                body = path.read_bytes()
+                etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+                known = self._files[path] = _File(version=version, body=body, etag=etag)
+        except (OSError, ValueError, RuntimeError):  # no such file; a name with a NUL; links in a ring
+            return None
+        return known
+
+
+def _plain(status: int, words: str) -> HttpResponse:
+    return HttpResponse(status, [("Content-Type", "text/plain; charset=utf-8"), *SAFETY_HEADERS], words.encode())

@@ -1,0 +1,127 @@
+"""The page of all jobs: searched, sorted, page by page.
+
+Where: `console_routes` gives it requests for /clary/v1/jobs.
+
+    ?search=word         in name, statuses, instance type and failure reason; case does not count
+    &status=InProgress   of this status only
+    &sort=created        or name, status, duration
+    &order=desc          or asc; by default newest first, and names from A
+    &limit=100&after=... how many, behind the page whose `next` this is
+
+Times are ISO 8601 in UTC, as on a job's own page. A value that no JSON holds is null.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clary.contract.errors import WireError
+from clary.contract.plain import to_plain
+from clary.contract.statuses import TrainingJobStatus
+from clary.control.jobs.training_status import progress_facts
+from clary.control.services.call import Services
+from clary.control.services.training_progress import job_progress
+from clary.control.store.errors import BadToken
+from clary.control.store.job_cards import MAX_CARDS, CardOrder, CardQuery, JobCard
+
+DEFAULT_LIMIT = 100
+MAX_SEARCH_LENGTH = 200
+MAX_PROGRESS = 20  # jobs that run
+MAX_REASONED = 20  # jobs of the queue whose reason is worked out
+_NUMBER = re.compile(r"[0-9]{1,6}")
+
+
+async def jobs_page(services: Services, query: Mapping[str, str]) -> dict[str, Any]:
+    """Return the page. Raises: WireError with the status to send."""
+    wanted = _query_of(query)
+    try:
+        page = await services.store.cards.page(wanted, now=services.clock.now())
+    except BadToken as error:
+        raise WireError("ValidationException", error.message) from error
+    is_wanted = (lambda status: True) if wanted.status is None else (lambda status: status == wanted.status)
+    places = {name: number for number, name in enumerate(services.hub.waiting_jobs())}
+    progress = await _progress(services, page.cards)
+    rows = [
+        _plain(card, pending_reason=_pending_reason(services, card, places), progress=progress.get(card.name))
+        for card in page.cards
+    ]
+    return {
+        "jobs": rows,
+        "next": page.next_token,
+        "counts": {status.value: page.counts.get(status.value, 0) for status in TrainingJobStatus},
+        "total": sum(number for status, number in page.counts.items() if is_wanted(status)),
+    }
+
+
+def _query_of(query: Mapping[str, str]) -> CardQuery:
+    order = _choice(CardOrder, query, "sort", CardOrder.CREATED)
+    default = "asc" if order is CardOrder.NAME else "desc"
+    direction = query.get("order") or default
+    if direction not in ("asc", "desc"):
+        raise WireError("ValidationException", f"order must be asc or desc, got {direction[:40]!r}")
+    search = query.get("search", "").strip()
+    if len(search) > MAX_SEARCH_LENGTH:
+        raise WireError("ValidationException", f"search has at most {MAX_SEARCH_LENGTH} characters, got {len(search)}")
+    limit = query.get("limit", str(DEFAULT_LIMIT))
+    if not _NUMBER.fullmatch(limit) or not 1 <= int(limit) <= MAX_CARDS:
+        raise WireError("ValidationException", f"limit must be 1 to {MAX_CARDS}, got {limit[:40]!r}")
+    return CardQuery(
+        search=search.replace("\0", ""),  # which no text of PostgreSQL holds
+        status=_choice(TrainingJobStatus, query, "status", None),
+        order=order,
+        descending=direction == "desc",
+        limit=int(limit),
+        token=query.get("after") or None,
+    )
+
+
+def _choice(choices: Any, query: Mapping[str, str], name: str, default: Any) -> Any:
+    value = query.get(name)
+    if not value:
+        return default
+    if value not in list(choices):
+        known = ", ".join(choices)
+        raise WireError("ValidationException", f"{name} must be one of {known}, got {value[:40]!r}")
+    return choices(value)
+
+
+async def _progress(services: Services, cards: Sequence[JobCard]) -> dict[str, Any]:
+    """Return how far the jobs that run are, by name; of the first few, since each is asked for by itself."""
+    live = (services.hub.live_job(card.name) for card in cards)
+    running = [job for job in live if job is not None and job.hosts and not job.is_terminal][:MAX_PROGRESS]
+    now = services.clock.now()
+    return {
+        job.name: progress_facts(await job_progress(services, job), now=now, is_over=job.is_terminal) for job in running
+    }
+
+
+def _pending_reason(services: Services, card: JobCard, places: Mapping[str, int]) -> str:
+    """Return what a job waits for: exactly for the first of the queue, of others only how far behind they are."""
+    place = places.get(card.name)
+    if place is None:
+        return ""
+    if place >= MAX_REASONED:  # each reason looks at all jobs ahead
+        return f"First come, first served: {place} older jobs wait for hosts."
+    job = services.hub.live_job(card.name)
+    return "" if job is None else services.admission.pending_reason(job)
+
+
+def _plain(card: JobCard, *, pending_reason: str, progress: Any) -> dict[str, Any]:
+    return {
+        "name": card.name,
+        "status": card.status,
+        "secondary_status": card.secondary_status,
+        "created_at": to_plain(card.created_at),
+        "started_at": to_plain(card.started_at),
+        "ended_at": to_plain(card.ended_at),
+        "duration_s": card.duration_s,
+        "num_hosts": card.num_hosts,
+        "instance_type": card.instance_type,
+        "pending_reason": pending_reason,
+        "failure_reason": card.failure_reason,
+        "progress": progress,
+        "metrics": [dict(metric) for metric in card.metrics],
+        "tags": dict(card.tags),
+    }

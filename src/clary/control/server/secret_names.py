@@ -1,0 +1,92 @@
+"""Hides what looks like a secret in a job's request and plan, for pages that a browser shows.
+
+Where: `people_routes`, for requests that came by cookie (request, plan, dump), and the comparison of jobs. The command
+line sees its owner's values; a screen is seen by others too.
+
+What users name themselves is looked at by name: SECRET, PASSWORD, CREDENTIAL anywhere in it, and KEY or TOKEN unless
+the value is a plain number or the name speaks of a tokenizer. A password within an address, and the value behind a
+flag of such a name, are hidden wherever they stand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clary.contract.launch_plan import SECRET_PLACEHOLDER
+
+# Members of a request or a plan whose names and values are the user's.
+USER_MAPPINGS = frozenset(
+    {
+        "HyperParameters",
+        "Environment",
+        "RuleParameters",
+        "HookParameters",
+        "ProfilingParameters",
+        "CollectionParameters",
+        "hyperparameters",
+        "user_environment",
+        "environment_variables",
+        "parameters",
+    }
+)
+COMMAND_LINE = "command"  # of a process, in a dump
+_SURE = re.compile(r"SECRET|PASSW|CREDENTIAL|PRIVATE_?KEY|API_?KEY", re.IGNORECASE)
+_LIKELY = re.compile(r"KEY|TOKEN", re.IGNORECASE)
+_OF_TEXT = re.compile(r"TOKENI[SZ](?:ER|ATION|ED?)", re.IGNORECASE)  # words of text, no secrets
+_NUMBER = re.compile(r"""["']?(?:-?[0-9.]{1,12}(?:e-?[0-9]{1,3})?|true|false|null|none)?["']?""", re.IGNORECASE)
+_PASSWORD_IN_ADDRESS = re.compile(r"(\b[a-z][a-z0-9+.-]{0,20}://[^/\s:@]{0,100}):[^/\s@]{1,200}@", re.IGNORECASE)
+_FLAG = re.compile(r"(--?[A-Za-z][\w.-]{0,100})(?:=(.*))?", re.DOTALL)
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether a value should not be shown."""
+    if _SURE.search(name):
+        return True
+    return bool(_LIKELY.search(_OF_TEXT.sub("", name))) and not _NUMBER.fullmatch(value)
+
+
+def hide_secrets(document: Any) -> Any:
+    """Return a copy of a plain document in which every value that looks like a secret is `(hidden)`."""
+    if isinstance(document, Mapping):
+        return {name: _hide_member(str(name), value) for name, value in document.items()}
+    if isinstance(document, list | tuple):
+        return _hide_in_arguments(document)
+    return _without_passwords(document) if isinstance(document, str) else document
+
+
+def hide_in_mapping(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a mapping of the user's names with its secret values hidden."""
+    return {
+        name: SECRET_PLACEHOLDER if isinstance(value, str) and is_secret(name, value) else hide_secrets(value)
+        for name, value in mapping.items()
+    }
+
+
+def _hide_member(name: str, value: Any) -> Any:
+    if name in USER_MAPPINGS and isinstance(value, Mapping):
+        return hide_in_mapping(value)
+    if name == COMMAND_LINE and isinstance(value, str):
+        return " ".join(_hide_in_arguments(value.split(" ")))
+    return hide_secrets(value)
+
+
+def _hide_in_arguments(items: Sequence[Any]) -> list[Any]:
+    """Hide the values of flags in what may be a command line."""
+    shown: list[Any] = []
+    secret_flag = ""
+    for item in items:
+        flag = _FLAG.fullmatch(item) if isinstance(item, str) else None
+        if secret_flag and flag is None and isinstance(item, str) and is_secret(secret_flag, item):
+            shown.append(SECRET_PLACEHOLDER)
+        elif flag is not None and flag[2] is not None and is_secret(flag[1], flag[2]):
+            shown.append(f"{flag[1]}={SECRET_PLACEHOLDER}")
+        else:
+            shown.append(hide_secrets(item))
+        secret_flag = flag[1] if flag is not None and flag[2] is None else ""
+    return shown
+
+
+def _without_passwords(text: str) -> str:
+    return _PASSWORD_IN_ADDRESS.sub(rf"\1:{SECRET_PLACEHOLDER}@", text)

@@ -1,0 +1,130 @@
+"""Pages of a job's training: values over steps, tags of TensorBoard, histograms and images.
+
+Where: `people_routes` gives it requests for jobs/NAME/training and jobs/NAME/tensorboard.
+
+    training                          every metric with its number of values, last, least and greatest, and progress
+    training?name=loss&limit=1000     points of one: [at_ms, step, value]; value null is no number
+    tensorboard                       tags of histograms and images
+    tensorboard?kind=image&tag=x      their pictures, oldest first; a histogram's buckets are [left, right, count]
+    tensorboard?image=ID              the bytes of one image
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from clary.contract.errors import WireError
+from clary.contract.training_values import FindingKind
+from clary.control.jobs.training_job import FinalMetric, TrainingJob
+from clary.control.jobs.training_status import progress_facts
+from clary.control.server.internal_http import json_answer
+from clary.control.services.call import Services
+from clary.control.services.training_progress import job_progress
+from clary.control.store.training_records import Picture
+from clary.control.wire.messages import HttpResponse
+
+DEFAULT_POINTS = 1_000
+MAX_POINTS = 10_000
+DEFAULT_PICTURES = 50
+_NUMBER = re.compile(r"[0-9]{1,15}")
+# How pictures begin that a browser may be shown; anything else could be a page.
+_IMAGES = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+)
+
+
+async def training_page(services: Services, job: TrainingJob, query: Mapping[str, str]) -> dict[str, Any]:
+    """Return the page. Raises: WireError 400."""
+    name = query.get("name")
+    if name is not None:
+        limit = _limit(query, DEFAULT_POINTS)
+        values = await services.store.training.newest_values(job.name, name, most=limit)
+        return {"job": job.name, "name": name, "points": [_point(value) for value in values]}
+    last = {metric.name: metric for metric in job.final_metrics}
+    facts = await services.store.training.metric_facts(job.name)
+    progress = await job_progress(services, job)
+    metrics = []
+    for fact in facts:
+        newest = last.get(fact.name)
+        if newest is None:
+            newest = (await services.store.training.newest_values(job.name, fact.name, most=1))[0]
+        metrics.append(
+            {
+                "name": fact.name,
+                "num_values": fact.num_values,
+                "first_at_ms": int(fact.first_at.timestamp() * 1000),
+                "last_at_ms": int(fact.last_at.timestamp() * 1000),
+                "last": _number(newest.value),
+                "step": newest.step,
+                "least": _number(fact.least),
+                "greatest": _number(fact.greatest),
+            }
+        )
+    return {
+        "job": job.name,
+        "status": job.status.value,
+        "is_over": job.is_terminal,
+        "progress": progress_facts(progress, now=services.clock.now(), is_over=job.is_terminal),
+        "metrics": metrics,
+    }
+
+
+async def tensorboard_page(services: Services, job: TrainingJob, query: Mapping[str, str]) -> HttpResponse:
+    """Return the page, or an image. Raises: WireError 400, 404."""
+    records = services.store.training
+    if (wanted := query.get("image")) is not None:
+        if not _NUMBER.fullmatch(wanted):
+            raise WireError("ValidationException", f"image must be a number, got {wanted[:40]!r}")
+        return _image_answer(job, wanted, await records.picture(job.name, int(wanted)))
+    tag = query.get("tag")
+    if tag is None:
+        tags = [
+            {"kind": fact.kind, "tag": fact.tag, "num_values": fact.num_values, "last_step": fact.last_step}
+            for fact in await records.tags(job.name)
+        ]
+        return json_answer({"job": job.name, "tags": tags})
+    kind = query.get("kind", FindingKind.IMAGE.value)
+    pictures = await records.pictures(job.name, kind, tag, most=_limit(query, DEFAULT_PICTURES))
+    return json_answer({"job": job.name, "kind": kind, "tag": tag, "pictures": [_shown(one) for one in pictures]})
+
+
+def _image_answer(job: TrainingJob, wanted: str, picture: Picture | None) -> HttpResponse:
+    data = b"" if picture is None or picture.kind != FindingKind.IMAGE else picture.data or b""
+    kind = next((kind for start, kind in _IMAGES if data.startswith(start)), None)
+    if kind is None:
+        raise WireError("NotFound", f"{job.name} has no image {wanted} that is kept", http_status=404)
+    return HttpResponse(200, [("Content-Type", kind), ("X-Content-Type-Options", "nosniff")], data)
+
+
+def _shown(picture: Picture) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "id": picture.id,
+        "at_ms": int(picture.at.timestamp() * 1000),
+        "step": picture.step,
+        "file": picture.file,
+        "offset": picture.offset,
+    }
+    if picture.kind == FindingKind.HISTOGRAM:
+        return {**shown, "buckets": json.loads(picture.data or b"[]")}
+    return {**shown, "size_bytes": picture.size_bytes}
+
+
+def _point(value: FinalMetric) -> list[float | int | None]:
+    return [int(value.at.timestamp() * 1000), value.step, _number(value.value)]
+
+
+def _number(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _limit(query: Mapping[str, str], default: int) -> int:
+    text = query.get("limit", str(default))
+    if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= MAX_POINTS:
+        raise WireError("ValidationException", f"limit must be 1 to {MAX_POINTS}, got {text[:40]!r}")
+    return int(text)

@@ -1,0 +1,1 @@
+"""SageMaker Experiments, lineage of artifacts, their metrics, and Search."""

@@ -1,0 +1,141 @@
+"""Create, describe, update, delete and list trial components."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from clary.contract.errors import WireError
+from clary.control.services.call import Call
+from clary.control.services.experiments import job_components, naming
+from clary.control.services.experiments.summaries import KEPT, metric_summaries
+from clary.control.store.experiment_rows import Kind, Tracked
+
+MEMBERS = (
+    "DisplayName",
+    "Status",
+    "StartTime",
+    "EndTime",
+    "Parameters",
+    "InputArtifacts",
+    "OutputArtifacts",
+    "MetadataProperties",
+)
+# Maps that UpdateTrialComponent adds to -> most entries, from the shapes TrialComponentParameters and ...Artifacts.
+MAPS = {"Parameters": 300, "InputArtifacts": 60, "OutputArtifacts": 60}
+PLAIN = tuple(name for name in MEMBERS if name not in MAPS)
+OF_SUMMARY = ("Status", "StartTime", "EndTime")
+
+
+async def create_trial_component(call: Call) -> Mapping[str, Any]:
+    """Store a new component."""
+    document = {name: call.params[name] for name in MEMBERS if name in call.params}
+    name = call.params["TrialComponentName"]
+    component = naming.new_record(call, Kind.COMPONENT, name, document)
+    with naming.api_errors():
+        await call.services.store.experiments.create(component, naming.new_tags(call))
+    return {"TrialComponentArn": component.arn}
+
+
+async def describe_trial_component(call: Call) -> Mapping[str, Any]:
+    """Say all that is known of a component, with its metrics in short."""
+    component = await job_components.find_component(call, call.params["TrialComponentName"])
+    return (await describe_all(call, [component]))[0]
+
+
+async def update_trial_component(call: Call) -> Mapping[str, Any]:
+    """Change members; of parameters and artifacts only those that are named."""
+    params = call.params
+    component = await job_components.find_component(call, params["TrialComponentName"])
+    now = call.services.clock.now()
+
+    def change(thing: Tracked) -> Tracked:
+        document = dict(thing.document)
+        document |= {name: params[name] for name in PLAIN if name in params}
+        for name, limit in MAPS.items():
+            entries = {**document.get(name, {}), **params.get(name, {})}
+            for key in params.get(f"{name}ToRemove") or ():
+                entries.pop(key, None)
+            if len(entries) > limit:
+                raise WireError(
+                    "ValidationException",
+                    f"Trial component '{thing.name}' would have {len(entries)} {name}; at most {limit} fit.",
+                )
+            if entries or name in document:
+                document[name] = entries
+        return replace(thing, document=document, modified_at=max(now, thing.modified_at))
+
+    with naming.api_errors():
+        changed = await call.services.store.experiments.change(Kind.COMPONENT, component.name, change)
+    return {"TrialComponentArn": changed.arn}
+
+
+async def delete_trial_component(call: Call) -> Mapping[str, Any]:
+    """Forget a component that belongs to no trial."""
+    with naming.api_errors():
+        gone = await call.services.store.experiments.remove(Kind.COMPONENT, call.params["TrialComponentName"])
+    return {"TrialComponentArn": gone.arn}
+
+
+async def list_trial_components(call: Call) -> Mapping[str, Any]:
+    """List summaries of components: all, those of an experiment, of a trial, or of a job."""
+    filters = {name: call.params.get(name) for name in ("ExperimentName", "TrialName", "SourceArn")}
+    given = [name for name, value in filters.items() if value is not None]
+    if len(given) > 1:
+        raise WireError("ValidationException", f"Give one of {', '.join(filters)}, got {' and '.join(given)}.")
+    if filters["SourceArn"] is not None:
+        await job_components.ensure_of_source(call, filters["SourceArn"])
+    query = naming.listing(
+        call,
+        Kind.COMPONENT,
+        experiment=filters["ExperimentName"],
+        trial=filters["TrialName"],
+        source=filters["SourceArn"],
+    )
+    found, token = await naming.page_of(call, query)
+    return {"TrialComponentSummaries": [await _summary(call, thing) for thing in found], **token}
+
+
+async def describe_all(call: Call, components: Sequence[Tracked]) -> list[dict[str, Any]]:
+    """Return the members of components; those of jobs say what their jobs say, unless somebody has said otherwise."""
+    metrics = await metric_summaries(call, components)
+    found = []
+    for thing in components:
+        kept = thing.document.get("Metrics", ())
+        members = {**await _members(call, thing), "Metrics": [*kept, *metrics.get(thing.key, ())]}
+        found.append(members)
+    return found
+
+
+async def _members(call: Call, thing: Tracked) -> dict[str, Any]:
+    job = await job_components.job_of(call, thing)
+    of_job = {} if job is None else job_components.describe_job(job)
+    document = {name: value for name, value in thing.document.items() if name != KEPT}
+    merged = {**of_job, **document}
+    for name in MAPS:
+        if name in of_job and name in document:
+            merged[name] = {**of_job[name], **document[name]}
+    source = {"Source": {"SourceArn": thing.source, "SourceType": job_components.SOURCE_TYPE}} if thing.source else {}
+    return {
+        "TrialComponentName": thing.name,
+        "TrialComponentArn": thing.arn,
+        "DisplayName": thing.name,
+        **source,
+        **{name: {} for name in MAPS},  # clients read them without asking whether they are there
+        **merged,
+        **naming.times(thing),
+    }
+
+
+async def _summary(call: Call, thing: Tracked) -> dict[str, Any]:
+    members = await _members(call, thing)
+    source = {"TrialComponentSource": members["Source"]} if "Source" in members else {}
+    return {
+        "TrialComponentName": thing.name,
+        "TrialComponentArn": thing.arn,
+        "DisplayName": members["DisplayName"],
+        **source,
+        **{name: members[name] for name in OF_SUMMARY if name in members},
+        **naming.times(thing),
+    }

@@ -1,0 +1,238 @@
+"""The trial component of a training job: its name, how it comes to be, and what it says of the job.
+
+Where: CreateTrainingJob with an ExperimentConfig makes one; for any other job it is made when somebody first asks for
+it by name. Status, times, parameters and artifacts are read from the job as it stands; when the job is deleted, what
+they were is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from clary.contract.errors import WireError
+from clary.control.jobs.job_request import JobRequest
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.services.call import Call
+from clary.control.services.experiments import naming
+from clary.control.services.experiments.summaries import KEPT, metric_summaries
+from clary.control.store.experiment_rows import Kind, Tracked, TrackedExists
+from clary.control.store.experiments import TrackedQuery
+from clary.control.store.job_queries import MAX_RESULTS, JobQuery
+
+SUFFIX = "-aws-training-job"
+SOURCE_TYPE = "SageMakerTrainingJob"
+MAX_NAME = 120
+MAX_TEXT = 2500  # StringParameterValue
+MAX_PARAMETERS = 300
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Where a new job's component belongs."""
+
+    trial: str | None
+    new_trial_of: str | None  # experiment that gets a trial for this job
+    display_name: str | None
+
+
+async def place(call: Call, request: Mapping[str, Any]) -> Placing | None:
+    """Return where the request's ExperimentConfig puts the job; None without one.
+
+    Raises: WireError(ValidationException) for an experiment or trial that does not exist, or do not belong together.
+    """
+    config = request.get("ExperimentConfig")
+    if not config:
+        return None
+    store = call.services.store.experiments
+    experiment = config.get("ExperimentName")
+    if experiment is not None and await store.get(Kind.EXPERIMENT, experiment) is None:
+        raise WireError("ValidationException", f"Experiment '{experiment}' of ExperimentConfig does not exist.")
+    trial = config.get("TrialName")
+    if trial is not None:
+        found = await store.get(Kind.TRIAL, trial)
+        if found is None:
+            raise WireError("ValidationException", f"Trial '{trial}' of ExperimentConfig does not exist.")
+        if experiment is not None and found.parent.lower() != experiment.lower():
+            raise WireError(
+                "ValidationException",
+                f"Trial '{trial}' of ExperimentConfig belongs to experiment '{found.parent}', not to '{experiment}'.",
+            )
+    run = config.get("RunName")
+    if run is not None and await store.get(Kind.COMPONENT, run) is None:
+        raise WireError("ValidationException", f"Run '{run}' of ExperimentConfig does not exist.")
+    new_trial_of = experiment if trial is None else None
+    return Placing(trial, new_trial_of, config.get("TrialComponentDisplayName"))
+
+
+async def create(call: Call, job: TrainingJob, placing: Placing, tags: Mapping[str, str]) -> None:
+    """Make the component of a job that was just stored; one of an earlier job of the name makes room."""
+    store = call.services.store.experiments
+    trial = placing.trial
+    with naming.api_errors():
+        if placing.new_trial_of is not None:
+            trial = f"{job.name}-aws-trial"
+            new_trial = naming.new_record(call, Kind.TRIAL, trial, {}, parent=placing.new_trial_of)
+            with suppress(TrackedExists):  # of an earlier job of the name
+                await store.create(new_trial, {})
+        document = {} if placing.display_name is None else {"DisplayName": placing.display_name}
+        component = _record(call, job, document)
+        await store.create(component, tags, trials=[] if trial is None else [trial], replaces=True)
+
+
+async def find_component(call: Call, name: str) -> Tracked:
+    """Return a component by its name or ARN; that of a job is made if need be.
+
+    Raises: WireError(ResourceNotFound).
+    """
+    store = call.services.store.experiments
+    plain_name = name.rpartition("/")[2] if name.startswith("arn:") else name
+    found = await store.get(Kind.COMPONENT, plain_name)
+    if found is None:
+        job = await _job_called(call, plain_name)
+        if job is None:
+            raise naming.not_found(Kind.COMPONENT, plain_name)
+        return await _ensure(call, job)
+    if found.document.get(KEPT):
+        job = await _job(call, found.source.rpartition("/")[2])
+        if job is not None and job.created_at != found.created_at:  # a later job of the name
+            found = _record(call, job, {})
+            await store.create(found, {}, replaces=True)
+    return found
+
+
+async def ensure_of_source(call: Call, source_arn: str) -> None:
+    """Make the component of the job of an ARN, in whatever case, unless it is there or there is no such job."""
+    store = call.services.store.experiments
+    known = await store.all_of(TrackedQuery(kind=Kind.COMPONENT, source=source_arn))
+    if known:
+        return
+    job = await _job_called(call, source_arn.rpartition("/")[2] + SUFFIX)
+    if job is not None and job.arn.lower() == source_arn.lower():
+        await _ensure(call, job)
+
+
+async def keep(call: Call, job: TrainingJob) -> None:
+    """Write down what the component of a job says before the job is deleted; does nothing if it has none."""
+    store = call.services.store.experiments
+    stored = await store.get(Kind.COMPONENT, job.name + SUFFIX)
+    if stored is None:
+        return
+    metrics = await metric_summaries(call, [stored])
+    kept = {**describe_job(job), **stored.document, "Metrics": metrics.get(stored.key, []), KEPT: True}
+
+    def change(thing: Tracked) -> Tracked:
+        return replace(thing, document=kept)
+
+    with naming.api_errors():
+        await store.change(Kind.COMPONENT, stored.name, change)
+
+
+async def job_of(call: Call, thing: Tracked) -> TrainingJob | None:
+    """Return the job that a component speaks for; None for one of its own, or of a job that was deleted."""
+    if not thing.source or thing.document.get(KEPT):
+        return None
+    return await _job(call, thing.source.rpartition("/")[2])
+
+
+def describe_job(job: TrainingJob) -> dict[str, Any]:
+    """Return what a job's component says by itself."""
+    failure = "" if job.failure is None else job.failure.reason
+    message = f"Status: {job.status}, secondary status: {job.secondary_status}, failure reason: {failure}."
+    return naming.without_none(
+        {
+            "Status": {"PrimaryStatus": str(job.status), "Message": message[:1024]},
+            "StartTime": job.training_started_at,
+            "EndTime": job.training_ended_at,
+            "Parameters": _parameters(JobRequest(job.request)),
+            "InputArtifacts": _inputs(JobRequest(job.request)),
+            "OutputArtifacts": _outputs(job),
+        }
+    )
+
+
+def _record(call: Call, job: TrainingJob, document: Mapping[str, Any]) -> Tracked:
+    name = job.name + SUFFIX
+    component = naming.new_record(call, Kind.COMPONENT, name, document, source=job.arn)
+    return replace(component, created_at=job.created_at, modified_at=job.created_at)
+
+
+async def _ensure(call: Call, job: TrainingJob) -> Tracked:
+    component = _record(call, job, {})
+    store = call.services.store.experiments
+    try:
+        await store.create(component, {})
+    except TrackedExists:
+        return await naming.find(call, Kind.COMPONENT, component.name)
+    return component
+
+
+async def _job(call: Call, name: str) -> TrainingJob | None:
+    return call.services.hub.live_job(name) or await call.services.store.get_job(name)
+
+
+async def _job_called(call: Call, component: str) -> TrainingJob | None:
+    """Return the job whose component has the name, in whatever case; the SDK asks in small letters."""
+    if not component.lower().endswith(SUFFIX):
+        return None
+    name = component[: -len(SUFFIX)]
+    job = await _job(call, name)
+    if job is not None or name != name.lower():
+        return job
+    token = None
+    while True:
+        page = await call.services.store.list_jobs(JobQuery(max_results=MAX_RESULTS, next_token=token))
+        for item in page.summaries:
+            if item.name.lower() == name:
+                return await _job(call, item.name)
+        token = page.next_token
+        if token is None:
+            return None
+
+
+def _parameters(request: JobRequest) -> dict[str, dict[str, Any]]:
+    raw = request.request
+    resources = raw.get("ResourceConfig") or {}
+    found: dict[str, dict[str, Any]] = {name: _value(text) for name, text in (raw.get("HyperParameters") or {}).items()}
+    own: Mapping[str, Any] = {
+        "SageMaker.ImageUri": raw["AlgorithmSpecification"].get("TrainingImage"),
+        "SageMaker.InstanceType": resources.get("InstanceType"),
+        "SageMaker.InstanceCount": resources.get("InstanceCount"),
+        "SageMaker.VolumeSizeInGB": resources.get("VolumeSizeInGB"),
+    }
+    for name, value in own.items():
+        if value is not None:
+            found[name] = {"NumberValue": float(value)} if isinstance(value, int) else {"StringValue": value}
+    return dict(list(found.items())[:MAX_PARAMETERS])
+
+
+def _value(text: str) -> dict[str, Any]:
+    """Return a hyperparameter, which is text, as a number if it reads as one."""
+    try:
+        number = float(text)
+    except ValueError:
+        return {"StringValue": text[:MAX_TEXT]}
+    return {"NumberValue": number} if math.isfinite(number) else {"StringValue": text}
+
+
+def _inputs(request: JobRequest) -> dict[str, dict[str, str]]:
+    found = {}
+    for channel in request.request.get("InputDataConfig") or ():
+        uri = channel.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri")
+        if uri is not None:
+            media = {"MediaType": channel["ContentType"]} if channel.get("ContentType") else {}
+            found[channel["ChannelName"]] = {**media, "Value": uri}
+    return found
+
+
+def _outputs(job: TrainingJob) -> dict[str, dict[str, str]]:
+    found = {}
+    hook = (job.request.get("DebugHookConfig") or {}).get("S3OutputPath")
+    if hook is not None:
+        found["SageMaker.DebugHookOutput"] = {"Value": hook}
+    if job.model_artifacts_uri is not None:
+        found["SageMaker.ModelArtifact"] = {"Value": job.model_artifacts_uri.rstrip("/")}
+    return found

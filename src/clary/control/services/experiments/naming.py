@@ -1,0 +1,107 @@
+"""What handlers of experiments share: new records, the service's refusals, pages, shapes of members.
+
+Source: the errors of each operation in SageMaker's model; the words `already exists` are what `sagemaker.experiments`
+looks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from clary.contract.errors import WireError
+from clary.control.services.call import Call
+from clary.control.services.sagemaker.tags import MAX_TAGS, check_tags
+from clary.control.store.errors import BadToken
+from clary.control.store.experiment_rows import Kind, Tracked, TrackedExists, TrackedInUse, TrackedNotFound
+from clary.control.store.experiments import TrackedQuery
+
+DEFAULT_PAGE = 10
+WORDS = {
+    Kind.EXPERIMENT: "Experiment",
+    Kind.TRIAL: "Trial",
+    Kind.COMPONENT: "Trial component",
+    Kind.ARTIFACT: "Artifact",
+}
+
+
+@contextmanager
+def api_errors() -> Iterator[None]:
+    """Turn what the store raises into the API's errors."""
+    try:
+        yield
+    except TrackedNotFound as error:
+        raise not_found(error.kind, error.tracked_name) from error
+    except TrackedExists as error:
+        raise WireError("ValidationException", error.message) from error
+    except TrackedInUse as error:
+        raise WireError("ValidationException", error.message) from error
+    except BadToken as error:
+        raise WireError("ValidationException", f"Invalid NextToken: {error.message}") from error
+
+
+def not_found(kind: Kind, name: str) -> WireError:
+    """Return the refusal of a record that is not there."""
+    return WireError("ResourceNotFound", f"{WORDS[kind]} '{name}' does not exist.", http_status=400)
+
+
+def new_record(call: Call, kind: Kind, name: str, document: Mapping[str, Any], **owners: str) -> Tracked:
+    """Return a record that is made now; `owners` are its parent and its source."""
+    now = call.services.clock.now()
+    arn = call.arn(f"{kind.value}/{name.lower()}")
+    return Tracked(kind=kind, name=name, arn=arn, created_at=now, modified_at=now, document=document, **owners)
+
+
+def new_tags(call: Call) -> dict[str, str]:
+    """Return the tags of a Create request; raises WireError for too many or forbidden ones."""
+    tags = check_tags(call.params.get("Tags") or ())
+    if len(tags) > MAX_TAGS:
+        raise WireError("ResourceLimitExceeded", f"a resource can have {MAX_TAGS} tags at most, got {len(tags)}.")
+    return tags
+
+
+async def find(call: Call, kind: Kind, name: str) -> Tracked:
+    """Return a record; raises WireError(ResourceNotFound)."""
+    found = await call.services.store.experiments.get(kind, name)
+    if found is None:
+        raise not_found(kind, name)
+    return found
+
+
+def listing(call: Call, kind: Kind, **filters: str | None) -> TrackedQuery:
+    """Return the question behind a List request, newest first unless it says otherwise."""
+    params = call.params
+    return TrackedQuery(
+        kind=kind,
+        created_after=params.get("CreatedAfter"),
+        created_before=params.get("CreatedBefore"),
+        by_name=params.get("SortBy", "CreationTime") == "Name",
+        descending=params.get("SortOrder", "Descending") == "Descending",
+        **filters,
+    )
+
+
+async def page_of(call: Call, query: TrackedQuery) -> tuple[list[Tracked], dict[str, str]]:
+    """Return one page of records, and NextToken as a member of the answer where another page follows."""
+    limit = call.params.get("MaxResults") or DEFAULT_PAGE
+    with api_errors():
+        found, token = await call.services.store.experiments.page(
+            query, max_results=limit, next_token=call.params.get("NextToken")
+        )
+    return found, {} if token is None else {"NextToken": token}
+
+
+def times(thing: Tracked) -> dict[str, Any]:
+    """Return CreationTime and LastModifiedTime."""
+    return {"CreationTime": thing.created_at, "LastModifiedTime": thing.modified_at}
+
+
+def only(members: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return the members that a smaller structure of the model has."""
+    return {name: value for name, value in members.items() if name in names}
+
+
+def without_none(members: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members that have a value."""
+    return {name: value for name, value in members.items() if value is not None}

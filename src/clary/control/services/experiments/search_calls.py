@@ -1,0 +1,289 @@
+"""Search over training jobs, experiments, trials and trial components.
+
+Where: records are described as their Describe operations do, with tags and parents, and filtered one by one
+(`search_filters`). Where the expression names a job, component, trial or experiment outright, only those are read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clary.control.jobs.job_request import JobRequest
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.services.call import Call
+from clary.control.services.experiments import (
+    component_calls,
+    experiment_calls,
+    job_components,
+    naming,
+    search_filters,
+    trial_calls,
+)
+from clary.control.services.sagemaker.descriptions import describe
+from clary.control.store.experiment_rows import Kind, Tracked
+from clary.control.store.experiments import TrackedQuery
+
+DEFAULT_SORT = "LastModifiedTime"
+AT_ONCE = 200  # records read and looked at before others have their turn
+MAX_MEMBERS = 10  # components that a trial lists
+# What the structure TrainingJob of the model has of DescribeTrainingJob's answer.
+OF_TRAINING_JOB = frozenset(
+    (
+        "TrainingJobName",
+        "TrainingJobArn",
+        "ModelArtifacts",
+        "TrainingJobStatus",
+        "SecondaryStatus",
+        "FailureReason",
+        "HyperParameters",
+        "AlgorithmSpecification",
+        "RoleArn",
+        "InputDataConfig",
+        "OutputDataConfig",
+        "ResourceConfig",
+        "WarmPoolStatus",
+        "VpcConfig",
+        "StoppingCondition",
+        "CreationTime",
+        "TrainingStartTime",
+        "TrainingEndTime",
+        "LastModifiedTime",
+        "SecondaryStatusTransitions",
+        "FinalMetricDataList",
+        "EnableNetworkIsolation",
+        "EnableInterContainerTrafficEncryption",
+        "EnableManagedSpotTraining",
+        "CheckpointConfig",
+        "TrainingTimeInSeconds",
+        "BillableTimeInSeconds",
+        "DebugHookConfig",
+        "ExperimentConfig",
+        "DebugRuleConfigurations",
+        "TensorBoardOutputConfig",
+        "DebugRuleEvaluationStatuses",
+        "ProfilerConfig",
+        "Environment",
+        "RetryStrategy",
+        "Tags",
+    )
+)
+_Key = tuple[int, int, Any, str]  # whether the value is missing, number or text, the value, the name
+
+
+@dataclass(frozen=True)
+class _Found:
+    """One record: its name, and what filters see and the answer has.
+
+    Of a training job only `key` is kept, which says that it fits: thousands of records are much to hold.
+    """
+
+    name: str
+    record: Mapping[str, Any]
+    key: _Key | None = None
+
+
+async def search(call: Call) -> Mapping[str, Any]:
+    """Return the page of records that an expression holds for."""
+    params = call.params
+    expression = params.get("SearchExpression")
+    search_filters.check(expression)
+    finder = _FINDERS.get(params["Resource"])
+    if finder is None or params.get("CrossAccountFilterOption") == "CrossAccount":
+        return {"Results": [], "TotalHits": {"Value": 0, "Relation": "EqualTo"}}  # there are none of it here
+    member, find = finder
+    records = await find(call, expression)
+    # On a thread: thousands of records would hold up everybody else on the loop.
+    chosen = await asyncio.to_thread(_matching, records, expression)
+    page, token = await asyncio.to_thread(_page, call, chosen)
+    shown = await _shown_jobs(call, page) if find is _training_jobs else [item.record for item in page]
+    answer: dict[str, Any] = {
+        "Results": [{member: record} for record in shown],
+        "TotalHits": {"Value": len(chosen), "Relation": "EqualTo"},
+    }
+    return answer if token is None else {**answer, "NextToken": token}
+
+
+def named(expression: Mapping[str, Any] | None, path: str) -> str | None:
+    """Return the value that an expression demands of a property outright; None if it leaves it open."""
+    if not expression or expression.get("Operator", "And") != "And":
+        return None
+    for item in expression.get("Filters") or ():
+        if item["Name"].lower() == path.lower() and item.get("Operator", "Equals") == "Equals":
+            return str(item["Value"])
+    return None
+
+
+def _matching(records: Sequence[_Found], expression: Mapping[str, Any] | None) -> list[_Found]:
+    return [item for item in records if item.key is not None or search_filters.matches(item.record, expression)]
+
+
+def _page(call: Call, chosen: Sequence[_Found]) -> tuple[list[_Found], str | None]:
+    """Return the page that the request asks for, and the token of the next."""
+    params = call.params
+    by = _sorted_by(call)
+    descending = params.get("SortOrder", "Descending") == "Descending"
+    identity = ["search", params["Resource"], repr(params.get("SearchExpression")), by, descending]
+    keyed = [(item.key or _key(item.name, item.record, by), item) for item in chosen]
+    present = sorted((pair for pair in keyed if not pair[0][0]), key=lambda pair: pair[0], reverse=descending)
+    missing = sorted((pair for pair in keyed if pair[0][0]), key=lambda pair: pair[0], reverse=descending)
+    ordered = [*present, *missing]
+    if params.get("NextToken"):
+        with naming.api_errors():
+            after = tuple(call.services.store.experiments.read_token(params["NextToken"], query=identity))
+        ordered = [pair for pair in ordered if _comes_after(pair[0], after, descending=descending)]
+    limit = params.get("MaxResults") or naming.DEFAULT_PAGE
+    shown = ordered[:limit]
+    token = None
+    if len(ordered) > limit:
+        token = call.services.store.experiments.make_token(query=identity, position=list(shown[-1][0]))
+    return [item for _, item in shown], token
+
+
+def _sorted_by(call: Call) -> str:
+    return call.params.get("SortBy") or DEFAULT_SORT
+
+
+def _key(name: str, record: Mapping[str, Any], by: str) -> _Key:
+    value = search_filters.sort_value(record, by)
+    return (1, 0, 0, name) if value is None else (0, *value, name)
+
+
+def _comes_after(key: _Key, after: tuple[Any, ...], *, descending: bool) -> bool:
+    if key[0] != after[0]:
+        return bool(key[0] > after[0])  # what has no value comes last in both directions
+    return bool(key < after if descending else key > after)
+
+
+async def _training_jobs(call: Call, expression: Mapping[str, Any] | None) -> list[_Found]:
+    """Return the jobs that fit, read a few at a time."""
+    store = call.services.store
+    name, status = named(expression, "TrainingJobName"), named(expression, "TrainingJobStatus")
+    found: list[_Found] = []
+    after = ""
+    while True:
+        jobs = await store.jobs_with(name=name, status=status, after=after, limit=AT_ONCE)
+        tags = await store.experiments.tags_of([job.arn for job in jobs])
+        found += await asyncio.to_thread(_fitting_jobs, call, jobs, tags, expression)
+        if len(jobs) < AT_ONCE:
+            return found
+        after = jobs[-1].name
+
+
+def _fitting_jobs(
+    call: Call,
+    jobs: Sequence[TrainingJob],
+    tags: Mapping[str, Mapping[str, str]],
+    expression: Mapping[str, Any] | None,
+) -> list[_Found]:
+    by = _sorted_by(call)
+    found = []
+    for job in jobs:
+        record = _job_record(call, job, tags)
+        seen = {**record, "Metrics": record.get("FinalMetricDataList", ())}
+        if search_filters.matches(seen, expression):
+            found.append(_Found(job.name, {}, _key(job.name, seen, by)))
+    return found
+
+
+async def _shown_jobs(call: Call, page: Sequence[_Found]) -> list[dict[str, Any]]:
+    """Return the members of the jobs of a page, less those that were deleted meanwhile."""
+    found = [job for item in page if (job := await call.services.store.get_job(item.name)) is not None]
+    tags = await call.services.store.experiments.tags_of([job.arn for job in found])
+    return [naming.only(_job_record(call, job, tags), OF_TRAINING_JOB) for job in found]
+
+
+def _job_record(call: Call, job: TrainingJob, tags: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    price = call.services.prices.of_job(JobRequest(job.request))
+    return {**describe(job, price, now=call.services.clock.now()), "Tags": _tags(tags, job.arn)}
+
+
+async def _experiments(call: Call, expression: Mapping[str, Any] | None) -> list[_Found]:
+    things, tags = await _tracked(call, TrackedQuery(kind=Kind.EXPERIMENT, name=named(expression, "ExperimentName")))
+    return [
+        _Found(thing.name, {**experiment_calls.describe(thing), "Tags": _tags(tags, thing.arn)}) for thing in things
+    ]
+
+
+async def _trials(call: Call, expression: Mapping[str, Any] | None) -> list[_Found]:
+    query = TrackedQuery(
+        kind=Kind.TRIAL, name=named(expression, "TrialName"), parent=named(expression, "ExperimentName")
+    )
+    things, tags = await _tracked(call, query)
+    store = call.services.store.experiments
+    found = []
+    for thing in things:
+        members, _ = await store.page(
+            TrackedQuery(kind=Kind.COMPONENT, trial=thing.name), max_results=MAX_MEMBERS, next_token=None
+        )
+        simple = [
+            naming.without_none(
+                {
+                    "TrialComponentName": member.name,
+                    "TrialComponentArn": member.arn,
+                    "TrialComponentSource": _source(member),
+                    "CreationTime": member.created_at,
+                }
+            )
+            for member in members
+        ]
+        record = {**trial_calls.describe(thing), "Tags": _tags(tags, thing.arn), "TrialComponentSummaries": simple}
+        found.append(_Found(thing.name, record))
+    return found
+
+
+async def _components(call: Call, expression: Mapping[str, Any] | None) -> list[_Found]:
+    query = TrackedQuery(
+        kind=Kind.COMPONENT,
+        name=named(expression, "TrialComponentName"),
+        trial=named(expression, "Parents.TrialName"),
+        experiment=named(expression, "Parents.ExperimentName"),
+        source=named(expression, "Source.SourceArn"),
+    )
+    things, tags = await _tracked(call, query)
+    parents = await call.services.store.experiments.parents_of([thing.name for thing in things])
+    found = []
+    records: list[dict[str, Any]] = []
+    for start in range(0, len(things), AT_ONCE):
+        records += await component_calls.describe_all(call, things[start : start + AT_ONCE])
+    for thing, record in zip(things, records, strict=True):
+        above = [
+            {"TrialName": parent.trial, "ExperimentName": parent.experiment} for parent in parents.get(thing.key, ())
+        ]
+        detail = {"SourceDetail": await _source_detail(call, thing)} if thing.source else {}
+        found.append(_Found(thing.name, {**record, **detail, "Tags": _tags(tags, thing.arn), "Parents": above}))
+    return found
+
+
+async def _source_detail(call: Call, thing: Tracked) -> dict[str, Any]:
+    job = await job_components.job_of(call, thing)
+    if job is None:
+        return {"SourceArn": thing.source}
+    price = call.services.prices.of_job(JobRequest(job.request))
+    members = naming.only(describe(job, price, now=call.services.clock.now()), OF_TRAINING_JOB)
+    return {"SourceArn": thing.source, "TrainingJob": members}
+
+
+async def _tracked(call: Call, query: TrackedQuery) -> tuple[list[Tracked], dict[str, dict[str, str]]]:
+    store = call.services.store.experiments
+    things = await store.all_of(query)
+    return things, await store.tags_of([thing.arn for thing in things])
+
+
+def _source(thing: Tracked) -> dict[str, str] | None:
+    return {"SourceArn": thing.source, "SourceType": job_components.SOURCE_TYPE} if thing.source else None
+
+
+def _tags(tags: Mapping[str, Mapping[str, str]], arn: str) -> list[dict[str, str]]:
+    return [{"Key": key, "Value": value} for key, value in tags.get(arn, {}).items()]
+
+
+_Finder = Callable[[Call, Mapping[str, Any] | None], Awaitable[list[_Found]]]
+_FINDERS: Mapping[str, tuple[str, _Finder]] = {
+    "TrainingJob": ("TrainingJob", _training_jobs),
+    "Experiment": ("Experiment", _experiments),
+    "ExperimentTrial": ("Trial", _trials),
+    "ExperimentTrialComponent": ("TrialComponent", _components),
+}

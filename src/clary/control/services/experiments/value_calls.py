@@ -1,0 +1,126 @@
+"""BatchPutMetrics and BatchGetMetrics: values that programs report for trial components, with steps.
+
+Source: sagemaker-metrics. What is put to the component of a training job is a metric of the job as well, as those of
+its metric definitions are: CloudWatch's operations and FinalMetricDataList have it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from clary.contract.errors import WireError
+from clary.control.jobs.training_job import FinalMetric
+from clary.control.services.call import Call
+from clary.control.services.experiments import job_components
+from clary.control.services.experiments.summaries import owner_of
+from clary.control.store.component_metrics import Summary
+from clary.control.store.errors import JobNotFound
+from clary.control.store.experiment_rows import Kind
+
+MAX_POINTS = 1000  # of one answer to one query; the rest is cut off and the answer says so
+_WIDTHS_S = {"OneMinute": 60, "FiveMinute": 300, "OneHour": 3600, "IterationNumber": None}
+_STATISTICS: Mapping[str, Callable[[Summary], float]] = {
+    "Min": lambda item: item.least,
+    "Max": lambda item: item.greatest,
+    "Avg": lambda item: item.mean,
+    "Count": lambda item: float(item.count),
+    "StdDev": lambda item: item.deviation,
+    "Last": lambda item: item.last,
+}
+
+
+async def batch_put_metrics(call: Call) -> Mapping[str, Any]:
+    """Store values of a component.
+
+    Raises: WireError(ResourceNotFound).
+    """
+    name = call.params["TrialComponentName"]
+    values = [
+        FinalMetric(
+            name=item["MetricName"],
+            value=float(item["Value"]),
+            at=_as_time(item["Timestamp"]),
+            step=item.get("Step"),
+        )
+        for item in call.params["MetricData"]
+    ]
+    store = call.services.store
+    job_name = await _job_name(call, name)
+    if job_name is not None:
+        try:
+            await store.add_metrics(job_name, values)
+            await call.services.hub.record_metrics(job_name, values)
+        except JobNotFound as error:
+            raise _no_component(name) from error
+    elif not await store.experiments.values.add(name, values):
+        raise _no_component(name)
+    return {"Errors": []}
+
+
+async def batch_get_metrics(call: Call) -> Mapping[str, Any]:
+    """Answer each query by itself: one that can not be answered spoils no other."""
+    return {"MetricQueryResults": [await _answer(call, query) for query in call.params["MetricQueries"]]}
+
+
+async def _answer(call: Call, query: Mapping[str, Any]) -> dict[str, Any]:
+    by_step = query["XAxisType"] == "IterationNumber"
+    if by_step != (query["Period"] == "IterationNumber"):
+        return _refusal(f"Period {query['Period']} does not go with XAxisType {query['XAxisType']}.")
+    start, end = query.get("Start"), query.get("End")
+    if start is not None and end is not None and start > end:
+        return _refusal(f"Start must not lie after End, got {start} and {end}.")
+    try:
+        component = await job_components.find_component(call, query["ResourceArn"])
+    except WireError as error:
+        return _refusal(error.message)
+    found, is_cut = await call.services.store.experiments.values.buckets(
+        owner_of(component),
+        query["MetricName"],
+        width_s=_WIDTHS_S[query["Period"]],
+        start=start,
+        end=end,
+        limit=MAX_POINTS,
+    )
+    statistic = _STATISTICS[query["MetricStat"]]
+    points = [(begin, value) for begin, item in found if math.isfinite(value := statistic(item))]  # JSON has no others
+    return {
+        "Status": "Truncated" if is_cut else "Complete",
+        "XAxisValues": [begin for begin, _ in points],
+        "MetricValues": [value for _, value in points],
+    }
+
+
+def _refusal(message: str) -> dict[str, Any]:
+    return {"Status": "ValidationError", "Message": message, "XAxisValues": [], "MetricValues": []}
+
+
+async def _job_name(call: Call, component: str) -> str | None:
+    """Return the job whose component is meant; None for a component of its own, or none at all."""
+    if not component.lower().endswith(job_components.SUFFIX):
+        return None
+    name = component[: -len(job_components.SUFFIX)]
+    if call.services.hub.live_job(name) is not None:  # the way of nearly every call
+        return name
+    stored = await call.services.store.experiments.get(Kind.COMPONENT, component)
+    if stored is None:
+        try:
+            stored = await job_components.find_component(call, component)
+        except WireError:
+            return None
+    owner = owner_of(stored)
+    return owner.name if owner.of_job else None
+
+
+def _no_component(name: str) -> WireError:
+    return WireError("ResourceNotFound", f"There is no trial component {name}.", http_status=404)
+
+
+def _as_time(value: datetime | float) -> datetime:
+    if isinstance(value, datetime):
+        return value
+    if not math.isfinite(float(value)):
+        raise WireError("ValidationException", f"Timestamp must be a time, got {value}.")
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=float(value))

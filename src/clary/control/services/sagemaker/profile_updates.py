@@ -1,0 +1,30 @@
+"""What UpdateTrainingJob's ProfilerConfig means for windows of the framework's profiler on a running job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from clary.contract.deep_profiles import window_of
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.services.call import Services
+
+BY_UPDATE = "asked for by UpdateTrainingJob"
+
+
+def follow(services: Services, job: TrainingJob, config: Mapping[str, Any] | None) -> None:
+    """Have a window begin where the update asks for one, and end where it asks for none.
+
+    A step that is over already means the next one.
+
+    Args:
+        config: ProfilerConfig of the update; None if it says nothing.
+    Raises: WireError while another profile of the job is being taken.
+    """
+    if config is None or job.is_terminal:
+        return
+    window = window_of(config)
+    if window is not None:
+        services.profiles.ask(job, window, reason=BY_UPDATE, waits=True)
+    elif config.get("DisableProfiler") or "ProfilingParameters" in config:
+        services.profiles.cancel(job)

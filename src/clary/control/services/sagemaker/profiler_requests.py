@@ -1,0 +1,62 @@
+"""What CreateTrainingJob and UpdateTrainingJob say of the profiler: checked, warned of, merged.
+
+Source: ProfilerConfig, ProfilerRuleConfiguration (AWS API reference): the intervals that there are, names of rules.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clary.contract.errors import WireError
+from clary.control.profiling.configured import configured_rules
+
+INTERVALS_MS = (100, 200, 500, 1000, 5000, 60_000)
+MAX_RULES = 20
+Rules = Sequence[Mapping[str, Any]]
+
+
+def check_profiler(request: Mapping[str, Any]) -> None:
+    """Refuse intervals and places that do not exist, and rules of one name.
+
+    Raises: WireError(ValidationException).
+    """
+    config = request.get("ProfilerConfig") or {}
+    interval = config.get("ProfilingIntervalInMilliseconds")
+    if interval is not None and interval not in INTERVALS_MS:
+        raise _refusal(
+            f"ProfilerConfig.ProfilingIntervalInMilliseconds must be one of {', '.join(map(str, INTERVALS_MS))}; "
+            f"got {interval}."
+        )
+    rules = request.get("ProfilerRuleConfigurations") or ()
+    places = {"ProfilerConfig.S3OutputPath": config.get("S3OutputPath")}
+    places |= {f"S3OutputPath of rule {rule['RuleConfigurationName']!r}": rule.get("S3OutputPath") for rule in rules}
+    for member, uri in places.items():
+        if uri is not None and not uri.startswith("s3://"):
+            raise _refusal(f"{member} must be s3://bucket/prefix, got {uri!r}.")
+    names = Counter(rule["RuleConfigurationName"] for rule in rules)
+    doubled = [name for name, count in names.items() if count > 1]
+    if doubled:
+        raise _refusal(f"Rule configuration names must be unique; {doubled[0]!r} stands twice.")
+    if len(rules) > MAX_RULES:
+        raise _refusal(f"A training job has at most {MAX_RULES} profiler rules; {len(rules)} were asked for.")
+
+
+def profiler_warnings(request: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return sentences on rules that will end in Error, or not be evaluated."""
+    rules = configured_rules(request.get("ProfilerRuleConfigurations") or ())
+    found = [f"profiler rule {rule.name}: {rule.error}" for rule in rules if rule.error]
+    if rules and (request.get("ProfilerConfig") or {}).get("DisableProfiler"):
+        found.append("profiler rules are not evaluated while ProfilerConfig.DisableProfiler is true")
+    return tuple(found)
+
+
+def merged_rules(present: Rules, added: Rules) -> list[Mapping[str, Any]]:
+    """Return a job's profiler rules after an update: it adds rules, and replaces those of the same name."""
+    by_name = {rule["RuleConfigurationName"]: rule for rule in (*present, *added)}
+    return list(by_name.values())
+
+
+def _refusal(message: str) -> WireError:
+    return WireError("ValidationException", message)

@@ -1,0 +1,252 @@
+"""Cards of jobs: what a list of jobs shows of each, in a narrow table that is searched whole in milliseconds.
+
+Where: `Store` writes a job's card in the transaction that writes the job, if the card has changed; `Store.cards`
+reads pages of them. Documents of jobs are many kilobytes long, and no index helps to find words within them.
+
+Pages are cut by the last row's sort key and name, so jobs created or deleted between two pages shift nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, literal, or_, select, text
+
+from clary.contract.errors import Fault, StoreError
+from clary.contract.plain import to_plain
+from clary.contract.statuses import TrainingJobStatus
+from clary.control.jobs.job_request import JobRequest
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.store import tokens
+from clary.control.store.series_blocks import Runner
+from clary.control.store.tables import from_microseconds, job_cards, tags, to_microseconds
+
+MAX_CARDS = 500  # of one page
+MAX_CARD_METRICS = 8  # a list has no room for more
+_MICROSECONDS = 1_000_000
+_CONTAINS = {"sqlite": func.instr, "postgresql": func.strpos}  # LIKE has characters of its own
+
+_COLUMNS = (
+    "name",
+    "arn",
+    "status",
+    "secondary_status",
+    "created_at",
+    "started_at",
+    "ended_at",
+    "num_hosts",
+    "instance_type",
+    "failure_reason",
+    "metrics",
+    "words",
+)
+UPSERT_CARD = text(
+    f"INSERT INTO job_cards ({', '.join(_COLUMNS)}) VALUES ({', '.join(':' + name for name in _COLUMNS)})"  # noqa: S608 - names of columns
+    f" ON CONFLICT (name) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _COLUMNS[1:])}"
+)
+
+
+class CardOrder(StrEnum):
+    """What cards are sorted by; equal ones by name."""
+
+    NAME = "name"
+    CREATED = "created"
+    STATUS = "status"
+    DURATION = "duration"  # from creation to end, or to now
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardQuery:
+    """Which cards, in which order."""
+
+    search: str = ""  # in name, statuses, instance type and failure reason; case does not count
+    status: TrainingJobStatus | None = None
+    order: CardOrder = CardOrder.CREATED
+    descending: bool = True
+    limit: int = 100  # 1 to MAX_CARDS; may differ from page to page
+    token: str | None = None  # of the last page of the same query
+
+    def identity(self) -> dict[str, Any]:
+        """Return what makes this query itself: all but the page; a token is bound to it."""
+        return {
+            "list": "cards",
+            "search": self.search,
+            "status": self.status,
+            "order": self.order,
+            "descending": self.descending,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobCard:
+    """One row of a list of jobs."""
+
+    name: str
+    status: str
+    secondary_status: str
+    created_at: datetime
+    started_at: datetime | None  # of the training
+    ended_at: datetime | None
+    duration_s: float  # from creation to end, or to now
+    num_hosts: int
+    instance_type: str  # several, of a job with groups, with commas between
+    failure_reason: str
+    metrics: tuple[Mapping[str, Any], ...]  # name and last value; NaN is possible
+    tags: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardPage:
+    """One page; `next_token` is None on the last one."""
+
+    cards: tuple[JobCard, ...]
+    counts: Mapping[str, int]  # by status, of all jobs that the search finds, whatever status is asked for
+    next_token: str | None
+
+
+def card_row(job: TrainingJob) -> dict[str, Any]:
+    """Return a job's card as a row of the table."""
+    groups = JobRequest(job.request).instance_groups
+    instance_type = ", ".join(dict.fromkeys(group.instance_type for group in groups if group.instance_type))
+    reason = job.failure.reason if job.failure is not None else ""
+    # A job that was stopped before it began has no end of its training, and does not change any more.
+    ended_at = job.training_ended_at or (job.modified_at if job.is_terminal else None)
+    words = "\n".join((job.name, job.status.value, job.secondary_status.value, instance_type, reason))
+    last = [{"name": metric.name, "value": metric.value} for metric in job.final_metrics[:MAX_CARD_METRICS]]
+    return {
+        "name": job.name,
+        "arn": job.arn,
+        "status": job.status.value,
+        "secondary_status": job.secondary_status.value,
+        "created_at": to_microseconds(job.created_at),
+        "started_at": _microseconds(job.training_started_at),
+        "ended_at": _microseconds(ended_at),
+        "num_hosts": sum(group.instance_count for group in groups),
+        "instance_type": instance_type,
+        "failure_reason": reason,
+        "metrics": json.dumps(to_plain(last), separators=(",", ":")),
+        "words": words.lower(),
+    }
+
+
+class JobCards:
+    """Reads pages of cards from the database.
+
+    Args:
+        read: asks the database.
+        token_key: signs page tokens.
+    """
+
+    def __init__(self, *, read: Runner, token_key: bytes) -> None:
+        self._read = read
+        self._token_key = token_key
+
+    async def page(self, query: CardQuery, *, now: datetime) -> CardPage:
+        """Return one page, with how many jobs there are of each status.
+
+        Args:
+            query: which, and in which order.
+            now: up to when jobs that run have run.
+
+        Raises: BadToken for a token that is forged or belongs to another query; StoreError for a bad limit.
+        """
+        if not 1 <= query.limit <= MAX_CARDS:
+            raise StoreError(f"limit must be 1 to {MAX_CARDS}, got {query.limit}", fault=Fault.USER)
+        after, now_us, identity = None, to_microseconds(now), query.identity()
+        key_us = now_us
+        if query.token is not None:
+            key_us, *after = tokens.read_token(self._token_key, query.token, query=identity)
+
+        def find(connection: Connection) -> CardPage:
+            dialect = connection.dialect.name
+            rows = connection.execute(_page_statement(query, after=after, now_us=key_us, dialect=dialect)).all()
+            next_token = None
+            if len(rows) > query.limit:
+                rows = rows[: query.limit]
+                position = [key_us, rows[-1].sort_key, rows[-1].name]
+                next_token = tokens.make_token(self._token_key, query=identity, position=position)
+            own_tags = _tags_of(connection, [row.arn for row in rows])
+            cards = (_card_of(row, own_tags.get(row.arn, {}), now_us=now_us) for row in rows)
+            return CardPage(cards=tuple(cards), counts=_counts_of(connection, query), next_token=next_token)
+
+        return await self._read(find)
+
+
+def _page_statement(query: CardQuery, *, after: list[Any] | None, now_us: int, dialect: str) -> Select[Any]:
+    """Return the statement for one page and one row more; its column `sort_key` is what the order goes by."""
+    key = _sort_key(query.order, now_us)
+    statement = select(*job_cards.c, key.label("sort_key")).where(*_filters(query, dialect=dialect))
+    if query.status is not None:
+        statement = statement.where(job_cards.c.status == query.status.value)
+    if after is not None:
+        last_key, last_name = after
+        columns = ((key, last_key), (job_cards.c.name, last_name))
+        beyond = [column < value if query.descending else column > value for column, value in columns]
+        statement = statement.where(or_(beyond[0], and_(key == last_key, beyond[1])))
+    order = (key, job_cards.c.name)
+    return statement.order_by(*(part.desc() if query.descending else part.asc() for part in order)).limit(
+        query.limit + 1
+    )
+
+
+def _counts_of(connection: Connection, query: CardQuery) -> dict[str, int]:
+    """Return how many jobs of each status the search finds."""
+    statement = select(job_cards.c.status, func.count()).where(*_filters(query, dialect=connection.dialect.name))
+    return {row[0]: row[1] for row in connection.execute(statement.group_by(job_cards.c.status))}
+
+
+def _tags_of(connection: Connection, arns: list[str]) -> dict[str, dict[str, str]]:
+    """Return the tags of resources by ARN."""
+    found: dict[str, dict[str, str]] = {}
+    statement = select(tags.c.arn, tags.c.tag_key, tags.c.tag_value).where(tags.c.arn.in_(arns))
+    for row in connection.execute(statement.order_by(tags.c.tag_key)):
+        found.setdefault(row.arn, {})[row.tag_key] = row.tag_value
+    return found
+
+
+def _card_of(row: Row[Any], own_tags: Mapping[str, str], *, now_us: int) -> JobCard:
+    """Return a row of `_page_statement` as a card."""
+    duration_us = (row.ended_at or now_us) - row.created_at
+    return JobCard(
+        name=row.name,
+        status=row.status,
+        secondary_status=row.secondary_status,
+        created_at=from_microseconds(row.created_at),
+        started_at=_moment(row.started_at),
+        ended_at=_moment(row.ended_at),
+        duration_s=max(0.0, duration_us / _MICROSECONDS),
+        num_hosts=row.num_hosts,
+        instance_type=row.instance_type,
+        failure_reason=row.failure_reason,
+        metrics=tuple(json.loads(row.metrics)),
+        tags=own_tags,
+    )
+
+
+def _sort_key(order: CardOrder, now_us: int) -> ColumnElement[Any]:
+    match order:
+        case CardOrder.NAME:
+            return job_cards.c.name
+        case CardOrder.STATUS:
+            return job_cards.c.status
+        case CardOrder.DURATION:
+            # Up to the moment of the first page, which later pages are told: rows keep their places between pages.
+            return func.coalesce(job_cards.c.ended_at, literal(now_us)) - job_cards.c.created_at
+    return job_cards.c.created_at
+
+
+def _filters(query: CardQuery, *, dialect: str) -> list[ColumnElement[bool]]:
+    return [_CONTAINS[dialect](job_cards.c.words, query.search.lower()) > 0] if query.search else []
+
+
+def _microseconds(moment: datetime | None) -> int | None:
+    return None if moment is None else to_microseconds(moment)
+
+
+def _moment(microseconds: int | None) -> datetime | None:
+    return None if microseconds is None else from_microseconds(microseconds)

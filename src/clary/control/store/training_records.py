@@ -1,0 +1,279 @@
+"""What programs write about their own training, in the database: values, pictures and progress, each once.
+
+Where: the training gateway appends, people's pages ask. Values stand in the table of metrics, among those that metric
+definitions found and BatchPutMetrics brought.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, func, insert, null, select, text
+
+from clary.contract.plain import from_plain, to_plain
+from clary.contract.training_values import FindingKind, TrainingProgress
+from clary.control.jobs.training_job import FinalMetric
+from clary.control.jobs.training_status import standing
+from clary.control.store.errors import JobNotFound
+from clary.control.store.series_blocks import Runner
+from clary.control.store.tables import (
+    from_microseconds,
+    jobs,
+    metrics,
+    to_microseconds,
+    training_ends,
+    training_pictures,
+)
+
+MAX_POINTS = 10_000  # of one answer
+
+_SET_END = text(
+    "INSERT INTO training_ends (job_name, attempt, host, next_finding, num_dropped, progress)"
+    " VALUES (:job_name, :attempt, :host, :next_finding, :num_dropped, :progress) ON CONFLICT (job_name, attempt, host)"
+    " DO UPDATE SET next_finding = excluded.next_finding, num_dropped = excluded.num_dropped,"
+    " progress = excluded.progress"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A histogram or an image of one step, and where it stands in the program's files."""
+
+    kind: str
+    tag: str
+    at: datetime
+    step: int | None
+    file: str
+    offset: int
+    size_bytes: int
+    data: bytes | None  # None for an image that is too large to keep
+    id: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricFacts:
+    """One metric of a job, as a whole."""
+
+    name: str
+    num_values: int
+    first_at: datetime
+    last_at: datetime
+    least: float | None
+    greatest: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TagFacts:
+    """One tag with pictures."""
+
+    kind: str
+    tag: str
+    num_values: int
+    last_step: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostProgress:
+    """How far the program of a host is."""
+
+    host: str
+    progress: TrainingProgress
+
+
+class TrainingRecords:
+    """Findings of trainings; `Store.training` is the one of a database."""
+
+    def __init__(self, *, read: Runner, write: Runner) -> None:
+        self._read = read
+        self._write = write
+
+    async def append(
+        self,
+        job_name: str,
+        attempt: int,
+        host: str,
+        *,
+        first: int,
+        findings: Sequence[FinalMetric | Picture],
+        progress: TrainingProgress | None = None,
+        num_dropped: int = 0,
+    ) -> tuple[int, int]:
+        """Store findings of a host, each once however often it is sent.
+
+        Args:
+            job_name: whose host.
+            attempt: of the job; findings count from 0 in each.
+            host: algo-N.
+            first: number of the first finding; those between what is stored and it were given up.
+            findings: in order of their numbers.
+            progress: takes the place of what stood there, if it counts for more; None leaves that.
+            num_dropped: findings that the agent says it has given up.
+        Returns: the number of the next finding, and how many of these were known.
+        Raises: JobNotFound.
+        """
+        owner = {"job_name": job_name, "attempt": attempt, "host": host}
+
+        def put(connection: Connection) -> tuple[int, int]:
+            # Held against deletion until the findings are in; SQLite's writer is alone anyway.
+            holds = select(jobs.c.name).where(jobs.c.name == job_name).with_for_update(read=True, key_share=True)
+            if connection.execute(holds).scalar() is None:
+                raise JobNotFound(job_name)
+            ends = select(training_ends.c.next_finding, training_ends.c.num_dropped, training_ends.c.progress).where(
+                training_ends.c.job_name == job_name,
+                training_ends.c.attempt == attempt,
+                training_ends.c.host == host,
+            )
+            known, dropped, stood = connection.execute(ends.with_for_update()).one_or_none() or (0, 0, None)
+            num_known = min(len(findings), max(0, known - first))
+            new = findings[num_known:]
+            if values := [_metric_row(job_name, item) for item in new if isinstance(item, FinalMetric)]:
+                connection.execute(insert(metrics), values)
+            if pictures := [_picture_row(owner, item) for item in new if isinstance(item, Picture)]:
+                connection.execute(insert(training_pictures), pictures)
+            end, told = max(known, first + len(findings)), _told(progress, stood)
+            lost = max(dropped, num_dropped)
+            if (end, lost, told) != (known, dropped, stood):
+                connection.execute(_SET_END, {**owner, "next_finding": end, "num_dropped": lost, "progress": told})
+            return end, num_known
+
+        return await self._write(put)
+
+    async def progress_of(self, job_name: str, attempt: int) -> list[HostProgress]:
+        """Return what is known of an attempt's hosts."""
+        statement = select(training_ends.c.host, training_ends.c.progress).where(
+            training_ends.c.job_name == job_name,
+            training_ends.c.attempt == attempt,
+            training_ends.c.progress.is_not(None),
+        )
+        rows = await self._read(lambda connection: connection.execute(statement).all())
+        return [HostProgress(host=host, progress=from_plain(TrainingProgress, json.loads(said))) for host, said in rows]
+
+    async def metric_facts(self, job_name: str) -> list[MetricFacts]:
+        """Return every metric of a job, by name."""
+        statement = (
+            select(
+                metrics.c.metric_name,
+                func.count(),
+                func.min(metrics.c.at),
+                func.max(metrics.c.at),
+                func.min(metrics.c.value),
+                func.max(metrics.c.value),
+            )
+            .where(metrics.c.job_name == job_name)
+            .group_by(metrics.c.metric_name)
+            .order_by(metrics.c.metric_name)
+        )
+        rows = await self._read(lambda connection: connection.execute(statement).all())
+        return [
+            MetricFacts(
+                name=name,
+                num_values=count,
+                first_at=from_microseconds(first),
+                last_at=from_microseconds(last),
+                least=least,
+                greatest=greatest,
+            )
+            for name, count, first, last, least, greatest in rows
+        ]
+
+    async def newest_values(self, job_name: str, metric_name: str, *, most: int) -> list[FinalMetric]:
+        """Return the last values of a metric, oldest first."""
+        statement = (
+            select(metrics.c.at, metrics.c.value, metrics.c.step)
+            .where(metrics.c.job_name == job_name, metrics.c.metric_name == metric_name)
+            .order_by(metrics.c.at.desc(), metrics.c.id.desc())
+            .limit(min(most, MAX_POINTS))
+        )
+        rows = await self._read(lambda connection: connection.execute(statement).all())
+        return [
+            FinalMetric(
+                name=metric_name, value=math.nan if value is None else value, at=from_microseconds(at), step=step
+            )
+            for at, value, step in reversed(rows)
+        ]
+
+    async def tags(self, job_name: str) -> list[TagFacts]:
+        """Return every tag that has histograms or images."""
+        columns = (training_pictures.c.kind, training_pictures.c.tag)
+        statement = (
+            select(*columns, func.count(), func.max(training_pictures.c.step))
+            .where(training_pictures.c.job_name == job_name)
+            .group_by(*columns)
+            .order_by(*columns)
+        )
+        rows = await self._read(lambda connection: connection.execute(statement).all())
+        return [TagFacts(kind=kind, tag=tag, num_values=count, last_step=step) for kind, tag, count, step in rows]
+
+    async def pictures(self, job_name: str, kind: str, tag: str, *, most: int) -> list[Picture]:
+        """Return the last pictures of a tag, oldest first; those of images without their bytes."""
+        of_images = kind == FindingKind.IMAGE
+        columns = [null().label("data") if of_images and c.name == "data" else c for c in training_pictures.columns]
+        statement = (
+            select(*columns)
+            .where(
+                training_pictures.c.job_name == job_name,
+                training_pictures.c.kind == kind,
+                training_pictures.c.tag == tag,
+            )
+            .order_by(training_pictures.c.id.desc())
+            .limit(min(most, MAX_POINTS))
+        )
+        rows = await self._read(lambda connection: connection.execute(statement).mappings().all())
+        return [_picture_of(row) for row in reversed(rows)]
+
+    async def picture(self, job_name: str, picture_id: int) -> Picture | None:
+        """Return one picture; None if the job has none of that number."""
+        statement = select(training_pictures).where(
+            training_pictures.c.job_name == job_name, training_pictures.c.id == picture_id
+        )
+        row = await self._read(lambda connection: connection.execute(statement).mappings().one_or_none())
+        return None if row is None else _picture_of(row)
+
+
+def _told(new: TrainingProgress | None, stood: str | None) -> str | None:
+    """Return what stands from now on."""
+    counts = standing(new, None if stood is None else from_plain(TrainingProgress, json.loads(stood)))
+    return None if counts is None else json.dumps(to_plain(counts))
+
+
+def _metric_row(job_name: str, metric: FinalMetric) -> dict[str, Any]:
+    return {
+        "job_name": job_name,
+        "metric_name": metric.name,
+        "at": to_microseconds(metric.at),
+        "value": None if math.isnan(metric.value) else metric.value,
+        "step": metric.step,
+    }
+
+
+def _picture_row(owner: Mapping[str, Any], picture: Picture) -> dict[str, Any]:
+    return {
+        **owner,
+        "kind": picture.kind,
+        "tag": picture.tag,
+        "at": to_microseconds(picture.at),
+        "step": picture.step,
+        "file": picture.file,
+        "file_offset": picture.offset,
+        "size_bytes": picture.size_bytes,
+        "data": picture.data,
+    }
+
+
+def _picture_of(row: Any) -> Picture:
+    return Picture(
+        kind=row["kind"],
+        tag=row["tag"],
+        at=from_microseconds(row["at"]),
+        step=row["step"],
+        file=row["file"],
+        offset=row["file_offset"],
+        size_bytes=row["size_bytes"],
+        data=row["data"],
+        id=row["id"],
+    )

@@ -1,0 +1,109 @@
+"""The summary of a profile, and its merged trace, from what lies in its folder.
+
+Traces are read one after the other; of each only figures and marks of its collectives are kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from clary.contract.deep_profiles import HostProfile, RankProfile, RankState
+from clary.contract.errors import ContractError
+from clary.contract.plain import from_plain
+from clary.control.traces.across_ranks import Marks, marks_of, set_clocks, skews
+from clary.control.traces.merging import Source, write_merged
+from clary.control.traces.rank_summary import summarize
+from clary.control.traces.rank_trace import read_trace, shifted
+from clary.control.traces.trace_file import TraceError, TraceFile
+
+SUMMARY, MERGED = "summary.json", "merged.trace.json.gz"
+_REQUEST = "request.json"
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A rank whose trace could be read."""
+
+    file: TraceFile
+    profile: RankProfile
+    host: str
+    marks: Marks
+
+
+def analyse(folder: Path) -> dict[str, Any]:
+    """Write summary and merged trace into a profile's folder; return the summary.
+
+    Raises: OSError.
+    """
+    ranks: list[dict[str, Any]] = []
+    read: list[_Read] = []
+    errors: list[str] = []
+    for host, profile in _profiles(folder, errors):
+        row: dict[str, Any] = {
+            "rank": profile.rank,
+            "host": host,
+            "state": profile.state.value,
+            "words": profile.words,
+            "by_time": profile.by_time,
+            "framework": profile.framework,
+        }
+        ranks.append(row)
+        if profile.state is not RankState.DONE or len(profile.bounds_ns) < 2:
+            continue
+        place = folder / f"rank-{profile.rank}.trace.json.gz"
+        file = TraceFile(place)
+        try:
+            trace = shifted(read_trace(profile, file.events()), file.base_us)
+            row |= {"trace": place.name, **summarize(trace)}
+            read.append(_Read(file, profile, host, marks_of(trace)))
+        except (TraceError, ArithmeticError) as error:
+            row |= {"state": RankState.FAILED.value, "words": str(error)}
+    marks = [item.marks for item in read]
+    clocks = set_clocks(marks)
+    summary: dict[str, Any] = {
+        "ranks": ranks,
+        "errors": errors,
+        "clocks": {"method": clocks.method, "spread_us": clocks.spread_us},
+        "skew": skews(marks, clocks),
+        "merged": "",
+    }
+    if read:
+        sources = [Source(item.file, item.profile, item.host, clocks.offsets[item.profile.rank]) for item in read]
+        try:
+            write_merged(folder / MERGED, sources, facts={"clocks": {**asdict(clocks), "offsets": None}})
+            summary["merged"] = MERGED
+        except TraceError as error:
+            errors.append(f"the traces could not be merged: {error}")
+    draft = folder / f".{SUMMARY}.part"
+    draft.write_text(json.dumps(summary), encoding="utf-8")
+    draft.replace(folder / SUMMARY)
+    return summary
+
+
+def _profiles(folder: Path, errors: list[str]) -> list[tuple[str, RankProfile]]:
+    """Return what ranks have said, by rank; hosts without an answer become errors."""
+    request = _document(folder / _REQUEST)
+    found: dict[int, tuple[str, RankProfile]] = {}
+    for host in request.get("hosts") or ():
+        try:
+            answer = from_plain(HostProfile, _document(folder / f"{host}.json"))
+        except ContractError:
+            errors.append(f"{host} has not answered")
+            continue
+        if answer.error:
+            errors.append(answer.error)
+        for profile in answer.ranks:
+            found[profile.rank] = (host, profile)
+    return [found[rank] for rank in sorted(found)]
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}

@@ -1,0 +1,47 @@
+"""Sets of time as sorted intervals that do not touch, in microseconds. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+Intervals = list[tuple[float, float]]
+
+
+def union(intervals: Iterable[tuple[float, float]]) -> Intervals:
+    """Return all times that lie in any of the intervals."""
+    joined: Intervals = []
+    for begin, end in sorted(intervals):
+        if joined and begin <= joined[-1][1]:
+            if end > joined[-1][1]:
+                joined[-1] = (joined[-1][0], end)
+        elif end > begin:
+            joined.append((begin, end))
+    return joined
+
+
+def without(some: Intervals, others: Intervals) -> Intervals:
+    """Return the times of `some` that lie in none of `others`; both as `union` returns them."""
+    left: Intervals = []
+    index = 0
+    for begin, end in some:
+        while index < len(others) and others[index][1] <= begin:
+            index += 1
+        at, position = begin, index
+        while position < len(others) and others[position][0] < end:
+            if others[position][0] > at:
+                left.append((at, others[position][0]))
+            at = max(at, others[position][1])
+            position += 1
+        if at < end:
+            left.append((at, end))
+    return left
+
+
+def within(intervals: Iterable[tuple[float, float]], begin: float, end: float) -> Intervals:
+    """Return what of the intervals lies between two times, as `union` does."""
+    return union((max(begin, first), min(end, last)) for first, last in intervals if first < end and last > begin)
+
+
+def total(intervals: Intervals) -> float:
+    """Return how long all of them last together."""
+    return sum(end - begin for begin, end in intervals)

@@ -1,0 +1,168 @@
+"""What of a rank's trace is counted: operations by kind, on the rank's own clock. Pure but for reading the file."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+from clary.contract.deep_profiles import RankProfile
+
+MAX_EVENTS = 5_000_000  # that are counted; a trace with more is summed up to there
+MAX_TIME_US = 1e18  # of an event; Unix time is a thousandth of it
+_LOADER = "enumerate(DataLoader)#"  # torch.utils.data.DataLoader's own mark around `__next__`
+_ASYNC_PREFIXES = ("gloo:", "mpi:", "ucc:", "xccl:", "smddp:")  # marks of process groups around what their threads do
+_ISSUE_PREFIXES = ("c10d::", "_c10d_functional::", "c10d_functional::")
+_PLUMBING = ("record_param_comms", "c10d_functional::wait_tensor", "_c10d_functional::wait_tensor")
+_NODE_PREFIXES = ("autograd::", "torch::autograd::")
+_DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_op")
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation, Unix microseconds."""
+
+    name: str
+    begin: float
+    end: float
+    thread: object = None
+
+
+@dataclass
+class RankTrace:
+    """The operations of one rank.
+
+    Attributes:
+        operations: of the processor, with what is nested in them.
+        kernels: of the accelerator, communication left out.
+        communication: what collectives occupy: threads of a process group, or an accelerator's kernels, and calls.
+        arrivals: when the program asked for each collective, in order.
+        completions: when what a process group did for one ended, in order.
+        loading: waits for the data loader.
+    """
+
+    profile: RankProfile
+    operations: list[Operation] = field(default_factory=list)
+    kernels: list[Operation] = field(default_factory=list)
+    communication: list[Operation] = field(default_factory=list)
+    arrivals: list[Operation] = field(default_factory=list)
+    completions: list[Operation] = field(default_factory=list)
+    loading: list[Operation] = field(default_factory=list)
+    is_cut: bool = False
+
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        """When the window began and each of its steps ended."""
+        return tuple(bound / 1000 for bound in self.profile.bounds_ns)
+
+    def step_at(self, moment: float) -> int | None:
+        """Return the number of the step that a moment lies in; None outside of the window."""
+        bounds = self.bounds
+        index = bisect_right(bounds, moment) - 1
+        return self.profile.first_step + index if 0 <= index < len(bounds) - 1 else None
+
+
+def read_trace(profile: RankProfile, events: Iterable[Mapping[str, Any]], base_us: float = 0.0) -> RankTrace:
+    """Sort the events of a trace; their times stay as they are, plus `base_us`."""
+    trace = RankTrace(profile=profile)
+    num_events = 0
+    for event in events:
+        if event.get("ph") != "X":
+            continue
+        begin, duration = event.get("ts"), event.get("dur")
+        if not is_time(begin) or not is_time(duration):
+            continue
+        num_events += 1
+        if num_events > MAX_EVENTS:
+            trace.is_cut = True
+            break
+        name = str(event.get("name", ""))
+        thread = (str(event.get("pid")), str(event.get("tid")))
+        _sort_in(
+            trace,
+            str(event.get("cat", "")),
+            Operation(name, base_us + begin, base_us + begin + max(0.0, duration), thread),
+        )
+    for operations in (trace.arrivals, trace.completions):
+        operations.sort(key=lambda operation: operation.begin)
+    return trace
+
+
+def is_time(value: Any) -> TypeGuard[float]:
+    """Whether a value of an event is a time that can be counted with; programs may write what they like."""
+    return isinstance(value, int | float) and abs(value) < MAX_TIME_US
+
+
+def shifted(trace: RankTrace, offset_us: float) -> RankTrace:
+    """Move operations of a trace that was read before its base time was known."""
+    if offset_us:
+        for name in ("operations", "kernels", "communication", "arrivals", "completions", "loading"):
+            moved = [
+                Operation(item.name, item.begin + offset_us, item.end + offset_us, item.thread)
+                for item in getattr(trace, name)
+            ]
+            setattr(trace, name, moved)
+    return trace
+
+
+def self_times(operations: Sequence[Operation]) -> list[tuple[Operation, float, bool]]:
+    """Return each operation with the time that nothing nested in it took, and whether nothing was."""
+    by_thread: dict[object, list[Operation]] = {}
+    for operation in operations:
+        by_thread.setdefault(operation.thread, []).append(operation)
+    found: list[tuple[Operation, float, bool]] = []
+    for members in by_thread.values():
+        members.sort(key=lambda operation: (operation.begin, -operation.end))
+        stack: list[list[Any]] = []  # operation, time of its children, whether it has any
+
+        for operation in members:
+            while stack and stack[-1][0].end <= operation.begin:
+                _pop(stack, found)
+            if stack and operation.end <= stack[-1][0].end:
+                stack[-1][1] += operation.end - operation.begin
+                stack[-1][2] = True
+            stack.append([operation, 0.0, False])
+        while stack:
+            _pop(stack, found)
+    return found
+
+
+def is_collective(name: str) -> bool:
+    """Whether an operation of the processor belongs to a collective."""
+    return name.startswith((*_ISSUE_PREFIXES, *_ASYNC_PREFIXES)) or name in _PLUMBING
+
+
+def is_work(name: str, *, is_leaf: bool) -> bool:
+    """Whether a processor's operation computes while it runs, with all that is nested in it.
+
+    Nodes of the backward pass may wait within themselves: hooks run there, and they wait for collectives.
+    """
+    if is_collective(name):
+        return False
+    return is_leaf or ("::" in name and not name.startswith(_NODE_PREFIXES))
+
+
+def _sort_in(trace: RankTrace, category: str, operation: Operation) -> None:
+    name = operation.name
+    if category in _DEVICE_CATEGORIES:
+        if "nccl" in name.lower():
+            trace.communication.append(operation)
+            trace.completions.append(operation)
+        else:
+            trace.kernels.append(operation)
+    elif name.startswith(_LOADER):
+        trace.loading.append(operation)
+    elif name.startswith(_ASYNC_PREFIXES):
+        trace.communication.append(operation)
+        trace.completions.append(operation)
+    elif category == "cpu_op":
+        trace.operations.append(operation)
+        if name.startswith(_ISSUE_PREFIXES) and name not in _PLUMBING:
+            trace.communication.append(operation)
+            trace.arrivals.append(operation)
+
+
+def _pop(stack: list[list[Any]], found: list[tuple[Operation, float, bool]]) -> None:
+    operation, nested, has_children = stack.pop()
+    found.append((operation, max(0.0, operation.end - operation.begin - nested), not has_children))

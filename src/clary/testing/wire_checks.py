@@ -1,0 +1,27 @@
+"""Answers of a `ControlPlane` held against the models that clients read them with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from clary.control.wire.models import Protocol
+from clary.control.wire.models import service as model_of
+from clary.control.wire.serializing import serialize
+from clary.testing.control_plane import ControlPlane
+
+_PROTOCOLS = {"sagemaker": Protocol.JSON_1_1, "sagemaker-metrics": Protocol.REST_JSON}
+
+
+def answers_in_shape(plane: ControlPlane) -> None:
+    """Have every answer of the plane's calls serialised too: a member that the model lacks fails the call."""
+    call = plane.call
+
+    async def checked(service: str, operation: str, **params: Any) -> Mapping[str, Any]:
+        answer = await call(service, operation, **params)
+        protocol = _PROTOCOLS.get(service)
+        if protocol is not None:
+            serialize(model_of(service).operation(operation, protocol), answer, request_id="R")
+        return answer
+
+    plane.call = checked  # type: ignore[method-assign]

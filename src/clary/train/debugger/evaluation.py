@@ -1,0 +1,135 @@
+"""One rule over the tensors of a job, as a process of its own beside the program.
+
+Where: the agent of the job's first host runs `python -m clary.train.debugger.evaluation ORDER` in the job's
+environment, reads what stands in the file that the order names as `status_file`, and ends the process when it is
+late. It evaluates one step after the other until the training has ended or the rule has found something:
+
+    {"name": "VanishingGradient", "rule": "VanishingGradient", "source_file": "", "parameters": {"threshold": "1e-7"},
+     "tensors_folder": "/opt/ml/output/tensors", "other_trials": [], "status_file": "..."}
+
+    {"status": "IssuesFound", "details": "step 12: ..."}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from clary.train.debugger.errors import NoMoreData, RuleEvaluationConditionMet
+from clary.train.debugger.rule import Finding, Rule, invoke_rule
+from clary.train.debugger.rules import make_rule
+from clary.train.debugger.tensor_files import write_whole
+from clary.train.debugger.trial import Trial, create_trial
+
+IN_PROGRESS, NO_ISSUES, ISSUES, ERROR = "InProgress", "NoIssuesFound", "IssuesFound", "Error"  # RuleEvaluationStatus
+MODULE_NAME = "clary_custom_rule"  # under which a user's file is imported
+_NICENESS = 10  # what trains comes first
+_LISTED_NAMES = 5  # of classes in a file, in an error
+
+
+def main(arguments: list[str]) -> int:
+    """Evaluate the rule of one order; the exit code is 0 whatever the rule says, 1 if it could not say anything."""
+    order = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    with contextlib.suppress(OSError):
+        os.nice(_NICENESS)
+    status_file = Path(order["status_file"])
+    _tell(status_file, IN_PROGRESS, "")
+    try:
+        status, details = evaluate(order)
+    except Exception as error:  # noqa: BLE001 - boundary: whatever is wrong with a rule is its own affair
+        traceback.print_exc()
+        status, details = ERROR, f"{type(error).__name__}: {error}"
+    _tell(status_file, status, details)
+    return 1 if status == ERROR else 0
+
+
+def evaluate(order: Mapping[str, Any]) -> tuple[str, str]:
+    """Return status and details of a rule, once it has found something or has seen all there was.
+
+    Raises: whatever making or evaluating the rule raises.
+    """
+    trial = create_trial(order["tensors_folder"], name=order["name"])
+    rule = _make(order, trial)
+    try:
+        invoke_rule(rule, raise_eval_cond=True)
+    except RuleEvaluationConditionMet as met:
+        return ISSUES, in_words(met)
+    except NoMoreData:
+        pass
+    num_steps = len(trial.steps(show_incomplete_steps=True))
+    if num_steps == 0:
+        return ERROR, (
+            f"no step was saved in {order['tensors_folder']}: the program has trained no torch model, or saves at steps"
+            " that it did not reach; see CollectionConfigurations and save_interval"
+        )
+    num_seen = rule.report.get("Datapoints", 0)
+    hint = "" if num_seen else ": none had what the rule looks at; see CollectionConfigurations"
+    return NO_ISSUES, f"{num_seen} of {num_steps} saved steps were looked at{hint}"
+
+
+def in_words(met: RuleEvaluationConditionMet) -> str:
+    """Say what a rule has found: its own sentence, with what belongs to it."""
+    found = met.finding
+    if not isinstance(found, Finding):
+        return str(met)
+    more = {"tensor": found.tensor, **found.details}
+    said = ", ".join(f"{name} {_short(value)}" for name, value in more.items() if value not in ("", None))
+    return f"{found.text} ({said})" if said and said not in found.text else found.text
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _make(order: Mapping[str, Any], trial: Trial) -> Rule:
+    """Return the rule: a built-in one, or one of the user's file."""
+    name, parameters = order["rule"], dict(order["parameters"])
+    if not name:
+        raise ValueError("RuleParameters have no rule_to_invoke, which says what is to be looked for")
+    others = [create_trial(folder) for folder in order["other_trials"]]
+    if order["source_file"]:
+        rule_class = load_rule(Path(order["source_file"]), name)
+        if others and "other_trials" in inspect.signature(rule_class).parameters:
+            parameters["other_trials"] = others
+        rule = rule_class(trial, **parameters)
+        if not hasattr(rule, "invoke"):
+            raise TypeError(f"{name} is no rule: it derives from no clary.train.debugger.Rule (smdebug.rules.Rule)")
+        return rule  # type: ignore[no-any-return]
+    if others:
+        parameters["other_trials"] = others if len(others) > 1 else others[0]
+    return make_rule(name, trial, parameters)
+
+
+def load_rule(file: Path, name: str) -> Callable[..., Any]:
+    """Import a file and return its class of this name.
+
+    Raises: AttributeError naming what the file has; whatever importing it raises.
+    """
+    spec = importlib.util.spec_from_file_location(MODULE_NAME, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file.name} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[MODULE_NAME] = module
+    sys.path.insert(0, str(file.parent))
+    spec.loader.exec_module(module)
+    found: Callable[..., Any] | None = getattr(module, name, None)
+    if found is None:
+        own = [key for key, one in vars(module).items() if inspect.isclass(one) and one.__module__ == MODULE_NAME]
+        raise AttributeError(f"{file.name} has no {name}; it has {', '.join(own[:_LISTED_NAMES]) or 'no class'}")
+    return found
+
+
+def _tell(status_file: Path, status: str, details: str) -> None:
+    write_whole(status_file, [memoryview(json.dumps({"status": status, "details": details}).encode())])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

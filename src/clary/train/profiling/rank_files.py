@@ -1,0 +1,69 @@
+"""Files of a rank's windows: requests that an agent leaves, answers that it follows.
+
+Source: contract/deep_profiles.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from clary.contract.deep_profiles import OUT_FOLDER, ProfileRequest, RankProfile
+from clary.contract.errors import ContractError
+from clary.contract.plain import from_plain, to_plain
+
+_REQUEST = re.compile(r"request-([0-9]{1,18})\.json")
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+
+def read_requests(folder: Path) -> list[ProfileRequest]:
+    """Return the requests in a folder, oldest first; what cannot be read is none."""
+    found = []
+    for entry in os.scandir(folder):
+        if _REQUEST.fullmatch(entry.name):
+            try:
+                found.append(from_plain(ProfileRequest, json.loads(Path(entry.path).read_text(encoding="utf-8"))))
+            except (OSError, ValueError, RecursionError, ContractError):
+                continue
+    return sorted(found, key=lambda request: request.number)
+
+
+class RankFiles:
+    """What one rank writes of one window; the first process that claims a rank has it."""
+
+    def __init__(self, folder: Path, number: int, rank: int) -> None:
+        self._folder = folder / OUT_FOLDER / str(number)
+        self._rank = rank
+        self.profile: RankProfile | None = None
+
+    @property
+    def trace(self) -> Path:
+        """Where the trace belongs."""
+        return self._folder / f"rank-{self._rank}.trace.json.gz"
+
+    def claim(self) -> bool:
+        """Return whether this process may answer for its rank. Raises: OSError."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            os.close(os.open(self._folder / f".rank-{self._rank}.claim", os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+        except FileExistsError:
+            return False
+        return True
+
+    def tell(self, profile: RankProfile) -> None:
+        """Write what is known, whole or not at all. Raises: OSError."""
+        self.profile = replace(profile, rank=self._rank)
+        draft = self._folder / f".rank-{self._rank}.new"
+        draft.write_text(json.dumps(to_plain(self.profile)), encoding="utf-8")
+        draft.replace(self._folder / f"rank-{self._rank}.json")
+
+
+def boot_id() -> str:
+    """Return what tells this machine's clock from another's; empty where the system does not say."""
+    try:
+        return Path(_BOOT_ID).read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,137 @@
+"""One window of torch.profiler: begun, ended, its trace written whole beside the program."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+MAX_RAW_BYTES = 4 * 1024 * 1024 * 1024  # of a trace before it is packed; a window ends by time long before
+_LEVEL = 1  # of gzip: seven times smaller, and four times faster than level 9
+
+
+class OtherProfiler(Exception):
+    """The program uses torch.profiler itself, and is left alone."""
+
+
+class Window:
+    """Records what torch does between `start` and `stop`; `write` may be called on another thread.
+
+    Args:
+        on_other: called in the program's thread, before a profiler of its own starts while this one runs.
+        all_threads: record threads that did not start the window: for one that no step begins.
+    """
+
+    def __init__(self, *, on_other: Callable[[], None], all_threads: bool = False) -> None:
+        self._on_other = on_other
+        self._all_threads = all_threads
+        self._profiler: Any = None
+        self._guarded: dict[str, Any] = {}
+        self.is_running = False
+
+    def start(self) -> None:
+        """Begin. Raises: OtherProfiler; whatever torch raises."""
+        torch = sys.modules["torch"]
+        if _is_in_use():
+            raise OtherProfiler("the program uses torch.profiler itself at this moment")
+        self._profiler = torch.profiler.profile(**self._options())
+        try:
+            self._profiler.start()
+        except BaseException:
+            self._profiler = None
+            raise
+        self.is_running = True
+        self._guard()
+
+    def stop(self) -> None:
+        """End; a window that has ended stays so. Blocks for what torch needs to gather events."""
+        if self.is_running:
+            self.is_running = False
+            self._unguard()
+            self._profiler.stop()
+
+    def write(self, place: Path) -> int:
+        """Write the trace to `place`, whole or not at all, and forget it; return its bytes.
+
+        Raises: OSError; ValueError for one that is too long; whatever torch raises.
+        """
+        raw, draft = place.with_name(f".{place.name}.json"), place.with_name(f".{place.name}.part")
+        try:
+            self._profiler.export_chrome_trace(str(raw))
+            self._profiler = None
+            if raw.stat().st_size > MAX_RAW_BYTES:
+                raise ValueError(f"the trace has {raw.stat().st_size} bytes, and {MAX_RAW_BYTES} at most are kept")
+            with open(raw, "rb") as source, gzip.open(draft, "wb", compresslevel=_LEVEL) as target:
+                shutil.copyfileobj(source, target, 1024 * 1024)
+            num_bytes = draft.stat().st_size
+            os.replace(draft, place)
+            return num_bytes
+        finally:
+            for leftover in (raw, draft):
+                leftover.unlink(missing_ok=True)
+
+    def _options(self) -> dict[str, Any]:
+        torch = sys.modules["torch"]
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        # `trace_only` saves torch from building Python objects of all events; older ones know neither of both.
+        wanted = {"trace_only": True, **({"profile_all_threads": True} if self._all_threads else {})}
+        for options in (wanted, {name: True for name in wanted if name != "trace_only"}, {}):
+            try:
+                config = torch._C._profiler._ExperimentalConfig(**options)
+            except (AttributeError, TypeError):
+                continue
+            if self._all_threads and not options:
+                raise OtherProfiler(
+                    f"torch {torch.__version__} records one thread alone, and no optimizer has made a step in this one"
+                )
+            return {"activities": activities, "experimental_config": config}
+        return {"activities": activities}
+
+    def _guard(self) -> None:
+        """Have a profiler that the program starts find no other: torch would raise in the program otherwise."""
+        kind = sys.modules["torch"].autograd.profiler.profile
+        window, ours = self, self._profiler.profiler
+        for name in ("_prepare_trace", "_start_trace", "__enter__"):
+            original = kind.__dict__.get(name)
+            if original is None:
+                continue
+
+            def guarded(
+                profiler: Any, *args: Any, _original: Callable[..., Any] = original, **options: Any
+            ) -> Any:  # in the program's thread
+                if profiler is not ours and window.is_running:
+                    window._on_other()
+                return _original(profiler, *args, **options)
+
+            self._guarded[name] = original
+            setattr(kind, name, guarded)
+
+    def _unguard(self) -> None:
+        kind = sys.modules["torch"].autograd.profiler.profile
+        for name, original in self._guarded.items():
+            setattr(kind, name, original)
+        self._guarded.clear()
+
+
+def _is_in_use() -> bool:
+    torch = sys.modules["torch"]
+    profiler = torch.autograd.profiler
+    return bool(getattr(profiler, "_is_profiler_enabled", False)) or bool(torch.autograd._profiler_enabled())
+
+
+def clock_facts() -> tuple[int, int]:
+    """Return the Unix time and the monotonic clock, in nanoseconds, as near to each other as three tries bring them."""
+    best = (0, 0, 1 << 62)
+    for _ in range(3):
+        before = time.monotonic_ns()
+        wall = time.time_ns()
+        after = time.monotonic_ns()
+        best = min(best, (wall, (before + after) // 2, after - before), key=lambda reading: reading[2])
+    return best[0], best[1]

@@ -1,0 +1,132 @@
+"""Divides the time of a thread among the parts of training steps. Pure but for the clock that it is given.
+
+Where: `torch_hooks` calls it at the beginning and end of each part, from the thread that trains.
+
+[Note: what is forward]
+Nothing is hooked into modules: that costs time in each of them, and hooks would be compiled and pickled with the model.
+So the time outside of all parts is kept open until the next part begins. If that is a backward pass, it was the forward
+pass; else it was something else, evaluation or logging. Communication does not close it: forward passes communicate.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from clary.contract.step_records import StepRow
+
+# Parts; plain numbers, because they index lists some ten times a step.
+OTHER, DATA, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER = range(6)
+_NUM_PARTS = 6
+_NS_PER_S = 1e9
+MOST_STEPS_OF_ANOTHER = 16  # by one optimizer while the one that counts does nothing, after which it counts
+
+_Open = tuple[int, object]  # part, owner
+
+
+class StepClock:
+    """Measures one thread. A step ends when the optimizer that stepped first ends its step; others are part of it.
+
+    Args:
+        now_ns: monotonic.
+        now_s: time of day.
+    """
+
+    def __init__(
+        self, now_ns: Callable[[], int] = time.perf_counter_ns, now_s: Callable[[], float] = time.time
+    ) -> None:
+        self._now_ns = now_ns
+        self._now_s = now_s
+        self._spent = [0] * _NUM_PARTS
+        self._stack: list[_Open] = []
+        self._open = 0  # spent outside of parts, or inside of an optimizer: it may turn out to be a forward pass
+        self._began_ns = self._last_ns = now_ns()
+        self._number = 0
+        self._counting: object = None  # the optimizer whose steps count
+        self._others: dict[object, int] = {}
+
+    def enter(self, part: int, owner: object = None) -> int:
+        """Begin a part; return what `leave` wants."""
+        self._take_time()
+        if part == BACKWARD:
+            self._spent[FORWARD] += self._open
+            self._open = 0
+        elif part != COMMUNICATION:
+            self._close()
+        depth = len(self._stack)
+        self._stack.append((part, owner))
+        return depth
+
+    def leave(self, depth: int) -> None:
+        """End a part, and whatever has been begun in it and not ended."""
+        self._take_time()
+        if self._stack[depth:] and self._stack[depth][0] == OPTIMIZER:
+            self._close()
+        del self._stack[depth:]
+
+    @property
+    def is_in_optimizer(self) -> bool:
+        """Whether an optimizer's step has begun and not ended, or ended with an error."""
+        return any(part == OPTIMIZER for part, _ in self._stack)
+
+    def enter_optimizer(self, owner: object, num_outer: int = 0) -> None:
+        """Begin an optimizer's step.
+
+        Args:
+            num_outer: steps inside of which it begins, of wrappers and base classes; others have ended with an error.
+        """
+        open_steps = [depth for depth, item in enumerate(self._stack) if item[0] == OPTIMIZER]
+        if len(open_steps) > num_outer:
+            self.leave(open_steps[num_outer])
+        self.enter(OPTIMIZER, owner)
+
+    def leave_optimizer(self, owner: object) -> StepRow | None:
+        """End an optimizer's step; return the row of the training step if it ends with it."""
+        depths = [depth for depth, item in enumerate(self._stack) if item == (OPTIMIZER, owner)]
+        if not depths:
+            return None  # its beginning was not seen
+        self.leave(depths[-1])
+        return self._end_step() if len(depths) == 1 and self._counts(owner) else None
+
+    def _end_step(self) -> StepRow:
+        self._number += 1
+        spent, self._spent = self._spent, [0] * _NUM_PARTS
+        began_ns, self._began_ns = self._began_ns, self._last_ns
+        return StepRow(
+            number=self._number,
+            ended_s=self._now_s(),
+            step_s=(self._last_ns - began_ns) / _NS_PER_S,
+            data_wait_s=spent[DATA] / _NS_PER_S,
+            forward_s=spent[FORWARD] / _NS_PER_S,
+            backward_s=spent[BACKWARD] / _NS_PER_S,
+            communication_s=spent[COMMUNICATION] / _NS_PER_S,
+            optimizer_s=spent[OPTIMIZER] / _NS_PER_S,
+        )
+
+    def _take_time(self) -> None:
+        now_ns = self._now_ns()
+        part = self._stack[-1][0] if self._stack else OTHER
+        if part in (OTHER, OPTIMIZER):
+            self._open += now_ns - self._last_ns
+        else:
+            self._spent[part] += now_ns - self._last_ns
+        self._last_ns = now_ns
+
+    def _close(self) -> None:
+        """Give the open time to what it was spent in: it was no forward pass."""
+        self._spent[OPTIMIZER if self.is_in_optimizer else OTHER] += self._open
+        self._open = 0
+
+    def _counts(self, owner: object) -> bool:
+        if owner == self._counting:
+            if self._others:
+                self._others.clear()
+            return True
+        if self._counting is not None:
+            self._others[owner] = self._others.get(owner, 0) + 1
+            if self._others[owner] < MOST_STEPS_OF_ANOTHER:
+                return False
+        # The first, or one that has gone on long after the other was done with.
+        self._counting = owner
+        self._others.clear()
+        return True

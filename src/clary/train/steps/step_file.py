@@ -1,0 +1,39 @@
+"""The file of one process in which its agent finds a row for each step; one write a step, no thread, no lock.
+
+Where: `torch_hooks`. The file is made with the first row, so that processes that never train leave none.
+
+Written, not mapped: a page that cannot be had, on a full disk, is an error here and would be a signal there.
+"""
+
+from __future__ import annotations
+
+import os
+
+from clary.contract.step_records import ENDING, StepRow, offset_of, pack_header, pack_row
+
+
+class StepFile:
+    """Takes the rows of this process.
+
+    Args:
+        folder: made by the agent.
+        rank: of this process.
+
+    Raises: OSError.
+    """
+
+    def __init__(self, folder: str, rank: int) -> None:
+        self.process = os.getpid()
+        path = os.path.join(folder, f"{rank}-{self.process}{ENDING}")
+        # One that is there was left by a process that had this number before.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._descriptor = os.open(path, flags, 0o644)
+        os.pwrite(self._descriptor, pack_header(rank, self.process), 0)
+
+    def write(self, row: StepRow) -> None:
+        """Add a row in place of the oldest. Raises: OSError."""
+        os.pwrite(self._descriptor, pack_row(row), offset_of(row.number))
+
+    def close(self) -> None:
+        """Write no more."""
+        os.close(self._descriptor)

@@ -1,0 +1,221 @@
+"""Puts the step clock where torch says what it does: loaders, backward passes, collectives, optimizers.
+
+Where: `install` is called at the end of `import torch` in a job's programs. Nothing here may fail a program or change
+what it computes; the first thing that goes wrong ends the recording and is said once.
+
+[Note: where the hooks are]
+optimizer       torch's own hooks of all optimizers.
+data            `__next__` of DataLoader's iterators, of which there is no hook.
+backward        `torch.autograd.backward`, which `Tensor.backward` calls too.
+communication   `wait` of what collectives return, in the thread that trains. At the end of a backward pass DDP and FSDP
+                wait inside of it for what they have reduced meanwhile. The engine calls back who asks for it when all
+                gradients are there, in the order of asking; we ask with the very first gradient, so what follows is
+                their waiting.
+Times are the thread's. A GPU computes behind it, and its time shows where the thread waits for it.
+Compiled code is left alone: wrappers bear torch's own mark of functions that are not to be compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from clary.contract.step_records import FOLDER_VARIABLE, SWITCH_VARIABLE
+from clary.train.steps.step_clock import BACKWARD, COMMUNICATION, DATA, StepClock
+from clary.train.steps.step_file import StepFile
+
+_RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+_MARK = "_clary_steps"  # on a function that is a wrapper of ours
+_COMPILED = "torch._dynamo.compiled_autograd"
+
+_log = logging.getLogger("clary.steps")
+
+
+class Recorder:
+    """Measures the thread that trains and writes its rows.
+
+    Args:
+        folder: where the file goes.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._file: StepFile | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew, in a process that was forked off: the file is the other one's."""
+        self.clock = StepClock()
+        self.is_on = True
+        self.thread = threading.main_thread().ident  # the one that trains
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def is_here(self) -> bool:
+        """Whether this is the thread that is measured."""
+        return self.is_on and threading.get_ident() == self.thread
+
+    def before_step(self, optimizer: object, _arguments: object, _keywords: object) -> None:
+        """Hook of optimizers: one begins its step."""
+        if not self.is_on:
+            return
+        here = threading.get_ident()
+        if here != self.thread:  # it trains in a thread of its own
+            self.thread, self.clock = here, StepClock()
+        self.clock.enter_optimizer(id(optimizer), _num_outer_steps() if self.clock.is_in_optimizer else 0)
+
+    def after_step(self, optimizer: object, _arguments: object, _keywords: object) -> None:
+        """Hook of optimizers: one has ended its step."""
+        if not self.is_here():
+            return
+        row = self.clock.leave_optimizer(id(optimizer))
+        if row is None:
+            return
+        try:
+            if self._file is None:
+                _wrap_works(self)  # whoever made a process group has its classes by now
+                self._file = StepFile(self._folder, _rank())
+            self._file.write(row)
+        except Exception as error:  # noqa: BLE001 - boundary: debug hook
+            self.is_on = False
+            _log.warning("the times of steps are not recorded any more: %s", error)
+
+
+def install() -> Recorder | None:
+    """Begin to record the steps of this process, if its job wants it; None if not. torch is imported already.
+
+    Wrappers that stand already are taken out of use; they are not wrapped again.
+    """
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if not folder or os.environ.get(SWITCH_VARIABLE) == "0":
+        return None
+    import torch
+    from torch.optim import optimizer
+    from torch.utils.data import dataloader
+
+    if hasattr(torch.autograd.backward, _MARK):
+        return None
+    recorder = Recorder(folder)
+    iterator = dataloader._BaseDataLoaderIter
+    iterator.__next__ = _timed_next(iterator.__next__, recorder)
+    torch.autograd.backward = _timed_backward(torch.autograd.backward, recorder)
+    optimizer.register_optimizer_step_pre_hook(recorder.before_step)
+    optimizer.register_optimizer_step_post_hook(recorder.after_step)
+    _wrap_works(recorder)
+    os.register_at_fork(after_in_child=recorder.reset)
+    return recorder
+
+
+def _wrap_works(recorder: Recorder) -> None:
+    """Have `wait` timed in what collectives return; each class that has one of its own."""
+    distributed = sys.modules.get("torch.distributed")
+    work = getattr(distributed, "Work", None)
+    if work is None:  # a torch without
+        return
+    for kind in (work, *work.__subclasses__()):
+        wait = vars(kind).get("wait")
+        if wait is not None and not hasattr(wait, _MARK):
+            kind.wait = _timed_wait(wait, recorder)
+
+
+def _timed_next(function: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def __next__(self: Any) -> Any:
+        if not recorder.is_here():
+            return function(self)
+        clock = recorder.clock
+        depth = clock.enter(DATA)
+        try:
+            return function(self)
+        finally:
+            clock.leave(depth)
+
+    return _marked(__next__)
+
+
+def _timed_wait(function: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    # pybind11 takes a function of Python for an override of the native one, and calls it again and again, unless the
+    # caller's frame has the same name and the same object first.
+    @functools.wraps(function)
+    def wait(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        if not recorder.is_here():
+            return function(self, *arguments, **keywords)
+        clock = recorder.clock
+        depth = clock.enter(COMMUNICATION)
+        try:
+            return function(self, *arguments, **keywords)
+        finally:
+            clock.leave(depth)
+
+    return _marked(wait)
+
+
+def _timed_backward(function: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    import torch
+
+    engine = torch.autograd.Variable._execution_engine
+    is_distributed = torch.distributed.is_initialized if torch.distributed.is_available() else bool
+
+    @functools.wraps(function)
+    def backward(tensors: Any, *arguments: Any, **keywords: Any) -> Any:
+        if not recorder.is_here():
+            return function(tensors, *arguments, **keywords)
+        clock = recorder.clock
+        hook = None
+        if is_distributed():
+
+            def ends() -> None:  # called back by the engine; `leave` below ends what begins here
+                clock.enter(COMMUNICATION)
+
+            hook = _hook_first(tensors, lambda _: engine.queue_callback(ends))
+        depth = clock.enter(BACKWARD)
+        try:
+            return function(tensors, *arguments, **keywords)
+        finally:
+            clock.leave(depth)
+            if hook is not None:
+                hook.remove()
+
+    return _marked(backward)
+
+
+def _hook_first(tensors: Any, hook: Callable[[Any], None]) -> Any:
+    """Have a function called with the first gradient of a backward pass; None where that cannot be had."""
+    compiled = sys.modules.get(_COMPILED)
+    if compiled is not None and getattr(compiled, "compiled_autograd_enabled", True):
+        return None  # the whole pass is compiled, hooks with it
+    for tensor in tensors if isinstance(tensors, list | tuple) else (tensors,):
+        if getattr(tensor, "grad_fn", None) is not None:
+            return tensor.register_hook(hook)
+    return None
+
+
+def _marked(function: Callable[..., Any]) -> Callable[..., Any]:
+    setattr(function, _MARK, True)
+    # As torch.compiler.disable does, whose import takes seconds.
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return function
+
+
+def _num_outer_steps() -> int:
+    """Return how many steps of optimizers the caller's hook is inside of, besides the one that calls the hook."""
+    stepping = sys._getframe(2)  # of torch's function around every `step`
+    count, frame = 0, stepping.f_back
+    while frame is not None:
+        count += frame.f_code is stepping.f_code
+        frame = frame.f_back
+    return count
+
+
+def _rank() -> int:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank())
+    words = (os.environ.get(name, "") for name in _RANK_VARIABLES)
+    return next((int(word) for word in words if word.isdecimal()), 0)

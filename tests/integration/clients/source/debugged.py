@@ -1,0 +1,17 @@
+"""Trains a small model that a hook can look at; it knows nothing of one."""
+
+import time
+
+import torch
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+inputs = torch.randn(64, 8)
+labels = inputs.sum(1, keepdim=True)
+for _ in range(4000):
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model(inputs), labels).backward()
+    optimizer.step()
+    time.sleep(0.03)

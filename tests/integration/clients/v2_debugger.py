@@ -1,0 +1,51 @@
+"""SDK v2: DebuggerHookConfig, built-in rules, a rule of one's own with an action, the summary of their statuses."""
+
+import os
+
+import sagemaker
+from common_client import CPU_TYPE, ROLE, SOURCE, report
+from sagemaker.debugger import CollectionConfig, DebuggerHookConfig, Rule, rule_configs
+from sagemaker.pytorch import PyTorch
+from sagemaker.s3 import S3Downloader
+
+session = sagemaker.Session()
+own_rule = Rule.custom(
+    name="MyRule",
+    image_uri="ignored:1",
+    instance_type="ml.t3.medium",
+    volume_size_in_gb=5,
+    source=os.path.join(SOURCE, "debugger_rule.py"),
+    rule_to_invoke="LossBelow",
+    rule_parameters={"limit": "1000"},
+    actions=rule_configs.ActionList(rule_configs.StopTraining()),
+)
+estimator = PyTorch(
+    entry_point="debugged.py",
+    source_dir=SOURCE,
+    role=ROLE,
+    framework_version="2.8.0",
+    py_version="py312",
+    instance_count=1,
+    instance_type=CPU_TYPE,
+    sagemaker_session=session,
+    rules=[
+        Rule.sagemaker(rule_configs.vanishing_gradient()),
+        Rule.sagemaker(rule_configs.loss_not_decreasing()),
+        own_rule,
+    ],
+    debugger_hook_config=DebuggerHookConfig(
+        s3_output_path=f"s3://{session.default_bucket()}/tensors-of-v2",
+        hook_parameters={"save_interval": "5"},
+        collection_configs=[
+            CollectionConfig(name="weights"),
+            CollectionConfig(name="losses", parameters={"save_interval": "5"}),
+        ],
+    ),
+)
+estimator.fit(wait=True)
+job = estimator.latest_training_job
+report(
+    status=job.describe()["TrainingJobStatus"],
+    summary=job.rule_job_summary(),
+    keys=S3Downloader.list(estimator.latest_job_debugger_artifacts_path(), sagemaker_session=session),
+)

@@ -1,0 +1,101 @@
+"""Chromium for tests of the console: signed in, and what goes wrong in a page or leaves the host is written down."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+CHROMIUM = Path("/usr/bin/chromium")
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+PATIENCE_MS = 45_000  # of every wait: a machine under heavy load answers late
+SCREENSHOTS = Path(__file__).resolve().parents[2] / "build/console-screenshots"
+DESKTOP = {"width": 1280, "height": 820}
+PHONE = {"width": 360, "height": 740}
+# The browser itself says this of every answer that is no success; pages show what the answer means.
+_OF_THE_BROWSER = "Failed to load resource"
+
+
+@dataclass
+class Watched:
+    """What was noticed of one browser context."""
+
+    errors: list = field(default_factory=list)  # of scripts and of the content policy
+    dialogs: list = field(default_factory=list)  # which only `alert` and its like open: the console opens none
+    hosts: set = field(default_factory=set)  # that were asked for anything
+
+    def follow(self, page):
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", self._said)
+        page.on("dialog", self._asked)
+        page.on("request", lambda request: self.hosts.add(urlsplit(request.url).netloc))
+
+    def _said(self, message):
+        if message.type in ("error", "warning") and not message.text.startswith(_OF_THE_BROWSER):
+            self.errors.append(message.text)
+
+    def _asked(self, dialog):
+        self.dialogs.append(dialog.message)
+        dialog.dismiss()
+
+
+class Console:
+    """The console of one service in a browser."""
+
+    def __init__(self, browser, service):
+        self._browser = browser
+        self.url = service.environment["AWS_ENDPOINT_URL"]
+        self.token = json.loads((service.home / "secrets/root.json").read_text())["admin_token"]
+        self.watched = Watched()
+
+    def context(self, *, viewport=DESKTOP, is_signed_in=True, **options):
+        """Return a fresh context; closing it is the caller's."""
+        context = self._browser.new_context(viewport=viewport, **options)
+        context.set_default_timeout(PATIENCE_MS)
+        if is_signed_in:
+            answer = context.request.post(
+                f"{self.url}/clary/v1/session",
+                data=json.dumps({"token": self.token}),
+                headers={"Content-Type": "application/json"},
+            )
+            assert answer.ok, answer.text()
+        context.on("page", self.watched.follow)
+        return context
+
+    def assert_calm(self):
+        """Nothing went wrong in any page, and nothing was asked of another host."""
+        assert self.watched.errors == []
+        assert self.watched.dialogs == []
+        assert self.watched.hosts <= {urlsplit(self.url).netloc}
+
+
+def launch(playwright):
+    """Start the browser, or skip with what to install."""
+    if not CHROMIUM.exists():
+        pytest.skip(f"needs {CHROMIUM}: apt-get install chromium")
+    expect.set_options(timeout=PATIENCE_MS)
+    return playwright.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
+
+
+def keep_screenshot(page, name):
+    """Keep what a page looks like for people."""
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=str(SCREENSHOTS / f"{name}.png"))
+
+
+def width_of(page):
+    """Return how wide the document is; wider than its window means that it scrolls sideways."""
+    return page.evaluate("document.documentElement.scrollWidth")
+
+
+__all__ = ["PHONE", "Console", "keep_screenshot", "launch", "sync_playwright", "width_of"]

@@ -1,0 +1,384 @@
+"""The console in a real browser, over a real service with real jobs: found by role and text, as people find things."""
+
+import re
+
+import pytest
+from console_browser import PHONE, Console, keep_screenshot, launch, sync_playwright, width_of
+from playwright.sync_api import expect
+from running_service import start_service
+from test_clients_boto3 import Clients, job_request, unique, wait
+
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
+
+LEARNS = 'for i in $(seq 10 30); do echo "step $i/30 loss=0.$((90 - i)) accuracy=0.$i"; sleep 0.1; done'
+LIVES = 'i=0; while :; do i=$((i+1)); echo "step $i loss=0.5 tick-$((i % 10))-tock"; sleep 0.2; done'
+BREAKS = "python3 -c 'raise FileNotFoundError(\"vocab.json is not there\")'"
+ATTACK = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+ATTACKS = f"for i in 1 2 3 4 5; do echo '{ATTACK} loss=0.25'; sleep 0.3; done; echo '{ATTACK}' >&2; exit 3"
+METRICS = [{"Name": "loss", "Regex": "loss=([0-9.]+)"}, {"Name": "accuracy", "Regex": "accuracy=([0-9.]+)"}]
+TWO_HOSTS = {"InstanceCount": 2, "InstanceType": "ml.m5.large", "VolumeSizeInGB": 10}
+
+
+class Jobs:
+    """The jobs that pages are about, by what they do."""
+
+    def __init__(self, service):
+        self.aws = Clients(service)
+        self.slow = self._start("learns-slow", LEARNS, HyperParameters={"learning_rate": "0.1"})
+        self.fast = self._start("learns-fast", LEARNS, HyperParameters={"learning_rate": "0.4"})
+        self.broken = self._start("breaks", BREAKS)
+        self.hostile = self._start(
+            "hostile", ATTACKS, HyperParameters={ATTACK: ATTACK}, Environment={"API_TOKEN": "s3cr3t"}
+        )
+        self.live = self._start("lives", LIVES, ResourceConfig=TWO_HOSTS)
+        for name in (self.slow, self.fast, self.broken, self.hostile):
+            wait(self.aws, name)
+        wait(self.aws, self.live, until=("Training",))
+
+    def _start(self, label, command, **members):
+        request = job_request(unique(label), command, **members)
+        request["AlgorithmSpecification"]["MetricDefinitions"] = METRICS
+        self.aws.sagemaker.create_training_job(**request)
+        return request["TrainingJobName"]
+
+    def start_live(self):
+        name = self._start("stops", LIVES)
+        wait(self.aws, name, until=("Training",))
+        return name
+
+
+@pytest.fixture(scope="module")
+def own_service(tmp_path_factory):
+    """A service of its own."""
+    own = start_service(tmp_path_factory.mktemp("console"))
+    yield own
+    own.clary("down")
+
+
+@pytest.fixture(scope="module")
+def jobs(own_service):
+    return Jobs(own_service)
+
+
+@pytest.fixture(scope="module")
+def browser(leftover_owners):
+    """Chromium; it starts a process for every page."""
+    for text in ("chromium", "playwright/driver"):
+        leftover_owners.excuse(text, "the browser of a module starts and ends processes as it likes")
+    with sync_playwright() as playwright:
+        chromium = launch(playwright)
+        yield chromium
+        chromium.close()
+    for text in ("chromium", "playwright/driver"):
+        leftover_owners.withdraw(text)
+
+
+@pytest.fixture
+def console(browser, own_service):
+    """The console, whose pages must have stayed calm at the end of a test."""
+    opened = Console(browser, own_service)
+    yield opened
+    opened.assert_calm()
+
+
+@pytest.fixture
+def page(console):
+    """A page of somebody who is signed in."""
+    context = console.context()
+    yield context.new_page()
+    context.close()
+
+
+def open_jobs(page, console):
+    page.goto(f"{console.url}/console/jobs")
+    expect(page.get_by_role("table", name="Jobs")).not_to_have_attribute("aria-busy", "true")
+
+
+def open_job(page, console, name, tab=""):
+    page.goto(f"{console.url}/console/jobs/{name}{tab and f'/{tab}'}")
+    expect(page.get_by_role("heading", name=name, level=1)).to_be_visible()
+
+
+def row_of(page, name):
+    return page.get_by_role("row").filter(has=page.get_by_role("link", name=name, exact=True))
+
+
+def test_a_token_signs_in_a_wrong_one_is_refused_and_signing_out_ends_it(console, jobs):
+    context = console.context(is_signed_in=False)
+    page = context.new_page()
+    page.goto(f"{console.url}/console/jobs/{jobs.slow}")
+    page.get_by_label("Token").fill("not the token")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("alert")).to_contain_text("does not open this service")
+    keep_screenshot(page, "sign-in-desktop-light")
+    page.get_by_label("Token").fill(console.token)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("heading", name=jobs.slow, level=1)).to_be_visible()  # the deep link was kept
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_role("heading", name="Sign in to Clary")).to_be_visible()
+    page.reload()
+    expect(page.get_by_role("heading", name="Sign in to Clary")).to_be_visible()
+    context.close()
+
+
+def test_the_link_of_the_command_signs_in_once_and_leaves_no_code_in_the_address(console, own_service, jobs):
+    said = own_service.clary("console").stdout
+    link = re.search(r"http\S+#code=\S+", said)[0]
+    context = console.context(is_signed_in=False)
+    page = context.new_page()
+    page.goto(link)
+    expect(page.get_by_role("heading", name="Jobs", level=1)).to_be_visible()
+    assert "code=" not in page.url
+    again = console.context(is_signed_in=False)
+    other = again.new_page()
+    other.goto(link)
+    expect(other.get_by_role("alert")).to_contain_text("does not open this service")
+    context.close()
+    again.close()
+
+
+def test_jobs_are_searched_filtered_sorted_and_compared(page, console, jobs):
+    open_jobs(page, console)
+    expect(row_of(page, jobs.live)).to_contain_text("Training")
+    expect(row_of(page, jobs.broken)).to_contain_text("vocab.json is not there")
+    expect(row_of(page, jobs.slow)).to_contain_text("0.6")
+    page.get_by_role("button", name="Failed").click()
+    expect(page.get_by_role("link", name=jobs.broken)).to_be_visible()
+    expect(page.get_by_role("link", name=jobs.slow)).to_have_count(0)
+    expect(page).to_have_url(re.compile("status=Failed"))
+    page.get_by_role("button", name="All").click()
+    page.keyboard.press("/")
+    page.keyboard.type("learns-")
+    expect(page.get_by_role("link", name=jobs.live)).to_have_count(0)
+    expect(page.get_by_role("link", name=jobs.fast)).to_be_visible()
+    expect(page).to_have_url(re.compile("search=learns-"))
+    page.reload()  # what was asked is in the address
+    expect(page.get_by_label("Search jobs")).to_have_value("learns-")
+    page.get_by_label("Sort by").select_option("Name")
+    names = page.get_by_role("table", name="Jobs").get_by_role("link")
+    expect(names).to_have_text([jobs.fast, jobs.slow])  # rows stay in the order in which they are shown
+    page.get_by_label(f"Select {jobs.fast}").check()
+    expect(page.get_by_text("Select another job")).to_be_visible()
+    page.get_by_label(f"Select {jobs.slow}").check()
+    page.get_by_role("link", name="Compare").click()
+    expect(page.get_by_role("row", name=re.compile("learning_rate"))).to_contain_text("0.4")
+    expect(page.get_by_role("row", name=re.compile("^loss"))).to_contain_text("0.6")
+    expect(page.get_by_role("img", name="loss: chart of 2 lines")).to_be_visible()
+
+
+def test_a_search_without_result_says_so_and_leads_back(page, console, jobs):
+    open_jobs(page, console)
+    page.get_by_label("Search jobs").fill("nothing is called this")
+    expect(page.get_by_text("No job is like that")).to_be_visible()
+    page.get_by_role("button", name="Show all jobs").click()
+    expect(page.get_by_role("link", name=jobs.slow)).to_be_visible()
+
+
+def test_keys_move_through_jobs_open_them_and_lead_back(page, console, jobs):
+    open_jobs(page, console)
+    newest = page.get_by_role("table", name="Jobs").get_by_role("link").first.inner_text()
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.keyboard.press("j")
+    expect(page.get_by_role("link", name=newest, exact=True)).to_be_focused()
+    page.keyboard.press("j")
+    page.keyboard.press("k")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name=newest, level=1)).to_be_visible()
+    page.keyboard.press("3")
+    expect(page.get_by_role("tab", name="Charts")).to_have_attribute("aria-selected", "true")
+    expect(page).to_have_url(re.compile("/charts$"))
+    page.go_back()
+    expect(page.get_by_role("tab", name="Overview")).to_have_attribute("aria-selected", "true")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("heading", name="Jobs", level=1)).to_be_visible()
+
+
+def test_a_failed_job_says_why_where_and_what_came_of_it(page, console, jobs):
+    open_job(page, console, jobs.broken)
+    why = page.get_by_role("region", name=re.compile("Why it failed"))
+    expect(why).to_contain_text("FileNotFoundError: vocab.json is not there")
+    expect(why).to_contain_text("will not help")
+    expect(page.get_by_role("region", name="What happened, and what came of it")).to_contain_text("First cause")
+    expect(page.get_by_role("region", name="Time and money")).to_contain_text("goodput")
+    expect(page.get_by_role("img", name=re.compile("^algo-1: "))).to_be_visible()
+
+
+def test_logs_are_live_searched_and_by_host(page, console, jobs):
+    open_job(page, console, jobs.live, "logs")
+    log = page.get_by_role("log")
+    expect(log).to_contain_text("loss=0.5")
+    seen = int(re.findall(r"step (\d+)", log.inner_text())[-1])
+    expect(log).to_contain_text(f"step {seen + 15} ")  # with nobody asking
+    page.get_by_label("Host", exact=True).select_option("algo-2")
+    expect(log).not_to_contain_text("algo-1")
+    page.get_by_label("Search the log").fill("TICK-7-tock")
+    expect(log).not_to_contain_text("tick-6-tock")
+    expect(log.locator("mark").first).to_have_text("tick-7-tock")
+    expect(page).to_have_url(re.compile("search=TICK-7-tock"))
+    page.get_by_label("Search the log").fill("in no line")
+    expect(page.get_by_text("The whole log was searched")).to_be_visible()
+
+
+def test_charts_show_values_under_the_pointer_zoom_and_hide_lines(page, console, jobs):
+    open_job(page, console, jobs.slow, "charts")
+    loss = page.get_by_role("group", name="loss", exact=True)
+    line = loss.get_by_role("button", name=re.compile("^loss"))
+    expect(line).to_contain_text("0.6")
+    plot = loss.get_by_role("img")
+    plot.focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowLeft")
+    expect(line).to_contain_text("0.62")
+    box = plot.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 60, steps=4)
+    page.mouse.up()
+    reset = loss.get_by_role("button", name="Reset zoom")
+    expect(reset).to_be_visible()
+    expect(
+        page.get_by_role("group", name="accuracy", exact=True).get_by_role("button", name="Reset zoom")
+    ).to_be_visible()
+    reset.click()
+    expect(reset).to_be_hidden()
+    loss.get_by_role("button", name="log").click()
+    expect(loss.get_by_role("button", name="log")).to_have_attribute("aria-pressed", "true")
+    line.click()
+    expect(loss.get_by_role("img", name="loss: chart of 0 lines")).to_be_visible()
+    expect(page.get_by_role("group", name="Memory", exact=True).get_by_role("img")).to_be_visible()
+
+
+def test_stacks_are_taken_and_grouped(page, console, jobs):
+    open_job(page, console, jobs.live, "stacks")
+    page.get_by_role("button", name="Take stacks now").click()
+    expect(page.get_by_text("Attempt 1, 2 hosts")).to_be_visible()
+
+
+def test_a_job_is_stopped_after_it_was_said_what_will_happen(page, console, jobs):
+    name = jobs.start_live()
+    open_job(page, console, name)
+    page.get_by_role("button", name="Stop", exact=True).click()
+    dialog = page.get_by_role("dialog", name=f"Stop {name}?")
+    expect(dialog).to_contain_text("SIGTERM")
+    dialog.get_by_role("button", name="Keep it running").click()
+    expect(dialog).to_have_count(0)
+    assert jobs.aws.sagemaker.describe_training_job(TrainingJobName=name)["TrainingJobStatus"] == "InProgress"
+    page.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_role("button", name="Stop the job").click()
+    expect(page.get_by_role("status").filter(has_text=f"{name} is stopping")).to_be_visible()
+    assert wait(jobs.aws, name)["TrainingJobStatus"] == "Stopped"
+    expect(page.get_by_role("button", name="Stop", exact=True)).to_have_count(0)
+
+
+def test_a_rehearsal_is_chosen_and_its_command_given(page, console, jobs):
+    open_job(page, console, jobs.live)
+    page.get_by_role("button", name="Rehearse").click()
+    dialog = page.get_by_role("dialog", name=f"Rehearse {jobs.live}")
+    dialog.get_by_label("Host", exact=True).select_option("algo-1")
+    dialog.get_by_label("Cut a host off").check()
+    expect(dialog).to_contain_text(f"clary rehearse {jobs.live} --kill algo-1@60s --partition algo-1@90s+10s")
+
+
+def test_what_hostile_jobs_say_is_text(page, console, jobs):
+    open_job(page, console, jobs.hostile, "logs")
+    expect(page.get_by_role("log")).to_contain_text(ATTACK)
+    open_job(page, console, jobs.hostile, "request")
+    expect(page.get_by_text(re.compile("onerror=alert")).first).to_be_visible()
+    expect(page.get_by_text("API_TOKEN")).to_be_visible()
+    assert "s3cr3t" not in page.content()
+    open_job(page, console, jobs.hostile)
+    expect(page.get_by_role("region", name=re.compile("Why it failed"))).to_contain_text("exit code: 3")
+    page.goto(f"{console.url}/console/compare?jobs={jobs.hostile},{jobs.slow}")
+    expect(page.get_by_text(re.compile("onerror=alert")).first).to_be_visible()
+    page.goto(f"{console.url}/console/jobs?search=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E")
+    expect(row_of(page, jobs.hostile)).to_contain_text(ATTACK)  # which its failure reason has
+    page.goto(f"{console.url}/console/jobs/%3Cimg%20src=x%20onerror=alert(1)%3E")
+    expect(page.get_by_role("alert")).to_contain_text("there is no training job")
+    assert page.locator("img[src=x]").count() == 0
+
+
+def test_what_rules_progress_and_standstills_say_is_shown_as_text(page, console, jobs):
+    """The job is real; what it would take GPUs or hours to find is added to the service's answer about it."""
+    changed_at = "2026-01-02T03:04:05+00:00"
+    rule = {"kind": "debug", "name": ATTACK, "status": "IssuesFound", "details": f"at step 7: {ATTACK}"}
+    found = {
+        "rules": [
+            {"kind": "debug", "name": "Overfit", "status": "NoIssuesFound", "details": "", "changed_at": changed_at},
+            {**rule, "changed_at": changed_at},
+        ],
+        "progress": {"percent": 42.5, "done": 425, "total": 1000, "unit": "steps", "eta_s": 600.0, "source": "log"},
+        "stragglers": {"is_found": True, "text": f"rank 3 on algo-2 is slow: {ATTACK}"},
+        "checkpoints": {"algo-1": {"set_number": 3, "dirty_files": 2, "dirty_bytes": 5e6, "error": ATTACK}},
+    }
+
+    def answer(route):
+        response = route.fetch()
+        facts = {**response.json(), **found}
+        facts["hosts"][0]["standstill"] = f"nothing moves {ATTACK}"
+        route.fulfill(response=response, json=facts)
+
+    page.route(f"**/clary/v1/jobs/{jobs.live}", answer)
+    open_job(page, console, jobs.live)
+    rules = page.get_by_role("region", name="Rules").get_by_role("listitem")
+    expect(rules).to_have_text([re.compile("Issues found.*at step 7"), re.compile("Overfit.*No issues")])
+    expect(page.get_by_role("progressbar", name="Progress")).to_have_attribute("aria-valuenow", "43")
+    expect(page.get_by_text("425 of 1,000 steps, 10 min left")).to_be_visible()
+    expect(page.get_by_role("region", name="The others wait for one")).to_contain_text(ATTACK)
+    expect(page.get_by_role("region", name="It seems to stand still")).to_contain_text(ATTACK)
+    expect(page.get_by_role("region", name="Checkpoints")).to_contain_text("Set 3; 2 files (5 MB) changed since")
+    keep_screenshot(page, "job-findings-desktop-light")
+
+
+def test_a_lost_connection_is_said_and_the_page_goes_on_when_it_is_back(page, console, jobs):
+    open_jobs(page, console)
+    page.route("**/clary/v1/**", lambda route: route.abort())
+    notice = page.get_by_text("The connection to the service is lost")
+    expect(notice).to_be_visible()
+    expect(page.get_by_role("link", name=jobs.slow)).to_be_visible()  # what was known stays
+    page.unroute("**/clary/v1/**")
+    page.get_by_role("button", name="Try now").click()
+    expect(notice).to_be_hidden()
+
+
+def test_every_page_fits_a_phone_and_has_dark_colours(console, jobs):
+    """Screenshots of all pages are kept for people; here they must draw, fit their width, and be dark when asked."""
+    places = {
+        "jobs": "/console/jobs",
+        "job-overview": f"/console/jobs/{jobs.broken}",
+        "job-live": f"/console/jobs/{jobs.live}",
+        "job-logs": f"/console/jobs/{jobs.live}/logs",
+        "job-charts": f"/console/jobs/{jobs.slow}/charts",
+        "job-stacks": f"/console/jobs/{jobs.live}/stacks",
+        "job-report": f"/console/jobs/{jobs.slow}/report",
+        "job-request": f"/console/jobs/{jobs.hostile}/request",
+        "compare": f"/console/compare?jobs={jobs.slow},{jobs.fast}",
+        "hosts": "/console/hosts",
+        "nowhere": "/console/elsewhere",
+    }
+    context = console.context()
+    page = context.new_page()
+    grounds = set()
+    for name, path in places.items():
+        page.goto(f"{console.url}{path}")
+        expect(page.get_by_role("main")).not_to_be_empty()
+        expect(page.locator("[aria-busy=true]")).to_have_count(0)
+        for size, viewport in (("desktop", {"width": 1280, "height": 820}), ("phone", PHONE)):
+            page.set_viewport_size(viewport)
+            for scheme in ("light", "dark"):
+                page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+                page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+                keep_screenshot(page, f"{name}-{size}-{scheme}")
+                grounds.add((scheme, page.evaluate("getComputedStyle(document.body).backgroundColor")))
+            assert width_of(page) <= viewport["width"], f"{name} scrolls sideways on a {size}"
+    assert len(grounds) == 2, grounds
+    page.set_viewport_size({"width": 1280, "height": 820})
+    page.emulate_media(color_scheme="light")
+    page.get_by_role("button", name="Colours: system").click()
+    page.get_by_role("button", name="Colours: light").click()
+    page.reload()
+    expect(page.get_by_role("button", name="Colours: dark")).to_be_visible()
+    assert ("dark", page.evaluate("getComputedStyle(document.body).backgroundColor")) in grounds
+    context.close()

@@ -1,0 +1,35 @@
+"""The contract of trainings' findings on a real PostgreSQL server, started for these tests alone."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# The contract lies beside the unit tests of the store, which run it against SQLite.
+_CONTRACT_FOLDER = Path(__file__).parents[1] / "unit" / "control" / "store"
+sys.path.insert(0, str(_CONTRACT_FOLDER))
+pytest.register_assert_rewrite("training_contract", "store_contract", "crash_nursery")
+
+from postgres_server import PostgresServer  # noqa: E402
+from training_contract import TrainingContract  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    server = PostgresServer()
+    try:
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture
+def database_url(server: PostgresServer) -> Iterator[str]:
+    name = server.create_database()
+    yield server.url(name)
+    server.drop_database(name)
+
+
+class TestTrainingRecordsOnPostgres(TrainingContract):
+    """The contract against a server."""

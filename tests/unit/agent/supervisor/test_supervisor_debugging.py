@@ -1,0 +1,136 @@
+"""What a host does with saved tensors: mirrors and rules begin and end with the program, and never stand in its way."""
+
+import contextlib
+import os
+from dataclasses import replace
+
+import pytest
+
+from clary.agent.supervisor.fact_board import FactBoard
+from clary.agent.supervisor.host_debugging import END_OF_JOB, HostDebugging
+from clary.contract.clock import SystemClock
+from clary.contract.job_rules import MirrorPlan, RulePlan
+from clary.testing.launch_plans import make_hosts, make_plan
+
+MIRROR = MirrorPlan(what="tensors", local_path="/opt/ml/output/tensors", s3_uri="s3://b/t/", marks_end=True)
+EVENTS = replace(MIRROR, what="events", marks_end=False)
+RULE = RulePlan(name="Loss", rule="LossNotDecreasing")
+
+
+class FakeMirror:
+    """Stores nothing."""
+
+    num_stored = 3
+    error = "the store refused"
+
+    def __init__(self, folder, *, is_complete=True):
+        self.folder = folder
+        self.is_complete = is_complete
+        self.calls = []
+
+    def start(self):
+        self.calls.append("start")
+
+    @contextlib.contextmanager
+    def opened(self):
+        descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def finish(self, limit_s):
+        self.calls.append("finish")
+        return self.is_complete
+
+    def give_up(self):
+        self.calls.append("give up")
+
+    def join(self, timeout_s):
+        return True
+
+
+class FakeDebuggingSteps:
+    """Has mirrors, and no world for rules."""
+
+    def __init__(self, mirrors):
+        self.mirrors = mirrors
+        self.num_asked = 0
+
+    def open_mirrors(self):
+        return self.mirrors
+
+    def rule_world(self):
+        self.num_asked += 1
+        raise OSError("no room")
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+def debugging(steps, said, *, host="algo-1", mirrors=(), rules=()):
+    plan = replace(make_plan(hosts=make_hosts(2)), mirrors=tuple(mirrors), rules=tuple(rules))
+    board = FactBoard(clock=SystemClock())
+    subject = HostDebugging(plan, host=host, board=board, steps=steps, say=said.append)
+    subject.board = board
+    return subject
+
+
+def test_a_job_without_tensors_asks_for_nothing(said):
+    steps = FakeDebuggingSteps({})
+    subject = debugging(steps, said)
+    subject.begin()
+    subject.end_program()
+    assert subject.finish() == ()
+    subject.end()
+    assert subject.join()
+    assert (steps.num_asked, said) == (0, [])
+
+
+def test_the_end_of_the_program_is_marked_where_trials_look_for_it(said, tmp_path):
+    (tmp_path / "tensors").mkdir()
+    (tmp_path / "events").mkdir()
+    (tmp_path / "tensors" / END_OF_JOB).touch()  # of an earlier program
+    mirrors = {MIRROR: FakeMirror(tmp_path / "tensors"), EVENTS: FakeMirror(tmp_path / "events")}
+    subject = debugging(FakeDebuggingSteps(mirrors), said, mirrors=mirrors)
+    subject.begin()
+    assert not (tmp_path / "tensors" / END_OF_JOB).exists()
+    subject.end_program()
+    assert (tmp_path / "tensors" / END_OF_JOB).exists()
+    assert not (tmp_path / "events" / END_OF_JOB).exists()
+    assert subject.finish() == ()
+    assert said == ["tensors: 3 files are at s3://b/t/", "events: 3 files are at s3://b/t/"]
+
+
+def test_a_mark_is_not_written_through_a_link(said, tmp_path):
+    (tmp_path / "tensors").mkdir()
+    mirrors = {MIRROR: FakeMirror(tmp_path / "tensors")}
+    subject = debugging(FakeDebuggingSteps(mirrors), said, mirrors=mirrors)
+    subject.begin()
+    (tmp_path / "tensors" / END_OF_JOB).symlink_to(tmp_path / "elsewhere")
+    subject.end_program()
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_what_was_not_stored_is_a_note(said, tmp_path):
+    mirrors = {MIRROR: FakeMirror(tmp_path, is_complete=False)}
+    subject = debugging(FakeDebuggingSteps(mirrors), said, mirrors=mirrors)
+    subject.begin()
+    assert subject.finish() == ("tensors: not everything was stored at s3://b/t/: the store refused",)
+    subject.end()
+    assert mirrors[MIRROR].calls == ["start", "finish", "give up"]
+
+
+def test_rules_run_on_the_first_host_alone_and_a_failure_there_is_only_said(said):
+    first, second = FakeDebuggingSteps({}), FakeDebuggingSteps({})
+    debugging(second, said, host="algo-2", rules=[RULE]).begin()
+    assert second.num_asked == 0
+    subject = debugging(first, said, rules=[RULE])
+    subject.begin()
+    assert first.num_asked == 1
+    assert said == ["saved tensors are not looked at: OSError: no room"]
+    assert subject.finish() == ()
+    (facts,) = subject.board.facts.rules
+    assert (facts.name, facts.status.value, facts.details) == ("Loss", "Error", "OSError: no room")

@@ -1,0 +1,174 @@
+"""What a program writes of its training reaches the service in a host's life, and is never in the way of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from fake_steps import FakeSteps
+
+from clary.agent.service_client import ServiceRefused, ServiceUnreachable
+from clary.agent.supervisor.host_training import HostTraining
+from clary.agent.training.event_mirror import EventMirror
+from clary.agent.training.progress_watch import ProgressWatch
+from clary.contract.agent_protocol import HostPhase, OrderKind
+from clary.contract.clock import SystemClock
+from clary.contract.training_values import TrainingBatch, TrainingReceipt
+from clary.testing.fake_object_store import FakeObjectStore
+from clary.testing.launch_plans import make_plan
+
+WAIT_S = 30.0
+
+
+class FakeReceiver:
+    """Takes batches, or raises what it is told to."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.batches: list[TrainingBatch] = []
+        self._errors = list(errors)
+
+    def send_training(self, batch: TrainingBatch) -> TrainingReceipt:
+        if self._errors:
+            raise self._errors.pop(0)
+        self.batches.append(batch)
+        return TrainingReceipt(next=batch.first + len(batch.findings))
+
+
+class FakeClosableStore(FakeObjectStore):
+    """An object store in memory that is told when it is not needed any more."""
+
+    is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def ml_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "ml"
+    (folder / "output/metrics/sagemaker").mkdir(parents=True)
+    return folder
+
+
+def write(ml_folder: Path, step: int) -> None:
+    row = {"MetricName": "loss", "Value": 1 / step, "Timestamp": 1_700_000_000 + step, "Step": step}
+    with (ml_folder / "output/metrics/sagemaker/1.json").open("a") as file:
+        print(json.dumps(row), file=file)
+
+
+def training_of(ml_folder: Path, receiver, plan=None, notes=None) -> HostTraining:
+    training = HostTraining(
+        plan or make_plan(),
+        host="algo-1",
+        service=receiver,
+        progress=ProgressWatch(SystemClock()),
+        clock=SystemClock(),
+        on_note=(notes if notes is not None else []).append,
+    )
+    training.prepare(ml_folder)
+    return training
+
+
+def test_values_and_progress_of_a_host_reach_the_service_before_its_program_counts_as_ended(
+    service, host_of, ml_folder
+):
+    steps = FakeSteps()
+    steps.ml_folder = ml_folder
+    service.order_at(HostPhase.PREPARED, OrderKind.RUN)
+    host = host_of(steps)
+    program = host.program
+    program.print("step 3/12\n")
+    for step in range(1, 4):
+        write(ml_folder, step)
+    service.wait_for("values while it runs", lambda seen: len(seen.findings) == 3, WAIT_S)
+    service.wait_for("progress", lambda seen: seen.progress is not None, WAIT_S)
+    assert (service.progress.done, service.progress.total) == (3, 12)
+    write(ml_folder, 4)
+    program.end(0)
+    service.wait_for_phase(HostPhase.EXITED, WAIT_S)
+    assert [finding.step for finding in service.findings] == [1, 2, 3, 4]
+    service.order(OrderKind.RELEASE)
+    assert host.join() == 0
+
+
+def test_values_wait_for_a_service_that_is_away_and_come_once(ml_folder):
+    receiver = FakeReceiver(ServiceUnreachable("away"), ServiceUnreachable("away"))
+    training = training_of(ml_folder, receiver)
+    training.begin_program()
+    for step in range(1, 6):
+        write(ml_folder, step)
+    training.end_program()
+    training.settle(lambda: False)
+    assert [finding.step for batch in receiver.batches for finding in batch.findings] == [1, 2, 3, 4, 5]
+    training.end()
+    assert training.join(WAIT_S)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_service_that_refuses_values_does_not_hold_up_the_end(ml_folder, is_known):
+    refusal = ServiceRefused("no", details={"status": 400 if is_known else 404})
+    receiver = FakeReceiver(refusal)
+    training = training_of(ml_folder, receiver)
+    write(ml_folder, 1)
+    training.begin_program()
+    training.end_program()
+    training.settle(lambda: False)
+    assert receiver.batches == []
+    training.end()
+    assert training.join(WAIT_S)
+
+
+def test_a_defect_in_reading_is_not_the_hosts(ml_folder, monkeypatch):
+    training = training_of(ml_folder, None)
+    write(ml_folder, 1)
+    training.begin_program()
+    training.end_program()
+    training.settle(lambda: False)
+    training.end()
+    assert training.join(WAIT_S)
+
+
+def test_a_local_path_outside_the_tree_is_said_and_nothing_is_mirrored(ml_folder):
+    notes: list[str] = []
+    document = {"S3OutputPath": "s3://bucket/boards", "LocalPath": "/srv/logs"}
+    plan = make_plan(config_documents={"tensorboardoutputconfig": document})
+    training = training_of(ml_folder, FakeReceiver(), plan, notes)
+    training.begin_program()
+    training.finish_mirror()
+    assert len(notes) == 1
+    assert "/srv/logs" in notes[0]
+    training.end()
+    assert training.join(WAIT_S)
+
+
+def test_event_files_are_mirrored_while_they_grow_and_whole_at_the_end(tmp_path):
+    folder = tmp_path / "output/tensorboard/run"
+    folder.mkdir(parents=True)
+    (folder / "link").symlink_to("/etc/passwd")
+    events = folder / "events.out.tfevents.1"
+    notes: list[str] = []
+    store = FakeClosableStore()
+    mirror = EventMirror(
+        tmp_path,
+        "output/tensorboard",
+        uri="s3://bucket/boards/job-1/tensorboard-output",
+        open_store=lambda: store,
+        on_note=notes.append,
+        interval_s=0.1,
+    )
+    mirror.start()
+    events.write_bytes(b"one")
+    key = ("bucket", "boards/job-1/tensorboard-output/run/events.out.tfevents.1")
+    deadline_s = time.monotonic() + WAIT_S
+    while store.objects.get(key) != b"one" and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert store.objects == {key: b"one"}
+    events.write_bytes(b"one and two")
+    mirror.finish()
+    assert store.objects == {key: b"one and two"}
+    mirror.end()
+    assert mirror.join(WAIT_S)
+    assert store.is_closed
+    assert notes == []

@@ -1,0 +1,236 @@
+"""Profiles of a host's ranks: requests are left, answers followed and sent, nothing of the program's is trusted."""
+
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clary.agent.service_client import AttemptOver, ServiceUnreachable
+from clary.agent.supervisor import profile_windows
+from clary.agent.supervisor.profile_windows import ProfileWindows
+from clary.contract.deep_profiles import ProfileRequest, RankProfile, RankState, Window
+from clary.contract.plain import from_plain, to_plain
+
+LIMIT_S = 30.0
+
+
+class FakeReceiver:
+    """Keeps what it is sent; `refusals` are raised first."""
+
+    def __init__(self):
+        self.profiles, self.traces, self.refusals = [], {}, []
+
+    def send_profile(self, profile):
+        if self.refusals:
+            raise self.refusals.pop(0)
+        self.profiles.append(profile)
+
+    def send_trace(self, piece, *, number, rank, offset, is_last):
+        if self.refusals:
+            raise self.refusals.pop(0)
+        assert offset == len(self.traces.get((number, rank), b""))
+        self.traces[number, rank] = self.traces.get((number, rank), b"") + piece
+
+    @property
+    def last(self):
+        return self.profiles[-1] if self.profiles else None
+
+
+class Host:
+    """A host's tree with what its ranks write, and the windows over it."""
+
+    def __init__(self, root, *, window=None):
+        self.root = Path(root)
+        self.folder = self.root / ".clary/profiles"
+        self.folder.mkdir(parents=True)
+        self.receiver = FakeReceiver()
+        self.windows = ProfileWindows(
+            "algo-1", attempt=1, window=window, ml_folder=lambda: self.root, receiver=self.receiver
+        )
+
+    def request(self, number=7):
+        return from_plain(ProfileRequest, json.loads((self.folder / f"request-{number}.json").read_text()))
+
+    def write(self, rank, state, *, number=7, trace=None, **members):
+        out = self.folder / "out" / str(number)
+        out.mkdir(parents=True, exist_ok=True)
+        if trace is not None:
+            (out / f"rank-{rank}.trace.json.gz").write_bytes(trace)
+        draft = out / f".rank-{rank}.new"
+        draft.write_text(json.dumps(to_plain(RankProfile(rank=rank, state=state, **members))))
+        draft.replace(out / f"rank-{rank}.json")
+
+    def final(self):
+        return self.wait_for(lambda last: last.is_final)
+
+    def wait_for(self, is_there):
+        end_s = time.monotonic() + LIMIT_S
+        while self.receiver.last is None or not is_there(self.receiver.last):
+            assert time.monotonic() < end_s, self.receiver.profiles
+            time.sleep(0.02)
+        return self.receiver.last
+
+
+@pytest.fixture
+def make_host(tmp_path, monkeypatch):
+    monkeypatch.setattr(profile_windows, "_POLL_S", 0.02)
+    monkeypatch.setattr(profile_windows, "_SETTLE_S", 0.3)
+    made = []
+
+    def make(**options):
+        made.append(Host(tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for host in made:
+        host.windows.close()
+
+
+def asked(**members):
+    return ProfileRequest(**{"number": 7, "num_steps": 3, "give_up_at": time.time() + 100, **members})
+
+
+def states(profile):
+    return {rank.rank: rank.state for rank in profile.ranks}
+
+
+def test_a_request_reaches_the_ranks_and_their_traces_the_service(make_host, monkeypatch):
+    monkeypatch.setattr(profile_windows, "PIECE_BYTES", 10)
+    host = make_host()
+    host.windows.watch(lambda: {100: 0, 101: 1})
+    host.windows.ask(asked())
+    host.windows.ask(host.request())  # with the next receipt
+    assert host.request().num_steps == 3
+    host.write(0, RankState.RECORDING)
+    assert states(host.wait_for(lambda last: last.ranks)) == {0: RankState.RECORDING}
+    host.write(0, RankState.DONE, trace=b"a" * 25)
+    host.write(1, RankState.DONE, trace=b"b" * 10)
+    assert states(host.final()) == {0: RankState.DONE, 1: RankState.DONE}
+    assert host.receiver.traces == {(7, 0): b"a" * 25, (7, 1): b"b" * 10}
+
+
+def test_a_rank_that_ends_within_its_window_is_lost_and_the_others_are_kept(make_host):
+    host = make_host()
+    live = {100: 0, 101: 1}
+    host.windows.watch(lambda: dict(live))
+    host.windows.ask(asked())
+    host.write(1, RankState.RECORDING)
+    host.wait_for(lambda last: last.ranks)
+    del live[101]
+    host.wait_for(lambda last: states(last).get(1) is RankState.LOST)
+    host.write(0, RankState.DONE, trace=b"a")
+    assert host.final().ranks[1].words == "rank 1 ended before its trace was whole (recording)"
+
+
+def test_the_end_of_the_program_ends_the_profile_and_brings_what_it_left(make_host):
+    host = make_host()
+    host.windows.watch(lambda: {100: 0, 101: 1})
+    host.windows.ask(asked())
+    host.write(1, RankState.WAITING)
+    host.wait_for(lambda last: last.ranks)
+    host.write(0, RankState.DONE, trace=b"a")
+    host.windows.watch(dict)
+    host.windows.end_program(LIMIT_S)
+    assert host.receiver.last.is_final
+    assert states(host.receiver.last) == {0: RankState.DONE, 1: RankState.LOST}
+    assert host.receiver.traces[7, 0] == b"a"
+
+
+def test_ranks_that_were_not_asked_are_not_waited_for(make_host):
+    host = make_host()
+    host.windows.watch(lambda: {100: 0, 101: 1})
+    host.windows.ask(asked(ranks=(1,)))
+    host.write(1, RankState.REFUSED, words="it profiles itself")
+    assert states(host.final()) == {1: RankState.REFUSED}
+    host.windows.ask(asked(number=8, ranks=(5,)))
+    assert (host.wait_for(lambda last: last.number == 8 and last.is_final).ranks, host.receiver.last.error) == ((), "")
+
+
+def test_a_program_whose_ranks_are_not_known_is_done_when_no_more_come(make_host):
+    host = make_host()
+    host.windows.ask(asked())
+    host.write(0, RankState.DONE, trace=b"a")
+    assert states(host.final()) == {0: RankState.DONE}
+
+
+def test_ranks_that_never_answer_are_given_up_with_what_profiles_need(make_host, monkeypatch):
+    monkeypatch.setattr(profile_windows, "_ANSWER_S", 0.0)
+    host = make_host()
+    host.windows.watch(lambda: {100: 0})
+    host.windows.ask(asked(give_up_at=time.time() + 0.3))
+    assert "torch 2.5 or later" in host.final().ranks[0].words
+    host.windows.watch(dict)
+    host.windows.ask(asked(number=8, give_up_at=time.time() + 0.3))
+    assert "no rank of algo-1 has answered" in host.wait_for(lambda last: last.number == 8 and last.is_final).error
+
+
+def test_what_the_job_itself_asks_for_is_there_before_its_program_starts(make_host):
+    host = make_host(window=Window(start_step=5, num_steps=2))
+    host.windows.begin()
+    request = host.request(1)
+    assert (request.start_step, request.num_steps, request.give_up_at) == (5, 2, 0)
+
+
+def test_a_cancelled_request_is_passed_on_once_more(make_host):
+    host = make_host()
+    request = asked()
+    host.windows.ask(replace(request, number=6, is_cancelled=True))
+    assert not (host.folder / "request-6.json").exists(), "nobody began it"
+    host.windows.ask(request)
+    host.windows.ask(replace(request, is_cancelled=True))
+    assert host.request().is_cancelled
+
+
+def test_a_service_that_is_away_for_a_moment_gets_everything(make_host):
+    host = make_host()
+    host.receiver.refusals = [ServiceUnreachable("away"), ServiceUnreachable("away")]
+    host.windows.ask(asked())
+    host.write(0, RankState.DONE, trace=b"abc")
+    assert states(host.final()) == {0: RankState.DONE}
+    assert host.receiver.traces[7, 0] == b"abc"
+
+
+def test_an_attempt_that_is_over_is_told_nothing_more(make_host):
+    host = make_host()
+    host.receiver.refusals = [AttemptOver("over")]
+    host.windows.ask(asked())
+    host.write(0, RankState.DONE, trace=b"abc")
+    host.windows.end_program(LIMIT_S)
+    assert host.receiver.profiles == []
+
+
+def test_links_and_nonsense_of_the_program_are_not_followed(make_host, tmp_path):
+    host = make_host()
+    host.windows.ask(asked())
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"of the machine")
+    out = host.folder / "out/7"
+    out.mkdir(parents=True)
+    (out / "rank-1.json").write_text("[" * 10_000)
+    (out / "rank-2.json").write_text(json.dumps(to_plain(RankProfile(rank=3, state=RankState.DONE))))
+    os.mkfifo(out / "rank-4.json")
+    os.symlink(secret, out / "rank-0.trace.json.gz")
+    host.write(0, RankState.DONE)
+    final = host.final()
+    assert [(rank.rank, rank.state, rank.words) for rank in final.ranks] == [
+        (0, RankState.FAILED, "its trace is not there")
+    ]
+    assert host.receiver.traces == {}
+
+
+def test_a_trace_that_is_too_long_is_not_sent(make_host, monkeypatch):
+    monkeypatch.setattr(profile_windows, "MAX_TRACE_BYTES", 5)
+    host = make_host()
+    host.windows.ask(asked())
+    host.write(0, RankState.DONE, trace=b"abcdef")
+    assert "ask for fewer steps" in host.final().ranks[0].words
+
+
+def test_a_folder_that_the_program_has_taken_away_is_an_error_in_words(make_host):
+    host = make_host()
+    host.folder.rmdir()
+    host.windows.ask(asked())
+    assert "the request could not be left for the ranks of algo-1" in host.final().error

@@ -1,0 +1,43 @@
+"""What `clary stragglers` and `clary describe` print of who is slow."""
+
+from clary.cli.stragglers import stragglers_text, verdict_lines
+
+RANK = {
+    "host": "algo-1",
+    "rank": 0,
+    "step_s": 0.5,
+    "data_wait_s": 0.01,
+    "forward_s": 0.1,
+    "backward_s": 0.2,
+    "communication_s": 0.15,
+    "optimizer_s": 0.03,
+    "other_s": 0.01,
+}
+VERDICT = {
+    "kind": "compute",
+    "host": "algo-2",
+    "ranks": [1],
+    "text": "algo-2 (rank 1) is slow: compute",
+    "evidence": ["rank 1 works 0.490 s a step, the others 0.350 s"],
+    "confidence": "high",
+}
+PAGE = {"job": "demo", "status": "InProgress", "since_ms": 0, "until_ms": 120_000, "ranks": [RANK], "verdict": VERDICT}
+
+
+def test_the_table_shows_each_rank_and_the_verdict_stands_below_with_its_evidence():
+    assert stragglers_text(PAGE).splitlines() == [
+        "demo  InProgress, seconds of a step, medians of 2m 00s",
+        "",
+        "HOST    RANK  STEP   DATA   FORWARD  BACKWARD  COMMUNICATION  OPTIMIZER  OTHER",
+        "algo-1  0     0.500  0.010  0.100    0.200     0.150          0.030      0.010",
+        "",
+        "algo-2 (rank 1) is slow: compute  (high confidence)",
+        "  - rank 1 works 0.490 s a step, the others 0.350 s",
+    ]
+
+
+def test_a_job_without_steps_has_no_table():
+    verdict = {**VERDICT, "text": "too few steps are known", "evidence": [], "confidence": ""}
+    lines = stragglers_text({**PAGE, "ranks": [], "verdict": verdict}).splitlines()
+    assert lines[1:] == ["", "too few steps are known"]
+    assert verdict_lines(verdict) == ["too few steps are known"]

@@ -1,0 +1,274 @@
+"""`clary top`: rows, what fits on a screen, keys, and one table for pipes."""
+
+import itertools
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clary.cli import top
+from clary.cli.top_words import HEADER, JobRow, job_row, moved, screen
+from clary.contract.errors import ClaryError
+
+
+def facts(name="job", **changes):
+    host = {"name": "algo-1", "phase": "RUNNING", "standstill": ""}
+    page = {
+        "name": name,
+        "status": "InProgress",
+        "secondary_status": "Training",
+        "hosts": [host, {**host, "name": "algo-2", "standstill": "no rank has moved\nfor 5 minutes"}],
+        "past_attempts": [],
+        "pending_reason": "",
+        "metrics": [
+            {"name": "loss", "value": 0.12345, "at": "2026-01-01T00:00:02Z"},
+            {"name": "acc", "value": 0.5, "at": "2026-01-01T00:00:01Z"},
+        ],
+    }
+    return {**page, **changes}
+
+
+def series(**values):
+    """Return a page; values are host__name with - and / spelled _ and __."""
+    found = [
+        {
+            "host": host,
+            "name": name,
+            "points": [[0, 1, 1, 1, 1, 1], [1, value, value, value, 1, value], [2] + [None] * 5],
+        }
+        for (host, name), value in values.get("of", {}).items()
+    ]
+    return {"age_s": 75.0, "series": found}
+
+
+BUSY = series(
+    of={
+        ("algo-1", "host/cpu_percent"): 150.0,
+        ("algo-2", "host/cpu_percent"): 50.0,
+        ("algo-1", "host/memory_bytes"): 2e9,
+        ("algo-1", "gpu-0/utilisation_percent"): 90.0,
+        ("algo-2", "gpu-0/utilisation_percent"): 70.0,
+    }
+)
+
+
+def cells(row):
+    return dict(zip(HEADER, row, strict=True))
+
+
+def test_a_row_adds_up_its_hosts_and_shows_what_came_last():
+    row = job_row(facts(progress={"percent": 45.2, "eta_s": 90, "done": 1, "unit": "steps"}), BUSY)
+    assert cells(row.cells) == {
+        "NAME": "job",
+        "STATUS": "InProgress",
+        "PHASE": "Training",
+        "AGE": "1m 15s",
+        "PROGRESS": "45 %, 1m 30s left",
+        "CPU": "200 %",
+        "MEMORY": "2 GB",
+        "GPU": "80 %",
+        "LAST METRIC": "loss=0.1235",
+        "RESTARTS": "0",
+        "WAITS FOR": "-",
+    }
+    first, second = (cells(host) for host in row.hosts)
+    assert (first["NAME"], first["CPU"], first["GPU"]) == ("  algo-1", "150 %", "90 %")
+    assert (second["MEMORY"], second["WAITS FOR"]) == ("-", "no rank has moved for 5 minutes")
+
+
+def test_what_is_not_known_is_a_dash():
+    waiting = facts(hosts=[], metrics=[], status="InProgress", pending_reason="0 of 2 hosts are free " * 5)
+    row = cells(job_row(waiting, {}).cells)
+    assert (row["AGE"], row["PROGRESS"], row["CPU"], row["MEMORY"], row["GPU"], row["LAST METRIC"]) == ("-",) * 6
+    assert row["WAITS FOR"].endswith("...")
+    assert len(row["WAITS FOR"]) == 60
+
+
+def test_progress_without_a_total_counts():
+    row = job_row(facts(progress={"percent": None, "eta_s": None, "done": 450.0, "unit": "steps"}), {})
+    assert cells(row.cells)["PROGRESS"] == "450 steps"
+
+
+def plain_rows(count, num_hosts=1):
+    return [
+        JobRow(cells=(f"job-{index}", *["x"] * 10), hosts=tuple((f"  algo-{n}", *["y"] * 10) for n in range(num_hosts)))
+        for index in range(count)
+    ]
+
+
+@given(st.integers(0, 30), st.integers(0, 29), st.integers(1, 30), st.integers(1, 200), st.sets(st.integers(0, 29)))
+def test_the_chosen_job_is_always_on_a_screen_that_has_room(count, chosen, height, width, opened):
+    rows = plain_rows(count)
+    name = f"job-{min(chosen, max(0, count - 1))}"
+    names = frozenset(f"job-{index}" for index in opened)
+    lines = screen(rows, opened=names, chosen=name, width=width, height=height, head="head")
+    assert len(lines) <= height
+    assert all(len(line) <= width for line, _ in lines)
+    if count and height >= 3:
+        assert any(is_chosen and line == line[:width] for line, is_chosen in lines)
+
+
+@given(st.lists(st.text("abc", min_size=1), unique=True), st.text("abc"), st.integers(-3, 3))
+def test_choosing_never_leaves_the_list(names, chosen, by):
+    found = moved(names, chosen, by)
+    assert found in names if names else found == ""
+
+
+class FakeScreen:
+    """A window of keys to come and of what was drawn last."""
+
+    def __init__(self, keys, *, size=(20, 120)):
+        self._keys = iter(keys)
+        self._size = size
+        self.drawn = []
+        self.frames = []
+
+    def getch(self):
+        self.frames.append(list(self.drawn))
+        key = next(self._keys)
+        return ord(key) if isinstance(key, str) else key
+
+    def getmaxyx(self):
+        return self._size
+
+    def erase(self):
+        self.drawn = []
+
+    def addnstr(self, line, column, text, count, attribute):
+        self.drawn.append((text[:count], attribute != top.curses.A_NORMAL))
+
+    def refresh(self):
+        pass
+
+    def chosen(self, frame):
+        return [line.split()[0] for line, is_chosen in self.frames[frame] if is_chosen]
+
+
+def test_keys_choose_open_close_and_leave():
+    window = FakeScreen(["j", "j", "j", "k", "\n", "\n", "q"])
+    top.watch(window, lambda: plain_rows(3), clock=lambda: 0.0)
+    chosen = [window.chosen(frame) for frame in range(7)]
+    assert chosen == [["job-0"], ["job-1"], ["job-2"], ["job-2"], ["job-1"], ["job-1", "algo-0"], ["job-1"]]
+
+
+def test_rows_are_read_anew_every_two_seconds_and_a_service_that_is_away_is_said():
+    times = itertools.count(0.0, 0.5)
+    reads = []
+
+    def read():
+        reads.append(1)
+        if len(reads) == 2:
+            raise ClaryError("the service does not answer")
+        return plain_rows(len(reads))
+
+    window = FakeScreen([-1] * 12 + ["q"])
+    top.watch(window, read, clock=lambda: next(times))
+    heads = [frame[0][0] for frame in window.frames]
+    assert len(reads) >= 3
+    assert "the service does not answer" in heads
+    assert heads[-1].endswith("q quit")
+    away = heads.index("the service does not answer")
+    assert window.frames[away][2][0].startswith("job-0"), "what was known stays"
+
+
+def test_a_job_that_is_gone_leaves_the_choice_on_another():
+    lists = iter([plain_rows(2), plain_rows(1)])
+    times = itertools.count(0.0, 3.0)
+    window = FakeScreen(["j", -1, "q"])
+    last = []
+
+    def read():
+        nonlocal last
+        last = next(lists, last)
+        return last
+
+    top.watch(window, read, clock=lambda: next(times))
+    assert window.chosen(-1) == ["job-0"]
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 5), (3, 20)])
+def test_a_screen_of_any_size_is_drawn_on(size):
+    window = FakeScreen(["q"], size=size)
+    top.watch(window, lambda: plain_rows(5), clock=lambda: 0.0)
+    assert len(window.frames[0]) <= size[0]
+
+
+PROGRAM = """
+import curses, sys
+from clary.cli import top
+from clary.cli.top_words import JobRow
+rows = [JobRow(cells=(f"job-{index}", *["x"] * 10)) for index in range(3)]
+curses.wrapper(lambda window: top.watch(top._prepared(window), lambda: rows))
+print("left cleanly")
+"""
+
+
+def test_it_draws_on_a_real_terminal_and_leaves_it_by_q():
+    ours, theirs = pty.openpty()
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm", "LINES": "24", "COLUMNS": "120"},
+    )
+    os.close(theirs)
+    try:
+        assert "job-2" in read_until(ours, "job-2")
+        os.write(ours, b"q")
+        assert "left cleanly" in read_until(ours, "left cleanly")
+        assert program.wait(timeout=60) == 0
+    finally:
+        program.kill()
+        program.wait()
+        os.close(ours)
+
+
+def read_until(terminal, wanted, *, timeout_s=60):
+    """Return what a terminal shows until some text has come."""
+    text = ""
+    deadline = time.monotonic() + timeout_s
+    while wanted not in text and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.2)[0]:
+            text += os.read(terminal, 65536).decode(errors="replace")
+    return text
+
+
+class FakeConnection:
+    """Answers as a service with one job, and with another that was deleted a moment ago."""
+
+    def call(self, operation, parameters):
+        assert operation == "ListTrainingJobs"
+        names = ["job", "gone"] if parameters["StatusEquals"] == "InProgress" else []
+        return {"TrainingJobSummaries": [{"TrainingJobName": name} for name in names]}
+
+    def job_page(self, name, page="", query=None):
+        if name == "gone":
+            raise top.WireError("NotFound", "no such job")
+        return BUSY if page == "series" else facts()
+
+
+def test_json_and_a_pipe_get_everything_once(monkeypatch, capsys):
+    monkeypatch.setattr(top, "connect", FakeConnection)
+    options = top.argparse.Namespace(json=True, once=False)
+    assert top.run(options) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["hosts"][0]["latest"]["host/cpu_percent"] == 150.0
+    assert (found["age_s"], found["restarts"]) == (75.0, 0)
+    assert top.run(top.argparse.Namespace(json=False, once=False)) == 0
+    text = capsys.readouterr().out
+    assert [line.split()[0] for line in text.splitlines()] == ["NAME", "job", "algo-1", "algo-2"]
+
+
+def test_nothing_that_runs_is_said(monkeypatch, capsys):
+    monkeypatch.setattr(top, "connect", FakeConnection)
+    monkeypatch.setattr(FakeConnection, "call", lambda *_: {"TrainingJobSummaries": []})
+    top.run(top.argparse.Namespace(json=False, once=True))
+    assert capsys.readouterr().out == "no job runs or waits\n"

@@ -1,0 +1,66 @@
+"""A training in words: progress in a line, metrics in a table."""
+
+from __future__ import annotations
+
+import pytest
+
+from clary.cli import logs
+from clary.cli.training_words import progress_text, training_text
+
+
+def progress(**changes):
+    said = {"percent": 45.0, "done": 450, "total": 1000, "unit": "steps", "epoch": 2, "max_epoch": 3, "eta_s": 72.0}
+    return said | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "45 % (450 of 1000 steps, epoch 2 of 3), 1m 12s left"),
+        ({"eta_s": None, "max_epoch": None}, "45 % (450 of 1000 steps)"),
+        ({"unit": "percent", "total": 100, "done": 45, "max_epoch": None, "eta_s": None}, "45 %"),
+        ({"unit": "epochs", "done": 3, "total": 10, "percent": 30.0, "eta_s": None}, "30 % (3 of 10 epochs)"),
+        ({"percent": None, "total": None, "max_epoch": None, "eta_s": None}, "450 steps"),
+    ],
+)
+def test_progress_is_one_line(changes, text):
+    assert progress_text(progress(**changes)) == text
+
+
+def test_metrics_are_a_table_and_no_number_is_said_to_be_none():
+    rows = [
+        {"name": "loss", "last": 0.123456789, "step": 12, "least": 0.1, "greatest": 2.5, "num_values": 12},
+        {"name": "rate", "last": None, "step": None, "least": None, "greatest": None, "num_values": 1},
+    ]
+    text = training_text({"job": "demo", "status": "InProgress", "progress": progress(), "metrics": rows})
+    lines = text.splitlines()
+    assert lines[0] == "demo  InProgress, 45 % (450 of 1000 steps, epoch 2 of 3), 1m 12s left"
+    assert lines[2].split() == ["METRIC", "LAST", "STEP", "MIN", "MAX", "VALUES"]
+    assert lines[3].split() == ["loss", "0.12346", "12", "0.1", "2.5", "12"]
+    assert lines[4].split() == ["rate", "nan", "-", "nan", "nan", "1"]
+
+
+def test_a_job_that_said_nothing_is_said_to():
+    page = {"job": "demo", "status": "Completed", "progress": None, "metrics": []}
+    assert "said nothing" in training_text(page)
+
+
+def test_who_follows_a_log_hears_of_progress_when_it_has_changed(monkeypatch, capsys):
+    pages = [{"progress": None}, {"progress": progress()}, {"progress": progress()}, {"progress": progress(done=460)}]
+
+    class FakeConnection:
+        """Answers with the next page."""
+
+        def job_page(self, name):
+            return pages.pop(0)
+
+    monkeypatch.setattr(logs, "PROGRESS_S", 0.0)
+    lines = logs._ProgressLines(FakeConnection(), "demo")
+    while pages:
+        lines.say()
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert [line.split(",")[0] for line in said.err.splitlines()] == [
+        "demo: 45 % (450 of 1000 steps",
+        "demo: 45 % (460 of 1000 steps",
+    ]

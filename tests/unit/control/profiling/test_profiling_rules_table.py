@@ -1,0 +1,36 @@
+"""The page on the profiler describes every rule as it is."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from clary.control.profiling.rules import RULES
+
+TOOLS = Path(__file__).parents[4] / "tools"
+
+
+@pytest.fixture
+def maker(monkeypatch):
+    monkeypatch.syspath_prepend(str(TOOLS))
+    import make_profiler_rules_table
+
+    yield make_profiler_rules_table
+    sys.modules.pop("make_profiler_rules_table", None)
+
+
+def test_the_table_of_profiler_rules_is_up_to_date(maker):
+    page = maker.PAGE.read_text(encoding="utf-8")
+    assert maker.with_table(page) == page, "run tools/make_profiler_rules_table.py"
+    assert all(f"| `{name}` |" in page for name in RULES)
+
+
+def test_every_rule_that_can_fire_says_what_to_do():
+    assert {name for name, rule in RULES.items() if not rule.advice} == {"OverallSystemUsage"}
+
+
+def test_the_default_parameters_are_those_that_the_sdk_sends(maker):
+    assert "`stddev=3`, `mode=None`, `n_outliers=10`" in maker.table()
+    assert RULES["LoadBalancing"]().threshold == 0.5
+    assert RULES["MaxInitializationTime"]().threshold == 20
+    assert {rule().scan_interval_us for rule in RULES.values()} == {60_000_000}

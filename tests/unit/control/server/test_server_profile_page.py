@@ -1,0 +1,104 @@
+"""The page `profile` of a job: asked for by POST, shown by GET, its files handed out, refused where nothing runs."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from server_parts import FakeServices, document, request, running_job
+
+from clary.contract.agent_protocol import HostPhase
+from clary.contract.deep_profiles import HostProfile, RankProfile, RankState
+from clary.contract.errors import WireError
+from clary.control.reconcile.profile_desk import ProfileDesk
+from clary.control.server.people_routes import PeopleRoutes
+from clary.testing.fake_clock import FakeClock
+
+PATH = "/clary/v1/jobs/job-1/profile"
+
+
+def services_of(job, tmp_path):
+    made = FakeServices([job], (), None)
+    made.clock = FakeClock()
+    made.profiles = ProfileDesk(tmp_path, clock=made.clock)
+    return made
+
+
+@pytest.fixture
+def services(tmp_path):
+    return services_of(running_job(), tmp_path)
+
+
+async def answer_to(services, method="GET", query="", body=None):
+    sent = request(PATH, method=method, query=query)
+    if body is not None:
+        sent = replace(sent, body=json.dumps(body).encode())
+    return await PeopleRoutes(services, admin_token="token").handle(sent)
+
+
+async def test_a_profile_is_asked_for_followed_and_shown(services):
+    job = running_job()
+    number = document(await answer_to(services, "POST", body={"steps": 3, "ranks": [1, 0]}))["number"]
+    rank = RankProfile(rank=0, state=RankState.RECORDING, step=41)
+    services.profiles.take(job, "algo-1", HostProfile(number=number, host="algo-1", is_final=False, ranks=(rank,)))
+    page = document(await answer_to(services))
+    assert (page["number"], page["is_over"], page["missing"]) == (number, False, ["algo-1", "algo-2"])
+    assert page["asked"]["ranks"] == [0, 1]
+    assert page["states"] == [{"rank": 0, "host": "algo-1", "state": "recording", "words": "", "step": 41}]
+    folder = services.profiles.place("job-1", number)
+    (folder / "summary.json").write_text('{"ranks": []}')
+    page = document(await answer_to(services, query=f"number={number}"))
+    assert (page["is_over"], page["summary"], page["folder"]) == (True, {"ranks": []}, str(folder))
+    (folder / "rank-0.trace.json.gz").write_bytes(b"trace")
+    handed = await answer_to(services, query=f"number={number}&file=rank-0.trace.json.gz")
+    assert handed.body == b"trace"
+
+
+@pytest.mark.parametrize(
+    "name", ["../request.json", "request.json", "algo-1.json", "", "rank-1.trace.json.gz", "/etc/passwd"]
+)
+async def test_no_other_file_is_handed_out(services, name):
+    number = document(await answer_to(services, "POST", body={"steps": 3}))["number"]
+    with pytest.raises(WireError, match="the profile has no file"):
+        await answer_to(services, query=f"number={number}&file={name}")
+
+
+@pytest.mark.parametrize("query", ["number=1", "number=x", "number=../../etc", "number=" + "9" * 30])
+async def test_a_profile_that_is_not_there_is_not_found(services, query):
+    with pytest.raises(WireError, match=r"job-1 has no profile .*; none was taken") as refused:
+        await answer_to(services, query=query)
+    assert refused.value.http_status == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ({}, "1 to 100 steps"),
+        ([], "1 to 100 steps"),
+        ({"steps": 101}, "1 to 100 steps, got 101"),
+        ({"steps": 2.5}, "1 to 100 steps"),
+        ({"steps": True}, "1 to 100 steps"),
+        ({"steps": float("nan")}, "1 to 100 steps"),
+        ({"steps": float("inf")}, "1 to 100 steps"),
+        ({"seconds": 0}, "up to 60 seconds"),
+        ({"seconds": "x"}, "up to 60 seconds"),
+        ({"steps": 1, "start_step": -1}, "start_step is the number of a step"),
+        ({"steps": 1, "ranks": "01"}, "ranks are numbers"),
+        ({"steps": 1, "ranks": [-1]}, "ranks are numbers"),
+        ({"steps": 1, "ranks": [True]}, "ranks are numbers"),
+        ({"steps": 1, "ranks": list(range(2000))}, "at most 1024"),
+        ({"cancel": True}, "no profile of job-1 is being taken"),
+    ],
+)
+async def test_what_cannot_be_asked_for_is_refused_in_words(services, body, why):
+    with pytest.raises(WireError, match=why):
+        await answer_to(services, "POST", body=body)
+
+
+async def test_a_job_whose_program_does_not_run_is_not_profiled(tmp_path):
+    job = running_job()
+    idle = {
+        name: replace(record, facts=replace(record.facts, phase=HostPhase.PREPARING))
+        for name, record in job.hosts.items()
+    }
+    with pytest.raises(WireError, match=r"no program of job-1 runs .* --last"):
+        await answer_to(services_of(replace(job, hosts=idle), tmp_path), "POST", body={"steps": 1})

@@ -1,0 +1,289 @@
+"""Sessions of the console: signed, ending, revocable; signing in by token and code; who may change what."""
+
+import json
+from datetime import timedelta
+
+import pytest
+from server_parts import START, document
+
+from clary.contract.errors import WireError
+from clary.control.server import sessions as sessions_module
+from clary.control.server import sign_in as sign_in_module
+from clary.control.server.access import Access
+from clary.control.server.sessions import CODE_S, MAX_CODES, SESSION_S, Sessions
+from clary.control.server.sign_in import COOKIE, MAX_ADDRESSES, MAX_WRONG, WRONG_S, SignIn, SignInLimiter, cookie_of
+from clary.control.wire.messages import HttpRequest
+from clary.testing.fake_clock import FakeClock
+
+HOST = "127.0.0.1:8080"
+ORIGIN = ("Origin", f"http://{HOST}")
+
+
+@pytest.fixture
+def clock():
+    return FakeClock(START)
+
+
+@pytest.fixture
+def sessions(tmp_path, clock):
+    return Sessions(b"key", tmp_path / "revoked.json", clock)
+
+
+@pytest.fixture
+def signing_in(sessions, clock):
+    return SignIn(sessions, admin_token="right", clock=clock)
+
+
+def asked(method="GET", *headers, body=None, path="/clary/v1/session", cookie=None, **options):
+    pairs = [("Host", HOST), *headers, *([] if cookie is None else [("Cookie", f"{COOKIE}={cookie}")])]
+    return HttpRequest(method, path, "", pairs, b"" if body is None else json.dumps(body).encode(), **options)
+
+
+def refusal(call, *args):
+    with pytest.raises(WireError) as refused:
+        call(*args)
+    return refused.value.http_status
+
+
+def test_a_cookie_is_read_back_until_its_end(sessions, clock):
+    session, cookie = sessions.begin()
+    assert sessions.read(cookie) == session
+    assert (session.user, session.is_admin) == ("owner", True)
+    clock.advance(SESSION_S - 1)
+    assert sessions.read(cookie) == session
+    clock.advance(1)
+    assert sessions.read(cookie) is None
+
+
+def test_a_cookie_that_is_forged_or_damaged_opens_nothing(sessions, tmp_path, clock):
+    _session, cookie = sessions.begin()
+    left, _, right = cookie.partition(".")
+    other = Sessions(b"another key", tmp_path / "x.json", clock).begin()[1]
+    damaged = [
+        cookie[:number] + ("A" if letter != "A" else "B") + cookie[number + 1 :] for number, letter in enumerate(cookie)
+    ]
+    for forged in [
+        "",
+        ".",
+        left,
+        f"{left}.",
+        f".{right}",
+        f"{right}.{left}",
+        other,
+        cookie + "=",
+        cookie * 9,
+        "\u00e9.\u00e9",
+    ]:
+        assert sessions.read(forged) is None, forged
+    assert [sessions.read(one) for one in damaged] == [None] * len(damaged)
+
+
+def test_a_revoked_session_stays_over_when_the_service_starts_again(sessions, tmp_path, clock):
+    session, cookie = sessions.begin()
+    kept = sessions.begin()
+    sessions.revoke(session)
+    again = Sessions(b"key", tmp_path / "revoked.json", clock)
+    for one in (sessions, again):
+        assert one.read(cookie) is None
+        assert one.read(kept[1]) == kept[0]
+    clock.advance(SESSION_S)
+    again.revoke(kept[0])
+    assert list(json.loads((tmp_path / "revoked.json").read_text())) == [
+        kept[0].session_id
+    ]  # others ended by themselves
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": "b"}', "null"])
+def test_a_damaged_file_of_revoked_sessions_is_no_reason_not_to_start(tmp_path, clock, text):
+    (tmp_path / "revoked.json").write_text(text)
+    sessions = Sessions(b"key", tmp_path / "revoked.json", clock)
+    session, cookie = sessions.begin()
+    assert sessions.read(cookie) == session
+
+
+def test_a_code_opens_one_session_and_only_for_a_while(sessions, clock):
+    code, late = sessions.new_code(), sessions.new_code()
+    assert sessions.redeem(code)
+    assert not sessions.redeem(code)
+    clock.advance(CODE_S)
+    assert not sessions.redeem(late)
+    assert not sessions.redeem("")
+
+
+def test_the_oldest_of_too_many_codes_is_forgotten(sessions):
+    codes = [sessions.new_code() for _ in range(MAX_CODES + 1)]
+    assert [sessions.redeem(code) for code in codes] == [False] + [True] * MAX_CODES
+
+
+def test_signing_in_answers_with_a_strict_cookie_and_the_csrf_value(signing_in, sessions):
+    answer = signing_in.handle(asked("POST", body={"token": " right\n"}), None)
+    facts, cookie = document(answer), answer.header("set-cookie")
+    assert cookie.endswith(f"; HttpOnly; SameSite=Strict; Path=/; Max-Age={SESSION_S}")
+    session = sessions.read(cookie.partition(";")[0].removeprefix(f"{COOKIE}="))
+    assert facts == {
+        "user": "owner",
+        "is_admin": True,
+        "csrf": session.csrf,
+        "ends_at_ms": int((START + timedelta(seconds=SESSION_S)).timestamp() * 1000),
+    }
+    assert document(signing_in.handle(asked(), session)) == facts
+    assert answer.header("cache-control") == "no-store"
+    secure = signing_in.handle(asked("POST", body={"token": "right"}, is_secure=True), None)
+    assert secure.header("set-cookie").endswith("; Secure")
+
+
+def test_signing_out_ends_the_session_and_takes_the_cookie_away(signing_in, sessions):
+    session, cookie = sessions.begin()
+    answer = signing_in.handle(asked("DELETE"), session)
+    assert answer.header("set-cookie").startswith(f"{COOKIE}=; ")
+    assert "Max-Age=0" in answer.header("set-cookie")
+    assert sessions.read(cookie) is None
+    assert signing_in.handle(asked("DELETE"), None).status == 200
+
+
+@pytest.mark.parametrize("body", [{}, {"token": ""}, {"token": 1}, {"code": None}, [], "right", {"token": "x" * 5000}])
+def test_what_is_no_token_is_refused_without_being_counted_as_wrong(signing_in, body):
+    for _ in range(MAX_WRONG + 1):
+        assert refusal(signing_in.handle, asked("POST", body=body), None) == 400
+
+
+def test_wrong_tokens_are_refused_and_then_nobody_signs_in_from_there_for_a_while(signing_in, clock):
+    wrong = asked("POST", body={"token": "wrong"}, remote="10.0.0.1")
+    right = asked("POST", body={"token": "right"}, remote="10.0.0.1")
+    assert [refusal(signing_in.handle, wrong, None) for _ in range(MAX_WRONG)] == [403] * MAX_WRONG
+    assert refusal(signing_in.handle, right, None) == 429
+    elsewhere = asked("POST", body={"token": "right"}, remote="10.0.0.2")
+    assert signing_in.handle(elsewhere, None).status == 200
+    clock.advance(WRONG_S)
+    assert signing_in.handle(right, None).status == 200
+
+
+def test_wrong_codes_count_as_wrong_tokens_do(signing_in):
+    wrong = asked("POST", body={"code": "guess"}, remote="a")
+    statuses = [refusal(signing_in.handle, wrong, None) for _ in range(MAX_WRONG + 1)]
+    assert statuses == [403] * MAX_WRONG + [429]
+
+
+def test_a_link_of_the_owner_signs_in_however_many_tokens_others_guess(signing_in, sessions):
+    wrong = asked("POST", body={"token": "guess"}, remote="a")
+    for _ in range(MAX_WRONG):
+        refusal(signing_in.handle, wrong, None)
+    by_link = asked("POST", body={"code": sessions.new_code()}, remote="a")
+    assert signing_in.handle(by_link, None).status == 200
+    assert refusal(signing_in.handle, by_link, None) == 429  # a code that was used is a wrong one
+
+
+def test_the_limiter_remembers_a_bounded_number_of_addresses(clock):
+    limiter = SignInLimiter(clock)
+    for number in range(MAX_ADDRESSES + 10):
+        for _ in range(MAX_WRONG):
+            limiter.note_wrong(str(number))
+    assert limiter.wait_s("0") == 0.0
+    assert limiter.wait_s(str(MAX_ADDRESSES + 9)) == pytest.approx(WRONG_S)
+
+
+def test_a_code_is_given_out_by_the_token_alone(signing_in, sessions):
+    session, _cookie = sessions.begin()
+    path = sign_in_module.CODE_PATH
+    assert refusal(signing_in.handle, asked("POST", path=path), session) == 403
+    assert refusal(signing_in.handle, asked("POST", ("Authorization", "Bearer wrong"), path=path), None) == 403
+    assert refusal(signing_in.handle, asked("GET", ("Authorization", "Bearer right"), path=path), None) == 405
+    given = document(signing_in.handle(asked("POST", ("Authorization", "Bearer right"), path=path), None))
+    assert given["valid_s"] == CODE_S
+    answer = signing_in.handle(asked("POST", body={"code": given["code"]}), None)
+    assert document(answer)["user"] == "owner"
+
+
+def test_nobody_is_told_of_a_session_that_is_not_there(signing_in):
+    assert refusal(signing_in.handle, asked(), None) == 401
+    assert refusal(signing_in.handle, asked("OPTIONS"), None) == 405
+
+
+@pytest.mark.parametrize(
+    ("header", "found"),
+    [
+        ("clary_session=a", "a"),
+        ("x=1; clary_session=a.b_-; y", "a.b_-"),
+        ("clary_session=a; clary_session=b", None),  # whose is it? a neighbour on another port may have set one
+        ("xclary_session=a", None),
+        ("clary_session", ""),
+        ("", None),
+    ],
+)
+def test_the_cookie_is_found_among_others_if_there_is_one(header, found):
+    assert cookie_of(HttpRequest("GET", "/", "", [("Cookie", header)])) == found
+
+
+@pytest.fixture
+def access(sessions):
+    return Access(sessions, admin_token="right")
+
+
+def test_a_cookie_lets_a_request_in_as_the_token_does_and_hides_secrets(access, sessions):
+    _session, cookie = sessions.begin()
+    inside = access.let_in(asked(cookie=cookie))
+    assert inside.header("authorization") == "Bearer right"
+    assert inside.header("cookie") is None
+    assert inside.hides_secrets
+
+
+def test_a_request_by_token_passes_as_it_is(access, sessions):
+    _session, cookie = sessions.begin()
+    by_token = asked("POST", ("Authorization", "Bearer something"), cookie=cookie)
+    inside = access.let_in(by_token)
+    assert inside.header("authorization") == "Bearer something"
+    assert not inside.hides_secrets
+
+
+@pytest.mark.parametrize("cookie", [None, "", "forged.cookie", "x" * 2000])
+def test_nobody_comes_in_without_a_valid_cookie(access, cookie):
+    assert refusal(access.let_in, asked(cookie=cookie)) == 401
+
+
+CHANGES = [
+    ((), 403),  # no origin, no CSRF value
+    ((ORIGIN,), 403),
+    ((ORIGIN, ("X-Clary-Csrf", "wrong")), 403),
+    ((ORIGIN, ("X-Clary-Csrf", "")), 403),
+    ((ORIGIN, ("X-Clary-Csrf", "t\udcffken")), 403),
+    ((("X-Clary-Csrf", "CSRF"),), 403),
+    ((("Origin", "http://evil.example"), ("X-Clary-Csrf", "CSRF")), 403),
+    ((("Origin", "http://127.0.0.1:8081"), ("X-Clary-Csrf", "CSRF")), 403),
+    ((("Origin", f"http://{HOST}.evil.example"), ("X-Clary-Csrf", "CSRF")), 403),
+    ((("Origin", "null"), ("X-Clary-Csrf", "CSRF")), 403),
+    ((("Origin", "http://[x"), ("X-Clary-Csrf", "CSRF")), 403),
+    ((ORIGIN, ("Sec-Fetch-Site", "cross-site"), ("X-Clary-Csrf", "CSRF")), 403),
+    ((ORIGIN, ("Sec-Fetch-Site", "same-site"), ("X-Clary-Csrf", "CSRF")), 403),
+    ((("Sec-Fetch-Site", "none"), ("X-Clary-Csrf", "CSRF")), 403),
+    ((ORIGIN, ("X-Clary-Csrf", "CSRF")), None),
+    ((("Sec-Fetch-Site", "same-origin"), ("X-Clary-Csrf", "CSRF")), None),
+    ((ORIGIN, ("Sec-Fetch-Site", "same-origin"), ("x-clary-csrf", "CSRF")), None),
+]
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE", "PUT", "PATCH", "OPTIONS", "TRACE"])
+@pytest.mark.parametrize(("headers", "status"), CHANGES)
+def test_a_change_by_cookie_needs_the_csrf_value_and_our_own_origin(access, sessions, method, headers, status):
+    session, cookie = sessions.begin()
+    pairs = [(name, session.csrf if value == "CSRF" else value) for name, value in headers]
+    request = asked(method, *pairs, cookie=cookie)
+    if status is None:
+        assert access.let_in(request).hides_secrets
+    else:
+        assert refusal(access.let_in, request) == status
+
+
+def test_the_csrf_value_of_one_session_is_worth_nothing_in_another(access, sessions):
+    mine, theirs = sessions.begin(), sessions.begin()
+    request = asked("POST", ORIGIN, ("X-Clary-Csrf", theirs[0].csrf), cookie=mine[1])
+    assert refusal(access.let_in, request) == 403
+
+
+def test_a_page_of_another_origin_can_not_sign_anybody_in(access):
+    assert refusal(access.session_of, asked("POST", ("Origin", "http://evil.example"))) == 403
+    assert access.session_of(asked("POST", ORIGIN)) is None
+    assert access.session_of(asked("POST")) is None  # a program without a browser has no origin
+
+
+def test_a_cookie_has_room_below_the_limit_on_cookies(sessions):
+    assert len(sessions.begin()[1]) < sessions_module.MAX_COOKIE_LENGTH / 2

@@ -1,0 +1,65 @@
+"""What requests say of the profiler: refused, warned of, merged."""
+
+import pytest
+
+from clary.contract.errors import WireError
+from clary.control.services.sagemaker.profiler_requests import (
+    INTERVALS_MS,
+    check_profiler,
+    merged_rules,
+    profiler_warnings,
+)
+
+IMAGE = "895741380848.dkr.ecr.us-west-2.amazonaws.com/sagemaker-debugger-rules:latest"
+
+
+def rule(name, kind="ProfilerReport", **members):
+    return {
+        "RuleConfigurationName": name,
+        "RuleEvaluatorImage": IMAGE,
+        "RuleParameters": {"rule_to_invoke": kind},
+        **members,
+    }
+
+
+def test_the_intervals_that_there_are_pass_and_others_are_refused():
+    for interval in INTERVALS_MS:
+        check_profiler({"ProfilerConfig": {"ProfilingIntervalInMilliseconds": interval}})
+    with pytest.raises(WireError, match=r"must be one of 100, 200, 500, 1000, 5000, 60000; got 250"):
+        check_profiler({"ProfilerConfig": {"ProfilingIntervalInMilliseconds": 250}})
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        ({"ProfilerConfig": {"S3OutputPath": "https://b/p"}}, "ProfilerConfig.S3OutputPath must be s3://bucket/prefix"),
+        ({"ProfilerRuleConfigurations": [rule("a"), rule("a")]}, "names must be unique; 'a' stands twice"),
+        ({"ProfilerRuleConfigurations": [rule("a", S3OutputPath="https://b/p")]}, "S3OutputPath of rule 'a' must be"),
+        ({"ProfilerRuleConfigurations": [rule(str(number)) for number in range(21)]}, "at most 20 profiler rules; 21"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(request_, words):
+    with pytest.raises(WireError, match=words) as refused:
+        check_profiler(request_)
+    assert refused.value.code == "ValidationException"
+
+
+def test_a_request_without_a_profiler_passes():
+    check_profiler({})
+    assert profiler_warnings({}) == ()
+
+
+def test_rules_that_cannot_be_evaluated_are_warned_of_by_name():
+    request = {
+        "ProfilerConfig": {"DisableProfiler": True},
+        "ProfilerRuleConfigurations": [rule("deep", "DetailedProfilerProcessing"), rule("fine", "Dataloader")],
+    }
+    found = profiler_warnings(request)
+    assert len(found) == 2
+    assert found[0].startswith("profiler rule deep: there is no profiler rule 'DetailedProfilerProcessing'")
+    assert "DisableProfiler" in found[1]
+
+
+def test_an_update_with_no_rules_keeps_those_there_are():
+    assert merged_rules([rule("a")], []) == [rule("a")]
+    assert merged_rules([], [rule("a")]) == [rule("a")]

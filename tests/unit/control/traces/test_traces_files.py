@@ -1,0 +1,51 @@
+"""Files of traces are read event by event, whole or with a sentence."""
+
+import gzip
+
+import pytest
+from trace_events import BASE_NS, event, packed
+
+from clary.control.traces import trace_file
+from clary.control.traces.trace_file import TraceError, TraceFile
+
+
+def file_of(tmp_path, data):
+    path = tmp_path / "rank-0.trace.json.gz"
+    path.write_bytes(data)
+    return TraceFile(path)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 100, 1 << 20])
+def test_every_event_comes_whatever_the_file_is_cut_into(tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr(trace_file, "_CHUNK_BYTES", chunk)
+    events = [event(f'a {index} \u00e4 "] }}', index, index + 1) for index in range(40)]
+    file = file_of(tmp_path, packed(events))
+    assert list(file.events()) == events
+    assert file.base_us == BASE_NS / 1000
+    assert list(file.events()) == events, "a second time"
+
+
+def test_a_base_time_before_the_events_is_found_too(tmp_path):
+    file = file_of(tmp_path, gzip.compress(b'{"baseTimeNanoseconds": 5000, "traceEvents": []}'))
+    assert list(file.events()) == []
+    assert file.base_us == 5.0
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"no gzip", "cannot be read"),
+        (gzip.compress(b"{}"), "no traceEvents"),
+        (gzip.compress(b'{"traceEvents": [{"a": 1}, {"b"'), "cut off"),
+        (gzip.compress(b'{"traceEvents": [' + b"[" * 100_000), "cannot be read"),
+        (packed([event("a", 0, 1)] * 500)[:-200], "cannot be read"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_an_error_in_words(tmp_path, data, why):
+    with pytest.raises(TraceError, match=why):
+        list(file_of(tmp_path, data).events())
+
+
+def test_a_trace_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(TraceError, match="cannot be read"):
+        list(TraceFile(tmp_path / "none.gz").events())

@@ -1,0 +1,13 @@
+"""Windows of torch.profiler begin and end at steps, and never stand in a program's way."""
+
+from pathlib import Path
+
+import pytest
+from torch_programs import assert_passed, names
+
+PROGRAM = Path(__file__).parent / "profiling_program.py"
+
+
+@pytest.mark.parametrize("name", names(PROGRAM))
+def test_profiling_program(name):
+    assert_passed(PROGRAM, name)

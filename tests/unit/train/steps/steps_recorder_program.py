@@ -1,0 +1,382 @@
+"""Small trainings whose steps are recorded; `test_steps_recorder` runs it where torch is."""
+
+import copy
+import io
+import os
+import pickle
+import tempfile
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader
+
+from clary.contract.step_records import (
+    FILE_BYTES,
+    FOLDER_VARIABLE,
+    HEADER_BYTES,
+    NUM_ROWS,
+    SWITCH_VARIABLE,
+    read_header,
+    read_rows,
+)
+from clary.train.steps import torch_hooks
+
+SLEEP_S = 0.03
+AROUND_S = 0.02  # what a part may have less than the sleep that is in it: clocks and the scheduler
+_AT = tempfile.TemporaryDirectory(prefix="clary-steps-")
+FOLDER = _AT.name
+os.environ[FOLDER_VARIABLE] = FOLDER
+
+
+class Bare(torch.distributed.Work):
+    """Has no `wait` of its own."""
+
+
+def told():
+    """Return what torch says to one who waits for nothing."""
+    try:
+        return Bare().wait(timedelta(seconds=0.1))
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+
+
+def installed_with(**variables):
+    """Return what installing comes to, and whether torch is as it was."""
+    before, kept = torch.autograd.backward, dict(os.environ)
+    os.environ.update(variables)
+    try:
+        return torch_hooks.install(), torch.autograd.backward is before
+    finally:
+        os.environ.update(kept)
+        for name in set(os.environ) - set(kept):
+            del os.environ[name]
+
+
+TOLD_BEFORE = told()
+SWITCHED_OFF = installed_with(**{SWITCH_VARIABLE: "0"})
+NOT_WANTED = installed_with(**{FOLDER_VARIABLE: ""})
+RECORDER = torch_hooks.install()
+torch.set_num_threads(1)
+
+
+class Slow(torch.utils.data.Dataset):
+    """Items that take their time."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        time.sleep(SLEEP_S)
+        return torch.full((3,), float(index))
+
+
+class SlowBoth(torch.autograd.Function):
+    """The identity, slow forwards and backwards."""
+
+    @staticmethod
+    def forward(context, value):
+        time.sleep(SLEEP_S)
+        return value.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        time.sleep(SLEEP_S)
+        return gradient
+
+
+class SlowSgd(torch.optim.SGD):
+    """Takes its time to step."""
+
+    def step(self, closure=None):
+        result = super().step(closure)
+        time.sleep(SLEEP_S)
+        return result
+
+
+def rows(folder=FOLDER, process=None):
+    """Return the rows of a process's file."""
+    (path,) = Path(folder).glob(f"*-{process or os.getpid()}.steps")
+    return read_rows(path.read_bytes()[HEADER_BYTES:])
+
+
+def model():
+    torch.manual_seed(0)
+    return torch.nn.Linear(3, 1)
+
+
+def fresh():
+    """Begin a record of its own; the number of the last step before it is 0."""
+    RECORDER.reset()
+    for path in Path(FOLDER).glob("*.steps"):
+        path.unlink()
+
+
+def train(net, optimizer, num_steps=1):
+    for _ in range(num_steps):
+        net(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def at_least(value):
+    return value >= SLEEP_S - AROUND_S / 2
+
+
+def test_each_part_of_a_step_gets_its_time():
+    fresh()
+    net = model()
+    optimizer = SlowSgd(net.parameters(), lr=0.1)
+    for batch in DataLoader(Slow(), batch_size=1):
+        SlowBoth.apply(net(batch)).sum().backward()
+        optimizer.step()
+    found = rows()
+    assert [row.number for row in found] == [1, 2, 3, 4]
+    for row in found:
+        parts = (row.data_wait_s, row.forward_s, row.backward_s, row.optimizer_s)
+        assert all(map(at_least, parts)), row
+        assert row.communication_s == 0.0
+        assert sum(parts) + row.communication_s <= row.step_s + 1e-6
+
+
+def test_what_is_done_between_steps_is_in_no_part():
+    fresh()
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    loader = DataLoader(torch.ones(4, 3), batch_size=1)
+    train(net, optimizer)
+    for batch in loader:
+        time.sleep(SLEEP_S)  # an evaluation: nothing of it is trained
+        net(batch)
+    next(iter(loader))
+    train(net, optimizer)
+    last = rows()[-1]
+    assert last.step_s >= 4 * (SLEEP_S - AROUND_S)
+    assert last.step_s - last.forward_s >= 3 * (SLEEP_S - AROUND_S), "only what follows the last batch may be forward"
+
+
+def test_gradient_accumulation_is_one_step_with_all_of_its_passes():
+    fresh()
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        SlowBoth.apply(net(torch.ones(2, 3))).sum().backward()
+    optimizer.step()
+    (row,) = rows()
+    assert row.backward_s >= 3 * SLEEP_S - AROUND_S
+    assert row.forward_s >= 3 * SLEEP_S - AROUND_S
+
+
+def test_of_two_optimizers_the_first_ends_the_step():
+    fresh()
+    one, two = model(), model()
+    first, second = torch.optim.SGD(one.parameters(), lr=0.1), SlowSgd(two.parameters(), lr=0.1)
+    for _ in range(3):
+        train(one, first)
+        train(two, second)
+    found = rows()
+    assert len(found) == 3
+    assert all(at_least(row.optimizer_s) for row in found[1:]), "the other's step is in the next"
+
+
+def test_an_optimizer_that_takes_over_ends_steps_in_the_end():
+    fresh()
+    net = model()
+    train(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    train(net, torch.optim.SGD(net.parameters(), lr=0.1), num_steps=40)
+    assert len(rows()) > 20
+
+
+def test_a_closure_is_forward_and_backward_and_not_the_optimizers():
+    fresh()
+    net = model()
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=2)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = SlowBoth.apply(net(torch.ones(2, 3))).pow(2).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    (row,) = rows()
+    assert at_least(row.forward_s)
+    assert at_least(row.backward_s)
+    assert row.optimizer_s < row.step_s / 2
+
+
+def test_a_gradient_scaler_steps_and_a_step_that_it_leaves_out_is_none():
+    fresh()
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for factor in (1.0, float("inf"), 1.0):
+        scaler.scale(net(torch.ones(2, 3)).sum() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert len(rows()) == 2
+
+
+def test_an_exception_passes_and_the_next_steps_are_right():
+    fresh()
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def fails():
+        raise ZeroDivisionError
+
+    for act in (lambda: optimizer.step(fails), lambda: torch.ones(2).sum().backward()):
+        try:
+            act()
+        except (ZeroDivisionError, RuntimeError):
+            continue
+        raise AssertionError("the exception has to come through")
+    train(net, optimizer, num_steps=3)
+    time.sleep(10 * SLEEP_S)
+    train(net, optimizer)
+    assert len(rows()) == 4
+    assert rows()[-1].optimizer_s < 8 * SLEEP_S
+    assert RECORDER.clock._stack == []
+
+
+def test_an_optimizer_that_steps_inside_of_the_backward_pass_is_recorded():
+    fresh()
+    net = model()
+    optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in net.parameters()}
+    for parameter in net.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda parameter: optimizers[parameter].step())
+    for _ in range(5):
+        net(torch.ones(2, 3)).sum().backward()
+    assert len(rows()) == 5
+
+
+def test_a_training_in_a_thread_of_its_own_is_recorded():
+    fresh()
+    net = model()
+    thread = threading.Thread(target=train, args=(net, torch.optim.SGD(net.parameters(), lr=0.1), 3))
+    thread.start()
+    thread.join(30)
+    assert len(rows()) == 3
+
+
+def test_results_are_the_same_to_the_bit_as_without():
+    fresh()
+    results = []
+    for is_on in (True, False):
+        RECORDER.is_on = is_on
+        net = model()
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+        for batch in DataLoader(torch.arange(12.0).reshape(4, 3), batch_size=2):
+            net(batch).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        results.append([parameter.detach().clone() for parameter in net.parameters()])
+    RECORDER.is_on = True
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+def test_models_losses_and_optimizers_are_pickled_and_copied_as_ever():
+    fresh()
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    train(net, optimizer)
+    for item in (net, optimizer):
+        assert b"clary" not in pickle.dumps(item)
+        copy.deepcopy(item)
+    buffer = io.BytesIO()
+    torch.save(net, buffer)
+    assert b"clary" not in buffer.getvalue()
+    assert pickle.loads(pickle.dumps(torch.autograd.backward)) is torch.autograd.backward
+
+
+def test_loader_workers_leave_no_files_and_work():
+    fresh()
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for batch in DataLoader(Slow(), batch_size=2, num_workers=2):
+        net(batch).sum().backward()
+        optimizer.step()
+    assert [path.name for path in Path(FOLDER).iterdir()] == [f"0-{os.getpid()}.steps"]
+
+
+def test_a_process_that_was_forked_off_has_a_file_of_its_own():
+    fresh()
+    net = model()
+    train(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    pid = os.fork()
+    if pid == 0:
+        train(net, torch.optim.SGD(net.parameters(), lr=0.1), num_steps=2)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    train(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    assert len(rows(process=pid)) == 2
+    assert rows()[0].number == 1
+
+
+def test_the_file_keeps_the_last_steps_and_does_not_grow():
+    fresh()
+    net = model()
+    train(net, torch.optim.SGD(net.parameters(), lr=0.1), num_steps=NUM_ROWS + 20)
+    (path,) = Path(FOLDER).glob("*.steps")
+    assert path.stat().st_size == FILE_BYTES
+    assert read_header(path.read_bytes()) == 0
+    assert sorted(row.number for row in rows()) == list(range(21, NUM_ROWS + 21))
+
+
+def test_a_folder_that_takes_nothing_ends_the_recording_and_not_the_training():
+    fresh()
+    net = model()
+    RECORDER._folder = "/nonexistent"
+    train(net, torch.optim.SGD(net.parameters(), lr=0.1), num_steps=2)
+    assert RECORDER.is_on is False
+    RECORDER._folder = FOLDER
+    RECORDER.is_on = True
+
+
+def test_it_is_off_where_the_environment_says_so_or_no_agent_wants_it():
+    assert SWITCHED_OFF == NOT_WANTED == (None, True)
+    assert RECORDER is not None
+    assert torch_hooks.install() is None, "once is enough"
+
+
+def test_works_of_python_without_a_wait_of_their_own_do_what_they_did():
+    assert hasattr(torch.distributed.Work.wait, torch_hooks._MARK)
+    assert told() == TOLD_BEFORE
+
+
+def test_several_tensors_and_none_that_can_be_hooked_are_passed_on():
+    fresh()
+    net = model()
+    one, two = net(torch.ones(1, 3)).sum(), net(torch.ones(1, 3)).sum()
+    torch.autograd.backward([one, two])
+    torch.autograd.backward(tensors=net(torch.ones(1, 3)).sum())
+    leaf = torch.ones((), requires_grad=True)
+    torch.autograd.backward(leaf)
+    assert leaf.grad == 1
+    torch.autograd.backward(iter([net(torch.ones(1, 3)).sum()]))
+    assert net.bias.grad == 4
+    assert RECORDER.clock._stack == []
+
+
+def test_compiled_models_and_steps_are_recorded():
+    fresh()
+    net = model()
+    compiled = torch.compile(net, backend="eager", fullgraph=True)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step():
+        compiled(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+
+    whole = torch.compile(step, backend="eager")
+    for act in (step, step, whole, whole):
+        act()
+    assert len(rows()) == 4
+
+
+def test_nothing_is_left():
+    _AT.cleanup()
+    assert not Path(FOLDER).exists()

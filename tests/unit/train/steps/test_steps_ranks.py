@@ -1,0 +1,13 @@
+"""The recorder of steps in two ranks that wait for each other."""
+
+from pathlib import Path
+
+import pytest
+from torch_programs import assert_passed, names
+
+PROGRAM = Path(__file__).with_name("steps_ranks_program.py")
+
+
+@pytest.mark.parametrize("name", names(PROGRAM))
+def test_ranks(name: str) -> None:
+    assert_passed(PROGRAM, name)

@@ -1,0 +1,13 @@
+"""The recorder of steps in small trainings."""
+
+from pathlib import Path
+
+import pytest
+from torch_programs import assert_passed, names
+
+PROGRAM = Path(__file__).with_name("steps_recorder_program.py")
+
+
+@pytest.mark.parametrize("name", names(PROGRAM))
+def test_recorder(name: str) -> None:
+    assert_passed(PROGRAM, name)
