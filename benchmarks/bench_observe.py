@@ -28,6 +28,7 @@ from clary.agent.environments.config_files import profiles_folder, steps_folder
 from clary.agent.environments.train_library import library_folder, write_train_library
 from clary.agent.metrics.program_source import ProgramSource
 from clary.agent.metrics.sources import AgentSource, DiskSource, MachineSource, Source
+from clary.agent.metrics.step_source import StepSource
 from clary.contract import deep_profiles, step_records
 from clary.contract.ml_tree import MlTree
 
@@ -74,7 +75,7 @@ def run(quick: bool) -> Iterator[Line]:
         model = QUICK_MODEL if quick else MODEL
         ours = stack.enter_context(_rank(model, _job_variables(MlTree(folder / "ml"))))
         bare = stack.enter_context(_rank(model, {}))
-        with _measured(ours.process.pid) as load:
+        with _measured(ours.process.pid, steps_folder(MlTree(folder / "ml"))) as load:
             yield _steps(ours, bare, model, quick=quick)
         yield _host_line(load)
         yield _profiles(ours, model, quick=quick)
@@ -203,7 +204,7 @@ def _rank(model: str, variables: dict[str, str]) -> Iterator[Rank]:
 
 
 @contextmanager
-def _measured(pid: int) -> Iterator[dict[str, float]]:
+def _measured(pid: int, steps: Path) -> Iterator[dict[str, float]]:
     """Measure a host beside its program, as an agent does; give what that took."""
     load = {"cpu_s": 0.0, "seconds": 0.0, "num_rows": 0.0}
     sources: list[Source] = [
@@ -211,6 +212,7 @@ def _measured(pid: int) -> Iterator[dict[str, float]]:
         MachineSource(),
         DiskSource((Path.cwd(),)),
         ProgramSource(pid, ranks={pid: 0}, has_own_network=False),
+        StepSource(steps),
     ]
     ending = threading.Event()
 

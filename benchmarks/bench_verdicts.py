@@ -1,4 +1,4 @@
-"""Whether verdicts are right: one host of a real job is slowed on purpose, and the service is asked who it is.
+"""Whether verdicts are right: a host of a real job is slowed or led astray on purpose, and the service is asked who.
 
 Part `stragglers`: jobs of three hosts with a rank each under DDP over gloo (`straggler_program`), where the last host
 
@@ -9,12 +9,17 @@ Part `stragglers`: jobs of three hosts with a rank each under DDP over gloo (`st
 and innocents: nobody is slowed, all are given 30 %, all links have the delay. A verdict is right if kind and host are;
 a straggler that is not found is missed; one that is named for another kind or host is wrong; anybody who is named among
 innocents is a false alarm.
+
+Part `autopsies`: jobs that do not move (`verdict_autopsies`).
+
+CLARY_BENCH_VERDICTS names the one part to run; CLARY_BENCH_TRIES stands in place of 10 tries of each case.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
 from collections import Counter
@@ -26,8 +31,10 @@ from typing import Any
 from benchmarks.jobs import BenchmarkJobs
 from benchmarks.lines import Line
 from benchmarks.service import BenchmarkService, running_service
+from benchmarks.verdict_autopsies import NUM_RUNS, QUICK_RUNS, autopsies
 from clary.testing.slow_hosts import ReadLimit, limit_processors, rank_processes
 
+PARTS = ("stragglers", "autopsies")
 NUM_TRIES, NUM_QUICK_TRIES = 10, 2  # of each case
 NUM_HOSTS = 3
 HOSTS = tuple(f"algo-{number}" for number in range(1, NUM_HOSTS + 1))
@@ -78,7 +85,20 @@ STRAGGLERS = (
 
 def run(quick: bool) -> Iterator[Line]:
     """Yield a line for each case of each part."""
-    yield from _stragglers(STRAGGLERS, tries=NUM_QUICK_TRIES if quick else NUM_TRIES)
+    part = os.environ.get("CLARY_BENCH_VERDICTS", "")
+    if part not in ("", *PARTS):
+        raise SystemExit(f"CLARY_BENCH_VERDICTS: expected {' or '.join(PARTS)}, got {part!r}")
+    if part in ("", "stragglers"):
+        yield from _stragglers(STRAGGLERS, tries=_tries(NUM_QUICK_TRIES if quick else NUM_TRIES))
+    if part in ("", "autopsies"):
+        yield from autopsies(_tries(QUICK_RUNS if quick else NUM_RUNS))
+
+
+def _tries(usual: int) -> int:
+    text = os.environ.get("CLARY_BENCH_TRIES", "") or str(usual)
+    if not text.isdecimal() or int(text) < 1:
+        raise SystemExit(f"CLARY_BENCH_TRIES: expected a number of tries from 1 on, got {text!r}")
+    return int(text)
 
 
 def _stragglers(cases: Sequence[Case], *, tries: int) -> Iterator[Line]:

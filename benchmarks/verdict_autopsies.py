@@ -123,9 +123,8 @@ CASES = (
 )
 
 
-def run(quick: bool) -> Iterator[Line]:
-    """Hold jobs up in each way; a line a way."""
-    num_runs = QUICK_RUNS if quick else NUM_RUNS
+def autopsies(num_runs: int) -> Iterator[Line]:
+    """Hold jobs up in each way, so many times; a line a way."""
     draws = random.Random(SEED)
     with running_service("stop_grace_s = 2.0\n") as service:  # ranks that are held up hear no SIGTERM
         jobs = BenchmarkJobs(service, PROGRAM, SCRIPT)

@@ -49,6 +49,22 @@ class Watched:
         dialog.dismiss()
 
 
+class Browser:
+    """Chromium; when it has died, which fails the test of that moment, the next test gets another."""
+
+    def __init__(self, playwright):
+        self._playwright = playwright
+        self._chromium = launch(playwright)
+
+    def new_context(self, **options):
+        if not self._chromium.is_connected():
+            self._chromium = launch(self._playwright)
+        return self._chromium.new_context(**options)
+
+    def close(self):
+        self._chromium.close()
+
+
 class Console:
     """The console of one service in a browser."""
 
@@ -98,4 +114,4 @@ def width_of(page):
     return page.evaluate("document.documentElement.scrollWidth")
 
 
-__all__ = ["PHONE", "Console", "keep_screenshot", "launch", "sync_playwright", "width_of"]
+__all__ = ["PHONE", "Browser", "Console", "keep_screenshot", "sync_playwright", "width_of"]

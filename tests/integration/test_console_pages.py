@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from console_browser import PHONE, Console, keep_screenshot, launch, sync_playwright, width_of
+from console_browser import PHONE, Browser, Console, keep_screenshot, sync_playwright, width_of
 from playwright.sync_api import expect
 from running_service import start_service
 from test_clients_boto3 import Clients, job_request, unique, wait
@@ -66,7 +66,7 @@ def browser(leftover_owners):
     for text in ("chromium", "playwright/driver"):
         leftover_owners.excuse(text, "the browser of a module starts and ends processes as it likes")
     with sync_playwright() as playwright:
-        chromium = launch(playwright)
+        chromium = Browser(playwright)
         yield chromium
         chromium.close()
     for text in ("chromium", "playwright/driver"):
@@ -251,6 +251,18 @@ def test_charts_show_values_under_the_pointer_zoom_and_hide_lines(page, console,
     expect(page.get_by_role("group", name="Memory", exact=True).get_by_role("img")).to_be_visible()
 
 
+def test_numbers_of_any_size_have_an_end_of_ticks(page, console, jobs):
+    open_jobs(page, console)
+    for ticks in (
+        "ticks([1.7e18, 1.7e18 + 4096], 4)",
+        "ticks([-1e308, 1e308], 4)",
+        "logTicks([0, 1])",
+        "logTicks([1, Infinity])",
+    ):
+        found = page.evaluate(f"import('/console/charts/scales.js').then((scales) => scales.{ticks}.length)")
+        assert found <= 100, ticks
+
+
 def test_stacks_are_taken_and_grouped(page, console, jobs):
     open_job(page, console, jobs.live, "stacks")
     page.get_by_role("button", name="Take stacks now").click()
@@ -341,6 +353,32 @@ def test_a_lost_connection_is_said_and_the_page_goes_on_when_it_is_back(page, co
     page.unroute("**/clary/v1/**")
     page.get_by_role("button", name="Try now").click()
     expect(notice).to_be_hidden()
+
+
+def test_jobs_that_do_not_come_while_one_scrolls_are_asked_for_again_but_not_at_once(page, console, jobs):
+    """Hundreds of jobs, of which a service that refuses gives the first page alone."""
+    asked = []
+
+    def answer(route):
+        if "after=" in route.request.url:
+            asked.append(route.request.url)
+            return route.fulfill(status=500, json={"message": "not now"})
+        response = route.fetch()
+        facts = response.json()
+        first = facts["jobs"][0]
+        many = [{**first, "name": f"job-{number}"} for number in range(100)]
+        return route.fulfill(response=response, json={**facts, "jobs": many, "total": 900, "next": "token"})
+
+    page.route("**/clary/v1/jobs?**", answer)
+    open_jobs(page, console)
+    page.evaluate("window.scrollTo(0, document.documentElement.scrollHeight)")
+    with page.expect_response(re.compile("jobs\\?.*after=")):
+        pass
+    with page.expect_response(lambda response: "after=" not in response.url and "/jobs?" in response.url):
+        pass
+    page.get_by_role("link", name="Hosts").click()
+    expect(page.get_by_role("heading", name="Hosts", level=1)).to_be_visible()
+    assert 1 <= len(asked) <= 20  # at most with every look at the first page, every few seconds
 
 
 def test_every_page_fits_a_phone_and_has_dark_colours(console, jobs):

@@ -40,7 +40,7 @@ def look_until(look, wanted, *, timeout_s=LIMIT_S):
 
 def test_what_a_program_writes_of_its_training_is_seen_while_it_runs_and_afterwards(service):
     aws, name = Clients(service), unique("learning")
-    request = script_request(aws, name, {"train.py": PROGRAM}, Environment={"PAUSE_S": "8"})
+    request = script_request(aws, name, {"train.py": PROGRAM}, Environment={"LONGEST_PAUSE_S": str(LIMIT_S)})
     request["TensorBoardOutputConfig"] = {"S3OutputPath": f"s3://{BUCKET}/boards"}
     request["AlgorithmSpecification"]["MetricDefinitions"] = [{"Name": "done", "Regex": r"(\d+)/40 "}]
     aws.sagemaker.create_training_job(**request)
@@ -63,6 +63,8 @@ def test_what_a_program_writes_of_its_training_is_seen_while_it_runs_and_afterwa
     )
     assert early["train/loss"]["step"] == STEPS // 2
     assert page_of(service, name)["status"] == "InProgress", "all of this was seen while it ran"
+    (tree,) = (service.home / "jobs" / name).rglob("ml/output/tensorboard")
+    (tree.parent / "seen").touch()
 
     facts = wait(aws, name, timeout_s=LIMIT_S)
     assert facts["TrainingJobStatus"] == "Completed", facts.get("FailureReason")

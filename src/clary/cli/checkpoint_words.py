@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from clary.cli.tables import duration
+from clary.cli.tables import duration, visible
 
 KILO = 1000
 MAX_TEXT = 300
@@ -21,10 +21,7 @@ SET_HEADER = ("HOST", "SET", "TAKEN", "AGE", "FILES", "SIZE", "ATTEMPT", "STATE"
 
 def printable(text: object) -> str:
     """Return a text as one line without control characters, cut to MAX_TEXT characters."""
-    shown = "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode()
-        for character in str(text)[:MAX_TEXT]
-    )
+    shown = visible(str(text)[:MAX_TEXT])
     return f"{shown}..." if len(str(text)) > MAX_TEXT else shown
 
 

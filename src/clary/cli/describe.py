@@ -12,7 +12,7 @@ from clary.cli.connection import connect
 from clary.cli.ledger_words import ledger_lines
 from clary.cli.pools import pool_line
 from clary.cli.stragglers import verdict_lines
-from clary.cli.tables import clock_time, duration, table
+from clary.cli.tables import clock_time, duration, table, visible
 from clary.cli.training_words import progress_text
 
 
@@ -66,7 +66,7 @@ def describe(facts: dict[str, Any]) -> str:
     if facts.get("progress"):
         lines.append(f"  {'progress':<10}{progress_text(facts['progress'])}")
     if facts.get("metrics"):
-        pairs = ", ".join(f"{item['name']}={item['value']:g}" for item in facts["metrics"])
+        pairs = ", ".join(f"{visible(item['name'])}={item['value']:g}" for item in facts["metrics"])
         lines.append(f"  {'metrics':<10}{pairs}")
     lines += ["", "phases"]
     rows = [

@@ -11,10 +11,19 @@ SECONDS_PER_HOUR = 3600
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return rows below a header, columns aligned to the left and two spaces apart."""
-    everything = [list(header), *[list(row) for row in rows]]
+    everything = [list(header), *[[visible(cell) for cell in row] for row in rows]]
     widths = [max(len(row[index]) for row in everything) for index in range(len(header))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in everything]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def visible(text: str) -> str:
+    """Return a text with its control characters spelled out: programs name their metrics, and terminals obey codes."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
 
 
 def duration(seconds: float) -> str:

@@ -7,6 +7,7 @@ plain table is printed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import curses
 import json
 import sys
@@ -84,7 +85,7 @@ def read_rows(connection: Connection) -> list[JobRow]:
         names += [item["TrainingJobName"] for item in answer["TrainingJobSummaries"]]
     rows = []
     since_ms = int(time.time() * 1000) - SPAN_MS
-    for name in names[:MAX_JOBS]:
+    for name in list(dict.fromkeys(names))[:MAX_JOBS]:  # one that begins to stop meanwhile is in both lists
         try:
             facts = connection.job_page(name)
             series = connection.job_page(name, "series", {"names": SERIES, "since_ms": since_ms})
@@ -134,7 +135,9 @@ def _draw(window: Screen, rows: list[JobRow], *, opened: frozenset[str], chosen:
     window.erase()
     lines = screen(rows, opened=opened, chosen=chosen, width=width - 1, height=height, head=head)
     for index, (line, is_chosen) in enumerate(lines):
-        window.addnstr(index, 0, line, max(0, width - 1), curses.A_REVERSE if is_chosen else curses.A_NORMAL)
+        # The window may have become smaller meanwhile, and some letters are two columns wide.
+        with contextlib.suppress(curses.error):
+            window.addnstr(index, 0, line, max(0, width - 1), curses.A_REVERSE if is_chosen else curses.A_NORMAL)
     window.refresh()
 
 

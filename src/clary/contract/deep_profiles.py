@@ -14,6 +14,7 @@ Files of a host, in a folder of `/opt/ml/.clary/profiles` that the environment v
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,6 +23,7 @@ from typing import Any
 FOLDER_VARIABLE = "CLARY_PROFILES_FOLDER"
 OUT_FOLDER = "out"  # below it
 MAX_STEPS = 100  # of a window
+MAX_TIMED_STEPS = 1_000  # of a window by time, so that what is said of them stays short
 MAX_WINDOW_S = 60.0  # that a window may last, whatever its steps take
 MAX_WAIT_S = 120.0  # for the first step to profile, where nobody said which
 TIMED_WINDOW_S = 2.0  # of a program whose steps cannot be seen
@@ -139,6 +141,8 @@ def window_of(profiler_config: Mapping[str, Any] | None) -> Window | None:
         if "StartTimeInSecSinceEpoch" in asked or "Duration" in asked:
             seconds = float(asked.get("Duration") or TIMED_WINDOW_S)
             start_at = float(asked.get("StartTimeInSecSinceEpoch") or 0)
+            if not (math.isfinite(start_at) and seconds > 0):  # NaN too: JSON's reader takes it
+                return None
             return Window(start_step=None, num_steps=0, start_at=start_at, duration_s=min(seconds, MAX_WINDOW_S))
         start_step = asked.get("StartStep")
         num_steps = max(1, min(int(asked.get("NumSteps") or 1), MAX_STEPS))

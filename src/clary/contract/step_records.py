@@ -15,6 +15,7 @@ import math
 import struct
 from typing import NamedTuple
 
+FOLDER = (".clary", "steps")  # below a host's /opt/ml
 FOLDER_VARIABLE = "CLARY_STEPS_FOLDER"
 SWITCH_VARIABLE = "CLARY_STEPS"  # 0: nothing is recorded
 ENDING = ".steps"  # of a file's name, RANK-PROCESS.steps

@@ -15,6 +15,7 @@ from enum import StrEnum
 MAX_FINDINGS = 2_000  # of a batch
 MAX_NAME_CHARACTERS = 255  # of a metric or a tag, as MetricDefinition.Name
 MAX_DATA_CHARACTERS = 700_000  # of all findings of a batch together; half a megabyte in base64
+STATUS_TOKEN_FILE = (".clary", "status-token")  # below a host's /opt/ml
 STATUS_PATH = "/clary/v1/status/{job}/{attempt}/{host}"  # below the service's URL, as programs see it
 
 

@@ -200,6 +200,28 @@ def test_a_screen_of_any_size_is_drawn_on(size):
     assert len(window.frames[0]) <= size[0]
 
 
+def test_a_terminal_that_refuses_a_line_costs_that_line_alone():
+    """Curses raises where a line ends beyond the window: it became smaller, or letters are two columns wide."""
+
+    class FakeNarrowScreen(FakeScreen):
+        def addnstr(self, line, column, text, count, attribute):
+            if line == 1:
+                raise top.curses.error("addnwstr() returned ERR")
+            super().addnstr(line, column, text, count, attribute)
+
+    window = FakeNarrowScreen(["q"])
+    top.watch(window, lambda: plain_rows(2), clock=lambda: 0.0)
+    assert [text.split()[0] for text, _ in window.frames[0]] == ["2", "job-0", "job-1"]
+
+
+def test_a_job_that_begins_to_stop_between_two_lists_is_shown_once():
+    class FakeMovingConnection(FakeConnection):
+        def call(self, operation, parameters):
+            return {"TrainingJobSummaries": [{"TrainingJobName": "job"}]}
+
+    assert [row.name for row in top.read_rows(FakeMovingConnection())] == ["job"]
+
+
 PROGRAM = """
 import curses, sys
 from clary.cli import top

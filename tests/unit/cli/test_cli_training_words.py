@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clary.cli import logs
+from clary.cli.top_words import job_row, screen
 from clary.cli.training_words import progress_text, training_text
 
 
@@ -64,3 +65,24 @@ def test_who_follows_a_log_hears_of_progress_when_it_has_changed(monkeypatch, ca
         "demo: 45 % (450 of 1000 steps",
         "demo: 45 % (460 of 1000 steps",
     ]
+
+
+def test_a_name_with_control_characters_reaches_no_terminal_as_such():
+    row = {"name": "\x1b]0;owned\x07\x1b[2J", "last": 1.0, "step": 1, "least": 1.0, "greatest": 1.0, "num_values": 1}
+    text = training_text({"job": "demo", "status": "InProgress", "progress": None, "metrics": [row]})
+    assert "\x1b" not in text
+    assert "\\x1b]0;owned\\x07\\x1b[2J" in text
+    top = job_row(
+        {
+            "name": "demo",
+            "status": "InProgress",
+            "secondary_status": "Training",
+            "hosts": [],
+            "past_attempts": [],
+            "pending_reason": "",
+            "metrics": [{"name": row["name"], "value": 1.0, "at": "2026"}],
+        },
+        {},
+    )
+    lines = screen([top], opened=frozenset(), chosen="demo", width=300, height=20, head="")
+    assert "\\x1b[2J" in lines[-1][0]

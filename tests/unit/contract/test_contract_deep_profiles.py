@@ -31,7 +31,22 @@ def test_the_sdks_texts_are_windows(text, window):
     assert window_of(config(text)) == window
 
 
-@pytest.mark.parametrize("text", ["", "[]", "null", "7", '{"StartStep": "x"}', '{"NumSteps": [1]}', "{", "[" * 100_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "null",
+        "7",
+        '{"StartStep": "x"}',
+        '{"NumSteps": [1]}',
+        '{"Duration": NaN}',
+        '{"Duration": -1}',
+        '{"StartTimeInSecSinceEpoch": Infinity}',
+        "{",
+        "[" * 100_000,
+    ],
+)
 def test_what_cannot_be_read_asks_for_nothing(text):
     assert window_of(config(text)) is None
 

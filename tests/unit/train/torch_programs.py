@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 TRAIN_PYTHON = ROOT / ".venvs/train/bin/python"
-_LIMIT_S = 50.0
+_LIMIT_S = 200.0
 
 
 def names(program: Path) -> list[str]:

@@ -24,6 +24,8 @@ from clary.contract.errors import ClaryError
 
 INTERVAL_S = 3.0  # between looks at the folder
 AGAIN_S = 30.0  # a file that grows is stored again after this time at the earliest
+AGAIN_BYTES_PER_S = 8 * 1024 * 1024  # and a large one, which goes whole each time, after its size over this
+MOST_LOAD = 50  # times as long as a look at the folder takes, is the time to the next at least
 MAX_FILES = 200_000  # of one folder; what is beyond is not stored
 LAST_NAMES = ("ended", "END_OF_JOB.ts")  # first part of paths that say that a training is over
 _MAX_KEY_BYTES = 1024  # of S3
@@ -72,6 +74,7 @@ class FolderMirror:
         self._store: ObjectStore | None = None
         self._thread: threading.Thread | None = None
         self._is_complete = False
+        self._look_s = 0.0  # that the last look at the folder took
         self._error = ""
 
     @property
@@ -125,7 +128,7 @@ class FolderMirror:
         try:
             is_last = False
             while not is_last and not self._given_up.is_set():
-                is_last = self._ending.wait(self._interval_s)
+                is_last = self._ending.wait(max(self._interval_s, MOST_LOAD * self._look_s))
                 self._is_complete = self._round(is_last=is_last) and is_last
         except Exception as error:  # boundary: what is mirrored must not end what is trained
             logger.exception("the mirror of %s has ended", self._home.joinpath(*self._below))
@@ -135,10 +138,13 @@ class FolderMirror:
                 self._store.close()
 
     def _round(self, *, is_last: bool) -> bool:
-        """Store what has changed; return whether nothing is left."""
+        """Store what has changed; return whether nothing is left. What can not be read keeps no other file from it."""
+        unread = ""
         try:
             with self.opened() as folder:
+                began_s = time.thread_time()
                 marks = dict(_files(folder))
+                self._look_s = time.thread_time() - began_s
                 names = [name for name in marks if not _is_last(name)]
                 # What says that a training is over waits for a round that began after it was there.
                 late = [name for name in marks if _is_last(name) and (is_last or name in self._seen_last)]
@@ -149,35 +155,40 @@ class FolderMirror:
                     if self._given_up.is_set():
                         return False
                     if self._is_due(name, marks[name], is_last=is_last):
-                        self._store_file(folder, name, marks[name])
+                        unread = self._store_file(folder, name, marks[name]) or unread
         except FileNotFoundError:
             pass  # nothing was saved yet
         except (ClaryError, OSError) as error:
             self._error = str(error)
             return False
-        self._error = ""
-        return True
+        self._error = unread
+        return not unread
 
     def _is_due(self, name: str, mark: _Mark, *, is_last: bool) -> bool:
         stored = self._stored.get(name)
         if stored is None:
             return True
-        return stored.mark != mark and (is_last or time.monotonic() - stored.at_s >= AGAIN_S)
+        again_s = max(AGAIN_S, stored.mark[1] / AGAIN_BYTES_PER_S)
+        return stored.mark != mark and (is_last or time.monotonic() - stored.at_s >= again_s)
 
-    def _store_file(self, folder: int, name: str, mark: _Mark) -> None:
+    def _store_file(self, folder: int, name: str, mark: _Mark) -> str:
+        """Store a file; return why it can not be read, empty if it can. Raises: ClaryError, OSError of the store."""
         assert self._store is not None
         key = f"{self._uri.key.rstrip('/')}/{name}".lstrip("/")
         if len(key.encode()) > _MAX_KEY_BYTES:
-            return
+            return f"a name of {len(key.encode())} bytes is too long for S3: {key[:80]}..."
         try:
             descriptor = _open_below(folder, name)
         except FileNotFoundError:
-            return
+            return ""
+        except OSError as error:
+            return f"{name}: {error}"
         with open(descriptor, "rb", buffering=0) as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return
+                return ""
             self._store.upload_stream(self._uri.bucket, key, _Bounded(file, mark[1]))
         self._stored[name] = _Stored(mark, time.monotonic())
+        return ""
 
 
 class _Bounded:

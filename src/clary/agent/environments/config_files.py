@@ -15,7 +15,8 @@ from typing import Any
 
 from clary.contract.launch_plan import Channel, HostPlan, Isolation, LaunchPlan
 from clary.contract.ml_tree import OPT_ML, MlTree
-from clary.contract.training_values import status_token
+from clary.contract.step_records import FOLDER as STEPS_FOLDER
+from clary.contract.training_values import STATUS_TOKEN_FILE, status_token
 
 LOOPBACK = "lo"
 
@@ -45,7 +46,7 @@ def errors_folder(tree: MlTree) -> Path:
 
 def steps_folder(tree: MlTree) -> Path:
     """Folder in which ranks leave where the time of their steps went; see `contract.step_records`."""
-    return run_folder(tree) / "steps"
+    return tree.root.joinpath(*STEPS_FOLDER)
 
 
 def profiles_folder(tree: MlTree) -> Path:
@@ -55,7 +56,7 @@ def profiles_folder(tree: MlTree) -> Path:
 
 def status_token_file(tree: MlTree) -> Path:
     """File with what opens the service's page for a program's own word on its progress."""
-    return run_folder(tree) / "status-token"
+    return tree.root.joinpath(*STATUS_TOKEN_FILE)
 
 
 def network_interface(plan: LaunchPlan) -> str:

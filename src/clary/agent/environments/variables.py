@@ -94,6 +94,7 @@ def program_variables(
     python: str,
     shims_folder: str,
     machine: Mapping[str, str],
+    brings_wandb_key: bool = False,
 ) -> dict[str, str]:
     """Return the whole environment of the program, less what a launcher adds for ranks.
 
@@ -104,8 +105,11 @@ def program_variables(
         python: interpreter of the prepared environment.
         shims_folder: folder put before the environment's own programs in PATH.
         machine: the agent's environment, of which the names in `INHERITED` pass.
+        brings_wandb_key: whether the code has a key of Weights & Biases with it.
     """
     variables = service_variables(plan, host, inside, python=python, shims_folder=shims_folder, machine=machine)
+    if brings_wandb_key and "WANDB_MODE" not in plan.user_environment:
+        variables.pop("WANDB_MODE", None)
     if plan.command is None:
         variables = {**sm_variables(plan, host, inside), **variables}
     return variables

@@ -10,9 +10,11 @@ Programs write these files and may write anything: what is no row of numbers is 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import stat
 from collections.abc import Sequence
+from enum import Enum
 from pathlib import Path
 
 from clary.agent.metrics.program_source import MAX_RANKS
@@ -29,6 +31,7 @@ from clary.contract.step_records import (
     read_rows,
 )
 
+_MAX_NAMES = 10_000  # looked at: the folder is the program's
 MAX_FILES = 4 * MAX_RANKS  # kept open; programs that start ranks anew leave some behind
 _ROWS_AT_ONCE = 16
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -73,15 +76,23 @@ class StepSource:
     def _look(self) -> None:
         names = []
         with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
-            names = sorted(entry.name for entry in entries if entry.name.endswith(ENDING))
+            ours = (entry.name for entry in entries if entry.name.endswith(ENDING))
+            names = sorted(itertools.islice(ours, _MAX_NAMES))
         for name in names:
             if name in self._files or name in self._refused or len(self._files) >= MAX_FILES:
                 continue
             file = _opened(self._folder / name)
-            if file is not None:
+            if isinstance(file, _File):
                 self._files[name] = file
-            elif len(self._refused) < MAX_FILES:
+            elif file is Unfit.FOR_EVER and len(self._refused) < MAX_FILES:
                 self._refused.add(name)
+
+
+class Unfit(Enum):
+    """Why a file is not read."""
+
+    STILL = "still"  # its process has made it and not begun it
+    FOR_EVER = "for ever"
 
 
 class _File:
@@ -97,10 +108,13 @@ class _File:
     def new_rows(self) -> list[StepRow]:
         """Return the rows of steps that have ended since the last call, oldest first."""
         try:
-            changed_ns = os.fstat(self._descriptor).st_mtime_ns
+            facts = os.fstat(self._descriptor)
+            changed_ns = facts.st_mtime_ns
             if changed_ns == self._changed_ns:
                 return []
-            rows = self._rows_after(self.num_steps)
+            # One that is shorter than it was is of another program, which has begun anew in the same process.
+            is_anew = self.num_steps and facts.st_size < offset_of(self.num_steps) + ROW_BYTES
+            rows = self._rows_after(0 if is_anew else self.num_steps)
         except OSError:
             return []
         # Files' times are coarse: a row may come within the same one.
@@ -130,18 +144,22 @@ class _File:
         return sorted(row for row in found if row.number > after)
 
 
-def _opened(path: Path) -> _File | None:
+def _opened(path: Path) -> _File | Unfit:
     try:
         descriptor = os.open(path, _FLAGS)
     except OSError:
-        return None
+        return Unfit.FOR_EVER
+    unfit = Unfit.FOR_EVER
     with contextlib.suppress(OSError):
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            rank = read_header(os.pread(descriptor, HEADER_BYTES, 0))
+            header = os.pread(descriptor, HEADER_BYTES, 0)
+            rank = read_header(header)
             if rank is not None:
                 return _File(descriptor, rank)
+            if len(header) < HEADER_BYTES:
+                unfit = Unfit.STILL
     os.close(descriptor)
-    return None
+    return unfit
 
 
 def _values_of(rank: int, num_steps: int, rows: Sequence[StepRow]) -> Values:

@@ -51,6 +51,7 @@ class HostDebugging:
         self._steps, self._say = steps, say
         self._mirrors: dict[MirrorPlan, Mirror] = {}
         self._rules: RuleProcesses | None = None
+        self._is_finished = False
 
     def begin(self) -> None:
         """Begin with the program that has just been started."""
@@ -82,7 +83,20 @@ class HostDebugging:
                 self._set_end(mirror, True)
 
     def finish(self, limit_s: float = FINISH_S) -> tuple[str, ...]:
-        """Wait until rules have read everything and all files are stored; return what is not, in sentences."""
+        """Wait until rules have read everything and all files are stored; return what is not, in sentences.
+
+        Of a leader, which uploads twice, it is the first upload that waits.
+        """
+        if self._is_finished:
+            return ()
+        self._is_finished = True
+        try:
+            return self._finish(limit_s)
+        except Exception as error:  # boundary: a host that is waited for must not wait for this
+            logger.exception("saved tensors are not finished")
+            return (f"saved tensors: the end was not waited for: {type(error).__name__}: {error}",)
+
+    def _finish(self, limit_s: float) -> tuple[str, ...]:
         deadline_s = time.monotonic() + limit_s
         if self._rules is not None:
             self._rules.finish(limit_s)

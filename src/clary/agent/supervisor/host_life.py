@@ -229,6 +229,10 @@ class HostLife:
         """Have the host measured so often from now on; from any thread."""
         self._metrics.measure_every(interval_s)
 
+    def take_note_of_service(self, *, is_away: bool) -> None:
+        """Spare the program its requests to a service that does not answer; from any thread."""
+        self._training.take_note_of_service(is_away=is_away)
+
     def close(self) -> bool:
         """Free everything; return whether all threads have ended."""
         self.end_everything()
@@ -438,7 +442,6 @@ class HostLife:
     def _run_upload(self, role: UploadRole, staged: Sequence[StagedPart]) -> None:
         started_s = time.monotonic()
         try:
-            self._training.finish_mirror()
             outcome: Uploaded | Exception = self._steps.upload(role, staged)
         except Exception as error:  # noqa: BLE001 - boundary: agent supervisor; told in its thread
             outcome = error

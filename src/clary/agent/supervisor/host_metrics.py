@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from clary.agent.environments.config_files import steps_folder
 from clary.agent.metrics.connection_source import ConnectionSource
 from clary.agent.metrics.gpu_source import GpuSource
 from clary.agent.metrics.program_source import ProgramSource
@@ -25,7 +24,7 @@ from clary.agent.supervisor.fact_board import FactBoard
 from clary.contract.agent_protocol import HostPhase
 from clary.contract.clock import Clock
 from clary.contract.launch_plan import Isolation, LaunchPlan
-from clary.contract.ml_tree import MlTree
+from clary.contract.step_records import FOLDER as STEPS_FOLDER
 
 LAST_ROWS_S = 1.0  # longest time that the end of a program waits for its last rows
 UPLOAD_ROWS_S = 0.3  # the same of an upload, whose rows are worth less
@@ -97,7 +96,7 @@ class HostMetrics:
             return
         has_own_network = self._plan.isolation is Isolation.NAMESPACES
         self._sampling.add(lambda: ProgramSource(first_pid, ranks=ranks, has_own_network=has_own_network))
-        self._sampling.add(lambda: StepSource(steps_folder(MlTree(ml_folder))))
+        self._sampling.add(lambda: StepSource(ml_folder.joinpath(*STEPS_FOLDER)))
         if has_own_network and len(self._plan.hosts) > 1:
             self._sampling.add(lambda: ConnectionSource(first_pid))
 

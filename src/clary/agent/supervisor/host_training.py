@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from clary.agent.training.event_mirror import EventMirror, mirror_of
+from clary.agent.supervisor.small_files import write_whole
 from clary.agent.training.file_kinds import folders_to_watch
 from clary.agent.training.file_reading import FileReading
 from clary.agent.training.progress_watch import ProgressWatch
@@ -20,6 +20,7 @@ from clary.agent.training.training_watch import TrainingReceiver, TrainingWatch
 from clary.contract.clock import Clock
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.ml_tree import OPT_ML
+from clary.contract.training_values import STATUS_TOKEN_FILE, status_token
 
 LAST_VALUES_S = 10.0  # longest time that the end of a program waits for its last values, while the service answers
 _VAIN_LOOK_S = 0.2
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class HostTraining:
-    """Reads what a program writes of its training; methods belong to the supervisor's thread, less `finish_mirror`.
+    """Reads what a program writes of its training; methods belong to the supervisor's thread.
 
     Args:
         plan: may name a folder for TensorBoard.
@@ -58,11 +59,15 @@ class HostTraining:
         self._progress = progress
         self._clock = clock
         self._on_note = on_note
+        self._ml_folder: Path | None = None  # once it is there
+        self._is_away = False  # the service
         self._watch: TrainingWatch | None = None
-        self._mirror: EventMirror | None = None
 
     def prepare(self, ml_folder: Path) -> None:
         """Take note of what stands in the host's `/opt/ml` before the program writes to it."""
+        self._ml_folder = ml_folder
+        if self._is_away:
+            self._hand_out_token()
         try:
             configuration = self._plan.config_documents.get(_CONFIGURATION)
             folder = self._logs_folder(configuration) if isinstance(configuration, Mapping) else _DEFAULT_FOLDER
@@ -71,17 +76,22 @@ class HostTraining:
             self._watch = TrainingWatch(
                 self._service, reading=reading, progress=self._progress, clock=self._clock, on_note=self._on_note
             )
-            if isinstance(configuration, Mapping) and folder is not None:
-                prefix = str(configuration.get("S3OutputPath") or "")
-                self._mirror = mirror_of(self._plan, ml_folder, folder, prefix=prefix, on_note=self._on_note)
         except Exception:  # boundary: what is told about a training must not end it
             logger.exception("values of the training are not read on %s", self._host)
 
+    def take_note_of_service(self, *, is_away: bool) -> None:
+        """Take the token of the program's own word from it as long as the service does not answer; from any thread.
+
+        transformers' callback posts from the training's own thread and waits 5 s for each answer, every 5 s; with an
+        empty token it posts nothing. It reads the token again after 5 minutes, so that no outage slows it for longer.
+        """
+        self._is_away = is_away
+        self._hand_out_token()
+
     def begin_program(self) -> None:
         """Read while the program runs."""
-        for part in (self._watch, self._mirror):
-            if part is not None:
-                part.start()
+        if self._watch is not None:
+            self._watch.start()
 
     def end_program(self) -> None:
         """Look once more and send what there is; `settle` waits for that."""
@@ -95,22 +105,26 @@ class HostTraining:
             if self._watch.wait(min(left_s, _VAIN_LOOK_S)):
                 return
 
-    def finish_mirror(self) -> None:
-        """Send what is left of TensorBoard's files; from the thread of the upload."""
-        if self._mirror is not None:
-            self._mirror.finish()
-
     def end(self) -> None:
         """Read and send no more; returns at once, harmless when repeated."""
-        for part in (self._watch, self._mirror):
-            if part is not None:
-                part.end()
+        if self._watch is not None:
+            self._watch.end()
 
     def join(self, timeout_s: float = _JOIN_S) -> bool:
-        """Wait for the threads to end; return whether they did."""
-        deadline_s = time.monotonic() + timeout_s
-        has_ended = self._watch is None or self._watch.join(timeout_s)
-        return (self._mirror is None or self._mirror.join(max(0.0, deadline_s - time.monotonic()))) and has_ended
+        """Wait for the thread to end; return whether it did."""
+        return self._watch is None or self._watch.join(timeout_s)
+
+    def _hand_out_token(self) -> None:
+        if self._ml_folder is None:
+            return
+        plan = self._plan
+        token = status_token(plan.agent_token, job=plan.job_name, attempt=plan.attempt, host=self._host)
+        try:
+            write_whole(self._ml_folder, STATUS_TOKEN_FILE, b"" if self._is_away else token.encode())
+        except OSError as error:  # the program owns the folder, and may have ended
+            logger.info("the token of %s is left as it is: %s", self._host, error)
+        except Exception:  # boundary: the heartbeat calls this, and the host would count as lost
+            logger.exception("the token of %s is left as it is", self._host)
 
     def _logs_folder(self, configuration: Mapping[str, Any]) -> str | None:
         """Return LocalPath below `/opt/ml`; None, with a note, where it lies elsewhere."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from clary.agent.service_client import AttemptOver, BackOff, ServiceRefused, ServiceUnreachable
-from clary.agent.supervisor.small_files import names_in, open_regular, read_start, write_whole
+from clary.agent.supervisor.small_files import names_in, open_regular, read_start, remove, write_whole
 from clary.contract.deep_profiles import (
     MAX_TRACE_BYTES,
     MAX_WAIT_S,
@@ -189,6 +189,8 @@ class ProfileWindows:
             if is_over or is_late or is_elsewhere or is_settled:
                 error = "" if found or is_elsewhere else f"no rank of {self._host} has answered: {_WHY_NOT}"
                 self._tell(request, found, is_final=True, error=error)
+                for rank in found:  # they would fill the program's disk
+                    remove(self._ml_folder(), self._trace(request, rank))
                 return
             if found != told:
                 self._tell(request, found, is_final=False)
@@ -223,10 +225,13 @@ class ProfileWindows:
                 whole[rank] = replace(profile, state=RankState.LOST, words=words)
         return whole
 
+    @staticmethod
+    def _trace(request: ProfileRequest, rank: int) -> tuple[str, ...]:
+        return (*FOLDER, OUT_FOLDER, str(request.number), f"rank-{rank}.trace.json.gz")
+
     def _ship(self, request: ProfileRequest, profile: RankProfile) -> RankProfile:
         """Send a trace; return the profile as it is then."""
-        name = f"rank-{profile.rank}.trace.json.gz"
-        descriptor = open_regular(self._ml_folder(), (*FOLDER, OUT_FOLDER, str(request.number), name))
+        descriptor = open_regular(self._ml_folder(), self._trace(request, profile.rank))
         if descriptor is None:
             return replace(profile, state=RankState.FAILED, words="its trace is not there")
         with open(descriptor, "rb") as file:

@@ -47,6 +47,7 @@ class Heartbeat:
         on_dump: told the number of the newest dump that is wanted, and why; again with each receipt.
         on_profile: told the newest profile that is wanted; again with each receipt.
         on_interval: told how often the host is to measure itself; again with each receipt.
+        on_away: told, once each, that the service does not answer and that it does again.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Heartbeat:
         on_dump: Callable[[int, str], None],
         on_profile: Callable[[ProfileRequest], None],
         on_interval: Callable[[float], None],
+        on_away: Callable[[bool], None] = lambda is_away: None,
         interval_s: float = HEARTBEAT_INTERVAL_S,
         orphan_timeout_s: float = ORPHAN_TIMEOUT_S,
     ) -> None:
@@ -69,6 +71,7 @@ class Heartbeat:
         self._on_dump = on_dump
         self._on_profile = on_profile
         self._on_interval = on_interval
+        self._on_away = on_away
         self._interval_s = interval_s
         self._orphan_timeout_s = orphan_timeout_s
         self._stopping = threading.Event()
@@ -101,6 +104,7 @@ class Heartbeat:
                 self._tell()
                 if is_away:
                     logger.warning("the service is back after %.1f s", time.monotonic() - heard_at_s)
+                    self._on_away(False)
                 heard_at_s, is_away = time.monotonic(), False
                 back_off.reset()
                 self._board.wait_until_urgent(self._interval_s)
@@ -111,6 +115,7 @@ class Heartbeat:
             except (ServiceUnreachable, ServiceRefused) as error:
                 if not is_away:
                     logger.warning("the service does not take reports: %s", error)
+                    self._on_away(True)
                 is_away = True
             except Exception:  # boundary: heartbeat loop; without it the host would count as lost
                 logger.exception("a report could not be made")

@@ -56,6 +56,12 @@ def open_regular(root: Path, parts: Sequence[str]) -> int | None:
     return None
 
 
+def remove(root: Path, parts: Sequence[str]) -> None:
+    """Remove the file `parts` below `root`, if there is one that may be removed."""
+    with contextlib.suppress(OSError), _opened_folder(root, parts[:-1]) as folder:
+        os.unlink(parts[-1], dir_fd=folder)
+
+
 def write_whole(root: Path, parts: Sequence[str], data: bytes) -> None:
     """Put a file into a folder that is there, whole or not at all, in the place of an earlier one. Raises: OSError."""
     part = f".{parts[-1]}.part"

@@ -140,6 +140,7 @@ class Supervisor:
             on_dump=self._pass_on_dump,
             on_profile=self._pass_on_profile,
             on_interval=self._pass_on_interval,
+            on_away=self._pass_on_away,
             interval_s=self._limits.heartbeat_s,
             orphan_timeout_s=self._limits.orphan_s,
         )
@@ -280,6 +281,10 @@ class Supervisor:
     def _pass_on_interval(self, interval_s: float) -> None:
         if self._life is not None:  # else said again by the next receipt
             self._life.measure_every(interval_s)
+
+    def _pass_on_away(self, is_away: bool) -> None:
+        if self._life is not None:
+            self._life.take_note_of_service(is_away=is_away)
 
     def _pass_on_over(self, reason: str) -> None:
         self._is_over = True

@@ -56,6 +56,8 @@ _FAILURE_CHARACTERS = 1024
 _LONGEST_CHARACTER_BYTES = 4
 _CLOSE_S = 5.0
 _STORE_ATTEMPTS = 8  # they span 18 to 36 seconds: an object store that is started anew is back by then
+WANDB_SECRETS = "secrets.env"  # beside the code, as `wandb.sagemaker_auth` names it
+_SECRETS_BYTES = 64 * 1024
 _SSH_FOLDER = "ssh"  # beside the hosts' folders, with what is theirs in common
 # Launchers whose originals run the ranks under mpirun --tag-output.
 _TAGGED_KINDS = (DistributionKind.PYTORCHDDP_OR_SMDDP, DistributionKind.MPI, DistributionKind.MODELPARALLEL)
@@ -207,6 +209,7 @@ class HostSteps:
             python=python,
             shims_folder=SHIMS_BIN_FOLDER,
             machine=os.environ,
+            brings_wandb_key=self._brings_wandb_key(),
         )
         context = make_context(
             self._plan,
@@ -242,6 +245,11 @@ class HostSteps:
             places=self._disk_places(),
             feeders=feeders,
         )
+
+    def _brings_wandb_key(self) -> bool:
+        """Whether the code has the file that `wandb.sagemaker_auth` writes into it."""
+        place = (self._tree.code / WANDB_SECRETS).relative_to(self._tree.root)
+        return b"WANDB_API_KEY" in (read_start(self._tree.root, place.parts, max_bytes=_SECRETS_BYTES) or b"")
 
     def open_mirrors(self) -> dict[MirrorPlan, Mirror]:
         """Return what brings folders of this host to the object store while the program runs; not started."""

@@ -11,6 +11,7 @@ import base64
 import json
 import math
 import struct
+import sys
 
 from clary.agent.training.wire_fields import (
     Malformed,
@@ -29,6 +30,7 @@ MAX_IMAGE_BYTES = 256 * 1024  # of one that is kept; of larger ones only the pla
 MAX_TAGS = 10_000  # whose plugin is remembered, a file
 _MS_PER_S = 1000
 _MOST_MS = 4_102_444_800_000  # 2100: no program was there yet
+_MOST_COUNT = sys.float_info.max  # JSON has no infinity
 _DT_FLOAT, _DT_DOUBLE, _DT_INT32, _DT_INT64 = 1, 2, 3, 9
 _CONTENT = {_DT_FLOAT: "f", _DT_DOUBLE: "d", _DT_INT32: "i", _DT_INT64: "q"}
 
@@ -168,7 +170,8 @@ def _buckets(rows: list[tuple[float, float, float]]) -> str:
     held = [row for row in rows if row[2] > 0 and all(map(math.isfinite, row))]
     joined = -(-len(held) // MAX_BUCKETS) or 1
     groups = [held[place : place + joined] for place in range(0, len(held), joined)]
-    return json.dumps([[group[0][0], group[-1][1], sum(row[2] for row in group)] for group in groups])
+    joined_rows = [[group[0][0], group[-1][1], min(sum(row[2] for row in group), _MOST_COUNT)] for group in groups]
+    return json.dumps(joined_rows)
 
 
 def _picture(tag: str, data: bytes) -> tuple[FindingKind, str, float | None, str, int]:

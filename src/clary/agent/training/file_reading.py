@@ -30,7 +30,8 @@ class _Tail:
 
     place: Place
     inode: int
-    offset: int = 0
+    offset: int = 0  # may lie behind the file's end, where a record that is passed over is still being written
+    seen_bytes: int = 0  # of the file at the last look
     piece_bytes: int = field(default_factory=lambda: PIECE_BYTES)
     is_lost: bool = False
     reader: EventReader = field(default_factory=EventReader)
@@ -58,7 +59,9 @@ class FileReading:
     def skip_what_stands(self) -> None:
         """Have what the files hold now count as known: it came with an earlier attempt's checkpoints."""
         for found, place in self._found():
-            self._tails[found.path] = _Tail(place=place, inode=found.inode, offset=found.size_bytes)
+            self._tails[found.path] = _Tail(
+                place=place, inode=found.inode, offset=found.size_bytes, seen_bytes=found.size_bytes
+            )
         for state in self._state_files():
             self._states[state.path] = state.modified_ns
 
@@ -68,11 +71,12 @@ class FileReading:
         self.is_behind = False
         for found, place in sorted(self._found(), key=lambda item: item[0].path):
             tail = self._tails.get(found.path)
-            if tail is None or tail.inode != found.inode or found.size_bytes < tail.offset:
+            if tail is None or tail.inode != found.inode or found.size_bytes < tail.seen_bytes:
                 if tail is None and len(self._tails) >= MAX_FILES:
                     self._tell("files", f"more than {MAX_FILES} files with values are written: the others are not read")
                     continue
                 tail = self._tails[found.path] = _Tail(place=place, inode=found.inode)
+            tail.seen_bytes = found.size_bytes
             while not tail.is_lost and tail.offset < found.size_bytes and left > 0:
                 before = tail.offset
                 yield from self._read(found.path, tail)

@@ -6,12 +6,14 @@ sends what is new to the service. One watch serves one attempt, so that a rate n
 
 from __future__ import annotations
 
+import logging
+import math
 import statistics
 import threading
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from clary.agent.training.progress_words import Sign, may_hold_progress, sign_in
+from clary.agent.training.progress_words import MOST, Sign, may_hold_progress, sign_in
 from clary.contract.clock import Clock
 from clary.contract.training_values import TrainingProgress
 
@@ -24,6 +26,8 @@ RATE_SPAN_S = 600.0  # points older than this say nothing of the rate
 LEAST_POINT_GAP_S = 1.0
 LEAST_POINTS = 3
 _TIMED_FACTOR = 4.0  # a counter that lasts this much longer than another is the one of the training
+
+logger = logging.getLogger(__name__)
 
 
 class RateEstimate:
@@ -52,7 +56,8 @@ class RateEstimate:
             for later_s, later in points[index + 1 :]
         ]
         rate = statistics.median(slopes)
-        return left / rate if rate > 0 else None
+        eta_s = left / rate if rate > 0 else math.inf
+        return eta_s if eta_s < MOST else None
 
 
 @dataclass
@@ -83,6 +88,7 @@ class ProgressWatch:
         self._state: TrainingProgress | None = None
         self._state_rate = RateEstimate()
         self._whole_rate = RateEstimate()
+        self._has_failed = False
         self._second = 0
         self._num_looks = 0
 
@@ -90,9 +96,14 @@ class ProgressWatch:
         """Take lines of the log that one process printed; costs next to nothing where they hold no progress."""
         if rank not in (None, 0):
             return  # ranks count the same steps; the first one speaks for all
-        for line in lines[-MAX_LINES:]:
-            if may_hold_progress(line) and self._may_look() and (sign := sign_in(line)) is not None:
-                self._take(sign, rank)
+        try:
+            for line in lines[-MAX_LINES:]:
+                if may_hold_progress(line) and self._may_look() and (sign := sign_in(line)) is not None:
+                    self._take(sign, rank)
+        except Exception:  # boundary: the program's output, which it waits to be rid of, comes through here
+            if not self._has_failed:
+                logger.exception("lines are not read for progress")
+            self._has_failed = True
 
     def take_state(self, progress: TrainingProgress) -> None:
         """Take what a state file says."""
@@ -171,7 +182,7 @@ class ProgressWatch:
                 max_epoch=max_epoch,
             )
         epoch = self._epoch_of(track)
-        if epoch is None:
+        if epoch is None or epoch[1] * total >= MOST:
             return TrainingProgress(done=sign.done, total=total, at_ms=at_ms, eta_s=track.rate.eta_s(total - sign.done))
         number, max_epoch = epoch
         done, whole = (number - 1) * total + sign.done, max_epoch * total

@@ -79,7 +79,7 @@ def sign_in(line: str) -> Sign | None:
             epoch = int(said[1])
         words = re.sub(r"[\d/\s]+", " ", name).strip(" :[]()")[-40:]
         done, total = _counted(bar[2]), _counted(bar[3])
-        if not total:
+        if not 0 < total < MOST:
             return None
         counts_epochs = "poch" in words and epoch is None
         return Sign(

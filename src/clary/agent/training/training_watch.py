@@ -70,7 +70,7 @@ class TrainingWatch:
         self._is_hurried = False
         self._is_ending = False
         self._has_ended = False
-        self._num_told = 0
+        self._has_told = False  # that something is left out
         self._thread = threading.Thread(target=self._run, name="training-watch", daemon=True)
 
     def start(self) -> None:
@@ -113,33 +113,33 @@ class TrainingWatch:
                 self._changed.notify_all()
 
     def _watch(self) -> None:
-        next_send_s = time.monotonic()
-        while True:
-            used_s = time.thread_time()
-            is_last = self._is_last
-            self._look()
-            used_s = time.thread_time() - used_s
-            pause_s = max(LOOK_S, used_s / MAX_LOAD)
+        next_look_s = next_send_s = time.monotonic()
+        has_seen_all = False  # that the program, which has ended, has written
+        while not self._is_ending:
+            is_last, pause_s = self._is_last, LOOK_S
+            if (is_last and not has_seen_all) or time.monotonic() >= next_look_s:
+                used_s = time.thread_time()
+                self._look()
+                used_s = time.thread_time() - used_s
+                next_look_s = time.monotonic() + used_s / MAX_LOAD
+                has_seen_all = is_last and not self._reading.is_behind
             if is_last or time.monotonic() >= next_send_s:
                 try:
                     self._send()
                     next_send_s = time.monotonic() + SEND_S
+                    if has_seen_all:
+                        return
+                    pause_s = 0.0 if is_last else LOOK_S
                 except (AttemptOver, _NotKnownError) as error:
                     logger.info("values of the training are not wanted: %s", error)
                     return
                 except ServiceUnreachable as error:
                     logger.info("values of the training wait: %s", error)
                     next_send_s = time.monotonic() + AWAY_S
-                    pause_s, is_last = AWAY_S / 4, False
+                    pause_s = AWAY_S / 4
             with self._changed:
-                if self._is_ending or (is_last and not self._reading.is_behind):
-                    return
-                if is_last:
-                    continue
                 self._changed.wait_for(lambda: self._is_ending or self._is_hurried, pause_s)
                 self._is_hurried = False
-                if self._is_ending:
-                    return
 
     def _look(self) -> None:
         now_s = time.monotonic()
@@ -150,10 +150,11 @@ class TrainingWatch:
             state = self._reading.state(int(self._clock.now().timestamp() * 1000))
             if state is not None:
                 self._progress.take_state(state)
-        if self._store.num_dropped and not self._num_told:
-            self._num_told = self._store.num_dropped
+        if (self._store.num_dropped or self._store.num_unnamed) and not self._has_told:
+            self._has_told = True
             self._on_note(
-                "values of the training came faster than they are kept: some are left out; write fewer of a name"
+                "values or pictures of the training came faster, or under more names, than they are kept: "
+                "some are left out; write fewer"
             )
 
     def _send(self) -> None:

@@ -67,9 +67,9 @@ def _number(text: Any) -> float | None:
 
 
 def _step(step: Any) -> int | None:
-    if isinstance(step, bool) or not isinstance(step, int | float) or not math.isfinite(step):
+    if isinstance(step, bool) or not isinstance(step, int | float):
         return None
-    return int(step) if abs(step) < _MOST_STEP else None
+    return int(step) if -_MOST_STEP < step < _MOST_STEP else None  # false for NaN, too
 
 
 def _moment_ms(moment: Any) -> int | None:

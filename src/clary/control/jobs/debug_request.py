@@ -10,16 +10,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import Any
 
 from clary.contract.debug_parameters import OF_COLLECTIONS, OF_HOOKS, parameter_problem
 from clary.contract.errors import WireError
 from clary.contract.job_rules import MirrorPlan, RulePlan
+from clary.contract.ml_tree import OPT_ML
 from clary.control.jobs.rule_actions import STOP_TRAINING, UNSENDABLE, actions_of, stops
 
 DEBUG_MEMBERS = {"DebugHookConfig": "debug-output", "TensorBoardOutputConfig": "tensorboard-output"}
 _WORDS = {"DebugHookConfig": "tensors", "TensorBoardOutputConfig": "TensorBoard events"}
 _OTHER_TRIAL = "other_trial_"
+_SYSTEM = ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys", "usr")
+_TAKEN = (*(PurePosixPath("/", name) for name in _SYSTEM), OPT_ML / "input", OPT_ML / ".clary")
 _NOT_OF_THE_RULE = ("rule_to_invoke", "source_s3_uri", "action_json")
 
 
@@ -30,8 +34,10 @@ def check(request: Mapping[str, Any]) -> None:
         if config is not None and not config["S3OutputPath"].startswith("s3://"):
             raise _refusal(f"{member}.S3OutputPath must be s3://bucket/prefix, got {config['S3OutputPath']!r}.")
         path = (config or {}).get("LocalPath")
-        if path is not None and (not path.startswith("/") or ".." in path.split("/")):
+        if path is not None and (not path.startswith("/") or ".." in path.split("/") or not path.isprintable()):
             raise _refusal(f"{member}.LocalPath must be the whole path of a folder, got {path!r}.")
+        if path is not None and _is_taken(PurePosixPath(path)):
+            raise _refusal(f"{member}.LocalPath must be a folder of its own, as below /opt/ml/output, got {path!r}.")
     _check_hook(request.get("DebugHookConfig") or {})
     configs = request.get("DebugRuleConfigurations") or ()
     doubled = [name for name, n in Counter(item["RuleConfigurationName"] for item in configs).items() if n > 1]
@@ -49,6 +55,11 @@ def check(request: Mapping[str, Any]) -> None:
         unknown = [action.name for action in actions if action.name not in (STOP_TRAINING, *UNSENDABLE)]
         if unknown:
             raise _refusal(f"Rule {name!r} has an action {unknown[0]!r}; expected stoptraining, email or sms.")
+
+
+def _is_taken(path: PurePosixPath) -> bool:
+    """Whether a folder at this place would hide what the job needs, or have it sent to S3."""
+    return OPT_ML.is_relative_to(path) or any(path.is_relative_to(taken) for taken in _TAKEN)
 
 
 def _check_hook(config: Mapping[str, Any]) -> None:

@@ -24,6 +24,7 @@ from enum import StrEnum
 
 LEAST_SHARE = 0.1  # of a step, by which a straggler works longer than the others
 CLEAR_SHARE = 0.2
+MOST_STEPS_APART = 1.5  # how much longer the steps of one rank are on average than those of others that it trains with
 LEAST_MOMENTS = 3  # that at least two ranks were measured at
 LEAST_VOTES, CLEAR_VOTES = 2 / 3, 0.9  # of the moments, at which a straggler was slow by half of LEAST_SHARE
 REFUSED_PERCENT = 20.0  # of a processor, more than the others' hosts are refused
@@ -93,6 +94,10 @@ class RankSteps:
         times = list(self.moments.values())
         medians = {name: statistics.median(getattr(item, name) for item in times) for name in ("step_s", *PARTS)}
         return StepTimes(**medians)
+
+    def mean_step_s(self) -> float:
+        """Return the mean of the moments, in which waiting now and then has its weight."""
+        return statistics.fmean(item.step_s for item in self.moments.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +183,11 @@ def judge(ranks: Sequence[RankSteps], hosts: Mapping[str, HostFacts]) -> Straggl
         )
     slow = max(ranks, key=lambda item: usual[item.rank].own_s)
     others = [item for item in ranks if item.host != slow.host] or [item for item in ranks if item is not slow]
+    if slow.mean_step_s() > MOST_STEPS_APART * statistics.median(item.mean_step_s() for item in others):
+        return StragglerVerdict(
+            kind=StragglerKind.NOBODY,
+            text="nobody is slow: steps of one rank are longer than those of others, which do not wait for it",
+        )
     found = _slow_rank(slow, others, usual, hosts, together=[item for item in ranks if item.host == slow.host])
     if found is None:
         found = _slow_network(list(usual.values()), hosts, {item.host for item in ranks})

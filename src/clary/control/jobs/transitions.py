@@ -247,7 +247,7 @@ def _advance(job: TrainingJob, now: datetime) -> TrainingJob:
     """Draw every conclusion that the hosts' facts allow: causes, statuses, orders, the end."""
     if job.is_terminal or not job.hosts:
         return job
-    if job.end_cause is None and (reason := reason_to_stop(job)):
+    if job.end_cause is None and _is_before_exit(job) and (reason := reason_to_stop(job)):
         grace_s = float((job.plan or {}).get("stop_grace_s", 0.0))
         message = f"{MESSAGES[SecondaryStatus.STOPPING]}: {reason[:MAX_REASON_CHARACTERS]}"
         return _advance(_stop(job, EndCause.RULE, grace_s, message, now), now)
@@ -281,6 +281,11 @@ def _find_failure(job: TrainingJob, now: datetime) -> TrainingJob:
     if first is None or (job.failure is not None and job.failure.is_of_launch):
         return job
     return replace(job, end_cause=EndCause.FAILURE, failure=first, failed_at=job.failed_at or now)
+
+
+def _is_before_exit(job: TrainingJob) -> bool:
+    """Whether there is training to stop: what a rule finds later changes nothing of how it has ended."""
+    return any(_PHASE_ORDER[record.facts.phase] < _PHASE_ORDER[HostPhase.EXITED] for record in job.hosts.values())
 
 
 def _has_succeeded(facts: HostFacts) -> bool:

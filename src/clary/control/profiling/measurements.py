@@ -24,6 +24,7 @@ JUDGED_NAMES = (
     "rank-*/step_s,rank-*/step_max_s,rank-*/steps,rank-*/data_wait_s,rank-*/num_processes"
 )
 PERCENT = 100.0
+MOST_VALUE = 1e15  # of anything: what is beyond was written by a program to do harm, or by mistake
 MS_PER_S = 1000
 _RUNNING = list(HostPhase).index(HostPhase.RUNNING)
 _SCOPE = re.compile(r"(gpu|rank)-([0-9]{1,6})/")
@@ -123,13 +124,23 @@ class Measurements:
 def measurements_of(
     series: Iterable[Series], hosts: Iterable[HostShape], *, step_ms: int, until_ms: int, is_over: bool
 ) -> Measurements:
-    """Return an answer of the store as rules read it."""
+    """Return an answer of the store as rules read it; points with values that can not be are left out."""
+    usable = ((one.host, one.name, tuple(point for point in one.points if _can_be(point))) for one in series)
     return Measurements(
         hosts=tuple(sorted(hosts, key=lambda host: natural_key([host.name]))),
-        series={(one.host, one.name): one.points for one in series},
+        series={(host, name): points for host, name, points in usable if points},
         step_ms=step_ms,
         until_ms=until_ms,
         is_over=is_over,
+    )
+
+
+def _can_be(point: Point) -> bool:
+    return (  # NaN is not below anything
+        abs(point.mean) < MOST_VALUE
+        and abs(point.least) < MOST_VALUE
+        and abs(point.greatest) < MOST_VALUE
+        and abs(point.last) < MOST_VALUE
     )
 
 

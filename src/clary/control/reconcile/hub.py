@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Protocol
@@ -18,6 +19,11 @@ from clary.control.jobs.training_job import FinalMetric, TrainingJob
 from clary.control.store.errors import JobExists, JobNotFound
 
 MAX_FINAL_METRICS = 40  # FinalMetricDataList of DescribeTrainingJob
+
+# Told a job as it was, None if nothing was known of it, and as it is.
+Listener = Callable[[TrainingJob | None, TrainingJob], None]
+
+log = logging.getLogger(__name__)
 
 
 class JobStore(Protocol):
@@ -49,17 +55,14 @@ class JobHub:
         self,
         store: JobStore,
         clock: Clock,
-        *,
-        on_change: Callable[[TrainingJob, TrainingJob], None] = lambda before, after: None,
     ) -> None:
         self._store = store
-        self._on_change = on_change  # called with a job before and after a change that is stored
         self._clock = clock
         self._waiting: dict[str, TrainingJob] = {}  # no hosts asked for, or none any more, oldest first
         self._active: dict[str, TrainingJob] = {}  # hosts asked for, until they are released
         self._watchers: dict[str, asyncio.Event] = {}
         self._changed = asyncio.Event()
-        self._listeners: list[Callable[[TrainingJob], None]] = []
+        self._listeners: list[Listener] = []
         self._doubtful: set[str] = set()  # jobs whose last write may or may not have happened
         # Held while a job goes with all that carries its name, so that a second deletion cannot hit a successor.
         self.deletion = asyncio.Lock()
@@ -70,8 +73,8 @@ class JobHub:
             self._remember(job)
         self._changed.set()
 
-    def listen(self, listener: Callable[[TrainingJob], None]) -> None:
-        """Have `listener` told every job that is stored from now on; it only takes note."""
+    def listen(self, listener: Listener) -> None:
+        """Have `listener` told every job that is stored from now on; it only takes note, and returns at once."""
         self._listeners.append(listener)
 
     def waiting_jobs(self) -> Mapping[str, TrainingJob]:
@@ -117,10 +120,8 @@ class JobHub:
         with self._doubting(name):
             job = await self._store.update_job(name, watched)
         if has_changed:
-            self._remember(job)
+            self._remember(job, before)
             self._notify(name)
-            assert before is not None
-            self._on_change(before, job)
         return job
 
     async def record_metrics(self, name: str, values: list[FinalMetric], *, most: int = MAX_FINAL_METRICS) -> None:
@@ -182,8 +183,9 @@ class JobHub:
                 self._doubtful.discard(name)
                 continue
             self._doubtful.discard(name)
-            if job != self.live_job(name):
-                self._remember(job)
+            known = self.live_job(name)
+            if job != known:
+                self._remember(job, known)
                 self._notify(name)
 
     @contextlib.contextmanager
@@ -197,7 +199,7 @@ class JobHub:
             self._doubtful.add(name)
             raise
 
-    def _remember(self, job: TrainingJob) -> None:
+    def _remember(self, job: TrainingJob, before: TrainingJob | None = None) -> None:
         is_active = not job.is_released
         is_waiting = not is_active and not job.is_terminal
         is_back = is_waiting and job.name in self._active
@@ -206,10 +208,13 @@ class JobHub:
                 jobs[job.name] = job
             else:
                 jobs.pop(job.name, None)
-        for listener in self._listeners:
-            listener(job)
         if is_back:  # to its old place in the queue
             self._waiting = dict(sorted(self._waiting.items(), key=lambda item: item[1].created_at))
+        for listener in self._listeners:
+            try:
+                listener(before, job)
+            except Exception:  # boundary: the change is stored, whatever those make of it who hear of it
+                log.exception("job %s: a change was not taken note of", job.name)
 
     def _notify(self, name: str) -> None:
         watcher = self._watchers.pop(name, None)

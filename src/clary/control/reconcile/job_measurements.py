@@ -5,6 +5,7 @@ Where: `profiler_rules` asks while jobs run and at their end, `server.profiler_p
 
 from __future__ import annotations
 
+import asyncio
 import math
 from dataclasses import dataclass
 from datetime import datetime
@@ -69,8 +70,13 @@ async def read_measurements(
             step_ms *= 2
             continue
         shapes = [HostShape(name=host.name, num_cpus=host.num_cpus, num_gpus=host.num_gpus) for host in hosts]
-        measured = measurements_of(
-            answer.series, shapes, step_ms=step_ms, until_ms=min(end_ms, _ms(now)), is_over=job.is_terminal
+        measured = await asyncio.to_thread(  # there may be many points
+            measurements_of,
+            answer.series,
+            shapes,
+            step_ms=step_ms,
+            until_ms=min(end_ms, _ms(now)),
+            is_over=job.is_terminal,
         )
         return JobMeasurements(measurements=measured, num_dropped=answer.num_dropped, damaged=answer.damaged)
     shapes = [HostShape(name=host.name, num_cpus=host.num_cpus, num_gpus=host.num_gpus) for host in hosts]

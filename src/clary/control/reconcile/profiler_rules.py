@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from http import HTTPStatus
 from typing import Protocol
@@ -40,11 +40,12 @@ from clary.control.reconcile.job_measurements import (
     report_facts,
 )
 from clary.control.store.errors import JobNotFound
-from clary.control.store.job_queries import JobPage, JobQuery
+from clary.control.store.job_queries import MAX_RESULTS, JobPage, JobQuery
 
 PASS_INTERVAL_S = 1.0
 LAST_ROWS = timedelta(seconds=3)  # for rows that are still on their way when a job has become terminal
 LOOK_BACK = timedelta(hours=1)  # for jobs that ended while no service was there to judge them
+MOST_PAGES = 20  # of those
 MOST_LOAD = 25  # times as long as a look takes, is the time to the next at least
 MOST_TRIES = 5  # at the end of a job, while the database or the object store does not answer
 DISABLED = "profiling is switched off (ProfilerConfig.DisableProfiler)"
@@ -107,7 +108,7 @@ class ProfilerRules:
         self._objects = objects
         self._clock = clock
         self._watched: dict[str, _Watch] = {}
-        hub.listen(self.notice)
+        hub.listen(lambda _, job: self.notice(job))
 
     def notice(self, job: TrainingJob) -> None:
         """Watch a job that has rules without a verdict."""
@@ -126,11 +127,17 @@ class ProfilerRules:
         for job in (*self._hub.active_jobs(), *self._hub.waiting_jobs().values()):
             self.notice(job)
         try:
-            page = await self._jobs.list_jobs(JobQuery(modified_after=self._clock.now() - LOOK_BACK, descending=True))
-            for summary in page.summaries:
-                ended = await self._jobs.get_job(summary.name)
-                if ended is not None:
-                    self.notice(ended)
+            query = JobQuery(modified_after=self._clock.now() - LOOK_BACK, descending=True)
+            for _ in range(MOST_PAGES):
+                page = await self._jobs.list_jobs(query)
+                for summary in page.summaries:
+                    ended = await self._jobs.get_job(summary.name)
+                    if ended is not None:
+                        self.notice(ended)
+                if page.next_token is None:
+                    return
+                query = replace(query, next_token=page.next_token)
+            log.warning("profiler rules are judged of the %d jobs that changed last alone", MOST_PAGES * MAX_RESULTS)
         except ClaryError as error:
             log.warning("profiler rules of jobs that ended earlier stay as they are: %s", error.message)
 
@@ -139,6 +146,8 @@ class ProfilerRules:
         for name, watch in list(self._watched.items()):
             try:
                 job = self._hub.live_job(name) or await self._jobs.get_job(name)
+                if job is not None and not job.hosts and not job.is_terminal:
+                    continue  # in the queue, where thousands may be
                 if job is None or await self._look(job, watch):
                     self._watched.pop(name, None)
                 watch.num_tries = 0

@@ -36,9 +36,9 @@ class RuleNotices:
         self._waiting: deque[dict[str, Any]] = deque()
         self._has_some = asyncio.Event()
 
-    def on_change(self, before: TrainingJob, after: TrainingJob) -> None:
-        """Take up what a job's rules have found; returns at once."""
-        if not self._url or before.rule_evaluations is after.rule_evaluations:
+    def on_change(self, before: TrainingJob | None, after: TrainingJob) -> None:
+        """Take up what a job's rules have found; returns at once. A job that nothing was known of is taken as told."""
+        if not self._url or before is None or before.rule_evaluations is after.rule_evaluations:
             return
         for item in newly_found(before, after):
             if len(self._waiting) >= MAX_WAITING:

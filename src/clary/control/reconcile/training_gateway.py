@@ -38,6 +38,7 @@ from clary.control.store.training_records import Picture
 MAX_FILE_CHARACTERS = 4096
 STATUS_BURST = 20.0  # requests of one host's program at once
 STATUS_PER_S = 1.0  # in the long run; transformers sends one in five seconds
+MAX_SPOKEN_NAMES = 1_000  # of metrics of one host's program; others are left out
 MAX_STATUS_BYTES = 64 * 1024
 _MOST = 2**63  # of what a BIGINT holds
 _MOST_MS = 4_102_444_800_000  # 2100
@@ -131,7 +132,11 @@ class TrainingGateway:
         if status is None:
             raise WireError("ValidationException", 'expected {"trainerStatus": {...}}')
         # The callback repeats the values of its last log with each step that it reports.
-        new = {name: value for name, value in status.metrics.items() if speaker.values.get(name) != value}
+        new = {name: value for name, value in status.metrics.items() if not _is_same(speaker.values.get(name), value)}
+        room = MAX_SPOKEN_NAMES - len(speaker.values)  # names of a program that makes up ever new ones end here
+        unknown = [name for name in new if name not in speaker.values]
+        for name in unknown[max(0, room) :]:
+            del new[name]
         values = [FinalMetric(name=name, value=value, at=now, step=status.step) for name, value in new.items()]
         try:
             if status.progress is not None:
@@ -140,7 +145,7 @@ class TrainingGateway:
             if values:
                 await self._metrics.add_metrics(job.name, values)
                 speaker.values |= new
-                await self._hub.record_metrics(job.name, values, most=_room(job))
+                await self._hub.record_metrics(job.name, _newest(values), most=_room(job))
         except JobNotFound as error:
             raise _over(job) from error
 
@@ -221,6 +226,10 @@ def _stored(finding: Finding) -> FinalMetric | Picture:
         size_bytes=finding.size_bytes,
         data=data,
     )
+
+
+def _is_same(known: float | None, value: float) -> bool:
+    return known == value or (known is not None and math.isnan(known) and math.isnan(value))
 
 
 def _newest(values: Sequence[FinalMetric]) -> list[FinalMetric]:

@@ -14,7 +14,8 @@ Where: `people_routes` gives it requests for jobs/NAME/log-lines.
      "searched_until": milliseconds: the search was ended there to answer in time, and goes on by the cursor; else null
      "is_over", "hosts", "num_lines"}
 
-A cursor is the time, host and number of a line: it stays valid, and works with every filter.
+A cursor is the time, host and number of a line: it stays valid, and works with every filter. `previous` also has how
+many lines of each host were seen, so that one follows a job without missing lines that a host brings later than others.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ from clary.control.store.log_search import MAX_LINES, FoundLines, LinePlace, Lin
 
 DEFAULT_LIMIT = 200
 MAX_SEARCH_LENGTH = 500
-_CURSOR = re.compile(r"([0-9]{1,15})\.([a-z0-9-]{1,40})\.(-1|[0-9]{1,15})")
+_CURSOR = re.compile(
+    r"([0-9]{1,15})\.([a-z0-9-]{1,40})\.(-1|[0-9]{1,15})(?:~((?:[0-9]{1,15}|-)(?:\.(?:[0-9]{1,15}|-))*))?"
+)
+_UNSEEN = "-"  # of a host that was not asked for
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
@@ -57,11 +61,16 @@ async def log_lines_page(services: Services, job: TrainingJob, query: Mapping[st
         for line in (found.lines if wanted.is_backward else reversed(found.lines))
     ]
     older, newer = _neighbours(found, wanted, end)
+    previous = _cursor(newer, hosts) if hosts else None
+    if hosts and (wanted.start is None or not wanted.is_backward):
+        # A stream that was asked for and does not exist yet has all its lines before it.
+        counts = [0 if seen is None and stream else seen for seen, stream in zip(found.seen, streams, strict=True)]
+        previous = f"{previous}~{'.'.join(_UNSEEN if seen is None else str(seen) for seen in counts)}"
     was_cut = not found.is_complete and len(lines) < wanted.limit
     return {
         "lines": lines,
         "next": None if older is None else _cursor(older, hosts),
-        "previous": _cursor(newer, hosts) if hosts else None,
+        "previous": previous,
         "searched_until": found.searched_to.at_ms if was_cut and found.searched_to is not None else None,
         "is_over": is_over,
         "hosts": hosts,
@@ -97,6 +106,7 @@ def _query_of(query: Mapping[str, str], hosts: Sequence[str]) -> LineQuery:
         needle=search,
         rank=None if rank is None else int(rank),
         start=None if place is None else _place_of(place, hosts),
+        seen=() if after is None else _seen_of(after, hosts),
         is_backward=after is None,
         limit=int(limit),
     )
@@ -111,3 +121,11 @@ def _place_of(cursor: str, hosts: Sequence[str]) -> LinePlace:
     if found is None or found[2] not in hosts:
         raise WireError("ValidationException", f"{cursor[:60]!r} is no cursor of this job's log: ask without one")
     return LinePlace(int(found[1]), hosts.index(found[2]), int(found[3]))
+
+
+def _seen_of(cursor: str, hosts: Sequence[str]) -> tuple[int | None, ...]:
+    found = _CURSOR.fullmatch(cursor)
+    if found is None or found[4] is None:
+        return ()
+    counts = [None if count == _UNSEEN else int(count) for count in found[4].split(".")][: len(hosts)]
+    return (*counts, *[0] * (len(hosts) - len(counts)))  # hosts that came since

@@ -27,7 +27,7 @@ _NUMBER = re.compile(r"[0-9]{1,6}")
 
 async def metric_values_page(services: Services, job: TrainingJob, query: str) -> dict[str, Any]:
     """Return the page for a query as on the wire. Raises: WireError with the status to send."""
-    pairs = parse_qsl(query, keep_blank_values=True)
+    pairs = parse_qsl(query.replace("%00", ""), keep_blank_values=True)  # which not every database takes
     points = next((value for name, value in pairs if name == "points"), str(DEFAULT_POINTS))
     if not _NUMBER.fullmatch(points) or not 2 <= int(points) <= MAX_POINTS:
         raise WireError("ValidationException", f"points must be 2 to {MAX_POINTS}, got {points[:40]!r}")

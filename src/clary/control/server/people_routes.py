@@ -85,7 +85,9 @@ class PeopleRoutes:
         match page:
             case "":
                 facts = await self._stragglers.facts(job, self._facts(job))
-                return json_answer({**facts, "progress": await self._progress(job)})
+                # Of 500 hosts it takes most of a second, and the console asks every two.
+                times = await asyncio.to_thread(self._times, job)
+                return json_answer({**facts, **times, "progress": await self._progress(job)})
             case "stragglers":
                 return json_answer(await self._stragglers.page(job))
             case "plan":
@@ -176,8 +178,6 @@ class PeopleRoutes:
             "hosts": hosts,
             "warm_pool": self._warm_pool(job),
             "checkpoints": checkpoint_facts(job),
-            "ledger": self._ledger(job),
-            "lanes": _lanes(job, now=self._services.clock.now()),
             "rules": [to_plain(item) for kind in RuleKind for item in evaluations_of(job, kind)],
             "warnings": [*job.warnings, *_notes(hosts)],
             "not_isolated": sorted({text for record in job.hosts.values() for text in record.facts.not_isolated}),
@@ -187,10 +187,11 @@ class PeopleRoutes:
         progress = await job_progress(self._services, job)
         return progress_facts(progress, now=self._services.clock.now(), is_over=job.is_terminal)
 
-    def _ledger(self, job: TrainingJob) -> dict[str, Any]:
+    def _times(self, job: TrainingJob) -> dict[str, Any]:
         now = self._services.clock.now()
         price = self._services.prices.of_job(JobRequest(job.request))
-        return {**to_plain(ledger(job, now=now)), "bill": to_plain(bill(job, price, now=now))}
+        spent = {**to_plain(ledger(job, now=now)), "bill": to_plain(bill(job, price, now=now))}
+        return {"ledger": spent, "lanes": _lanes(job, now=now)}
 
     def _warm_pool(self, job: TrainingJob) -> dict[str, Any] | None:
         if job.warm_pool is None:

@@ -107,9 +107,10 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
         client = await stack.enter_async_context(StoreClient(object_store))
         await client.ensure_bucket(settings.default_bucket)
         notices = RuleNotices(settings.rule_webhook_url)
-        hub = JobHub(store, clock, on_change=notices.on_change)
+        hub = JobHub(store, clock)
+        hub.listen(notices.on_change)
         traces = TraceExporter(settings.otlp_endpoint, headers=settings.otlp_headers, region=settings.region)
-        hub.listen(traces.take)
+        hub.listen(lambda _, job: traces.take(job))
         await hub.load()
 
         engine = LocalEngine(settings, urls.api, relayed_urls=[urls.proxy] if urls.proxy else [])

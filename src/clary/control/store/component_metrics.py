@@ -22,6 +22,7 @@ from clary.control.store.tables import component_metrics, from_microseconds, met
 US_PER_S = 1_000_000
 LARGEST = 1e150  # its square is a number still: beyond it, PostgreSQL refuses a mean and a deviation
 MAX_ROWS = 200_000  # read for one answer
+_MOST = 2**63 - 1  # that a column holds
 _AT_ONCE = 200  # owners in one question
 
 
@@ -123,9 +124,9 @@ class ComponentMetrics:
         statement = select(table.c.id, table.c.at, table.c.step, table.c.value).where(chosen, bounded)
         scale = 1 if width_s is None else US_PER_S
         if start is not None:
-            statement = statement.where(axis >= start * scale)
+            statement = statement.where(axis >= max(-_MOST, min(start * scale, _MOST)))
         if end is not None:
-            statement = statement.where(axis < (end + 1) * scale)
+            statement = statement.where(axis < max(-_MOST, min((end + 1) * scale, _MOST)))
         statement = statement.order_by(axis, table.c.at, table.c.id)
 
         rows = await self._read(lambda connection: connection.execute(statement.limit(MAX_ROWS + 1)).all())

@@ -112,8 +112,8 @@ class CardPage:
 def card_row(job: TrainingJob) -> dict[str, Any]:
     """Return a job's card as a row of the table."""
     groups = JobRequest(job.request).instance_groups
-    instance_type = ", ".join(dict.fromkeys(group.instance_type for group in groups if group.instance_type))
-    reason = job.failure.reason if job.failure is not None else ""
+    instance_type = _storable(", ".join(dict.fromkeys(group.instance_type for group in groups if group.instance_type)))
+    reason = _storable(job.failure.reason if job.failure is not None else "")
     # A job that was stopped before it began has no end of its training, and does not change any more.
     ended_at = job.training_ended_at or (job.modified_at if job.is_terminal else None)
     words = "\n".join((job.name, job.status.value, job.secondary_status.value, instance_type, reason))
@@ -242,6 +242,11 @@ def _sort_key(order: CardOrder, now_us: int) -> ColumnElement[Any]:
 
 def _filters(query: CardQuery, *, dialect: str) -> list[ColumnElement[bool]]:
     return [_CONTAINS[dialect](job_cards.c.words, query.search.lower()) > 0] if query.search else []
+
+
+def _storable(words: str) -> str:
+    """Return a text as every database takes it: a program's last words must not keep its job from ending."""
+    return words.replace("\0", "").encode("utf-8", "backslashreplace").decode()
 
 
 def _microseconds(moment: datetime | None) -> int | None:

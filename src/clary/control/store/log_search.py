@@ -49,6 +49,8 @@ class LineQuery:
     needle: str = ""  # lines that have this text
     rank: int | None = None  # lines of this rank alone
     start: LinePlace | None = None  # lines before it, or behind it; None for the newest, or the oldest
+    # Forward: of each stream, how many lines were seen already, whatever their times; None is as `start` says.
+    seen: tuple[int | None, ...] = ()
     is_backward: bool = True  # from new to old
     limit: int = 200
     begin_ms: int = 0  # older lines have expired
@@ -62,11 +64,14 @@ class FoundLines:
         lines: fewer than the limit where nothing more was found, the page got long, or the time was over.
         searched_to: place of the last line that was looked at; None where there was none.
         is_complete: whether there is nothing beyond in this direction.
+        seen: for a query that goes on forward; None of streams that were not looked at. Hosts bring their lines when
+            they can: one may come later than others' lines with later times, and would be missed by time alone.
     """
 
     lines: tuple[FoundLine, ...]
     searched_to: LinePlace | None
     is_complete: bool
+    seen: tuple[int | None, ...]
 
 
 def end_of(views: Sequence[StreamView | None]) -> LinePlace:
@@ -96,17 +101,41 @@ def find_lines(views: Sequence[StreamView | None], query: LineQuery, *, budget_s
     lines: list[FoundLine] = []
     size_bytes = 0
     searched_to: LinePlace | None = None
+    seen = _seen_before(views, query)
+
+    def page(*, is_complete: bool) -> FoundLines:
+        if is_complete:
+            ends = (None if view is None else view.next_sequence for view in views)
+            seen.update((number, end) for number, end in enumerate(ends) if end is not None)
+        counts = tuple(seen.get(number) for number in range(len(views)))
+        return FoundLines(lines=tuple(lines), searched_to=searched_to, is_complete=is_complete, seen=counts)
+
     for num_steps, (place, record) in enumerate(_merged(views, query)):
         if record is not None:
             size_bytes += record.size_bytes
             if len(lines) >= query.limit or (lines and size_bytes > MAX_PAGE_BYTES):
-                return FoundLines(lines=tuple(lines), searched_to=searched_to, is_complete=False)
+                return page(is_complete=False)
             rank = None if record.rank == NO_RANK else record.rank
             lines.append(FoundLine(place, rank, record.message))
         searched_to = place
+        if not query.is_backward:
+            seen[place.stream] = place.sequence + 1
         if num_steps and time.monotonic() > deadline:
-            return FoundLines(lines=tuple(lines), searched_to=searched_to, is_complete=False)
-    return FoundLines(lines=tuple(lines), searched_to=searched_to, is_complete=True)
+            return page(is_complete=False)
+    return page(is_complete=True)
+
+
+def _seen_before(views: Sequence[StreamView | None], query: LineQuery) -> dict[int, int | None]:
+    """Return how many lines of each stream lie before a page; of a backward one, how many there are."""
+    seen: dict[int, int | None] = dict(enumerate(query.seen))
+    for number, view in enumerate(views):
+        if view is None:
+            continue
+        if query.is_backward:
+            seen[number] = view.next_sequence
+        elif seen.get(number) is None:
+            seen[number] = 0 if query.start is None else _border(view, number, query.start, is_inside=True)
+    return seen
 
 
 _Step = tuple[LinePlace, LogRecord | None]  # a wanted line; or that no line up to a place is wanted
@@ -123,7 +152,10 @@ def _steps(view: StreamView, number: int, query: LineQuery) -> Iterator[_Step]:
     """Yield the wanted lines of one stream, and how far each block without any was looked through."""
     first = view.first_at_or_after(query.begin_ms) if query.begin_ms else 0
     stop = view.next_sequence
-    if query.start is not None:
+    seen = query.seen[number] if number < len(query.seen) and not query.is_backward else None
+    if seen is not None:
+        first = max(first, seen)
+    elif query.start is not None:
         border = _border(view, number, query.start, is_inside=not query.is_backward)
         first, stop = (first, min(stop, border)) if query.is_backward else (max(first, border), stop)
     if first >= stop:

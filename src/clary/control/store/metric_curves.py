@@ -86,7 +86,7 @@ def _curve(connection: Connection, job_name: str, name: str, extent: _Extent, *,
             select(metrics.c.at, metrics.c.value, metrics.c.step).where(*own).order_by(metrics.c.at, metrics.c.id)
         )
         return [CurvePoint(at // _PER_MS, value, step) for at, value, step in rows]
-    num_stretches = num_points // 2
+    num_stretches = max(1, (num_points - 1) // 2)
     width = (extent.last_at - extent.first_at) // num_stretches + 1
     stretch = ((metrics.c.at - extent.first_at) // width).label("stretch")
     statement = (
@@ -103,7 +103,21 @@ def _curve(connection: Connection, job_name: str, name: str, extent: _Extent, *,
     )
     points: list[CurvePoint] = []
     for first_at, last_at, least, greatest, step in connection.execute(statement):
-        points.append(CurvePoint(first_at // _PER_MS, least, step))
+        before, after = _as_they_go(points, least, greatest)
+        points.append(CurvePoint(first_at // _PER_MS, before, step))
         if greatest != least:
-            points.append(CurvePoint(last_at // _PER_MS, greatest, step))
-    return points
+            points.append(CurvePoint(last_at // _PER_MS, after, step))
+    newest = select(metrics.c.at, metrics.c.value, metrics.c.step).where(*own)
+    newest = newest.order_by(metrics.c.at.desc(), metrics.c.id.desc()).limit(1)
+    at, value, step = connection.execute(newest).one()  # what a chart says of now is the last value itself
+    return [*points, CurvePoint(at // _PER_MS, value, step)][-num_points:]
+
+
+def _as_they_go(
+    points: Sequence[CurvePoint], least: float | None, greatest: float | None
+) -> tuple[float | None, float | None]:
+    """Return the two in the order in which the curve most likely passes them: first what is nearer to where it is."""
+    here = points[-1].value if points else None
+    if here is None or least is None or greatest is None or abs(here - least) <= abs(here - greatest):
+        return least, greatest
+    return greatest, least

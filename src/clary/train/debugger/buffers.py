@@ -35,7 +35,10 @@ class Piece:
                 self._at += length
                 return view
             self._chunk, self._at = self._chunk + 1, 0
-        self._chunks.append(torch.empty(max(length, _LEAST_CHUNK), dtype=torch.uint8, pin_memory=pinned))
+        # Host memory to write into, whatever the program's default device is and whatever mode a step is in.
+        with torch.inference_mode(False):
+            memory = torch.empty(max(length, _LEAST_CHUNK), dtype=torch.uint8, device="cpu", pin_memory=pinned)
+        self._chunks.append(memory)
         self._at = length
         return self._chunks[-1][:num_bytes]
 
@@ -69,5 +72,7 @@ def as_bytes(memory: torch.Tensor) -> memoryview:
     """Return the bytes of flat host memory, without a copy; `memory` must live as long."""
     if not memory.numel():
         return memoryview(b"")
+    if memory.device.type != "cpu" or not memory.data_ptr():
+        raise RuntimeError(f"memory of the device {memory.device} has no bytes here; expected the host's")
     array: Any = (ctypes.c_char * memory.numel()).from_address(memory.data_ptr())
     return memoryview(array).cast("B")

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from clary.contract.job_rules import MAX_DETAILS_CHARACTERS
 from clary.train.debugger.errors import NoMoreData, RuleEvaluationConditionMet
 from clary.train.debugger.rule import Finding, Rule, invoke_rule
 from clary.train.debugger.rules import make_rule
@@ -128,7 +129,8 @@ def load_rule(file: Path, name: str) -> Callable[..., Any]:
 
 
 def _tell(status_file: Path, status: str, details: str) -> None:
-    write_whole(status_file, [memoryview(json.dumps({"status": status, "details": details}).encode())])
+    document = {"status": status, "details": details[:MAX_DETAILS_CHARACTERS]}
+    write_whole(status_file, [memoryview(json.dumps(document).encode())])
 
 
 if __name__ == "__main__":

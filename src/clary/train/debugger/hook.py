@@ -42,6 +42,7 @@ from clary.train.debugger.ranks import CHIEF, num_workers, worker_name
 from clary.train.debugger.reduction_config import ReductionConfig
 from clary.train.debugger.save_config import SaveConfig
 from clary.train.debugger.saving import Saver
+from clary.train.debugger.surroundings import has_plain_tensors
 
 LIMIT_S = 30.0  # a step waits so long for memory, the end so long for the disk
 _log = logging.getLogger("clary.debugger")
@@ -124,7 +125,7 @@ class Hook:
         self._worker, self._num_workers = "", 1
         self._scalars: dict[str, tuple[float, bool]] = {}
         self._custom: dict[str, tuple[torch.Tensor, list[str]]] = {}
-        self._modules = ModuleWatch(self._begin_step)
+        self._modules = ModuleWatch(self._begin_step, self._give_up)
         self._step_watch: StepWatch | None = None
         self._is_closed = False
         self._listener = self._see_loss  # one object, to be found again
@@ -278,6 +279,8 @@ class Hook:
     @_guarded
     def _see_tensor(self, name: str, tensor: torch.Tensor, alias: str = "") -> None:
         assert self._chooser is not None
+        if not has_plain_tensors():
+            return
         wanted = self._chooser.wants(self._now, name, alias)
         if wanted is not None and (copy := self._open_copy()) is not None:
             copy.add(name, tensor, wanted, alias)

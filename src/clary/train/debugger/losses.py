@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any
 
-import torch
 from torch.nn import functional
+
+from clary.train.debugger.surroundings import is_traced
 
 MODULES_OF: Mapping[str, str] = {
     "binary_cross_entropy": "BCELoss",
@@ -62,12 +64,19 @@ def stop_listening(listener: Listener) -> None:
 
 
 def _wrapped(original: Callable[..., Any], module: str) -> Callable[..., Any]:
-    @functools.wraps(original)
+    tell = functools.partial(_tell, module)
+
     def call(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        if not torch.compiler.is_compiling():
-            for listener in tuple(_listeners):
-                listener(module, (*args, *(kwargs.get(name) for name in ("input", "target") if name in kwargs)), result)
+        tell(args, kwargs, result)
         return result
 
-    return call
+    # torch.jit.script compiles the original's text and looks its names up in the globals of what it was given.
+    names = getattr(original, "__globals__", call.__globals__)
+    return functools.wraps(original)(FunctionType(call.__code__, names, call.__name__, None, call.__closure__))
+
+
+def _tell(module: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+    if not is_traced():
+        for listener in tuple(_listeners):
+            listener(module, (*args, *(kwargs.get(name) for name in ("input", "target") if name in kwargs)), result)

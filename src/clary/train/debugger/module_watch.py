@@ -7,6 +7,8 @@ which tells when a step begins; what else is needed is put in place then and tak
 from __future__ import annotations
 
 import contextlib
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,9 +18,11 @@ from torch.optim import optimizer as torch_optimizer
 
 from clary.train.debugger.choosing import needs_modules
 from clary.train.debugger.collection import Collection, CollectionKeys
+from clary.train.debugger.surroundings import is_compiled, is_traced
 
 GRADIENT = "gradient/"
 OPTIMIZER = "optimizer/"
+SEARCH_S = 0.5  # of the program's time, for a model to be found; a program that trains none is left alone then
 _WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module")  # of torch.compile, DDP, FSDP
 
 
@@ -27,15 +31,22 @@ class ModuleWatch:
 
     Args:
         begin_step: is called with the model before it is.
+        give_up: is told what went wrong in the search for a model, which must not fail the program.
     """
 
-    def __init__(self, begin_step: Callable[[torch.nn.Module], None]) -> None:
-        self._begin_step = begin_step
+    def __init__(self, begin_step: Callable[[torch.nn.Module], None], give_up: Callable[[Exception], None]) -> None:
+        self._begin_step, self._give_up = begin_step, give_up
+        self._searched_s = 0.0
         self._handles: list[Any] = []
         self._searching: Any = None
-        self.model: torch.nn.Module | None = None
+        self._model: weakref.ref[torch.nn.Module] | None = None  # a program that is done with a model gets its memory
         self.names: dict[int, str] = {}  # of modules, by id; the model's own is its class's
         self.losses: dict[int, torch.nn.Module] = {}
+
+    @property
+    def model(self) -> torch.nn.Module | None:
+        """The model; None as long as there is none, and when it is gone."""
+        return None if self._model is None else self._model()
 
     def watch(self, model: torch.nn.Module) -> None:
         """Take a model as the one. The first counts: several registered ones have their tensors saved, not counted."""
@@ -43,8 +54,8 @@ class ModuleWatch:
         root = _unwrapped(model).__class__.__name__
         for name, module in model.named_modules():
             self.names.setdefault(id(module), _without_wrappers(name) or root)
-        if self.model is None:
-            self.model = model
+        if self._model is None:
+            self._model = weakref.ref(model)
             self._handles.append(model.register_forward_pre_hook(_Call(self._called)))
 
     def add_loss(self, loss: torch.nn.Module) -> None:
@@ -56,11 +67,13 @@ class ModuleWatch:
         self._searching = torch_module.register_module_forward_pre_hook(self._search)
 
     def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Return the model's parameters with the names that they are saved under."""
-        if self.model is not None:
-            root = _unwrapped(self.model).__class__.__name__
-            for name, parameter in self.model.named_parameters():
-                yield f"{root}_{_without_wrappers(name)}", parameter
+        """Return the model's parameters with the names that they are saved under, less those that have no shape yet."""
+        model = self.model
+        if model is not None:
+            root = _unwrapped(model).__class__.__name__
+            for name, parameter in model.named_parameters():
+                if not torch.nn.parameter.is_lazy(parameter):
+                    yield f"{root}_{_without_wrappers(name)}", parameter
 
     def close(self) -> None:
         """Leave torch as it was."""
@@ -70,11 +83,26 @@ class ModuleWatch:
         self._handles.clear()
 
     def _search(self, module: torch.nn.Module, _inputs: Any) -> None:
-        if torch.compiler.is_compiling():
+        if is_traced():
             return
-        if self.model is None and any(parameter.requires_grad for parameter in module.parameters()):
-            self.watch(module)
+        began_s = time.perf_counter()
+        try:
+            is_found = (
+                self._model is None
+                and not isinstance(module, torch.jit.ScriptModule)  # takes no hooks
+                and any(parameter.requires_grad for parameter in module.parameters())
+            )
+            if is_found:
+                self.watch(module)
+        except Exception as error:  # noqa: BLE001 - a model of the user's may do as it likes with its methods
+            self._give_up(error)
+            return
+        if is_found:
             self._begin_step(module)  # its own hooks have been looked up already
+            return
+        self._searched_s += time.perf_counter() - began_s
+        if self._searched_s > SEARCH_S:
+            self._stop_searching()
 
     def _stop_searching(self) -> None:
         if self._searching is not None:
@@ -82,7 +110,7 @@ class ModuleWatch:
             self._searching = None
 
     def _called(self, module: torch.nn.Module, _inputs: Any) -> None:
-        if not torch.compiler.is_compiling():
+        if not is_traced():
             self._begin_step(module)
 
 
@@ -125,13 +153,11 @@ class StepWatch:
         self._needs_modules = needs_modules(collections)
         self._see_tensor, self._see_module, self._is_wanted = see_tensor, see_module, is_wanted
         self._handles: list[Any] = []
-        self._parameters: list[tuple[str, torch.nn.Parameter]] = []
         self._has_gradient: set[str] = set()
 
     def begin(self) -> None:
         """Save weights, and be told of what comes."""
-        self._parameters = list(self._modules.parameters())
-        for name, parameter in self._parameters:
+        for name, parameter in self._modules.parameters():
             if self._is_wanted(name):
                 self._see_tensor(name, parameter)
             if parameter.requires_grad and parameter.is_leaf and self._is_wanted(GRADIENT + name):
@@ -140,8 +166,8 @@ class StepWatch:
         self._handles.append(register(self._before_optimizer))
         if CollectionKeys.OPTIMIZER_VARIABLES in self._names or CollectionKeys.ALL in self._names:
             self._handles.append(torch_optimizer.register_optimizer_step_post_hook(self._after_optimizer))
-        # A compiled model would be compiled again for a hook that comes and goes; its modules are not seen.
-        if not hasattr(self._modules.model, "_orig_mod"):
+        model = self._modules.model
+        if model is not None and not is_compiled(model.modules()):
             self._handles.append(torch_module.register_module_forward_hook(self._after_module))
 
     def end(self) -> None:
@@ -149,7 +175,6 @@ class StepWatch:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._parameters.clear()
 
     def _gradient_hook(self, name: str) -> Callable[[torch.Tensor], None]:
         def see(parameter: torch.Tensor) -> None:
@@ -161,19 +186,19 @@ class StepWatch:
 
     def _before_optimizer(self, *_: Any) -> None:
         """Save gradients that came another way: put there by a library, or of a sharded parameter."""
-        for name, parameter in self._parameters:
+        for name, parameter in self._modules.parameters():
             if name not in self._has_gradient and parameter.grad is not None and self._is_wanted(GRADIENT + name):
                 self._see_tensor(GRADIENT + name, parameter.grad)
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        names = {id(parameter): name for name, parameter in self._parameters}
+        names = {id(parameter): name for name, parameter in self._modules.parameters()}
         for parameter, state in optimizer.state.items():
             for key, value in state.items():
                 if isinstance(value, torch.Tensor) and id(parameter) in names:
                     self._see_tensor(f"{OPTIMIZER}{names[id(parameter)]}_{key}", value)
 
     def _after_module(self, module: torch.nn.Module, given: Any, result: Any) -> None:
-        if torch.compiler.is_compiling():
+        if is_traced():
             return
         name = self._modules.names.get(id(module))
         if name is not None:
@@ -188,9 +213,10 @@ class StepWatch:
 
 def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     """Return the model inside what torch puts around one, so that names are the same with and without."""
+    children = dict(module.named_children())
     for name in _WRAPPERS:
-        inner = module._modules.get(name)
-        if inner is not None and (len(module._modules) == 1):
+        inner = children.get(name)
+        if inner is not None and len(children) == 1:
             return _unwrapped(inner)
     return module
 

@@ -21,7 +21,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clary.contract.deep_profiles import FOLDER_VARIABLE, MAX_WINDOW_S, ProfileRequest, RankProfile, RankState
+from clary.contract.deep_profiles import (
+    FOLDER_VARIABLE,
+    MAX_TIMED_STEPS,
+    MAX_WINDOW_S,
+    ProfileRequest,
+    RankProfile,
+    RankState,
+)
 from clary.train.profiling.rank_files import RankFiles, boot_id, read_requests
 from clary.train.profiling.ranks import may_be_rank, own_rank
 from clary.train.profiling.step_counter import StepCounter
@@ -99,6 +106,9 @@ class Recorder:
         """Go on in a child that was forked: it has no thread, and answers for none of its parent's windows."""
         self._lock = threading.RLock()
         self._ending = threading.Event()
+        if self._open is not None and self._open.window.is_running:
+            self._open.window.forget()
+            self._is_broken = True  # torch would record nothing here
         self._waiting, self._open, self._writers, self._thread = {}, None, [], None
         self._is_wanted = True  # the thread begins with the child's first step: a worker of a data loader makes none
 
@@ -114,7 +124,7 @@ class Recorder:
         """End what runs, for the end of the program; what is being written is waited for, for `_END_S`."""
         self._ending.set()
         with self._lock:
-            if self._open is not None and self._open.window.is_running:
+            if self._runs_and_may_stop(self._open):
                 self._end_window("the program ended before the window did")
         end_s = time.monotonic() + _END_S
         for thread in list(self._writers):
@@ -125,7 +135,7 @@ class Recorder:
             if self._thread is None and not self._ending.is_set():
                 self.start()
             run = self._open
-            if run is not None and run.window.is_running and not run.by_time:
+            if run is not None and not run.by_time and self._runs_and_may_stop(run):
                 run.bounds_ns.append(time.time_ns())
                 self._end_if_done(run)
             for number, (request, files) in sorted(self._waiting.items()):
@@ -134,6 +144,10 @@ class Recorder:
                     self._begin_window(request, files, by_time=False)
             self._is_wanted = bool(self._waiting) or self._open is not None
 
+    @staticmethod
+    def _runs_and_may_stop(run: Open | None) -> bool:
+        return run is not None and run.window.is_running and run.window.may_stop
+
     def _end_if_done(self, run: Open) -> None:
         """End a window of steps that has what was asked for, or lasts too long."""
         seconds = time.monotonic() - run.began_s
@@ -141,6 +155,8 @@ class Recorder:
         is_whole = len(run.bounds_ns) > asked.num_steps if asked.num_steps else seconds >= asked.duration_s
         if is_whole or asked.is_cancelled:
             self._end_window("")
+        elif len(run.bounds_ns) > MAX_TIMED_STEPS:
+            self._end_window(f"cut off after {MAX_TIMED_STEPS} steps")
         elif seconds > MAX_WINDOW_S:
             self._end_window(f"cut off after {MAX_WINDOW_S:g} s")
 
@@ -193,8 +209,12 @@ class Recorder:
         )
         self._put_down(run.files, profile)
         writer = threading.Thread(target=self._write, args=(run, profile), name="clary-trace", daemon=True)
+        try:
+            writer.start()
+        except RuntimeError:  # a program that ends begins no threads any more, from Python 3.12 on
+            self._write(run, profile)
+            return
         self._writers = [thread for thread in self._writers if thread.is_alive()] + [writer]
-        writer.start()
 
     def _write(self, run: Open, profile: RankProfile) -> None:
         try:
@@ -210,7 +230,7 @@ class Recorder:
     def _give_way(self) -> None:
         """End the window, because the program starts a profiler of its own."""
         with self._lock:
-            if self._open is not None and self._open.window.is_running:
+            if self._runs_and_may_stop(self._open):
                 self._end_window("cut off: the program has started torch.profiler itself")
 
     def _run(self) -> None:
@@ -267,10 +287,16 @@ class Recorder:
                 del self._waiting[number]
                 self._begin_window(request, files, by_time=True)
         run = self._open
-        if run is not None and run.by_time and run.window.is_running:
-            seconds = min(run.request.duration_s, MAX_WINDOW_S)
-            if time.monotonic() - run.began_s >= seconds or run.request.is_cancelled:
+        if run is None or not self._runs_and_may_stop(run):
+            return
+        seconds = time.monotonic() - run.began_s
+        if run.by_time:
+            if seconds >= min(run.request.duration_s, MAX_WINDOW_S) or run.request.is_cancelled:
                 self._end_window("")
+        elif (
+            seconds > MAX_WINDOW_S
+        ):  # a step that lasts, or the last one: what torch records meanwhile is kept in memory
+            self._end_window(f"cut off after {MAX_WINDOW_S:g} s")
 
     def _claim(self, number: int, request: ProfileRequest) -> bool:
         """Answer for this rank if this process is one and is asked; return whether the window is still wanted."""

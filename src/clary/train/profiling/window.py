@@ -6,6 +6,7 @@ import gzip
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,12 +25,17 @@ class Window:
 
     Args:
         on_other: called in the program's thread, before a profiler of its own starts while this one runs.
-        all_threads: record threads that did not start the window: for one that no step begins.
+        all_threads: refuse where threads cannot be recorded that did not start the window: one that no step begins.
+
+    [Note: threads]
+    Newer releases of torch record all threads, and any of them may stop that. Older ones record the thread that starts
+    and what works for it; stopped by another thread, torch loses its session and the program crashes.
     """
 
     def __init__(self, *, on_other: Callable[[], None], all_threads: bool = False) -> None:
         self._on_other = on_other
         self._all_threads = all_threads
+        self._thread: int | None = None  # which alone may stop; None for any
         self._profiler: Any = None
         self._guarded: dict[str, Any] = {}
         self.is_running = False
@@ -45,11 +51,25 @@ class Window:
         except BaseException:
             self._profiler = None
             raise
+        if torch.autograd._profiler_enabled():  # said of this thread alone, and of no session of all threads
+            self._thread = threading.get_native_id()
         self.is_running = True
         self._guard()
 
+    @property
+    def may_stop(self) -> bool:
+        """Whether `stop` may be called in this thread."""
+        return self._thread in (None, threading.get_native_id())
+
+    def forget(self) -> None:
+        """Record nothing more, in a child that was forked off: its parent's session cannot be stopped here."""
+        if self.is_running:
+            self.is_running = False
+            self._unguard()
+            sys.modules["torch"]._C._autograd._enable_record_function(False)
+
     def stop(self) -> None:
-        """End; a window that has ended stays so. Blocks for what torch needs to gather events."""
+        """End; a window that has ended stays so. Only where `may_stop`. Blocks while torch gathers events."""
         if self.is_running:
             self.is_running = False
             self._unguard()
@@ -81,18 +101,21 @@ class Window:
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         # `trace_only` saves torch from building Python objects of all events; older ones know neither of both.
-        wanted = {"trace_only": True, **({"profile_all_threads": True} if self._all_threads else {})}
-        for options in (wanted, {name: True for name in wanted if name != "trace_only"}, {}):
+        for names in (("trace_only", "profile_all_threads"), ("profile_all_threads",), ("trace_only",)):
             try:
-                config = torch._C._profiler._ExperimentalConfig(**options)
+                config = torch._C._profiler._ExperimentalConfig(**dict.fromkeys(names, True))
             except (AttributeError, TypeError):
                 continue
-            if self._all_threads and not options:
-                raise OtherProfiler(
-                    f"torch {torch.__version__} records one thread alone, and no optimizer has made a step in this one"
-                )
-            return {"activities": activities, "experimental_config": config}
-        return {"activities": activities}
+            if "profile_all_threads" in names:
+                return {"activities": activities, "experimental_config": config}
+            break
+        else:
+            config = None
+        if self._all_threads:
+            raise OtherProfiler(
+                f"torch {torch.__version__} records one thread alone, and no optimizer has made a step in this one"
+            )
+        return {"activities": activities, **({"experimental_config": config} if config is not None else {})}
 
     def _guard(self) -> None:
         """Have a profiler that the program starts find no other: torch would raise in the program otherwise."""

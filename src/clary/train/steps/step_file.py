@@ -7,6 +7,7 @@ Written, not mapped: a page that cannot be had, on a full disk, is an error here
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from clary.contract.step_records import ENDING, StepRow, offset_of, pack_header, pack_row
@@ -29,11 +30,22 @@ class StepFile:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o644)
         os.pwrite(self._descriptor, pack_header(rank, self.process), 0)
+        self._identity = _identity(self._descriptor)
 
     def write(self, row: StepRow) -> None:
         """Add a row in place of the oldest. Raises: OSError."""
+        # Programs may close descriptors that are not theirs: the number may be that of a file of their own by now.
+        if _identity(self._descriptor) != self._identity:
+            raise OSError("the program has closed their file")
         os.pwrite(self._descriptor, pack_row(row), offset_of(row.number))
 
     def close(self) -> None:
         """Write no more."""
-        os.close(self._descriptor)
+        with contextlib.suppress(OSError):
+            if _identity(self._descriptor) == self._identity:
+                os.close(self._descriptor)
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    facts = os.fstat(descriptor)
+    return facts.st_dev, facts.st_ino

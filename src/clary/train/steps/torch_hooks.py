@@ -17,6 +17,7 @@ Compiled code is left alone: wrappers bear torch's own mark of functions that ar
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -25,9 +26,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from clary.contract import step_records
 from clary.contract.step_records import FOLDER_VARIABLE, SWITCH_VARIABLE
+from clary.train.steps import step_clock, step_file
 from clary.train.steps.step_clock import BACKWARD, COMMUNICATION, DATA, StepClock
 from clary.train.steps.step_file import StepFile
+from clary.train.steps.uncompiled import leave_uncompiled
 
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _MARK = "_clary_steps"  # on a function that is a wrapper of ours
@@ -50,41 +54,53 @@ class Recorder:
 
     def reset(self) -> None:
         """Begin anew, in a process that was forked off: the file is the other one's."""
-        self.clock = StepClock()
         self.is_on = True
-        self.thread = threading.main_thread().ident  # the one that trains
+        # The thread that trains and its clock; replaced as one, so that no two threads ever share a clock.
+        self._measured = (threading.main_thread().ident, StepClock())
         if self._file is not None:
             self._file.close()
             self._file = None
 
-    def is_here(self) -> bool:
-        """Whether this is the thread that is measured."""
-        return self.is_on and threading.get_ident() == self.thread
+    @property
+    def clock(self) -> StepClock:
+        """Of the thread that trains."""
+        return self._measured[1]
 
-    def before_step(self, optimizer: object, _arguments: object, _keywords: object) -> None:
-        """Hook of optimizers: one begins its step."""
+    def clock_here(self) -> StepClock | None:
+        """Return the clock if this is the thread that is measured."""
+        thread, clock = self._measured
+        return clock if self.is_on and threading.get_ident() == thread else None
+
+    def before_step(self, optimizer: object) -> None:
+        """Take note that an optimizer begins its step."""
         if not self.is_on:
             return
-        here = threading.get_ident()
-        if here != self.thread:  # it trains in a thread of its own
-            self.thread, self.clock = here, StepClock()
-        self.clock.enter_optimizer(id(optimizer), _num_outer_steps() if self.clock.is_in_optimizer else 0)
-
-    def after_step(self, optimizer: object, _arguments: object, _keywords: object) -> None:
-        """Hook of optimizers: one has ended its step."""
-        if not self.is_here():
-            return
-        row = self.clock.leave_optimizer(id(optimizer))
-        if row is None:
-            return
         try:
+            clock = self.clock_here()
+            if clock is None:  # it trains in a thread of its own
+                clock = StepClock()
+                self._measured = (threading.get_ident(), clock)
+            clock.enter_optimizer(id(optimizer), _num_outer_steps() if clock.is_in_optimizer else 0)
+        except Exception as error:  # noqa: BLE001 - boundary: debug hook
+            self._give_up(error)
+
+    def after_step(self, optimizer: object) -> None:
+        """Take note that an optimizer has ended its step."""
+        try:
+            clock = self.clock_here()
+            row = clock.leave_optimizer(id(optimizer)) if clock is not None else None
+            if row is None:
+                return
             if self._file is None:
                 _wrap_works(self)  # whoever made a process group has its classes by now
                 self._file = StepFile(self._folder, _rank())
             self._file.write(row)
         except Exception as error:  # noqa: BLE001 - boundary: debug hook
-            self.is_on = False
-            _log.warning("the times of steps are not recorded any more: %s", error)
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self.is_on = False
+        _log.warning("the times of steps are not recorded any more: %s", error)
 
 
 def install() -> Recorder | None:
@@ -105,11 +121,27 @@ def install() -> Recorder | None:
     iterator = dataloader._BaseDataLoaderIter
     iterator.__next__ = _timed_next(iterator.__next__, recorder)
     torch.autograd.backward = _timed_backward(torch.autograd.backward, recorder)
-    optimizer.register_optimizer_step_pre_hook(recorder.before_step)
-    optimizer.register_optimizer_step_post_hook(recorder.after_step)
+    _tell_scripts(torch.autograd.backward)
+
+    def before_step(optimizer: object, _arguments: object, _keywords: object) -> None:
+        recorder.before_step(optimizer)
+
+    def after_step(optimizer: object, _arguments: object, _keywords: object) -> None:
+        recorder.after_step(optimizer)
+
+    optimizer.register_optimizer_step_pre_hook(_marked(before_step))
+    optimizer.register_optimizer_step_post_hook(_marked(after_step))
     _wrap_works(recorder)
     os.register_at_fork(after_in_child=recorder.reset)
+    leave_uncompiled(sys.modules[__name__], step_clock, step_file, step_records)
     return recorder
+
+
+def _tell_scripts(backward: Callable[..., Any]) -> None:
+    """Have `torch.jit.script` take the wrapper for what it wraps, which it knows by its identity."""
+    register = getattr(sys.modules.get("torch.jit._builtins"), "_register_builtin", None)
+    if register is not None:
+        register(backward, "aten::backward")
 
 
 def _wrap_works(recorder: Recorder) -> None:
@@ -127,9 +159,9 @@ def _wrap_works(recorder: Recorder) -> None:
 def _timed_next(function: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
     @functools.wraps(function)
     def __next__(self: Any) -> Any:
-        if not recorder.is_here():
+        clock = recorder.clock_here()
+        if clock is None:
             return function(self)
-        clock = recorder.clock
         depth = clock.enter(DATA)
         try:
             return function(self)
@@ -144,9 +176,9 @@ def _timed_wait(function: Callable[..., Any], recorder: Recorder) -> Callable[..
     # caller's frame has the same name and the same object first.
     @functools.wraps(function)
     def wait(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        if not recorder.is_here():
+        clock = recorder.clock_here()
+        if clock is None:
             return function(self, *arguments, **keywords)
-        clock = recorder.clock
         depth = clock.enter(COMMUNICATION)
         try:
             return function(self, *arguments, **keywords)
@@ -164,16 +196,20 @@ def _timed_backward(function: Callable[..., Any], recorder: Recorder) -> Callabl
 
     @functools.wraps(function)
     def backward(tensors: Any, *arguments: Any, **keywords: Any) -> Any:
-        if not recorder.is_here():
+        clock = recorder.clock_here()
+        if clock is None:
             return function(tensors, *arguments, **keywords)
-        clock = recorder.clock
         hook = None
         if is_distributed():
 
             def ends() -> None:  # called back by the engine; `leave` below ends what begins here
                 clock.enter(COMMUNICATION)
 
-            hook = _hook_first(tensors, lambda _: engine.queue_callback(ends))
+            def begins(_: object) -> None:
+                with contextlib.suppress(RuntimeError):  # an engine that takes no callbacks here
+                    engine.queue_callback(ends)
+
+            hook = _hook_first(tensors, begins)
         depth = clock.enter(BACKWARD)
         try:
             return function(tensors, *arguments, **keywords)
@@ -192,7 +228,9 @@ def _hook_first(tensors: Any, hook: Callable[[Any], None]) -> Any:
         return None  # the whole pass is compiled, hooks with it
     for tensor in tensors if isinstance(tensors, list | tuple) else (tensors,):
         if getattr(tensor, "grad_fn", None) is not None:
-            return tensor.register_hook(hook)
+            with contextlib.suppress(RuntimeError, TypeError, AttributeError):  # kinds of tensors that take no hooks
+                return tensor.register_hook(hook)
+            return None
     return None
 
 
@@ -205,7 +243,7 @@ def _marked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _num_outer_steps() -> int:
     """Return how many steps of optimizers the caller's hook is inside of, besides the one that calls the hook."""
-    stepping = sys._getframe(2)  # of torch's function around every `step`
+    stepping = sys._getframe(3)  # of torch's function around every `step`
     count, frame = 0, stepping.f_back
     while frame is not None:
         count += frame.f_code is stepping.f_code

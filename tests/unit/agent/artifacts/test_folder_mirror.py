@@ -137,3 +137,20 @@ def test_the_end_of_a_training_that_saved_nothing_is_not_stored(mirror, store, f
     mirror.start()
     assert mirror.finish(LIMIT_S)
     assert keys(store) == []
+
+
+def test_a_file_that_can_not_be_read_keeps_no_other_from_the_store(mirror, store, folder, monkeypatch):
+    (folder / "a").write_text("hidden")
+    (folder / "b").write_text("shown")
+    real = os.open
+
+    def refusing(path, *args, **kwargs):
+        if path == "a":
+            raise PermissionError(13, "Permission denied", path)
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", refusing)
+    mirror.start()
+    wait_for(lambda: keys(store) == ["b"])
+    assert not mirror.finish(LIMIT_S)
+    assert "Permission denied" in mirror.error

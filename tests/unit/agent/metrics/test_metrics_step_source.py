@@ -132,3 +132,20 @@ def test_a_file_that_is_cut_short_while_it_is_read_ends_quietly(source, rank_3, 
     (path,) = tmp_path.glob("*.steps")
     os.truncate(path, HEADER_BYTES)
     assert source.read(1.0) == {"rank-3/steps": 1.0}
+
+
+def test_a_file_that_is_found_before_its_process_has_begun_it_is_read_later(source, tmp_path):
+    path = tmp_path / "3-1.steps"
+    path.touch()
+    assert source.read(0.0) == {}
+    path.write_bytes(pack_header(3, 1) + pack_row(row(1)))
+    assert source.read(60.0) == {"rank-3/steps": 1.0}
+
+
+def test_another_program_in_the_same_process_begins_from_its_first_step(source, tmp_path):
+    path = tmp_path / "3-1.steps"
+    path.write_bytes(pack_header(3, 1) + b"".join(pack_row(row(number)) for number in range(1, 8)))
+    assert source.read(0.0)["rank-3/steps"] == 7.0
+    path.write_bytes(pack_header(3, 1) + pack_row(row(1)) + pack_row(row(2, step_s=4.0)))
+    found = source.read(1.0)
+    assert (found["rank-3/steps"], found["rank-3/step_s"]) == (2.0, 4.0)

@@ -134,3 +134,20 @@ def test_rules_run_on_the_first_host_alone_and_a_failure_there_is_only_said(said
     assert subject.finish() == ()
     (facts,) = subject.board.facts.rules
     assert (facts.name, facts.status.value, facts.details) == ("Loss", "Error", "OSError: no room")
+
+
+def test_a_second_upload_waits_for_nothing_and_says_nothing_again(said, tmp_path):
+    mirror = FakeMirror(tmp_path, is_complete=False)
+    subject = debugging(FakeDebuggingSteps({MIRROR: mirror}), said, mirrors=[MIRROR])
+    subject.begin()
+    assert len(subject.finish(1.0)) == 1
+    assert subject.finish(1.0) == ()
+    assert mirror.calls == ["start", "finish"]
+
+
+def test_a_defect_in_the_end_does_not_hold_up_the_host(said, tmp_path, monkeypatch):
+    mirror = FakeMirror(tmp_path)
+    monkeypatch.setattr(mirror, "finish", lambda limit_s: 1 / 0)
+    subject = debugging(FakeDebuggingSteps({MIRROR: mirror}), said, mirrors=[MIRROR])
+    subject.begin()
+    assert "ZeroDivisionError" in subject.finish(1.0)[0]

@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 from fake_steps import FakeSteps
 
+from clary.agent.environments.config_files import status_token_file
 from clary.agent.service_client import ServiceRefused, ServiceUnreachable
+from clary.agent.supervisor import host_training
 from clary.agent.supervisor.host_training import HostTraining
-from clary.agent.training.event_mirror import EventMirror
+from clary.agent.training import finding_store, training_watch
 from clary.agent.training.progress_watch import ProgressWatch
 from clary.contract.agent_protocol import HostPhase, OrderKind
 from clary.contract.clock import SystemClock
-from clary.contract.training_values import TrainingBatch, TrainingReceipt
-from clary.testing.fake_object_store import FakeObjectStore
+from clary.contract.ml_tree import MlTree
+from clary.contract.training_values import TrainingBatch, TrainingReceipt, status_token
 from clary.testing.launch_plans import make_plan
 
 WAIT_S = 30.0
@@ -36,15 +38,6 @@ class FakeReceiver:
         return TrainingReceipt(next=batch.first + len(batch.findings))
 
 
-class FakeClosableStore(FakeObjectStore):
-    """An object store in memory that is told when it is not needed any more."""
-
-    is_closed = False
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
 @pytest.fixture
 def ml_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "ml"
@@ -58,12 +51,12 @@ def write(ml_folder: Path, step: int) -> None:
         print(json.dumps(row), file=file)
 
 
-def training_of(ml_folder: Path, receiver, plan=None, notes=None) -> HostTraining:
+def training_of(ml_folder: Path, receiver, plan=None, notes=None, progress=None) -> HostTraining:
     training = HostTraining(
         plan or make_plan(),
         host="algo-1",
         service=receiver,
-        progress=ProgressWatch(SystemClock()),
+        progress=progress or ProgressWatch(SystemClock()),
         clock=SystemClock(),
         on_note=(notes if notes is not None else []).append,
     )
@@ -130,45 +123,74 @@ def test_a_defect_in_reading_is_not_the_hosts(ml_folder, monkeypatch):
     assert training.join(WAIT_S)
 
 
-def test_a_local_path_outside_the_tree_is_said_and_nothing_is_mirrored(ml_folder):
+def test_a_local_path_outside_the_tree_is_said(ml_folder):
     notes: list[str] = []
     document = {"S3OutputPath": "s3://bucket/boards", "LocalPath": "/srv/logs"}
     plan = make_plan(config_documents={"tensorboardoutputconfig": document})
     training = training_of(ml_folder, FakeReceiver(), plan, notes)
     training.begin_program()
-    training.finish_mirror()
     assert len(notes) == 1
     assert "/srv/logs" in notes[0]
     training.end()
     assert training.join(WAIT_S)
 
 
-def test_event_files_are_mirrored_while_they_grow_and_whole_at_the_end(tmp_path):
-    folder = tmp_path / "output/tensorboard/run"
-    folder.mkdir(parents=True)
-    (folder / "link").symlink_to("/etc/passwd")
-    events = folder / "events.out.tfevents.1"
+def test_progress_is_told_while_looks_at_files_wait_because_they_cost_much(ml_folder, monkeypatch):
+    monkeypatch.setattr(training_watch, "MAX_LOAD", 1e-9)
+    receiver = FakeReceiver()
+    progress = ProgressWatch(SystemClock())
+    training = training_of(ml_folder, receiver, progress=progress)
+    training.begin_program()
+    for step in (1, 2):
+        progress.feed([f"step {step}/9"], rank=0)
+        deadline_s = time.monotonic() + WAIT_S
+        while not any(batch.progress and batch.progress.done == step for batch in receiver.batches):
+            assert time.monotonic() < deadline_s, f"step {step} was not told"
+            time.sleep(0.05)
+    training.end()
+    assert training.join(WAIT_S)
+
+
+def test_a_program_is_not_let_wait_for_a_service_that_is_away(ml_folder):
+    file = status_token_file(MlTree(ml_folder))
+    file.parent.mkdir(parents=True)
+    file.write_text("token")
+    training = training_of(ml_folder, FakeReceiver())
+    assert file.read_text() == "token"
+    training.take_note_of_service(is_away=True)
+    assert file.read_text() == "", "without a token transformers posts nothing"
+    training.take_note_of_service(is_away=False)
+    plan = make_plan()
+    assert file.read_text() == status_token(plan.agent_token, job=plan.job_name, attempt=plan.attempt, host="algo-1")
+    file.unlink()
+    file.parent.rename(file.parent.with_name("moved"))
+    file.parent.symlink_to(file.parent.with_name("moved"))
+    training.take_note_of_service(is_away=True)
+    assert list(file.parent.iterdir()) == [], "a link of the program's is not followed"
+
+
+def test_a_defect_in_handing_out_the_token_does_not_reach_the_heartbeat(ml_folder, monkeypatch):
+    def fail(*_):
+        raise KeyError("odd")
+
+    training = training_of(ml_folder, FakeReceiver())
+    monkeypatch.setattr(host_training, "write_whole", fail)
+    training.take_note_of_service(is_away=True)
+
+
+def test_too_many_names_are_said_once(ml_folder, monkeypatch):
+    monkeypatch.setattr(finding_store, "MAX_NAMES", 1)
     notes: list[str] = []
-    store = FakeClosableStore()
-    mirror = EventMirror(
-        tmp_path,
-        "output/tensorboard",
-        uri="s3://bucket/boards/job-1/tensorboard-output",
-        open_store=lambda: store,
-        on_note=notes.append,
-        interval_s=0.1,
-    )
-    mirror.start()
-    events.write_bytes(b"one")
-    key = ("bucket", "boards/job-1/tensorboard-output/run/events.out.tfevents.1")
-    deadline_s = time.monotonic() + WAIT_S
-    while store.objects.get(key) != b"one" and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    assert store.objects == {key: b"one"}
-    events.write_bytes(b"one and two")
-    mirror.finish()
-    assert store.objects == {key: b"one and two"}
-    mirror.end()
-    assert mirror.join(WAIT_S)
-    assert store.is_closed
-    assert notes == []
+    receiver = FakeReceiver()
+    training = training_of(ml_folder, receiver, notes=notes)
+    with (ml_folder / "output/metrics/sagemaker/1.json").open("a") as file:
+        for name in ("loss", "other", "third"):
+            print(json.dumps({"MetricName": name, "Value": 1, "Timestamp": 1_700_000_000}), file=file)
+    training.begin_program()
+    training.end_program()
+    training.settle(lambda: False)
+    assert [finding.name for batch in receiver.batches for finding in batch.findings] == ["loss"]
+    assert len(notes) == 1
+    assert "more names" in notes[0]
+    training.end()
+    assert training.join(WAIT_S)

@@ -110,6 +110,10 @@ def test_a_request_reaches_the_ranks_and_their_traces_the_service(make_host, mon
     host.write(1, RankState.DONE, trace=b"b" * 10)
     assert states(host.final()) == {0: RankState.DONE, 1: RankState.DONE}
     assert host.receiver.traces == {(7, 0): b"a" * 25, (7, 1): b"b" * 10}
+    end_s = time.monotonic() + LIMIT_S
+    while list(host.folder.rglob("*.trace.json.gz")):  # sent, they do not stay on the program's disk
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
 
 
 def test_a_rank_that_ends_within_its_window_is_lost_and_the_others_are_kept(make_host):

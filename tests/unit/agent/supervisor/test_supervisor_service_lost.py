@@ -10,8 +10,10 @@ import pytest
 from fake_steps import FakeSteps
 from host_under_test import LIMITS
 
+from clary.agent.environments.config_files import status_token_file
 from clary.agent.supervisor.supervisor import EXIT_FAILED, EXIT_RELEASED, EXIT_TERMINATED
 from clary.contract.agent_protocol import HostPhase, OrderKind
+from clary.contract.ml_tree import MlTree
 from clary.testing.fake_service import FakeService
 
 
@@ -46,6 +48,27 @@ def test_a_program_that_ends_while_the_service_is_away_is_told_later(service: Fa
     facts = service.wait_for_phase(HostPhase.EXITED)
     assert facts.failure.exit_code == 7
     assert "last words" in service.texts
+    assert host.join() == EXIT_RELEASED
+
+
+def test_a_program_is_not_let_report_to_a_service_that_is_away(service: FakeService, host_of, tmp_path) -> None:
+    steps = FakeSteps()
+    steps.ml_folder = tmp_path / "ml"
+    token = status_token_file(MlTree(steps.ml_folder))
+    token.parent.mkdir(parents=True)
+    service.lead_through_life()
+    host = host_of(steps)
+    program = host.program
+    for is_away in (True, False):
+        if is_away:
+            service.kill()
+        else:
+            service.restart()
+        deadline_s = time.monotonic() + 30.0
+        while not token.exists() or bool(token.read_bytes()) is is_away:
+            assert time.monotonic() < deadline_s, f"the token does not say that the service is away: {is_away}"
+            time.sleep(0.02)
+    program.end(0)
     assert host.join() == EXIT_RELEASED
 
 

@@ -185,6 +185,25 @@ def test_ranks_are_marked_as_their_originals_do(steps_of, hyperparameters: dict[
     assert program.wait_for_exits(0.0) == []
 
 
+@pytest.mark.parametrize(("secrets", "mode"), [(None, b"offline"), (b"WANDB_API_KEY=mine\n", b"none")])
+def test_code_that_brings_a_key_of_wandb_is_not_put_offline(steps_of, secrets: bytes | None, mode: bytes) -> None:
+    steps = steps_of(hyperparameters={"sagemaker_program": "train.py"})
+    steps.build_tree()
+    steps._tree.code.mkdir(exist_ok=True)
+    (steps._tree.code / "train.py").write_text("import os; print('mode', os.environ.get('WANDB_MODE', 'none'))")
+    if secrets is not None:
+        (steps._tree.code / "secrets.env").write_bytes(secrets)
+    steps.fetch_code()
+    steps.prepare_environment()
+    log = FakeLog()
+    program = steps.start_program(log)
+    try:
+        program.wait_for_exits(60.0)
+        assert b"mode " + mode in b"".join(log.data)
+    finally:
+        program.close()
+
+
 @pytest.mark.parametrize(
     ("num_hosts", "isolation", "num_notes"),
     [(2, Isolation.NAMESPACES, 1), (1, Isolation.NAMESPACES, 0), (2, Isolation.PROCESSES, 0)],

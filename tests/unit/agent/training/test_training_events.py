@@ -88,6 +88,12 @@ def test_a_histogram_with_many_buckets_is_joined_and_loses_no_count():
     assert (buckets[0][0], buckets[-1][1]) == (0.0, 1000.0)
 
 
+def test_counts_that_add_up_to_no_number_stay_json():
+    (found,) = read(event(histogram("w", 0.0, [(float(place + 1), 1.7e308) for place in range(1000)])))
+    buckets = json.loads(found.data, parse_constant=pytest.fail)
+    assert len(buckets) <= MAX_BUCKETS
+
+
 def test_images_of_both_forms_keep_their_bytes_and_large_ones_only_their_place():
     picture = b"\x89PNG\r\n\x1a\n" + b"x" * 50
     strings = b"".join(block(8, part) for part in (b"2", b"2", picture))

@@ -86,6 +86,18 @@ def test_a_record_longer_than_a_piece_is_read_and_one_that_is_too_long_is_passed
     assert "8 MiB" in note
 
 
+def test_a_large_record_that_is_still_being_written_does_not_double_what_stands_before_it(tmp_path, reading):
+    large = record(b"x" * (MAX_RECORD_BYTES + 1))
+    put(tmp_path, EVENTS, loss(1.0, 1) + large[:1000])
+    assert seen(reading) == [("loss", 1.0, 1)]
+    put(tmp_path, EVENTS, large[1000:5000])
+    assert seen(reading) == []
+    put(tmp_path, EVENTS, large[5000:] + loss(2.0, 2))
+    assert seen(reading) == [("loss", 2.0, 2)]
+    put(tmp_path, EVENTS, loss(3.0, 3), appends=False)
+    assert seen(reading) == [("loss", 3.0, 3)], "written anew"
+
+
 def test_a_damaged_file_is_said_once_and_not_read_any_further(tmp_path, reading, notes):
     put(tmp_path, EVENTS, loss(1.0, 1) + b"\xff" * 40)
     assert seen(reading) == [("loss", 1.0, 1)]

@@ -62,6 +62,12 @@ def test_what_is_no_record_is_no_value(data):
     assert of_json_line(data) is None
 
 
+@pytest.mark.parametrize("step", [10**400, -(10**400), 2**63, float("inf"), float("nan"), True, "7"])
+def test_a_step_that_nothing_counts_to_is_none(step):
+    found = of_json_line(line(MetricName="a", Value=1, Timestamp=1, Step=step))
+    assert (found.value, found.step) == (1.0, None)
+
+
 def test_lines_of_mlflow_have_a_time_a_value_and_perhaps_a_step():
     found = of_mlflow_line(b"1700000000123 0.5 7", name="loss")
     assert found is not None

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clary.agent.training import progress_watch
 from clary.agent.training.progress_watch import ProgressWatch, RateEstimate
 from clary.agent.training.progress_words import may_hold_progress, of_trainer_state, sign_in
 from clary.testing.fake_clock import FakeClock
@@ -64,6 +65,40 @@ def test_what_is_no_training_is_no_progress(line):
 def test_hostile_lines_never_raise(line):
     found = sign_in(line)
     assert found is None or found.total is None or 0 <= found.done <= found.total
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "50%|##| 500000000000G/999999999999999G [00:01<00:02]",
+        "Epoch 1/999999999 50%|##| 500000000000/999999999999999 [00:01<00:02]",
+        "Epoch 7/999999999 step 3/999999999999999",
+    ],
+)
+def test_progress_is_never_more_than_the_service_takes(clock, line):
+    watch = ProgressWatch(clock)
+    watch.feed([line], rank=0)
+    current = watch.current()
+    assert current is None or current.total < 10**15
+
+
+def test_a_defect_in_reading_progress_does_not_reach_the_programs_output(clock, monkeypatch, caplog):
+    def fail(line):
+        raise KeyError(line)
+
+    monkeypatch.setattr(progress_watch, "sign_in", fail)
+    watch = ProgressWatch(clock)
+    for _ in range(3):
+        watch.feed(["step 1/2"], rank=0)
+    assert watch.current() is None
+    assert caplog.text.count("are not read for progress") == 1
+
+
+def test_a_time_left_that_nobody_waits_for_is_not_told():
+    rate = RateEstimate()
+    for second in range(5):
+        rate.add(float(second), second * 1e-6)
+    assert rate.eta_s(1e14) is None
 
 
 def test_hostile_lines_do_not_take_long():

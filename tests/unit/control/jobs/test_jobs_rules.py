@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from job_script import Script, at, new_job
+from job_script import Script, at, exit_of, new_job
 
 from clary.contract.agent_protocol import HostPhase, OrderKind
 from clary.contract.errors import WireError
@@ -55,10 +55,13 @@ def statuses(job):
     return [(row["RuleConfigurationName"], row["RuleEvaluationStatus"]) for row in rows_of(job, RuleKind.DEBUG)]
 
 
+TAKEN = ("/", "/opt", "/opt/ml", "/opt/ml/", "/usr/share", "/proc", "/opt/ml/input/data/train")
 REFUSALS = [
     (request_with(hook=hook(S3OutputPath="https://b/t")), "DebugHookConfig.S3OutputPath must be s3://bucket/prefix"),
     (request_with(hook=hook(LocalPath="tensors")), "DebugHookConfig.LocalPath must be the whole path of a folder"),
     (request_with(hook=hook(LocalPath="/opt/ml/../x")), "LocalPath must be the whole path of a folder"),
+    (request_with(hook=hook(LocalPath="/data/\0x")), "LocalPath must be the whole path of a folder"),
+    *((request_with(hook=hook(LocalPath=path)), "LocalPath must be a folder of its own") for path in TAKEN),
     (request_with(hook=hook(HookParameters={"save_intervall": "5"})), "HookParameters has 'save_intervall'; it may"),
     (request_with(hook=hook(HookParameters={"include_workers": "two"})), "expected 'one' or 'all'"),
     (request_with(hook=hook(CollectionConfigurations=[{}])), "CollectionConfigurations[0] has no CollectionName"),
@@ -294,3 +297,11 @@ def test_a_notice_tells_a_new_finding_once_and_nothing_of_the_request():
     assert notice["rule_configuration_name"] == "Loss"
     assert notice["status_details"] == "step 3: bad"
     assert "request" not in notice
+
+
+def test_what_a_rule_finds_when_the_program_has_ended_stops_nothing():
+    script = running(rule(action_json=STOP % "", rule_to_invoke="Loss"))
+    job = told(script, found(), phase=HostPhase.EXITED, exits=(exit_of(0),)).job
+    assert statuses(job) == [("Loss", "IssuesFound")]
+    assert job.end_cause is EndCause.SUCCESS
+    assert job.status is TrainingJobStatus.IN_PROGRESS

@@ -157,6 +157,23 @@ def test_hosts_that_train_beside_each_other_are_not_compared():
     assert judge(ranks, facts(2)).kind is StragglerKind.UNKNOWN
 
 
+def test_ranks_whose_steps_differ_in_length_do_not_wait_for_each_other():
+    moments = range(0, 60_000, 5000)
+    ranks = [
+        RankSteps(rank=rank, host=f"algo-{rank + 1}", moments=dict.fromkeys(moments, StepTimes(step_s=step_s)))
+        for rank, step_s in enumerate((0.5, 0.1, 0.12))
+    ]
+    assert judge(ranks, facts(3)).kind is StragglerKind.NOBODY
+
+
+def test_who_is_waited_for_every_tenth_step_alone_is_found():
+    waits = StepTimes(step_s=1.1, communication_s=1.0)
+    moments = {at_ms: waits if at_ms % 50_000 == 0 else StepTimes(step_s=0.1) for at_ms in range(0, 100_000, 5000)}
+    ranks = [RankSteps(rank=rank, host=f"algo-{rank + 1}", moments=moments) for rank in range(2)]
+    slow = RankSteps(rank=2, host="algo-3", moments=dict.fromkeys(moments, StepTimes(step_s=0.2)))
+    assert judge([*ranks, slow], facts(3)).host == "algo-3"
+
+
 def test_ranks_without_steps_are_left_out_of_the_table():
     ranks = [*gang(2), RankSteps(rank=9, host="algo-9", moments={})]
     assert [row.rank for row in rows_of(ranks)] == [0, 1]

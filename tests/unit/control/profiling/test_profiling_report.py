@@ -9,12 +9,13 @@ from html.parser import HTMLParser
 import pytest
 from profiled_runs import run, run_with_pauses, series, steady_gpus, without_gpus
 
+from clary.contract.agent_protocol import HostPhase
 from clary.control.profiling.measurements import HostShape, measurements_of
 from clary.control.profiling.report.drawing import Line, Span, chart, nice_top, number, span_words, text, thinned
 from clary.control.profiling.report.facts import ReportFacts, ReportHost, RuleResult
 from clary.control.profiling.report.page import documents, files, render
 from clary.control.profiling.rules import RULES
-from clary.control.series.queries import Point
+from clary.control.series.queries import Point, Series
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 VOID = {"meta", "line", "rect", "path", "circle", "br", "i"}
@@ -256,3 +257,21 @@ def test_numbers_and_times_read_well():
         "2 h 1 min",
     ]
     assert text("a<b>\x01'") == "a&lt;b&gt;\N{REPLACEMENT CHARACTER}&#x27;"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e308, 1e-320, -1.0])
+def test_values_that_can_not_be_break_neither_rules_nor_the_report(value):
+    names = ("rank-0/step_s", "rank-0/step_max_s", "rank-0/steps", "rank-0/num_processes", "gpu-0/memory_percent")
+    running = float(list(HostPhase).index(HostPhase.RUNNING))
+    odd = Point(500, value, value, value, 1, value)
+    even = Point(1000, 0.5, 0.5, 0.5, 1, 0.5)
+    measured_series = [Series(host="algo-1", name=name, points=(odd, even)) for name in names]
+    measured_series.append(Series(host="algo-1", name="rank-1/step_s", points=(odd,)))
+    phases = tuple(Point(at_ms, running, running, running, 1, running) for at_ms in (500, 1000))
+    measured_series.append(Series(host="algo-1", name="host/phase", points=phases))
+    shapes = [HostShape(name="algo-1", num_cpus=2.0)]
+    measured = measurements_of(measured_series, shapes, step_ms=500, until_ms=1500, is_over=True)
+    results = [RuleResult(rule=rule(), verdict=rule().judge(measured)) for rule in RULES.values()]
+    for result in results:
+        json.dumps({where: dict(numbers) for where, numbers in result.verdict.figures.items()}, allow_nan=False)
+    Page(render(facts(measured), measured, results))

@@ -287,3 +287,33 @@ async def test_hundreds_of_jobs_without_rules_cost_nothing_to_look_at(kept):
     await kept.rules.make_pass()
     assert time.monotonic() - began_s < 5
     assert not kept.store.objects
+
+
+async def test_jobs_in_the_queue_are_not_looked_at(kept, monkeypatch):
+    await kept.plane.create(ProfilerRuleConfigurations=[rule("NoSuchRule", "odd")])
+    waiting = kept.plane.hub.live_job("job")
+    assert waiting is not None
+    assert not waiting.hosts
+    await kept.rules.make_pass()
+    assert kept.plane.hub.live_job("job") is waiting
+    await kept.plane.passes()
+    await kept.rules.make_pass()
+    assert (await kept.statuses())["odd"][0] == "Error"
+
+
+async def test_who_hears_of_changes_can_not_fail_them(kept, caplog):
+    heard = []
+
+    def failing(before, after):
+        heard.append((before, after))
+        raise RuntimeError("not today")
+
+    kept.plane.hub.listen(failing)
+    await kept.plane.create()
+    created = kept.plane.hub.live_job("job")
+    assert heard == [(None, created)]
+    await kept.plane.passes()
+    before, after = heard[1]
+    assert before == created
+    assert after.hosts
+    assert "a change was not taken note of" in caplog.text

@@ -16,6 +16,7 @@ from clary.contract.training_values import (
     TrainingProgress,
     status_token,
 )
+from clary.control.reconcile import training_gateway
 from clary.control.reconcile.hub import MAX_FINAL_METRICS
 from clary.control.reconcile.training_gateway import STATUS_BURST, TrainingGateway
 from clary.testing.control_plane import ControlPlane
@@ -137,6 +138,23 @@ async def test_values_that_a_program_repeats_are_stored_when_they_change(plane, 
     assert await steps_of(plane) == [1, 3]
     (told,) = await plane.store.training.progress_of("job", job.attempt)
     assert (told.progress.done, told.progress.total, told.progress.source) == (4, 100, "kubeflow")
+
+
+async def test_a_loss_that_is_no_number_is_stored_once_and_no_final_metric(plane, gateway):
+    job = job_of(plane)
+    for step in (1, 2, 3):
+        await gateway.take_status(job, "algo-1", said(step, loss="nan", current_step=step, total_steps=100))
+    assert await steps_of(plane) == [1]
+    assert job_of(plane).final_metrics == ()
+
+
+async def test_a_program_that_makes_up_ever_new_names_is_not_remembered_without_end(plane, gateway, monkeypatch):
+    monkeypatch.setattr(training_gateway, "MAX_SPOKEN_NAMES", 3)
+    job = job_of(plane)
+    for step in range(5):
+        await gateway.take_status(job, "algo-1", said(step, **{f"m{step}": step, "loss": step, f"n{step}": step}))
+    names = {fact.name: fact.num_values for fact in await plane.store.training.metric_facts("job")}
+    assert names == {"m0": 1, "loss": 5, "n0": 1}
 
 
 async def test_a_program_that_speaks_too_often_is_told_to_wait_and_heard_again_later(plane, gateway):

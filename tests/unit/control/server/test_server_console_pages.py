@@ -223,6 +223,32 @@ async def test_log_lines_are_searched_by_text_host_and_rank_and_followed(logs):
     assert again["lines"] == []
 
 
+async def test_a_line_that_its_host_brings_late_is_not_missed_by_who_follows(logs):
+    await log_of(logs)
+    job = running_job()
+    routes = people(services_of(live=[job], logs=logs))
+    first = await page(routes, f"{JOB}/log-lines", "limit=5")
+    late = [LogBlock(at_ms=START_MS + 10 + i, text=f"late {i}", rank=0) for i in range(3)]
+    await logs.append("job-1/algo-2-1", 10, [LogBlock(at_ms=START_MS + 90, text="early", rank=0)])
+    second = await page(routes, f"{JOB}/log-lines", f"limit=5&after={first['previous']}")
+    await logs.append("job-1/algo-1-1", 10, late)
+    third = await page(routes, f"{JOB}/log-lines", f"limit=2&after={second['previous']}")
+    fourth = await page(routes, f"{JOB}/log-lines", f"limit=2&after={third['previous']}")
+    fifth = await page(routes, f"{JOB}/log-lines", f"limit=2&after={fourth['previous']}")
+    texts = [[line["text"] for line in one["lines"]] for one in (second, third, fourth, fifth)]
+    assert texts == [["early"], ["late 1", "late 0"], ["late 2"], []]
+    # Of one host alone, then of all; and a host that the job gets later.
+    of_one = await page(routes, f"{JOB}/log-lines", "host=algo-1")
+    await logs.append("job-1/algo-1-1", 13, [LogBlock(at_ms=START_MS + 13, text="later", rank=0)])
+    of_all = await page(routes, f"{JOB}/log-lines", f"after={of_one['previous']}")
+    assert [line["text"] for line in of_all["lines"]] == ["early", "later"]
+    routes = people(services_of(live=[replace(job, log_streams=(*job.log_streams, "job-1/algo-3-1"))], logs=logs))
+    await logs.create_stream("job-1/algo-3-1", START)
+    await logs.append("job-1/algo-3-1", 0, [LogBlock(at_ms=START_MS, text="new host", rank=0)])
+    of_more = await page(routes, f"{JOB}/log-lines", f"after={of_all['previous']}")
+    assert [line["text"] for line in of_more["lines"]] == ["new host"]
+
+
 async def test_a_job_without_hosts_has_no_lines_and_no_cursor(logs):
     job = running_job(log_streams=(), hosts={}, plan=None)
     found = await page(people(services_of(live=[job], logs=logs)), f"{JOB}/log-lines")
@@ -251,6 +277,8 @@ async def test_hostile_lines_come_as_they_are_in_json_that_no_browser_takes_for_
         "before=x",
         "after=1.algo-9.1",
         "before=1.algo-1.x",
+        "after=1.algo-1.1~",
+        "after=1.algo-1.1~1.x",
         "before=1.algo-1.1&after=1.algo-1.1",
         f"search={'x' * 501}",
     ],

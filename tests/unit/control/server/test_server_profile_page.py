@@ -7,8 +7,9 @@ import pytest
 from server_parts import FakeServices, document, request, running_job
 
 from clary.contract.agent_protocol import HostPhase
-from clary.contract.deep_profiles import HostProfile, RankProfile, RankState
+from clary.contract.deep_profiles import HostProfile, ProfileRequest, RankProfile, RankState
 from clary.contract.errors import WireError
+from clary.contract.plain import from_plain, to_plain
 from clary.control.reconcile.profile_desk import ProfileDesk
 from clary.control.server.people_routes import PeopleRoutes
 from clary.testing.fake_clock import FakeClock
@@ -92,6 +93,12 @@ async def test_a_profile_that_is_not_there_is_not_found(services, query):
 async def test_what_cannot_be_asked_for_is_refused_in_words(services, body, why):
     with pytest.raises(WireError, match=why):
         await answer_to(services, "POST", body=body)
+
+
+async def test_a_step_that_is_a_whole_number_with_a_point_reaches_agents_as_one_that_they_read(services):
+    await answer_to(services, "POST", body={"steps": 3.0, "start_step": 5.0})
+    asked = services.profiles.wanted(running_job(), "algo-1")
+    assert from_plain(ProfileRequest, json.loads(json.dumps(to_plain(asked)))).start_step == 5
 
 
 async def test_a_job_whose_program_does_not_run_is_not_profiled(tmp_path):

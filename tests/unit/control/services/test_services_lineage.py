@@ -249,3 +249,22 @@ async def test_values_that_no_json_holds_spoil_no_answer(plane):
     assert {"Min", "Last", "Count"} <= loss.keys()
     assert not {"Max", "Avg", "StdDev"} & loss.keys()
     assert (loss["Min"], loss["Last"], loss["Count"]) == (1.0, 1e200, 3)
+
+
+@pytest.mark.parametrize("period", ["IterationNumber", "OneMinute"])
+@pytest.mark.parametrize(
+    ("start", "end", "count"), [(0, 2**63 - 1, 3), (-(2**63), 2**63 - 1, 3), (2**62, 2**63 - 1, 0)]
+)
+async def test_bounds_that_no_column_holds_are_bounds_all_the_same(plane, period, start, end, count):
+    await put(plane, "loss", [1.0, 2.0, 3.0], apart_s=60)
+    axis = "IterationNumber" if period == "IterationNumber" else "Timestamp"
+    found = await get(plane, Period=period, XAxisType=axis, Start=start, End=end)
+    assert (found["Status"], len(found["MetricValues"])) == ("Complete", count)
+
+
+@pytest.mark.parametrize("moment", [1e18, -1e18, float("nan"), float("inf")])
+async def test_a_value_at_no_time_is_refused(plane, moment):
+    item = {"MetricName": "loss", "Timestamp": moment, "Value": 1.0}
+    with pytest.raises(WireError) as error:
+        await plane.call("sagemaker-metrics", "BatchPutMetrics", TrialComponentName="c", MetricData=[item])
+    assert error.value.code == "ValidationException"

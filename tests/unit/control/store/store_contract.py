@@ -574,6 +574,19 @@ class StoreContract:
         page = await store.cards.page(CardQuery(), now=START)
         assert (page.cards, page.counts, page.next_token) == ((), {}, None)
 
+    @pytest.mark.parametrize("bad", ["half a pair \ud800", "a NUL \0 within"])
+    async def test_a_reason_that_no_database_holds_ends_a_job_all_the_same(self, store: Store, bad: str) -> None:
+        await store.create_job(make_job("j", request={"ResourceConfig": {"InstanceType": bad, "InstanceCount": 1}}), {})
+        failure = JobFailure(fault="algorithm", message=bad, is_own_words=True)
+        metrics = (FinalMetric(name=bad, value=1.0, at=START),)
+        await store.update_job("j", lambda job: replace(job, failure=failure, final_metrics=metrics))
+        [card] = (await store.cards.page(CardQuery(search="AlgorithmError"), now=START)).cards
+        assert bad.split(" ")[0] in card.failure_reason
+        assert "\0" not in card.failure_reason + card.instance_type  # which PostgreSQL takes in no text
+        stored = await store.get_job("j")
+        assert stored is not None
+        assert stored.failure == failure
+
     async def test_cards_are_searched_sorted_and_paged_as_a_look_at_every_one_would(self, store: Store) -> None:
         randomly = random.Random(5)
         for number in range(40):
@@ -663,6 +676,19 @@ class StoreContract:
         whole = (await store.curves.curves("j", names=["loss"], num_points=2000))["loss"]
         assert [(point.value, point.step) for point in whole] == [(value, i) for i, value in enumerate(values)]
         assert await store.curves.curves("nobody", names=None, num_points=100) == {}
+
+    async def test_a_thinned_curve_falls_as_its_values_do_and_ends_with_the_last(self, store: Store) -> None:
+        await store.create_job(make_job("j"), {})
+        moments = (START + timedelta(seconds=number) for number in range(1000))
+        falling = [FinalMetric(name="loss", value=1000.0 - number, at=at) for number, at in enumerate(moments)]
+        last = FinalMetric(name="loss", value=500.5, at=falling[-1].at)  # a jump at the end, and at the same moment
+        await store.add_metrics("j", [*falling, last])
+        for num_points in (2, 3, 50):
+            points = (await store.curves.curves("j", names=["loss"], num_points=num_points))["loss"]
+            assert len(points) <= num_points
+            assert points[-1].value == 500.5
+        values = [point.value for point in points[2:-3]]  # the first stretch goes any way, the last has the jump
+        assert values == sorted(values, reverse=True)
 
     # Death
 

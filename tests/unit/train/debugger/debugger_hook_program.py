@@ -2,18 +2,22 @@
 
 import copy
 import functools
+import gc
 import json
 import logging
 import os
 import tempfile
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
 from torch.optim import optimizer as optimizer_module
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from clary.train import debugger
 from clary.train.debugger import losses
@@ -515,3 +519,130 @@ def test_the_program_has_one_hook():
         assert losses._listeners == [second._listener]
         del_hook()
         assert get_hook() is None
+
+
+def watched(at, interval=1):
+    """Return a hook as a job puts it there: it finds the model itself."""
+    hook = make(at, save_config=debugger.SaveConfig(save_interval=interval), include_collections=["weights"])
+    hook.is_automatic = True
+    hook.watch_for_model()
+    return hook
+
+
+@in_folder
+def test_what_torchscript_makes_of_losses_and_models_works_as_without_a_hook(at):
+    hook = watched(at)
+    loss = torch.jit.script(torch.nn.CrossEntropyLoss())
+    model = torch.jit.script(Net())
+    given, target = torch.ones(2, 4), torch.tensor([0, 1])
+    assert torch.equal(loss(model(given), target), F.cross_entropy(model(given), target))
+    traced = torch.jit.trace(Net(), given)
+    assert traced(given).shape == (2, 2)
+    assert "uint8" not in str(traced.inlined_graph)
+    assert hook.failure is None
+    hook.close()
+
+
+@in_folder
+def test_a_model_whose_methods_raise_ends_the_saving_and_not_the_program(at):
+    class Odd(Net):
+        def named_modules(self, *args, **kwargs):
+            raise ValueError("not here")
+
+    hook = watched(at)
+    logging.disable(logging.CRITICAL)
+    try:
+        assert Odd()(torch.zeros(1, 4)).shape == (1, 2)
+    finally:
+        logging.disable(logging.NOTSET)
+    assert "not here" in str(hook.failure)
+
+
+@in_folder
+def test_a_model_that_the_program_is_done_with_is_not_kept(at):
+    watched(at)
+    model = Net()
+    model(torch.zeros(1, 4)).sum().backward()
+    gone = weakref.ref(model.fc), weakref.ref(model.fc.weight)
+    del model
+    gc.collect()
+    assert [one() for one in gone] == [None, None]
+
+
+@in_folder
+def test_the_programs_default_device_and_inference_mode_do_not_matter(at):
+    hook = watched(at)
+    model = Net()
+    with torch.inference_mode():
+        model(torch.zeros(1, 4))
+        model(torch.zeros(1, 4))
+    torch.set_default_device("meta")
+    try:
+        for _ in range(4):
+            model(torch.zeros(1, 4, device="cpu"))
+    finally:
+        torch.set_default_device(None)
+    hook.close()
+    assert hook.failure is None
+    trial = debugger.create_trial(at)
+    assert trial.steps() == [0, 1, 2, 3, 4, 5]
+    assert np.array_equal(trial.tensor("Net_fc.weight").value(4), model.fc.weight.detach().numpy())
+
+
+@in_folder
+def test_modes_and_transforms_that_see_to_every_operation_see_nothing_of_the_hook(at):
+    class Counting(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.count += 1
+            return func(*args, **(kwargs or {}))
+
+    def count(model):
+        with Counting() as mode:
+            model(torch.zeros(1, 4))
+        return mode.count
+
+    without = count(Net())
+    hook = watched(at)
+    model = Net()
+    assert count(model) == without
+    assert torch.func.vmap(model)(torch.zeros(3, 4)).shape == (3, 2)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert model(torch.zeros(1, 4)).shape == (1, 2)
+    hook.close()
+    assert hook.failure is None
+    assert not (at / "steps").exists()
+
+
+@in_folder
+def test_parts_that_are_compiled_are_compiled_once(at):
+    torch._dynamo.reset()
+    hook = watched(at)
+    model = Net()
+    model.out[1] = torch.compile(model.out[1], backend="eager", fullgraph=True)
+    graphs = torch._dynamo.utils.counters["stats"]
+    before = graphs["unique_graphs"]
+    train(model, 12)
+    assert hook.step == 11
+    assert hook.failure is None
+    assert graphs["unique_graphs"] - before == 1
+
+
+@in_folder
+def test_parameters_that_have_no_shape_yet_are_saved_once_they_have_one(at):
+    hook = watched(at)
+    model = torch.nn.Sequential(torch.nn.LazyLinear(2))
+    train(model, 3)
+    hook.close()
+    assert hook.failure is None
+    assert debugger.create_trial(at).tensor("Sequential_0.weight").steps() == [1, 2]
+
+
+@in_folder
+def test_a_program_that_trains_no_model_is_left_alone_after_a_while(at):
+    hook = watched(at)
+    before = len(torch.nn.modules.module._global_forward_pre_hooks)
+    hook._modules._searched_s = 1e9
+    Net().requires_grad_(False)(torch.zeros(1, 4))
+    assert len(torch.nn.modules.module._global_forward_pre_hooks) == before - 1

@@ -148,3 +148,15 @@ def test_the_process_leaves_its_status_whatever_happens(saved: Path, rule: str, 
     assert done.returncode == code, done.stderr
     assert json.loads((saved / "status.json").read_text())["status"] == status
     assert ("Traceback" in done.stderr) == (code == 1)
+
+
+def test_whatever_a_rule_says_fits_into_what_the_agent_reads(saved: Path) -> None:
+    long = "\N{SNOWMAN}" * 100_000
+    rules = f"class Loud:\n    def __init__(self, trial):\n        raise ValueError({long!r})\n"
+    given = order(saved, "Loud")
+    (saved / "mine.py").write_text(rules, encoding="utf-8")
+    (saved / "order.json").write_text(json.dumps(given))
+    assert evaluation.main([str(saved / "order.json")]) == 1
+    status = (saved / "status.json").read_bytes()
+    assert len(status) < 16 * 1024
+    assert json.loads(status)["status"] == "Error"

@@ -206,6 +206,131 @@ def test_what_was_recorded_is_written_when_the_program_ends_within_the_window():
         assert len(facts["bounds_ns"]) >= 4
 
 
+def without_all_threads():
+    """Have torch know no sessions of all threads, as before 2.8; return what undoes that."""
+    original = torch._C._profiler._ExperimentalConfig
+
+    def older(**options):
+        if "profile_all_threads" in options:
+            raise TypeError("unknown")
+        return original(**options)
+
+    torch._C._profiler._ExperimentalConfig = older
+    return lambda: setattr(torch._C._profiler, "_ExperimentalConfig", original)
+
+
+def steps_in_another_thread(running, number):
+    def work():
+        for _ in range(number):
+            running.step()
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    worker.join(LIMIT_S)
+    assert not worker.is_alive()
+
+
+def test_a_window_ends_at_a_step_of_another_thread_than_it_began_at():
+    with program() as running:
+        running.step()
+        running.ask(num_steps=100_000)
+        running.step_until("recording")
+        running.recorder._open.request = ProfileRequest(number=1, num_steps=1)
+        steps_in_another_thread(running, 3)
+        assert not torch.autograd.profiler._is_profiler_enabled
+        running.step_until("done")
+
+
+def test_where_torch_records_one_thread_no_other_ends_its_window():
+    undo = without_all_threads()
+    try:
+        with program() as running:
+            running.step()
+            running.ask(num_steps=100_000)
+            running.step_until("recording")
+            running.recorder._open.request = ProfileRequest(number=1, num_steps=1)
+            steps_in_another_thread(running, 3)
+            assert running.recorder._open.window.is_running
+            running.step_until("done")
+            assert not torch.autograd._profiler_enabled()
+    finally:
+        undo()
+
+
+def test_a_window_whose_next_step_does_not_come_is_cut_off():
+    longest_s, recorder_module.MAX_WINDOW_S = recorder_module.MAX_WINDOW_S, 0.3
+    try:
+        with program() as running:
+            running.step()
+            running.ask(num_steps=100_000)
+            end_s = time.monotonic() + LIMIT_S
+            while running.state()["state"] in (None, "waiting"):
+                assert time.monotonic() < end_s
+                running.step()
+                time.sleep(0.002)
+            while running.state()["state"] != "done":
+                assert time.monotonic() < end_s, running.state()
+                time.sleep(0.02)
+            assert "cut off" in running.state()["words"]
+    finally:
+        recorder_module.MAX_WINDOW_S = longest_s
+
+
+def test_a_child_that_is_forked_off_within_a_window_records_nothing():
+    with program() as running:
+        running.step()
+        running.ask(num_steps=100_000)
+        running.step_until("recording")
+        child = os.fork()
+        if child == 0:
+            try:
+                running.recorder.begin_anew()
+                value, before = torch.ones(2), resident_bytes()
+                for _ in range(200_000):
+                    value + 1
+                os._exit(0 if resident_bytes() - before < 20_000_000 and not running.step() else 3)
+            finally:
+                os._exit(4)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_a_window_by_time_ends_when_its_steps_are_many():
+    most, recorder_module.MAX_TIMED_STEPS = recorder_module.MAX_TIMED_STEPS, 4
+    try:
+        with program() as running:
+            running.step()
+            running.ask(num_steps=0, duration_s=1000.0)
+            facts = running.step_until("done")
+            assert len(facts["bounds_ns"]) == 5
+            assert facts["words"] == "cut off after 4 steps"
+    finally:
+        recorder_module.MAX_TIMED_STEPS = most
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_program_that_ends_and_can_begin_no_thread_writes_its_trace_itself():
+    with program() as running:
+        running.step()
+        running.ask(num_steps=100_000)
+        running.step_until("recording")
+        original = threading.Thread.start
+
+        def start(thread):
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+
+        threading.Thread.start = start
+        try:
+            running.recorder.close()
+        finally:
+            threading.Thread.start = original
+        assert running.state()["state"] == "done"
+        assert running.trace()["traceEvents"]
+
+
 def test_a_profiler_that_fails_is_told_and_training_goes_on():
     original = torch.profiler.profile
 

@@ -377,6 +377,77 @@ def test_compiled_models_and_steps_are_recorded():
     assert len(rows()) == 4
 
 
+def test_a_compiled_step_is_compiled_once_and_not_again_for_every_step():
+    fresh()
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    compiled = torch.compile(optimizer.step, backend="eager")
+    for number in range(6):
+        if number == 3:
+            torch._dynamo.config.error_on_recompile = True
+        net(torch.ones(2, 3)).sum().backward()
+        compiled()
+    torch._dynamo.config.error_on_recompile = False
+    assert len(rows()) == 6
+    reasons = "".join(map(str, torch._dynamo.utils.counters["graph_break"]))
+    assert "get_ident" not in reasons, "nothing of ours is compiled"
+    assert "perf_counter" not in reasons
+
+
+def test_scripts_of_torch_jit_find_the_backward_pass():
+    @torch.jit.script
+    def script(value: torch.Tensor):
+        torch.autograd.backward([value.sum()])
+        return value
+
+    leaf = torch.ones(2, requires_grad=True)
+    script(leaf)
+    assert leaf.grad.tolist() == [1.0, 1.0]
+
+
+class Unhookable(torch.Tensor):
+    """Takes no hooks."""
+
+    def register_hook(self, hook):
+        raise RuntimeError("no hooks here")
+
+
+def test_a_loss_that_takes_no_hooks_is_differentiated_all_the_same():
+    loss = model()(torch.ones(1, 3)).sum().as_subclass(Unhookable)
+    assert loss.grad_fn is not None
+    assert torch_hooks._hook_first(loss, print) is None
+
+
+def test_a_defect_of_ours_ends_the_recording_and_not_the_training():
+    fresh()
+    net = model()
+    RECORDER.clock.enter_optimizer = None
+    train(net, torch.optim.SGD(net.parameters(), lr=0.1), num_steps=2)
+    assert RECORDER.is_on is False
+    assert rows_or_none() is None
+    RECORDER.reset()
+
+
+def test_a_descriptor_that_the_program_has_closed_is_not_written_to_when_it_is_another_file():
+    fresh()
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    train(net, optimizer)
+    descriptor = RECORDER._file._descriptor
+    with tempfile.TemporaryFile() as theirs:
+        os.dup2(theirs.fileno(), descriptor)
+        train(net, optimizer)
+        assert os.fstat(theirs.fileno()).st_size == 0
+        RECORDER.reset()
+        os.fstat(descriptor)  # theirs is open still
+        os.close(descriptor)
+
+
+def rows_or_none():
+    """Return the rows of this process; None if there is no file."""
+    return rows() if list(Path(FOLDER).glob("*.steps")) else None
+
+
 def test_nothing_is_left():
     _AT.cleanup()
     assert not Path(FOLDER).exists()

@@ -194,7 +194,7 @@ def nice_top(peak: float) -> float:
     if not math.isfinite(peak) or peak <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(peak))
-    return next(factor * power for factor in _NICE if factor * power >= peak * 0.999)
+    return next((factor * power for factor in _NICE if factor * power >= peak * 0.999), peak)
 
 
 def _frame(top: float, span: Span) -> str:

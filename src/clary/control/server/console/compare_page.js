@@ -135,7 +135,8 @@ async function drawCurves(place, jobs, signal) {
   let longest = 0;
   const charts = names.map((name) => {
     const lines = jobs.map((job, index) => {
-      const points = found[index].metrics[name] ?? [];
+      const metrics = found[index].metrics; // a metric may have any name, `constructor` too
+      const points = Object.hasOwn(metrics, name) ? metrics[name] : [];
       const begin = Math.min(
         ...Object.values(found[index].metrics)
           .filter((one) => one.length)

@@ -104,16 +104,15 @@ export function jobsPage({ signal }) {
     loading = get("jobs", { ...wanted(), limit: MOST_PAGE, after: next }, signal);
     try {
       const page = await loading;
+      loading = null;
       if (mine !== round) return;
       const known = new Set(jobs.map((job) => job.name));
       jobs = [...jobs, ...page.jobs.filter((job) => !known.has(job.name))];
       next = page.next;
-      list.setLength(next ? total : jobs.length);
+      list.setLength(next ? total : jobs.length); // which asks for more if that was not enough
     } catch {
-      // The next look at the first page says what is wrong.
-    } finally {
+      // The next look at the first page says what is wrong, and asks again: not at once, and not after the page is left.
       loading = null;
-      if (mine === round) list.refresh();
     }
   }
 

@@ -121,6 +121,7 @@ def _no_component(name: str) -> WireError:
 def _as_time(value: datetime | float) -> datetime:
     if isinstance(value, datetime):
         return value
-    if not math.isfinite(float(value)):
-        raise WireError("ValidationException", f"Timestamp must be a time, got {value}.")
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=float(value))
+    try:
+        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=float(value))
+    except (OverflowError, ValueError) as error:
+        raise WireError("ValidationException", f"Timestamp must be a time, got {value}.") from error

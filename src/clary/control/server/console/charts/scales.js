@@ -1,6 +1,9 @@
 // From values to places on a chart and back, and where its ticks stand. Pure.
 
 const NICE = [1, 2, 2.5, 5, 10];
+const MOST_TICKS = 100; // numbers so large that the next one is the same would never end
+const LEAST_POWER = -324; // of ten, that numbers have
+const GREATEST_POWER = 308;
 const TIME_STEPS_S = [
   0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400, 172_800,
   604_800,
@@ -38,7 +41,8 @@ export function timeTicks([least, greatest], amount, zero = 0) {
 /** Return powers of ten between two values, with 2 and 5 where there are few. */
 export function logTicks([least, greatest]) {
   const powers = [];
-  for (let power = Math.floor(Math.log10(least)); power <= Math.ceil(Math.log10(greatest)); power++)
+  const last = Math.min(GREATEST_POWER, Math.ceil(Math.log10(greatest)));
+  for (let power = Math.max(LEAST_POWER, Math.floor(Math.log10(least))); power <= last; power++)
     powers.push(10 ** power);
   const wanted = powers.length > 4 ? powers : powers.flatMap((power) => [power, 2 * power, 5 * power]);
   const inside = wanted.filter((value) => value >= least * 0.999 && value <= greatest * 1.001);
@@ -77,7 +81,8 @@ export function nearest(points, at) {
 
 function every(step, least, greatest) {
   const found = [];
-  for (let index = Math.ceil(least / step - 1e-9); index * step <= greatest + step * 1e-9; index++)
+  const first = Math.ceil(least / step - 1e-9);
+  for (let index = first; found.length < MOST_TICKS && index * step <= greatest + step * 1e-9; index++)
     found.push(Number((index * step).toPrecision(12)));
   return found;
 }

@@ -144,7 +144,7 @@ function metrics(values, curves) {
       { title: metric.name },
       element("dt", { class: "cut" }, metric.name),
       element("dd", { class: "number" }, number(metric.value)),
-      sparkline(curves[metric.name] ?? []),
+      sparkline(Object.hasOwn(curves, metric.name) ? curves[metric.name] : []),
     );
   return element("dl", { class: "tiles" }, values.map(tile));
 }
