@@ -20,6 +20,8 @@ _NOT_TO_BE_PAUSED = "TtD"  # stopped, traced, or in a call of the kernel that no
 _MAX_CHARACTERS = 300  # of a name
 _INTERPRETER = ("libpython", "python3")  # files whose calls say nothing that the calls of Python do not
 _STARTERS = ("clary_rank.py", "<frozen runpy>", "runpy.py")  # what starts a rank's script: outermost, of no interest
+_OURS = "/clary/train/"  # of the folder that jobs get; py-spy shortens it by the folder's name
+_MEASURING = ("clary/train/steps/", "clary/train/profiling/")  # stand around torch's calls and do nothing of their own
 
 
 def find_py_spy() -> str | None:
@@ -105,9 +107,13 @@ def _thread(item: dict[str, Any], pid: int) -> ThreadStack:
 
 
 def _says_something(frame: Frame) -> bool:
-    return not frame.file.startswith(_INTERPRETER) and not frame.function.startswith("0x")  # code without names
+    if frame.function.startswith("0x"):  # code without names
+        return False
+    return not frame.file.startswith((*_INTERPRETER, *_MEASURING))
 
 
 def _frame(item: dict[str, Any]) -> Frame:
-    file = str(item.get("short_filename") or item.get("filename") or "")
+    whole = str(item.get("filename") or "")
+    _, is_ours, rest = whole.partition(_OURS)
+    file = _OURS.lstrip("/") + rest if is_ours else str(item.get("short_filename") or whole)
     return Frame(function=str(item["name"])[:_MAX_CHARACTERS], file=file[:_MAX_CHARACTERS], line=int(item["line"] or 0))

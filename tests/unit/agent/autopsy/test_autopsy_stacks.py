@@ -47,6 +47,40 @@ def test_what_starts_a_rank_and_the_interpreter_itself_are_left_out():
     assert [item.function for item in found.frames] == ["clock_nanosleep", "<module>"]
 
 
+def test_what_measures_a_step_is_left_out_and_our_own_collectives_bear_their_package():
+    folder = "/opt/ml/.clary/python/clary/train"
+    found = stacks.parse_stacks(
+        json.dumps(
+            [
+                {
+                    "thread_name": "MainThread",
+                    "os_thread_id": 7,
+                    "frames": [
+                        {
+                            "name": "all_reduce",
+                            "filename": f"{folder}/collective/group.py",
+                            "short_filename": "train/collective/group.py",
+                            "line": 5,
+                        },
+                        {
+                            "name": "_timed_wait.<locals>.wait",
+                            "filename": f"{folder}/steps/torch_hooks.py",
+                            "short_filename": "train/steps/torch_hooks.py",
+                            "line": 184,
+                        },
+                        frame("<module>", "train.py", 9),
+                    ],
+                }
+            ]
+        ).encode(),
+        pid=7,
+    )
+    assert [(item.function, item.file) for item in found[0].frames] == [
+        ("all_reduce", "clary/train/collective/group.py"),
+        ("<module>", "train.py"),
+    ]
+
+
 def test_threads_and_calls_are_bounded():
     many = [thread(*[("f", "a.py")] * (MAX_FRAMES + 5), name=f"t{number}") for number in range(MAX_THREADS + 5)]
     found = parsed(*many)
