@@ -27,7 +27,8 @@ Reader = Callable[[str, Any], Any]
 
 def _integer(least: int) -> Reader:
     def read(key: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < least:
+        is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())  # infinity is not
+        if isinstance(value, bool) or not is_whole or value < least:
             raise ValueError(f"{key} is {value!r}; expected a whole number, {least} or more")
         return int(value)
 

@@ -52,6 +52,7 @@ def test_values_are_taken_as_scripts_write_them():
     ("keys", "words"),
     [
         ({"partitions": 0}, "partitions is 0; expected a whole number, 1 or more"),
+        ({"partitions": float("inf")}, "partitions is inf; expected a whole number, 1 or more"),
         ({"partitions": 1.5}, "partitions is 1.5"),
         ({"partitions": True}, "partitions is True"),
         ({"microbatches": "4"}, "microbatches is '4'"),
