@@ -153,7 +153,7 @@ def test_counters_tell_what_passed_each_link(link):
     for host in network.hosts:
         for direction in ("sent_bytes", "received_bytes"):
             passed = getattr(after[host], direction) - getattr(before[host], direction)
-            assert 4_000_000 <= passed < 4_500_000  # with headers and acknowledgements
+            assert 4_000_000 <= passed < 6_000_000  # with headers, acknowledgements and what was sent again
 
 
 ANSWER_DATAGRAMS = """
