@@ -123,8 +123,9 @@ def test_what_the_program_sees_holds_no_token_and_its_words_arrive(run_agent) ->
         sys.executable,
         "-c",
         "import os, sys, pathlib\n"
-        "print('token', [name for name in os.environ if name.startswith('CLARY')"
-        " and not name.startswith(('CLARY_STOP_', 'CLARY_ERRORS_', 'CLARY_COLLECTIVE_'))])\n"
+        "harmless = ('CLARY_STOP_', 'CLARY_ERRORS_', 'CLARY_COLLECTIVE_', 'CLARY_STEPS_', 'CLARY_PROFILES_')\n"
+        "names = [name for name in os.environ if name.startswith('CLARY') and not name.startswith(harmless)]\n"
+        "print('token', names)\n"
         "print('loss=0.25')\n"
         "pathlib.Path(os.environ['SAGEMAKER_BASE_DIR'], 'output/failure').write_text('the reason')\n"
         "print('no line end', end='')\n"

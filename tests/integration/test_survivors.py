@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
 
 # The second attempt finds what the first has left, and ends well.
 PAIR = """
-import os, pathlib, socket, sys, time
+import os, pathlib, signal, socket, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service that notices sooner stops who is left
 marker = pathlib.Path("/opt/ml/checkpoints/began")
 if marker.exists():
     print("the second attempt", flush=True)
