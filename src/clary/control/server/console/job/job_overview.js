@@ -184,6 +184,7 @@ function hosts(rows) {
     host.exits || "–",
   ];
   const head = ["Host", "Phase", "Processes", "Address", "Preparation took", "Exits"];
+  const SHORT_COLUMNS = 4; // words that are not broken over lines
   return element(
     "div",
     { class: "scroll" },
@@ -206,7 +207,9 @@ function hosts(rows) {
           element(
             "tr",
             {},
-            cells(host).map((text) => element("td", { class: "number" }, text)),
+            cells(host).map((text, column) =>
+              element("td", { class: column < SHORT_COLUMNS ? "number short" : "number" }, text),
+            ),
           ),
         ),
       ),
