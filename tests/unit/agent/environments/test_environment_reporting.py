@@ -15,7 +15,7 @@ from clary.testing.launch_plans import make_plan
 
 
 def variables_of(plan):
-    inside = inside_tree(plan, MlTree(Path("/work/ml")))
+    inside = inside_tree(plan, MlTree(Path("/srv/ml")))
     return service_variables(plan, plan.hosts[0], inside, python="/env/bin/python", shims_folder="/shims", machine={})
 
 
