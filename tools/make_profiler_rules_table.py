@@ -5,28 +5,40 @@ Run: `python tools/make_profiler_rules_table.py`; `--check` changes nothing and 
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import re
 import sys
 from pathlib import Path
 
-import table_in_page
-
 from clary.control.profiling.rule import ProfilerRule, summary_of
 from clary.control.profiling.rules import RULES
 
 PAGE = Path(__file__).parent.parent / "docs/profiler.md"
+BEGIN, END = "<!-- rules: written by tools/make_profiler_rules_table.py -->", "<!-- end of rules -->"
 _ARGUMENT = re.compile(r"^    (\w+): ", re.MULTILINE)
 
 
 def main() -> int:
     """Write the page, or say that it is out of date."""
-    return table_in_page.write_page(PAGE, table(), tool=Path(__file__).name, description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    page = PAGE.read_text(encoding="utf-8")
+    wanted = with_table(page)
+    if options.check and wanted != page:
+        print(f"{PAGE} is out of date: run python tools/make_profiler_rules_table.py", file=sys.stderr)
+        return 1
+    if not options.check:
+        PAGE.write_text(wanted, encoding="utf-8")
+    return 0
 
 
 def with_table(page: str) -> str:
     """Return a page with the table between its marks."""
-    return table_in_page.with_table(page, table(), tool=Path(__file__).name)
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table()}{END}{after}"
 
 
 def table() -> str:
