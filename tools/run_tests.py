@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
         if code != _TESTS_FAILED or not 0 < len(failed) <= MOST_REPEATED:
             return code
         print(f"\n{len(failed)} failed; once more, alone: {', '.join(failed)}\n", flush=True)
-        code = subprocess.run([*pytest, "-n", "0", "--last-failed"], check=False).returncode
+        code = subprocess.run([*pytest, "-n", "0", *failed], check=False).returncode
     if code == 0:
         for name in failed:
             print(f"FAILED BESIDE OTHERS, passed alone: {name}")
@@ -35,9 +35,17 @@ def main(arguments: list[str]) -> int:
 
 
 def _failed(cache: Path) -> list[str]:
-    """Return the names of the tests that the last run of pytest saw fail."""
+    """Return the tests that the last run of pytest saw fail, each as pytest takes it on its command line."""
     record = cache / "v/cache/lastfailed"
-    return sorted(json.loads(record.read_text(encoding="utf-8"))) if record.exists() else []
+    names = json.loads(record.read_text(encoding="utf-8")) if record.exists() else []
+    return sorted(_without_group(name) for name in names)
+
+
+def _without_group(name: str) -> str:
+    """xdist writes a test's group behind its name (`a.py::test@group`), and pytest then knows no such test."""
+    path, _, test = name.partition("::")
+    bare, at, group = test.rpartition("@")
+    return f"{path}::{bare}" if at and "]" not in group else name
 
 
 if __name__ == "__main__":

@@ -140,9 +140,10 @@ class ServiceClient:
         """
         return from_plain(LaunchPlan, self._orders.call("GET", "assignment"))
 
-    def report(self, report: Report) -> ReportReceipt:
+    def report(self, report: Report, *, timeout_s: float = REQUEST_TIMEOUT_S) -> ReportReceipt:
         """Tell the facts. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
-        return _read(ReportReceipt, self._reports.call("POST", "reports", body=_encode(to_plain(report))))
+        body = _encode(to_plain(report))
+        return _read(ReportReceipt, self._reports.call("POST", "reports", body=body, timeout_s=timeout_s))
 
     def next_order(self, after: int, *, wait_s: float) -> Order | None:
         """Wait up to `wait_s` for an order newer than number `after`; None when none came.

@@ -75,6 +75,7 @@ class FakeService:
         self._is_gone = False
         self._is_partitioned = False
         self._num_lost_answers: dict[str, int] = {}
+        self._num_swallowed_answers: dict[str, int] = {}
         self._failures: list[tuple[str, int]] = []
         self._server: _Server | None = None
         self._serving: threading.Thread | None = None
@@ -186,6 +187,15 @@ class FakeService:
         with self._changed:
             self._num_lost_answers[resource] = count
 
+    def swallow_answers(self, resource: str, count: int = 1) -> None:
+        """Carry out the next `count` requests for `resource`, answer nothing and leave the connection open."""
+        with self._changed:
+            self._num_swallowed_answers[resource] = count
+
+    def num_swallowing(self, resource: str) -> int:
+        """Return how many answers are still to be swallowed."""
+        return self._num_swallowed_answers.get(resource, 0)
+
     def fail(self, resource: str, *, status: int = 500, count: int = 1) -> None:
         """Answer the next `count` requests for `resource` with an HTTP error and do nothing."""
         with self._changed:
@@ -212,6 +222,10 @@ class FakeService:
                     return failure[1], {"message": "told to fail"}
             reply = self._carry_out(resource, query, body, server)
             self._changed.notify_all()
+            if self._num_swallowed_answers.get(resource, 0) > 0:
+                self._num_swallowed_answers[resource] -= 1
+                self._changed.wait_for(lambda: server.is_killed)
+                return None
             if self._num_lost_answers.get(resource, 0) > 0:
                 self._num_lost_answers[resource] -= 1
                 return None

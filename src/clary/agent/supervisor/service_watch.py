@@ -13,12 +13,21 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from clary.agent.service_client import AttemptOver, BackOff, ServiceRefused, ServiceUnreachable
+from clary.agent.service_client import (
+    REQUEST_TIMEOUT_S,
+    AttemptOver,
+    BackOff,
+    ServiceRefused,
+    ServiceUnreachable,
+)
 from clary.agent.supervisor.fact_board import FactBoard
 from clary.contract.agent_protocol import HEARTBEAT_INTERVAL_S, ORDER_WAIT_S, Order, Report, ReportReceipt
 from clary.contract.deep_profiles import ProfileRequest
 
 ORPHAN_TIMEOUT_S = 24 * 3600.0
+# The service gives a host up after three heartbeats of silence: an answer that was lost on the way must not be waited
+# for that long. A service that stays silent is slow, and is not asked again and again.
+FIRST_SILENCE_S = 1.5 * HEARTBEAT_INTERVAL_S
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +35,8 @@ logger = logging.getLogger(__name__)
 class Talk(Protocol):
     """The service as the two threads see it."""
 
-    def report(self, report: Report) -> ReportReceipt:
-        """Tell the facts."""
+    def report(self, report: Report, *, timeout_s: float = ...) -> ReportReceipt:
+        """Tell the facts, and wait so long for each part of the answer."""
 
     def next_order(self, after: int, *, wait_s: float) -> Order | None:
         """Wait for an order newer than number `after`."""
@@ -101,7 +110,7 @@ class Heartbeat:
         back_off = BackOff(cap_s=self._interval_s)
         while not self._stopping.is_set():
             try:
-                self._tell()
+                self._tell(timeout_s=REQUEST_TIMEOUT_S if is_away else FIRST_SILENCE_S)
                 if is_away:
                     logger.warning("the service is back after %.1f s", time.monotonic() - heard_at_s)
                     self._on_away(False)
@@ -126,9 +135,9 @@ class Heartbeat:
                 return
             self._stopping.wait(back_off.next_s())
 
-    def _tell(self) -> None:
+    def _tell(self, *, timeout_s: float) -> None:
         report, mark = self._board.next_report()
-        receipt = self._service.report(report)
+        receipt = self._service.report(report, timeout_s=timeout_s)
         if not receipt.accepted:
             raise AttemptOver("the service does not accept reports of this attempt any more")
         self._board.told(mark)

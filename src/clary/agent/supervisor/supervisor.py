@@ -54,7 +54,7 @@ class Service(Protocol):
     def fetch_assignment(self) -> LaunchPlan:
         """Return the plan of this attempt."""
 
-    def report(self, report: Report) -> ReportReceipt:
+    def report(self, report: Report, *, timeout_s: float = ...) -> ReportReceipt:
         """Tell the facts."""
 
     def next_order(self, after: int, *, wait_s: float) -> Order | None:

@@ -14,6 +14,7 @@ from clary.agent.environments.config_files import status_token_file
 from clary.agent.supervisor.supervisor import EXIT_FAILED, EXIT_RELEASED, EXIT_TERMINATED
 from clary.contract.agent_protocol import HostPhase, OrderKind
 from clary.contract.ml_tree import MlTree
+from clary.control.settings import Settings
 from clary.testing.fake_service import FakeService
 
 
@@ -80,6 +81,22 @@ def test_lost_answers_repeat_no_order(service: FakeService, host_of) -> None:
     host.program.end(0)
     assert host.join() == EXIT_RELEASED
     assert len(host.steps.uploads) == 1
+
+
+def test_an_answer_that_never_comes_does_not_keep_the_host_silent_until_it_is_lost(
+    service: FakeService, host_of
+) -> None:
+    service.lead_through_life()
+    host = host_of()
+    program = host.program
+    service.swallow_answers("reports")
+    program.print("something to report\n")
+    service.wait_for("a swallowed answer", lambda service: not service.num_swallowing("reports"))
+    num_heard, heard_at_s = len(service.reports), time.monotonic()
+    service.wait_for("a report after it", lambda service: len(service.reports) > num_heard)
+    assert time.monotonic() - heard_at_s < Settings().host_timeout_s
+    program.end(0)
+    assert host.join() == EXIT_RELEASED
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
