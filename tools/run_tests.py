@@ -42,7 +42,7 @@ def _failed(cache: Path) -> list[str]:
 
 
 def _without_group(name: str) -> str:
-    """xdist writes a test's group behind its name (`a.py::test@group`), and pytest then knows no such test."""
+    """Return a name as pytest knows it: xdist writes the group behind it (`a.py::test@group`)."""
     path, _, test = name.partition("::")
     bare, at, group = test.rpartition("@")
     return f"{path}::{bare}" if at and "]" not in group else name
