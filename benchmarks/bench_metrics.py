@@ -1,7 +1,8 @@
 """Series: points stored a second, bytes a point, and the time of questions about a week of 64 ranks.
 
 `store` sends batches of ten rows from all hosts at once, as agents do, and waits for each to be durable; `join` is what
-the service does with them in the background. `week` asks for all ranks' processors over the whole time, `minutes` for
+the service does with them in the background. `take` is `store` from the bytes of agents' JSON on: parsed, checked,
+and the last values kept. `week` asks for all ranks' processors over the whole time, `minutes` for
 all series of one host over a quarter of an hour. The week of --quick has an hour. CLARY_BENCH_HOURS stands in place
 of 168.
 """
@@ -9,6 +10,7 @@ of 168.
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 import random
@@ -24,8 +26,12 @@ from typing import Any
 
 from benchmarks.lines import Line, median_and_spread
 from benchmarks.metric_peer import RowTable
+from clary.contract.clock import SystemClock
+from clary.contract.metric_samples import SampleBatch
+from clary.contract.plain import from_plain, to_plain
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs.training_job import TrainingJob
+from clary.control.reconcile.sample_gateway import SampleGateway
 from clary.control.series.queries import SeriesQuery
 from clary.control.series.tables import SeriesTable
 from clary.control.store.series_joining import join_open_blocks
@@ -95,6 +101,7 @@ def _measure_storing(folder: Path, *, num_rounds: int) -> Iterator[Line]:
     ]
     num_points = sum(len(table.columns) * table.num_rows for one in rounds for _, _, table in one)
     ours = asyncio.run(_store(folder, rounds))
+    taken = asyncio.run(_take(folder, _bodies(rounds)))
     peer = RowTable(folder / "peer.db")
     began_s = time.perf_counter()
     for one in rounds:
@@ -122,6 +129,17 @@ def _measure_storing(folder: Path, *, num_rounds: int) -> Iterator[Line]:
             "points_per_cpu_s": num_points / ours["store_cpu_s"],
             "load_average": os.getloadavg()[0],
         },
+    )
+    yield Line(
+        case=f"take,{case}",
+        metric="points_per_s",
+        unit="1/s",
+        better="higher",
+        ours=num_points / taken["take_s"],
+        goal=f">= {GOAL_POINTS_PER_S:g}",
+        met=num_points / taken["take_s"] >= GOAL_POINTS_PER_S,
+        verified=taken["num_rows"] == len(rounds) * NUM_HOSTS * BATCH_ROWS,
+        details={"points_per_cpu_s": num_points / taken["take_cpu_s"], "load_average": os.getloadavg()[0]},
     )
     yield Line(
         case=f"join,{case}",
@@ -169,6 +187,41 @@ async def _store(folder: Path, rounds: Sequence[Sequence[Batch]]) -> dict[str, f
             "num_bytes": num_bytes,
             "num_found": num_found,
         }
+    finally:
+        await store.close()
+
+
+def _bodies(rounds: Sequence[Sequence[Batch]]) -> list[list[tuple[str, bytes]]]:
+    """Return batches as agents send them, of now."""
+    num_rows = len(rounds) * BATCH_ROWS
+    later_ms = int(time.time() * 1000) - num_rows * STEP_MS - START_MS
+    return [[(host, _body(table, row, later_ms)) for host, row, table in one] for one in rounds]
+
+
+def _body(table: SeriesTable, first_row: int, later_ms: int) -> bytes:
+    batch = SampleBatch(
+        first_row=first_row,
+        at_ms=tuple(at_ms + later_ms for at_ms in table.at_ms),
+        names=tuple(table.columns),
+        columns=tuple(tuple(round(value, 2) for value in values) for (values,) in table.columns.values()),
+    )
+    return json.dumps(to_plain(batch)).encode()
+
+
+async def _take(folder: Path, rounds: Sequence[Sequence[tuple[str, bytes]]]) -> dict[str, float]:
+    (folder / "taken").mkdir()
+    store = await _open(folder / "taken")
+    gateway = SampleGateway(store.series, SystemClock())
+
+    async def take(host: str, body: bytes) -> None:
+        await gateway.append(_job(), host, from_plain(SampleBatch, json.loads(body)))
+
+    try:
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        for one in rounds:
+            await asyncio.gather(*(take(host, body) for host, body in one))
+        took_s, took_cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+        return {"take_s": took_s, "take_cpu_s": took_cpu_s, "num_rows": gateway.num_rows}
     finally:
         await store.close()
 
@@ -266,9 +319,14 @@ def _deflate_s(rounds: Sequence[Sequence[Batch]]) -> float:
 
 
 async def _open(folder: Path) -> Store:
-    now = datetime.now(UTC)
     store = await Store.open(f"sqlite:///{folder / 'clary.db'}")
-    job = TrainingJob(
+    await store.create_job(_job(), {})
+    return store
+
+
+def _job() -> TrainingJob:
+    now = datetime.now(UTC)
+    return TrainingJob(
         name="bench",
         arn="arn:bench",
         request={},
@@ -277,9 +335,8 @@ async def _open(folder: Path) -> Store:
         transitions=(),
         created_at=now,
         modified_at=now,
+        attempt=1,
     )
-    await store.create_job(job, {})
-    return store
 
 
 async def _append(store: Store, batch: Batch) -> None:

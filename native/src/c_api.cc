@@ -84,6 +84,10 @@ CLARY_EXPORT clary_communicator* clary_create(const clary_group* group, clary_fa
 
 CLARY_EXPORT void clary_destroy(clary_communicator* communicator) { delete communicator; }
 
+CLARY_EXPORT void clary_record(clary_communicator* communicator, void* rows, int32_t num_rows) {
+  if (rows != nullptr && num_rows > 0) communicator->it.record(rows, num_rows);
+}
+
 CLARY_EXPORT void clary_abort(clary_communicator* communicator, const char* reason) {
   communicator->it.abort(reason == nullptr ? "" : reason);
 }

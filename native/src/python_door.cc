@@ -2,7 +2,7 @@
 //
 // Functions carry the names of the C interface without `clary_` and take the same arguments, as numbers; for an address
 // also None, and objects with the buffer protocol. They release the interpreter lock while they are in the library.
-// Built against the limited API (CMake), so that one build serves every version from 3.11 on (docs/adr/0008); callers
+// Built against the limited API (CMake), so that one build serves every version from 3.10 on (docs/adr/0008); callers
 // have ctypes where it does not load.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>

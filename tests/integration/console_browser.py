@@ -1,5 +1,6 @@
 """Chromium for tests of the console: signed in, and what goes wrong in a page or leaves the host is written down."""
 
+import contextlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,10 +104,24 @@ def launch(playwright):
     return playwright.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
 
 
-def keep_screenshot(page, name):
-    """Keep what a page looks like for people."""
+@contextlib.contextmanager
+def browser_of_module(owners):
+    """Keep a browser while a module's tests run; it starts and ends processes as it likes, which `owners` are told."""
+    texts = ("chromium", "playwright/driver")
+    for text in texts:
+        owners.excuse(text, "the browser of a module starts and ends processes as it likes")
+    with sync_playwright() as playwright:
+        chromium = Browser(playwright)
+        yield chromium
+        chromium.close()
+    for text in texts:
+        owners.withdraw(text)
+
+
+def keep_screenshot(page, name, *, is_whole=False):
+    """Keep what a page looks like for people: what fits its window, or all of it."""
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=str(SCREENSHOTS / f"{name}.png"))
+    page.screenshot(path=str(SCREENSHOTS / f"{name}.png"), full_page=is_whole)
 
 
 def width_of(page):
@@ -114,4 +129,12 @@ def width_of(page):
     return page.evaluate("document.documentElement.scrollWidth")
 
 
-__all__ = ["PHONE", "Browser", "Console", "keep_screenshot", "sync_playwright", "width_of"]
+__all__ = [
+    "PHONE",
+    "Browser",
+    "Console",
+    "browser_of_module",
+    "keep_screenshot",
+    "sync_playwright",
+    "width_of",
+]

@@ -24,11 +24,13 @@ stop_grace_s = 10.0
 [images]
 "team/bring-your-own:*" = "train"
 "team/remote:*" = "sdk2"
+"team/remote3:*" = "sdk3"
 "team/toolkit:*" = "toolkit"
 "tensorflow-training:*" = "train"
 [environments]
 train = "{TRAIN_PYTHON}"
 sdk2 = "{SDK2_PYTHON}"
+sdk3 = "{SDK3_PYTHON}"
 toolkit = "{TOOLKIT_PYTHON}"
 """
 

@@ -1,14 +1,19 @@
-"""Experiments as clients use them: SDK v2's Run, load_run inside a job and list_runs; every operation by boto3."""
+"""Experiments as clients use them: Run of both SDKs, load_run inside a job and list_runs; every operation by boto3."""
 
 import boto3
 import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
-from running_service import SDK2_PYTHON
+from running_service import SDK2_PYTHON, SDK3_PYTHON
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(600), pytest.mark.xdist_group("service")]
 
 SCRIPT = "v2_experiments.py"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _all_started(client_runs):
+    client_runs.start(SDK2_PYTHON, SCRIPT)
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +31,8 @@ def client(service):
     return make
 
 
-def test_v2_run_logs_from_outside_and_from_inside_its_job(service):
-    output, facts = service.run_client(SDK2_PYTHON, SCRIPT)
+def test_v2_run_logs_from_outside_and_from_inside_its_job(client_runs):
+    output, facts = client_runs.result(SCRIPT)
     assert sorted(facts["runs"]) == ["first", "second"], "the component of the job is no run"
     parameters = facts["parameters"]
     assert parameters["lr"] == {"NumberValue": 0.1}
@@ -107,3 +112,23 @@ def test_names_that_the_model_forbids_are_refused(client):
         with pytest.raises(ClientError) as error:
             sagemaker.create_experiment(ExperimentName=name)
         assert error.value.response["Error"]["Code"] == "ValidationException"
+
+
+def test_v3_run_logs_from_outside_and_from_inside_its_job_and_its_resource_classes_read_it(service):
+    output, facts = service.run_client(SDK3_PYTHON, "v3_experiments.py")
+    assert facts["status"] == "Completed", output[-3000:]
+    assert sorted(facts["runs"]) == ["first", "second"], "the component of the job is no run"
+    assert facts["parameters"] == {"lr": 0.1, "opt": "adam", "layers": 3.0, "from-job": "yes"}
+    assert facts["metrics"]["loss"] == [12, pytest.approx(1 / 12), 1.0, pytest.approx(1 / 12)]
+    assert facts["metrics"]["job-loss"] == [3, 1.0, 3.0, 1.0]
+    assert facts["metrics"]["late"] == [1, 0.5, 0.5, 0.5]
+    assert facts["values"] == [[0, 1, 2], [3.0, 2.0, 1.0]]
+    assert (facts["outputs"], facts["inputs"]) == (["notes"], ["weights"])
+    assert facts["component_status"] == "Completed"
+    assert facts["job_component"] == ["Completed", 4.0]
+    names = ["Digits3-Job-1-aws-training-job", "digits3-first", "digits3-second"]
+    assert facts["components"] == names
+    assert sorted(facts["rows"]) == names
+    assert facts["rows"][0] == "digits3-second", "sorted by the least loss, greatest first"
+    assert {"lr", "loss - StdDev", "notes - Value", "Trials"} <= set(facts["columns"])
+    assert (facts["experiments"], facts["left"]) == (["digits3"], [])

@@ -15,6 +15,7 @@ SCENARIOS = [
     (SDK2_PYTHON, "v2_remote.py"),
     (SDK2_PYTHON, "v2_model_trainer.py"),
     (SDK2_PYTHON, "v2_execution_role.py"),
+    (SDK3_PYTHON, "v3_remote.py"),
     (SDK3_PYTHON, "v3_model_trainer.py", "none"),
     (SDK3_PYTHON, "v3_model_trainer.py", "torchrun"),
     (SDK3_PYTHON, "v3_model_trainer.py", "mpi"),
@@ -76,6 +77,11 @@ def test_v2_generic_estimator_shards_channels_and_reports_the_users_own_failure(
 def test_v2_remote_function_returns_its_result(client_runs):
     _, facts = client_runs.result("v2_remote.py")
     assert facts["result"] == 42
+
+
+def test_v3_remote_function_logs_to_the_run_that_it_is_called_within(client_runs):
+    output, facts = client_runs.result("v3_remote.py")
+    assert facts == {"result": 42, "metrics": {"product": 42.0}, "status": "Completed"}, output[-3000:]
 
 
 def test_v2_model_trainer_brings_its_own_driver(client_runs):

@@ -1,9 +1,10 @@
 """The console in a real browser, over a real service with real jobs: found by role and text, as people find things."""
 
 import re
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
-from console_browser import PHONE, Browser, Console, keep_screenshot, sync_playwright, width_of
+from console_browser import PHONE, Console, browser_of_module, keep_screenshot, width_of
 from playwright.sync_api import expect
 from running_service import start_service
 from test_clients_boto3 import Clients, job_request, unique, wait
@@ -17,6 +18,12 @@ ATTACK = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 ATTACKS = f"for i in 1 2 3 4 5; do echo '{ATTACK} loss=0.25'; sleep 0.3; done; echo '{ATTACK}' >&2; exit 3"
 METRICS = [{"Name": "loss", "Regex": "loss=([0-9.]+)"}, {"Name": "accuracy", "Regex": "accuracy=([0-9.]+)"}]
 TWO_HOSTS = {"InstanceCount": 2, "InstanceType": "ml.m5.large", "VolumeSizeInGB": 10}
+# Of the row of a job: how far below the first it stands, how high it is, and how many jobs the list says there are.
+PLACE_OF = """name => {
+  const row = [...document.querySelectorAll(".rows .row")].find((one) => one.textContent.includes(name));
+  const top = row.getBoundingClientRect().top - row.parentElement.getBoundingClientRect().top;
+  return [top, row.offsetHeight, document.querySelector("[role=status].hidden-text").textContent];
+}"""
 
 
 class Jobs:
@@ -63,14 +70,8 @@ def jobs(own_service):
 @pytest.fixture(scope="module")
 def browser(leftover_owners):
     """Chromium; it starts a process for every page."""
-    for text in ("chromium", "playwright/driver"):
-        leftover_owners.excuse(text, "the browser of a module starts and ends processes as it likes")
-    with sync_playwright() as playwright:
-        chromium = Browser(playwright)
+    with browser_of_module(leftover_owners) as chromium:
         yield chromium
-        chromium.close()
-    for text in ("chromium", "playwright/driver"):
-        leftover_owners.withdraw(text)
 
 
 @pytest.fixture
@@ -285,15 +286,6 @@ def test_a_job_is_stopped_after_it_was_said_what_will_happen(page, console, jobs
     expect(page.get_by_role("button", name="Stop", exact=True)).to_have_count(0)
 
 
-def test_a_rehearsal_is_chosen_and_its_command_given(page, console, jobs):
-    open_job(page, console, jobs.live)
-    page.get_by_role("button", name="Rehearse").click()
-    dialog = page.get_by_role("dialog", name=f"Rehearse {jobs.live}")
-    dialog.get_by_label("Host", exact=True).select_option("algo-1")
-    dialog.get_by_label("Cut a host off").check()
-    expect(dialog).to_contain_text(f"clary rehearse {jobs.live} --kill algo-1@60s --partition algo-1@90s+10s")
-
-
 def test_what_hostile_jobs_say_is_text(page, console, jobs):
     open_job(page, console, jobs.hostile, "logs")
     expect(page.get_by_role("log")).to_contain_text(ATTACK)
@@ -379,6 +371,41 @@ def test_jobs_that_do_not_come_while_one_scrolls_are_asked_for_again_but_not_at_
     page.get_by_role("link", name="Hosts").click()
     expect(page.get_by_role("heading", name="Hosts", level=1)).to_be_visible()
     assert 1 <= len(asked) <= 20  # at most with every look at the first page, every few seconds
+
+
+def test_who_scrolls_far_gets_the_jobs_in_sight_and_not_all_between(page, console, jobs):
+    """Nine thousand jobs, of which a new one comes each time that the first page is asked for."""
+    firsts = []  # answers of the service
+    places = []  # of the pages that were asked for behind the first
+
+    def answer(route):
+        query = dict(parse_qsl(urlsplit(route.request.url).query))
+        if "after" not in query:
+            firsts.append(route.fetch().json())
+        # Jobs are called by how many are older, so that a place in the list says which belongs there.
+        total = 9000 + len(firsts)
+        first = int(query.get("after", total)) - int(query.get("skip", 0))
+        last = max(0, first - int(query["limit"]))
+        if "after" in query:
+            places.append(first)
+        model = firsts[0]["jobs"][0] | {"status": "Completed", "secondary_status": "Completed"}
+        many = [{**model, "name": f"job-{number}"} for number in range(first - 1, last - 1, -1)]
+        route.fulfill(json={**firsts[0], "jobs": many, "total": total, "next": str(last) if last else None})
+
+    page.route("**/clary/v1/jobs?**", answer)
+    open_jobs(page, console)
+    page.evaluate("window.scrollTo(0, document.documentElement.scrollHeight)")
+    expect(page.get_by_role("link", name="job-0", exact=True)).to_be_visible()
+    expect(page.get_by_role("link", name="job-9", exact=True)).to_be_visible()
+    assert len(places) <= 4  # a page each would be eighteen
+    page.evaluate("window.scrollTo(0, document.documentElement.scrollHeight / 2)")
+    middle = page.get_by_role("link", name=re.compile("^job-44[0-9]{2}$|^job-45[0-9]{2}$")).first
+    expect(middle).to_be_visible()
+    name = middle.inner_text()
+    top, height, said = page.evaluate(PLACE_OF, name)
+    assert round(top / height) == int(said.split()[0]) - 1 - int(name.removeprefix("job-"))  # where it belongs
+    page.evaluate("window.scrollTo(0, 0)")
+    expect(page.get_by_role("link", name=re.compile("^job-90[0-9]{2}$")).first).to_be_visible()
 
 
 def test_every_page_fits_a_phone_and_has_dark_colours(console, jobs):

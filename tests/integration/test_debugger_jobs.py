@@ -1,18 +1,24 @@
 """Saved tensors and rules over them in real jobs whose scripts know nothing of it."""
 
 import json
+import re
 
 import pytest
-from program_jobs import BUCKET, put, run, script_request
+from program_jobs import BUCKET, put, run, script_request, start
 from running_service import SDK2_PYTHON
-from test_clients_boto3 import Clients, log_of, unique
+from test_clients_boto3 import Clients, log_of, unique, wait
+
+from clary.train.debugger.errors import NoMoreData
+from clary.train.debugger.trial import create_trial
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
 
 LIMIT_S = 150
 SCRIPT = """
-import os, sys, time
+import os, subprocess, sys, time
 import torch
+if os.environ.get("GO"):
+    from clary.train.debugger.s3_access import open_bucket
 torch.manual_seed(0)
 torch.set_num_threads(1)
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
@@ -25,6 +31,10 @@ for step in range(int(os.environ["STEPS"])):
     loss.backward()
     optimizer.step()
     time.sleep(float(os.environ["PAUSE"]))
+    if os.environ.get("GO") and step % 5 == 4 and open_bucket("clary").list(os.environ["GO"]).objects:
+        break
+if os.environ.get("SECOND"):
+    subprocess.run([sys.executable, __file__], env={**os.environ, "SECOND": "", "STEPS": "3"}, check=True)
 print("steps done", flush=True)
 """
 RULES_FILE = """
@@ -47,6 +57,18 @@ class Crashing(Rule):
 class Raising(Rule):
     def invoke_at_step(self, step):
         raise KeyError("no such thing")
+"""
+BOTH_FILE = """
+from smdebug.rules import Rule
+from clary.train.debugger import Finding
+
+class Both(Rule):
+    def invoke_at_step(self, step):
+        tensor = self.base_trial.tensor("MSELoss_output_0")
+        losses = {name: float(tensor.value(step, worker=name)) for name in tensor.workers(step)}
+        if len(losses) == 2 and losses["worker_0"] != losses["worker_1"]:
+            said = ", ".join(f"{name} has a loss of {value}" for name, value in losses.items())
+            return Finding(text=f"step {step}: {said}", step=step)
 """
 IMAGE = "895741380848.dkr.ecr.us-west-2.amazonaws.com/sagemaker-debugger-rules:latest"
 STOP = r"[{\"training_job_prefix\": \"%s\", \"name\": \"stoptraining\"}, {\"endpoint\": \"a@b\", \"name\": \"email\"}]"
@@ -76,12 +98,12 @@ def hook():
     }
 
 
-def debugged(aws, name, rules, *, rate="0.05", steps="60", pause="0"):
+def debugged(aws, name, rules, *, rate="0.05", steps="60", pause="0", **environment):
     return script_request(
         aws,
         name,
         {"train.py": SCRIPT},
-        Environment={"RATE": rate, "STEPS": steps, "PAUSE": pause},
+        Environment={"RATE": rate, "STEPS": steps, "PAUSE": pause, **environment},
         DebugHookConfig=hook(),
         DebugRuleConfigurations=rules,
     )
@@ -111,7 +133,7 @@ def test_rules_judge_a_good_training_each_on_its_own_and_none_fails_it(service, 
         rule("NoSuchRule"),
         rule("no file", "TooSmall", source_s3_uri=f"s3://{BUCKET}/rules/{name}/other.py"),
     ]
-    facts = run(aws, debugged(aws, name, rules), timeout_s=LIMIT_S)
+    facts = run(aws, debugged(aws, name, rules, SECOND="yes"), timeout_s=LIMIT_S)
     assert facts["TrainingJobStatus"] == "Completed", log_of(aws, name)
     found = statuses(facts)
     for good in ("VanishingGradient", "LossNotDecreasing", "ExplodingTensor"):
@@ -125,6 +147,8 @@ def test_rules_judge_a_good_training_each_on_its_own_and_none_fails_it(service, 
     assert "could not be fetched" in found["no file"][1]
     arns = {row["RuleEvaluationJobArn"] for row in facts["DebugRuleEvaluationStatuses"]}
     assert len(arns) == len(rules)
+
+    assert sum("this process saves nothing, training goes on" in line for line in log_of(aws, name)) == 1
 
     keys = keys_below(aws, f"tensors/{name}/debug-output/")
     assert sum(key.startswith("steps/") for key in keys) == 12
@@ -156,9 +180,9 @@ def test_a_rule_that_fires_stops_its_own_job_and_says_why(service, aws):
     assert "email can not be sent from here" in service.clary("describe", name).stdout
 
 
-def test_sdk_v2_gets_the_summary_of_its_rules(client_runs):
+def test_sdk_v2_gets_the_summary_of_its_rules_and_smdebug_the_losses(client_runs):
     client_runs.start(SDK2_PYTHON, "v2_debugger.py")
-    _, facts = client_runs.result("v2_debugger.py")
+    output, facts = client_runs.result("v2_debugger.py")
     summary = {row["RuleConfigurationName"]: row["RuleEvaluationStatus"] for row in facts["summary"]}
     assert summary == {
         "VanishingGradient": "NoIssuesFound",
@@ -167,3 +191,52 @@ def test_sdk_v2_gets_the_summary_of_its_rules(client_runs):
     }
     assert facts["keys"], "tensors lie where estimator.latest_job_debugger_artifacts_path says"
     assert facts["status"] == "Stopped", "the action of the custom rule"
+    printed = dict(re.findall(r"loss of step (\d+): ([\d.e-]+)", output))
+    assert facts["losses"]
+    assert "0" in printed
+    assert {step: float(printed[step]) for step in facts["losses"] if step in printed} == {
+        step: value for step, value in facts["losses"].items() if step in printed
+    }
+    assert (facts["has_ended"], facts["workers"]) == (True, ["worker_0"])
+
+
+def test_rules_see_the_workers_of_all_hosts_and_a_laptop_reads_them_meanwhile(service, aws, monkeypatch):
+    name = unique("two-hosts")
+    source = put(aws, f"rules/{name}/both.py", BOTH_FILE)
+    script = SCRIPT.replace("manual_seed(0)", "manual_seed(int(os.environ['CURRENT_HOST'][-1]))")
+    config = hook()
+    config["HookParameters"]["include_workers"] = "all"
+    request = script_request(
+        aws,
+        name,
+        {"train.py": script},
+        instance_count=2,
+        Environment={"RATE": "0.05", "STEPS": "2000", "PAUSE": "0.15", "GO": f"rules/{name}/go"},
+        DebugHookConfig=config,
+        DebugRuleConfigurations=[rule("both", "Both", source_s3_uri=source), rule("VanishingGradient")],
+    )
+    for variable, value in service.environment.items():
+        if variable.startswith("AWS_"):
+            monkeypatch.setenv(variable, value)
+    start(aws, request)
+    trial = create_trial(f"s3://{BUCKET}/tensors/{name}/debug-output/")
+    trial.wait_for_steps([0, 5], limit_s=LIMIT_S)
+    assert not trial.has_ended
+    put(aws, f"rules/{name}/go", "enough was seen")
+    facts = wait(aws, name, timeout_s=LIMIT_S)
+    assert facts["TrainingJobStatus"] == "Completed", log_of(aws, name)
+    found = statuses(facts)
+    assert found["both"][0] == "IssuesFound"
+    assert found["both"][1].startswith("step 0: worker_0 has a loss of ")
+    assert found["VanishingGradient"][0] == "NoIssuesFound"
+    assert re.fullmatch(r"(\d+) of \1 saved steps of 2 workers were looked at", found["VanishingGradient"][1])
+
+    with pytest.raises(NoMoreData):
+        trial.wait_for_steps([10**6], limit_s=60)
+    assert trial.workers() == ["worker_0", "worker_1"]
+    assert trial.steps() == list(range(0, len(trial.steps()) * 5, 5))
+    loss = trial.tensor("MSELoss_output_0")
+    assert all(loss.workers(step) == ["worker_0", "worker_1"] for step in (0, 5))
+    keys = set(keys_below(aws, f"tensors/{name}/debug-output/"))
+    assert {"ended/algo-1.try-1.of-2", "ended/algo-2.try-1.of-2"} < keys
+    assert "END_OF_JOB.ts" not in keys

@@ -88,11 +88,16 @@ CULPRITS = {
     "loading": [
         "waits for its data loader: loading (train.py:17)",
         "1 workers stand at Stuck.__getitem__ (train.py:14)",
+        "it has not entered all_reduce #6 of group",
     ],
-    "reading": ["is held up by a file or disk: reading (train.py:21)", "1 rank waits for it in all_reduce"],
+    "reading": [
+        "is held up by a file or disk: reading (train.py:21)",
+        "1 rank waits for it in all_reduce; it has not entered all_reduce #6 of group",
+    ],
     "in_another_order": [
         "rank 0 in all_reduce at step (train.py:30)",
         "rank 1 in barrier at in_another_order (train.py:24)",
+        "rank 1 entered barrier #6 while rank 0 entered all_reduce #6",
     ],
 }
 
@@ -114,7 +119,10 @@ def test_what_holds_a_job_up_is_named_with_its_place(service, job_with, culprit)
     if culprit != "in_another_order":
         assert "rank 1 on algo-2" in suspects[0]
         assert "<< stands out" in said
-    assert suspects[0] in service.clary("dump", name, "--last").stdout
+    again = service.clary("dump", name, "--last").stdout
+    assert suspects[0] in again
+    assert "LAST COLLECTIVE" in again
+    assert "all_reduce #6, 4 float32" in again
 
 
 def _as_frame(words):

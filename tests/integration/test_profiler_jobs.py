@@ -104,3 +104,25 @@ def test_rules_that_are_changed_while_a_job_runs_are_judged_and_one_that_does_no
 def num_rows(service, name):
     page = json.loads(service.clary("metrics", name, "--json", "--names", "host/phase").stdout)
     return sum(point[4] for one in page["series"] for point in one["points"])
+
+
+def test_an_estimator_switches_profiling_on_changes_it_and_switches_it_off_while_its_job_runs(own_service):
+    _, facts = own_service.run_client(SDK2_PYTHON, "v2_profiling_changes.py")
+    states = facts["states"]
+    place = "s3://clary/changed"
+    assert states["created"] == ["Disabled", {"DisableProfiler": True}]
+    assert states["off twice"] == "Profiler is already disabled."
+    assert states["on"] == ["Enabled", {"DisableProfiler": False, "S3OutputPath": place}]
+    assert "already enabled" in states["on twice"]
+    changed = {"DisableProfiler": False, "S3OutputPath": place, "ProfilingIntervalInMilliseconds": 100}
+    assert states["updated"] == ["Enabled", changed]
+    detailed = states["framework"][1]["ProfilingParameters"]["DetailedProfilingConfig"]
+    assert ('"StartStep": 3' in detailed, '"NumSteps": 2' in detailed) == (True, True)
+    assert states["no framework"] == ["Enabled", {**changed, "ProfilingParameters": {}}]
+    assert states["off"][0] == "Disabled"
+    ((rule_name, status),) = facts["summary"]
+    assert (rule_name, status) == ("LowGPUUtilization", "InProgress")
+    assert facts["final"] == [["LowGPUUtilization", "Stopped"]]
+    assert facts["place"] == f"{place}/{facts['name']}/profiler-output"
+    assert facts["frame"]["metric_name"] == ["loss"] * len(facts["frame"]["value"])
+    assert sum(facts["frame"]["value"]) > 0

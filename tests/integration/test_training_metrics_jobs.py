@@ -112,6 +112,7 @@ def test_what_a_program_writes_of_its_training_is_seen_while_it_runs_and_afterwa
 
     table = service.clary("metrics", name, "--training").stdout
     assert "train/loss" in table
+    assert ["weights", "histogram", "0", "1", "1"] in [line.split() for line in table.splitlines()]
     assert "100 %" in service.clary("describe", name).stdout
 
 

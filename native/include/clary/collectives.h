@@ -102,6 +102,10 @@ const char* clary_instruction_set(void);  // "avx512", "avx2" or "baseline": wha
 // NULL on failure.
 clary_communicator* clary_create(const clary_group* group, clary_failure* failure);
 
+// Have each operation from now on written to `rows`, of which there are `num_rows`, for readers in other processes; see
+// src/clary/contract/collective_records.py. Before the first operation; the memory must outlive the communicator.
+void clary_record(clary_communicator* communicator, void* rows, int32_t num_rows);
+
 // Tell peers that this rank leaves, end its threads, close its descriptors. Pending operations fail with CLOSED.
 void clary_destroy(clary_communicator* communicator);
 

@@ -194,7 +194,9 @@ int64_t Communicator::run(Operation& operation, bool isAsynchronous, double time
       }
     }
     operation.sequence = ++sequence_;
-    operation.deadline = Clock::now() + operation.limit;
+    const TimePoint now = Clock::now();
+    operation.deadline = now + operation.limit;
+    record_.begin(operation, now, !isAsynchronous);
     operations_.fetch_add(1, std::memory_order_relaxed);
     if (isAsynchronous || isBusy_ || !queue_.empty()) {
       ticket = tickets_.open();
@@ -206,10 +208,11 @@ int64_t Communicator::run(Operation& operation, bool isAsynchronous, double time
   }
   if (ticket == 0) {
     inCaller_.fetch_add(1, std::memory_order_relaxed);
-    const auto release = [this] {
+    const auto release = [&](bool isGood) {
       bool isAwaited = false;
       {
         const std::lock_guard lock(queueMutex_);
+        record_.end(operation.sequence, isGood);
         isBusy_ = false;
         isAwaited = isStopping_ || !queue_.empty();
       }
@@ -219,10 +222,10 @@ int64_t Communicator::run(Operation& operation, bool isAsynchronous, double time
     try {
       execute(operation, kPatienceOfCaller);
     } catch (...) {
-      release();
+      release(false);
       throw;
     }
-    release();
+    release(true);
     return 0;
   }
   queueChanged_.notify_all();
@@ -302,6 +305,7 @@ void Communicator::runQueue() {
     }
     {
       const std::lock_guard lock(queueMutex_);
+      record_.end(job->kept.operation.sequence, !failure);
       isBusy_ = false;
     }
     queueChanged_.notify_all();

@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "engine/call_record.hpp"
 #include "engine/fork_guard.hpp"
 #include "engine/headers.hpp"
 #include "engine/operation.hpp"
@@ -43,6 +44,8 @@ class Communicator {
 
   Tickets& tickets() { return tickets_; }
   const Layout& layout() const { return layout_; }
+  // Before the first operation.
+  void record(void* rows, int32_t count) { record_.writeTo(rows, count); }
   std::string explain(Collective kind, uint64_t bytes) const;
   std::vector<uint64_t> counters() const;
 
@@ -81,6 +84,7 @@ class Communicator {
   bool isBusy_ = false;
   bool isStopping_ = false;
   uint64_t sequence_ = 0;
+  CallRecord record_;
   std::thread executor_;
   Tickets tickets_;
 

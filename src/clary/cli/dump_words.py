@@ -8,9 +8,12 @@ from typing import Any
 
 from clary.cli.checkpoint_words import printable
 from clary.cli.tables import clock_time, table
+from clary.contract.rank_lists import rank_text
 
 _MOST_FRAMES = 12  # of a group; --threads shows all
 _WIDEST = 48  # characters of a function's name
+_MOST_GROUPS = 8  # of ranks, with their last collectives; --threads shows all
+_NAME = 12  # characters of a group's name: torch names some by a digest
 _RED, _BOLD, _END = "\033[31;1m", "\033[1m", "\033[0m"
 
 
@@ -32,6 +35,9 @@ def dump_text(page: Mapping[str, Any], *, threads: bool, colours: bool) -> str:
         lines += ["", "no rank could be looked at"]
     elif not autopsy["suspicions"]:
         lines += ["", "nobody stands out"]
+    calls = _call_rows(autopsy.get("collectives", ()), most=None if threads else _MOST_GROUPS)
+    if calls:
+        lines += ["", table(("GROUP", "RANKS", "LAST COLLECTIVE", "STATE", "SINCE", ""), calls)]
     if threads:
         lines += _thread_lines(page["dumps"])
     others = _other_processes(page["dumps"])
@@ -62,6 +68,55 @@ def _frame_lines(frames: Sequence[Mapping[str, Any]], *, most: int | None) -> It
             yield f"    ... {len(frames) - len(shown)} more"
         place = f"{frame['file']}:{frame['line']}" if frame["line"] else frame["file"]
         yield f"    {printable(frame['function'])[:width].ljust(width)}  {printable(place)}"
+
+
+def _call_rows(groups: Sequence[Mapping[str, Any]], *, most: int | None) -> list[list[str]]:
+    """Return a row for ranks that have called the same last, group by group."""
+    used = [group for group in groups if any(member["call"] for member in group["members"])]
+    rows = []
+    for group in used if most is None else used[:most]:
+        name = f"{printable(group['name'])[:_NAME]} ({printable(group['kind'])})"
+        for members in _alike(group["members"]):
+            call, first = members[0]["call"], members[0]
+            marks = [word for word, has in (("another", first["differs"]), ("behind", first["is_behind"])) if has]
+            ranks = [member["rank"] for member in members]
+            who = rank_text(ranks) if None not in ranks else ", ".join(_name(m["rank"], m["pid"]) for m in members)
+            ended = "" if first["pid"] else " (its process has ended)"
+            since = max((member["call"]["age_s"] for member in members if member["call"]), default=None)
+            rows.append(
+                [
+                    name,
+                    who + ended,
+                    _call_words(call),
+                    call["state"] if call else "-",
+                    f"{since:.1f} s" if since is not None else "-",
+                    f"<< {', '.join(marks)}" if marks else "",
+                ]
+            )
+            name = ""
+    if len(rows) and most is not None and len(used) > most:
+        rows.append([f"{len(used) - most} more", "", "", "", "", ""])
+    return rows
+
+
+def _alike(members: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Return members together that have called the same, in the same state."""
+    found: dict[tuple[object, ...], list[Mapping[str, Any]]] = {}
+    for member in members:
+        call = member["call"] or {}
+        facts = (call.get(key) for key in ("number", "operation", "count", "dtype", "state", "peer"))
+        key = (*facts, member["is_behind"], member["differs"], bool(member["pid"]), member["rank"] is None)
+        found.setdefault(key, []).append(member)
+    return list(found.values())
+
+
+def _call_words(call: Mapping[str, Any] | None) -> str:
+    """Say what an operation is: `all_reduce #41, 4 float32`."""
+    if call is None:
+        return "none yet"
+    amount = f", {call['count']} {printable(call['dtype'] or 'elements')}" if call["count"] else ""
+    peer = f", peer {call['peer']}" if call["peer"] >= 0 else ""
+    return f"{printable(call['operation'])} #{call['number']}{amount}{peer}"
 
 
 def _thread_lines(dumps: Mapping[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from clary.contract.plain import to_plain
 from clary.contract.rehearsals import disks_value
 from clary.control.rehearsal import disks
 from clary.control.rehearsal.certificate import COMPLETED, Run, Verdict, certify
+from clary.control.rehearsal.curves import curves_of
 from clary.control.rehearsal.faults import FaultKind, PlannedFault, check_hosts, draw_faults, parse_fault, settle
 from clary.control.rehearsal.history import scale_of
 from clary.control.rehearsal.readings import make_reader
@@ -64,6 +66,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--step-regex", metavar="REGEX", help="how lines name a step; group 1 is its number")
     parser.add_argument("--loss-regex", metavar="REGEX", help="how lines name a loss; group 1 is its value")
     parser.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_S, metavar="SECONDS", help="of each job")
+    parser.add_argument(
+        "--suffix", type=_suffix, default=None, metavar="TEXT", help="that both jobs' names end with; else a new one"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the certificate there as JSON; - prints it alone")
     parser.add_argument("--keep", action="store_true", help="keep both jobs; else they are deleted after a PASS")
     parser.set_defaults(run=run)
@@ -82,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
         num_jobs=2 if options.together else 1,
         largest_bytes=possible["largest_disk_bytes"],
     )
-    suffix = secrets.token_hex(SUFFIX_BYTES)
+    suffix = options.suffix or secrets.token_hex(SUFFIX_BYTES)
     requests = rehearsal_requests(
         request,
         suffix=suffix,
@@ -124,7 +129,8 @@ def run(options: argparse.Namespace) -> int:
         else Run(name=rehearsal.name, status="never created", attempts=())
     )
     certificate = certify(twin_run, rehearsal_run, rehearsal.strikes())
-    document = json.dumps({"seed": options.seed, **to_plain(certificate)}, indent=2)
+    curves = curves_of(twin_run, rehearsal_run)
+    document = json.dumps({"seed": options.seed, "curves": curves, **to_plain(certificate)}, indent=2)
     if options.json == "-":
         print(document)
     else:
@@ -217,6 +223,12 @@ def _disk_size(text: str) -> int:
         return disks.parse_size(text)
     except ClaryError as error:
         raise argparse.ArgumentTypeError(error.message) from None
+
+
+def _suffix(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9]{1,16}", text):
+        raise argparse.ArgumentTypeError(f"expected up to 16 small letters and digits, got {text[:40]!r}")
+    return text
 
 
 def _say(text: str) -> None:

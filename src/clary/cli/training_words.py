@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clary.cli.tables import duration, table
 
 UNKNOWN = "-"
+MAX_TAGS = 20  # of histograms and images that are shown
 
 
 def progress_text(progress: Mapping[str, Any]) -> str:
@@ -29,7 +30,8 @@ def training_text(page: Mapping[str, Any]) -> str:
     head = f"{page['job']}  {page['status']}"
     if page["progress"]:
         head += f", {progress_text(page['progress'])}"
-    if not page["metrics"]:
+    pictures = page.get("pictures", [])
+    if not page["metrics"] and not pictures:
         return f"{head}\nthe program has said nothing of its training"
     rows = [
         (
@@ -42,7 +44,30 @@ def training_text(page: Mapping[str, Any]) -> str:
         )
         for one in page["metrics"]
     ]
-    return f"{head}\n\n{table(('METRIC', 'LAST', 'STEP', 'MIN', 'MAX', 'VALUES'), rows)}"
+    parts = [head]
+    if rows:
+        parts.append(table(("METRIC", "LAST", "STEP", "MIN", "MAX", "VALUES"), rows))
+    if pictures:
+        parts.append(_pictures_text(pictures))
+    return "\n\n".join(parts)
+
+
+def _pictures_text(pictures: Sequence[Mapping[str, Any]]) -> str:
+    """Return the tags of histograms and images, and where they are shown."""
+    rows = [
+        (
+            one["tag"],
+            one["kind"],
+            UNKNOWN if one["last_step"] is None else str(one["last_step"]),
+            str(one["num_seen"]),
+            str(one["num_values"]),
+        )
+        for one in pictures[:MAX_TAGS]
+    ]
+    text = table(("PICTURE", "KIND", "STEP", "WRITTEN", "KEPT"), rows)
+    if len(pictures) > MAX_TAGS:
+        text += f"\nand {len(pictures) - MAX_TAGS} more (--json has all)"
+    return f"{text}\nthey are shown by the job's page of `clary console`, under Charts"
 
 
 def number_text(number: float | None) -> str:

@@ -7,6 +7,7 @@ torch as it was; scripts that import `smdistributed.dataparallel.torch.torch_smd
 It runs in the user's environment, in Pythons that Clary's train side does not support too.
 """
 
+import contextlib
 import importlib.util
 import logging
 import os
@@ -21,7 +22,9 @@ _STEPS = os.path.join("train", "steps", "torch_hooks.py")
 _ADAPTER = os.path.join("train", "collective", "adapters", "torch", "registration.py")
 _DEBUGGER = os.path.join("train", "debugger", "automatic.py")
 _HOOK_CONFIGURATION = "SMDEBUG_CONFIG_FILE_PATH"  # set by the agent where a job has a DebugHookConfig
-_FIRST_VERSION = (3, 11)  # of Python, for clary.train
+_WISHES = ("CLARY_STEPS_FOLDER", "CLARY_PROFILES_FOLDER", _HOOK_CONFIGURATION)  # set by the agent: what a job wants
+_TOLD = "CLARY_TOLD_TOO_OLD"
+_FIRST_VERSION = (3, 10)  # of Python, for clary.train
 
 
 class SagemakerFinder:
@@ -44,13 +47,28 @@ def register() -> None:
     """Make `torch.sagemaker` importable, and register the backend `smddp`, each unless AWS's own library is there."""
     if not any(isinstance(finder, type) and finder.__name__ == SagemakerFinder.__name__ for finder in sys.meta_path):
         sys.meta_path.append(SagemakerFinder)
+    if sys.version_info < _FIRST_VERSION:
+        _say_too_old()
+        return
     _record_steps()
     _take_profiles()
-    if sys.version_info < _FIRST_VERSION:
-        return
     _register_smddp()
     if os.environ.get(_HOOK_CONFIGURATION):
         _install_hook()
+
+
+def _say_too_old() -> None:
+    """Say what a program goes without, once: what it starts has the mark and is silent."""
+    if os.environ.get(_TOLD) or not any(map(os.environ.get, _WISHES)) or not _has(_STEPS):
+        return
+    os.environ[_TOLD] = "1"
+    with contextlib.suppress(Exception):  # whatever the program has made of its output
+        print(
+            "clary: steps, profiles and tensors of this program are not recorded: that needs Python 3.10 or newer, "
+            f"this is {sys.version.split()[0]}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _install_hook() -> None:
@@ -77,7 +95,7 @@ def _register_smddp() -> None:
 
 def _record_steps() -> None:
     """Have the times of training steps recorded for the agent, where one wants them."""
-    if not os.environ.get("CLARY_STEPS_FOLDER") or sys.version_info < _FIRST_VERSION or not _has(_STEPS):
+    if not os.environ.get("CLARY_STEPS_FOLDER") or not _has(_STEPS):
         return
     try:
         from clary.train.steps import torch_hooks
@@ -89,7 +107,7 @@ def _record_steps() -> None:
 
 def _take_profiles() -> None:
     """Have windows of torch.profiler taken when the agent asks for them."""
-    if not os.environ.get("CLARY_PROFILES_FOLDER") or sys.version_info < _FIRST_VERSION or not _has(_PROFILING):
+    if not os.environ.get("CLARY_PROFILES_FOLDER") or not _has(_PROFILING):
         return
     try:
         from clary.train import profiling

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Protocol
 
 
@@ -22,7 +22,7 @@ class SystemClock:
 
     def now(self) -> datetime:
         """Return the time of day, aware, in UTC."""
-        return datetime.now(UTC)
+        return datetime.now(timezone.utc)
 
     def monotonic(self) -> float:
         """Return seconds from an arbitrary start; never goes back."""

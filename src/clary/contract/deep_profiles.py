@@ -17,8 +17,9 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
+
+from clary.contract.string_enum import StrEnum
 
 FOLDER_VARIABLE = "CLARY_PROFILES_FOLDER"
 OUT_FOLDER = "out"  # below it

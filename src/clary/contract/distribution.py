@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from clary.contract import hyperparameters as hps
 from clary.contract.entry_points import EntryKind, entry_kind, name_problem
 from clary.contract.mpi_options import MpiOptions, parse_mpi_options
+from clary.contract.string_enum import StrEnum
 
 MPI_ENABLED = "sagemaker_mpi_enabled"
 MPI_PROCESSES_PER_HOST = "sagemaker_mpi_num_of_processes_per_host"

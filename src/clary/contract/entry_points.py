@@ -8,7 +8,8 @@ Source: sagemaker-training 5.1.4, `_entry_point_type.get`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+
+from clary.contract.string_enum import StrEnum
 
 
 class EntryKind(StrEnum):

@@ -15,8 +15,9 @@ Every message names who, what was expected, what came and what to do about it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Any
+
+from clary.contract.string_enum import StrEnum
 
 
 class Fault(StrEnum):

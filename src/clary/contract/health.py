@@ -6,7 +6,8 @@ Where: `HostFacts.health` carries the findings of one host; `control.jobs.health
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+
+from clary.contract.string_enum import StrEnum
 
 
 class FindingState(StrEnum):

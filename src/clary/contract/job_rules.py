@@ -42,3 +42,11 @@ class RuleFacts:
     name: str
     status: RuleStatus
     details: str = ""  # at most MAX_DETAILS_CHARACTERS
+
+
+def host_end(host: str, *, attempt: int, num_hosts: int) -> str:
+    """Return the file, below a mirrored folder, by which a host of several says that its program has ended.
+
+    What reads a training's tensors reads the names alone: as many as the last of them says, of one try, are the end.
+    """
+    return f"ended/{host}.try-{attempt}.of-{num_hosts}"

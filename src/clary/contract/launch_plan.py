@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from clary.contract.health import HealthAction
 from clary.contract.job_rules import MirrorPlan, RulePlan
+from clary.contract.string_enum import StrEnum
 
 
 class Isolation(StrEnum):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -22,6 +22,8 @@ from clary.contract.errors import ContractError
 
 T = TypeVar("T")
 Convert = Callable[[Any], Any]
+
+_SCALARS = frozenset({bool, int, float, str, type(None)})  # whose instances are their own plain form
 
 
 def to_plain(value: Any) -> Any:
@@ -85,7 +87,7 @@ def _enum_value(value: Any) -> Any:
 
 
 def _time_text(value: datetime) -> str:
-    return value.astimezone(UTC).isoformat()
+    return value.astimezone(timezone.utc).isoformat()
 
 
 def _dataclass_writer(cls: Any) -> Convert:
@@ -102,6 +104,8 @@ def _mapping_to_plain(value: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _sequence_to_plain(value: Any) -> list[Any]:
+    if _SCALARS.issuperset(map(type, value)):  # thousands of numbers are not looked at one by one
+        return list(value)
     return [_writer(type(item))(item) for item in value]
 
 
@@ -148,9 +152,12 @@ def _union_builder(annotation: Any) -> Convert:
 
 def _list_builder(container: Callable[[Any], Any], item_type: Any) -> Convert:
     build_item = _builder(item_type)
+    taken_types = _taken_types(item_type)
 
     def build(data: Any) -> Any:
         _expect(isinstance(data, list), "a list", data)
+        if taken_types.issuperset(map(type, data)):  # thousands of numbers are not built one by one
+            return container(data)
         items = []
         try:
             for item in data:
@@ -161,6 +168,13 @@ def _list_builder(container: Callable[[Any], Any], item_type: Any) -> Convert:
         return container(items)
 
     return build
+
+
+def _taken_types(annotation: Any) -> frozenset[type]:
+    """Return the types whose instances an annotation takes as they are."""
+    options = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    others = [option for option in options if option is not type(None)]
+    return frozenset(options) if len(others) == 1 and others[0] in _SCALARS else frozenset()
 
 
 def _mapping_builder(value_type: Any) -> Convert:
@@ -223,7 +237,7 @@ def _build_time(data: Any) -> datetime:
         found = datetime.fromisoformat(data)
         # Every time is written again in UTC, which near the ends of the calendar holds not every time of other zones.
         has_form, has_zone = True, found.tzinfo is not None
-        found = found.astimezone(UTC) if has_zone else found
+        found = found.astimezone(timezone.utc) if has_zone else found
     except (TypeError, ValueError, OverflowError):
         has_form = has_zone = False
     _expect(has_form, "an ISO 8601 time", data)

@@ -17,7 +17,7 @@ import hmac
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from threading import Lock
 from urllib.parse import quote, unquote, urlsplit
 
@@ -156,7 +156,7 @@ def parse_date(amz_date: str) -> datetime:
                     int(digits[8:10]),
                     int(digits[10:12]),
                     int(digits[12:14]),
-                    tzinfo=UTC,
+                    tzinfo=timezone.utc,
                 )
             except ValueError as error:
                 raise _malformed(f"the time {amz_date!r} does not exist: {error}") from error
@@ -272,7 +272,7 @@ def sign(
         signed_header_names: names to sign besides the two added ones; None signs every header that proxies keep.
     Raises: ContractError if `host` is missing, which every signature must cover.
     """
-    amz_date = now.astimezone(UTC).strftime(DATE_FORMAT)
+    amz_date = now.astimezone(timezone.utc).strftime(DATE_FORMAT)
     added = {"x-amz-date": amz_date, "x-amz-content-sha256": payload_hash}
     pairs = [(name, value) for name, value in _pairs(headers) if name.lower() not in added]
     pairs.extend(added.items())
@@ -315,7 +315,7 @@ def presign_url(
         expires_s: seconds from `now`, at most one week.
     """
     parts = urlsplit(url)
-    amz_date = now.astimezone(UTC).strftime(DATE_FORMAT)
+    amz_date = now.astimezone(timezone.utc).strftime(DATE_FORMAT)
     scope = f"{amz_date[:8]}/{region}/{service}/{TERMINATOR}"
     pairs = [(name.lower(), value) for name, value in _pairs(headers) if name.lower() != "host"]
     pairs.append(("host", parts.netloc.rpartition("@")[2]))

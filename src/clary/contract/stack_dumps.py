@@ -47,6 +47,61 @@ class SocketState:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CollectiveCall:
+    """One operation that a rank has asked its group for; see `collective_records`.
+
+    Attributes:
+        number: of the operation in its group, from 1.
+        count: elements that this rank brings, or of its share where ranks have shares.
+        peer: of a send or receive, in the group; -1 for none or any.
+        state: `entered`, `under way`, `waited for`, `finished` or `failed`.
+        age_s: since it was asked for.
+        took_s: until its end was seen; None before.
+    """
+
+    number: int
+    operation: str
+    count: int
+    dtype: str
+    state: str
+    age_s: float
+    took_s: float | None = None
+    peer: int = -1
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the thread that trains stood in it."""
+        return self.state in ("entered", "waited for")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveGroup:
+    """A group of ranks and what one of them has asked it for last.
+
+    Attributes:
+        kind: of its backend; `DDP` for gradients.
+        ranks: as `rank_lists` writes them; empty where they are not known.
+        is_point_to_point: whether calls are sends and receives, which are numbered by each rank for itself.
+        calls: the newest first; empty for a group that was made and never used.
+    """
+
+    name: str
+    kind: str
+    size: int
+    ranks: str
+    calls: tuple[CollectiveCall, ...]
+    is_point_to_point: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftCalls:
+    """What a rank had asked for last when its process ended."""
+
+    rank: int
+    groups: tuple[CollectiveGroup, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProcessDump:
     """One process of a host's program."""
 
@@ -64,6 +119,8 @@ class ProcessDump:
     sockets: tuple[SocketState, ...]
     error: str = ""  # why there are no stacks
     runnable_s: float = 0.0  # that its busiest thread, or one of a process below it, ran or waited for a processor
+    collectives: tuple[CollectiveGroup, ...] = ()  # empty where nothing is recorded
+    num_groups_left_out: int = 0  # that found no room in the record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +133,7 @@ class HostDump:
         addresses: of the host, so that connections can be matched to hosts.
         num_left_out: processes beyond MAX_PROCESSES.
         watched_s: how long processes were watched before their stacks were read.
+        left: last calls of ranks whose processes have ended.
     """
 
     number: int
@@ -87,3 +145,4 @@ class HostDump:
     watched_s: float = 0.0
     num_left_out: int = 0
     error: str = ""  # why there is nothing
+    left: tuple[LeftCalls, ...] = ()

@@ -10,11 +10,15 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import dataclass
-from enum import StrEnum
+
+from clary.contract.string_enum import StrEnum
 
 MAX_FINDINGS = 2_000  # of a batch
 MAX_NAME_CHARACTERS = 255  # of a metric or a tag, as MetricDefinition.Name
 MAX_DATA_CHARACTERS = 700_000  # of all findings of a batch together; half a megabyte in base64
+MAX_BUCKETS = 64  # of a histogram that is kept; more are joined
+MAX_HISTOGRAM_TAGS = 2_000  # of a job
+MAX_IMAGE_TAGS = 200
 STATUS_TOKEN_FILE = (".clary", "status-token")  # below a host's /opt/ml
 STATUS_PATH = "/clary/v1/status/{job}/{attempt}/{host}"  # below the service's URL, as programs see it
 
@@ -23,8 +27,8 @@ class FindingKind(StrEnum):
     """What was found."""
 
     SCALAR = "scalar"  # a metric's value
-    HISTOGRAM = "histogram"  # data: JSON of [[left, right, count], ...]
-    IMAGE = "image"  # data: the picture's file in base64; empty for one that is too large to keep
+    HISTOGRAM = "histogram"  # data: JSON of [[left, right, count], ...], from left to right
+    IMAGE = "image"  # data: the file in base64; empty for one that is not kept (`contract.picture_files`)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +44,7 @@ class Finding:
         data: of a histogram or an image.
         file: where it stands, below the host's `/opt/ml`.
         offset: of the record in the file, in bytes.
-        size_bytes: of an image.
+        size_bytes: of an image as the program wrote it.
     """
 
     kind: FindingKind = FindingKind.SCALAR

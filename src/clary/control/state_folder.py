@@ -7,7 +7,8 @@ Where: the server and every command; nothing else knows these names. Keys are fi
     run/seaweed.json     ports and process of the embedded object store; beside it its log
     secrets/root.json    key pair of the person who owns the service; admin token; master key of job keys
     client/              generated SageMaker configuration and endpoints file
-    objects/  logs/  jobs/<job>/<attempt>/  dumps/<job>/<number>/  profiles/<job>/<number>/  cache/  tls/
+    objects/  logs/  jobs/<job>/<attempt>/  dumps/<job>/<number>/  profiles/<job>/<number>/  rehearsals/<job>/<number>/
+    cache/  tls/
 """
 
 from __future__ import annotations

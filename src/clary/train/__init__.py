@@ -1,1 +1,12 @@
 """What a user's train.py may import: collectives, what is built on them, and checkpoints."""
+
+import sys
+
+_FIRST_VERSION = (3, 10)  # of Python
+
+if sys.version_info < _FIRST_VERSION:
+    raise ImportError(
+        "clary.train needs Python 3.10 or newer, this is "
+        + sys.version.split()[0]
+        + ": choose a newer interpreter for the job's environment in settings.toml."
+    )

@@ -1,12 +1,17 @@
-"""SDK v2: DebuggerHookConfig, built-in rules, a rule of one's own with an action, the summary of their statuses."""
+"""SDK v2: DebuggerHookConfig, rules with an action, the summary of their statuses, and what smdebug reads in S3."""
 
 import os
+import sys
 
 import sagemaker
-from common_client import CPU_TYPE, ROLE, SOURCE, report
+from common_client import CPU_TYPE, HERE, ROLE, SOURCE, report
 from sagemaker.debugger import CollectionConfig, DebuggerHookConfig, Rule, rule_configs
 from sagemaker.pytorch import PyTorch
 from sagemaker.s3 import S3Downloader
+
+CLARY = os.path.join(HERE, "..", "..", "..", "src")  # a checkout in place of an installation
+sys.path += [CLARY, os.path.join(CLARY, "clary", "compat")]
+from smdebug.trials import create_trial  # noqa: E402 - found by the line above
 
 session = sagemaker.Session()
 own_rule = Rule.custom(
@@ -44,8 +49,14 @@ estimator = PyTorch(
 )
 estimator.fit(wait=True)
 job = estimator.latest_training_job
+trial = create_trial(estimator.latest_job_debugger_artifacts_path())
+trial.wait_for_steps([0], limit_s=60)
+loss = trial.tensor("MSELoss_output_0")
 report(
     status=job.describe()["TrainingJobStatus"],
     summary=job.rule_job_summary(),
+    has_ended=trial.has_ended,
+    workers=trial.workers(),
+    losses={step: float(loss.value(step)) for step in loss.steps()},
     keys=S3Downloader.list(estimator.latest_job_debugger_artifacts_path(), sagemaker_session=session),
 )

@@ -108,6 +108,55 @@ def test_colours_are_for_terminals_alone():
     assert "\x1b[31;1mSUSPECT" in dump_text(page(suspicions=suspicions), threads=False, colours=True)
 
 
+def called(rank, number, state="waited for", pid=10, **changes):
+    call = {"number": number, "operation": "all_reduce", "count": 4, "dtype": "float32", "peer": -1, "age_s": 12.04}
+    return {"host": "algo-1", "rank": rank, "pid": pid, "call": {**call, "state": state}, **_PLAIN, **changes}
+
+
+_PLAIN = {"is_behind": False, "differs": False}
+
+
+def calls_of(*members, name="0", kind="gloo"):
+    return {"name": name, "kind": kind, "members": list(members)}
+
+
+def with_calls(*groups, threads=False):
+    shown = page(group(("algo-1", 0)))
+    shown["autopsy"]["collectives"] = list(groups)
+    return dump_text(shown, threads=threads, colours=False).splitlines()
+
+
+def test_the_last_collectives_stand_below_each_other_by_what_was_called():
+    lines = with_calls(
+        calls_of(*(called(rank, 41) for rank in (0, 1, 2)), called(3, 40, "finished", is_behind=True)),
+        calls_of({**called(0, 1, pid=0), "call": None}, called(1, 7, differs=True), name="f" * 40, kind="nccl"),
+        calls_of({**called(0, 1), "call": None}, name="unused"),
+    )
+    start = next(index for index, line in enumerate(lines) if line.startswith("GROUP"))
+    assert [line.split() for line in lines[start : start + 5]] == [
+        ["GROUP", "RANKS", "LAST", "COLLECTIVE", "STATE", "SINCE"],
+        ["0", "(gloo)", "0-2", "all_reduce", "#41,", "4", "float32", "waited", "for", "12.0", "s"],
+        ["3", "all_reduce", "#40,", "4", "float32", "finished", "12.0", "s", "<<", "behind"],
+        ["f" * 12, "(nccl)", "0", "(its", "process", "has", "ended)", "none", "yet", "-", "-"],
+        ["1", "all_reduce", "#7,", "4", "float32", "waited", "for", "12.0", "s", "<<", "another"],
+    ]
+    assert not any("unused" in line for line in lines)
+
+
+def test_many_groups_are_cut_and_all_there_with_threads():
+    groups = [calls_of(called(0, 1), name=f"group-{number}") for number in range(12)]
+    assert "4 more" in with_calls(*groups)
+    assert any("group-11" in line for line in with_calls(*groups, threads=True))
+
+
+def test_hostile_names_of_groups_cannot_steer_a_terminal():
+    evil = "\x1b[2J"
+    call = {**called(None, 1)["call"], "operation": evil, "dtype": evil}
+    text = "\n".join(with_calls(calls_of(called(None, 1, call=call), name=evil, kind=evil)))
+    assert "\x1b" not in text
+    assert "process 10" in text
+
+
 def test_who_is_waited_for_is_told_from_who_is_suspected():
     lines = lines_of(suspicions=[suspect("rank 0", "it computes", "waited for")])
     assert lines[2] == "WAITED FOR  rank 0: it computes"

@@ -86,3 +86,19 @@ def test_a_name_with_control_characters_reaches_no_terminal_as_such():
     )
     lines = screen([top], opened=frozenset(), chosen="demo", width=300, height=20, head="")
     assert "\\x1b[2J" in lines[-1][0]
+
+
+def test_histograms_and_images_are_listed_with_what_was_kept_of_them():
+    pictures = [
+        {"kind": "histogram", "tag": "weights", "last_step": 900, "num_seen": 900, "num_values": 100},
+        {"kind": "image", "tag": "\x1bsample", "last_step": None, "num_seen": 1, "num_values": 1},
+    ]
+    page = {"job": "demo", "status": "InProgress", "progress": None, "metrics": [], "pictures": pictures}
+    lines = training_text(page).splitlines()
+    assert lines[2].split() == ["PICTURE", "KIND", "STEP", "WRITTEN", "KEPT"]
+    assert lines[3].split() == ["weights", "histogram", "900", "900", "100"]
+    assert lines[4].split() == ["\\x1bsample", "image", "-", "1", "1"]
+    assert "clary console" in lines[5]
+    many = training_text({**page, "pictures": pictures * 50})
+    assert "and 80 more" in many
+    assert len(many.splitlines()) < 30

@@ -83,6 +83,31 @@ def test_unknown_keys_are_ignored_and_absent_ones_take_their_defaults() -> None:
     assert from_plain(Tree, {"name": "t", "from_the_future": 1}) == Tree(name="t")
 
 
+@dataclass(frozen=True)
+class Columns:
+    numbers: tuple[float | None, ...] = ()
+    counts: list[int] = field(default_factory=list)
+    names: tuple[str, ...] = ()
+
+
+def test_lists_of_numbers_are_what_each_of_their_items_would_be() -> None:
+    found = from_plain(Columns, {"numbers": [1, None, 2.5], "counts": [1, True], "names": ["a"]})
+    assert found == Columns(numbers=(1.0, None, 2.5), counts=[1, True], names=("a",))
+    assert [type(number) for number in found.numbers] == [float, type(None), float]
+    assert from_plain(Columns, to_plain(found)) == found
+    counts = [1, 2]
+    assert from_plain(Columns, {"counts": counts}).counts is not counts
+    for bad, words in (
+        ({"numbers": [1.0, True]}, r"Columns.numbers\[1\]: expected float, got bool"),
+        ({"numbers": [1.0, "2"]}, r"Columns.numbers\[1\]: expected float, got str"),
+        ({"counts": [1, None]}, r"Columns.counts\[1\]: expected int, got NoneType"),
+        ({"counts": [1, 2.0]}, r"Columns.counts\[1\]: expected int, got float"),
+        ({"names": ["a", 3]}, r"Columns.names\[1\]: expected str, got int"),
+    ):
+        with pytest.raises(ContractError, match=words):
+            from_plain(Columns, bad)
+
+
 def test_whole_numbers_become_floats_where_floats_are_declared() -> None:
     leaf = from_plain(Leaf, {"at": NOON.isoformat(), "weight": 2})
     assert (leaf.weight, type(leaf.weight)) == (2.0, float)

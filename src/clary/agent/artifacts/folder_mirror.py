@@ -15,7 +15,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +52,8 @@ class FolderMirror:
         s3_uri: prefix; the file `a/b` becomes `PREFIX/a/b`.
         open_store: makes the object store's client; closed at the end.
         interval_s: between looks.
+        stores_bare_end: whether what says that a training is over is stored where nothing else was saved: of a folder
+            whose prefix others share.
     """
 
     def __init__(
@@ -62,11 +64,14 @@ class FolderMirror:
         s3_uri: str,
         open_store: Callable[[], ObjectStore],
         interval_s: float = INTERVAL_S,
+        stores_bare_end: bool = False,
     ) -> None:
         self._home, self._below = home, below
         self._uri = parse_s3_uri(s3_uri)
         self._open_store = open_store
         self._interval_s = interval_s
+        self._stores_bare_end = stores_bare_end
+        self._forgotten: tuple[str, ...] = ()
         self._stored: dict[str, _Stored] = {}
         self._seen_last: set[str] = set()
         self._ending = threading.Event()
@@ -86,6 +91,10 @@ class FolderMirror:
     def num_stored(self) -> int:
         """How many files are in the store."""
         return len(self._stored)
+
+    def forget(self, names: Sequence[str]) -> None:
+        """Have files of earlier tries taken out of the store before any other is stored. Before `start`."""
+        self._forgotten = tuple(names)
 
     def start(self) -> None:
         """Begin."""
@@ -126,6 +135,7 @@ class FolderMirror:
 
     def _run(self) -> None:
         try:
+            self._forget()
             is_last = False
             while not is_last and not self._given_up.is_set():
                 is_last = self._ending.wait(max(self._interval_s, MOST_LOAD * self._look_s))
@@ -136,6 +146,14 @@ class FolderMirror:
         finally:
             if self._store is not None:
                 self._store.close()
+
+    def _forget(self) -> None:
+        assert self._store is not None
+        for name in self._forgotten:
+            try:
+                self._store.delete(self._uri.bucket, self._key(name))
+            except ClaryError as error:
+                logger.warning("%s of an earlier try stays in the store: %s", name, error)
 
     def _round(self, *, is_last: bool) -> bool:
         """Store what has changed; return whether nothing is left. What can not be read keeps no other file from it."""
@@ -149,7 +167,7 @@ class FolderMirror:
                 # What says that a training is over waits for a round that began after it was there.
                 late = [name for name in marks if _is_last(name) and (is_last or name in self._seen_last)]
                 self._seen_last = {name for name in marks if _is_last(name)}
-                if not names and not self._stored:
+                if not names and not self._stored and not self._stores_bare_end:
                     late = []  # the end of a training that has saved nothing is worth nothing
                 for name in (*sorted(names), *sorted(late)):
                     if self._given_up.is_set():
@@ -174,7 +192,7 @@ class FolderMirror:
     def _store_file(self, folder: int, name: str, mark: _Mark) -> str:
         """Store a file; return why it can not be read, empty if it can. Raises: ClaryError, OSError of the store."""
         assert self._store is not None
-        key = f"{self._uri.key.rstrip('/')}/{name}".lstrip("/")
+        key = self._key(name)
         if len(key.encode()) > _MAX_KEY_BYTES:
             return f"a name of {len(key.encode())} bytes is too long for S3: {key[:80]}..."
         try:
@@ -189,6 +207,9 @@ class FolderMirror:
             self._store.upload_stream(self._uri.bucket, key, _Bounded(file, mark[1]))
         self._stored[name] = _Stored(mark, time.monotonic())
         return ""
+
+    def _key(self, name: str) -> str:
+        return f"{self._uri.key.rstrip('/')}/{name}".lstrip("/")
 
 
 class _Bounded:

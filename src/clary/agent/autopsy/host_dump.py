@@ -10,11 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import NamedTuple
 
 from clary.agent.autopsy import process_state
+from clary.agent.autopsy.call_records import groups_of, left_calls, match, own_number, read_records
 from clary.agent.autopsy.connections import addresses_in, read_connections, sockets_of
 from clary.agent.autopsy.stacks import find_py_spy, read_stacks
+from clary.contract.collective_records import CallRecord
 from clary.contract.processes import ProcessEntry, live_descendants
 from clary.contract.stack_dumps import MAX_PROCESSES, HostDump, ProcessDump, SocketState
 
@@ -34,6 +37,7 @@ def dump_host(
     addresses: Sequence[str],
     ranks: Mapping[int, int],
     now: datetime,
+    calls_folder: Path | None = None,
     is_ending: Callable[[], bool] = lambda: False,
 ) -> HostDump:
     """Look at every process below the first one of a host; blocks for about `LIMIT_S` at most.
@@ -46,6 +50,7 @@ def dump_host(
         addresses: of the host.
         ranks: process -> rank, of those that the agent has started itself.
         now: time of day.
+        calls_folder: where ranks leave their last collectives; None reads none.
         is_ending: whether nobody wants it any more: no further process is looked at then.
     """
     entries = live_descendants(first_pid)
@@ -55,12 +60,17 @@ def dump_host(
     begin = {pid: _Counters.of(pid) for pid in entries}
     time.sleep(WATCHED_S)  # before any stack is read: a pause counts as a wait
     own = {pid: _Counters.of(pid).since(before) for pid, before in begin.items()}
+    records = read_records(calls_folder) if calls_folder is not None else []
+    now_ns = time.monotonic_ns()
+    recorded, left = match(records, {pid: own_number(pid) for pid in entries} if records else {}, known)
     connections = next(filter(None, map(read_connections, (first_pid, *order))), {})
     look = functools.partial(
         _look,
         entries=entries,
         ranks=known,
         used={pid: own[pid].with_all(own[child] for child in below(pid, entries)) for pid in order},
+        recorded=recorded,
+        now_ns=now_ns,
         connections=connections,
         program=find_py_spy(),
         end_s=time.monotonic() + LIMIT_S,
@@ -76,6 +86,7 @@ def dump_host(
         processes=processes,
         watched_s=WATCHED_S,
         num_left_out=len(entries) - len(order),
+        left=left_calls(left, now_ns),
         error="" if entries else "no process of the program runs",
     )
 
@@ -182,6 +193,8 @@ def _look(
     entries: Mapping[int, ProcessEntry],
     ranks: Mapping[int, int],
     used: Mapping[int, _Used],
+    recorded: Mapping[int, CallRecord],
+    now_ns: int,
     connections: dict[int, SocketState],
     program: str | None,
     end_s: float,
@@ -208,6 +221,8 @@ def _look(
         threads=threads,
         sockets=sockets_of(pid, connections),
         error=error,
+        collectives=groups_of(recorded[pid], now_ns) if pid in recorded else (),
+        num_groups_left_out=recorded[pid].num_left_out if pid in recorded else 0,
     )
 
 

@@ -59,6 +59,9 @@ class RuleWorld:
         folder: of rules, on this machine, and `inside` as the processes see it.
         read: returns the first bytes of a file below `folder` without following links; None if there is none.
         environment: complete, of each process.
+        tensors_uri: where all hosts of several store what they save; empty if rules can not read it.
+        own_end: file in `tensors_folder` that says that the program here has ended; empty for a job of one host.
+        since: seconds since 1970; what was stored at `tensors_uri` before is of an earlier try.
         start: starts processes; raises AgentError.
     """
 
@@ -71,6 +74,9 @@ class RuleWorld:
     tensors_folder: str
     open_store: Callable[[], ObjectStore]
     start: Callable[[Sequence[ProcessSpec], Callable[[int, bytes], None]], RuleHost]
+    tensors_uri: str = ""
+    own_end: str = ""
+    since: float = 0.0
 
 
 class RuleProcesses:
@@ -181,6 +187,9 @@ class RuleProcesses:
                     "source_file": source_file,
                     "parameters": dict(rule.parameters),
                     "tensors_folder": self._world.tensors_folder,
+                    "tensors_uri": self._world.tensors_uri,
+                    "own_end": self._world.own_end,
+                    "since": self._world.since,
                     "other_trials": others,
                     "status_file": str(inside / "status.json"),
                 }

@@ -6,21 +6,23 @@ uploaded, before the host is done. Nothing in here raises into the host's life o
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from clary.agent.rules.rule_processes import RuleProcesses
 from clary.agent.supervisor.fact_board import FactBoard
 from clary.agent.supervisor.steps import Mirror, Steps
-from clary.contract.job_rules import MirrorPlan, RuleFacts
+from clary.contract.job_rules import MirrorPlan, RuleFacts, host_end
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.statuses import RuleStatus
 
 FINISH_S = 60.0  # for rules to read what is left, and for the last files to be stored
-END_OF_JOB = "END_OF_JOB.ts"  # smdebug's name
+END_OF_JOB = "END_OF_JOB.ts"  # smdebug's name; of a job of one host
 _MARK_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _JOIN_S = 5.0
 
 logger = logging.getLogger(__name__)
@@ -47,6 +49,12 @@ class HostDebugging:
     ) -> None:
         self._has_rules = bool(plan.rules) and plan.hosts[0].name == host
         self._plan = plan
+        # Hosts of several share a prefix: what one of them leaves there must not say that all have ended.
+        tries = range(1, plan.attempt + 1)
+        marks = [host_end(host, attempt=number, num_hosts=len(plan.hosts)) for number in tries]
+        self._end_name = marks[-1] if len(plan.hosts) > 1 else END_OF_JOB
+        earlier = marks[:-1] if len(plan.hosts) > 1 else []
+        self._earlier_ends = (END_OF_JOB, *earlier) if plan.attempt > 1 else ()
         self._board = board
         self._steps, self._say = steps, say
         self._mirrors: dict[MirrorPlan, Mirror] = {}
@@ -61,6 +69,8 @@ class HostDebugging:
                 for plan, mirror in self._mirrors.items():
                     if plan.marks_end:
                         self._set_end(mirror, False)  # of an earlier program in the same folder
+                    if self._earlier_ends and plan.marks_end:
+                        mirror.forget(self._earlier_ends)
                     mirror.start()
             if self._has_rules:
                 world = self._steps.rule_world()
@@ -125,13 +135,31 @@ class HostDebugging:
 
     def _set_end(self, mirror: Mirror, is_ended: bool) -> None:
         """Leave the file that ends a trial, for a program that could not do so itself, or take it away."""
+        *above, name = self._end_name.split("/")
         try:
-            with mirror.opened() as folder:
+            with mirror.opened() as folder, _opened_below(folder, above, is_made=is_ended) as place:
                 if is_ended:
-                    os.close(os.open(END_OF_JOB, _MARK_FLAGS, dir_fd=folder))
+                    os.close(os.open(name, _MARK_FLAGS, dir_fd=place))
                 else:
-                    os.unlink(END_OF_JOB, dir_fd=folder)
+                    os.unlink(name, dir_fd=place)
         except FileNotFoundError:
             pass
         except OSError as error:
             logger.warning("the end of the training can not be marked: %s", error)
+
+
+@contextlib.contextmanager
+def _opened_below(folder: int, parts: Sequence[str], *, is_made: bool) -> Iterator[int]:
+    """Open a folder in an open one, no link followed. Raises: OSError."""
+    here = os.dup(folder)
+    try:
+        for part in parts:
+            if is_made:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=here)
+            deeper = os.open(part, _FOLDER_FLAGS, dir_fd=here)
+            os.close(here)
+            here = deeper
+        yield here
+    finally:
+        os.close(here)

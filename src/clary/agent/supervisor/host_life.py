@@ -304,7 +304,7 @@ class HostLife:
         watch.start()
         self._begin_mirror()
         self._debugging.begin()
-        self.dumps.watch(program.init_pid, program.ranks_by_pid)
+        self.dumps.watch(program.init_pid, program.ranks_by_pid, self._steps.ml_folder)
         self.profiles.watch(program.ranks_by_pid)
         self._hang.start(program.init_pid)
         place = meeting_place(self._plan, self._host, num_processes=program.num_processes)

@@ -31,6 +31,7 @@ class MirroredPlace:
     below: tuple[str, ...]
     bind: Bind | None
     endpoint: Endpoint
+    is_shared: bool = False  # whether other hosts mirror theirs to the same prefix
 
     @property
     def path(self) -> Path:
@@ -45,7 +46,13 @@ class MirroredPlace:
 
     def open(self) -> FolderMirror:
         """Return what mirrors it; not started."""
-        return FolderMirror(self.home, self.below, s3_uri=self.plan.s3_uri, open_store=self._open_store)
+        return FolderMirror(
+            self.home,
+            self.below,
+            s3_uri=self.plan.s3_uri,
+            open_store=self._open_store,
+            stores_bare_end=self.is_shared and self.plan.marks_end,
+        )
 
     def _open_store(self) -> ObjectStore:
         return ObjectStore(self.endpoint, attempts=_STORE_ATTEMPTS, timeout_s=_STORE_TIMEOUT_S)
@@ -63,5 +70,10 @@ def mirrored_places(plan: LaunchPlan, tree: MlTree, host_folder: Path) -> tuple[
             bind = Bind(source=str(home.joinpath(*below)), target=str(path))
         else:
             home, below = Path(path), ()
-        places.append(MirroredPlace(plan=mirror, home=home, below=below, bind=bind, endpoint=plan.object_store))
+        is_shared = len(plan.hosts) > 1
+        places.append(
+            MirroredPlace(
+                plan=mirror, home=home, below=below, bind=bind, endpoint=plan.object_store, is_shared=is_shared
+            )
+        )
     return tuple(places)

@@ -288,7 +288,7 @@ class _Piece:
 
 
 _WHY_NOT = (
-    "profiles need torch 2.5 or later in Python 3.11 or later, imported by the program, with the PYTHONPATH that the "
+    "profiles need torch 2.5 or later in Python 3.10 or later, imported by the program, with the PYTHONPATH that the "
     "job began with"
 )
 

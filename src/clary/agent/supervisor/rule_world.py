@@ -17,6 +17,8 @@ from clary.agent.object_store import ObjectStore
 from clary.agent.rules.rule_processes import RULES_FOLDER, RuleWorld
 from clary.agent.supervisor.small_files import read_start
 from clary.contract.cgroup_names import rules_cgroup_name
+from clary.contract.clock import SystemClock
+from clary.contract.job_rules import host_end
 from clary.contract.launch_plan import Isolation, LaunchPlan, Resources
 from clary.contract.ml_tree import MlTree
 
@@ -25,6 +27,7 @@ _MEMORY_SHARE = 4  # rules get this part of the host's memory
 _LEAST_MEMORY_BYTES = 1024**3
 _MAX_CPUS = 1.0  # beside a program that wants all there are
 _STORE_ATTEMPTS = 4
+_CLOCKS_APART_S = 5.0  # of hosts, at most; a try begins later after the one before
 # One thread a rule; no GPU; and what a rule imports must not install a hook.
 _VARIABLES = {
     "OMP_NUM_THREADS": "1",
@@ -48,6 +51,7 @@ def make_rule_world(
     """
     shutil.rmtree(folder, ignore_errors=True)  # of the job that had this host before
     is_isolated = plan.isolation is Isolation.NAMESPACES
+    is_shared = len(plan.hosts) > 1 and any(mirror.marks_end for mirror in plan.mirrors)
     files = folder / "files"
     binds = (*sandbox.binds, Bind(source=str(files), target=RULES_FOLDER)) if is_isolated else sandbox.binds
     own = replace(
@@ -68,6 +72,9 @@ def make_rule_world(
         environment=environment | _VARIABLES,
         working_folder=str(context.inside.code),
         tensors_folder=tensors_folder(plan, tree),
+        tensors_uri=_tensors_uri(plan),
+        own_end=host_end(plan.hosts[0].name, attempt=plan.attempt, num_hosts=len(plan.hosts)) if is_shared else "",
+        since=SystemClock().now().timestamp() - _CLOCKS_APART_S if plan.attempt > 1 else 0.0,
         open_store=functools.partial(ObjectStore, plan.object_store, attempts=_STORE_ATTEMPTS),
         start=functools.partial(_start, own, folder),
     )
@@ -78,6 +85,13 @@ def tensors_folder(plan: LaunchPlan, tree: MlTree) -> str:
     inside = inside_tree(plan, tree)
     document = config_documents(plan, inside).get("debughookconfig") or {}
     return str(document.get("LocalPath") or inside.root / _DEFAULT_TENSORS)
+
+
+def _tensors_uri(plan: LaunchPlan) -> str:
+    """Return where other hosts store what they save; empty if there are none, or rules have no way to the store."""
+    if len(plan.hosts) == 1 or plan.network_isolation:
+        return ""
+    return next((mirror.s3_uri for mirror in plan.mirrors if mirror.marks_end), "")
 
 
 def _start(

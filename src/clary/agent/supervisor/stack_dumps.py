@@ -13,11 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from http import HTTPStatus
+from pathlib import Path
 
 from clary.agent.autopsy.host_dump import LIMIT_S, dump_host
 from clary.agent.service_client import AttemptOver, BackOff, ServiceRefused, ServiceUnreachable
 from clary.contract.launch_plan import HostPlan
 from clary.contract.stack_dumps import HostDump
+from clary.contract.step_records import FOLDER as STEPS_FOLDER
 
 _JOIN_S = 2.0
 UNASKED = 0  # number of a dump that nobody has asked for
@@ -39,15 +41,19 @@ class StackDumps:
         self._send = send
         self._first_pid: int | None = None
         self._ranks: Callable[[], Mapping[int, int]] = dict
+        self._calls_folder: Path | None = None
         self._newest = UNASKED  # number of the newest request that was taken up
         self._taking = threading.Lock()
         self._sending = threading.Lock()  # dumps share a connection
         self._ending = threading.Event()
         self._threads: list[threading.Thread] = []
 
-    def watch(self, first_pid: int | None, ranks: Callable[[], Mapping[int, int]]) -> None:
-        """Say what runs: the first process of the program, and which of its processes are which ranks."""
+    def watch(
+        self, first_pid: int | None, ranks: Callable[[], Mapping[int, int]], ml_folder: Path | None = None
+    ) -> None:
+        """Say what runs: the first process of the program, which of its processes are which ranks, its `/opt/ml`."""
         self._first_pid, self._ranks = first_pid, ranks
+        self._calls_folder = ml_folder.joinpath(*STEPS_FOLDER) if ml_folder is not None else None
 
     def forget(self) -> None:
         """Say that nothing runs any more."""
@@ -101,6 +107,7 @@ class StackDumps:
                     addresses=(self._host.address,),
                     ranks=self._ranks(),
                     now=now,
+                    calls_folder=self._calls_folder,
                     is_ending=self._ending.is_set,
                 )
             except Exception as failure:  # boundary: a dump must not end what it looks at
@@ -143,7 +150,12 @@ def shortened(dump: HostDump) -> HostDump:
     """Return the dump with ranks and their main threads alone; without any process if it was that already. Pure."""
     ranks = [process for process in dump.processes if process.rank is not None]
     kept = tuple(
-        replace(process, threads=tuple(thread for thread in process.threads if thread.is_main), sockets=())
+        replace(
+            process,
+            threads=tuple(thread for thread in process.threads if thread.is_main),
+            sockets=(),
+            collectives=tuple(replace(group, calls=group.calls[:1]) for group in process.collectives),
+        )
         for process in ranks
     )
     if kept == dump.processes:

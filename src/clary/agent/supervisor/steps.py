@@ -120,6 +120,9 @@ class Mirror(Protocol):
     def error(self) -> str:
         """What went wrong in the last round; empty if it went well."""
 
+    def forget(self, names: Sequence[str]) -> None:
+        """Have files of earlier tries taken out of the store before any other is stored. Before `start`."""
+
     def start(self) -> None:
         """Begin."""
 

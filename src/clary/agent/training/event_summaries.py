@@ -8,11 +8,10 @@ TensorFlow 2 carry a plugin's name: scalars, histograms (rows of left, right, co
 from __future__ import annotations
 
 import base64
-import json
 import math
 import struct
-import sys
 
+from clary.agent.training.buckets import MAX_READ_BUCKETS, Row, buckets_text
 from clary.agent.training.wire_fields import (
     Malformed,
     as_bytes,
@@ -23,15 +22,16 @@ from clary.agent.training.wire_fields import (
     doubles,
     fields_of,
 )
+from clary.contract.picture_files import picture_facts
 from clary.contract.training_values import MAX_NAME_CHARACTERS, Finding, FindingKind
 
-MAX_BUCKETS = 64  # of a histogram that is kept; more are joined
-MAX_IMAGE_BYTES = 256 * 1024  # of one that is kept; of larger ones only the place
 MAX_TAGS = 10_000  # whose plugin is remembered, a file
+MAX_VALUES = 100_000  # of one record; writers put a few hundred into one
 _MS_PER_S = 1000
 _MOST_MS = 4_102_444_800_000  # 2100: no program was there yet
-_MOST_COUNT = sys.float_info.max  # JSON has no infinity
+_ROW_NUMBERS = 3  # left, right, count
 _DT_FLOAT, _DT_DOUBLE, _DT_INT32, _DT_INT64 = 1, 2, 3, 9
+_PLUGINS = ("scalars", "histograms", "images")
 _CONTENT = {_DT_FLOAT: "f", _DT_DOUBLE: "d", _DT_INT32: "i", _DT_INT64: "q"}
 
 
@@ -52,9 +52,11 @@ class EventReader:
                 step = as_signed(value)
             elif number == 5:
                 summaries.append(as_bytes(value))
-        found = []
+        found: list[Finding] = []
         for summary in summaries:
             for number, _, value in fields_of(summary):
+                if len(found) > MAX_VALUES:
+                    raise Malformed(f"more than {MAX_VALUES} values")
                 if number == 1 and (one := self._value(as_bytes(value))) is not None:
                     kind, tag, number_found, data, size_bytes = one
                     found.append(
@@ -92,7 +94,7 @@ class EventReader:
                 plugin = _plugin_of(as_bytes(value))
         if not tag or len(tag) > MAX_NAME_CHARACTERS or "\0" in tag:
             return None
-        if plugin and len(self._plugins) < MAX_TAGS:
+        if plugin in _PLUGINS and len(self._plugins) < MAX_TAGS:
             self._plugins[tag] = plugin
         if simple is not None:
             return FindingKind.SCALAR, tag, _finite(simple), "", 0
@@ -123,7 +125,7 @@ def _of_tensor(tag: str, plugin: str, tensor: bytes) -> tuple[FindingKind, str, 
     if plugin == "scalars":
         return (FindingKind.SCALAR, tag, _finite(numbers[0]), "", 0) if numbers else None
     rows = [(numbers[place], numbers[place + 1], numbers[place + 2]) for place in range(0, len(numbers) // 3 * 3, 3)]
-    return FindingKind.HISTOGRAM, tag, None, _buckets(rows), 0
+    return FindingKind.HISTOGRAM, tag, None, buckets_text(rows), 0
 
 
 def _numbers(tensor: bytes) -> list[float]:
@@ -136,46 +138,50 @@ def _numbers(tensor: bytes) -> list[float]:
             content = as_bytes(value)
         elif number == 5:
             data = as_bytes(value)
+            _require_few(len(data) // (4 * _ROW_NUMBERS))
             listed += [one for (one,) in struct.iter_unpack("<f", data[: len(data) // 4 * 4])]
         elif number == 6:
             listed += doubles(value, wire_type)
         elif number in (7, 10) and isinstance(value, int):
             listed.append(float(as_signed(value)))
+        _require_few(len(listed) // _ROW_NUMBERS)
     if content and form:
         size = struct.calcsize(f"<{form}")
+        _require_few(len(content) // (size * _ROW_NUMBERS))
         return [float(one) for (one,) in struct.iter_unpack(f"<{form}", content[: len(content) // size * size])]
     return listed
 
 
 def _histogram(message: bytes) -> str:
-    """Return the buckets of a HistogramProto."""
-    least, limits, counts = 0.0, [], []
+    """Return the buckets of a HistogramProto. A number that is 0 is not written."""
+    least = greatest = 0.0
+    limits: list[float] = []
+    counts: list[float] = []
     for number, wire_type, value in fields_of(message):
         if number == 1:
             least = as_double(value)
+        elif number == 2:
+            greatest = as_double(value)
         elif number == 6:
             limits += doubles(value, wire_type)
         elif number == 7:
             counts += doubles(value, wire_type)
-    rows = []
+        _require_few(max(len(limits), len(counts)))
+    rows: list[Row] = []
     left = least
     for right, count in zip(limits, counts, strict=False):
         rows.append((min(left, right), right, count))
         left = right
-    return _buckets(rows)
+    return buckets_text(rows, least=least, greatest=greatest)
 
 
-def _buckets(rows: list[tuple[float, float, float]]) -> str:
-    """Return buckets that hold anything, as JSON; neighbours are joined until there are few enough."""
-    held = [row for row in rows if row[2] > 0 and all(map(math.isfinite, row))]
-    joined = -(-len(held) // MAX_BUCKETS) or 1
-    groups = [held[place : place + joined] for place in range(0, len(held), joined)]
-    joined_rows = [[group[0][0], group[-1][1], min(sum(row[2] for row in group), _MOST_COUNT)] for group in groups]
-    return json.dumps(joined_rows)
+def _require_few(num_buckets: int) -> None:
+    if num_buckets > MAX_READ_BUCKETS:
+        raise Malformed(f"a histogram of {num_buckets} buckets, at most {MAX_READ_BUCKETS} are read")
 
 
 def _picture(tag: str, data: bytes) -> tuple[FindingKind, str, float | None, str, int]:
-    kept = base64.b64encode(data).decode() if len(data) <= MAX_IMAGE_BYTES else ""
+    kept = "" if picture_facts(data) is None else base64.b64encode(data).decode()
     return FindingKind.IMAGE, tag, None, kept, len(data)
 
 
@@ -183,4 +189,4 @@ def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-__all__ = ["MAX_BUCKETS", "MAX_IMAGE_BYTES", "EventReader", "Malformed"]
+__all__ = ["EventReader", "Malformed"]

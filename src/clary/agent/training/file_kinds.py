@@ -1,7 +1,8 @@
 """Which files hold values of a training, told by their paths. Pure.
 
 Source: TensorBoard takes every file with `tfevents` in its name; MLflow's FileStore keeps RUN/metrics/NAME below the
-folder of an experiment; sagemaker.experiments writes output/metrics/sagemaker/*.json.
+folder of an experiment; sagemaker.experiments writes output/metrics/sagemaker/*.json; W&B keeps the log of a run in
+wandb/offline-run-DATE-ID/run-ID.wandb, and in wandb/run-DATE-ID when it is online.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ WATCHED = (
     "code/runs",
     "code/mlruns",
     "code/lightning_logs",
+    "code/wandb",
     "model/runs",
     "checkpoints/runs",
 )
+WANDB_BEGIN, WANDB_END = "run-", ".wandb"  # the name of a log, before and behind the ID of its run
 STATE_FILE = "trainer_state.json"
 STATE_FOLDERS = ("model", "checkpoints", "output")  # that hold checkpoints of transformers; not walked to the bottom
 _RUN_ID_CHARACTERS = 8
@@ -32,6 +35,7 @@ class FileKind(StrEnum):
     EVENTS = "events"
     JSON_LINES = "json lines"
     MLFLOW = "mlflow"
+    WANDB = "wandb"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,8 @@ def place_of(path: str) -> Place | None:
         return Place(kind=FileKind.EVENTS, run="/".join(parts[:-1]))
     if path.startswith(f"{METRICS_FILES}/") and parts[-1].endswith(".json"):
         return Place(kind=FileKind.JSON_LINES, run="")
+    if parts[-1].startswith(WANDB_BEGIN) and parts[-1].endswith(WANDB_END):
+        return Place(kind=FileKind.WANDB, run=parts[-1].removeprefix(WANDB_BEGIN).removesuffix(WANDB_END))
     if "mlruns" in parts:
         below = parts[parts.index("mlruns") + 1 :]  # experiment, run, metrics, NAME; names may hold slashes
         if len(below) > 3 and below[2] == "metrics" and not below[0].startswith("."):

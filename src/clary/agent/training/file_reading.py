@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from clary.agent.training import event_records, growing_files, progress_words, value_lines
+from clary.agent.training import event_records, growing_files, progress_words, value_lines, wandb_records
 from clary.agent.training.event_records import MAX_RECORD_BYTES
 from clary.agent.training.event_summaries import EventReader, Malformed
 from clary.agent.training.file_kinds import STATE_FILE, STATE_FOLDERS, FileKind, Place, RunNames, place_of
 from clary.agent.training.growing_files import FoundFile
-from clary.contract.training_values import Finding, TrainingProgress
+from clary.contract.picture_files import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
+from clary.contract.training_values import Finding, FindingKind, TrainingProgress
 
 PIECE_BYTES = 256 * 1024
 MAX_LOOK_BYTES = 16 * 1024 * 1024  # read in one look; the next goes on
@@ -114,13 +115,16 @@ class FileReading:
         read = growing_files.read_piece(self._root, path, offset=tail.offset, max_bytes=tail.piece_bytes)
         if read is None or read[0] != tail.inode or not read[1]:
             return
-        if tail.place.kind is FileKind.EVENTS:
-            yield from self._read_events(path, tail, read[1])
+        if tail.place.kind in (FileKind.EVENTS, FileKind.WANDB):
+            yield from self._read_records(path, tail, read[1])
         else:
             yield from self._read_lines(tail, read[1])
 
-    def _read_events(self, path: str, tail: _Tail, piece: bytes) -> Iterator[Finding]:
-        records = event_records.split_records(piece, offset=tail.offset)
+    def _read_records(self, path: str, tail: _Tail, piece: bytes) -> Iterator[Finding]:
+        is_wandb = tail.place.kind is FileKind.WANDB
+        split = wandb_records.split_records if is_wandb else event_records.split_records
+        read = wandb_records.findings_of if is_wandb else tail.reader.read
+        records = split(piece, offset=tail.offset)
         if records.is_lost:
             tail.is_lost = True
             self._tell(path, f"{path} is damaged at byte {records.next_offset}: it is not read any further")
@@ -136,11 +140,13 @@ class FileReading:
         tail.piece_bytes = PIECE_BYTES
         for record in records.records:
             try:
-                findings = tail.reader.read(record.data, offset=record.offset, file=path)
+                findings = read(record.data, offset=record.offset, file=path)
             except Malformed as error:
                 self._tell(path, f"{path} has a record at byte {record.offset} that is no event ({error}): left out")
                 continue
             for finding in findings:
+                if finding.kind is FindingKind.IMAGE and not finding.data:
+                    self._tell_of_picture(path, finding)
                 yield self._named(tail, finding)
 
     def _read_lines(self, tail: _Tail, piece: bytes) -> Iterator[Finding]:
@@ -161,6 +167,11 @@ class FileReading:
     def _named(self, tail: _Tail, finding: Finding) -> Finding:
         name = self._names.name(tail.place, finding.name)
         return replace(finding, name=name) if name != finding.name and value_lines.is_name(name) else finding
+
+    def _tell_of_picture(self, path: str, finding: Finding) -> None:
+        kept = f"PNG, JPEG and GIF of up to {MAX_IMAGE_BYTES >> 10} KiB and {MAX_IMAGE_PIXELS >> 20} million pixels"
+        tag = f"{finding.name[:80]!r} of step {finding.step}, {finding.size_bytes} bytes"
+        self._tell("pictures", f"{path} has pictures that are not kept, such as {tag}: kept are {kept}")
 
     def _tell(self, what: str, sentence: str) -> None:
         if what not in self._told:

@@ -1,6 +1,8 @@
 """Findings that the service has not taken yet: numbered, bounded, the oldest given up first.
 
 Where: `training_watch` appends and takes batches, both in its one thread.
+Pictures - histograms and images - have a room of their own, so that they push no number out. One that finds no room
+waits until there is some, or until a newer one of its tag takes its place, so that the last of a tag comes in the end.
 """
 
 from __future__ import annotations
@@ -8,36 +10,72 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from clary.contract.training_values import MAX_DATA_CHARACTERS, MAX_FINDINGS, Finding, TrainingBatch, TrainingProgress
+from clary.contract.training_values import (
+    MAX_DATA_CHARACTERS,
+    MAX_FINDINGS,
+    MAX_HISTOGRAM_TAGS,
+    MAX_IMAGE_TAGS,
+    Finding,
+    FindingKind,
+    TrainingBatch,
+    TrainingProgress,
+)
 
 MAX_BYTES = 16 * 1024 * 1024
-MAX_NAMES = 5_000  # metrics and tags of one host; more are left out
+MAX_NAMES = 5_000  # metrics of one host; more are left out
 BURST = 20_000.0  # findings of one name that are taken at once
 PER_S = 20.0  # of one name in the long run; a table in a database is no place for more
+PICTURE_BURST_BYTES = 64 * 1024 * 1024.0  # of pictures of one host that are taken at once
+PICTURE_BYTES_PER_S = 32 * 1024.0  # in the long run; the service keeps some of each tag
+MAX_WAITING_BYTES = 4 * 1024 * 1024  # of pictures for which there is no room yet
 _FINDING_BYTES = 300  # of one besides its data
-_MAX_HELD_DATA_BYTES = 64 * 1024 * 1024  # of pictures of one host in all
+_MAX_TAGS = {FindingKind.HISTOGRAM: MAX_HISTOGRAM_TAGS, FindingKind.IMAGE: MAX_IMAGE_TAGS}
 
 
 @dataclass
 class _Allowance:
     """A token bucket."""
 
+    most: float
+    per_s: float
     left: float
     at_s: float
+
+    def take(self, wanted: float, now_s: float) -> bool:
+        """Take that much, if it is there."""
+        self.left = min(self.most, self.left + (now_s - self.at_s) * self.per_s)
+        self.at_s = now_s
+        if self.left < wanted:
+            return False
+        self.left -= wanted
+        return True
 
 
 class FindingStore:
     """The findings of one host of one attempt; used by one thread."""
 
-    def __init__(self, *, max_bytes: int = MAX_BYTES, burst: float = BURST, per_s: float = PER_S) -> None:
+    def __init__(
+        self,
+        *,
+        max_bytes: int = MAX_BYTES,
+        burst: float = BURST,
+        per_s: float = PER_S,
+        picture_burst_bytes: float = PICTURE_BURST_BYTES,
+        picture_bytes_per_s: float = PICTURE_BYTES_PER_S,
+    ) -> None:
         self._max_bytes = max_bytes
         self._burst = burst
         self._per_s = per_s
+        self._picture_burst_bytes = picture_burst_bytes
+        self._picture_bytes_per_s = picture_bytes_per_s
         self._findings: deque[Finding] = deque()
         self._size_bytes = 0
-        self._data_bytes = 0
         self._first = 0
         self._allowances: dict[str, _Allowance] = {}
+        self._pictures: _Allowance | None = None  # from the first picture on
+        self._tags: dict[FindingKind, set[str]] = {kind: set() for kind in _MAX_TAGS}
+        self._waiting: dict[tuple[FindingKind, str], Finding] = {}  # the newest of its tag
+        self._waiting_bytes = 0
         self.num_dropped = 0  # given up: they came too fast, or stood in the way of newer ones
         self.num_unnamed = 0  # left out: there were too many names
 
@@ -52,19 +90,19 @@ class FindingStore:
         return self._first + len(self._findings)
 
     def append(self, finding: Finding, *, now_s: float) -> None:
-        """Take a finding, unless there are too many of its name."""
-        if not self._may_come(finding.name, now_s):
-            return
-        if finding.data:
-            self._data_bytes += len(finding.data)
-            if self._data_bytes > _MAX_HELD_DATA_BYTES:
-                self.num_dropped += 1
-                return
-        self._findings.append(finding)
-        self._size_bytes += _size_of(finding)
-        while self._size_bytes > self._max_bytes:
-            self._forget()
-            self.num_dropped += 1
+        """Take a finding, unless there are too many of its name; a picture may have to wait."""
+        if finding.kind is not FindingKind.SCALAR:
+            self._append_picture(finding, now_s)
+        elif self._may_come(finding.name, now_s):
+            self._put(finding)
+
+    def admit_waiting(self, *, now_s: float, is_last: bool) -> None:
+        """Take the pictures that waited and have room now; all of them if nothing comes any more."""
+        for tag, finding in list(self._waiting.items()):
+            if is_last or self._has_room(finding, now_s):
+                del self._waiting[tag]
+                self._waiting_bytes -= _size_of(finding)
+                self._put(finding)
 
     def batch(self, progress: TrainingProgress | None) -> TrainingBatch:
         """Return the oldest findings, as many as one batch may hold."""
@@ -93,14 +131,44 @@ class FindingStore:
             if len(self._allowances) >= MAX_NAMES:
                 self.num_unnamed += 1
                 return False
-            allowance = self._allowances[name] = _Allowance(self._burst, now_s)
-        allowance.left = min(self._burst, allowance.left + (now_s - allowance.at_s) * self._per_s)
-        allowance.at_s = now_s
-        if allowance.left < 1:
+            allowance = self._allowances[name] = _Allowance(self._burst, self._per_s, self._burst, now_s)
+        if not allowance.take(1, now_s):
             self.num_dropped += 1
             return False
-        allowance.left -= 1
         return True
+
+    def _append_picture(self, finding: Finding, now_s: float) -> None:
+        known, tag = self._tags[finding.kind], (finding.kind, finding.name)
+        if finding.name not in known and len(known) >= _MAX_TAGS[finding.kind]:
+            self.num_unnamed += 1
+            return
+        known.add(finding.name)
+        older = self._waiting.pop(tag, None)
+        if older is not None:
+            self._waiting_bytes -= _size_of(older)
+            self.num_dropped += 1
+        if self._has_room(finding, now_s):
+            self._put(finding)
+        elif self._waiting_bytes + _size_of(finding) <= MAX_WAITING_BYTES:
+            self._waiting[tag] = finding
+            self._waiting_bytes += _size_of(finding)
+        else:
+            self.num_dropped += 1
+
+    def _has_room(self, finding: Finding, now_s: float) -> bool:
+        """Whether a picture may come now; takes its part of what may come in the long run."""
+        if self._pictures is None:
+            most, per_s = self._picture_burst_bytes, self._picture_bytes_per_s
+            self._pictures = _Allowance(most, per_s, most, now_s)
+        size_bytes = _size_of(finding)
+        return self._size_bytes + size_bytes <= self._max_bytes // 2 and self._pictures.take(size_bytes, now_s)
+
+    def _put(self, finding: Finding) -> None:
+        self._findings.append(finding)
+        self._size_bytes += _size_of(finding)
+        while self._size_bytes > self._max_bytes:
+            self._forget()
+            self.num_dropped += 1
 
     def _forget(self) -> None:
         self._size_bytes -= _size_of(self._findings.popleft())

@@ -145,6 +145,7 @@ class TrainingWatch:
         now_s = time.monotonic()
         for finding in self._reading.look():
             self._store.append(finding, now_s=now_s)
+        self._store.admit_waiting(now_s=now_s, is_last=self._is_last and not self._reading.is_behind)
         if now_s >= self._next_state_s or self._is_last:
             self._next_state_s = now_s + STATE_S
             state = self._reading.state(int(self._clock.now().timestamp() * 1000))

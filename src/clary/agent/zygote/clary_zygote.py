@@ -87,7 +87,7 @@ def become_rank() -> _Program:
     order, descriptors = _receive(keeper)
     gate, agent, outputs = descriptors[0], descriptors[1], descriptors[2:]
     pids = []
-    for process, write_end in zip(order["processes"], outputs):  # noqa: B905 - strict= came with Python 3.10
+    for process, write_end in zip(order["processes"], outputs):  # strict= came with Python 3.10
         pid = _fork()
         if pid == 0:
             os.dup2(write_end, 1)

@@ -8,7 +8,7 @@ import os
 import sys
 from importlib.machinery import PathFinder
 
-_FIRST_VERSION = (3, 11)  # of Python, for clary.train
+_FIRST_VERSION = (3, 10)  # of Python, for clary.train
 _OWN_FOLDER = os.path.dirname(os.path.realpath(__file__))
 
 _places = [place for place in sys.path if os.path.realpath(os.path.join(place, "smdebug")) != _OWN_FOLDER]
@@ -18,7 +18,7 @@ if _other is not None and _other.loader is not None:
     _other.loader.exec_module(sys.modules["smdebug"])
 elif sys.version_info < _FIRST_VERSION:
     raise ImportError(
-        "smdebug of Clary needs Python 3.11 or newer, this is "
+        "smdebug of Clary needs Python 3.10 or newer, this is "
         + sys.version.split()[0]
         + ": choose a newer interpreter for the job's environment in settings.toml."
     )

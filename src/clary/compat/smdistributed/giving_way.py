@@ -10,7 +10,7 @@ import os
 import sys
 from importlib.machinery import PathFinder
 
-_FIRST_VERSION = (3, 11)  # of Python, for clary.train
+_FIRST_VERSION = (3, 10)  # of Python, for clary.train
 
 
 def give_way(name: str, own_file: str) -> None:
@@ -30,6 +30,6 @@ def give_way(name: str, own_file: str) -> None:
         other.loader.exec_module(sys.modules[name])
     elif sys.version_info < _FIRST_VERSION:
         raise ImportError(
-            f"{name} of Clary needs Python 3.11 or newer, this is {sys.version.split()[0]}: choose a newer "
+            f"{name} of Clary needs Python 3.10 or newer, this is {sys.version.split()[0]}: choose a newer "
             "interpreter for the job's environment in settings.toml."
         )

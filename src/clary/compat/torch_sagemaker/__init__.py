@@ -6,11 +6,11 @@ that the train side does not support, to be told so.
 
 import sys
 
-_FIRST_VERSION = (3, 11)  # of Python, for clary.train
+_FIRST_VERSION = (3, 10)  # of Python, for clary.train
 
 if sys.version_info < _FIRST_VERSION:
     raise ImportError(
-        "torch.sagemaker of Clary needs Python 3.11 or newer, this is "
+        "torch.sagemaker of Clary needs Python 3.10 or newer, this is "
         + sys.version.split()[0]
         + ": choose a newer interpreter for the job's environment in settings.toml."
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from clary.contract.stack_dumps import Frame, HostDump, ProcessDump, SocketState
+from clary.control.jobs.last_collectives import Counted, GroupCalls, count_collectives
 from clary.control.jobs.rank_doings import (
     FEW_WAITS,
     Activity,
@@ -25,6 +26,7 @@ from clary.control.jobs.rank_doings import (
 
 _POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
 _FEW_RETRANSMITS = 2  # one happens on a link that is well
+_ORDER = "the order of collectives"
 
 
 class Weight(StrEnum):
@@ -70,6 +72,7 @@ class Autopsy:
 
     suspicions: tuple[Suspicion, ...]  # empty if nobody stands out
     groups: tuple[Group, ...]  # the largest first
+    collectives: tuple[GroupCalls, ...] = ()  # groups of ranks with the last operation of each, where that is recorded
 
 
 def examine(dumps: Mapping[str, HostDump], *, hosts: Sequence[str], num_ranks: int, is_final: bool = True) -> Autopsy:
@@ -81,19 +84,21 @@ def examine(dumps: Mapping[str, HostDump], *, hosts: Sequence[str], num_ranks: i
         num_ranks: of the job; 0 where that is not known.
         is_final: whether hosts that have not answered had time to.
     """
-    groups = _groups(dumps)
+    counted = count_collectives(dumps, num_ranks=num_ranks)
+    groups = _groups(dumps, counted)
     return Autopsy(
         suspicions=(
-            *_absent(dumps, hosts=hosts, num_ranks=num_ranks, is_final=is_final),
-            *_stopped(dumps),
+            *_absent(dumps, counted, hosts=hosts, num_ranks=num_ranks, is_final=is_final),
+            *_stopped(dumps, counted),
             *_cut_links(dumps),
-            *_odd_ranks(groups, dumps),
+            *_odd_ranks(groups, dumps, counted),
         ),
         groups=groups,
+        collectives=counted.groups,
     )
 
 
-def _groups(dumps: Mapping[str, HostDump]) -> tuple[Group, ...]:
+def _groups(dumps: Mapping[str, HostDump], counted: Counted) -> tuple[Group, ...]:
     by_place: dict[tuple[object, ...], list[tuple[str, ProcessDump]]] = {}
     for host, process in _ranks(dumps):
         frames = main_thread(process).frames
@@ -106,7 +111,7 @@ def _groups(dumps: Mapping[str, HostDump]) -> tuple[Group, ...]:
             doing=doing_of(members[0][1]),
             operation=operation_of(members[0][1]),
             frames=main_thread(members[0][1]).frames,
-            is_odd=is_odd,
+            is_odd=is_odd and not all(process.rank in counted.cleared for _, process in members),
         )
         for members, is_odd in zip(alike, odd, strict=True)
     )
@@ -131,7 +136,7 @@ def _odd_places(places: Sequence[tuple[Doing, str, int]]) -> list[bool]:
 
 
 def _absent(
-    dumps: Mapping[str, HostDump], *, hosts: Sequence[str], num_ranks: int, is_final: bool
+    dumps: Mapping[str, HostDump], counted: Counted, *, hosts: Sequence[str], num_ranks: int, is_final: bool
 ) -> Iterable[Suspicion]:
     for host in hosts:
         if host not in dumps and is_final:
@@ -143,15 +148,17 @@ def _absent(
     if known and known != {None} and is_whole:
         for rank in range(num_ranks):
             if rank not in known:
-                yield Suspicion(who=f"rank {rank}", why="its process does not run: the others may wait for it")
+                why = "its process does not run: the others may wait for it"
+                yield Suspicion(who=f"rank {rank}", why=_with(why, counted.about.get(rank)))
 
 
-def _stopped(dumps: Mapping[str, HostDump]) -> Iterable[Suspicion]:
+def _stopped(dumps: Mapping[str, HostDump], counted: Counted) -> Iterable[Suspicion]:
     for host, dump in dumps.items():
         for process in dump.processes:
             if process.state == "T":
                 remedy = f"kill -CONT {process.pid} on the machine of {host} would let it go on"
-                why = f"it is stopped by a signal (state T); {remedy}"
+                known = "" if process.rank is None else counted.about.get(process.rank)
+                why = _with(f"it is stopped by a signal (state T); {remedy}", known)
                 yield Suspicion(who=_who(host, process), why=why)
             elif process.state == "t":
                 yield Suspicion(who=_who(host, process), why="it is held by a debugger or tracer (state t)")
@@ -187,7 +194,7 @@ def _cut_links(dumps: Mapping[str, HostDump]) -> list[Suspicion]:
     ]
 
 
-def _odd_ranks(groups: Sequence[Group], dumps: Mapping[str, HostDump]) -> Iterable[Suspicion]:
+def _odd_ranks(groups: Sequence[Group], dumps: Mapping[str, HostDump], counted: Counted) -> Iterable[Suspicion]:
     """Name whoever is elsewhere than those who wait, and all of them where no two operations fit together."""
     processes = {(host, process.pid): process for host, process in _ranks(dumps)}
     waiting = [group for group in groups if group.doing in (Doing.WAITS_FOR_RANKS, Doing.WAITS_FOR_GPU)]
@@ -197,20 +204,30 @@ def _odd_ranks(groups: Sequence[Group], dumps: Mapping[str, HostDump]) -> Iterab
     if len(still) * 2 <= len(waiters):  # most of those who wait get on: so does the job
         return
     operations = {group.operation for group in usual}
+    out_of_order = [*(found.words for found in counted.disagreements if not found.odd), counted.crossing]
     if len(usual) == len(groups) and len(operations) > 1 and not operations & _POINT_TO_POINT:
         places = "; ".join(_place_of_group(group, processes) for group in usual)
-        yield Suspicion(
-            who="the order of collectives",
-            why=f"ranks wait in different ones, one left out or out of order: {places}",
-        )
+        why = f"ranks wait in different ones, one left out or out of order: {places}"
+        yield Suspicion(who=_ORDER, why=_with(why, *out_of_order))
+        out_of_order = []
+    differing = {rank: found.words for found in counted.disagreements for rank in found.odd}
     others = ", ".join(sorted(operation or "a synchronisation with the GPU" for operation in operations))
+    accused = set()
     for group in groups:
         if group.is_odd and group.doing not in (Doing.STOPPED, Doing.TRACED):
             for member in group.members:
                 dump, process = dumps[member.host], processes[member.host, member.pid]
                 weight, what = _judge(process, group, dump)
                 waits = f"{len(waiters)} {'rank waits' if len(waiters) == 1 else 'ranks wait'} for it in {others}"
-                yield Suspicion(who=_who(member.host, process), why=f"it {what}; {waits}", weight=weight)
+                known = "" if process.rank is None else differing.get(process.rank) or counted.about.get(process.rank)
+                yield Suspicion(who=_who(member.host, process), why=_with(f"it {what}; {waits}", known), weight=weight)
+                accused.add(process.rank)
+    named = {process.rank: _who(host, process) for (host, _), process in processes.items()}
+    for rank in sorted(differing.keys() - accused):
+        why = f"it called another operation than most: {differing[rank]}"
+        yield Suspicion(who=named.get(rank, f"rank {rank}"), why=why)
+    if any(out_of_order) and not accused and not differing:
+        yield Suspicion(who=_ORDER, why=_with("ranks wait for each other", *out_of_order))
 
 
 def _judge(process: ProcessDump, group: Group, dump: HostDump) -> tuple[Weight, str]:
@@ -256,6 +273,10 @@ def _ranks(dumps: Mapping[str, HostDump]) -> list[tuple[str, ProcessDump]]:
     """Return the processes that are ranks; where nobody is known as one, those that run Python."""
     everything = [(host, process) for host, dump in dumps.items() for process in dump.processes]
     return [item for item in everything if item[1].rank is not None] or [item for item in everything if item[1].threads]
+
+
+def _with(why: str, *more: str | None) -> str:
+    return "; ".join([why, *filter(None, more)])
 
 
 def _address(place: str) -> str:

@@ -89,10 +89,16 @@ def warnings(request: Mapping[str, Any], *, job_name: str, num_hosts: int) -> li
         if STOP_TRAINING in names and not stops(parameters, job_name):
             found.append(f"rule {name}: its action stops jobs of another name, and a rule stops its own job alone")
     if configs and num_hosts > 1:
-        found.append(
-            "debugger rules run on the first host and see what is saved there; include_workers=one, the default, saves "
-            "nothing elsewhere"
-        )
+        if request.get("EnableNetworkIsolation"):
+            found.append(
+                "debugger rules run on the first host and see what is saved there alone: EnableNetworkIsolation keeps "
+                "them from S3, where other hosts store theirs"
+            )
+        elif ((request.get("DebugHookConfig") or {}).get("HookParameters") or {}).get("include_workers") != "all":
+            found.append(
+                "debugger rules see what is saved, and include_workers=one, the default, saves on rank 0 of each "
+                "training alone; include_workers=all in HookParameters saves on all hosts"
+            )
     return found
 
 

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Sequence
 from enum import StrEnum
 
-from clary.contract.stack_dumps import Frame, ProcessDump, ThreadStack
+from clary.contract.stack_dumps import CollectiveCall, Frame, ProcessDump, ThreadStack
 
 # Files whose innermost call waits for other ranks. Others of torch.distributed are on the stacks of programs that
 # compute: elastic's `record`, FSDP, tensor parallelism, checkpoints.
@@ -46,6 +46,7 @@ FEW_WAITS = 3  # of a main thread while it is watched: who is held up asks now a
 _SOME_CPU = 0.2  # of the time in which it was watched
 _MOSTLY = 0.6  # of it: a thread that only wakes now and then waits less for its processor, even on a crowded machine
 _SOME_BYTES = 64 * 1024  # while it was watched
+_HELD_S = 0.5  # records are read before stacks are: who has only just come may be gone by then
 
 
 class Doing(StrEnum):
@@ -87,7 +88,7 @@ def doing_of(process: ProcessDump) -> Doing:
         return Doing.TRACED
     frames = main_thread(process).frames
     if not frames:
-        return Doing.UNKNOWN
+        return Doing.WAITS_FOR_RANKS if held_call(process) else Doing.UNKNOWN
     if _waits_in_collective(frames) or _sleeps_in_backward(process, frames):
         return Doing.WAITS_FOR_RANKS
     if any(code in frame.function for frame in _native(frames) for code in _GPU_CODE):
@@ -98,7 +99,8 @@ def doing_of(process: ProcessDump) -> Doing:
         return Doing.WAITS_FOR_DATA
     if process.state == _UNINTERRUPTIBLE or any(word in process.wait_channel for word in _FILE_WAITS):
         return Doing.READS
-    return Doing.OTHER
+    # `wait` of what an operation returned, called by the script itself, shows on no stack where native code does not.
+    return Doing.WAITS_FOR_RANKS if held_call(process) else Doing.OTHER
 
 
 def place_of(process: ProcessDump) -> str:
@@ -114,13 +116,23 @@ def operation_of(process: ProcessDump) -> str:
     frames = main_thread(process).frames
     if doing_of(process) is not Doing.WAITS_FOR_RANKS:
         return ""
-    if frames[0].function == _BACKWARD:
-        return "backward"
+    held = held_call(process)
+    if not frames or frames[0].function == _BACKWARD:
+        return "backward" if frames else held.operation if held else ""
     waits = itertools.takewhile(lambda frame: frame.file.startswith((*_COLLECTIVE_FILES, *_BETWEEN)), _between(frames))
     named = [frame.function for frame in waits if frame.file.startswith(_COLLECTIVE_FILES)]
     public = [function.rpartition(".")[2] for function in named]
     public = [name for name in public if name not in _WRAPPERS and not name.startswith("_")]
+    if held is not None and not public:
+        return held.operation
     return public[-1] if public else (named or ["a collective"])[-1].rpartition(".")[2]
+
+
+def held_call(process: ProcessDump) -> CollectiveCall | None:
+    """Return the operation in which a process has recorded that it waits for a while; None without one."""
+    calls = (call for group in process.collectives for call in group.calls)
+    held = [call for call in calls if call.is_held and call.age_s >= _HELD_S]
+    return min(held, key=lambda call: call.age_s, default=None)
 
 
 def _between(frames: Sequence[Frame]) -> tuple[Frame, ...]:

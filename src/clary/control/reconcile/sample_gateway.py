@@ -89,14 +89,16 @@ class SampleGateway:
         self._last = {key: last for key, last in self._last.items() if now_s - last.heard_s <= FRESH_S}
 
     def _remember(self, job: TrainingJob, host: str, table: SeriesTable) -> None:
-        newest = {
-            name: next((value for value in reversed(parts[0]) if not math.isnan(value)), None)
-            for name, parts in table.columns.items()
-        }
+        values = {}
+        for name, (column,) in table.columns.items():
+            if not math.isnan(column[-1]):  # as nearly always
+                values[name] = column[-1]
+            elif known := [value for value in column if not math.isnan(value)]:
+                values[name] = known[-1]
         self._last[job.name, host] = LastValues(
             job_name=job.name,
             attempt=job.attempt,
             host=host,
             heard_s=self._clock.monotonic(),
-            values={name: value for name, value in newest.items() if value is not None},
+            values=values,
         )

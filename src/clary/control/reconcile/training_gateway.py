@@ -6,8 +6,6 @@ hub keeps the last values in the job's record.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hmac
 import math
 from collections.abc import Sequence
@@ -32,8 +30,9 @@ from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import FinalMetric, TrainingJob
 from clary.control.jobs.training_status import read_status
 from clary.control.reconcile.hub import MAX_FINAL_METRICS, JobHub
+from clary.control.reconcile.training_pictures import picture_of
 from clary.control.store.errors import JobNotFound
-from clary.control.store.training_records import Picture
+from clary.control.store.training_pictures import Picture
 
 MAX_FILE_CHARACTERS = 4096
 STATUS_BURST = 20.0  # requests of one host's program at once
@@ -209,23 +208,7 @@ def _stored(finding: Finding) -> FinalMetric | Picture:
     if finding.kind is FindingKind.SCALAR:
         value = math.nan if finding.value is None else finding.value
         return FinalMetric(name=finding.name, value=value, at=at, step=finding.step)
-    data: bytes | None = None
-    if finding.data:
-        try:
-            is_image = finding.kind is FindingKind.IMAGE
-            data = base64.b64decode(finding.data, validate=True) if is_image else finding.data.encode()
-        except (binascii.Error, ValueError) as error:
-            raise WireError("ValidationException", f"the picture of {finding.name!r} is no base64: {error}") from error
-    return Picture(
-        kind=finding.kind.value,
-        tag=finding.name,
-        at=at,
-        step=finding.step,
-        file=finding.file,
-        offset=finding.offset,
-        size_bytes=finding.size_bytes,
-        data=data,
-    )
+    return picture_of(finding, at)
 
 
 def _is_same(known: float | None, value: float) -> bool:

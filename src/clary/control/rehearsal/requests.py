@@ -49,8 +49,9 @@ def rehearsal_requests(
     """
     notes: list[str] = []
     base = str(request["TrainingJobName"])
-    twin = _moved(request, name=_name(base, "twin", suffix), notes=notes)
-    rehearsal = _moved(request, name=_name(base, "rehearsal", suffix), notes=[])
+    twin_name, rehearsal_name = rehearsal_names(base, suffix)
+    twin = _moved(request, name=twin_name, notes=notes)
+    rehearsal = _moved(request, name=rehearsal_name, notes=[])
     for made in (twin, rehearsal):
         made["Environment"].pop(DISKS_VARIABLE, None)  # of the request of an earlier rehearsal
         if disks:
@@ -69,6 +70,11 @@ def rehearsal_requests(
     if not (request.get("CheckpointConfig") or {}).get("S3Uri"):
         notes.append("the request has no CheckpointConfig.S3Uri: nothing is restored after a fault")
     return RehearsalRequests(twin=twin, rehearsal=rehearsal, notes=tuple(notes))
+
+
+def rehearsal_names(base: str, suffix: str) -> tuple[str, str]:
+    """Return the names of a job's twin and its rehearsal."""
+    return _name(base, "twin", suffix), _name(base, "rehearsal", suffix)
 
 
 def host_names(request: Mapping[str, Any]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ Where: the sample gateway asks before anything of a batch is stored.
 
 from __future__ import annotations
 
-from itertools import pairwise
+import operator
 
 from clary.contract.metric_samples import MAX_COLUMNS, MAX_ROWS, SERIES_NAME, SampleBatch
 
@@ -34,12 +34,12 @@ def complaint(batch: SampleBatch, *, now_ms: int) -> str:
             return f"a series is called SCOPE/QUANTITY like rank-3/memory_bytes, got {name[:120]!a}"
         if len(column) != num_rows:
             return f"column {name} has {len(column)} values, expected one for each of {num_rows} rows"
-    if any(after < before for before, after in pairwise(batch.at_ms)):
+    if any(map(operator.gt, batch.at_ms, batch.at_ms[1:])):
         return "times of rows never fall; take what was measured in its order"
     for moment in (batch.at_ms[0], batch.at_ms[-1]) if num_rows else ():
         if not now_ms - MOST_BEHIND_MS <= moment <= now_ms + MOST_AHEAD_MS:
             return (
-                f"a row is of {moment} ms since 1970, {abs(moment - now_ms) / 1000:.0f} s off this service's clock; "
+                f"a row is of {moment} ms since 1970, {abs(moment - now_ms) // 1000} s off this service's clock; "
                 "set the host's clock"
             )
     return ""

@@ -18,7 +18,7 @@ import struct
 import sys
 import zlib
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from clary.contract.errors import Fault, StoreError
@@ -56,8 +56,7 @@ def pack(table: SeriesTable) -> bytes:
     columns = [column for parts in table.columns.values() for column in parts]
     per_chunk = _columns_per_chunk(table.num_rows)
     for first in range(0, len(columns), per_chunk):
-        raw = b"".join(_shuffled(_little(column), _FLOAT_BYTES) for column in columns[first : first + per_chunk])
-        packed = zlib.compress(raw, LEVEL)
+        packed = zlib.compress(_apart(columns[first : first + per_chunk], table.num_rows), LEVEL)
         pieces += [_LENGTH.pack(len(packed)), packed]
     body = b"".join(pieces)
     start = _HEAD.pack(_MAGIC, 0, table.num_rows, len(table.parts), len(head))[_CHECKED_FROM:]
@@ -92,6 +91,7 @@ def _unpacked(data: bytes, wanted: Callable[[str], bool] | None) -> SeriesTable:
     names = names_text.decode("ascii").split("\n") if names_text else []
     at_ms = array("q", map(int, accumulate(_numbers("q", times, num_rows))))
     parts = _PARTS[num_parts]
+    kept = set(names) if wanted is None else set(filter(wanted, names))
     places = [(name, part) for name in names for part in range(num_parts)]
     found: dict[str, list[array[float]]] = {}
     per_chunk = _columns_per_chunk(num_rows)
@@ -100,11 +100,11 @@ def _unpacked(data: bytes, wanted: Callable[[str], bool] | None) -> SeriesTable:
         (length,) = _LENGTH.unpack_from(data, position)
         position += _LENGTH.size
         chunk = places[first : first + per_chunk]
-        if wanted is None or any(wanted(name) for name, _ in chunk):
+        is_wanted = [name in kept for name, _ in chunk]
+        if any(is_wanted):
             raw = _inflated(data[position : position + length], column_bytes * len(chunk))
-            for index, (name, _) in enumerate(chunk):
-                if wanted is None or wanted(name):
-                    column = _numbers("f", raw[index * column_bytes : (index + 1) * column_bytes], num_rows)
+            for (name, _), column in zip(chunk, _together(raw, num_rows, is_wanted), strict=True):
+                if column is not None:
                     found.setdefault(name, []).append(column)
         position += length
     return SeriesTable(at_ms=at_ms, columns={name: tuple(columns) for name, columns in found.items()}, parts=parts)
@@ -143,6 +143,47 @@ def _numbers(kind: str, shuffled: bytes, count: int) -> array[float]:
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers
+
+
+def _apart(columns: Sequence[array[float]], num_rows: int) -> bytes | bytearray:
+    """Return columns of floats: of each the first bytes of all its numbers, then the second ones, and so on."""
+    raw = b"".join(map(_little, columns))
+    column_bytes = num_rows * _FLOAT_BYTES
+    if num_rows >= len(columns):
+        starts = range(0, len(raw), column_bytes or 1)
+        return b"".join(
+            raw[start + place : start + column_bytes : _FLOAT_BYTES]
+            for start in starts
+            for place in range(_FLOAT_BYTES)
+        )
+    moved = bytearray(len(raw))  # few rows of many columns: a move for each byte of a row, in all columns at once
+    for row in range(num_rows):
+        for place in range(_FLOAT_BYTES):
+            moved[place * num_rows + row :: column_bytes] = raw[row * _FLOAT_BYTES + place :: column_bytes]
+    return moved
+
+
+def _together(raw: bytes, num_rows: int, is_wanted: Sequence[bool]) -> list[array[float] | None]:
+    """Return the columns that `_apart` was given, those that are not wanted as None."""
+    column_bytes = num_rows * _FLOAT_BYTES
+    if len(raw) != column_bytes * len(is_wanted):
+        raise ValueError(f"a piece has {len(raw)} bytes, expected {len(is_wanted)} columns of {column_bytes}")
+    if num_rows >= len(is_wanted):
+        return [
+            _numbers("f", raw[index * column_bytes : (index + 1) * column_bytes], num_rows) if wanted else None
+            for index, wanted in enumerate(is_wanted)
+        ]
+    moved = bytearray(len(raw))
+    for row in range(num_rows):
+        for place in range(_FLOAT_BYTES):
+            moved[row * _FLOAT_BYTES + place :: column_bytes] = raw[place * num_rows + row :: column_bytes]
+    numbers: array[float] = array("f")
+    numbers.frombytes(moved)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return [
+        numbers[index * num_rows : (index + 1) * num_rows] if wanted else None for index, wanted in enumerate(is_wanted)
+    ]
 
 
 def _little(numbers: array[int] | array[float]) -> bytes:

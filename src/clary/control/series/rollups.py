@@ -2,18 +2,23 @@
 
 Roll-ups of roll-ups are those of the values themselves, but for rounding; so rows are folded once, and what spans a
 border may be folded in two halves.
+
+A column is cut into a list a span, and whole lists go through `min`, `max` and `fsum`: Python itself does nothing a
+value, but where values are missing.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import groupby
 
 from clary.control.series.tables import ROLL_UP_PARTS, ROW_PARTS, SeriesTable
 
 Span = tuple[int, int]  # of row numbers, the end exclusive
+Columns = tuple["array[float]", ...]  # one a part of a roll-up
 
 
 def fold(table: SeriesTable, step_ms: int) -> SeriesTable:
@@ -26,24 +31,70 @@ def fold(table: SeriesTable, step_ms: int) -> SeriesTable:
 
 def _spans(at_ms: Sequence[int], step_ms: int) -> tuple[array[int], list[Span]]:
     starts, spans, first = array("q"), [], 0
-    for number, moments in groupby(at_ms, key=lambda moment: moment // step_ms):
-        end = first + sum(1 for _ in moments)
-        starts.append(number * step_ms)
+    while first < len(at_ms):
+        start_ms = at_ms[first] // step_ms * step_ms
+        end = bisect_left(at_ms, start_ms + step_ms, first)
+        starts.append(start_ms)
         spans.append((first, end))
         first = end
     return starts, spans
 
 
-def _fold_values(parts: tuple[array[float], ...], spans: Sequence[Span]) -> tuple[array[float], ...]:
+def _fold_values(parts: Columns, spans: Sequence[Span]) -> Columns:
     (values,) = parts
-    has_gaps = any(map(math.isnan, values))
-    results = tuple(array("f") for _ in ROLL_UP_PARTS)
+    numbers = values.tolist()
+    if math.isnan(sum(numbers)):
+        return _as_columns([_of_values([value for value in piece if value == value]) for piece in _cut(numbers, spans)])
+    counts = [end - first for first, end in spans]
+    if numbers and _is_level(values):
+        level = array("f", values[:1]) * len(spans)
+        return level, level, level, array("f", counts), level
+    pieces = _cut(numbers, spans)
+    return (
+        array("f", map(min, pieces)),
+        array("f", map(max, pieces)),
+        array("f", map(operator.truediv, map(math.fsum, pieces), counts)),
+        array("f", counts),
+        array("f", [numbers[end - 1] for _, end in spans]),
+    )
+
+
+def _fold_roll_ups(parts: Columns, spans: Sequence[Span]) -> Columns:
+    least, greatest, mean, count, last = (part.tolist() for part in parts)
+    # A column that a block lacked has no number of values either, and is all not-a-number.
+    if not min(count, default=1.0) > 0 or math.isnan(sum(count)):
+        return _fold_gapped(parts, spans)
+    totals = list(map(math.fsum, _cut(count, spans)))
+    sums = map(math.fsum, _cut(list(map(operator.mul, mean, count)), spans))
+    return (
+        array("f", map(min, _cut(least, spans))),
+        array("f", map(max, _cut(greatest, spans))),
+        array("f", map(operator.truediv, sums, totals)),
+        array("f", totals),
+        array("f", [last[end - 1] for _, end in spans]),
+    )
+
+
+def _fold_gapped(parts: Columns, spans: Sequence[Span]) -> Columns:
+    """Return the roll-ups of roll-ups some of which have no values."""
+    least, greatest, mean, count, last = parts
+    folded = []
     for first, end in spans:
-        piece: Sequence[float] = values[first:end]
-        if has_gaps:
-            piece = [value for value in piece if value == value]
-        _append(results, _of_values(piece))
-    return results
+        rows = [row for row in range(first, end) if count[row] > 0]
+        if not rows:
+            folded.append(_of_values(()))
+            continue
+        total = math.fsum(count[row] for row in rows)
+        folded.append(
+            (
+                min(least[row] for row in rows),
+                max(greatest[row] for row in rows),
+                math.fsum(mean[row] * count[row] for row in rows) / total,
+                total,
+                last[rows[-1]],
+            )
+        )
+    return _as_columns(folded)
 
 
 def _of_values(values: Sequence[float]) -> tuple[float, ...]:
@@ -52,28 +103,15 @@ def _of_values(values: Sequence[float]) -> tuple[float, ...]:
     return (min(values), max(values), math.fsum(values) / len(values), float(len(values)), values[-1])
 
 
-def _fold_roll_ups(parts: tuple[array[float], ...], spans: Sequence[Span]) -> tuple[array[float], ...]:
-    least, greatest, mean, count, last = parts
-    results = tuple(array("f") for _ in ROLL_UP_PARTS)
-    for first, end in spans:
-        rows = [row for row in range(first, end) if count[row] > 0]
-        if not rows:
-            _append(results, _of_values(()))
-            continue
-        total = math.fsum(count[row] for row in rows)
-        _append(
-            results,
-            (
-                min(least[row] for row in rows),
-                max(greatest[row] for row in rows),
-                math.fsum(mean[row] * count[row] for row in rows) / total,
-                total,
-                last[rows[-1]],
-            ),
-        )
-    return results
+def _as_columns(folded: Sequence[tuple[float, ...]]) -> Columns:
+    return tuple(array("f", column) for column in zip(*folded, strict=True))
 
 
-def _append(results: tuple[array[float], ...], values: Sequence[float]) -> None:
-    for column, value in zip(results, values, strict=True):
-        column.append(value)
+def _cut(numbers: list[float], spans: Sequence[Span]) -> list[list[float]]:
+    return [numbers[first:end] for first, end in spans]
+
+
+def _is_level(values: array[float]) -> bool:
+    """Whether all values are the same to the bit, as limits and what does nothing are."""
+    raw = values.tobytes()
+    return raw == raw[: values.itemsize] * len(values)

@@ -6,11 +6,12 @@ Where: the sample gateway makes tables of batches, `codec` turns them into block
 from __future__ import annotations
 
 import math
+import operator
 from array import array
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from typing import Any
 
 from clary.contract.metric_samples import SampleBatch
 
@@ -44,11 +45,18 @@ def table_of(batch: SampleBatch) -> SeriesTable:
     """Return a checked batch as a table; what no 32-bit float holds counts as not measured."""
     return SeriesTable(
         at_ms=array("q", batch.at_ms),
-        columns={
-            name: (array("f", [_stored(value) for value in column]),)
-            for name, column in zip(batch.names, batch.columns, strict=True)
-        },
+        columns={name: (_stored_column(column),) for name, column in zip(batch.names, batch.columns, strict=True)},
     )
+
+
+def _stored_column(column: Sequence[Any]) -> array[float]:
+    try:
+        # Not-a-number is passed over by both, or is what they return, which is within no bounds.
+        if min(column) >= -MOST and max(column) <= MOST:
+            return array("f", column)
+    except (TypeError, ValueError):  # something was not measured, or nothing was
+        pass
+    return array("f", map(_stored, column))
 
 
 def _stored(value: float | None) -> float:
@@ -75,17 +83,15 @@ def _sliced(table: SeriesTable, first: int, end: int) -> SeriesTable:
 def joined(tables: Sequence[SeriesTable]) -> SeriesTable:
     """Return the rows of tables of one kind in order of time, with the columns of all of them."""
     parts = tables[0].parts
-    at_ms = array("q", chain.from_iterable(table.at_ms for table in tables))
-    names = list(dict.fromkeys(name for table in tables for name in table.columns))
-    columns: dict[str, tuple[array[float], ...]] = {}
+    at_ms = array("q", b"".join(table.at_ms for table in tables))
+    names: dict[str, None] = {}
+    for table in tables:
+        names |= dict.fromkeys(table.columns)
+    columns = {}
     for name in names:
-        whole = tuple(array("f") for _ in parts)
-        for table in tables:
-            pieces = table.columns.get(name) or (array("f", [_MISSING]) * table.num_rows,) * len(parts)
-            for column, piece in zip(whole, pieces, strict=True):
-                column.extend(piece)
-        columns[name] = whole
-    if all(before <= after for before, after in pairwise(at_ms)):
+        pieces = [table.columns.get(name) or _missing(table) for table in tables]
+        columns[name] = tuple(array("f", b"".join(column)) for column in zip(*pieces, strict=True))
+    if all(map(operator.le, at_ms, at_ms[1:])):
         return SeriesTable(at_ms=at_ms, columns=columns, parts=parts)
     # A clock that was set back between two batches.
     order = sorted(range(len(at_ms)), key=at_ms.__getitem__)
@@ -93,3 +99,7 @@ def joined(tables: Sequence[SeriesTable]) -> SeriesTable:
         name: tuple(array("f", map(column.__getitem__, order)) for column in whole) for name, whole in columns.items()
     }
     return SeriesTable(at_ms=array("q", map(at_ms.__getitem__, order)), columns=sorted_columns, parts=parts)
+
+
+def _missing(table: SeriesTable) -> tuple[array[float], ...]:
+    return (array("f", [_MISSING]) * table.num_rows,) * len(table.parts)

@@ -4,9 +4,11 @@ Where: `console_routes` gives it requests for /clary/v1/hosts.
 
     {"hosts": [{"name", "job", "state", "instance_type", "since", "health", "why", "pool", "attempt",
                 "cpu_percent", "memory_bytes", "memory_limit_bytes", "memory_percent"}],
-     "pools": [{"name", "job", "status", "num_hosts", "instance_type", "since", "keep_alive_s", "left_s"}]}
+     "pools": [{"name", "job", "status", "is_ready", "num_hosts", "instance_type", "since", "keep_alive_s", "left_s"}]}
 
-`state` is the phase of a host, or `warm` for one that waits; what was not measured is null.
+`state` is the phase of a host, or `warm` for one that waits; what was not measured is null. A pool is that of a job
+that runs on it (`InUse`), or of the last one that did (`Available`): `is_ready` says whether a matching job can have it
+now, `left_s` for how long it still waits, null while a job runs on it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clary.contract.plain import to_plain
+from clary.contract.statuses import WarmPoolStatus
 from clary.control.jobs.health import diagnose, findings_of
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import HostRecord, TrainingJob
@@ -39,7 +42,7 @@ def hosts_page(services: Services, samples: SampleGateway) -> dict[str, Any]:
     last = {(values.job_name, values.host): values.values for values in samples.last_values(jobs)}
     return {
         "hosts": [row for job in jobs for row in _hosts(job, last)],
-        "pools": [_pool(services, job) for job in jobs if is_parked(job)],
+        "pools": [_pool(services, job) for job in jobs if _has_pool(job)],
     }
 
 
@@ -65,6 +68,13 @@ def _hosts(job: TrainingJob, last: Mapping[tuple[str, str], Mapping[str, float]]
     ]
 
 
+def _has_pool(job: TrainingJob) -> bool:
+    """Whether the job holds hosts that wait, or will wait, for others."""
+    if not job.pool or job.warm_pool is None:
+        return False
+    return job.warm_pool.status in (WarmPoolStatus.IN_USE, WarmPoolStatus.AVAILABLE)
+
+
 def _since(job: TrainingJob, record: HostRecord) -> Any:
     if is_parked(job) and job.warm_pool is not None and job.warm_pool.available_at is not None:
         return job.warm_pool.available_at
@@ -77,16 +87,18 @@ def _measured(values: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def _pool(services: Services, job: TrainingJob) -> dict[str, Any]:
-    assert job.warm_pool is not None, "a parked job has a warm pool"
+    assert job.warm_pool is not None, "the caller looked"
+    is_waiting = job.warm_pool.status is WarmPoolStatus.AVAILABLE
     request = JobRequest(job.request)
     retained_s = job.warm_pool.retained_s(services.clock.now())
     return {
         "name": job.pool,
         "job": job.name,
         "status": job.warm_pool.status.value,
+        "is_ready": is_parked(job),
         "num_hosts": len(job.hosts),
         "instance_type": ", ".join(dict.fromkeys(group.instance_type for group in request.instance_groups)),
         "since": to_plain(job.warm_pool.available_at),
         "keep_alive_s": request.keep_alive_s,
-        "left_s": max(0.0, request.keep_alive_s - retained_s),
+        "left_s": max(0.0, request.keep_alive_s - retained_s) if is_waiting else None,
     }

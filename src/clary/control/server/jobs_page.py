@@ -7,6 +7,7 @@ Where: `console_routes` gives it requests for /clary/v1/jobs.
     &sort=created        or name, status, duration
     &order=desc          or asc; by default newest first, and names from A
     &limit=100&after=... how many, behind the page whose `next` this is
+    &skip=9000           behind so many more, for who scrolls far
 
 Times are ISO 8601 in UTC, as on a job's own page. A value that no JSON holds is null.
 """
@@ -64,6 +65,9 @@ def _query_of(query: Mapping[str, str]) -> CardQuery:
     search = query.get("search", "").strip()
     if len(search) > MAX_SEARCH_LENGTH:
         raise WireError("ValidationException", f"search has at most {MAX_SEARCH_LENGTH} characters, got {len(search)}")
+    skip = query.get("skip") or "0"
+    if not _NUMBER.fullmatch(skip):
+        raise WireError("ValidationException", f"skip must be 0 to 999999, got {skip[:40]!r}")
     limit = query.get("limit", str(DEFAULT_LIMIT))
     if not _NUMBER.fullmatch(limit) or not 1 <= int(limit) <= MAX_CARDS:
         raise WireError("ValidationException", f"limit must be 1 to {MAX_CARDS}, got {limit[:40]!r}")
@@ -74,6 +78,7 @@ def _query_of(query: Mapping[str, str]) -> CardQuery:
         descending=direction == "desc",
         limit=int(limit),
         token=query.get("after") or None,
+        skip=int(skip),
     )
 
 

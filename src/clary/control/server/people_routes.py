@@ -30,6 +30,7 @@ from clary.control.server.metric_values_page import metric_values_page
 from clary.control.server.profile_page import ask_for_profile, profile_page
 from clary.control.server.profiler_report_page import profiler_report_page
 from clary.control.server.rehearsal_actions import RehearsalActions
+from clary.control.server.rehearsals_page import RehearsalPages
 from clary.control.server.secret_names import hide_secrets
 from clary.control.server.series_page import series_page
 from clary.control.server.spot_actions import reclaim
@@ -56,6 +57,7 @@ class PeopleRoutes:
     Args:
         checkpoints: answers for checkpoints; None has no such page.
         rehearsals: strikes jobs that were made for it; None has no such pages.
+        rehearsal_pages: rehearsals that people ask for; None has no such page.
     """
 
     def __init__(
@@ -65,11 +67,13 @@ class PeopleRoutes:
         admin_token: str,
         checkpoints: CheckpointRoutes | None = None,
         rehearsals: RehearsalActions | None = None,
+        rehearsal_pages: RehearsalPages | None = None,
     ) -> None:
         self._services = services
         self._admin_token = admin_token
         self._checkpoints = checkpoints
         self._rehearsals = rehearsals
+        self._rehearsal_pages = rehearsal_pages
         self._stragglers = StragglerPages(services)
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
@@ -87,7 +91,8 @@ class PeopleRoutes:
                 facts = await self._stragglers.facts(job, self._facts(job))
                 # Of 500 hosts it takes most of a second, and the console asks every two.
                 times = await asyncio.to_thread(self._times, job)
-                return json_answer({**facts, **times, "progress": await self._progress(job)})
+                told = self._rehearsal_pages.facts(job) if self._rehearsal_pages is not None else {}
+                return json_answer({**facts, **times, **told, "progress": await self._progress(job)})
             case "stragglers":
                 return json_answer(await self._stragglers.page(job))
             case "plan":
@@ -131,6 +136,10 @@ class PeopleRoutes:
                 return json_answer(await stop_job(self._services, job))
             case "strike" if request.method == "POST" and self._rehearsals is not None:
                 return json_answer(await self._rehearsals.strike(job, read_json(request)))
+            case "rehearsals" if request.method == "POST" and self._rehearsal_pages is not None:
+                return json_answer(self._rehearsal_pages.act(job, read_json(request)))
+            case "rehearsals" if self._rehearsal_pages is not None:
+                return json_answer(await self._rehearsal_pages.page(job, query_of(request)))
             case "records" if self._rehearsals is not None:
                 return json_answer(await self._rehearsals.records(job, query_of(request)))
         known = "plan, logs, series, stragglers, health, dump, profile, profiler-report and checkpoints"

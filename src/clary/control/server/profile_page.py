@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from clary.contract.deep_profiles import MAX_STEPS, MAX_WINDOW_S, Window
 from clary.contract.errors import WireError
 from clary.contract.plain import to_plain
 from clary.control.jobs.training_job import TrainingJob
+from clary.control.reconcile.profile_desk import SUMMARY, ProfileDesk
 from clary.control.services.call import Services
 from clary.control.wire.messages import HttpResponse
 
@@ -73,6 +74,7 @@ async def profile_page(services: Services, job: TrainingJob, query: Mapping[str,
         "job": job.name,
         "status": job.status.value,
         "numbers": numbers,
+        "profiles": await asyncio.to_thread(_profiles, desk, job.name, numbers),
         **to_plain(request),
         "is_over": summary is not None,
         "ended": _end_of(job) if job.is_terminal or job.attempt != request.attempt else "",
@@ -86,6 +88,24 @@ async def profile_page(services: Services, job: TrainingJob, query: Mapping[str,
         "folder": str(folder),
         "summary": summary,
     }
+
+
+def _profiles(desk: ProfileDesk, job_name: str, numbers: Sequence[int]) -> list[dict[str, Any]]:
+    """Return what there is to choose from, the newest first."""
+    found = ((number, desk.read(job_name, number)) for number in numbers)
+    return [
+        {
+            "number": number,
+            "attempt": kept[0].attempt,
+            "reason": kept[0].reason,
+            "asked_at": to_plain(kept[0].asked_at),
+            "num_steps": kept[0].asked.num_steps,
+            "duration_s": kept[0].asked.duration_s,
+            "is_over": (desk.place(job_name, number) / SUMMARY).exists(),
+        }
+        for number, kept in found
+        if kept is not None
+    ]
 
 
 def _window(asked: Mapping[str, Any]) -> Window:

@@ -42,6 +42,8 @@ from clary.control.reconcile.profile_desk import ProfileDesk
 from clary.control.reconcile.profile_keeping import keep_profiles
 from clary.control.reconcile.profiler_rules import ProfilerRules
 from clary.control.reconcile.reconciler import Reconciler
+from clary.control.reconcile.rehearsal_desk import RehearsalDesk
+from clary.control.reconcile.rehearsal_shelf import RehearsalShelf
 from clary.control.reconcile.rule_notices import RuleNotices
 from clary.control.reconcile.sample_gateway import SampleGateway
 from clary.control.reconcile.series_keeping import keep_series
@@ -65,6 +67,7 @@ from clary.control.server.people_routes import PeopleRoutes
 from clary.control.server.pool_routes import PoolRoutes
 from clary.control.server.ports import Ports, choose_ports
 from clary.control.server.rehearsal_actions import RehearsalActions
+from clary.control.server.rehearsals_page import RehearsalPages
 from clary.control.server.sessions import Sessions
 from clary.control.server.sign_in import SignIn
 from clary.control.server.spot_actions import SpotRoutes
@@ -120,6 +123,8 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
         admission = Admission(settings, engine.machine(), hub, resolve_image, market, clock, faults.why_no_disks)
         dumps = DumpDesk(folder.root / "dumps", clock=clock)
         profiles = ProfileDesk(folder.root / "profiles", clock=clock)
+        shelf = RehearsalShelf(folder.root / "rehearsals")
+        rehearsing = RehearsalDesk(shelf, hub, clock, home=folder.root, grace_s=settings.stop_grace_s)
         services = Services(
             settings=settings,
             clock=clock,
@@ -132,6 +137,7 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
             dumps=dumps,
             profiles=profiles,
             prices=prices,
+            rehearsals=rehearsing,
         )
         isolation = engine.isolation()[0]  # makes a network to find out: before anybody waits for an answer
         gateway = AgentGateway(hub, logs, store, dumps, clock, profiles=profiles)
@@ -141,7 +147,13 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
         checkpoints = CheckpointRoutes(client)
         stack.push_async_callback(checkpoints.close)
         rehearsals = RehearsalActions(faults, admin_token=secrets.admin_token)
-        people = PeopleRoutes(services, admin_token=secrets.admin_token, checkpoints=checkpoints, rehearsals=rehearsals)
+        people = PeopleRoutes(
+            services,
+            admin_token=secrets.admin_token,
+            checkpoints=checkpoints,
+            rehearsals=rehearsals,
+            rehearsal_pages=RehearsalPages(services, rehearsing, faults),
+        )
         spot = SpotRoutes(market, admin_token=secrets.admin_token)
         sessions = Sessions(secrets.session_key, folder.revoked_sessions, clock)
         handler = ClaryHandler(
@@ -156,6 +168,8 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
             console=ConsoleRoutes(services, samples, admin_token=secrets.admin_token),
         )
         metrics = MetricsPage(hub, samples, clock, token=secrets.metrics_token, access=settings.metrics_page)
+        await rehearsing.load()
+        stack.push_async_callback(rehearsing.interrupt)
         await _listen(stack, services, handler, metrics, ports=ports, secrets=secrets, object_store=object_store)
         (folder.client / SAGEMAKER_CONFIG).write_text(sagemaker_config(settings))
         reconciler = Reconciler(
@@ -204,6 +218,7 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
         stack.callback(folder.service_record_path.unlink, missing_ok=True)
         log.info("clary %s answers at %s (isolation: %s)", __version__, urls.api, isolation.value)
         await leave.wait()
+        await rehearsing.interrupt()  # before their jobs end, which would look like a verdict
         await _end_jobs(hub, reconciler)
 
 

@@ -2,9 +2,9 @@
 
 Where: `people_routes` gives it requests for jobs/NAME/training and jobs/NAME/tensorboard.
 
-    training                          every metric with its number of values, last, least and greatest, and progress
+    training                          every metric with its number of values, last, least and greatest, progress, tags
     training?name=loss&limit=1000     points of one: [at_ms, step, value]; value null is no number
-    tensorboard                       tags of histograms and images
+    tensorboard                       tags of histograms and images: how many came, and how many of them stayed
     tensorboard?kind=image&tag=x      their pictures, oldest first; a histogram's buckets are [left, right, count]
     tensorboard?image=ID              the bytes of one image
 """
@@ -18,25 +18,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from clary.contract.errors import WireError
+from clary.contract.picture_files import picture_facts
 from clary.contract.training_values import FindingKind
 from clary.control.jobs.training_job import FinalMetric, TrainingJob
 from clary.control.jobs.training_status import progress_facts
 from clary.control.server.internal_http import json_answer
 from clary.control.services.call import Services
 from clary.control.services.training_progress import job_progress
-from clary.control.store.training_records import Picture
+from clary.control.store.training_pictures import Picture, TagFacts
 from clary.control.wire.messages import HttpResponse
 
 DEFAULT_POINTS = 1_000
 MAX_POINTS = 10_000
-DEFAULT_PICTURES = 50
+DEFAULT_PICTURES = 200  # more than a tag keeps
 _NUMBER = re.compile(r"[0-9]{1,15}")
-# How pictures begin that a browser may be shown; anything else could be a page.
-_IMAGES = (
-    (b"\x89PNG\r\n\x1a\n", "image/png"),
-    (b"\xff\xd8\xff", "image/jpeg"),
-    (b"GIF8", "image/gif"),
-)
+# Whatever a file turns out to be in the eyes of a browser: it runs nothing, asks for nothing, and is in no other page.
+_IMAGE_HEADERS = [
+    ("X-Content-Type-Options", "nosniff"),
+    ("Content-Security-Policy", "default-src 'none'; sandbox; frame-ancestors 'none'"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Cache-Control", "no-store"),
+]
 
 
 async def training_page(services: Services, job: TrainingJob, query: Mapping[str, str]) -> dict[str, Any]:
@@ -72,6 +74,7 @@ async def training_page(services: Services, job: TrainingJob, query: Mapping[str
         "is_over": job.is_terminal,
         "progress": progress_facts(progress, now=services.clock.now(), is_over=job.is_terminal),
         "metrics": metrics,
+        "pictures": [_tag(fact) for fact in await services.store.training.tags(job.name)],
     }
 
 
@@ -84,11 +87,7 @@ async def tensorboard_page(services: Services, job: TrainingJob, query: Mapping[
         return _image_answer(job, wanted, await records.picture(job.name, int(wanted)))
     tag = query.get("tag")
     if tag is None:
-        tags = [
-            {"kind": fact.kind, "tag": fact.tag, "num_values": fact.num_values, "last_step": fact.last_step}
-            for fact in await records.tags(job.name)
-        ]
-        return json_answer({"job": job.name, "tags": tags})
+        return json_answer({"job": job.name, "tags": [_tag(fact) for fact in await records.tags(job.name)]})
     kind = query.get("kind", FindingKind.IMAGE.value)
     pictures = await records.pictures(job.name, kind, tag, most=_limit(query, DEFAULT_PICTURES))
     return json_answer({"job": job.name, "kind": kind, "tag": tag, "pictures": [_shown(one) for one in pictures]})
@@ -96,10 +95,10 @@ async def tensorboard_page(services: Services, job: TrainingJob, query: Mapping[
 
 def _image_answer(job: TrainingJob, wanted: str, picture: Picture | None) -> HttpResponse:
     data = b"" if picture is None or picture.kind != FindingKind.IMAGE else picture.data or b""
-    kind = next((kind for start, kind in _IMAGES if data.startswith(start)), None)
-    if kind is None:
+    facts = picture_facts(data)
+    if facts is None:
         raise WireError("NotFound", f"{job.name} has no image {wanted} that is kept", http_status=404)
-    return HttpResponse(200, [("Content-Type", kind), ("X-Content-Type-Options", "nosniff")], data)
+    return HttpResponse(200, [("Content-Type", facts.media_type), *_IMAGE_HEADERS], data)
 
 
 def _shown(picture: Picture) -> dict[str, Any]:
@@ -112,7 +111,17 @@ def _shown(picture: Picture) -> dict[str, Any]:
     }
     if picture.kind == FindingKind.HISTOGRAM:
         return {**shown, "buckets": json.loads(picture.data or b"[]")}
-    return {**shown, "size_bytes": picture.size_bytes}
+    return {**shown, "size_bytes": picture.size_bytes, "is_kept": picture.is_kept}
+
+
+def _tag(fact: TagFacts) -> dict[str, Any]:
+    return {
+        "kind": fact.kind,
+        "tag": fact.tag,
+        "num_values": fact.num_values,
+        "num_seen": fact.num_seen,
+        "last_step": fact.last_step,
+    }
 
 
 def _point(value: FinalMetric) -> list[float | int | None]:

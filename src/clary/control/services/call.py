@@ -11,6 +11,7 @@ from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.dump_desk import DumpDesk
 from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.profile_desk import ProfileDesk
+from clary.control.reconcile.rehearsal_desk import RehearsalDesk
 from clary.control.scheduling.prices import PriceList, load_prices
 from clary.control.settings import Settings
 from clary.control.store.logs import LogStore
@@ -56,6 +57,7 @@ class Services:
     dumps: DumpDesk
     profiles: ProfileDesk
     prices: PriceList = field(default_factory=load_prices)
+    rehearsals: RehearsalDesk | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,8 @@
 Where: `Store` writes a job's card in the transaction that writes the job, if the card has changed; `Store.cards`
 reads pages of them. Documents of jobs are many kilobytes long, and no index helps to find words within them.
 
-Pages are cut by the last row's sort key and name, so jobs created or deleted between two pages shift nothing.
+Pages are cut by the last row's sort key and name, so jobs created or deleted between two pages shift nothing. Who
+looks at a place far away passes over what is between (`skip`): a page each would be asked for in turn otherwise.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class CardQuery:
     descending: bool = True
     limit: int = 100  # 1 to MAX_CARDS; may differ from page to page
     token: str | None = None  # of the last page of the same query
+    skip: int = 0  # cards that are passed over, from the begin or from where the token points
 
     def identity(self) -> dict[str, Any]:
         """Return what makes this query itself: all but the page; a token is bound to it."""
@@ -189,9 +191,8 @@ def _page_statement(query: CardQuery, *, after: list[Any] | None, now_us: int, d
         beyond = [column < value if query.descending else column > value for column, value in columns]
         statement = statement.where(or_(beyond[0], and_(key == last_key, beyond[1])))
     order = (key, job_cards.c.name)
-    return statement.order_by(*(part.desc() if query.descending else part.asc() for part in order)).limit(
-        query.limit + 1
-    )
+    statement = statement.order_by(*(part.desc() if query.descending else part.asc() for part in order))
+    return statement.limit(query.limit + 1).offset(query.skip or None)
 
 
 def _counts_of(connection: Connection, query: CardQuery) -> dict[str, int]:

@@ -3,12 +3,20 @@
 Where: `Store.curves`; the console's charts and its comparison of jobs. Values are in the table of metrics, whoever
 brought them there. A metric with more values than asked for is cut into stretches of equal length, of each of which
 the least and the greatest value are kept: a chart shows every spike, whatever its width.
+
+A chart of a job that runs asks every few seconds. Stretches begin at multiples of their length, of which there are few
+to choose from, so that a curve that grows keeps those that it has: what was read stays in memory, and only values that
+came since are read. Values never change; if they are not as many as they should be (the job has a successor of the
+same name), all are read anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count as count_from
 from typing import NamedTuple
 
 from sqlalchemy import Connection, func, select
@@ -18,7 +26,10 @@ from clary.control.store.tables import metrics
 
 MAX_POINTS = 5000  # of one curve
 MAX_CURVES = 100  # of one answer
+MAX_KEPT = 100_000  # stretches of all curves, some twenty megabytes
 _PER_MS = 1000  # microseconds
+_FOURTHS = (4, 5, 6, 7)  # of a power of two: lengths of stretches are a fourth apart at most
+_FOURTHS_BITS = 3
 
 
 class CurvePoint(NamedTuple):
@@ -31,9 +42,35 @@ class CurvePoint(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _Extent:
+    """Which values there are; times are microseconds."""
+
     count: int
     first_at: int
     last_at: int
+    last_id: int
+
+
+class _Stretch(NamedTuple):
+    """What is known of the values in a stretch of time."""
+
+    first_at: int
+    last_at: int
+    least: float | None
+    greatest: float | None
+    step: int | None
+    num_values: int
+    last_id: int
+
+
+class _Cut(NamedTuple):
+    """A metric, and how long its stretches are, in microseconds."""
+
+    job_name: str
+    metric_name: str
+    width: int
+
+
+_Stretches = Mapping[int, _Stretch]  # by number, from 1970 on
 
 
 class MetricCurves:
@@ -41,6 +78,9 @@ class MetricCurves:
 
     def __init__(self, *, read: Runner) -> None:
         self._read = read
+        self._lock = threading.Lock()  # several threads read
+        self._kept: OrderedDict[_Cut, _Stretches] = OrderedDict()  # those asked for last at the end
+        self._num_kept = 0
 
     async def curves(
         self, job_name: str, *, names: Sequence[str] | None, num_points: int
@@ -52,20 +92,65 @@ class MetricCurves:
             names: of metrics, those that do not exist are left out; None for all, up to MAX_CURVES.
             num_points: of each curve at most, 2 to MAX_POINTS.
         """
+        most = max(2, min(num_points, MAX_POINTS))
 
         def find(connection: Connection) -> dict[str, list[CurvePoint]]:
             extents = _extents(connection, job_name, names)
-            return {
-                name: _curve(connection, job_name, name, extent, num_points=max(2, min(num_points, MAX_POINTS)))
-                for name, extent in extents.items()
-            }
+            return {name: self._curve(connection, job_name, name, extent, most) for name, extent in extents.items()}
 
         return await self._read(find)
 
+    def _curve(
+        self, connection: Connection, job_name: str, name: str, extent: _Extent, num_points: int
+    ) -> list[CurvePoint]:
+        own = (metrics.c.job_name == job_name, metrics.c.metric_name == name)
+        values = select(metrics.c.at, metrics.c.value, metrics.c.step).where(*own)
+        if extent.count <= num_points:
+            rows = connection.execute(values.order_by(metrics.c.at, metrics.c.id))
+            return [CurvePoint(at // _PER_MS, value, step) for at, value, step in rows]
+        cut = _Cut(job_name, name, _width_of(extent, max(1, (num_points - 1) // 2)))
+        stretches = self._stretches(connection, cut, extent)
+        points: list[CurvePoint] = []
+        for number in sorted(stretches):
+            one = stretches[number]
+            before, after = _as_they_go(points, one.least, one.greatest)
+            points.append(CurvePoint(one.first_at // _PER_MS, before, one.step))
+            if one.greatest != one.least:
+                points.append(CurvePoint(one.last_at // _PER_MS, after, one.step))
+        newest = values.order_by(metrics.c.at.desc(), metrics.c.id.desc()).limit(1)
+        for at, value, step in connection.execute(newest):  # what a chart says of now is the last value itself
+            points.append(CurvePoint(at // _PER_MS, value, step))
+        return points[-num_points:]
+
+    def _stretches(self, connection: Connection, cut: _Cut, extent: _Extent) -> _Stretches:
+        """Return the stretches of a metric, read from where they were left off."""
+        with self._lock:
+            known = self._kept.get(cut, {})
+            if known:
+                self._kept.move_to_end(cut)
+        before = _extent_of(known)
+        if before == extent:
+            return known
+        if before is not None and before.count < extent.count:
+            known = _merged(known, _read_stretches(connection, cut, after_id=before.last_id))
+        if _extent_of(known) != extent:
+            known = _read_stretches(connection, cut, after_id=None)
+        self._keep(cut, known)
+        return known
+
+    def _keep(self, cut: _Cut, stretches: _Stretches) -> None:
+        with self._lock:
+            self._num_kept += len(stretches) - len(self._kept.pop(cut, ()))
+            self._kept[cut] = stretches
+            while self._num_kept > MAX_KEPT:
+                _, oldest = self._kept.popitem(last=False)
+                self._num_kept -= len(oldest)
+
 
 def _extents(connection: Connection, job_name: str, names: Sequence[str] | None) -> dict[str, _Extent]:
+    at, number = metrics.c.at, metrics.c.id
     statement = (
-        select(metrics.c.metric_name, func.count(), func.min(metrics.c.at), func.max(metrics.c.at))
+        select(metrics.c.metric_name, func.count(), func.min(at), func.max(at), func.max(number))
         .where(metrics.c.job_name == job_name)
         .group_by(metrics.c.metric_name)
         .order_by(metrics.c.metric_name)
@@ -74,43 +159,84 @@ def _extents(connection: Connection, job_name: str, names: Sequence[str] | None)
     if names is not None:
         statement = statement.where(metrics.c.metric_name.in_(list(names)))
     return {
-        name: _Extent(count=count, first_at=first, last_at=last)
-        for name, count, first, last in connection.execute(statement)
+        name: _Extent(count=count, first_at=first, last_at=last, last_id=last_id)
+        for name, count, first, last, last_id in connection.execute(statement)
     }
 
 
-def _curve(connection: Connection, job_name: str, name: str, extent: _Extent, *, num_points: int) -> list[CurvePoint]:
-    own = (metrics.c.job_name == job_name, metrics.c.metric_name == name)
-    if extent.count <= num_points:
-        rows = connection.execute(
-            select(metrics.c.at, metrics.c.value, metrics.c.step).where(*own).order_by(metrics.c.at, metrics.c.id)
-        )
-        return [CurvePoint(at // _PER_MS, value, step) for at, value, step in rows]
-    num_stretches = max(1, (num_points - 1) // 2)
-    width = (extent.last_at - extent.first_at) // num_stretches + 1
-    stretch = ((metrics.c.at - extent.first_at) // width).label("stretch")
+def _width_of(extent: _Extent, num_stretches: int) -> int:
+    """Return the length of the stretches that a metric is cut into, at most so many: the shortest of few lengths."""
+    shortest = (extent.last_at - extent.first_at) // num_stretches
+    widths = (
+        fourths << power for power in count_from(max(0, shortest.bit_length() - _FOURTHS_BITS)) for fourths in _FOURTHS
+    )
+    return next(
+        width for width in widths if _number_of(extent.last_at, width) - _number_of(extent.first_at, width) < num_stretches
+    )
+
+
+def _number_of(at: int, width: int) -> int:
+    """Return the stretch that a time is in, as databases divide: times just before 1970 are in the first one too."""
+    return at // width if at >= 0 else -(-at // width)
+
+
+def _read_stretches(connection: Connection, cut: _Cut, *, after_id: int | None) -> _Stretches:
+    """Return the stretches of a metric's values, or of those that came after a value."""
+    columns = metrics.c
+    number = (columns.at // cut.width).label("number")
     statement = (
         select(
-            func.min(metrics.c.at),
-            func.max(metrics.c.at),
-            func.min(metrics.c.value),
-            func.max(metrics.c.value),
-            func.max(metrics.c.step),
+            number,
+            func.min(columns.at),
+            func.max(columns.at),
+            func.min(columns.value),
+            func.max(columns.value),
+            func.max(columns.step),
+            func.count(),
+            func.max(columns.id),
         )
-        .where(*own)
-        .group_by(stretch)
-        .order_by(stretch)
+        .where(columns.job_name == cut.job_name, columns.metric_name == cut.metric_name)
+        .group_by(number)
     )
-    points: list[CurvePoint] = []
-    for first_at, last_at, least, greatest, step in connection.execute(statement):
-        before, after = _as_they_go(points, least, greatest)
-        points.append(CurvePoint(first_at // _PER_MS, before, step))
-        if greatest != least:
-            points.append(CurvePoint(last_at // _PER_MS, after, step))
-    newest = select(metrics.c.at, metrics.c.value, metrics.c.step).where(*own)
-    newest = newest.order_by(metrics.c.at.desc(), metrics.c.id.desc()).limit(1)
-    at, value, step = connection.execute(newest).one()  # what a chart says of now is the last value itself
-    return [*points, CurvePoint(at // _PER_MS, value, step)][-num_points:]
+    if after_id is not None:
+        statement = statement.where(columns.id > after_id)
+    return {row[0]: _Stretch(*row[1:]) for row in connection.execute(statement)}
+
+
+def _merged(known: _Stretches, newer: _Stretches) -> _Stretches:
+    merged = dict(known)
+    for number, new in newer.items():
+        old = merged.get(number)
+        merged[number] = new if old is None else _both(old, new)
+    return merged
+
+
+def _both(old: _Stretch, new: _Stretch) -> _Stretch:
+    return _Stretch(
+        first_at=min(old.first_at, new.first_at),
+        last_at=max(old.last_at, new.last_at),
+        least=min(_known((old.least, new.least)), default=None),
+        greatest=max(_known((old.greatest, new.greatest)), default=None),
+        step=max((step for step in (old.step, new.step) if step is not None), default=None),
+        num_values=old.num_values + new.num_values,
+        last_id=max(old.last_id, new.last_id),
+    )
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _extent_of(stretches: _Stretches) -> _Extent | None:
+    if not stretches:
+        return None
+    all_of = stretches.values()
+    return _Extent(
+        count=sum(one.num_values for one in all_of),
+        first_at=min(one.first_at for one in all_of),
+        last_at=max(one.last_at for one in all_of),
+        last_id=max(one.last_id for one in all_of),
+    )
 
 
 def _as_they_go(

@@ -295,6 +295,26 @@ def _add_experiments(connection: Connection) -> None:
         connection.exec_driver_sql(statement.format(**words))
 
 
+def _add_training_tags(connection: Connection) -> None:
+    words = _WORDS[connection.dialect.name]
+    for statement in (
+        """CREATE TABLE training_tags (
+            job_name {text} NOT NULL REFERENCES jobs (name) ON DELETE CASCADE,
+            kind {text} NOT NULL,
+            tag {text} NOT NULL,
+            num_seen BIGINT NOT NULL,
+            num_kept BIGINT NOT NULL,
+            kept_bytes BIGINT NOT NULL,
+            last_step BIGINT,
+            PRIMARY KEY (job_name, kind, tag)
+        )""",
+        "INSERT INTO training_tags (job_name, kind, tag, num_seen, num_kept, kept_bytes, last_step)"
+        " SELECT job_name, kind, tag, count(*), count(*), coalesce(sum(length(data)), 0), max(step)"
+        " FROM training_pictures GROUP BY job_name, kind, tag",
+    ):
+        connection.exec_driver_sql(statement.format(**words))
+
+
 MIGRATIONS: tuple[Migration, ...] = (
     Migration(number=1, name="jobs, tags, metrics, leases", apply=_create_first_tables),
     Migration(number=2, name="warm pools of jobs", apply=_add_warm_pools),
@@ -302,4 +322,5 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(number=4, name="findings of trainings", apply=_add_training_findings),
     Migration(number=5, name="cards of jobs", apply=_add_job_cards),
     Migration(number=6, name="experiments", apply=_add_experiments),
+    Migration(number=7, name="tags of pictures", apply=_add_training_tags),
 )

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from sqlalchemy import Connection, func, insert, select, text
+from sqlalchemy import Connection, bindparam, func, insert, select, text
 
 from clary.control.series.codec import SeriesDamaged, names_in, pack, unpack
 from clary.control.series.queries import (
@@ -28,11 +29,33 @@ from clary.control.store.errors import JobNotFound, SeriesMoved
 from clary.control.store.tables import jobs, series_blocks, series_ends
 
 T = TypeVar("T")
+Item = TypeVar("Item")
+Owner = tuple[str, int, str]  # job, attempt, host
 
 READ_AT_ONCE = 32  # blocks: a large one has some hundred kilobytes
 MOST_PACKED_HERE = 10_000  # values: a millisecond or two; more would hold up everybody else on the loop
 MAX_LOOKS = 5  # at blocks that are joined while they are read
 
+# Held against deletion until the rows are in; SQLite's writer is alone anyway.
+_HOLD_JOBS = (
+    select(jobs.c.name)
+    .where(jobs.c.name.in_(bindparam("names", expanding=True)))
+    .with_for_update(read=True, key_share=True)
+)
+_OWNER = (series_ends.c.job_name, series_ends.c.attempt, series_ends.c.host)
+_READ_ENDS = (
+    select(*_OWNER, series_ends.c.next_row, series_ends.c.num_dropped)
+    # Each column by itself, which both databases look up in the key; SQLite reads all rows for a list of triples. What
+    # nobody asked for is few rows: hosts of all jobs have the same names.
+    .where(*(column.in_(bindparam(f"{column.name}s", expanding=True)) for column in _OWNER))
+    .order_by(*_OWNER)  # in which services lock them, whatever order batches came in
+    .with_for_update()
+)
+_CLAIM_END = text(
+    "INSERT INTO series_ends (job_name, attempt, host, next_row, num_dropped)"
+    " VALUES (:job_name, :attempt, :host, 0, 0) ON CONFLICT (job_name, attempt, host) DO NOTHING"
+)
+_PUT_BLOCKS = insert(series_blocks).inline()  # nobody asks for their numbers
 _SET_END = text(
     "INSERT INTO series_ends (job_name, attempt, host, next_row, num_dropped)"
     " VALUES (:job_name, :attempt, :host, :next_row, :num_dropped) ON CONFLICT (job_name, attempt, host)"
@@ -49,12 +72,33 @@ class Runner(Protocol):
         """Return what `act` returns; a write is durable then."""
 
 
+class GroupRunner(Protocol):
+    """Runs one function on what many give, with a connection, on a thread of the store's."""
+
+    def __call__(
+        self, act: Callable[[Connection, Sequence[Item]], Sequence[T]], item: Item, /
+    ) -> Coroutine[Any, Any, T]:
+        """Return what `act` returns for this item; it is durable then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Batch:
+    """Rows on their way into the database."""
+
+    owner: Owner
+    table: SeriesTable
+    packed: bytes
+    first_row: int
+    num_dropped: int
+
+
 class SeriesBlocks:
     """Blocks of series; `Store.series` is the one of a database."""
 
-    def __init__(self, *, read: Runner, write: Runner) -> None:
+    def __init__(self, *, read: Runner, write: Runner, write_together: GroupRunner) -> None:
         self.read = read
         self.write = write
+        self._write_together = write_together
 
     async def append(
         self, job_name: str, attempt: int, host: str, table: SeriesTable, *, first_row: int, num_dropped: int = 0
@@ -71,32 +115,13 @@ class SeriesBlocks:
 
         Raises: JobNotFound.
         """
-        owner = {"job_name": job_name, "attempt": attempt, "host": host}
         is_large = table.num_rows * len(table.columns) > MOST_PACKED_HERE
         packed = await asyncio.to_thread(pack, table) if is_large else pack(table)
-
-        def put(connection: Connection) -> int:
-            # Held against deletion until the rows are in; SQLite's writer is alone anyway.
-            holds = select(jobs.c.name).where(jobs.c.name == job_name).with_for_update(read=True, key_share=True)
-            if connection.execute(holds).scalar() is None:
-                raise JobNotFound(job_name)
-            ends = select(series_ends.c.next_row, series_ends.c.num_dropped).where(
-                series_ends.c.job_name == job_name, series_ends.c.attempt == attempt, series_ends.c.host == host
-            )
-            known_row, known_dropped = connection.execute(ends.with_for_update()).one_or_none() or (0, 0)
-            next_row = max(known_row, first_row + table.num_rows)
-            num_known = max(0, known_row - first_row)  # a batch that is sent again, or grew meanwhile
-            if num_known < table.num_rows:
-                piece = rows_from(table, num_known)
-                data = packed if not num_known else pack(piece)
-                row = row_of(piece, step_ms=ROWS_MS, is_rolled=False, is_open=True, data=data)
-                connection.execute(insert(series_blocks), {**owner, "first_row": first_row + num_known, **row})
-            dropped = max(known_dropped, num_dropped)
-            if (next_row, dropped) != (known_row, known_dropped):
-                connection.execute(_SET_END, {**owner, "next_row": next_row, "num_dropped": dropped})
-            return next_row
-
-        return await self.write(put)
+        batch = _Batch(
+            owner=(job_name, attempt, host), table=table, packed=packed, first_row=first_row, num_dropped=num_dropped
+        )
+        await asyncio.sleep(0)  # so that batches which are here already go into the same transaction
+        return await self._write_together(_put, batch)
 
     async def query(self, query: SeriesQuery) -> SeriesAnswer:
         """Return the points that are asked for; blocks that are damaged are named and left out.
@@ -138,6 +163,55 @@ class SeriesBlocks:
         """Return how many rows of a job agents gave up, in all attempts."""
         statement = select(func.sum(series_ends.c.num_dropped)).where(series_ends.c.job_name == job_name)
         return await self.read(lambda connection: int(connection.execute(statement).scalar() or 0))
+
+
+def _put(connection: Connection, batches: Sequence[_Batch]) -> list[int]:
+    """Store what is new of batches; return the next row of each one's host. Raises: JobNotFound."""
+    names = {batch.owner[0] for batch in batches}
+    missing = names.difference(connection.execute(_HOLD_JOBS, {"names": sorted(names)}).scalars())
+    if missing:
+        raise JobNotFound(min(missing))
+    owners = {batch.owner for batch in batches}
+    ends = _ends_of(connection, owners)
+    if new := sorted(owners - ends.keys()):
+        # Two services may hear of a host for the first time at once, and no row is there yet to lock: the second waits
+        # here for the first, and then knows what that one stored.
+        connection.execute(_CLAIM_END, [_named(owner) for owner in new])
+        ends |= _ends_of(connection, new)
+    changed: set[Owner] = set()
+    blocks, next_rows = [], []
+    for batch in batches:
+        end = known_row, known_dropped = ends[batch.owner]
+        next_row = max(known_row, batch.first_row + batch.table.num_rows)
+        num_known = max(0, known_row - batch.first_row)  # a batch that is sent again, or grew meanwhile
+        if num_known < batch.table.num_rows:
+            piece = rows_from(batch.table, num_known)
+            data = batch.packed if not num_known else pack(piece)
+            row = row_of(piece, step_ms=ROWS_MS, is_rolled=False, is_open=True, data=data)
+            blocks.append({**_named(batch.owner), "first_row": batch.first_row + num_known, **row})
+        ends[batch.owner] = next_row, max(known_dropped, batch.num_dropped)
+        if ends[batch.owner] != end:
+            changed.add(batch.owner)
+        next_rows.append(next_row)
+    if blocks:
+        connection.execute(_PUT_BLOCKS, blocks)
+    if changed:
+        new_ends = [(owner, *ends[owner]) for owner in sorted(changed)]
+        connection.execute(
+            _SET_END, [{**_named(owner), "next_row": row, "num_dropped": dropped} for owner, row, dropped in new_ends]
+        )
+    return next_rows
+
+
+def _ends_of(connection: Connection, owners: Iterable[Owner]) -> dict[Owner, tuple[int, int]]:
+    """Return the next row of hosts and how many rows they gave up; hosts that have sent nothing are left out."""
+    job_names, attempts, hosts = (sorted(set(column)) for column in zip(*owners, strict=True))
+    rows = connection.execute(_READ_ENDS, {"job_names": job_names, "attempts": attempts, "hosts": hosts})
+    return {(job_name, attempt, host): (row, dropped) for job_name, attempt, host, row, dropped in rows}
+
+
+def _named(owner: Owner) -> dict[str, Any]:
+    return dict(zip(("job_name", "attempt", "host"), owner, strict=True))
 
 
 def row_of(table: SeriesTable, *, step_ms: int, is_rolled: bool, is_open: bool, data: bytes) -> dict[str, Any]:

@@ -7,11 +7,13 @@ Where: the service that holds the database's lease runs this in the background (
     roll-ups of 5 min -> joined                                                     -> go with their job
 
 Each step is one transaction that takes the old blocks away and puts the new ones in: a service that is killed, or two
-that do the same, lose and double nothing.
+that do the same, lose and double nothing. What is due of several hosts is made one after the other and written
+together, so that its changes share commits.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from clary.control.store.series_blocks import SeriesBlocks, row_of
 from clary.control.store.tables import series_blocks
 
 MAX_BLOCKS_AT_ONCE = 1_000
+JOINED_TOGETHER = 8  # hosts whose joined blocks wait for one commit: their bytes are in memory meanwhile
 MAX_NAMES = 1_024  # of a joined block: hosts that name their series anew in each batch stay in small ones
 REMOVE_AT_ONCE = 200
 _MINUTE_MS = 60_000
@@ -66,7 +69,6 @@ class _Group:
     host: str
     step_ms: int
     is_rolled: bool
-    num_blocks: int
     num_rows: int
     start_ms: int
 
@@ -81,21 +83,26 @@ class _Group:
     def is_old(self, now_ms: int) -> bool:
         return now_ms - self.start_ms >= self.rule.patience_ms
 
+    def is_due(self, num_rows: int, now_ms: int) -> bool:
+        """Whether it is joined while so many of its rows are left."""
+        return num_rows >= self.rule.rows or (num_rows > 0 and self.is_old(now_ms))
+
 
 async def join_open_blocks(blocks: SeriesBlocks, *, now_ms: int) -> int:
     """Join what is due now; return how many blocks went into others."""
+    groups = await blocks.read(_open_groups)
     num_joined = 0
-    for group in await blocks.read(_open_groups):
-        num_left = group.num_rows
-        try:
-            while num_left >= group.rule.rows or (num_left > 0 and group.is_old(now_ms)):
-                joining = await _join(blocks, group, now_ms=now_ms)
-                if not joining.gone:
-                    break
+    for first in range(0, len(groups), JOINED_TOGETHER):
+        num_left = {group: group.num_rows for group in groups[first : first + JOINED_TOGETHER]}
+        while due := [group for group, num_rows in num_left.items() if group.is_due(num_rows, now_ms)]:
+            joinings = [await _prepare(blocks, group, now_ms=now_ms) for group in due]
+            swaps = (_swap(blocks, group, joining) for group, joining in zip(due, joinings, strict=True))
+            done = await asyncio.gather(*swaps, return_exceptions=True)
+            for group, joining in zip(due, done, strict=True):
+                if isinstance(joining, BaseException):
+                    raise joining
                 num_joined += len(joining.gone)
-                num_left -= joining.num_rows
-        except SeriesMoved as error:
-            _log.info("series of job %s, host %s: %s", group.job_name, group.host, error.message)
+                num_left[group] = num_left[group] - joining.num_rows if joining.gone else 0
     return num_joined
 
 
@@ -132,7 +139,6 @@ def _open_groups(connection: Connection) -> list[_Group]:
     statement = (
         select(
             *keys,
-            func.count().label("num_blocks"),
             func.sum(columns.num_rows).label("num_rows"),
             func.min(columns.start_ms).label("start_ms"),
         )
@@ -146,7 +152,6 @@ def _open_groups(connection: Connection) -> list[_Group]:
             host=row.host,
             step_ms=row.step_ms,
             is_rolled=bool(row.is_rolled),
-            num_blocks=row.num_blocks,
             num_rows=int(row.num_rows),
             start_ms=row.start_ms,
         )
@@ -159,17 +164,23 @@ class _Joining:
     """What goes and what comes in its place."""
 
     gone: Sequence[int] = ()
+    closed: Sequence[int] = ()  # stay as they are, and are not looked at again
     damaged: Sequence[int] = ()  # stay, and are not looked at again
     new: Sequence[Mapping[str, Any]] = ()
     num_rows: int = 0  # of those that go
 
 
-async def _join(blocks: SeriesBlocks, group: _Group, *, now_ms: int) -> _Joining:
-    """Join the oldest of a group, as many as its rule says.
+async def _prepare(blocks: SeriesBlocks, group: _Group, *, now_ms: int) -> _Joining:
+    """Join the oldest of a group, as many as its rule says; nothing of it where another was quicker."""
+    try:
+        return await blocks.read(lambda connection: _prepared(connection, group, is_last=group.is_old(now_ms)))
+    except SeriesMoved as error:
+        _note(group, error)
+        return _Joining()
 
-    Raises: SeriesMoved when another was quicker; nothing is changed then.
-    """
-    joining = await blocks.read(lambda connection: _prepared(connection, group, is_last=group.is_old(now_ms)))
+
+async def _swap(blocks: SeriesBlocks, group: _Group, joining: _Joining) -> _Joining:
+    """Put new blocks in the place of old ones; returns what was done, which is nothing where another was quicker."""
 
     def swap(connection: Connection) -> None:
         columns = series_blocks.c
@@ -177,26 +188,41 @@ async def _join(blocks: SeriesBlocks, group: _Group, *, now_ms: int) -> _Joining
             connection.execute(
                 update(series_blocks).where(columns.id.in_(joining.damaged)).values(is_open=0, is_rolled=1)
             )
+        if joining.closed:
+            connection.execute(update(series_blocks).where(columns.id.in_(joining.closed)).values(is_open=0))
         if joining.gone:
             num_gone = connection.execute(delete(series_blocks).where(columns.id.in_(joining.gone))).rowcount
             if num_gone != len(joining.gone):
                 raise SeriesMoved(f"{len(joining.gone) - num_gone} of {len(joining.gone)} blocks to join had gone")
             connection.execute(insert(series_blocks), [{**group.owner, **row} for row in joining.new])
 
-    await blocks.write(swap)
+    if not (joining.gone or joining.closed or joining.damaged):
+        return joining
+    try:
+        await blocks.write(swap)
+    except SeriesMoved as error:
+        _note(group, error)
+        return _Joining()
     return joining
 
 
+def _note(group: _Group, error: SeriesMoved) -> None:
+    _log.info("series of job %s, host %s: %s", group.job_name, group.host, error.message)
+
+
 def _prepared(connection: Connection, group: _Group, *, is_last: bool) -> _Joining:
+    """Return what joins the oldest of a group. Raises: SeriesMoved when another was quicker."""
+    blocks = _oldest_of(connection, group)
+    if group.is_rolled and len(blocks) == 1:
+        return _Joining(closed=[number for number, _ in blocks])  # nothing will come that it could be joined to
+    data_of = _data_of(connection, [number for number, _ in blocks])
     gone: list[int] = []
     tables: list[SeriesTable] = []
     damaged: list[int] = []
-    num_rows = 0
     names: set[str] = set()
-    blocks = _blocks_of(connection, group)
-    for number, _, data in blocks:
+    for number, _ in blocks:
         try:
-            table = unpack(data, place=f"block {number} of host {group.host} of job {group.job_name}")
+            table = unpack(data_of[number], place=f"block {number} of host {group.host} of job {group.job_name}")
         except SeriesDamaged as damage:
             _log.warning("%s", damage.message)
             damaged.append(number)
@@ -207,22 +233,20 @@ def _prepared(connection: Connection, group: _Group, *, is_last: bool) -> _Joini
             break
         gone.append(number)
         tables.append(table)
-        num_rows += table.num_rows
-        if num_rows >= group.rule.rows:
-            break
     if not tables:
         return _Joining(damaged=damaged)
     whole = joined(tables)
     is_open = not group.is_rolled or not (is_last or whole.num_rows >= group.rule.rows)
-    first_row = next(first_row for number, first_row, _ in blocks if number == gone[0])
+    first_row = next(first_row for number, first_row in blocks if number == gone[0])
     new = [{"first_row": first_row, **row} for row in _rows(whole, group, is_open=is_open)]
     return _Joining(gone=gone, damaged=damaged, new=new, num_rows=whole.num_rows)
 
 
-def _blocks_of(connection: Connection, group: _Group) -> list[tuple[int, int, bytes]]:
+def _oldest_of(connection: Connection, group: _Group) -> list[tuple[int, int]]:
+    """Return the numbers of a group's oldest blocks and of their first rows, up to as many rows as its rule says."""
     columns = series_blocks.c
     statement = (
-        select(columns.id, columns.first_row, columns.data)
+        select(columns.id, columns.first_row, columns.num_rows)
         .where(
             columns.job_name == group.job_name,
             columns.attempt == group.attempt,
@@ -234,7 +258,23 @@ def _blocks_of(connection: Connection, group: _Group) -> list[tuple[int, int, by
         .order_by(columns.first_row)
         .limit(MAX_BLOCKS_AT_ONCE)
     )
-    return [(row.id, row.first_row, bytes(row.data)) for row in connection.execute(statement)]
+    found: list[tuple[int, int]] = []
+    num_rows = 0
+    for row in connection.execute(statement).all():
+        found.append((row.id, row.first_row))
+        num_rows += row.num_rows
+        if num_rows >= group.rule.rows:
+            break
+    return found
+
+
+def _data_of(connection: Connection, numbers: Sequence[int]) -> dict[int, bytes]:
+    """Return blocks by number. Raises: SeriesMoved when another was quicker."""
+    statement = select(series_blocks.c.id, series_blocks.c.data).where(series_blocks.c.id.in_(numbers))
+    found = {row.id: bytes(row.data) for row in connection.execute(statement)}
+    if len(found) != len(numbers):
+        raise SeriesMoved(f"{len(numbers) - len(found)} of {len(numbers)} blocks to join had gone")
+    return found
 
 
 def _rows(whole: SeriesTable, group: _Group, *, is_open: bool) -> list[dict[str, Any]]:

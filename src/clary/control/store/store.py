@@ -79,7 +79,9 @@ class Store:
         self._is_closed = False
         self.cards = JobCards(read=self._read, token_key=token_key)  # what lists of jobs show
         self.curves = MetricCurves(read=self._read)  # metrics, thinned out
-        self.series = SeriesBlocks(read=self._read, write=self._writer.run)  # what hosts measure
+        self.series = SeriesBlocks(  # what hosts measure
+            read=self._read, write=self._writer.run, write_together=self._writer.run_together
+        )
         self.experiments = ExperimentStore(read=self._read, write=self._writer.run, token_key=token_key)
         self.training = TrainingRecords(read=self._read, write=self._writer.run)  # what programs write about themselves
 

@@ -97,6 +97,18 @@ training_pictures = Table(
     Column("data", LargeBinary),  # NULL for a picture that is too large to keep
 )
 
+training_tags = Table(
+    "training_tags",
+    metadata,
+    Column("job_name", Text, primary_key=True),
+    Column("kind", Text, primary_key=True),
+    Column("tag", Text, primary_key=True),
+    Column("num_seen", BigInteger, nullable=False),  # pictures that came
+    Column("num_kept", BigInteger, nullable=False),  # of them that stayed
+    Column("kept_bytes", BigInteger, nullable=False),
+    Column("last_step", BigInteger),
+)
+
 series_ends = Table(
     "series_ends",
     metadata,

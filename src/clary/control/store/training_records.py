@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, null, select, text
+from sqlalchemy import Connection, func, insert, select, text
 
 from clary.contract.plain import from_plain, to_plain
-from clary.contract.training_values import FindingKind, TrainingProgress
+from clary.contract.training_values import TrainingProgress
 from clary.control.jobs.training_job import FinalMetric
 from clary.control.jobs.training_status import standing
 from clary.control.store.errors import JobNotFound
@@ -27,32 +27,28 @@ from clary.control.store.tables import (
     metrics,
     to_microseconds,
     training_ends,
-    training_pictures,
+)
+from clary.control.store.training_pictures import (
+    Picture,
+    TagFacts,
+    picture_by_id,
+    pictures_of,
+    put_pictures,
+    tags_of,
 )
 
 MAX_POINTS = 10_000  # of one answer
 
+_CLAIM_END = text(
+    "INSERT INTO training_ends (job_name, attempt, host, next_finding, num_dropped)"
+    " VALUES (:job_name, :attempt, :host, 0, 0) ON CONFLICT (job_name, attempt, host) DO NOTHING"
+)
 _SET_END = text(
     "INSERT INTO training_ends (job_name, attempt, host, next_finding, num_dropped, progress)"
     " VALUES (:job_name, :attempt, :host, :next_finding, :num_dropped, :progress) ON CONFLICT (job_name, attempt, host)"
     " DO UPDATE SET next_finding = excluded.next_finding, num_dropped = excluded.num_dropped,"
     " progress = excluded.progress"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Picture:
-    """A histogram or an image of one step, and where it stands in the program's files."""
-
-    kind: str
-    tag: str
-    at: datetime
-    step: int | None
-    file: str
-    offset: int
-    size_bytes: int
-    data: bytes | None  # None for an image that is too large to keep
-    id: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +61,6 @@ class MetricFacts:
     last_at: datetime
     least: float | None
     greatest: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TagFacts:
-    """One tag with pictures."""
-
-    kind: str
-    tag: str
-    num_values: int
-    last_step: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,13 +114,18 @@ class TrainingRecords:
                 training_ends.c.attempt == attempt,
                 training_ends.c.host == host,
             )
-            known, dropped, stood = connection.execute(ends.with_for_update()).one_or_none() or (0, 0, None)
+            end_row = connection.execute(ends.with_for_update()).one_or_none()
+            if end_row is None:
+                # No row to lock yet: of two services that hear of a host at once the second waits here for the first.
+                connection.execute(_CLAIM_END, owner)
+                end_row = connection.execute(ends.with_for_update()).one()
+            known, dropped, stood = end_row
             num_known = min(len(findings), max(0, known - first))
             new = findings[num_known:]
             if values := [_metric_row(job_name, item) for item in new if isinstance(item, FinalMetric)]:
                 connection.execute(insert(metrics), values)
-            if pictures := [_picture_row(owner, item) for item in new if isinstance(item, Picture)]:
-                connection.execute(insert(training_pictures), pictures)
+            if pictures := [item for item in new if isinstance(item, Picture)]:
+                put_pictures(connection, owner, pictures)
             end, told = max(known, first + len(findings)), _told(progress, stood)
             lost = max(dropped, num_dropped)
             if (end, lost, told) != (known, dropped, stood):
@@ -199,40 +190,16 @@ class TrainingRecords:
 
     async def tags(self, job_name: str) -> list[TagFacts]:
         """Return every tag that has histograms or images."""
-        columns = (training_pictures.c.kind, training_pictures.c.tag)
-        statement = (
-            select(*columns, func.count(), func.max(training_pictures.c.step))
-            .where(training_pictures.c.job_name == job_name)
-            .group_by(*columns)
-            .order_by(*columns)
-        )
-        rows = await self._read(lambda connection: connection.execute(statement).all())
-        return [TagFacts(kind=kind, tag=tag, num_values=count, last_step=step) for kind, tag, count, step in rows]
+        return await self._read(lambda connection: tags_of(connection, job_name))
 
     async def pictures(self, job_name: str, kind: str, tag: str, *, most: int) -> list[Picture]:
         """Return the last pictures of a tag, oldest first; those of images without their bytes."""
-        of_images = kind == FindingKind.IMAGE
-        columns = [null().label("data") if of_images and c.name == "data" else c for c in training_pictures.columns]
-        statement = (
-            select(*columns)
-            .where(
-                training_pictures.c.job_name == job_name,
-                training_pictures.c.kind == kind,
-                training_pictures.c.tag == tag,
-            )
-            .order_by(training_pictures.c.id.desc())
-            .limit(min(most, MAX_POINTS))
-        )
-        rows = await self._read(lambda connection: connection.execute(statement).mappings().all())
-        return [_picture_of(row) for row in reversed(rows)]
+        most = min(most, MAX_POINTS)
+        return await self._read(lambda connection: pictures_of(connection, job_name, kind, tag, most=most))
 
     async def picture(self, job_name: str, picture_id: int) -> Picture | None:
         """Return one picture; None if the job has none of that number."""
-        statement = select(training_pictures).where(
-            training_pictures.c.job_name == job_name, training_pictures.c.id == picture_id
-        )
-        row = await self._read(lambda connection: connection.execute(statement).mappings().one_or_none())
-        return None if row is None else _picture_of(row)
+        return await self._read(lambda connection: picture_by_id(connection, job_name, picture_id))
 
 
 def _told(new: TrainingProgress | None, stood: str | None) -> str | None:
@@ -249,31 +216,3 @@ def _metric_row(job_name: str, metric: FinalMetric) -> dict[str, Any]:
         "value": None if math.isnan(metric.value) else metric.value,
         "step": metric.step,
     }
-
-
-def _picture_row(owner: Mapping[str, Any], picture: Picture) -> dict[str, Any]:
-    return {
-        **owner,
-        "kind": picture.kind,
-        "tag": picture.tag,
-        "at": to_microseconds(picture.at),
-        "step": picture.step,
-        "file": picture.file,
-        "file_offset": picture.offset,
-        "size_bytes": picture.size_bytes,
-        "data": picture.data,
-    }
-
-
-def _picture_of(row: Any) -> Picture:
-    return Picture(
-        kind=row["kind"],
-        tag=row["tag"],
-        at=from_microseconds(row["at"]),
-        step=row["step"],
-        file=row["file"],
-        offset=row["file_offset"],
-        size_bytes=row["size_bytes"],
-        data=row["data"],
-        id=row["id"],
-    )

@@ -14,9 +14,9 @@ from typing import Any
 from clary.contract.deep_profiles import HostProfile, RankProfile, RankState
 from clary.contract.errors import ContractError
 from clary.contract.plain import from_plain
-from clary.control.traces.across_ranks import Marks, marks_of, set_clocks, skews
+from clary.control.traces.across_ranks import Clocks, Marks, marks_of, set_clocks, skews
 from clary.control.traces.merging import Source, write_merged
-from clary.control.traces.rank_summary import summarize
+from clary.control.traces.rank_summary import US_PER_MS, summarize
 from clary.control.traces.rank_trace import read_trace, shifted
 from clary.control.traces.trace_file import TraceError, TraceFile
 
@@ -41,6 +41,7 @@ def analyse(folder: Path) -> dict[str, Any]:
     """
     ranks: list[dict[str, Any]] = []
     read: list[_Read] = []
+    windows: dict[int, tuple[dict[str, Any], float]] = {}  # rank -> its row, and when its window began
     errors: list[str] = []
     for host, profile in _profiles(folder, errors):
         row: dict[str, Any] = {
@@ -60,10 +61,12 @@ def analyse(folder: Path) -> dict[str, Any]:
             trace = shifted(read_trace(profile, file.events()), file.base_us)
             row |= {"trace": place.name, **summarize(trace)}
             read.append(_Read(file, profile, host, marks_of(trace)))
+            windows[profile.rank] = (row, trace.bounds[0])
         except (TraceError, ArithmeticError) as error:
             row |= {"state": RankState.FAILED.value, "words": str(error)}
     marks = [item.marks for item in read]
     clocks = set_clocks(marks)
+    _place_windows(windows, clocks)
     summary: dict[str, Any] = {
         "ranks": ranks,
         "errors": errors,
@@ -82,6 +85,13 @@ def analyse(folder: Path) -> dict[str, Any]:
     draft.write_text(json.dumps(summary), encoding="utf-8")
     draft.replace(folder / SUMMARY)
     return summary
+
+
+def _place_windows(windows: Mapping[int, tuple[dict[str, Any], float]], clocks: Clocks) -> None:
+    """Add to each row how long after the first of all windows its own began."""
+    begins = {rank: begin + clocks.offsets[rank] for rank, (_, begin) in windows.items()}
+    for rank, (row, _) in windows.items():
+        row["begins_ms"] = (begins[rank] - min(begins.values())) / US_PER_MS
 
 
 def _profiles(folder: Path, errors: list[str]) -> list[tuple[str, RankProfile]]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from clary.control.traces.intervals import total, union, within, without
 from clary.control.traces.rank_trace import RankTrace, is_collective, is_work, self_times
+from clary.control.traces.strips import strip
 
 NUM_TOP = 10
 US_PER_MS = 1000.0
@@ -56,6 +57,8 @@ def summarize(trace: RankTrace) -> dict[str, Any]:
         "on_accelerator": bool(trace.kernels),
         "top": _top(trace, nested, begin=begin, end=end),
         "is_cut": trace.is_cut,
+        "strip": strip({"c": compute, "x": exposed, "d": loading}, begin=begin, end=end),
+        "bounds_ms": [] if trace.profile.by_time else [round((bound - begin) / US_PER_MS, 3) for bound in bounds],
     }
 
 

@@ -143,6 +143,9 @@ def _library() -> ctypes.CDLL:
     library.clary_segment_bytes.argtypes = (c_int32, c_uint64)
     library.clary_instruction_set.restype = c_char_p
     library.clary_instruction_set.argtypes = ()
+    if hasattr(library, "clary_record"):  # not in a library that was built before there was one
+        library.clary_record.restype = None
+        library.clary_record.argtypes = (c_void_p, c_void_p, c_int32)
     return library
 
 
@@ -203,6 +206,12 @@ class NativeCore:
         self._handle: int | None = library.clary_create(ctypes.byref(_group_of(connections)), _failures.address)
         if self._handle is None:
             self._fail(0)
+
+    def record(self, address: int, num_rows: int) -> None:
+        """Have operations written to rows as `contract.collective_records` says; the memory outlives the core."""
+        library = _library()
+        if hasattr(library, "clary_record"):
+            library.clary_record(self._handle or self._gone(), address, num_rows)
 
     def all_reduce(
         self, source: int, target: int, count: int, dtype: int, op: int, asynchronous: bool, timeout_s: float

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,6 +27,9 @@ from clary.train.checkpoint.saving import Background, Writing, start_writing
 from clary.train.checkpoint.snapshot import Snapshot
 from clary.train.checkpoint.states import check_names, flatten
 from clary.train.checkpoint.stop_notice import is_stop_ordered
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it since 3.11
 
 _log = logging.getLogger(__name__)
 _SAME_PLAN, _NEW_PLAN, _FAILED = 0, 1, 2  # what a rank brings to a save; the highest counts

@@ -2,7 +2,7 @@
 
 Where: `communicator` turns every argument into a `Buffer` and holds it until the operation has ended; adapters make
 theirs themselves. Nothing is ever copied or converted here: what does not fit is refused, with what to do about it.
-Source: Python's buffer protocol, PEP 3118; struct Py_buffer as in CPython's stable ABI since 3.11.
+Source: Python's buffer protocol, PEP 3118; struct Py_buffer as in CPython's stable ABI since 3.11, and in 3.10.
 """
 
 from __future__ import annotations

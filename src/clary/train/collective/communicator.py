@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 from clary.train._native.interface import ANY_RANK, Core, Dtype, ReduceOp
 from clary.train.collective.arguments import (
@@ -31,6 +31,9 @@ from clary.train.collective.cores import open_core
 from clary.train.collective.errors import CollectiveError, GroupClosed
 from clary.train.collective.settings import CollectiveSettings
 from clary.train.collective.work import PendingWorks, Work
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it since 3.11
 
 _GROUP_TIMEOUT = 0.0  # what cores take for "the group's own limit"
 

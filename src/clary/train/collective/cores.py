@@ -6,19 +6,26 @@ The compiled one is loaded on first use, not on import.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import warnings
 from functools import cache
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
+from clary.contract.collective_records import NUM_ROWS, GroupFacts
 from clary.train._native.interface import Core, GroupConnections
 from clary.train.collective import trace
 from clary.train.collective.errors import CoreError
 from clary.train.collective.settings import CollectiveSettings
 from clary.train.collective.traced_core import TracedCore
+from clary.train.operation_record import record_of_process
+
+if TYPE_CHECKING:
+    from clary.train._native.core import NativeCore
 
 NATIVE = "native"
 REFERENCE = "reference"
+KIND = "smddp"  # of groups, in records of their operations
 
 
 def core_kind(settings: CollectiveSettings) -> str:
@@ -65,10 +72,23 @@ def _open(kind: str, connections: GroupConnections) -> Core:
     if kind == NATIVE:
         from clary.train._native.core import NativeCore
 
-        return NativeCore(connections)
+        native = NativeCore(connections)
+        _record(native, connections)
+        return native
     from clary.train._native.reference import ReferenceCore
 
     return ReferenceCore(connections)
+
+
+def _record(core: NativeCore, connections: GroupConnections) -> None:
+    """Have the operations of a group recorded for the agent, where one wants them."""
+    record = record_of_process(connections.rank)
+    if record is None:
+        return
+    facts = GroupFacts(name=connections.name, kind=KIND, size=connections.size, rank=connections.rank)
+    rows = record.begin_group(facts)
+    if rows is not None:
+        core.record(ctypes.addressof(ctypes.c_char.from_buffer(record.memory, rows)), NUM_ROWS)
 
 
 _HOW_TO_BUILD = (

@@ -12,9 +12,10 @@ Where: docs/debugger.md. `clary.compat.smdebug` gives it smdebug's names. torch 
 numpy when a value is.
 
 errors, modes, save_config, reduction_config, collection, configuration, choosing    what is to be saved, and when
-files, tensor_files, writing                       the standard library alone: what lies where
+files, tensor_files, folder_claims, writing        the standard library alone: what lies where
+s3_access, object_blocks, s3_files, host_files     the same layout in S3, and of several hosts
 ranks, losses, module_watch, buffers, copying, saving, hook    torch: what is seen in a program, and how it is copied
-saved_tensor, arrays, trial                        what was saved; numpy once a value is asked for
+saved_tensor, arrays, ends, trial                  what was saved; numpy once a value is asked for
 rule, rules                                        what is wrong with it; pure over a trial
 automatic                                          a hook for programs that know nothing of it
 """

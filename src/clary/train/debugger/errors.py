@@ -4,6 +4,8 @@ DebuggerError
 |-- ConfigurationError            a configuration that cannot be: which parameter, what it may be
 |-- UnsupportedError              a name of smdebug's that this library does not have
 |-- TensorFileError               a file that is not whole or not what it says it is
+|-- FolderTaken                   somebody else saves, or has saved, under this worker's name
+|-- StoreError                    the object store did not give what it was asked for
 |-- StepNotYetAvailable           nobody has said yet whether the step will be saved
 |-- StepUnavailable               the step was not saved and will not be
 |-- NoMoreData                    training has ended before the step
@@ -36,6 +38,14 @@ class UnsupportedError(DebuggerError, NotImplementedError):
 
 class TensorFileError(DebuggerError):
     """A file of tensors that is not whole, or not what it says it is."""
+
+
+class FolderTaken(DebuggerError):
+    """Another program saves in this folder as the same worker, or has done so in this job; files are never mixed."""
+
+
+class StoreError(DebuggerError, OSError):
+    """The object store did not give what it was asked for; the text names bucket and key."""
 
 
 class StepNotYetAvailable(DebuggerError):

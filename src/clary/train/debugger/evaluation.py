@@ -8,6 +8,10 @@ late. It evaluates one step after the other until the training has ended or the 
      "tensors_folder": "/opt/ml/output/tensors", "other_trials": [], "status_file": "..."}
 
     {"status": "IssuesFound", "details": "step 12: ..."}
+
+Of a job of several hosts it also says where the others store what they save, and how the agent here marks its end:
+
+    "tensors_uri": "s3://bucket/tensors/demo/debug-output/", "own_end": "ended/algo-1.try-1.of-2", "since": 0.0
 """
 
 from __future__ import annotations
@@ -25,8 +29,11 @@ from typing import Any
 
 from clary.contract.job_rules import MAX_DETAILS_CHARACTERS
 from clary.train.debugger.errors import NoMoreData, RuleEvaluationConditionMet
+from clary.train.debugger.files import LocalFiles
+from clary.train.debugger.host_files import HostsFiles
 from clary.train.debugger.rule import Finding, Rule, invoke_rule
 from clary.train.debugger.rules import make_rule
+from clary.train.debugger.s3_files import open_s3_files
 from clary.train.debugger.tensor_files import write_whole
 from clary.train.debugger.trial import Trial, create_trial
 
@@ -57,7 +64,7 @@ def evaluate(order: Mapping[str, Any]) -> tuple[str, str]:
 
     Raises: whatever making or evaluating the rule raises.
     """
-    trial = create_trial(order["tensors_folder"], name=order["name"])
+    trial, hosts = _open_trial(order)
     rule = _make(order, trial)
     try:
         invoke_rule(rule, raise_eval_cond=True)
@@ -73,7 +80,20 @@ def evaluate(order: Mapping[str, Any]) -> tuple[str, str]:
         )
     num_seen = rule.report.get("Datapoints", 0)
     hint = "" if num_seen else ": none had what the rule looks at; see CollectionConfigurations"
-    return NO_ISSUES, f"{num_seen} of {num_steps} saved steps were looked at{hint}"
+    whose = "" if hosts is None else f" of {len(trial.workers())} workers"
+    late = "; some host had not stored everything in time" if hosts is not None and hosts.is_late else ""
+    return NO_ISSUES, f"{num_seen} of {num_steps} saved steps{whose} were looked at{hint}{late}"
+
+
+def _open_trial(order: Mapping[str, Any]) -> tuple[Trial, HostsFiles | None]:
+    """Return the trial of an order; of a job of several hosts also what it reads."""
+    folder, name = order["tensors_folder"], order["name"]
+    own_end = order.get("own_end", "")
+    if not own_end:
+        return create_trial(folder, name=name), None
+    far = open_s3_files(order["tensors_uri"]) if order.get("tensors_uri") else None
+    files = HostsFiles(LocalFiles(Path(folder)), far, own_end=Path(own_end).name)
+    return Trial(files, name=name, path=folder, since=order.get("since", 0.0)), files
 
 
 def in_words(met: RuleEvaluationConditionMet) -> str:

@@ -1,18 +1,19 @@
 """Where a trial reads from: a folder here, anything that can list and read there.
 
-collections/worker_0.json                          what one worker saves, and how many workers save
+collections/worker_0.json                          what one worker saves, how many workers save, and since when
 steps/000000000/000000000012.worker_0.tensors      one step of one worker, in folders of 1,000 steps
-ended/worker_0.json                                this worker's training is over, and what it could not save
+ended/worker_0.json                                this worker's program is over, and what it could not save
+ended/algo-1.try-1.of-2                            the program of one of two hosts is; written by the host's agent
 END_OF_JOB.ts                                      all of it is; written by whoever runs the job
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -23,13 +24,22 @@ STEPS_OF_A_FOLDER = 1000
 GROUP = re.compile(r"\d{9}")
 STEP_FILE = re.compile(r"(\d{12})\.(worker_\d{1,6})\.tensors")
 WORKER_FILE = re.compile(r"(worker_\d{1,6})\.json")
+HOST_FILE = re.compile(r"(.+)\.try-(\d{1,6})\.of-(\d{1,6})")  # `contract.job_rules.host_end` writes them
 
 
 class Files(Protocol):
     """A tree of files that grows. Names are relative, with slashes."""
 
-    def names(self, folder: str) -> list[str]:
-        """Return the names in a folder, sorted; none if it is not there. Raises: OSError."""
+    interval_s: float  # seconds between two looks for new files; 0 for as often as one likes
+
+    def listing(self, folder: str, after: str = "") -> dict[str, str]:
+        """Return the names in a folder, sorted, each with a mark that changes with the file; none if it is not there.
+
+        Args:
+            after: names that sort before it are left out.
+
+        Raises: OSError.
+        """
 
     def size(self, name: str) -> int:
         """Return a file's length in bytes. Raises: OSError, FileNotFoundError for one."""
@@ -37,9 +47,14 @@ class Files(Protocol):
     def read(self, name: str, start: int, length: int) -> bytes:
         """Return bytes of a file, fewer where it ends. Raises: OSError."""
 
+    def prepare(self, names: Sequence[str]) -> None:
+        """Be told of files whose beginnings are read next. What fails here fails when it is read."""
+
 
 class LocalFiles:
     """A folder of this machine. What is no plain file is refused: a link or a pipe has no place there."""
+
+    interval_s = 0.0
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -47,11 +62,13 @@ class LocalFiles:
     def __str__(self) -> str:
         return str(self._root)
 
-    def names(self, folder: str) -> list[str]:
+    def listing(self, folder: str, after: str = "") -> dict[str, str]:
         """Return the names in a folder."""
-        with contextlib.suppress(FileNotFoundError):
-            return sorted(os.listdir(self._root / folder))
-        return []
+        try:
+            names = sorted(name for name in os.listdir(self._root / folder) if name >= after)
+        except FileNotFoundError:
+            return {}
+        return {name: _mark(self._root / folder / name) for name in names}
 
     def size(self, name: str) -> int:
         """Return a file's length."""
@@ -73,6 +90,13 @@ class LocalFiles:
         finally:
             os.close(handle)
 
+    def prepare(self, names: Sequence[str]) -> None:
+        """Do nothing: what lies here is read at once."""
+
+    def has(self, name: str) -> bool:
+        """Whether something lies there."""
+        return os.path.lexists(self._root / name)
+
     def _open(self, name: str) -> int:
         try:
             handle = os.open(self._root / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -89,3 +113,11 @@ class LocalFiles:
 def step_file(step: int, worker: str) -> str:
     """Return the name of one worker's file of a step, below `steps`."""
     return f"{step // STEPS_OF_A_FOLDER:09d}/{step:012d}.{worker}.tensors"
+
+
+def _mark(path: Path) -> str:
+    try:
+        facts = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return ""  # it is gone again; reading it will say so
+    return f"{facts.st_ino} {facts.st_size} {facts.st_mtime_ns}"

@@ -35,10 +35,11 @@ from clary.train.debugger.configuration import (
     read_configuration,
 )
 from clary.train.debugger.copying import StepCopy
-from clary.train.debugger.errors import ConfigurationError, DebuggerError, UnsupportedError
+from clary.train.debugger.errors import ConfigurationError, DebuggerError, FolderTaken, UnsupportedError
+from clary.train.debugger.folder_claims import has_ended_well
 from clary.train.debugger.modes import ModeKeys
 from clary.train.debugger.module_watch import ModuleWatch, StepWatch
-from clary.train.debugger.ranks import CHIEF, num_workers, worker_name
+from clary.train.debugger.ranks import WorkerPlace, worker_place
 from clary.train.debugger.reduction_config import ReductionConfig
 from clary.train.debugger.save_config import SaveConfig
 from clary.train.debugger.saving import Saver
@@ -122,7 +123,8 @@ class Hook:
         self._chooser: Chooser | None = None
         self._now: list[Collection] = []  # collections that this step saves
         self._saver: Saver | None = None
-        self._worker, self._num_workers = "", 1
+        self._place: WorkerPlace | None = None
+        self._leaves_be = False  # this step would take the place of another program's
         self._scalars: dict[str, tuple[float, bool]] = {}
         self._custom: dict[str, tuple[torch.Tensor, list[str]]] = {}
         self._modules = ModuleWatch(self._begin_step, self._give_up)
@@ -262,7 +264,9 @@ class Hook:
             self._prepare()
         assert self._chooser is not None
         self._now = self._chooser.at(self.mode, self.mode_steps[self.mode]) if self._saves else []
-        if not self._now:
+        self._leaves_be = bool(self._now) and self._is_evaluation_after_training()
+        if not self._now or self._leaves_be:
+            self._now = []
             return
         self._step_watch = StepWatch(self._modules, self._now, self._see_tensor, self._see_module, self._is_wanted)
         self._step_watch.begin()
@@ -332,7 +336,8 @@ class Hook:
 
     @property
     def _saves(self) -> bool:
-        return not self.dry_run and (self.include_workers == "all" or self._worker == CHIEF)
+        saves_here = self.include_workers == "all" or (self._place is not None and self._place.is_chief)
+        return saves_here and not self.dry_run
 
     def _prepare(self) -> None:
         for collection in self.collection_manager:
@@ -345,21 +350,31 @@ class Hook:
             reduction_config=self.reduction_config,
         )
         if self._saver is None:
-            self._worker = worker_name()
-            self._num_workers = num_workers() if self.include_workers == "all" else 1
+            self._place = worker_place()
+
+    def _is_evaluation_after_training(self) -> bool:
+        """Whether this step computes no gradients, and another program has saved here and ended well.
+
+        Whoever trains again saves again: a script that is run in a loop, what follows a preparation.
+        """
+        if self._saver is not None or not self.is_automatic or torch.is_grad_enabled():
+            return False
+        return has_ended_well(Path(self.out_dir), (self._place or worker_place()).name)
 
     def _is_wanted(self, name: str) -> bool:
         return self._chooser is not None and self._chooser.wants(self._now, name) is not None
 
     def _open_copy(self) -> StepCopy | None:
         """Return where this step's tensors go; None if it has to do without."""
-        if self._is_closed or self.step < 0:
+        if self._is_closed or self.step < 0 or self._leaves_be:
             return None
         if self._saver is None:
+            place, saves_all = self._place or worker_place(), self.include_workers == "all"
             self._saver = Saver(
                 Path(self.out_dir),
-                self._worker,
-                num_workers=self._num_workers,
+                place.name,
+                num_workers=place.num_workers if saves_all else 1,
+                num_ends=place.num_workers if saves_all else place.num_trainings,
                 collections=self.collection_manager,
                 limit_s=self._limit_s,
             )
@@ -381,7 +396,10 @@ class Hook:
 
     def _give_up(self, error: Exception) -> None:
         self.failure = error
-        _log.error("debugger: nothing more is saved, training goes on: %r", error, exc_info=error)
+        if isinstance(error, FolderTaken):
+            _log.warning("debugger: this process saves nothing, training goes on: %s", error)
+        else:
+            _log.error("debugger: nothing more is saved, training goes on: %r", error, exc_info=error)
         self._now = []
         if self._saver is not None:
             self._saver.abandon_step()

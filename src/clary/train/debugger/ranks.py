@@ -1,35 +1,69 @@
-"""Which worker this process is among those that train together."""
+"""Which worker this process is among those that save into one place.
+
+Those that train together are told of ranks. A job of several hosts may also have a training on each host, of a program
+that was told of no rank, or of ranks of this host alone: their workers are numbered on from host to host.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from dataclasses import dataclass
+from pathlib import Path
 
-CHIEF = "worker_0"
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_LOCAL_SIZE_VARIABLES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+_CONFIGURATION_VARIABLE = "SMDEBUG_CONFIG_FILE_PATH"  # of a file beside the one that names the hosts
+_CONFIGURATION_FOLDER = "/opt/ml/input/config"
+_HOSTS_FILE = "resourceconfig.json"
 
 
-def worker_name() -> str:
-    """Return `worker_RANK`: of the process group, or before there is one, of the launcher; 0 of one alone."""
-    return f"worker_{_from_group('get_rank', _from_variables(_RANK_VARIABLES, 0))}"
+@dataclass(frozen=True, kw_only=True)
+class WorkerPlace:
+    """Where a process stands."""
+
+    name: str  # worker_0
+    is_chief: bool  # the one that saves where one of a training does
+    num_workers: int  # of all trainings
+    num_trainings: int = 1  # each has a chief
 
 
-def num_workers() -> int:
-    """Return how many train together, from the same places."""
-    return max(1, _from_group("get_world_size", _from_variables(_SIZE_VARIABLES, 1)))
+def worker_place() -> WorkerPlace:
+    """Return where this process stands: by the process group, or before there is one, by its launcher."""
+    rank = _from_group("get_rank")
+    rank = _from_variables(_RANK_VARIABLES) if rank is None else rank
+    size = max(1, _from_group("get_world_size") or _from_variables(_SIZE_VARIABLES) or 1) if rank is not None else 1
+    host, num_hosts = _place_of_host()
+    if num_hosts > 1 and (rank is None or size < num_hosts or _from_variables(_LOCAL_SIZE_VARIABLES) == size):
+        name = f"worker_{host * size + (rank or 0)}"
+        return WorkerPlace(name=name, is_chief=not rank, num_workers=size * num_hosts, num_trainings=num_hosts)
+    return WorkerPlace(name=f"worker_{rank or 0}", is_chief=not rank, num_workers=size)
 
 
-def _from_group(question: str, otherwise: int) -> int:
+def _from_group(question: str) -> int | None:
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return otherwise
+        return None
     return int(getattr(distributed, question)())
 
 
-def _from_variables(names: tuple[str, ...], otherwise: int) -> int:
+def _from_variables(names: tuple[str, ...]) -> int | None:
     for name in names:
         value = os.environ.get(name, "")
         if value.isdigit():
             return int(value)
-    return otherwise
+    return None
+
+
+def _place_of_host() -> tuple[int, int]:
+    """Return this host's place among the hosts of the job, and how many there are; 0 and 1 outside of jobs."""
+    configuration = os.environ.get(_CONFIGURATION_VARIABLE)
+    folder = Path(configuration).parent if configuration else Path(_CONFIGURATION_FOLDER)
+    try:
+        document = json.loads((folder / _HOSTS_FILE).read_bytes())
+        hosts = list(document["hosts"])
+        return hosts.index(document["current_host"]), len(hosts)
+    except (OSError, ValueError, TypeError, KeyError):
+        return 0, 1

@@ -39,6 +39,12 @@ class Tensor:
         """Take what a file has of it. Called by the trial."""
         self._entries.setdefault(step, {})[worker] = entry
 
+    def remove(self, step: int, worker: str) -> None:
+        """Let go of what one worker has saved of it at a step. Called by the trial."""
+        self._entries.get(step, {}).pop(worker, None)
+        if not self._entries.get(step):
+            self._entries.pop(step, None)
+
     def steps(self, mode: ModeKeys = ModeKeys.GLOBAL, show_incomplete_steps: bool = False) -> list[int]:
         """Return the steps that have it.
 
@@ -50,7 +56,7 @@ class Tensor:
 
     def workers(self, step_num: int, mode: ModeKeys = ModeKeys.GLOBAL) -> list[str]:
         """Return the workers that have saved it at a step. Raises: StepUnavailable and its like."""
-        return sorted(self._at(step_num, mode))
+        return sorted(self._at(step_num, mode), key=_by_number)
 
     def value(self, step_num: int, mode: ModeKeys = ModeKeys.GLOBAL, worker: str | None = None) -> Any:
         """Return its values at a step, a numpy array of its shape; of bfloat16 as float32.
@@ -135,7 +141,7 @@ class Tensor:
     def _entry(self, step: int, mode: ModeKeys, worker: str | None) -> tuple[str, TensorEntry]:
         entries = self._at(step, mode)
         if worker is None:
-            worker = min(entries)
+            worker = min(entries, key=_by_number)
         if worker not in entries:
             raise InvalidWorker(worker)
         return worker, entries[worker]
@@ -148,3 +154,7 @@ class Tensor:
         if not found:
             raise TensorUnavailableForStep(self.name, step, mode)
         return found
+
+
+def _by_number(worker: str) -> tuple[int, str]:
+    return len(worker), worker  # worker_2 before worker_10

@@ -22,17 +22,26 @@ class Saver:
     Args:
         folder: is made.
         num_workers: that save.
+        num_ends: workers that end before the training has.
         limit_s: seconds that a step waits for memory, and `close` for the disk.
 
-    Raises: OSError.
+    Raises: FolderTaken, OSError.
     """
 
     def __init__(
-        self, folder: Path, worker: str, *, num_workers: int, collections: CollectionManager, limit_s: float
+        self,
+        folder: Path,
+        worker: str,
+        *,
+        num_workers: int,
+        collections: CollectionManager,
+        limit_s: float,
+        num_ends: int = 1,
     ) -> None:
         self.limit_s = limit_s
         self.num_dropped = 0
-        self._folder, self._worker, self._num_workers = folder, worker, num_workers
+        self._folder, self._worker = folder, worker
+        self._num_workers, self._num_ends = num_workers, num_ends
         self._collections = collections
         self._writer = Writer(folder, worker)
         self._pieces = Pieces()
@@ -62,7 +71,7 @@ class Saver:
             mode_step=mode_step,
             worker=self._worker,
             num_workers=self._num_workers,
-            written_at=time.time(),
+            written_at=max(time.time(), self._writer.began_at),  # whatever the clock is set to meanwhile
         )
         self._copy = StepCopy(index, piece, self._pieces)
         return self._copy
@@ -86,7 +95,7 @@ class Saver:
 
     def write_collections(self) -> None:
         """Say which collections there are. Raises: OSError."""
-        self._writer.write_collections(self._collections.to_plain(), self._num_workers)
+        self._writer.write_collections(self._collections.to_plain(), self._num_workers, self._num_ends)
 
     def close(self, *, failure: str) -> None:
         """Wait until all is written, and say that this worker has ended.

@@ -1,7 +1,7 @@
 """What a training has saved so far, while it goes on or after. The names are smdebug's.
 
 A step is there once each worker has saved it, or has saved a later one: workers write in order, so a worker that has
-passed a step will not save it any more. Training has ended once each worker has said so, or whoever runs the job has.
+passed a step will not save it any more. `ends` says when training has ended.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from clary.train.debugger.collection import Collection, CollectionManager
+from clary.train.debugger.ends import Ends
 from clary.train.debugger.errors import (
     ConfigurationError,
     NoMoreData,
@@ -23,12 +24,10 @@ from clary.train.debugger.errors import (
     StepUnavailable,
     TensorFileError,
     TensorUnavailable,
-    UnsupportedError,
 )
 from clary.train.debugger.files import (
     COLLECTIONS,
     END_OF_JOB,
-    ENDED,
     GROUP,
     STEP_FILE,
     STEPS,
@@ -38,11 +37,13 @@ from clary.train.debugger.files import (
     LocalFiles,
 )
 from clary.train.debugger.modes import ModeKeys
+from clary.train.debugger.s3_files import SCHEME, open_s3_files
 from clary.train.debugger.saved_tensor import Tensor
 from clary.train.debugger.tensor_files import StepIndex, TensorEntry, read_index, read_values
 
 WAIT_LIMIT_S = 28 * 24 * 3600.0  # of `wait_for_steps`; no job is longer
 _PAUSE_S = 0.5  # between two looks
+_PREPARED = 64  # files that are told to be read next
 _KEPT_BYTES = 4096  # values up to this size are kept: losses are asked for again and again
 _MAX_JSON = 16 * 1024**2  # bytes
 _log = logging.getLogger("clary.debugger")
@@ -59,20 +60,25 @@ class StepState(Enum):
 def create_trial(
     path: str | Path, name: str | None = None, range_steps: tuple[int | None, int | None] | None = None
 ) -> Trial:
-    """Return the trial of a folder; it may be empty as yet.
+    """Return the trial of a folder, or of a prefix of S3, `s3://bucket/prefix`; it may be empty as yet.
 
     Args:
         range_steps: global steps to look at, from the first on, up to and not including the second.
 
-    Raises: UnsupportedError for s3:// paths, ConfigurationError.
+    Raises: ConfigurationError, also where nothing here can read S3.
     """
-    if str(path).startswith("s3://"):
-        raise UnsupportedError(f"{path}: trials of S3 are not supported yet; download it and give the folder")
-    return Trial(LocalFiles(Path(path)), name=name or Path(path).name, range_steps=range_steps, path=str(path))
+    if str(path).startswith(SCHEME):
+        bucket, _, prefix = str(path).removeprefix(SCHEME).partition("/")
+        return S3Trial(name or Path(str(path)).name, bucket, prefix, range_steps)
+    return LocalTrial(name or Path(path).name, path, range_steps)
 
 
 class Trial:
-    """A training by its files."""
+    """A training by its files.
+
+    Args:
+        since: seconds since 1970; what was saved before is of an earlier try, and left out.
+    """
 
     def __init__(
         self,
@@ -81,6 +87,7 @@ class Trial:
         name: str,
         range_steps: tuple[int | None, int | None] | None = None,
         path: str = "",
+        since: float = 0.0,
     ) -> None:
         start, end = range_steps or (None, None)
         if start is not None and end is not None and end <= start:
@@ -92,7 +99,8 @@ class Trial:
         self.written_at: dict[int, float] = {}  # seconds since 1970, by global step
         self._files = files
         self._first, self._end = start or 0, end
-        self._known: set[str] = set()
+        self._since = since
+        self._known: dict[str, str] = {}  # marks of files that were read
         self._tensors: dict[str, Tensor] = {}
         self._aliases: dict[str, str] = {}
         self._steps: dict[int, dict[str, StepIndex]] = {}  # by global step and worker
@@ -100,7 +108,9 @@ class Trial:
         self._last_of: dict[str, int] = {}  # each worker's last step
         self._num_workers = 1
         self._manager = CollectionManager()
+        self._ends = Ends()
         self._has_ended = False
+        self._next_look_s = 0.0
         self._values: dict[tuple[int, str, str], bytes] = {}
 
     def __repr__(self) -> str:
@@ -229,7 +239,7 @@ class Trial:
                     raise StepNotYetAvailable(step, mode)
                 if not self.dynamic_refresh:
                     raise StepNotYetAvailable(step, mode)
-                time.sleep(_PAUSE_S)
+                time.sleep(max(_PAUSE_S, self._files.interval_s))
             if state is StepState.UNAVAILABLE:
                 self.check_step(step, mode)
 
@@ -272,38 +282,74 @@ class Trial:
         return values
 
     def refresh(self) -> None:
-        """Look for new files; does nothing within `no_refresh` or once all is known. Raises: OSError."""
-        if self._has_ended or not self.dynamic_refresh:
+        """Look for new files; does nothing within `no_refresh`, once all is known, or right after the last look.
+
+        Raises: OSError; what was seen until then is kept.
+        """
+        now_s = time.monotonic()
+        if self._has_ended or not self.dynamic_refresh or now_s < self._next_look_s:
             return
-        for name in self._files.names(COLLECTIONS):
-            if WORKER_FILE.fullmatch(name):
-                self._take_collections(f"{COLLECTIONS}/{name}")
+        self._next_look_s = now_s + self._files.interval_s
+        for name, mark in self._files.listing(COLLECTIONS).items():
+            if (match := WORKER_FILE.fullmatch(name)) is not None:
+                self._take_collections(match[1], f"{COLLECTIONS}/{name}", mark)
         # After collections, which say how many workers there are, and before steps: all of them are then seen.
-        has_ended = self._look_for_end()
-        oldest = max(self._passed(), self._first) // STEPS_OF_A_FOLDER
-        for group in self._files.names(STEPS):
-            if GROUP.fullmatch(group) and int(group) >= oldest:
-                for name in self._files.names(f"{STEPS}/{group}"):
-                    if name not in self._known and STEP_FILE.fullmatch(name):
-                        self._known.add(name)
-                        self._take_step(f"{STEPS}/{group}/{name}")
+        has_ended = self._ends.look(self._files)
+        self._look_for_steps()
         self._has_ended = has_ended
 
-    def _look_for_end(self) -> bool:
-        if END_OF_JOB in self._files.names(""):
-            return True
-        ended = [name for name in self._files.names(ENDED) if WORKER_FILE.fullmatch(name)]
-        return len(ended) >= self._num_workers and bool(self._files.names(COLLECTIONS))
+    def _look_for_steps(self) -> None:
+        """Look from the step on that each worker has passed that has said that it saves: what is before is known."""
+        workers = self._last_of.keys() | self._ends.workers
+        begin = max(min((self._last_of.get(worker, 0) for worker in workers), default=0), self._first)
+        for group in self._files.listing(STEPS):
+            if GROUP.fullmatch(group) is None or int(group) < begin // STEPS_OF_A_FOLDER:
+                continue
+            found = self._files.listing(f"{STEPS}/{group}", f"{begin:012d}")
+            new = [name for name in found if STEP_FILE.fullmatch(name) and self._known.get(name) != found[name]]
+            for at in range(0, len(new), _PREPARED):
+                some = new[at : at + _PREPARED]
+                self._files.prepare([f"{STEPS}/{group}/{name}" for name in some])
+                for name in some:
+                    self._take_step(f"{STEPS}/{group}/{name}")
+                    self._known[name] = found[name]
 
-    def _take_collections(self, name: str) -> None:
+    def _take_collections(self, worker: str, name: str, mark: str) -> None:
+        if self._known.get(name) == mark:
+            return
+        began_at, num_ends = 0.0, 1
         try:
             document: dict[str, Any] = json.loads(self._files.read(name, 0, _MAX_JSON))
+            began_at = float(document.get("began_at", 0.0))
+            if began_at < self._since:
+                self._known[name] = mark
+                return
             self._num_workers = max(1, int(document["num_workers"]))
+            num_ends = int(document.get("num_ends", self._num_workers))
             for coll_name, one in document["collections"].items():
                 self._manager.add(Collection(coll_name, one["include_regex"], one["tensor_names"]))
             self.damaged.pop(name, None)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, TensorFileError) as error:
             self._refuse(name, error)
+        except FileNotFoundError:
+            return  # it is being replaced
+        self._known[name] = mark
+        if self._ends.begin(worker, began_at, num_ends):
+            self._forget(worker)
+
+    def _forget(self, worker: str) -> None:
+        """Let go of what an earlier program has saved as this worker: another one saves in its place."""
+        self._last_of.pop(worker, None)
+        self._known = {name: mark for name, mark in self._known.items() if f".{worker}." not in name}
+        self._values = {key: values for key, values in self._values.items() if key[1] != worker}
+        for step in [step for step, indexes in self._steps.items() if worker in indexes]:
+            index = self._steps[step].pop(worker)
+            for entry in index.tensors.values():
+                self._tensors[entry.name].remove(step, worker)
+            if not self._steps[step]:
+                del self._steps[step]
+                if self._mode_steps.get(index.mode, {}).get(index.mode_step) == step:
+                    del self._mode_steps[index.mode][index.mode_step]
 
     def _take_step(self, name: str) -> None:
         try:
@@ -315,6 +361,9 @@ class Trial:
             if (match := STEP_FILE.search(name)) is not None:
                 self._pass(match[2], int(match[1]))
             return
+        self.damaged.pop(name, None)
+        if index.written_at < max(self._since, self._ends.began_at(index.worker)):
+            return  # of an earlier program, and not replaced yet
         self._pass(index.worker, index.step)
         self._num_workers = max(self._num_workers, index.num_workers)
         if index.step < self._first or (self._end is not None and index.step >= self._end):
@@ -334,7 +383,9 @@ class Trial:
         """Return the step that all workers have passed or saved, -1 for none."""
         if self._has_ended:
             return max(self._last_of.values(), default=-1)
-        return min(self._last_of.values()) if len(self._last_of) >= self._num_workers else -1
+        if len(self._last_of) < self._num_workers or self._ends.workers - self._last_of.keys():
+            return -1
+        return min(self._last_of.values())
 
     def _state(self, step: int, mode: ModeKeys) -> StepState:
         found, passed = self.known_global_step(mode, step), self._passed()
@@ -355,6 +406,41 @@ class Trial:
         if name not in self.damaged:
             _log.warning("debugger: %s is left out: %s", name, error)
         self.damaged[name] = str(error)
+
+
+class LocalTrial(Trial):
+    """The trial of a folder. `check`, `index_mode` and `cache` are taken for smdebug's sake."""
+
+    def __init__(
+        self,
+        name: str,
+        dirname: str | Path,
+        range_steps: tuple[int | None, int | None] | None = None,
+        check: bool = False,
+        index_mode: bool = True,
+        cache: bool = False,
+    ) -> None:
+        super().__init__(LocalFiles(Path(dirname)), name=name, range_steps=range_steps, path=str(dirname))
+
+
+class S3Trial(Trial):
+    """The trial of a prefix in S3. `check`, `index_mode` and `cache` are taken for smdebug's sake.
+
+    Raises: ConfigurationError, also where nothing here can read S3.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        bucket_name: str,
+        prefix_name: str,
+        range_steps: tuple[int | None, int | None] | None = None,
+        check: bool = False,
+        index_mode: bool = True,
+        cache: bool = False,
+    ) -> None:
+        uri = f"{SCHEME}{bucket_name}/{prefix_name}"
+        super().__init__(open_s3_files(uri), name=name, range_steps=range_steps, path=uri)
 
 
 @contextlib.contextmanager

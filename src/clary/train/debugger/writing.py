@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import queue
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from clary.train.debugger.files import COLLECTIONS, ENDED, STEPS, step_file
+from clary.train.debugger.folder_claims import FolderClaim
 from clary.train.debugger.tensor_files import StepIndex, TensorEntry, write_step, write_whole
 
 _log = logging.getLogger("clary.debugger")
@@ -40,7 +42,7 @@ class Writer:
     Args:
         folder: is made.
 
-    Raises: OSError.
+    Raises: FolderTaken if another process writes there as the same worker, OSError.
     """
 
     def __init__(self, folder: Path, worker: str) -> None:
@@ -51,6 +53,8 @@ class Writer:
         self._last_step: int | None = None
         for name in (COLLECTIONS, STEPS, ENDED):
             (folder / name).mkdir(parents=True, exist_ok=True)
+        self._claim = FolderClaim(folder, worker)
+        self.began_at = time.time()  # what was saved here before is of another program
         (folder / ENDED / f"{worker}.json").unlink(missing_ok=True)  # of an earlier try in the same folder
         self._thread = threading.Thread(target=self._run, name="clary-debugger-writer", daemon=True)
         self._thread.start()
@@ -59,9 +63,22 @@ class Writer:
         """Have a step written. Returns at once."""
         self._waiting.put(step)
 
-    def write_collections(self, collections: Mapping[str, Any], num_workers: int) -> None:
-        """Say which collections there are and how many workers save. Raises: OSError."""
-        document = {"format": 1, "worker": self._worker, "num_workers": num_workers, "collections": collections}
+    def write_collections(self, collections: Mapping[str, Any], num_workers: int, num_ends: int | None = None) -> None:
+        """Say which collections there are and how many workers save.
+
+        Args:
+            num_ends: workers that end before the training has; None for as many as save.
+
+        Raises: OSError.
+        """
+        document = {
+            "format": 1,
+            "worker": self._worker,
+            "num_workers": num_workers,
+            "num_ends": num_workers if num_ends is None else num_ends,
+            "began_at": self.began_at,
+            "collections": collections,
+        }
         self._write_json(f"{COLLECTIONS}/{self._worker}.json", document)
 
     def close(self, *, limit_s: float, num_dropped: int = 0, failure: str = "") -> bool:
@@ -84,9 +101,13 @@ class Writer:
             "num_dropped": num_dropped,
             "num_failed": self.num_failed,
             "failure": failure,
-            "ended_at": time.time(),
+            "program_failed": getattr(sys, "last_value", None) is not None,  # set where Python prints an error
+            "ended_at": max(time.time(), self.began_at),
         }
-        self._write_json(f"{ENDED}/{self._worker}.json", document)
+        try:
+            self._write_json(f"{ENDED}/{self._worker}.json", document)
+        finally:
+            self._claim.release()
         return True
 
     def _run(self) -> None:

@@ -5,7 +5,7 @@ Where: what `DistributedModel` is; `checkpoint.folders` calls it.
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,6 +31,9 @@ from clary.train.parallel.sharded.state import (
     load_local_model_state,
     local_model_state,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it since 3.11
 
 
 class StatefulModel(PlacedModel):

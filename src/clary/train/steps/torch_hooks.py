@@ -26,9 +26,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from clary.contract import step_records
+from clary.contract import collective_records, step_records
+from clary.contract.collective_records import STATE_OFFSET, WAITED_FOR
 from clary.contract.step_records import FOLDER_VARIABLE, SWITCH_VARIABLE
-from clary.train.steps import step_clock, step_file
+from clary.train import operation_record
+from clary.train.steps import collective_hooks, step_clock, step_file
+from clary.train.steps.collective_hooks import CollectiveCalls
 from clary.train.steps.step_clock import BACKWARD, COMMUNICATION, DATA, StepClock
 from clary.train.steps.step_file import StepFile
 from clary.train.steps.uncompiled import leave_uncompiled
@@ -50,6 +53,7 @@ class Recorder:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._file: StepFile | None = None
+        self.calls = CollectiveCalls()
         self.reset()
 
     def reset(self) -> None:
@@ -57,6 +61,7 @@ class Recorder:
         self.is_on = True
         # The thread that trains and its clock; replaced as one, so that no two threads ever share a clock.
         self._measured = (threading.main_thread().ident, StepClock())
+        self.calls.reset()
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -132,8 +137,10 @@ def install() -> Recorder | None:
     optimizer.register_optimizer_step_pre_hook(_marked(before_step))
     optimizer.register_optimizer_step_post_hook(_marked(after_step))
     _wrap_works(recorder)
+    wrappers = collective_hooks.wrap_groups(recorder.calls, _marked)
     os.register_at_fork(after_in_child=recorder.reset)
-    leave_uncompiled(sys.modules[__name__], step_clock, step_file, step_records)
+    recorded = (collective_hooks, collective_records, operation_record)
+    leave_uncompiled(sys.modules[__name__], step_clock, step_file, step_records, *recorded, *wrappers)
     return recorder
 
 
@@ -174,16 +181,30 @@ def _timed_next(function: Callable[..., Any], recorder: Recorder) -> Callable[..
 def _timed_wait(function: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
     # pybind11 takes a function of Python for an override of the native one, and calls it again and again, unless the
     # caller's frame has the same name and the same object first.
+    calls = recorder.calls
+    works, works_of_rows = calls.works, calls.works_of_rows
+
     @functools.wraps(function)
     def wait(self: Any, *arguments: Any, **keywords: Any) -> Any:
         clock = recorder.clock_here()
-        if clock is None:
+        row = works.pop(id(self), 0)
+        if row and works_of_rows.get(row) != id(self):  # another operation has its row by now
+            row = 0
+        if row and clock is not None:
+            calls.memory[row + STATE_OFFSET] = WAITED_FOR
+        if clock is None and not row:
             return function(self, *arguments, **keywords)
-        depth = clock.enter(COMMUNICATION)
+        depth = clock.enter(COMMUNICATION) if clock is not None else 0
+        is_good = False
         try:
-            return function(self, *arguments, **keywords)
+            result = function(self, *arguments, **keywords)
+            is_good = True
+            return result
         finally:
-            clock.leave(depth)
+            if clock is not None:
+                clock.leave(depth)
+            if row:
+                calls.ended(row, is_good)
 
     return _marked(wait)
 
@@ -193,6 +214,7 @@ def _timed_backward(function: Callable[..., Any], recorder: Recorder) -> Callabl
 
     engine = torch.autograd.Variable._execution_engine
     is_distributed = torch.distributed.is_initialized if torch.distributed.is_available() else bool
+    calls = recorder.calls
 
     @functools.wraps(function)
     def backward(tensors: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -204,17 +226,23 @@ def _timed_backward(function: Callable[..., Any], recorder: Recorder) -> Callabl
 
             def ends() -> None:  # called back by the engine; `leave` below ends what begins here
                 clock.enter(COMMUNICATION)
+                calls.wait_for_gradients()
 
             def begins(_: object) -> None:
                 with contextlib.suppress(RuntimeError):  # an engine that takes no callbacks here
                     engine.queue_callback(ends)
 
             hook = _hook_first(tensors, begins)
+        reduces, is_good = calls.begin_gradients(), False
         depth = clock.enter(BACKWARD)
         try:
-            return function(tensors, *arguments, **keywords)
+            result = function(tensors, *arguments, **keywords)
+            is_good = True
+            return result
         finally:
             clock.leave(depth)
+            if reduces:
+                calls.end_gradients(is_good)
             if hook is not None:
                 hook.remove()
 

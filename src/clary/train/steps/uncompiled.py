@@ -12,8 +12,8 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 
-def leave_uncompiled(*modules: ModuleType) -> None:
-    """Have torch run the functions of these modules as they are; nothing where it knows no such wish."""
+def leave_uncompiled(*parts: ModuleType | FunctionType) -> None:
+    """Have torch run these functions, and those of these modules, as they are; nothing where it knows no such wish."""
     frames: Any = sys.modules.get("torch._C._dynamo.eval_frame")
     skip = getattr(frames, "skip_code", None)
     if hasattr(frames, "set_code_exec_strategy"):  # of newer releases
@@ -26,8 +26,8 @@ def leave_uncompiled(*modules: ModuleType) -> None:
         skip = set_strategy
     if skip is None:
         return
-    for module in modules:
-        for code in _codes_of(module):
+    for part in parts:
+        for code in _with_inner(part.__code__) if isinstance(part, FunctionType) else _codes_of(part):
             skip(code)
 
 

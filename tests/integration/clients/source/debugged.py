@@ -10,8 +10,11 @@ model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Li
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 inputs = torch.randn(64, 8)
 labels = inputs.sum(1, keepdim=True)
-for _ in range(4000):
+for step in range(4000):
     optimizer.zero_grad()
-    torch.nn.functional.mse_loss(model(inputs), labels).backward()
+    loss = torch.nn.functional.mse_loss(model(inputs), labels)
+    loss.backward()
     optimizer.step()
+    if step % 5 == 0:
+        print(f"loss of step {step}: {loss.item()}", flush=True)
     time.sleep(0.03)

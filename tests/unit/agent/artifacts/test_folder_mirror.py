@@ -154,3 +154,38 @@ def test_a_file_that_can_not_be_read_keeps_no_other_from_the_store(mirror, store
     wait_for(lambda: keys(store) == ["b"])
     assert not mirror.finish(LIMIT_S)
     assert "Permission denied" in mirror.error
+
+
+def test_ends_of_an_earlier_try_are_gone_before_anything_is_stored(mirror, store, folder):
+    for name in ("END_OF_JOB.ts", "ended/algo-1.try-1.of-2", "ended/algo-2.try-1.of-2", "steps/old"):
+        store.objects["bucket", f"t/job/debug-output/{name}"] = b""
+    mirror.forget(["END_OF_JOB.ts", "ended/algo-1.try-1.of-2", "ended/never.try-1.of-2"])
+    mirror.start()
+    assert mirror.finish(LIMIT_S)
+    assert keys(store) == ["ended/algo-2.try-1.of-2", "steps/old"]
+
+
+def test_an_earlier_end_that_can_not_be_deleted_holds_nothing_up(mirror, store, folder):
+    (folder / "a").write_text("x")
+    store.fail_on = {("DELETE", "t/job/debug-output/END_OF_JOB.ts")}
+    mirror.forget(["END_OF_JOB.ts"])
+    mirror.start()
+    assert mirror.finish(LIMIT_S)
+    assert keys(store) == ["a"]
+
+
+def test_one_of_several_folders_says_that_it_is_over_even_if_it_has_saved_nothing(tmp_path, store, folder):
+    (folder / "ended").mkdir()
+    (folder / "ended" / "algo-2.try-1.of-2").touch()
+    made = FolderMirror(
+        tmp_path / "ml",
+        ("output", "tensors"),
+        s3_uri="s3://bucket/t/job/debug-output/",
+        open_store=lambda: store,
+        interval_s=0.02,
+        stores_bare_end=True,
+    )
+    made.start()
+    assert made.finish(LIMIT_S)
+    assert keys(store) == ["ended/algo-2.try-1.of-2"]
+    assert made.join(LIMIT_S)

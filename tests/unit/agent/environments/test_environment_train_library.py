@@ -178,14 +178,14 @@ def test_importing_torch_never_fails_for_a_name_of_the_users(
 
 
 def test_a_python_that_is_too_old_imports_torch_without_the_backend(fake_library: Path) -> None:
-    code = f"import sys; sys.version_info = (3, 10, 4)\n{AUTOLOAD}"
+    code = f"import sys; sys.version_info = (3, 9, 18)\n{AUTOLOAD}"
     assert run(code, path=[fake_library]) == "done"
     code = (
-        "import sys; sys.version_info = (3, 10, 4)\n"
+        "import sys; sys.version_info = (3, 9, 18)\n"
         "try:\n    import smdistributed.dataparallel\n"
         "except ImportError as error: print(error)"
     )
-    assert "needs Python 3.11 or newer" in run(code, path=[fake_library])
+    assert "needs Python 3.10 or newer" in run(code, path=[fake_library])
 
 
 FAKE_TORCH = {
@@ -223,8 +223,8 @@ def test_torch_sagemaker_of_aws_wins_where_it_is_installed(fake_library: Path, t
 def test_torch_sagemaker_says_which_python_it_needs(fake_library: Path, tmp_path: Path) -> None:
     site = write_package(tmp_path / "site", FAKE_TORCH)
     code = (
-        "import sys; sys.version_info = (3, 10, 4)\n"
+        "import sys; sys.version_info = (3, 9, 18)\n"
         "try:\n    import torch.sagemaker\n"
         "except ImportError as error: print(error)"
     )
-    assert "needs Python 3.11 or newer" in run(code, path=[fake_library], site=site)
+    assert "needs Python 3.10 or newer" in run(code, path=[fake_library], site=site)

@@ -136,6 +136,9 @@ def test_each_rule_gets_an_order_and_a_process_of_its_own(setup, run):
         "parameters": {"num_steps": "5"},
         "tensors_folder": "/opt/ml/output/tensors",
         "other_trials": [],
+        "tensors_uri": "",
+        "own_end": "",
+        "since": 0.0,
         "status_file": "/opt/clary/rules/0/status.json",
     }
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from clary.agent.supervisor import rule_world
 from clary.agent.supervisor.fact_board import FactBoard
 from clary.agent.supervisor.host_debugging import END_OF_JOB, HostDebugging
 from clary.contract.clock import SystemClock
@@ -27,6 +28,9 @@ class FakeMirror:
         self.folder = folder
         self.is_complete = is_complete
         self.calls = []
+
+    def forget(self, names):
+        self.calls.append(f"forget {', '.join(names)}")
 
     def start(self):
         self.calls.append("start")
@@ -70,8 +74,9 @@ def said():
     return []
 
 
-def debugging(steps, said, *, host="algo-1", mirrors=(), rules=()):
-    plan = replace(make_plan(hosts=make_hosts(2)), mirrors=tuple(mirrors), rules=tuple(rules))
+def debugging(steps, said, *, host="algo-1", mirrors=(), rules=(), num_hosts=1, attempt=1):
+    hosts = make_hosts(num_hosts)
+    plan = replace(make_plan(hosts=hosts), mirrors=tuple(mirrors), rules=tuple(rules), attempt=attempt)
     board = FactBoard(clock=SystemClock())
     subject = HostDebugging(plan, host=host, board=board, steps=steps, say=said.append)
     subject.board = board
@@ -104,6 +109,41 @@ def test_the_end_of_the_program_is_marked_where_trials_look_for_it(said, tmp_pat
     assert said == ["tensors: 3 files are at s3://b/t/", "events: 3 files are at s3://b/t/"]
 
 
+def test_a_host_of_several_marks_its_own_end_and_not_that_of_all(said, tmp_path):
+    mirrors = {MIRROR: FakeMirror(tmp_path)}
+    subject = debugging(FakeDebuggingSteps(mirrors), said, host="algo-2", mirrors=mirrors, num_hosts=2)
+    subject.begin()
+    subject.end_program()
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()] == [
+        "ended/algo-2.try-1.of-2"
+    ]
+    subject.begin()
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+def test_an_attempt_has_the_ends_of_those_before_taken_out_of_the_store(said, tmp_path):
+    for num_hosts, names in (
+        (1, [END_OF_JOB]),
+        (2, [END_OF_JOB, "ended/algo-1.try-1.of-2", "ended/algo-1.try-2.of-2"]),
+    ):
+        mirrors = {MIRROR: FakeMirror(tmp_path), EVENTS: FakeMirror(tmp_path)}
+        subject = debugging(FakeDebuggingSteps(mirrors), said, mirrors=mirrors, num_hosts=num_hosts, attempt=3)
+        subject.begin()
+        assert mirrors[MIRROR].calls == [f"forget {', '.join(names)}", "start"]
+        assert mirrors[EVENTS].calls == ["start"]
+
+
+def test_a_hosts_mark_is_not_written_through_a_link(said, tmp_path):
+    (tmp_path / "tensors").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "tensors" / "ended").symlink_to(tmp_path / "elsewhere")
+    mirrors = {MIRROR: FakeMirror(tmp_path / "tensors")}
+    subject = debugging(FakeDebuggingSteps(mirrors), said, mirrors=mirrors, num_hosts=2)
+    subject.begin()
+    subject.end_program()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
 def test_a_mark_is_not_written_through_a_link(said, tmp_path):
     (tmp_path / "tensors").mkdir()
     mirrors = {MIRROR: FakeMirror(tmp_path / "tensors")}
@@ -125,7 +165,7 @@ def test_what_was_not_stored_is_a_note(said, tmp_path):
 
 def test_rules_run_on_the_first_host_alone_and_a_failure_there_is_only_said(said):
     first, second = FakeDebuggingSteps({}), FakeDebuggingSteps({})
-    debugging(second, said, host="algo-2", rules=[RULE]).begin()
+    debugging(second, said, host="algo-2", rules=[RULE], num_hosts=2).begin()
     assert second.num_asked == 0
     subject = debugging(first, said, rules=[RULE])
     subject.begin()
@@ -151,3 +191,11 @@ def test_a_defect_in_the_end_does_not_hold_up_the_host(said, tmp_path, monkeypat
     subject = debugging(FakeDebuggingSteps({MIRROR: mirror}), said, mirrors=[MIRROR])
     subject.begin()
     assert "ZeroDivisionError" in subject.finish(1.0)[0]
+
+
+def test_rules_read_what_other_hosts_save_where_all_store_it():
+    plan = replace(make_plan(hosts=make_hosts(2)), mirrors=(EVENTS, MIRROR))
+    assert rule_world._tensors_uri(plan) == "s3://b/t/"
+    assert rule_world._tensors_uri(replace(plan, network_isolation=True)) == ""
+    assert rule_world._tensors_uri(replace(plan, mirrors=(EVENTS,))) == ""
+    assert rule_world._tensors_uri(replace(plan, hosts=make_hosts(1))) == ""

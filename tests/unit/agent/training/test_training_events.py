@@ -12,11 +12,13 @@ import pytest
 from event_writing import (
     FILE_VERSION,
     block,
+    double,
     event,
     histogram,
     image,
     masked,
     plugin,
+    png,
     record,
     scalar,
     tag,
@@ -26,10 +28,12 @@ from event_writing import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clary.agent.training.buckets import MAX_READ_BUCKETS
 from clary.agent.training.checksums import crc32c
 from clary.agent.training.event_records import MAX_RECORD_BYTES, split_records
-from clary.agent.training.event_summaries import MAX_BUCKETS, MAX_IMAGE_BYTES, EventReader, Malformed
-from clary.contract.training_values import FindingKind
+from clary.agent.training.event_summaries import EventReader, Malformed
+from clary.contract.picture_files import MAX_IMAGE_BYTES
+from clary.contract.training_values import MAX_BUCKETS, FindingKind
 
 FLOAT, DOUBLE = 1, 2
 
@@ -95,14 +99,42 @@ def test_counts_that_add_up_to_no_number_stay_json():
 
 
 def test_images_of_both_forms_keep_their_bytes_and_large_ones_only_their_place():
-    picture = b"\x89PNG\r\n\x1a\n" + b"x" * 50
+    picture = png(2, 2)
     strings = b"".join(block(8, part) for part in (b"2", b"2", picture))
     new = tag("i") + block(8, varint(1 << 3) + varint(7) + strings) + plugin("images")
     for found in (read(event(image("i", picture))), read(event(new))):
         assert found[0].kind is FindingKind.IMAGE
         assert (base64.b64decode(found[0].data), found[0].size_bytes) == (picture, len(picture))
-    (large,) = read(event(image("i", b"x" * (MAX_IMAGE_BYTES + 1))))
+    (large,) = read(event(image("i", png(2, 2).ljust(MAX_IMAGE_BYTES + 1, b"x"))))
     assert (large.data, large.size_bytes, large.offset) == ("", MAX_IMAGE_BYTES + 1, 7)
+
+
+@pytest.mark.parametrize("data", [b"<svg/>", b"\x89PNG\r\n\x1a\n", png(9_000, 1), b""])
+def test_of_what_is_no_picture_that_can_be_shown_the_place_alone_is_kept(data):
+    (found,) = read(event(image("i", data)))
+    assert (found.kind, found.data, found.size_bytes) == (FindingKind.IMAGE, "", len(data))
+
+
+def test_a_histogram_with_more_buckets_than_are_read_is_no_event_in_either_form():
+    many = [(float(place), 1.0) for place in range(MAX_READ_BUCKETS + 1)]
+    rows = b"\0" * (24 * (MAX_READ_BUCKETS + 1))
+    floats = b"\0" * (12 * (MAX_READ_BUCKETS + 1))
+    listed = tag("w") + block(8, varint(1 << 3) + varint(FLOAT) + block(5, floats)) + plugin("histograms")
+    for hostile in (histogram("w", 0.0, many), tag("w") + tensor(DOUBLE, rows) + plugin("histograms"), listed):
+        with pytest.raises(Malformed, match="100001 buckets"):
+            read(event(hostile))
+
+
+def test_the_ends_of_a_histogram_are_those_of_its_values():
+    values = tag("w") + block(
+        5,
+        double(1, 0.25)
+        + double(2, 7.5)
+        + block(6, struct.pack("<3d", 0.0, 1.0, 1e20))
+        + block(7, struct.pack("<3d", 0.0, 4.0, 2.0)),
+    )
+    (found,) = read(event(values))
+    assert json.loads(found.data) == [[0.25, 1.0, 4], [1.0, 7.5, 2]]
 
 
 def test_what_is_no_summary_holds_nothing():

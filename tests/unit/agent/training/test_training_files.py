@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from event_writing import FILE_VERSION, event, record, scalar
+from event_writing import FILE_VERSION, event, image, png, record, scalar
 
 from clary.agent.training import file_reading
 from clary.agent.training.event_records import MAX_RECORD_BYTES
@@ -105,6 +105,16 @@ def test_a_damaged_file_is_said_once_and_not_read_any_further(tmp_path, reading,
     assert seen(reading) == []
     assert len(notes) == 1
     assert "damaged" in notes[0]
+
+
+def test_pictures_that_are_not_kept_are_said_once(tmp_path, reading, notes):
+    kept, none = record(event(image("i", png(2, 2)))), record(event(image("page", b"<html>"), step=7))
+    put(tmp_path, EVENTS, kept + none + none)
+    assert len(seen(reading)) == 3
+    (note,) = notes
+    assert EVENTS in note
+    assert "'page' of step 7, 6 bytes" in note
+    assert "PNG, JPEG and GIF of up to 256 KiB" in note
 
 
 def test_a_record_that_is_no_event_costs_itself_alone(tmp_path, reading, notes):

@@ -175,7 +175,11 @@ def test_what_can_not_be_sent_is_said_once_a_rule():
     assert len(found_) == 1
     assert found_[0].startswith("rule Loss: email and sms can not be sent from here")
     several = debug_request.warnings(request_with(rule()), job_name="job", num_hosts=2)
-    assert several[0].startswith("debugger rules run on the first host")
+    assert several[0].startswith("debugger rules see what is saved, and include_workers=one")
+    saving_all = request_with(rule()) | {"DebugHookConfig": {"HookParameters": {"include_workers": "all"}}}
+    assert debug_request.warnings(saving_all, job_name="job", num_hosts=2) == []
+    alone = debug_request.warnings(saving_all | {"EnableNetworkIsolation": True}, job_name="job", num_hosts=2)
+    assert alone[0].startswith("debugger rules run on the first host and see what is saved there alone")
 
 
 def test_rules_are_in_progress_until_something_is_told_of_them():

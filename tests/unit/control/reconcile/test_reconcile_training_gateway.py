@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import struct
 from datetime import timedelta
 
 import pytest
@@ -22,6 +23,7 @@ from clary.control.reconcile.training_gateway import STATUS_BURST, TrainingGatew
 from clary.testing.control_plane import ControlPlane
 
 AT_MS = 1_767_225_600_000
+PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 3, 2) + b"rest"
 
 
 @pytest.fixture
@@ -70,10 +72,10 @@ async def test_a_batch_that_comes_twice_counts_once_in_table_and_record(plane, g
 
 
 async def test_pictures_are_kept_as_bytes(plane, gateway):
-    picture = Finding(kind=FindingKind.IMAGE, name="i", at_ms=AT_MS, data=base64.b64encode(b"png").decode())
+    picture = Finding(kind=FindingKind.IMAGE, name="i", at_ms=AT_MS, data=base64.b64encode(PNG).decode())
     await gateway.append(job_of(plane), "algo-1", batch(picture))
     (kept,) = await plane.store.training.pictures("job", "image", "i", most=5)
-    assert (await plane.store.training.picture("job", kept.id)).data == b"png"
+    assert (await plane.store.training.picture("job", kept.id)).data == PNG
 
 
 @pytest.mark.parametrize(
@@ -89,6 +91,7 @@ async def test_pictures_are_kept_as_bytes(plane, gateway):
         batch(Finding(name="a", at_ms=2**60)),
         batch(Finding(name="a", at_ms=0, step=2**64)),
         batch(Finding(kind=FindingKind.IMAGE, name="a", at_ms=0, data="no base64!")),
+        batch(loss(1), Finding(kind=FindingKind.HISTOGRAM, name="a", at_ms=0, data="[[2, 1, 3]]")),
         batch(Finding(kind=FindingKind.IMAGE, name="a", at_ms=0, file="x\0")),
         batch(progress=TrainingProgress(done=float("nan"))),
         batch(progress=TrainingProgress(done=1, eta_s=float("inf"))),

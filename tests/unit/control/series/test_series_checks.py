@@ -48,6 +48,8 @@ def test_a_batch_of_a_host_is_fine(batch):
         ({"at_ms": (0, NOW_MS, NOW_MS)}, "set the host's clock"),
         ({"at_ms": (NOW_MS - MOST_BEHIND_MS - 1, NOW_MS, NOW_MS)}, "set the host's clock"),
         ({"at_ms": (NOW_MS, NOW_MS, NOW_MS + MOST_AHEAD_MS + 1)}, "set the host's clock"),
+        ({"at_ms": (10**400,) * 3}, "set the host's clock"),
+        ({"at_ms": (-(10**400),) * 3}, "set the host's clock"),
         ({"at_ms": (NOW_MS,) * (MAX_ROWS + 1)}, f"at most {MAX_ROWS} rows, got {MAX_ROWS + 1}"),
         ({"names": names(MAX_COLUMNS + 1)}, f"at most {MAX_COLUMNS} series, got {MAX_COLUMNS + 1}"),
     ],

@@ -103,3 +103,25 @@ def test_joined_tables_are_in_order_of_time_and_have_all_columns():
 
 def test_what_no_float_holds_is_kept_as_missing():
     assert all(math.isnan(value) for value in unpack(pack(rows({"host/x": [math.nan]}))).columns["host/x"][0])
+
+
+@given(num_rows=st.integers(0, 12), num_columns=st.integers(0, 12), seed=st.integers(0, 2**32))
+def test_bytes_are_set_apart_the_same_way_whether_rows_or_columns_are_more(num_rows, num_columns, seed):
+    """Blocks of earlier releases are read by this one: each column has its first bytes first, then the second ones."""
+    chance = random.Random(seed)
+    columns = [array("f", [chance.uniform(-1e6, 1e6) for _ in range(num_rows)]) for _ in range(num_columns)]
+    expected = b"".join(column.tobytes()[place::4] for column in columns for place in range(4))
+    apart = bytes(codec._apart(columns, num_rows))
+    assert apart == expected
+    is_wanted = [chance.random() < 0.5 for _ in columns]
+    found = codec._together(apart, num_rows, is_wanted)
+    assert found == [column if wanted else None for column, wanted in zip(columns, is_wanted, strict=True)]
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 40])
+def test_some_series_are_read_out_of_a_small_block_of_many(num_rows):
+    table = measured(num_rows, num_ranks=30)
+    found = unpack(pack(table), wanted=lambda name: name.startswith("rank-2"))
+    expected = {name: values for name, values in plain(table)[1].items() if name.startswith("rank-2")}
+    assert plain(found)[:2] == (plain(table)[0], expected)
+    assert len(expected) == 11

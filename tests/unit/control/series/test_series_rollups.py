@@ -2,12 +2,15 @@
 
 import math
 import random
+from array import array
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from series_tables import START_MS, measured, plain, rows
 
 from clary.control.series.rollups import fold
-from clary.control.series.tables import between, joined
+from clary.control.series.tables import SeriesTable, between, joined
 
 
 def test_each_span_says_what_was_in_it():
@@ -48,3 +51,46 @@ def test_what_is_folded_is_what_python_computes():
     least, greatest, mean, count, last = (part[0] for part in folded.columns["host/cpu_percent"])
     assert (least, greatest, count, last) == (min(values), max(values), 120, values[-1])
     assert mean == pytest.approx(math.fsum(values) / 120)
+
+
+def _straightforward(at_ms, values, step_ms):
+    """Return start -> least, greatest, mean, number and last, as the words say it."""
+    found = {}
+    for moment in dict.fromkeys(moment // step_ms * step_ms for moment in at_ms):
+        own = [
+            value
+            for at, value in zip(at_ms, values, strict=True)
+            if at // step_ms * step_ms == moment and not math.isnan(value)
+        ]
+        mean = math.fsum(own) / len(own) if own else math.nan
+        found[moment] = (min(own), max(own), mean, len(own), own[-1]) if own else (None, None, None, 0, None)
+    return found
+
+
+@given(
+    gaps=st.lists(st.integers(0, 9_000), min_size=1, max_size=60),
+    values=st.lists(st.one_of(st.floats(width=32, allow_infinity=False), st.sampled_from([0.0, 7.5])), min_size=1),
+    is_level=st.booleans(),
+)
+def test_columns_with_gaps_level_ones_and_all_others_are_folded_as_the_words_say(gaps, values, is_level):
+    at_ms = array("q")
+    for gap in gaps:
+        at_ms.append((at_ms[-1] if at_ms else START_MS) + gap)
+    column = array("f", [values[0 if is_level else row % len(values)] for row in range(len(gaps))])
+    folded = fold(SeriesTable(at_ms=at_ms, columns={"host/x": (column,)}), 10_000)
+    expected = _straightforward(at_ms, column, 10_000)
+    assert list(folded.at_ms) == list(expected)
+    least, greatest, mean, count, last = plain(folded)[1]["host/x"]
+    wanted = list(zip(*expected.values(), strict=True))
+    assert [least, greatest, count, last] == [list(wanted[part]) for part in (0, 1, 3, 4)]
+    assert mean == pytest.approx(list(wanted[2]), rel=1e-6, abs=1e-30)
+
+
+def test_a_series_that_some_blocks_lack_is_folded_with_what_is_there():
+    first = fold(rows({"host/x": [1.0, 3.0], "host/y": [5.0, 6.0]}), 1_000)
+    second = fold(rows({"host/x": [7.0]}, start_ms=START_MS + 1_000), 1_000)
+    _, columns, _ = plain(fold(joined([first, second]), 10_000))
+    assert columns == {
+        "host/x": [[1.0], [7.0], [pytest.approx(11 / 3)], [3.0], [7.0]],
+        "host/y": [[5.0], [6.0], [5.5], [2.0], [6.0]],
+    }

@@ -129,6 +129,18 @@ async def test_the_list_goes_on_behind_its_next_and_counts_stay_whole(store):
     assert (names, found["next"]) == ([f"j{number}" for number in range(5)], None)
 
 
+async def test_who_looks_far_skips_what_is_between(store):
+    for number in range(9):
+        await store.create_job(running_job(name=f"j{number}", arn=f"arn:{number}"), {})
+    routes = console(services_of(store))
+    first = await page(routes, "/clary/v1/jobs", "sort=name&limit=2")
+    far = await page(routes, "/clary/v1/jobs", f"sort=name&limit=2&after={first['next']}&skip=4")
+    assert [job["name"] for job in far["jobs"]] == ["j6", "j7"]
+    assert far["total"] == 9
+    last = await page(routes, "/clary/v1/jobs", f"sort=name&limit=5&after={far['next']}")
+    assert ([job["name"] for job in last["jobs"]], last["next"]) == (["j8"], None)
+
+
 @pytest.mark.parametrize(
     "query",
     [
@@ -142,6 +154,9 @@ async def test_the_list_goes_on_behind_its_next_and_counts_stay_whole(store):
         "after=forged",
         f"search={'x' * 201}",
         "limit=9999999999",
+        "skip=-1",
+        "skip=x",
+        "skip=1000000",
     ],
 )
 async def test_a_question_that_makes_no_sense_is_refused_with_what_would(store, query):

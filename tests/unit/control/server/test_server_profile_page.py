@@ -109,3 +109,17 @@ async def test_a_job_whose_program_does_not_run_is_not_profiled(tmp_path):
     }
     with pytest.raises(WireError, match=r"no program of job-1 runs .* --last"):
         await answer_to(services_of(replace(job, hosts=idle), tmp_path), "POST", body={"steps": 1})
+
+
+async def test_all_profiles_that_are_kept_are_listed_the_newest_first(services):
+    first = document(await answer_to(services, "POST", body={"steps": 3}))["number"]
+    (services.profiles.place("job-1", first) / "summary.json").write_text('{"ranks": []}')
+    services.profiles.close_request("job-1", first)
+    services.clock.advance(1)
+    second = document(await answer_to(services, "POST", body={"seconds": 2}))["number"]
+    listed = document(await answer_to(services, query=f"number={first}"))["profiles"]
+    assert [(item["number"], item["num_steps"], item["is_over"]) for item in listed] == [
+        (second, 0, False),
+        (first, 3, True),
+    ]
+    assert {item["reason"] for item in listed} == {"asked for"}

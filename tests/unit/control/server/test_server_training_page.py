@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import struct
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
@@ -16,11 +17,11 @@ from clary.control.jobs.training_job import FinalMetric
 from clary.control.reconcile.training_gateway import MAX_STATUS_BYTES, TrainingGateway
 from clary.control.server.status_routes import StatusRoutes
 from clary.control.server.training_page import tensorboard_page, training_page
-from clary.control.store.training_records import Picture
+from clary.control.store.training_pictures import Picture
 from clary.testing.control_plane import ControlPlane
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-PNG = b"\x89PNG\r\n\x1a\n rest"
+PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 3, 2) + b"rest"
 
 
 @pytest.fixture
@@ -76,22 +77,33 @@ async def test_tags_pictures_and_their_bytes(plane, services, job):
     await put(plane, picture("image", PNG), picture("histogram", b"[[0.0, 1.0, 2.0]]"))
     tags = json.loads((await tensorboard_page(services, job, {})).body)["tags"]
     assert [(tag["kind"], tag["tag"], tag["num_values"]) for tag in tags] == [("histogram", "t", 1), ("image", "t", 1)]
+    assert (await training_page(services, job, {}))["pictures"] == tags
     (shown,) = json.loads((await tensorboard_page(services, job, {"tag": "t"})).body)["pictures"]
-    assert (shown["step"], shown["file"], shown["offset"]) == (1, "output/e", 3)
+    assert (shown["step"], shown["file"], shown["offset"], shown["is_kept"]) == (1, "output/e", 3, True)
     answer = await tensorboard_page(services, job, {"image": str(shown["id"])})
     assert (answer.body, answer.header("content-type")) == (PNG, "image/png")
     assert answer.header("x-content-type-options") == "nosniff"
+    assert "sandbox" in answer.header("content-security-policy")
+    assert answer.header("cross-origin-resource-policy") == "same-origin"
     query = {"tag": "t", "kind": "histogram"}
     (shown,) = json.loads((await tensorboard_page(services, job, query)).body)["pictures"]
     assert shown["buckets"] == [[0.0, 1.0, 2.0]]
 
 
 async def test_what_is_no_picture_is_not_handed_out_as_one(plane, services, job):
-    await put(plane, picture("image", b"<script>alert(1)</script>"), picture("image", None), picture("histogram", PNG))
-    for wanted in ("1", "2", "3", "99"):
+    others = [
+        b"<script>alert(1)</script>",
+        b"\x89PNG\r\n\x1a\n<script>",
+        b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+        None,
+    ]
+    await put(plane, *(picture("image", data) for data in others), picture("histogram", PNG))
+    for wanted in ("1", "2", "3", "4", "5", "99"):
         with pytest.raises(WireError) as refusal:
             await tensorboard_page(services, job, {"image": wanted})
         assert refusal.value.http_status == 404
+    shown = json.loads((await tensorboard_page(services, job, {"tag": "t"})).body)["pictures"]
+    assert [one["is_kept"] for one in shown] == [True, True, True, False]
     with pytest.raises(WireError) as refusal:
         await tensorboard_page(services, job, {"image": "1 or 1"})
     assert refusal.value.http_status == 400

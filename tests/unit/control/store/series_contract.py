@@ -5,8 +5,10 @@ A test class inherits `SeriesContract` and gives a `database_url` fixture: a fre
 
 import asyncio
 import math
+import time
 from array import array
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, select, update
@@ -15,6 +17,7 @@ from store_contract import make_job
 from clary.contract.errors import ContractError
 from clary.control.series.queries import COARSE_MS, FINE_MS, ROWS_MS, SeriesQuery
 from clary.control.series.tables import SeriesTable, between
+from clary.control.store import series_blocks as series_blocks_module
 from clary.control.store import series_joining
 from clary.control.store.database import parse_url
 from clary.control.store.errors import JobNotFound, SeriesMoved
@@ -94,6 +97,58 @@ class SeriesContract:
         sending = [store.series.append("job", 1, "algo-1", table(10), first_row=0) for _ in range(20)]
         assert await asyncio.gather(*sending) == [10] * 20
         assert await self._blocks(store) == {(ROWS_MS, 0): (1, 10)}
+
+    async def test_a_first_batch_that_two_services_are_sent_at_once_is_stored_once(
+        self, store: Store, database_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ends_of = series_blocks_module._ends_of
+
+        def slowly(connection: Any, owners: Any) -> Any:
+            found = ends_of(connection, owners)
+            time.sleep(0.5)  # so that both have looked, if nothing holds up the second
+            return found
+
+        monkeypatch.setattr(series_blocks_module, "_ends_of", slowly)
+        other = await Store.open(database_url)
+        try:
+            sending = [one.series.append("job", 1, "algo-1", table(10), first_row=0) for one in (store, other)]
+            assert await asyncio.gather(*sending) == [10, 10]
+        finally:
+            await other.close()
+        assert await self._blocks(store) == {(ROWS_MS, 0): (1, 10)}
+
+    async def test_batches_of_many_hosts_share_statements_and_each_is_stored_once(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Several of them twice at once, one with rows that are stored already."""
+        put, sizes = series_blocks_module._put, []
+
+        def counted(connection, batches):  # type: ignore[no-untyped-def]
+            sizes.append(len(batches))
+            return put(connection, batches)
+
+        monkeypatch.setattr(series_blocks_module, "_put", counted)
+        await store.series.append("job", 1, "algo-1", table(4), first_row=0)
+        sizes.clear()
+        hosts = [f"algo-{number % 8 + 1}" for number in range(16)]
+        sending = [store.series.append("job", 1, host, table(10), first_row=0, num_dropped=3) for host in hosts]
+        assert await asyncio.gather(*sending) == [10] * 16
+        assert sum(sizes) == 16
+        assert len(sizes) < 8  # nearly always 1; another process may hold the first one up
+        assert await self._blocks(store) == {(ROWS_MS, 0): (9, 80)}
+        answer = await store.series.query(ask(step_ms=3_600_000))
+        assert {one.host: one.points[0].count for one in answer.series} == dict.fromkeys(hosts, 10.0)
+        assert answer.num_dropped == 24
+
+    async def test_batches_beside_one_of_a_job_that_is_gone_are_stored(self, store: Store) -> None:
+        jobs = ["job", "other", "job", "another"]
+        sending = [
+            store.series.append(job, 1, f"algo-{number}", table(5), first_row=0) for number, job in enumerate(jobs)
+        ]
+        results = await asyncio.gather(*sending, return_exceptions=True)
+        assert results[::2] == [5, 5]
+        assert [str(error) for error in results[1::2]] == [str(JobNotFound("other")), str(JobNotFound("another"))]
+        assert await self._blocks(store) == {(ROWS_MS, 0): (2, 10)}
 
     async def test_rows_that_an_agent_gave_up_are_a_gap_and_are_counted(self, store: Store) -> None:
         await store.series.append("job", 1, "algo-1", table(4), first_row=0)
@@ -177,6 +232,46 @@ class SeriesContract:
             assert passes < 10, "joining does not come to an end"
         assert await self._blocks(store) == {(ROWS_MS, 1): (1, 50), (FINE_MS, 1): (1, 3), (COARSE_MS, 1): (1, 1)}
         assert (await store.series.query(ask(step_ms=10_000))).series == before
+
+    async def test_a_joined_block_that_stays_alone_is_not_written_again(self, store: Store) -> None:
+        await self._fill(store, 50)
+        await join_open_blocks(store.series, now_ms=LONG_AFTER_MS)
+        numbers = select(series_blocks.c.id, series_blocks.c.is_open).where(series_blocks.c.step_ms == ROWS_MS)
+        read = lambda connection: [tuple(row) for row in connection.execute(numbers)]  # noqa: E731 - for two calls
+        ((number, is_open),) = await store.series.read(read)
+        assert is_open
+        await join_open_blocks(store.series, now_ms=LONG_AFTER_MS)
+        assert await store.series.read(read) == [(number, 0)]
+
+    async def test_blocks_of_many_hosts_are_joined_together(self, store: Store) -> None:
+        hosts = [f"algo-{number}" for number in range(1, series_joining.JOINED_TOGETHER + 4)]
+        for host in hosts:
+            await self._fill(store, 600, batch=120, host=host)
+        before = (await store.series.query(ask(step_ms=60_000))).series
+        assert await join_open_blocks(store.series, now_ms=START_MS) == 5 * len(hosts)
+        assert await self._blocks(store) == {
+            (ROWS_MS, 1): (len(hosts), 600 * len(hosts)),
+            (FINE_MS, 0): (len(hosts), 30 * len(hosts)),
+        }
+        assert (await store.series.query(ask(step_ms=60_000))).series == before
+
+    async def test_a_host_whose_blocks_another_service_joins_first_holds_up_no_other(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for host in ("algo-1", "algo-2"):
+            await self._fill(store, 600, batch=200, host=host)
+        prepared = series_joining._prepared
+
+        def outrun(connection, group, **how):  # type: ignore[no-untyped-def]
+            if group.host == "algo-1":
+                raise SeriesMoved("another service was quicker")
+            return prepared(connection, group, **how)
+
+        monkeypatch.setattr(series_joining, "_prepared", outrun)
+        assert await join_open_blocks(store.series, now_ms=START_MS) == 3
+        monkeypatch.undo()
+        assert await join_open_blocks(store.series, now_ms=START_MS) == 3
+        assert (await self._blocks(store))[ROWS_MS, 1] == (2, 1200)
 
     async def test_a_week_of_rows_ends_in_few_blocks(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         """With rules a hundredth as large, so that a few rows are a week."""

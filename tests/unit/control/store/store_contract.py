@@ -24,7 +24,7 @@ from clary.contract.agent_protocol import HostFacts, HostPhase, Order, OrderKind
 from clary.contract.errors import StoreError
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs.training_job import FinalMetric, HostRecord, JobFailure, StatusTransition, TrainingJob
-from clary.control.store import tables
+from clary.control.store import metric_curves, tables
 from clary.control.store.database import open_engines, parse_url
 from clary.control.store.errors import BadToken, JobExists, JobNotFound, StaleLease
 from clary.control.store.job_cards import MAX_CARD_METRICS, CardOrder, CardQuery, JobCard
@@ -615,6 +615,20 @@ class StoreContract:
                 wanted = [card for card in found if status in (None, card.status)]
                 assert await self.all_cards(store, query, now=now) == sorted(wanted, key=key, reverse=descending)
 
+    async def test_cards_far_behind_are_had_without_those_between(self, store: Store) -> None:
+        for number in range(30):
+            await store.create_job(make_job(f"j{number:02}", minutes=number), {})
+        whole = await self.all_cards(store, CardQuery(limit=500))
+        first = await store.cards.page(CardQuery(limit=4), now=START)
+        await store.create_job(make_job("newer", minutes=99), {})  # behind what was paged over nothing moves
+        query = CardQuery(limit=5, token=first.next_token, skip=20)
+        page = await store.cards.page(query, now=START)
+        assert list(page.cards) == whole[24:29]
+        rest = await store.cards.page(replace(query, token=page.next_token, skip=0), now=START)
+        assert (list(rest.cards), rest.next_token) == (whole[29:], None)
+        beyond = await store.cards.page(replace(query, skip=99), now=START)
+        assert (beyond.cards, beyond.next_token) == ((), None)
+
     @pytest.mark.parametrize("search", ["%", "_", "\\", "'", '"', "a%b", "nobody"])
     async def test_a_search_has_no_special_characters(self, store: Store, search: str) -> None:
         await store.create_job(make_job("j"), {})
@@ -689,6 +703,80 @@ class StoreContract:
             assert points[-1].value == 500.5
         values = [point.value for point in points[2:-3]]  # the first stretch goes any way, the last has the jump
         assert values == sorted(values, reverse=True)
+
+    async def test_a_curve_with_values_before_1970_has_as_many_points_as_it_may(self, store: Store) -> None:
+        await store.create_job(make_job("j"), {})
+        moments = [
+            *(datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=number) for number in range(-50, 50)),
+            datetime.min.replace(tzinfo=UTC),
+            datetime.max.replace(tzinfo=UTC),
+        ]
+        await store.add_metrics("j", [FinalMetric(name="loss", value=float(n), at=at) for n, at in enumerate(moments)])
+        for num_points in (2, 3, 4, 5, 50):
+            points = (await store.curves.curves("j", names=["loss"], num_points=num_points))["loss"]
+            assert 2 <= len(points) <= num_points
+            assert points[-1].value == 101.0
+
+    async def test_a_curve_that_grows_is_what_a_fresh_look_at_it_would_be(
+        self, store: Store, database_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whatever comes: values late, at the same moment, not-a-number, far ahead; and only new ones are read."""
+        chance = random.Random(7)
+        await store.create_job(make_job("j"), {})
+        read, looks = metric_curves._read_stretches, []
+
+        def looked(connection: Any, cut: Any, *, after_id: int | None) -> Any:
+            looks.append(after_id)
+            return read(connection, cut, after_id=after_id)
+
+        monkeypatch.setattr(metric_curves, "_read_stretches", looked)
+        end_s = 0.0
+        for size in (300, 1, 40, 40, 200, 3, 900, 1):
+            values = []
+            for _ in range(size):
+                end_s += chance.choice((0.0, 0.5, 1.0))
+                at_s = end_s if chance.random() < 0.8 else chance.uniform(0, end_s)
+                value = math.nan if chance.random() < 0.1 else chance.gauss(0, 1)
+                step = None if chance.random() < 0.2 else int(at_s)
+                values.append(FinalMetric(name="loss", value=value, at=START + timedelta(seconds=at_s), step=step))
+            await store.add_metrics("j", values)
+            other = await Store.open(database_url)
+            try:
+                for num_points in (2, 20, 100):
+                    mine = await store.curves.curves("j", names=None, num_points=num_points)
+                    fresh = await other.curves.curves("j", names=None, num_points=num_points)
+                    assert repr(mine) == repr(fresh)  # not-a-number is not equal to itself
+                    assert len(mine["loss"]) <= num_points
+            finally:
+                await other.close()
+        own = [after for after in looks if after is not None]
+        assert len(own) >= 6  # the fresh looks have nothing to go on from
+        looks.clear()
+        assert len((await store.curves.curves("j", names=None, num_points=100))["loss"]) >= 60
+        assert looks == []
+
+    async def test_a_successor_has_none_of_the_curve_of_the_job_before_it(self, store: Store) -> None:
+        moments = [START + timedelta(seconds=number) for number in range(200)]
+        for value in (1.0, 2.0):
+            await store.create_job(make_job("j"), {})
+            await store.add_metrics("j", [FinalMetric(name="loss", value=value, at=at) for at in moments])
+            found = await store.curves.curves("j", names=None, num_points=20)
+            assert {point.value for point in found["loss"]} == {value}
+            await store.delete_job("j")
+
+    async def test_curves_that_nobody_asked_for_lately_are_let_go(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(metric_curves, "MAX_KEPT", 30)
+        await store.create_job(make_job("j"), {})
+        moments = [START + timedelta(seconds=number) for number in range(100)]
+        for name in ("a", "b", "c", "d"):
+            await store.add_metrics("j", [FinalMetric(name=name, value=1.0, at=at) for at in moments])
+        for names in (["a"], ["b"], ["a"], ["c"], ["d"]):
+            await store.curves.curves("j", names=names, num_points=20)
+        kept = store.curves._kept
+        assert "d" in {cut.metric_name for cut in kept}
+        assert sum(len(stretches) for stretches in kept.values()) == store.curves._num_kept <= 30
 
     # Death
 

@@ -5,7 +5,7 @@ import contextlib
 import sqlite3
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -244,3 +244,75 @@ async def test_closing_leaves_no_thread_behind(database_url: str) -> None:
     await store.close()
     left = {thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("clary-store")}
     assert left == set()
+
+
+async def test_operations_of_one_kind_run_together_and_each_has_its_own_value(database_url: str) -> None:
+    store = await Store.open(database_url)
+    calls: list[list[int]] = []
+
+    def double(_connection: Any, items: Sequence[int]) -> list[int]:
+        calls.append(list(items))
+        return [2 * item for item in items]
+
+    try:
+        async with _busy(store):
+            between = asyncio.create_task(store.create_job(make_job("between"), {}))
+            tasks = [asyncio.create_task(store._writer.run_together(double, number)) for number in range(5)]
+            await asyncio.sleep(0)
+            tasks[3].cancel()
+            await asyncio.gather(tasks[3], return_exceptions=True)
+        assert await asyncio.gather(*tasks[:3], tasks[4]) == [0, 2, 4, 8]
+        await between
+        assert calls == [[0, 1, 2, 4]]  # the one that was given up is not among them
+        assert await store.get_job("between") is not None
+    finally:
+        await store.close()
+
+
+async def test_an_item_that_fails_fails_alone_and_the_others_are_done_by_themselves(database_url: str) -> None:
+    store = await Store.open(database_url)
+
+    def create(connection: Any, items: Sequence[str]) -> list[str]:
+        for item in items:
+            connection.exec_driver_sql("INSERT INTO properties VALUES (?, 'x')", (item,))
+            if item == "bad":
+                raise ValueError("not this one")
+        return list(items)
+
+    try:
+        async with _busy(store):
+            tasks = [
+                asyncio.create_task(store._writer.run_together(create, item)) for item in ("a", "bad", "b", "a", "c")
+            ]
+            await asyncio.sleep(0)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [results[0], results[2], results[4]] == ["a", "b", "c"]
+        assert str(results[1]) == "not this one"
+        assert isinstance(results[3], StoreError)  # its name is taken
+        stored = await store._writer.run(
+            lambda connection: (
+                connection.exec_driver_sql("SELECT name FROM properties WHERE value = 'x'").scalars().all()
+            )
+        )
+        assert sorted(stored) == ["a", "b", "c"]
+    finally:
+        await store.close()
+
+
+@contextlib.asynccontextmanager
+async def _busy(store: Store) -> AsyncIterator[None]:
+    """Have the writer wait, so that what is asked for meanwhile goes into one transaction."""
+    is_waiting, go_on = threading.Event(), threading.Event()
+
+    def wait(_connection: Any) -> None:
+        is_waiting.set()
+        go_on.wait(30)
+
+    waiting = asyncio.create_task(store._writer.run(wait))
+    await asyncio.sleep(0)
+    assert await asyncio.to_thread(is_waiting.wait, 30)
+    try:
+        yield
+    finally:
+        go_on.set()
+        await waiting

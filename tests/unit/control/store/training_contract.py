@@ -3,18 +3,27 @@
 A test class inherits `TrainingContract` and gives a `database_url` fixture: a fresh, empty database.
 """
 
+import asyncio
+import itertools
 import math
+import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
+from sqlalchemy import create_engine, text
 from store_contract import make_job
 
-from clary.contract.training_values import TrainingProgress
+from clary.contract.training_values import FindingKind, TrainingProgress
+from clary.control.jobs import kept_pictures
 from clary.control.jobs.training_job import FinalMetric
+from clary.control.store import training_records
+from clary.control.store.database import parse_url
 from clary.control.store.errors import JobNotFound
+from clary.control.store.migrations import MIGRATIONS
 from clary.control.store.store import Store
-from clary.control.store.training_records import Picture
+from clary.control.store.training_pictures import Picture
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -23,8 +32,8 @@ def value(step: int, name: str = "loss", number: float = 0.5) -> FinalMetric:
     return FinalMetric(name=name, value=number, at=START + timedelta(seconds=step), step=step)
 
 
-def picture(step: int, kind: str = "image", data: bytes | None = b"png") -> Picture:
-    return Picture(kind=kind, tag="sample", at=START, step=step, file="output/e", offset=7, size_bytes=3, data=data)
+def picture(step: int | None, kind: str = "image", data: bytes | None = b"png", tag: str = "sample") -> Picture:
+    return Picture(kind=kind, tag=tag, at=START, step=step, file="output/e", offset=7, size_bytes=3, data=data)
 
 
 class TrainingContract:
@@ -44,6 +53,24 @@ class TrainingContract:
         assert await store.training.append("job", 1, "algo-1", first=1, findings=[*findings[1:], value(3)]) == (4, 2)
         assert [one.step for one in await store.training.newest_values("job", "loss", most=10)] == [1, 2, 3]
         assert len(await store.training.pictures("job", "image", "sample", most=10)) == 1
+
+    async def test_first_findings_that_two_services_are_sent_at_once_are_stored_once(
+        self, store: Store, database_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        told = training_records._told
+
+        def slowly(*progress: Any) -> str | None:
+            time.sleep(0.5)  # after both have looked where the host left off, if nothing holds up the second
+            return told(*progress)
+
+        monkeypatch.setattr(training_records, "_told", slowly)
+        other = await Store.open(database_url)
+        try:
+            sending = [one.training.append("job", 1, "algo-1", first=0, findings=[value(1)]) for one in (store, other)]
+            assert sorted(await asyncio.gather(*sending)) == [(1, 0), (1, 1)]
+        finally:
+            await other.close()
+        assert len(await store.training.newest_values("job", "loss", most=10)) == 1
 
     async def test_each_host_and_attempt_counts_for_itself_and_a_gap_is_taken(self, store: Store) -> None:
         for attempt, host in ((1, "algo-1"), (1, "algo-2"), (2, "algo-1")):
@@ -70,11 +97,69 @@ class TrainingContract:
         assert tags == [("histogram", "sample", 1, 3), ("image", "sample", 2, 2)]
         kept, large = await store.training.pictures("job", "image", "sample", most=10)
         assert (kept.data, kept.step, kept.file, kept.offset, kept.size_bytes) == (None, 1, "output/e", 7, 3)
+        assert (kept.is_kept, large.is_kept) == (True, False)
         assert (await store.training.picture("job", kept.id)).data == b"png"
         assert (await store.training.picture("job", large.id)).data is None
         assert await store.training.picture("other", kept.id) is None
         (histogram,) = await store.training.pictures("job", "histogram", "sample", most=10)
         assert histogram.data == b"[[0,1,2]]"
+
+    async def test_of_many_pictures_the_first_the_last_and_even_ones_stay_and_all_are_counted(
+        self, store: Store
+    ) -> None:
+        for first in range(0, 600, 20):
+            findings = [picture(step * 10) for step in range(first, first + 20)]
+            await store.training.append("job", 1, "algo-1", first=first, findings=findings)
+        steps = [one.step for one in await store.training.pictures("job", "image", "sample", most=1000)]
+        (tag,) = await store.training.tags("job")
+        most = kept_pictures.MOST_OF_TAG[FindingKind.IMAGE]
+        assert most <= len(steps) <= most + most // 4
+        assert (steps[0], steps[-1]) == (0, 5990)
+        assert max(right - left for left, right in itertools.pairwise(steps)) <= 2 * 5990 / (most - 1) + 10
+        assert (tag.num_seen, tag.num_values, tag.kept_bytes, tag.last_step) == (600, len(steps), 3 * len(steps), 5990)
+        await store.training.append("job", 1, "algo-1", first=580, findings=[picture(step) for step in range(20)])
+        assert (await store.training.tags("job")) == [tag], "what is sent again brings nothing back"
+
+    async def test_pictures_without_steps_are_thinned_by_their_order(self, store: Store) -> None:
+        findings = [picture(None, data=bytes([number])) for number in range(200)]
+        await store.training.append("job", 1, "algo-1", first=0, findings=findings)
+        kept = await store.training.pictures("job", "image", "sample", most=1000)
+        numbers = [(await store.training.picture("job", one.id)).data[0] for one in kept]
+        assert (numbers[0], numbers[-1], len(numbers)) == (0, 199, kept_pictures.MOST_OF_TAG[FindingKind.IMAGE])
+        assert (await store.training.tags("job"))[0].last_step is None
+
+    async def test_a_full_job_takes_room_from_all_its_large_tags(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(kept_pictures, "MAX_JOB_BYTES", 3_000)
+        early = [picture(step, data=b"x" * 100, tag="early") for step in range(20)]
+        await store.training.append("job", 1, "algo-1", first=0, findings=[*early, picture(7, tag="small")])
+        assert [one.num_values for one in await store.training.tags("job")] == [20, 1]
+        late = [picture(step, data=b"x" * 100, tag="late") for step in range(20)]
+        await store.training.append("job", 1, "algo-1", first=21, findings=late)
+        kept = {one.tag: (one.num_seen, one.num_values, one.kept_bytes) for one in await store.training.tags("job")}
+        assert kept == {"early": (20, 10, 1_000), "late": (20, 10, 1_000), "small": (1, 1, 3)}
+
+    async def test_a_tag_too_many_is_left_out_and_others_go_on(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(kept_pictures.MOST_TAGS, FindingKind.IMAGE, 2)
+        findings = [picture(step, tag=tag) for step in (1, 2) for tag in ("a", "b", "c")]
+        assert await store.training.append("job", 1, "algo-1", first=0, findings=findings) == (6, 0)
+        assert [(one.tag, one.num_seen) for one in await store.training.tags("job")] == [("a", 2), ("b", 2)]
+        assert await store.training.pictures("job", "image", "c", most=10) == []
+
+    async def test_pictures_of_an_older_release_are_counted(self, store: Store, database_url: str) -> None:
+        number = next(step.number for step in MIGRATIONS if step.name == "tags of pictures")
+        findings = [picture(1), picture(4, data=None), picture(2, kind="histogram", data=b"[]", tag="w")]
+        await store.training.append("job", 1, "algo-1", first=0, findings=findings)
+        before = await store.training.tags("job")
+        engine = create_engine(parse_url(database_url))
+        with engine.begin() as connection:
+            connection.execute(text("DROP TABLE training_tags"))
+            MIGRATIONS[number - 1].apply(connection)
+        engine.dispose()
+        assert await store.training.tags("job") == before
 
     async def test_progress_is_the_newest_of_each_host_and_a_programs_own_word_stands_for_a_while(
         self, store: Store

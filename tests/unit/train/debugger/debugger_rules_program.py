@@ -5,6 +5,7 @@ import re
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -202,6 +203,43 @@ def test_class_imbalance():
     check("ClassImbalance", trial, "of class 1 were predicted wrong, the limit is 70 %")
 
 
+class FakeTrial:
+    """Arrays by step and name."""
+
+    name = "fake"
+
+    def __init__(self, saved):
+        self._saved = saved
+
+    def steps(self):
+        return sorted(self._saved)
+
+    def tensor_names(self, *, step, regex):
+        expressions = [regex] if isinstance(regex, str) else regex
+        return [name for name in self._saved[step] if any(re.search(one, name) for one in expressions)]
+
+    def tensor(self, name):
+        class FakeTensor:
+            value = staticmethod(lambda step: self._saved[step][name])
+            shape = staticmethod(lambda step: self._saved[step][name].shape)
+
+        return FakeTensor
+
+
+def test_class_imbalance_looks_at_what_a_script_calls_labels_before_it_looks_at_its_loss():
+    even, rare = np.arange(1000) % 2, np.arange(1000) // 999
+    others = {"Net_labels.weight": np.zeros(4)}
+
+    def found(tensors, **parameters):
+        return make_rule("ClassImbalance", FakeTrial({0: {**others, **tensors}}), parameters).invoke_at_step(0)
+
+    assert "999 samples" in found({"CrossEntropyLoss_input_1": even, "labels": rare}).text
+    assert found({"CrossEntropyLoss_input_1": rare, "batch/labels": even}) is None
+    assert "999 samples" in found({"CrossEntropyLoss_input_1": rare}).text
+    assert found({"CrossEntropyLoss_input_1": rare}, labels_regex="other") is None
+    assert found({"CrossEntropyLoss_input_1": rare, "mine": even}, labels_regex="mine") is None
+
+
 def test_confusion():
     def turned():
         given, labels = two_classes()
@@ -244,6 +282,53 @@ def test_loss_not_decreasing():
     check("LossNotDecreasing", trial, "CrossEntropyLoss_output_0 was", ": 0 % less, expected 0.1 %")
     check("LossNotDecreasing", bad("rising", loss=lambda *given: -cross_entropy(*given)), "% less")
     assert not findings(make_rule("LossNotDecreasing", trial, {"mode": "EVAL"}))
+
+
+def test_check_input_images():
+    def bright():
+        given, labels = pictures()
+        return given + 1.0, labels
+
+    inputs = {"regex": "^(fc|layers.0)_input_0$", "threshold_samples": "300"}
+    trial = bad("bright", model=Convolutions, batches=bright)
+    # Numbers in place of pixels may be further off: there are fewer of them.
+    check(
+        "CheckInputImages",
+        trial,
+        "channel 0 of layers.0_input_0",
+        "images",
+        silent=[{"threshold_mean": "0.5"}] * 3,
+        **inputs,
+    )
+    assert not findings(make_rule("CheckInputImages", trial, {**inputs, "threshold_samples": "100000"}))
+
+
+def test_nlp_sequence_ratio():
+    class Sentences(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(10, 6)
+            self.out = nn.Linear(6, 2)
+
+        def forward(self, x):
+            return self.out(self.embedding(x).mean(1))
+
+    def words():
+        return torch.randint(1, 10, (BATCH, 8)), torch.randint(0, 2, (BATCH,))
+
+    def padded():
+        given, labels = words()
+        given[:, 3:] = 0
+        return given, labels
+
+    looked_at = {"tensor_regex": ".*embedding_input_0"}
+    trial = bad("padded", model=Sentences, batches=padded)
+    check("NLPSequenceRatio", trial, "62.5 % of embedding_input_0 are 0; expected at most 50 %", **looked_at)
+    several = {**looked_at, "token_values": "3, 0", "token_thresholds_percent": "50.0, 70.0"}
+    assert not findings(make_rule("NLPSequenceRatio", trial, several))
+    assert not findings(make_rule("NLPSequenceRatio", bad("words", model=Sentences, batches=words), looked_at))
+    uneven = raised(ValueError, make_rule, "NLPSequenceRatio", trial, {"token_values": "1, 2"})
+    assert "has 1 numbers; expected one for each of the 2 token_values" in str(uneven)
 
 
 def test_overfit():

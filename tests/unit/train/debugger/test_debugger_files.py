@@ -7,6 +7,7 @@ import struct
 import threading
 import time
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from clary.train.debugger.errors import (
     StepUnavailable,
     TensorFileError,
     TensorUnavailable,
-    UnsupportedError,
 )
 from clary.train.debugger.files import LocalFiles, step_file
 from clary.train.debugger.modes import ModeKeys
@@ -47,7 +47,7 @@ class FakeStep:
     """A step as the hook hands it over."""
 
     def __init__(self, step: int, **changes: Any) -> None:
-        self.index = index(step, **changes)
+        self.index = index(step, **({"written_at": time.time()} | changes))
         self.is_released = False
 
     def tensors(self) -> list[tuple[TensorEntry, memoryview | None]]:
@@ -268,8 +268,6 @@ def test_a_range_of_steps_is_kept_to(tmp_path: Path) -> None:
     assert create_trial(tmp_path, range_steps=(None, 900)).steps() == [0]
     with pytest.raises(ValueError, match="expected a first step below the last"):
         create_trial(tmp_path, range_steps=(5, 5))
-    with pytest.raises(UnsupportedError, match="trials of S3"):
-        create_trial("s3://bucket/prefix")
 
 
 def test_reading_while_it_grows_never_sees_half_of_anything(tmp_path: Path) -> None:
@@ -300,15 +298,81 @@ def test_an_earlier_tries_end_does_not_count(tmp_path: Path) -> None:
     writer.close(limit_s=LIMIT_S)
 
 
+def test_a_program_that_follows_another_as_the_same_worker_hides_what_that_one_saved(tmp_path: Path) -> None:
+    write_steps(tmp_path, 0, 10, 20)
+    trial = create_trial(tmp_path, range_steps=(0, 100))
+    assert create_trial(tmp_path).steps() == [0, 10, 20]
+    writer = Writer(tmp_path, "worker_0")
+    writer.write_collections({}, 1)
+    writer.submit(FakeStep(5))
+    assert writer.close(limit_s=LIMIT_S)
+    assert trial.steps() == [5]
+    assert trial.damaged == {}
+
+
+def test_a_trial_lets_go_of_a_program_when_another_takes_its_place(tmp_path: Path) -> None:
+    write_steps(tmp_path, 0, 5, 10, ends=False).close(limit_s=LIMIT_S)
+    (tmp_path / "ended" / "worker_0.json").unlink()  # it was killed
+    trial = create_trial(tmp_path)
+    assert trial.steps() == [0, 5, 10]
+    writer = write_steps(tmp_path, 0, ends=False)
+    deadline = time.monotonic() + LIMIT_S
+    while trial.steps() != [0] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert trial.steps() == [0]
+    assert trial.tensor("weight").steps() == [0]
+    writer.submit(FakeStep(5))
+    assert writer.close(limit_s=LIMIT_S)
+    assert trial.steps() == [0, 5]
+    assert trial.has_ended
+
+
+def test_all_workers_that_have_begun_end_before_the_training_has(tmp_path: Path) -> None:
+    first = Writer(tmp_path, "worker_0")
+    first.write_collections({}, 1, num_ends=2)
+    first.submit(FakeStep(0))
+    assert first.close(limit_s=LIMIT_S)
+    trial = create_trial(tmp_path)
+    assert trial.steps() == [0]
+    assert not trial.has_ended
+    second = Writer(tmp_path, "worker_1")
+    second.write_collections({}, 1, num_ends=2)
+    second.submit(FakeStep(3, worker="worker_1"))
+    assert trial.steps() == [] or trial.steps() == [0], "worker 1 has begun, and has passed no step or step 3"
+    assert second.close(limit_s=LIMIT_S)
+    assert trial.steps() == [0, 3]
+    assert trial.has_ended
+
+
+def test_a_training_of_several_hosts_has_ended_once_all_of_one_try_have(tmp_path: Path) -> None:
+    writer = write_steps(tmp_path, 0, worker="worker_0", num_workers=2)
+    trial = create_trial(tmp_path)
+    for name in ("algo-1.try-1.of-2", "algo-2.try-1.of-2"):
+        (tmp_path / "ended" / name).touch()
+    (tmp_path / "ended" / "algo-1.try-2.of-2").touch()
+    assert trial.steps() == []
+    assert not trial.has_ended
+    (tmp_path / "ended" / "algo-2.try-2.of-2").touch()
+    assert trial.steps() == [0]
+    assert trial.has_ended
+    assert writer.num_written == 1
+
+
 class FakeFiles:
     """Files in memory, as a store elsewhere would have them."""
 
     def __init__(self, root: Path) -> None:
         self.files = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
-    def names(self, folder: str) -> list[str]:
+    interval_s = 0.0
+
+    def listing(self, folder: str, after: str = "") -> dict[str, str]:
         begin = f"{folder}/" if folder else ""
-        return sorted({name.removeprefix(begin).split("/")[0] for name in self.files if name.startswith(begin)})
+        names = {name.removeprefix(begin).split("/")[0] for name in self.files if name.startswith(begin)}
+        return {name: "" for name in sorted(names) if name >= after}
+
+    def prepare(self, names: Sequence[str]) -> None:
+        pass
 
     def size(self, name: str) -> int:
         return len(self.files[name])

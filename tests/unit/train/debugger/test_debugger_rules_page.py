@@ -12,13 +12,19 @@ from clary.train.debugger.rules import RULES, parameters_of
 SELECTION = {"collection_names": None, "tensor_regex": None}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "AllZero": {**SELECTION, "threshold": 100},
+    "CheckInputImages": {
+        "threshold_mean": 0.2,
+        "threshold_samples": 500,
+        "regex": ".*hybridsequential0_input_0",
+        "channel": 1,
+    },
     "ClassImbalance": {
         "threshold_imbalance": 10,
         "threshold_misprediction": 0.7,
         "samples": 500,
         "argmax": False,
-        "labels_regex": ".*CrossEntropyLoss_input_1",
-        "predictions_regex": ".*CrossEntropyLoss_input_0",
+        "labels_regex": ".*labels",
+        "predictions_regex": ".*predictions",
     },
     "Confusion": {
         "category_no": None,
@@ -38,6 +44,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "diff_percent": 0.1,
         "increase_threshold_percent": 5,
         "mode": "GLOBAL",
+    },
+    "NLPSequenceRatio": {
+        "tensor_regex": ".*embedding0_input_0",
+        "token_values": 0,
+        "token_thresholds_percent": 50,
     },
     "Overfit": {"tensor_regex": None, "start_step": 0, "patience": 1, "ratio_threshold": 0.1},
     "Overtraining": {"patience_train": 5, "patience_validation": 10, "delta": 0.01},
@@ -64,7 +75,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "UnchangedTensor": {**SELECTION, "num_steps": 3, "rtol": 1e-05, "atol": 1e-08, "equal_nan": False},
     "VanishingGradient": {"threshold": 0.0000001},
     "WeightUpdateRatio": {
-        "num_steps": 1,
+        "num_steps": None,
         "large_threshold": 10.0,
         "small_threshold": 0.00000001,
         "epsilon": 0.000000001,

@@ -6,7 +6,8 @@ import { icon } from "./base/icons.js";
 import { empty, failure, panel, skeleton } from "./base/places.js";
 import { repeat } from "./base/repeating.js";
 import { jobPath, link } from "./base/router.js";
-import { ago, count, duration, quantity } from "./base/words.js";
+import { ago, quantity } from "./base/words.js";
+import { poolsTable } from "./pools_table.js";
 
 const EVERY_MS = 3000;
 const HEAD = ["Host", "Job", "State", "Type", "CPU", "Memory", "Health", "Since"];
@@ -25,7 +26,7 @@ export function hostsPage({ signal }) {
   let isShown = false;
   const load = async () => {
     const page = await get("hosts", {}, signal);
-    kept.show(place, [page, Math.floor(Date.now() / 60_000)], () => view(page));
+    kept.show(place, [page, Math.floor(Date.now() / 60_000)], () => view(page)); // keep-alive runs down in it
     isShown = true;
   };
   return {
@@ -50,7 +51,7 @@ export function hostsPage({ signal }) {
 function view(page) {
   const pooled = page.hosts.filter((host) => host.state === WARM);
   const busy = page.hosts.filter((host) => host.state !== WARM);
-  if (!page.hosts.length)
+  if (!page.hosts.length && !page.pools.length)
     return panel(
       "Hosts of running jobs",
       empty("host", "No host is up", "Hosts appear here when a job gets them, and stay while a warm pool keeps them."),
@@ -58,9 +59,9 @@ function view(page) {
   return [
     busy.length > 0 &&
       panel("Hosts of running jobs", table(busy), { extra: element("span", { class: "faint number" }, busy.length) }),
-    pooled.length > 0 &&
-      panel("Warm pools", [element("ul", { class: "pairs pools" }, page.pools.map(pool)), table(pooled)], {
-        extra: element("span", { class: "faint number" }, pooled.length),
+    page.pools.length > 0 &&
+      panel("Warm pools", [poolsTable(page.pools), pooled.length > 0 && table(pooled)], {
+        extra: element("span", { class: "faint number" }, page.pools.length),
       }),
   ];
 }
@@ -111,14 +112,4 @@ function health(host) {
   const [kind, drawing, word] = HEALTH[host.health] ?? HEALTH.unchecked;
   const badge = element("span", { class: `badge badge-${kind}` }, icon(drawing), word);
   return host.why ? element("span", { class: "why" }, badge, " ", host.why) : badge;
-}
-
-function pool(facts) {
-  const left = `${count(facts.num_hosts, "host")} of ${facts.instance_type}, ${duration(facts.left_s)} of ${duration(facts.keep_alive_s)} left for a job that fits`;
-  return element(
-    "li",
-    {},
-    element("span", {}, "Left by ", link(jobPath(facts.job), {}, facts.job)),
-    element("span", { class: "soft" }, left),
-  );
 }

@@ -9,10 +9,12 @@ import { repeat, settled } from "./base/repeating.js";
 import { go, jobPath, link, query, setQuery } from "./base/router.js";
 import { statusWord } from "./base/statuses.js";
 import { VirtualList } from "./base/virtual_list.js";
+import { FarJobs } from "./far_jobs.js";
 import { jobRow, rowHeight, skeletonRow } from "./job_row.js";
 
 const PAGE = 100; // jobs of the first answer
 const MOST_PAGE = 500; // of those that scrolling asks for
+const AROUND = 20; // jobs beside those in sight that are asked for with them, where one has scrolled far
 const EVERY_MS = 3000;
 const TYPING_MS = 140;
 const MOST_COMPARED = 6;
@@ -23,6 +25,7 @@ const SORTS = { created: "Newest", name: "Name", status: "Status", duration: "Lo
 export function jobsPage({ signal }) {
   const asked = { search: "", status: "", sort: "created", ...query() };
   const selected = new Set();
+  const far = new FarJobs();
   let jobs = [];
   let next = null;
   let total = 0;
@@ -62,7 +65,7 @@ export function jobsPage({ signal }) {
   const nothing = element("div", {});
 
   function rowAt(index) {
-    const job = jobs[index];
+    const job = jobs[index] ?? far.at(index, total);
     if (!job) return { key: `gap-${index}`, text: "", make: skeletonRow };
     const isMarked = index === marked;
     const isSelected = selected.has(job.name);
@@ -98,17 +101,27 @@ export function jobsPage({ signal }) {
     said.textContent = total === 1 ? "1 job" : `${total} jobs`;
   }
 
+  // What comes next is loaded page by page. Who has scrolled further than a page gets what is in sight, and not all
+  // that is between.
   async function loadMore(first, last) {
     if (!next || loading || last <= jobs.length) return;
+    const isFar = last > jobs.length + MOST_PAGE;
+    if (isFar && far.has(Math.max(first, jobs.length), last, total)) return;
+    const begin = isFar ? Math.max(jobs.length, first - AROUND) : jobs.length;
+    const place = { first: begin, limit: isFar ? Math.min(MOST_PAGE, last - begin + AROUND) : MOST_PAGE, total };
     const mine = round;
-    loading = get("jobs", { ...wanted(), limit: MOST_PAGE, after: next }, signal);
+    const { limit } = place;
+    loading = get("jobs", { ...wanted(), limit, after: next, skip: begin - jobs.length || "" }, signal);
     try {
       const page = await loading;
       loading = null;
       if (mine !== round) return;
-      const known = new Set(jobs.map((job) => job.name));
-      jobs = [...jobs, ...page.jobs.filter((job) => !known.has(job.name))];
-      next = page.next;
+      if (isFar) far.put(page, place);
+      else {
+        const known = new Set(jobs.map((job) => job.name));
+        jobs = [...jobs, ...page.jobs.filter((job) => !known.has(job.name))];
+        next = page.next;
+      }
       list.setLength(next ? total : jobs.length); // which asks for more if that was not enough
     } catch {
       // The next look at the first page says what is wrong, and asks again: not at once, and not after the page is left.
@@ -152,6 +165,7 @@ export function jobsPage({ signal }) {
     setQuery({ search: asked.search, status: asked.status, sort: asked.sort === "created" ? "" : asked.sort });
     round++;
     jobs = [];
+    far.clear();
     next = null;
     marked = -1;
     again();

@@ -137,7 +137,7 @@ async def update_training_job(call: Call) -> Mapping[str, Any]:
 
 
 async def delete_training_job(call: Call) -> Mapping[str, Any]:
-    """Forget a job that is over, with its logs, dumps and tags; its results in S3 stay."""
+    """Forget a job that is over, with its logs, dumps, rehearsals and tags; its results in S3 stay."""
     job = await _released_job(call)
     async with call.services.hub.deletion:
         if (await find_job(call)).created_at != job.created_at:
@@ -147,6 +147,8 @@ async def delete_training_job(call: Call) -> Mapping[str, Any]:
         await call.services.work_folders.forget(job.name)
         call.services.dumps.forget(job.name)
         call.services.profiles.forget(job.name)
+        if call.services.rehearsals is not None:
+            call.services.rehearsals.forget(job.name)
         await job_components.keep(call, job)
         await call.services.hub.delete(job.name)
     return {}

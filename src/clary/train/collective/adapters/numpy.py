@@ -18,7 +18,7 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import cache
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from clary.train.collective.buffers import Buffer
 from clary.train.collective.communicator import Communicator, open_group
 from clary.train.collective.settings import CollectiveSettings
 from clary.train.collective.work import Work
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it since 3.11
 
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")

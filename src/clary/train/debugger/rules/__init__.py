@@ -16,6 +16,7 @@ from clary.train.debugger.rules.classes import ClassImbalance, Confusion
 from clary.train.debugger.rules.decreasing import LossNotDecreasing
 from clary.train.debugger.rules.exploding import ExplodingTensor
 from clary.train.debugger.rules.gradients import VanishingGradient
+from clary.train.debugger.rules.inputs import CheckInputImages, NLPSequenceRatio
 from clary.train.debugger.rules.overfitting import Overfit, Overtraining
 from clary.train.debugger.rules.runs import SimilarAcrossRuns
 from clary.train.debugger.rules.stalled import StalledTrainingRule
@@ -27,11 +28,13 @@ RULES: Mapping[str, type[BuiltInRule]] = {
     rule.__name__: rule
     for rule in (
         AllZero,
+        CheckInputImages,
         ClassImbalance,
         Confusion,
         DeadRelu,
         ExplodingTensor,
         LossNotDecreasing,
+        NLPSequenceRatio,
         Overfit,
         Overtraining,
         PoorWeightInitialization,
@@ -45,10 +48,8 @@ RULES: Mapping[str, type[BuiltInRule]] = {
     )
 }
 UNSUPPORTED = (
-    "CheckInputImages",
     "CreateXgboostReport",
     "FeatureImportanceOverweight",
-    "NLPSequenceRatio",
     "TreeDepth",
 )
 _NOT_PARAMETERS = {"rule_to_invoke", "source_s3_uri"}  # of a request, which says them in the same place

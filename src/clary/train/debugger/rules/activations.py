@@ -35,11 +35,12 @@ class DeadRelu(BuiltInRule):
 
     def invoke_at_step(self, step: int) -> Finding | None:
         """Return what is found at a global step."""
-        for name in self.base_trial.tensor_names(step=step, regex=self.tensor_regex):
-            share = inactive_percent(self.base_trial.tensor(name).value(step) > 0, self.threshold_inactivity)
+        names = self.base_trial.tensor_names(step=step, regex=self.tensor_regex)
+        for tensor, worker, called in self.of_workers(step, names):
+            share = inactive_percent(tensor.value(step, worker=worker) > 0, self.threshold_inactivity)
             if share > self.threshold_layer:
                 return self.finding(
-                    step, f"{share:.3g} % of {name} are dead, the limit is {self.threshold_layer:g} %", name
+                    step, f"{share:.3g} % of {called} are dead, the limit is {self.threshold_layer:g} %", tensor.name
                 )
         return None
 
@@ -89,16 +90,19 @@ class SaturatedActivation(BuiltInRule):
 
     def invoke_at_step(self, step: int) -> Finding | None:
         """Return what is found at a global step."""
-        for name in self.chosen(step, self.collection_names, self.tensor_regex):
-            kind = re.search("tanh|sigmoid", f"{name} {self.base_trial.alias(name)}".lower())
+        names = self.chosen(step, self.collection_names, self.tensor_regex)
+        for tensor, worker, called in self.of_workers(step, names):
+            kind = re.search("tanh|sigmoid", f"{tensor.name} {self.base_trial.alias(tensor.name)}".lower())
             if kind is None:
                 continue
             low, high = self.slopes[kind[0]]
-            value = self.base_trial.tensor(name).value(step)
+            value = tensor.value(step, worker=worker)
             share = inactive_percent((value > low) & (value < high), self.threshold_inactivity)
             if share > self.threshold_layer:
                 return self.finding(
-                    step, f"{share:.3g} % of {name} are saturated, the limit is {self.threshold_layer:g} %", name
+                    step,
+                    f"{share:.3g} % of {called} are saturated, the limit is {self.threshold_layer:g} %",
+                    tensor.name,
                 )
         return None
 

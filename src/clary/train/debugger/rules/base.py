@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from clary.train.debugger.errors import ConfigurationError
 from clary.train.debugger.modes import ModeKeys
 from clary.train.debugger.reduction_config import as_bool
 from clary.train.debugger.rule import Finding, Rule
+from clary.train.debugger.saved_tensor import Tensor
 from clary.train.debugger.trial import Trial
 
 Names = str | Iterable[str] | None
@@ -35,6 +36,14 @@ class BuiltInRule(Rule):
         if regexes:
             found |= set(trial.tensor_names(step=step, regex=regexes))
         return sorted(found)
+
+    def of_workers(self, step: int, names: Iterable[str]) -> Iterator[tuple[Tensor, str, str]]:
+        """Yield tensors of a step for each worker that has saved them: tensor, worker, what a finding calls it."""
+        for name in names:
+            tensor = self.base_trial.tensor(name)
+            workers = tensor.workers(step)
+            for worker in workers:
+                yield tensor, worker, name if len(workers) == 1 else f"{name} of {worker}"
 
     def loss_steps(self, name: str, mode: ModeKeys, up_to: int) -> list[int]:
         """Return the global steps of a phase, up to and including one, that have a loss."""

@@ -10,6 +10,13 @@ from clary.train.debugger.rule import Finding
 from clary.train.debugger.rules.base import BuiltInRule, Names, as_list, as_number, as_whole, as_yes
 from clary.train.debugger.trial import Trial
 
+_LABELS, _PREDICTIONS = ".*labels", ".*predictions"
+# What a default looks for, one after the other: what a script has saved by that name, an argument of its loss.
+_WAYS = {
+    _LABELS: (".*labels$", ".*CrossEntropyLoss_input_1"),
+    _PREDICTIONS: (".*predictions$", ".*CrossEntropyLoss_input_0"),
+}
+
 
 class ClassImbalance(BuiltInRule):
     """One class has far fewer samples than another, or is mostly predicted wrong.
@@ -22,8 +29,8 @@ class ClassImbalance(BuiltInRule):
         threshold_misprediction: the largest share of a class predicted wrong that is no finding.
         samples: labels that must have been seen before anything is said.
         argmax: predictions have a value for each class; found out where they have one dimension more than labels.
-        labels_regex: labels.
-        predictions_regex: predictions.
+        labels_regex: labels; by default, at a step that has none of this name, the second argument of a cross entropy.
+        predictions_regex: predictions; by default, at a step that has none of this name, its first argument.
     """
 
     def __init__(
@@ -33,8 +40,8 @@ class ClassImbalance(BuiltInRule):
         threshold_misprediction: Any = 0.7,
         samples: Any = 500,
         argmax: Any = False,
-        labels_regex: Names = ".*CrossEntropyLoss_input_1",
-        predictions_regex: Names = ".*CrossEntropyLoss_input_0",
+        labels_regex: Names = _LABELS,
+        predictions_regex: Names = _PREDICTIONS,
     ) -> None:
         super().__init__(base_trial)
         self.threshold_imbalance = as_number("threshold_imbalance", threshold_imbalance, least=1)
@@ -42,6 +49,7 @@ class ClassImbalance(BuiltInRule):
         self.samples = as_whole("samples", samples, least=1)
         self.argmax = as_yes("argmax", argmax)
         self.labels_regex, self.predictions_regex = as_list(labels_regex), as_list(predictions_regex)
+        self._num_labels: dict[int, int] = {}  # step -> labels that were saved at it
 
     def invoke_at_step(self, step: int) -> Finding | None:
         """Return what is found at a global step."""
@@ -71,10 +79,19 @@ class ClassImbalance(BuiltInRule):
                 )
         return None
 
+    def _names(self, step: int, regexes: list[str]) -> list[str]:
+        """Return tensors of a step; for a default that fits none of them, arguments of a loss."""
+        for way in _WAYS.get(",".join(regexes), (regexes,)):
+            if found := self.base_trial.tensor_names(step=step, regex=way):
+                return found
+        return []
+
     def _num_seen(self, step: int) -> int:
-        names = self.base_trial.tensor_names(regex=self.labels_regex)
-        tensors = [self.base_trial.tensor(name) for name in names]
-        return sum(math.prod(one.shape(saved)) for one in tensors for saved in one.steps() if saved <= step)
+        for one in self.base_trial.steps():
+            if one <= step and one not in self._num_labels:
+                names = self._names(one, self.labels_regex)
+                self._num_labels[one] = sum(math.prod(self.base_trial.tensor(name).shape(one)) for name in names)
+        return sum(number for one, number in self._num_labels.items() if one <= step)
 
     def _last_samples(self, step: int) -> tuple[Any, Any]:
         import numpy as np
@@ -83,8 +100,8 @@ class ClassImbalance(BuiltInRule):
         predictions: list[Any] = []
         num_seen = 0
         for one in reversed([saved for saved in self.base_trial.steps() if saved <= step]):
-            given = self.base_trial.tensor_names(step=one, regex=self.labels_regex)
-            told = self.base_trial.tensor_names(step=one, regex=self.predictions_regex)
+            given = self._names(one, self.labels_regex)
+            told = self._names(one, self.predictions_regex)
             for name in given:
                 labels.append(self.base_trial.tensor(name).value(one).ravel())
                 num_seen += labels[-1].size

@@ -8,6 +8,7 @@ from typing import Any
 from clary.train.debugger.errors import TensorUnavailableForStep
 from clary.train.debugger.rule import Finding
 from clary.train.debugger.rules.base import BuiltInRule, Names, as_yes
+from clary.train.debugger.saved_tensor import Tensor
 from clary.train.debugger.trial import Trial
 
 
@@ -30,19 +31,19 @@ class ExplodingTensor(BuiltInRule):
 
     def invoke_at_step(self, step: int) -> Finding | None:
         """Return what is found at a global step."""
-        for name in self.chosen(step, self.collection_names, self.tensor_regex):
-            if found := self._found(name, step):
-                return self.finding(step, f"{name} has values that are {found}", name)
+        names = self.chosen(step, self.collection_names, self.tensor_regex)
+        for tensor, worker, called in self.of_workers(step, names):
+            if found := self._found(tensor, worker, step):
+                return self.finding(step, f"{called} has values that are {found}", tensor.name)
         return None
 
-    def _found(self, name: str, step: int) -> str:
+    def _found(self, tensor: Tensor, worker: str, step: int) -> str:
         import numpy as np
 
-        tensor = self.base_trial.tensor(name)
         try:
-            value = tensor.value(step)
+            value = tensor.value(step, worker=worker)
         except TensorUnavailableForStep:
-            numbers = [float(one) for one in tensor.reduction_values(step).values()]
+            numbers = [float(one) for one in tensor.reduction_values(step, worker=worker).values()]
             has_nan, has_infinite = any(map(math.isnan, numbers)), any(map(math.isinf, numbers))
         else:
             if value.dtype.kind not in "fc":

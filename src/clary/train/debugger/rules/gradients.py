@@ -23,10 +23,13 @@ class VanishingGradient(BuiltInRule):
 
     def invoke_at_step(self, step: int) -> Finding | None:
         """Return what is found at a global step."""
-        for name in self.chosen(step, "gradients"):
-            mean = self.base_trial.tensor(name).reduction_value(step, "mean", abs=True)
+        for tensor, worker, called in self.of_workers(step, self.chosen(step, "gradients")):
+            mean = tensor.reduction_value(step, "mean", worker=worker, abs=True)
             if mean < self.threshold:
                 return self.finding(
-                    step, f"mean of |{name}| is {mean:.3g}, below {self.threshold:g}", name, mean=float(mean)
+                    step,
+                    f"mean of |{called}| is {mean:.3g}, below {self.threshold:g}",
+                    tensor.name,
+                    mean=float(mean),
                 )
         return None

@@ -30,10 +30,12 @@ class AllZero(BuiltInRule):
 
     def invoke_at_step(self, step: int) -> Finding | None:
         """Return what is found at a global step."""
-        for name in self.chosen(step, self.collection_names, self.tensor_regex):
-            value = self.base_trial.tensor(name).value(step)
+        names = self.chosen(step, self.collection_names, self.tensor_regex)
+        for tensor, worker, called in self.of_workers(step, names):
+            value = tensor.value(step, worker=worker)
             if value.size and (share := 100 * float((value == 0).mean())) >= self.threshold:
-                return self.finding(step, f"{share:.3g} % of {name} are 0, the limit is {self.threshold:g} %", name)
+                text = f"{share:.3g} % of {called} are 0, the limit is {self.threshold:g} %"
+                return self.finding(step, text, tensor.name)
         return None
 
 
@@ -65,12 +67,12 @@ class TensorVariance(BuiltInRule):
 
     def invoke_at_step(self, step: int) -> Finding | None:
         """Return what is found at a global step."""
-        for name in self.chosen(step, self.collection_names, self.tensor_regex):
-            variance = float(self.base_trial.tensor(name).reduction_value(step, "variance"))
+        names = self.chosen(step, self.collection_names, self.tensor_regex)
+        for tensor, worker, called in self.of_workers(step, names):
+            variance = float(tensor.reduction_value(step, "variance", worker=worker))
             if variance > self.most or variance < self.least:
-                return self.finding(
-                    step, f"{name} has a variance of {variance:.3g}; expected {self.least:g} to {self.most:g}", name
-                )
+                text = f"{called} has a variance of {variance:.3g}; expected {self.least:g} to {self.most:g}"
+                return self.finding(step, text, tensor.name)
         return None
 
 

@@ -89,7 +89,7 @@ class WeightUpdateRatio(BuiltInRule):
         w of the collection weights, and p is the same tensor num_steps or more steps of training before, the newest
         there is
     Args:
-        num_steps: steps between the two that are compared.
+        num_steps: steps between the two that are compared; the step that was saved before if none is given.
         large_threshold: the largest ratio that is no finding.
         small_threshold: the least ratio that is no finding.
         epsilon: keeps weights that are all 0 from dividing by it.
@@ -98,13 +98,13 @@ class WeightUpdateRatio(BuiltInRule):
     def __init__(
         self,
         base_trial: Trial,
-        num_steps: Any = 1,
+        num_steps: Any = None,
         large_threshold: Any = 10.0,
         small_threshold: Any = 0.00000001,
         epsilon: Any = 0.000000001,
     ) -> None:
         super().__init__(base_trial)
-        self.num_steps = as_whole("num_steps", num_steps, least=1)
+        self.num_steps = 1 if num_steps in (None, "None") else as_whole("num_steps", num_steps, least=1)
         self.large_threshold = as_number("large_threshold", large_threshold, least=0)
         self.small_threshold = as_number("small_threshold", small_threshold, least=0)
         self.epsilon = as_number("epsilon", epsilon, least=0)

@@ -6,7 +6,7 @@ Source: as `attention`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,6 +17,9 @@ from clary.train.parallel.tensor.layernorm import DEFAULT_EPSILON
 from clary.train.parallel.tensor.module import DistributedModule, weight_fill
 from clary.train.parallel.tensor.randomness import dropout_split
 from clary.train.parallel.tensor.transformer import DistributedTransformer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it since 3.11
 
 IGNORED_LABEL = -100  # as torch.nn.functional.cross_entropy
 

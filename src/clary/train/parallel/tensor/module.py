@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -14,6 +14,9 @@ from clary.train.parallel import runtime
 from clary.train.parallel.tensor.layout import current_layout
 from clary.train.parallel.tensor.randomness import same_randomness
 from clary.train.parallel.tensor.slices import TensorSlice, draw, mark, new_parameter, slice_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it since 3.11
 
 Fill = Callable[[torch.Tensor], object]
 CONSTANT_FILLS: tuple[Fill, ...] = (nn.init.zeros_, nn.init.ones_)

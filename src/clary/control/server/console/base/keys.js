@@ -8,7 +8,7 @@ const EVERYWHERE = [
   ["j  k", "Next and previous job"],
   ["Enter", "Open what is marked"],
   ["x", "Select the marked job, to compare it"],
-  ["1 … 6", "Tabs of a job"],
+  ["1 … 8", "Tabs of a job"],
   ["f  w", "Follow the log, wrap its lines"],
   ["Esc", "Back; closes what is open"],
   ["g j", "All jobs"],

@@ -3,8 +3,7 @@
 import { element, refill, svg } from "../base/element.js";
 import { quantity } from "../base/words.js";
 import { makeLegend } from "./legend.js";
-import { logTicks, nearest, roomFor, scale, ticks, timeTicks } from "./scales.js";
-import { timeWords } from "./time_words.js";
+import { logTicks, nearest, roomFor, scale, ticks } from "./scales.js";
 
 const HEIGHT = 190;
 const LEFT = 58;
@@ -19,7 +18,8 @@ let numCharts = 0;
 /**
  * Make a chart.
  * Args: title; unit; shared: a `SharedTime`, so that charts of one page zoom and point together.
- * Lines are {key, label, colour, points: [[at, value], ...]} in order of time; `at` in milliseconds.
+ * Lines are {key, label, colour, isWide, points: [[at, value], ...]} in order of time; `at` in milliseconds, or steps;
+ * a wide one is seen below one that covers it.
  */
 export class LineChart {
   #lines = [];
@@ -28,6 +28,7 @@ export class LineChart {
   #x = null;
   #drag = null;
   #cursor = null;
+  #width = 0; // of the last drawing
 
   constructor({ title, unit = "", shared, signal }) {
     Object.assign(this, { title, unit, shared, clip: `clip-${++numCharts}` });
@@ -64,7 +65,7 @@ export class LineChart {
       this.legend.element,
     );
     this.#listen(signal);
-    const resized = new ResizeObserver(() => this.draw());
+    const resized = new ResizeObserver(() => this.#room() !== this.#width && this.draw());
     resized.observe(this.element);
     signal?.addEventListener("abort", () => resized.disconnect());
   }
@@ -76,8 +77,9 @@ export class LineChart {
   }
 
   draw() {
-    const width = this.element.clientWidth - 2;
+    const width = this.#room();
     if (width < 120 || !this.#lines.length) return;
+    this.#width = width;
     const shown = this.#lines.filter((line) => !this.#hidden.has(line.key));
     const span = this.shared.span();
     const inside = shown.map((line) => ({ ...line, points: within(line.points, span) }));
@@ -98,7 +100,7 @@ export class LineChart {
     refill(
       this.drawing,
       this.#grid(y, this.#isLog ? logTicks(room) : ticks(room, 4), width),
-      this.#times(span, width),
+      this.#times(width),
       svg(
         "clipPath",
         { id: this.clip },
@@ -107,7 +109,7 @@ export class LineChart {
       inside.map((line) =>
         svg("path", {
           "clip-path": `url(#${this.clip})`,
-          class: `line line-${line.colour}`,
+          class: `line line-${line.colour}${line.isWide ? " line-wide" : ""}`,
           d: path(line.points, this.#x, y, this.#isLog),
         }),
       ),
@@ -127,6 +129,10 @@ export class LineChart {
     this.#point(this.shared.at);
   }
 
+  #room() {
+    return this.element.clientWidth - 2;
+  }
+
   #grid(y, values, width) {
     return values.map((value) => [
       svg("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y.place(value), y2: y.place(value) }),
@@ -134,11 +140,10 @@ export class LineChart {
     ]);
   }
 
-  #times(span, width) {
-    const { zero } = this.shared;
+  #times(width) {
     const amount = Math.max(2, Math.floor(width / 110));
-    return timeTicks(span, amount, zero).map((at) =>
-      svg("text", { x: this.#x.place(at), y: HEIGHT - 6, "text-anchor": "middle" }, timeWords(at, span, zero)),
+    return this.shared.ticks(amount).map((at) =>
+      svg("text", { x: this.#x.place(at), y: HEIGHT - 6, "text-anchor": "middle" }, this.shared.words(at)),
     );
   }
 
@@ -195,7 +200,7 @@ export class LineChart {
     const span = this.shared.span();
     const values = new Map(found.map(([line, point]) => [line.key, quantity(point[1], this.unit)]));
     this.legend.setValues(at === null ? last : values);
-    this.at.textContent = closest === undefined ? "" : timeWords(closest, span, this.shared.zero, true);
+    this.at.textContent = closest === undefined ? "" : this.shared.words(closest, true);
     const isInside = closest >= span[0] && closest <= span[1];
     refill(
       this.#cursor,

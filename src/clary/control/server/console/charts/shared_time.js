@@ -1,9 +1,13 @@
 // The time that the charts of a page show together: its span, what was zoomed to, where the pointer is.
 
+import { timeTicks } from "./scales.js";
+import { timeWords } from "./time_words.js";
+
 export class SharedTime extends EventTarget {
   #whole = [0, 1];
   #zoomed = null;
   at = null;
+  leastZoom = 200; // milliseconds
 
   /** `zero`: what times count from; 0 shows them as times of day. */
   constructor({ zero = 0 } = {}) {
@@ -23,8 +27,18 @@ export class SharedTime extends EventTarget {
     this.#whole = until > since ? [since, until] : [since, since + 1000];
   }
 
+  /** Return about `amount` places of ticks. */
+  ticks(amount) {
+    return timeTicks(this.span(), amount, this.zero);
+  }
+
+  /** Return what stands at a place. */
+  words(at, isExact = false) {
+    return timeWords(at, this.span(), this.zero, isExact);
+  }
+
   zoom(span) {
-    this.#zoomed = span && span[1] - span[0] > 200 ? span : null;
+    this.#zoomed = span && span[1] - span[0] > this.leastZoom ? span : null;
     this.dispatchEvent(new Event("zoom"));
   }
 

@@ -8,6 +8,7 @@ import { query, setQuery } from "../base/router.js";
 import { lossFirst, quantityWords, unitOf } from "../base/words.js";
 import { LineChart } from "../charts/line_chart.js";
 import { SharedTime } from "../charts/shared_time.js";
+import { picturesPart } from "./job_pictures.js";
 
 const EVERY_MS = 3000;
 const POINTS = 600;
@@ -51,7 +52,7 @@ export function chartsTab({ name, facts, signal }) {
       class: "button",
       type: "button",
       "aria-pressed": "false",
-      on: { click: () => ((isAll = !isAll), more.setAttribute("aria-pressed", String(isAll)), again()) },
+      on: { click: () => ((isAll = !isAll), more.setAttribute("aria-pressed", String(isAll)), anew()) },
     },
     "All series",
   );
@@ -124,8 +125,10 @@ export function chartsTab({ name, facts, signal }) {
     Object.assign(asked, change);
     setQuery({ span: asked.span === "all" ? "" : asked.span, host: asked.host });
     shared.zoom(null);
-    again();
+    anew();
   };
+  // Of a job that is over nothing is asked for by itself any more.
+  const anew = () => (facts().is_over ? load().catch(() => {}) : again());
   span.addEventListener("change", () => ask({ span: span.value }));
   host.addEventListener("change", () => ask({ host: host.value }));
   const again = repeat(load, {
@@ -139,7 +142,8 @@ export function chartsTab({ name, facts, signal }) {
         failure(error, () => again()),
       ),
   });
-  return { element: element("div", {}, trainingHead, training, systemHead, system) };
+  const pictures = picturesPart({ name, facts, signal });
+  return { element: element("div", {}, trainingHead, training, pictures.element, systemHead, system) };
 }
 
 /** Gather series by what they measure: a chart each, with a line for every host, rank and GPU. */

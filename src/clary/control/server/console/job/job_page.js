@@ -12,10 +12,13 @@ import { duration, moment } from "../base/words.js";
 import { chartsTab } from "./job_charts.js";
 import { logsTab } from "./job_logs.js";
 import { overviewTab } from "./job_overview.js";
+import { profilesTab } from "./job_profiles.js";
+import { rehearsalsTab } from "./job_rehearsals.js";
 import { reportTab } from "./job_report.js";
 import { requestTab } from "./job_request.js";
 import { stacksTab } from "./job_stacks.js";
-import { askRehearsal } from "./rehearse_dialog.js";
+import { rehearsalBadge, rehearsalWord } from "./rehearsal_words.js";
+import { askRehearsal, rehearsalPath } from "./rehearse_dialog.js";
 import { askStop } from "./stop_dialog.js";
 
 const EVERY_MS = 2000;
@@ -25,7 +28,9 @@ const TABS = {
   logs: ["Logs", logsTab],
   charts: ["Charts", chartsTab],
   stacks: ["Stacks", stacksTab],
+  profiles: ["Profiles", profilesTab],
   report: ["Report", reportTab],
+  rehearsals: ["Rehearsals", rehearsalsTab],
   request: ["Request", requestTab],
 };
 
@@ -120,6 +125,8 @@ function headFacts(facts) {
     facts.attempt,
     facts.hosts.length,
     facts.ended_at,
+    facts.rehearsals,
+    facts.rehearsal_of,
     facts.is_over || Math.floor(Date.now() / EVERY_MS),
   ];
 }
@@ -131,6 +138,8 @@ function makeHead(facts, again) {
     [facts.is_over ? "Took" : "Since then", duration(((facts.endsAtMs ?? Date.now()) - facts.beginsAtMs) / 1000)],
     ["Hosts", `${num_hosts}${facts.hosts[0] ? ` × ${facts.hosts[0].instance_type}` : ""}`],
     facts.attempt > 1 && ["Attempt", `${facts.attempt}`],
+    facts.rehearsals?.length > 0 && ["Rehearsed", rehearsed(facts.name, facts.rehearsals[0])],
+    facts.rehearsal_of && [facts.rehearsal_of.role === "twin" ? "Twin of" : "Rehearsal of", origin(facts.rehearsal_of)],
     facts.progress?.percent !== undefined &&
       facts.progress?.percent !== null &&
       !facts.is_over && [
@@ -146,7 +155,7 @@ function makeHead(facts, again) {
   );
   const rehearse = element(
     "button",
-    { class: "button", type: "button", on: { click: () => askRehearsal(facts) } },
+    { class: "button", type: "button", on: { click: () => askRehearsal(facts, again) } },
     icon("refresh"),
     "Rehearse",
   );
@@ -177,4 +186,13 @@ function timesOf(facts) {
   const last = facts.transitions.at(-1);
   const ended = isOver(facts.status) && last ? Date.parse(last.ended_at ?? last.started_at) : null;
   return { beginsAtMs: starts.length ? Math.min(...starts) : Date.now(), endsAtMs: ended };
+}
+
+function rehearsed(name, newest) {
+  const words = `Rehearsal ${newest.number}: ${rehearsalWord(newest)}`;
+  return link(rehearsalPath(name, newest.number), { "aria-label": words }, rehearsalBadge(newest));
+}
+
+function origin({ job, number }) {
+  return link(rehearsalPath(job, number), {}, `${job}, rehearsal ${number}`);
 }

@@ -7,6 +7,7 @@ import { callout, empty, failure, panel, skeleton, toast } from "../base/places.
 import { repeat } from "../base/repeating.js";
 import { query, setQuery } from "../base/router.js";
 import { count, moment } from "../base/words.js";
+import { lastCollectives } from "./last_collectives.js";
 
 const EVERY_MS = 4000;
 const MOST_FRAMES = 14;
@@ -122,6 +123,7 @@ function dumpView(page) {
     missing,
     suspicions,
     verdict,
+    lastCollectives(autopsy.collectives),
     element("div", { class: "stacks" }, autopsy.groups.map(groupView)),
     !autopsy.groups.length &&
       !page.missing.length &&

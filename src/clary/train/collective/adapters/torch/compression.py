@@ -13,13 +13,12 @@ that is the same on all ranks only within a bucket, so a model that it compresse
 """
 
 # No annotations from __future__: torch looks at those of hooks, and wants types.
-from enum import StrEnum
-
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from clary.contract.string_enum import StrEnum
 from clary.train.collective.adapters.torch.overlap import set_bucket_caps
 
 FIRST_STEP = 2  # of PowerSGD: torch sets buckets anew after the first step, error feedback needs them settled

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import torch
 import torch.distributed as dist
+
+from clary.contract.string_enum import StrEnum
 
 _RECORD_BYTES = 256
 

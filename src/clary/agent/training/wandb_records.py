@@ -1,0 +1,156 @@
+"""Records of a run's log as W&B writes it, `run-ID.wandb`, and the values that stand in them. Pure.
+
+Source: the log format of LevelDB (blocks of 32 KiB; pieces of records with a sum, a length and a type) behind seven
+bytes of W&B's own, with zlib's CRC-32 for the sum; Record, HistoryRecord and HistoryItem of wandb_internal.proto.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from clary.agent.training.event_records import MAX_RECORD_BYTES, Record, Records
+from clary.agent.training.value_lines import is_name
+from clary.agent.training.wire_fields import as_bytes, as_signed, as_text, fields_of
+from clary.contract.training_values import MAX_NAME_CHARACTERS, Finding
+
+IDENT = b":W&B"
+PREFIX_BYTES = 7  # ident, a number of two bytes, the version
+BLOCK_BYTES = 32 * 1024  # no piece crosses the end of one
+MAX_DEPTH = 4  # of values within values; W&B itself calls them a.b
+_HEADER = struct.Struct("<IHB")
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+_MS_PER_S = 1000
+_MOST_MS = 4_102_444_800_000  # 2100: no program was there yet
+_MOST_STEP = 2**63
+_NO_NUMBERS = {"NaN", "Infinity", "-Infinity"}  # as text, where JSON has no word for them
+
+
+def split_records(piece: bytes, *, offset: int, max_record_bytes: int = MAX_RECORD_BYTES) -> Records:
+    """Return the records of a piece of a file; one that is cut at its end is left for the next piece.
+
+    Args:
+        piece: of the file; beginning with its first byte, or where the last piece has said to read on.
+        offset: where the piece begins in the file. The next one may begin behind the piece's end, past filling.
+        max_record_bytes: of a record that is wanted, with what stands between its parts.
+    """
+    first = _behind_prefix(piece) if offset == 0 else 0
+    is_lost = first is None
+    place = begin = first or 0  # begin: of the record that is being read
+    records: list[Record] = []
+    parts: list[bytes] = []
+    is_sound = True
+    num_damaged = num_large = 0
+    while not is_lost and (offset or place):
+        room = BLOCK_BYTES - (offset + place) % BLOCK_BYTES
+        if room < _HEADER.size:  # filled with zeros, which may not be written yet
+            place += room
+            begin = begin if parts else place
+            continue
+        if place + _HEADER.size > len(piece):
+            break
+        total, length, kind = _HEADER.unpack_from(piece, place)
+        end = place + _HEADER.size + length
+        is_lost = not _FULL <= kind <= _LAST or length > room - _HEADER.size
+        if parts and end - begin > max_record_bytes:
+            num_large += 1
+            parts, begin = [], place  # what is left of it is passed over, as parts without a first one
+        if is_lost or end > len(piece):
+            break
+        data, at, place = piece[place + _HEADER.size : end], place, end
+        if kind in (_FULL, _FIRST):
+            num_damaged += bool(parts)  # the one before has no end
+            parts, is_sound, begin = [], True, at
+        elif not parts:
+            begin = place
+            continue
+        parts.append(data)
+        is_sound &= zlib.crc32(data, zlib.crc32(bytes((kind,)))) == total
+        if kind in (_FULL, _LAST):
+            if is_sound:
+                records.append(Record(offset=offset + begin, data=b"".join(parts)))
+            num_damaged += not is_sound
+            parts, begin = [], place
+    return Records(
+        records=tuple(records),
+        next_offset=offset + begin,
+        num_damaged=num_damaged,
+        num_large=num_large,
+        is_lost=is_lost,
+    )
+
+
+def _behind_prefix(piece: bytes) -> int | None:
+    """Return where records begin in a file's first piece; 0 if too little is written, None if it is no such file."""
+    if not piece.startswith(IDENT[: len(piece)]):
+        return None
+    return PREFIX_BYTES if len(piece) >= PREFIX_BYTES else 0
+
+
+def findings_of(record: bytes, *, offset: int, file: str) -> list[Finding]:
+    """Return the numbers that one call of `wandb.log` has told; none of any other record. Raises: Malformed."""
+    found: list[Finding] = []
+    for number, _, value in fields_of(record):
+        if number == 2:
+            found += _of_history(as_bytes(value), offset=offset, file=file)
+    return found
+
+
+def _of_history(message: bytes, *, offset: int, file: str) -> list[Finding]:
+    numbers: dict[str, float] = {}
+    step = None
+    for number, _, value in fields_of(message):
+        if number == 1:
+            numbers |= _item(as_bytes(value))
+        elif number == 2:
+            step = next((as_signed(one) for field, _, one in fields_of(as_bytes(value)) if field == 1), 0)
+    if step is None and -_MOST_STEP < numbers.get("_step", math.nan) < _MOST_STEP:  # false for NaN, too
+        step = int(numbers["_step"])
+    at_ms = numbers.get("_timestamp", math.nan) * _MS_PER_S
+    moment = int(at_ms) if 0 <= at_ms < _MOST_MS else 0
+    return [
+        Finding(
+            name=name,
+            at_ms=moment,
+            step=step,
+            value=value if math.isfinite(value) else None,
+            file=file,
+            offset=offset,
+        )
+        for name, value in numbers.items()
+        if not name.startswith("_") and is_name(name)
+    ]
+
+
+def _item(message: bytes) -> dict[str, float]:
+    """Return the numbers of a HistoryItem by name; none for what is no number."""
+    words, text = [], ""
+    for number, _, value in fields_of(message):
+        if number in (1, 2):  # key, or the steps of nested_key
+            words.append(as_text(value))
+        elif number == 16:
+            text = as_text(value)
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return dict(_numbers(".".join(filter(None, words)), told, depth=0))
+
+
+def _numbers(name: str, told: Any, *, depth: int) -> Iterator[tuple[str, float]]:
+    if len(name) > MAX_NAME_CHARACTERS:
+        return  # before each of the values within is called so, too
+    if isinstance(told, dict) and "_type" not in told and depth < MAX_DEPTH:
+        for key, inner in told.items():
+            yield from _numbers(f"{name}.{key}", inner, depth=depth + 1)
+    elif isinstance(told, str) and told in _NO_NUMBERS:
+        yield name, math.nan
+    elif isinstance(told, int | float) and not isinstance(told, bool):
+        try:
+            yield name, float(told)
+        except OverflowError:
+            yield name, math.inf

@@ -1,0 +1,272 @@
+"""The last collectives of a process, as it leaves them for the agent of its host: they stay when it is killed.
+
+Where: `train.operation_record` maps one file a process into memory, in the folder that `step_records.FOLDER_VARIABLE`
+names; `train.steps` and the cores of `train.collective` write rows into it, the compiled core from C++
+(native/src/engine/call_record.hpp). `agent.autopsy.call_records` reads them while they are written. A file is a header
+and slots, one a group of ranks in the order of their first use; a slot describes its group and has a ring of rows:
+
+    0      magic, rank, process, groups that found no slot
+    64     slot 0: group (128 bytes), then row of operation N at N % NUM_ROWS
+    576    slot 1, ...
+
+A row bears its number at both ends, and is written from its beginning to its end. One that is being written differs
+between two reads, or has two numbers. Times are nanoseconds of CLOCK_MONOTONIC, which all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+SWITCH_VARIABLE = "CLARY_CALLS"  # 0: nothing is recorded
+ENDING = ".calls"  # of a file's name, RANK-PROCESS.calls
+
+NUM_SLOTS = 64  # groups of a process
+NUM_ROWS = 8  # of a group; a power of two
+HEADER_BYTES = 64
+GROUP_BYTES = 128
+MAX_LISTED_RANKS = 10  # of a group whose ranks are not evenly spaced
+
+_MAGIC = b"CLARYCO1"
+_HEADER = struct.Struct("<8sqqq")
+LEFT_OUT_OFFSET = 24  # of the number of groups that found no slot
+_GROUP = struct.Struct("<q6i40s16s10i")  # generation, size, rank in it, first, stride, listed, flags, name, kind, ranks
+_NAME_BYTES, _KIND_BYTES = 40, 16
+_POINT_TO_POINT = 1  # flag
+ROW = struct.Struct("<qqqqiBBBxq")
+ROW_BYTES = ROW.size
+SLOT_BYTES = GROUP_BYTES + NUM_ROWS * ROW_BYTES
+FILE_BYTES = HEADER_BYTES + NUM_SLOTS * SLOT_BYTES
+FINISHED_OFFSET, STATE_OFFSET = 16, 38  # in a row
+NUMBER = struct.Struct("<q")
+_MAX_RANK = 1 << 31
+
+# States. Who stands in a call that has not returned, or waits for what it returned, is held by it.
+ENTERED, UNDER_WAY, WAITED_FOR, FINISHED, FAILED = range(5)
+STATES = ("entered", "under way", "waited for", "finished", "failed")
+NO_PEER = -1
+
+# By code; the first twelve less one are those of `clary_collective` in native/include/clary/collectives.h.
+OPERATIONS = (
+    "an operation",
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "barrier",
+    "send",
+    "recv",
+    "all_gather_into_tensor",
+    "reduce_scatter_tensor",
+    "all_to_all_single",
+    "all_reduce_coalesced",
+    "all_gather_coalesced",
+    "all_gather_into_tensor_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "gradients",  # of one backward pass of DistributedDataParallel
+)
+# By code; the first eleven less one are those of `clary_dtype` there.
+DTYPES = (
+    "",
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "bool",
+    "complex64",
+    "complex128",
+    "float8_e4m3fn",
+    "float8_e5m2",
+)
+OPERATION_CODES = {name: code for code, name in enumerate(OPERATIONS)}
+DTYPE_CODES = {name: code for code, name in enumerate(DTYPES)}
+
+
+class GroupFacts(NamedTuple):
+    """A group of ranks, as one of them knows it.
+
+    Attributes:
+        name: under which all its ranks know it.
+        kind: of its backend: gloo, nccl, smddp; DDP for gradients.
+        size: number of its ranks.
+        rank: of this process in it; -1 where that is not known.
+        ranks: in the job; empty where they are not known.
+        is_point_to_point: whether rows are sends and receives, which are numbered by each rank for itself.
+    """
+
+    name: str
+    kind: str
+    size: int
+    rank: int = -1
+    ranks: tuple[int, ...] = ()
+    is_point_to_point: bool = False
+
+
+class CallRow(NamedTuple):
+    """One operation of one rank.
+
+    Attributes:
+        number: of the operation in its group, from 1.
+        started_ns, finished_ns: monotonic; finished is 0 while nobody has seen its end.
+        num_elements: that this rank brings, or of its share where ranks have shares.
+        peer: of a send or receive; NO_PEER for none or any.
+        operation, dtype: codes.
+        state: ENTERED to FAILED; of one that has a time of its end FINISHED, if it is not FAILED.
+    """
+
+    number: int
+    started_ns: int
+    finished_ns: int
+    num_elements: int
+    peer: int
+    operation: int
+    dtype: int
+    state: int
+
+
+class RecordedGroup(NamedTuple):
+    """A group with the rows of it that are whole, the newest first."""
+
+    facts: GroupFacts
+    rows: tuple[CallRow, ...]
+
+
+class CallRecord(NamedTuple):
+    """What one file says."""
+
+    rank: int
+    process: int  # as it numbers itself, which inside a host is not as the machine does
+    num_left_out: int  # groups that found no slot
+    groups: tuple[RecordedGroup, ...]
+
+
+def pack_header(rank: int, process: int) -> bytes:
+    """Return the start of a file."""
+    return _HEADER.pack(_MAGIC, rank, process, 0).ljust(HEADER_BYTES, b"\0")
+
+
+def slot_offset(index: int) -> int:
+    """Return where in the file the slot of a group begins."""
+    return HEADER_BYTES + index * SLOT_BYTES
+
+
+def pack_group(facts: GroupFacts, generation: int) -> bytes:
+    """Return the beginning of a slot.
+
+    Args:
+        generation: from 1, grows with each group of the process; the newest of one name counts.
+    """
+    first, stride, listed = _compact(facts.ranks)
+    return _GROUP.pack(
+        generation,
+        facts.size,
+        facts.rank,
+        first,
+        stride,
+        len(listed),
+        _POINT_TO_POINT if facts.is_point_to_point else 0,
+        _short(facts.name),
+        facts.kind.encode("utf-8", "replace")[:_KIND_BYTES],
+        *listed,
+        *[0] * (MAX_LISTED_RANKS - len(listed)),
+    )
+
+
+def pack_row(row: CallRow) -> bytes:
+    """Return the bytes of a row."""
+    return ROW.pack(*row, row.number)
+
+
+def read_record(data: bytes, again: bytes) -> CallRecord | None:
+    """Return what a file says; None for what is no such file.
+
+    Args:
+        data, again: the whole file, read twice in a row.
+    """
+    if len(data) != FILE_BYTES or len(again) != FILE_BYTES:
+        return None
+    magic, rank, process, num_left_out = _HEADER.unpack_from(data)
+    if magic != _MAGIC or not 0 <= rank < _MAX_RANK:
+        return None
+    newest: dict[tuple[str, str, bool], tuple[int, RecordedGroup]] = {}
+    for index in range(NUM_SLOTS):
+        begin = slot_offset(index)
+        header = data[begin : begin + GROUP_BYTES]
+        if header != again[begin : begin + GROUP_BYTES]:
+            continue
+        generation, facts = _read_group(header)
+        if generation < 1:
+            continue
+        key = (facts.name, facts.kind, facts.is_point_to_point)
+        if key not in newest or newest[key][0] < generation:
+            newest[key] = (generation, RecordedGroup(facts, _read_rows(data, again, begin + GROUP_BYTES)))
+    return CallRecord(rank, process, max(0, num_left_out), tuple(group for _, group in newest.values()))
+
+
+def _read_rows(data: bytes, again: bytes, begin: int) -> tuple[CallRow, ...]:
+    rows = []
+    for offset in range(begin, begin + NUM_ROWS * ROW_BYTES, ROW_BYTES):
+        if data[offset : offset + ROW_BYTES] != again[offset : offset + ROW_BYTES]:
+            continue
+        *values, last = ROW.unpack_from(data, offset)
+        row = _settled(CallRow(*values))
+        is_possible = row.num_elements >= 0 and row.started_ns >= 0 and row.finished_ns >= 0 and row.state < len(STATES)
+        if row.number == last > 0 and is_possible:
+            rows.append(row)
+    return tuple(sorted(rows, key=lambda row: -row.number))
+
+
+def _settled(row: CallRow) -> CallRow:
+    """Return a row with the state that its times tell: who writes them need not write it too."""
+    return row._replace(state=FINISHED) if row.finished_ns > 0 and row.state < FINISHED else row
+
+
+def _read_group(header: bytes) -> tuple[int, GroupFacts]:
+    generation, size, rank, first, stride, num_listed, flags, name, kind, *listed = _GROUP.unpack(header)
+    ranks: tuple[int, ...] = ()
+    if 0 < num_listed <= MAX_LISTED_RANKS:
+        ranks = tuple(listed[:num_listed])
+    elif stride > 0 and size > 0 and first + stride * size < _MAX_RANK:
+        ranks = tuple(range(first, first + stride * size, stride)) if size <= _MAX_SIZE else ()
+    facts = GroupFacts(
+        name=name.rstrip(b"\0").decode("utf-8", "replace"),
+        kind=kind.rstrip(b"\0").decode("utf-8", "replace"),
+        size=max(0, size),
+        rank=rank,
+        ranks=ranks,
+        is_point_to_point=bool(flags & _POINT_TO_POINT),
+    )
+    return generation, facts
+
+
+_MAX_SIZE = 1 << 16  # of a group whose ranks are written out: a file may say anything
+
+
+def _compact(ranks: Sequence[int]) -> tuple[int, int, tuple[int, ...]]:
+    """Return first rank and stride of evenly spaced ranks; else those listed, none where they are too many."""
+    if not ranks:
+        return -1, 0, ()
+    stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+    if stride > 0 and list(ranks) == list(range(ranks[0], ranks[0] + stride * len(ranks), stride)):
+        return ranks[0], stride, ()
+    return -1, 0, tuple(ranks) if len(ranks) <= MAX_LISTED_RANKS else ()
+
+
+def _short(name: str) -> bytes:
+    """Return a name in as many bytes as there is room for; long ones stay different from each other."""
+    whole = name.encode("utf-8", "replace")
+    if len(whole) <= _NAME_BYTES:
+        return whole
+    check = f"~{zlib.crc32(whole):08x}".encode("ascii")
+    return whole[: _NAME_BYTES - len(check)] + check

@@ -1,0 +1,52 @@
+"""Many ranks in few words: `0-7`, `0-14:2`, `1,4,6`; what dumps hold and people read.
+
+Where: groups of ranks in host dumps. Both directions are pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+MAX_RANKS = 1 << 16  # that a text may name: programs write what it is made of
+_SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
+
+
+def rank_text(ranks: Iterable[int]) -> str:
+    """Return the ranks in order, those that are evenly spaced as one span."""
+    rest = sorted(set(ranks))
+    spans = []
+    while rest:
+        length = _even_length(rest)
+        if length < 3:  # two are no span
+            spans.append(str(rest[0]))
+            length = 1
+        else:
+            stride = rest[1] - rest[0]
+            spans.append(f"{rest[0]}-{rest[length - 1]}" + (f":{stride}" if stride > 1 else ""))
+        rest = rest[length:]
+    return ",".join(spans)
+
+
+def ranks_of(text: str) -> tuple[int, ...]:
+    """Return the ranks that a text names; none for a text of another kind."""
+    found: list[int] = []
+    for item in text.split(",") if text else ():
+        match = _SPAN.fullmatch(item)
+        if match is None:
+            return ()
+        first, last, stride = (int(word) if word else None for word in match.groups())
+        assert first is not None
+        span = range(first, first + 1) if last is None else range(first, last + 1, stride or 1)
+        if len(found) + len(span) > MAX_RANKS:
+            return ()
+        found += span
+    return tuple(sorted(set(found)))
+
+
+def _even_length(ranks: list[int]) -> int:
+    """Return how many of the first ones are evenly spaced."""
+    length = min(2, len(ranks))
+    while length < len(ranks) and ranks[length] - ranks[length - 1] == ranks[1] - ranks[0]:
+        length += 1
+    return length

@@ -1,0 +1,73 @@
+"""Which histograms and images of a job stay once there are many: the first, the last, and evenly spaced ones. Pure.
+
+Where: `store.training_pictures` asks with every batch that brought some.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from clary.contract.training_values import MAX_HISTOGRAM_TAGS, MAX_IMAGE_TAGS, FindingKind
+
+MOST_OF_TAG = {FindingKind.HISTOGRAM: 100, FindingKind.IMAGE: 50}
+MOST_TAGS = {FindingKind.HISTOGRAM: MAX_HISTOGRAM_TAGS, FindingKind.IMAGE: MAX_IMAGE_TAGS}
+MAX_JOB_BYTES = 128 * 1024 * 1024  # above it large tags keep less, down to the first and the last
+LEAST_OF_TAG = 2
+_SLACK = 4  # a tag is thinned when it has a quarter more than it may keep, so that not every batch does it
+AT_ONCE = 50  # tags that are thinned with one batch: all that is written waits meanwhile; later ones thin the others
+
+
+@dataclass(frozen=True, kw_only=True)
+class TagSize:
+    """What is kept of one tag."""
+
+    kind: FindingKind
+    tag: str
+    num_kept: int
+    kept_bytes: int
+
+
+def tags_to_thin(tags: Sequence[TagSize]) -> list[tuple[TagSize, int]]:
+    """Return the tags of a job that keep too much, each with how many pictures it may keep; the fullest AT_ONCE."""
+    is_full = sum(tag.kept_bytes for tag in tags) > MAX_JOB_BYTES
+    share_bytes = MAX_JOB_BYTES // max(1, len(tags))
+    found = []
+    for tag in tags:
+        most = MOST_OF_TAG[tag.kind]
+        if is_full:
+            mean_bytes = max(1, tag.kept_bytes // max(1, tag.num_kept))
+            most = max(LEAST_OF_TAG, min(most, share_bytes // mean_bytes))
+        if tag.num_kept > most + most // _SLACK:
+            found.append((tag, most))
+    return heapq.nlargest(AT_ONCE, found, key=lambda item: item[0].num_kept - item[1])
+
+
+def surplus(steps: Sequence[int], most: int) -> list[int]:
+    """Return the places of those that go, so that `most` stay: always the first and the last.
+
+    The one whose going leaves the smallest gap goes first. Of a growing row, thinned again and again, no gap becomes
+    wider than about twice that of an even spacing.
+
+    Args:
+        steps: in order. If they are all the same, as of programs that give none, their places count.
+        most: that stay; at least LEAST_OF_TAG do.
+    """
+    num = len(steps)
+    at = list(steps) if num and steps[0] != steps[-1] else list(range(num))
+    before, behind = list(range(-1, num - 1)), list(range(1, num + 1))
+    gaps = [(at[place + 1] - at[place - 1], place) for place in range(1, num - 1)]
+    heapq.heapify(gaps)
+    gone: set[int] = set()
+    while gaps and num - len(gone) > max(most, LEAST_OF_TAG):
+        gap, place = heapq.heappop(gaps)
+        if place in gone or gap != at[behind[place]] - at[before[place]]:
+            continue  # a neighbour has gone since
+        gone.add(place)
+        left, right = before[place], behind[place]
+        behind[left], before[right] = right, left
+        for neighbour in (left, right):
+            if 0 < neighbour < num - 1:
+                heapq.heappush(gaps, (at[behind[neighbour]] - at[before[neighbour]], neighbour))
+    return sorted(gone)

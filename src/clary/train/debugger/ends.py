@@ -1,0 +1,72 @@
+"""When a training is over: once each worker has said so, each host's agent, or whoever ran it.
+
+A worker's program may be followed by another in the same place: a worker that was started again, a job that was tried
+again. What counts is what the last one says.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+
+from clary.train.debugger.errors import TensorFileError
+from clary.train.debugger.files import END_OF_JOB, ENDED, HOST_FILE, WORKER_FILE, Files
+
+_MAX_JSON = 64 * 1024  # bytes
+
+
+class Ends:
+    """What is known of ends so far."""
+
+    def __init__(self) -> None:
+        self._began: dict[str, float] = {}  # seconds since 1970, by worker
+        self._ended: dict[str, float] = {}
+        self._known: dict[str, str] = {}
+        self._num_wanted = 1
+
+    @property
+    def workers(self) -> frozenset[str]:
+        """Workers whose programs save, or have."""
+        return frozenset(self._began)
+
+    def began_at(self, worker: str) -> float:
+        """Return when a worker's last program began to save; 0 if nobody has said."""
+        return self._began.get(worker, 0.0)
+
+    def begin(self, worker: str, began_at: float, num_wanted: int) -> bool:
+        """Take what a worker's program says of itself; return whether another one was there before.
+
+        Args:
+            num_wanted: workers that are to end before all is over, as far as this one knows.
+        """
+        self._num_wanted = max(self._num_wanted, num_wanted)
+        before = self._began.setdefault(worker, began_at)
+        self._began[worker] = max(before, began_at)
+        return began_at > before
+
+    def look(self, files: Files) -> bool:
+        """Return whether all is over. Raises: OSError."""
+        if END_OF_JOB in files.listing(""):
+            return True
+        hosts: dict[int, dict[str, int]] = {}  # number of hosts, by try and host
+        for name, mark in files.listing(ENDED).items():
+            if (worker := WORKER_FILE.fullmatch(name)) is not None:
+                if self._known.get(name) != mark:
+                    self._ended[worker[1]] = _ended_at(files, f"{ENDED}/{name}")
+                    self._known[name] = mark
+            elif (host := HOST_FILE.fullmatch(name)) is not None:
+                hosts.setdefault(int(host[2]), {})[host[1]] = int(host[3])
+        if hosts:
+            last = hosts[max(hosts)]
+            if len(last) >= max(last.values()):
+                return True
+        num_over = sum(self._ended.get(worker, -1.0) >= began for worker, began in self._began.items())
+        return num_over == len(self._began) and num_over >= self._num_wanted
+
+
+def _ended_at(files: Files, name: str) -> float:
+    """Return when a worker says that it has ended; one that does not say it clearly has ended all the same."""
+    try:
+        return float(json.loads(files.read(name, 0, _MAX_JSON))["ended_at"])
+    except (ValueError, TypeError, KeyError, RecursionError, FileNotFoundError, TensorFileError):
+        return math.inf

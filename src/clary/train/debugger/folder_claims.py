@@ -1,0 +1,78 @@
+"""Who saves in a folder as a worker: one program at a time, so that files of two are never mixed.
+
+The file that says so is locked as long as the program runs, and free when it is gone, however it went. Where a file
+system knows no locks, or the file is somebody else's, nothing is claimed: what saves is not kept from it by that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+from pathlib import Path
+
+from clary.train.debugger.errors import FolderTaken, TensorFileError
+from clary.train.debugger.files import COLLECTIONS, ENDED, LocalFiles
+
+_TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
+_PID_BYTES = 32
+_MAX_JSON = 64 * 1024  # bytes
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_log = logging.getLogger("clary.debugger")
+
+
+class FolderClaim:
+    """A worker's claim on a folder of tensors, which exists. `release` it.
+
+    Raises: FolderTaken; nothing is held then.
+    """
+
+    def __init__(self, folder: Path, worker: str) -> None:
+        self._handle = -1
+        path = folder / COLLECTIONS / f".{worker}.lock"
+        try:
+            self._handle = os.open(path, _FLAGS, 0o644)
+        except OSError as error:
+            _log.info("debugger: %s is not claimed: %s", path, error)
+            return
+        try:
+            _lock(self._handle, folder, worker)
+        except BaseException:
+            os.close(self._handle)
+            raise
+
+    def release(self) -> None:
+        """Let others save. Harmless when repeated."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            with contextlib.suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_UN)  # processes that were forked have the same lock
+            os.close(handle)
+
+
+def _lock(handle: int, folder: Path, worker: str) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        owner = os.pread(handle, _PID_BYTES, 0).decode("ascii", "replace")
+        # A lock outlives its program in processes that it has forked, such as those that load data.
+        if error.errno in _TAKEN and not (owner.isdigit() and not os.path.exists(f"/proc/{owner}")):
+            raise FolderTaken(
+                f"process {owner or 'unknown'} saves in {folder} as {worker}, and this is process {os.getpid()}: give"
+                " one of them a RANK or an out_dir of its own, or USE_SMDEBUG=0"
+            ) from None
+    with contextlib.suppress(OSError):
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, str(os.getpid()).encode(), 0)
+
+
+def has_ended_well(folder: Path, worker: str) -> bool:
+    """Whether a worker's program has ended, and not by an error; one that was killed has left no file that says so."""
+    try:
+        said = json.loads(LocalFiles(folder).read(f"{ENDED}/{worker}.json", 0, _MAX_JSON))
+        return said.get("program_failed") is False
+    except (OSError, ValueError, AttributeError, RecursionError, TensorFileError):
+        return False

@@ -1,0 +1,129 @@
+"""The tensors of a job of several hosts, as its first host sees them.
+
+What this host saves lies in a folder here. What the others save is read where they store it while they run: in S3, some
+seconds after it was written. A file that lies in both places is read here.
+
+[Note: one look]
+A trial lists collections, then what has ended, then steps: if all have ended, it has seen every step. So the prefix is
+listed either for a whole look or not at all, and what has ended there counts from the next look on, if this one listed
+the steps too.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from clary.train.debugger.files import COLLECTIONS, END_OF_JOB, ENDED, HOST_FILE, Files, LocalFiles
+
+LATE_S = 40.0  # after this host's end, others are waited for
+_log = logging.getLogger("clary.debugger")
+
+
+class HostsFiles:
+    """A folder here, and a prefix that all hosts store in.
+
+    Args:
+        near: of this host, a folder.
+        far: of all; None if this host can not read it, whose end is the end then.
+        own_end: name below `ended` by which this host's agent says that the program here has ended.
+        late_s: how long others may be behind that; the trial ends without them then.
+    """
+
+    def __init__(
+        self,
+        near: LocalFiles,
+        far: Files | None,
+        *,
+        own_end: str,
+        late_s: float = LATE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.interval_s = near.interval_s
+        self.is_late = False  # whether the trial has ended without some host
+        self._near, self._far, self._own_end = near, far, own_end
+        self._late_s, self._clock = late_s, clock
+        self._ended_at_s: float | None = None  # of this host
+        self._far_listings: dict[str, dict[str, str]] = {}
+        self._far_ended: dict[str, str] = {}  # of the look before
+        self._is_looking_far = self._has_failed = self._was_told = False
+        self._next_look_s = 0.0
+
+    def __str__(self) -> str:
+        return f"{self._near}" if self._far is None else f"{self._near} and {self._far}"
+
+    def listing(self, folder: str, after: str = "") -> dict[str, str]:
+        """Return the names in a folder from one on; a name that lies here is this one's. Raises: OSError of here."""
+        if folder == COLLECTIONS:
+            self._begin_look()
+        near = self._near.listing(folder, after)
+        far = self._list_far(folder, after)
+        if folder == ENDED:
+            far = self._far_ended
+        elif not folder:
+            far.pop(END_OF_JOB, None)  # nobody writes one for several hosts: it is an earlier job's
+            if self._has_waited():
+                near[END_OF_JOB] = ""
+        return dict(sorted({**far, **near}.items()))
+
+    def size(self, name: str) -> int:
+        """Return a file's length. Raises: OSError, FileNotFoundError for one."""
+        try:
+            return self._near.size(name)
+        except FileNotFoundError:
+            if self._far is None:
+                raise
+            return self._far.size(name)
+
+    def read(self, name: str, start: int, length: int) -> bytes:
+        """Return bytes of a file. Raises: OSError."""
+        try:
+            return self._near.read(name, start, length)
+        except FileNotFoundError:
+            if self._far is None:
+                raise
+            return self._far.read(name, start, length)
+
+    def prepare(self, names: Sequence[str]) -> None:
+        """Fetch beginnings of files ahead that lie in the store alone."""
+        if self._far is not None:
+            self._far.prepare([name for name in names if not self._near.has(name)])
+
+    def _begin_look(self) -> None:
+        now_s = self._clock()
+        self._is_looking_far = self._far is not None and now_s >= self._next_look_s
+        if self._is_looking_far and self._far is not None:
+            self._next_look_s = now_s + self._far.interval_s
+            if not self._has_failed:
+                ended = self._far_listings.get(ENDED, {})
+                self._far_ended = {name: mark for name, mark in ended.items() if self._is_of_this_try(name)}
+            self._has_failed = False
+
+    def _list_far(self, folder: str, after: str) -> dict[str, str]:
+        """List the prefix; a store that does not answer has nothing new: what lies here goes on being looked at."""
+        is_wanted = self._is_looking_far or folder not in self._far_listings
+        if self._far is not None and is_wanted and not self._has_failed:
+            try:
+                self._far_listings[folder] = self._far.listing(folder, after)
+            except OSError as error:
+                self._has_failed = True
+                if not self._was_told:
+                    self._was_told = True
+                    _log.warning("debugger: tensors of other hosts are late: %s", error)
+        return {name: mark for name, mark in self._far_listings.get(folder, {}).items() if name >= after}
+
+    def _is_of_this_try(self, name: str) -> bool:
+        """Whether a host's mark is not an earlier try's; a worker's has its time in it, which the trial judges."""
+        own, found = HOST_FILE.fullmatch(self._own_end), HOST_FILE.fullmatch(name)
+        return own is None or found is None or found[2] == own[2]
+
+    def _has_waited(self) -> bool:
+        if self._ended_at_s is None:
+            if self._own_end not in self._near.listing(ENDED):
+                return False
+            self._ended_at_s = self._clock()
+        if self._far is None:
+            return True
+        self.is_late = self._clock() - self._ended_at_s > self._late_s
+        return self.is_late

@@ -1,0 +1,129 @@
+"""What goes into a model: images that were not normalized, sequences that are mostly filling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clary.train.debugger.errors import ConfigurationError
+from clary.train.debugger.rule import Finding
+from clary.train.debugger.rules.base import BuiltInRule, Names, as_list, as_number, as_whole
+from clary.train.debugger.trial import Trial
+
+
+class CheckInputImages(BuiltInRule):
+    """Images go in whose values are not around 0.
+
+    Formula: |mean(c)| > threshold_mean for the values of some color channel c of all images so far, once there are
+        threshold_samples of them
+    Args:
+        threshold_mean: the largest distance from 0 that is no finding.
+        threshold_samples: images that must have been seen before anything is said.
+        regex: images; the default is a model's name in MXNet, as AWS has it.
+        channel: which dimension of the tensor counts color channels; the first counts images.
+    """
+
+    def __init__(
+        self,
+        base_trial: Trial,
+        threshold_mean: Any = 0.2,
+        threshold_samples: Any = 500,
+        regex: Names = ".*hybridsequential0_input_0",
+        channel: Any = 1,
+    ) -> None:
+        super().__init__(base_trial)
+        self.threshold_mean = as_number("threshold_mean", threshold_mean, least=0)
+        self.threshold_samples = as_whole("threshold_samples", threshold_samples, least=1)
+        self.regex = as_list(regex)
+        self.channel = as_whole("channel", channel)
+        self._sums: dict[int, dict[str, tuple[int, float, Any]]] = {}  # step -> tensor -> images, values, sums
+
+    def invoke_at_step(self, step: int) -> Finding | None:
+        """Return what is found at a global step."""
+        import numpy as np
+
+        names = self.base_trial.tensor_names(step=step, regex=self.regex)
+        steps = [one for one in self.base_trial.steps() if one <= step]
+        for one in steps:
+            if one not in self._sums:
+                self._sums[one] = self._of_step(one)
+        for name in names:
+            parts = [self._sums[one][name] for one in steps if name in self._sums[one]]
+            num_images = sum(images for images, _, _ in parts)
+            if num_images < self.threshold_samples or len({len(sums) for _, _, sums in parts}) != 1:
+                continue
+            means = np.sum([sums for _, _, sums in parts], axis=0) / sum(values for _, values, _ in parts)
+            worst = int(np.abs(means).argmax())
+            if abs(means[worst]) > self.threshold_mean:
+                return self.finding(
+                    step,
+                    f"channel {worst} of {name} has a mean of {means[worst]:.3g} over {num_images} images; expected "
+                    f"at most {self.threshold_mean:g} from 0",
+                    name,
+                    mean=float(means[worst]),
+                )
+        return None
+
+    def _of_step(self, step: int) -> dict[str, tuple[int, float, Any]]:
+        found: dict[str, tuple[int, float, Any]] = {}
+        names = self.base_trial.tensor_names(step=step, regex=self.regex)
+        for tensor, worker, _ in self.of_workers(step, names):
+            value = tensor.value(step, worker=worker)
+            if value.ndim > self.channel and value.size:
+                others = tuple(axis for axis in range(value.ndim) if axis != self.channel)
+                sums = value.sum(axis=others, dtype="f8")
+                images, values, earlier = found.get(tensor.name, (0, 0.0, 0.0))
+                found[tensor.name] = (images + value.shape[0], values + value.size / len(sums), earlier + sums)
+        return found
+
+
+class NLPSequenceRatio(BuiltInRule):
+    """Sequences consist of one token too much, such as padding or the one for unknown words.
+
+    Formula: 100 * mean(x == v) > p for the tokens x of a step, and a value v of token_values with its percentage p of
+        token_thresholds_percent
+    Args:
+        tensor_regex: sequences; the default is an embedding's name in MXNet, as AWS has it.
+        token_values: values of tokens, with commas between them.
+        token_thresholds_percent: for each of them the largest percentage that is no finding.
+    """
+
+    def __init__(
+        self,
+        base_trial: Trial,
+        tensor_regex: Names = ".*embedding0_input_0",
+        token_values: Any = 0,
+        token_thresholds_percent: Any = 50,
+    ) -> None:
+        super().__init__(base_trial)
+        self.tensor_regex = as_list(tensor_regex)
+        self.token_values = [as_number("token_values", one) for one in _words(token_values)]
+        self.token_thresholds_percent = [
+            as_number("token_thresholds_percent", one, least=0) for one in _words(token_thresholds_percent)
+        ]
+        if len(self.token_values) != len(self.token_thresholds_percent):
+            raise ConfigurationError(
+                f"token_thresholds_percent has {len(self.token_thresholds_percent)} numbers; expected one for each of "
+                f"the {len(self.token_values)} token_values"
+            )
+
+    def invoke_at_step(self, step: int) -> Finding | None:
+        """Return what is found at a global step."""
+        names = self.base_trial.tensor_names(step=step, regex=self.tensor_regex)
+        for tensor, worker, called in self.of_workers(step, names):
+            tokens = tensor.value(step, worker=worker)
+            if not tokens.size:
+                continue
+            for token, limit in zip(self.token_values, self.token_thresholds_percent, strict=True):
+                share = 100 * float((tokens == token).mean())
+                if share > limit:
+                    return self.finding(
+                        step,
+                        f"{share:.3g} % of {called} are {token:g}; expected at most {limit:g} %",
+                        tensor.name,
+                        share=share,
+                    )
+        return None
+
+
+def _words(value: Any) -> list[str]:
+    return as_list(str(value) if isinstance(value, int | float) else value)

@@ -1,0 +1,128 @@
+"""The record of this process's last collectives: one small file, mapped into memory, for the agent of its host.
+
+Where: `steps.collective_hooks` writes what torch's groups are asked for, `collective.cores` has the compiled core write
+its own. The file is made with the first group, so that processes without one leave none.
+
+Mapped, because a write to memory costs a small part of a call of the kernel. Its blocks are had before it is mapped: a
+page that cannot be had later would be a signal.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+
+from clary.contract.collective_records import (
+    ENDING,
+    FILE_BYTES,
+    GROUP_BYTES,
+    LEFT_OUT_OFFSET,
+    NUM_SLOTS,
+    NUMBER,
+    SWITCH_VARIABLE,
+    GroupFacts,
+    pack_group,
+    pack_header,
+    slot_offset,
+)
+from clary.contract.step_records import FOLDER_VARIABLE
+from clary.contract.step_records import SWITCH_VARIABLE as STEPS_SWITCH
+
+_RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+
+
+class OperationRecord:
+    """The file of this process.
+
+    Args:
+        folder: made by the agent.
+        rank: of this process.
+
+    Raises: OSError, a full disk for one; ValueError.
+    """
+
+    def __init__(self, folder: str, rank: int) -> None:
+        self.process = os.getpid()
+        self._lock = threading.Lock()
+        self._num_groups = 0
+        path = os.path.join(folder, f"{rank}-{self.process}{ENDING}")
+        # Made aside and renamed: it appears whole, and in place of one by a process that had this number before.
+        draft = f"{path}.new"
+        descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            os.posix_fallocate(descriptor, 0, FILE_BYTES)
+            os.pwrite(descriptor, pack_header(rank, self.process).ljust(FILE_BYTES, b"\0"), 0)
+            self.memory = mmap.mmap(descriptor, FILE_BYTES)
+            os.replace(draft, path)
+        finally:
+            os.close(descriptor)
+
+    def begin_group(self, facts: GroupFacts) -> int | None:
+        """Describe a group that is new to this process; return where its rows begin, None if there is no room."""
+        with self._lock:
+            index = self._num_groups
+            self._num_groups += 1
+            if index >= NUM_SLOTS:
+                NUMBER.pack_into(self.memory, LEFT_OUT_OFFSET, index + 1 - NUM_SLOTS)
+                return None
+        offset = slot_offset(index)
+        packed = pack_group(facts, index + 1)
+        # The generation, which comes first, makes it valid: last.
+        self.memory[offset + NUMBER.size : offset + GROUP_BYTES] = packed[NUMBER.size :]
+        self.memory[offset : offset + NUMBER.size] = packed[: NUMBER.size]
+        return offset + GROUP_BYTES
+
+
+class _OfProcess:
+    """The record of the process that runs, made when it is first asked for."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.record: OperationRecord | None = None
+        self.has_failed = False
+        self.is_watching_forks = False
+        # Those of parents stay mapped: who lets go of one closes a descriptor, which may be another file by now.
+        self.kept: list[OperationRecord] = []
+
+    def begin_anew(self) -> None:
+        """Begin anew, in a process that was forked off: the file is the other one's."""
+        self.lock = threading.Lock()
+        self.has_failed = False
+        if self.record is not None:
+            self.kept.append(self.record)
+            self.record = None
+
+
+_own = _OfProcess()
+
+
+def is_wanted() -> bool:
+    """Whether this job's operations are to be recorded."""
+    switches = (os.environ.get(SWITCH_VARIABLE), os.environ.get(STEPS_SWITCH))
+    return bool(os.environ.get(FOLDER_VARIABLE)) and "0" not in switches
+
+
+def record_of_process(rank: int) -> OperationRecord | None:
+    """Return the record of this process; None if nobody wants one, or none can be had.
+
+    Args:
+        rank: of this process, where no launcher has told it.
+    """
+    if not is_wanted():
+        return None
+    with _own.lock:
+        if _own.record is None and not _own.has_failed:
+            if not _own.is_watching_forks:
+                os.register_at_fork(after_in_child=_own.begin_anew)
+                _own.is_watching_forks = True
+            try:
+                _own.record = OperationRecord(os.environ[FOLDER_VARIABLE], _rank(rank))
+            except (OSError, ValueError):
+                _own.has_failed = True  # once is enough: nobody trains to be recorded
+        return _own.record
+
+
+def _rank(default: int) -> int:
+    words = (os.environ.get(name, "") for name in _RANK_VARIABLES)
+    return next((int(word) for word in words if word.isdecimal()), default)

@@ -1,0 +1,10 @@
+"""SDK v3 in a job with an ExperimentConfig: finds its run by itself and logs to it."""
+
+from sagemaker.core.experiments.run import load_run
+from sagemaker.core.helper.session_helper import Session
+
+with load_run(sagemaker_session=Session()) as run:
+    run.log_parameter("from-job", "yes")
+    for step in range(3):
+        run.log_metric("job-loss", 3.0 - step, step=step)
+    print("loaded run", run.run_name, "of", run.experiment_name, flush=True)

@@ -1,0 +1,478 @@
+"""Rehearsals, deep profiles and warm pools in the console: real ones, begun and followed in a real browser."""
+
+import gzip
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from console_browser import PHONE, Console, browser_of_module, keep_screenshot, width_of
+from playwright.sync_api import expect
+from program_jobs import script_request, start, wait_for_none
+from running_service import start_service
+from test_clients_boto3 import Clients, job_request, unique, wait
+from test_warm_pools import end_pool
+
+from clary.contract.processes import ProcessId
+
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
+
+RESUMES = (  # at most 256 characters in one line, which is what a request takes
+    "at=/opt/ml/checkpoints/step; i=$(cat $at || echo 0); while [ $i -lt 24 ]; do i=$((i+1)); "
+    'echo "step $i loss=0.$((90-i))"; echo $i >$at.p; mv $at.p $at; sleep 0.15; done'
+)
+LIVES = 'i=0; while :; do i=$((i+1)); echo "step $i loss=0.5"; sleep 0.2; done'
+STEPS = """
+import time, torch
+torch.set_num_threads(1)
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.randn(256, 64))
+while True:
+    for (batch,) in torch.utils.data.DataLoader(data, batch_size=16):
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.02)
+"""
+ATTACK = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+# Of a volume that no other job here has, so that none takes the hosts.
+KEPT = {"InstanceCount": 1, "InstanceType": "ml.m5.large", "VolumeSizeInGB": 11, "KeepAlivePeriodInSeconds": 900}
+SIZES = {"desktop": {"width": 1280, "height": 820}, "phone": PHONE}
+LONG_MS = 150_000  # for jobs that are run within a test
+LONG_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def own_service(tmp_path_factory):
+    """A service of its own, whose hosts look at their checkpoints often."""
+    own = start_service(tmp_path_factory.mktemp("console-rehearsals"), CLARY_CHECKPOINT_INTERVAL_S="0.5")
+    yield own
+    own.clary("down")
+
+
+@pytest.fixture(scope="module")
+def aws(own_service):
+    return Clients(own_service)
+
+
+@pytest.fixture(scope="module")
+def browser(leftover_owners):
+    """Chromium; it starts a process for every page."""
+    with browser_of_module(leftover_owners) as chromium:
+        yield chromium
+
+
+@pytest.fixture
+def console(browser, own_service):
+    """The console, whose pages must have stayed calm at the end of a test."""
+    opened = Console(browser, own_service)
+    yield opened
+    opened.assert_calm()
+
+
+@pytest.fixture
+def page(console):
+    """A page of somebody who is signed in."""
+    context = console.context()
+    yield context.new_page()
+    context.close()
+
+
+@pytest.fixture(scope="module")
+def resumes(aws):
+    """A job that has ended, and may be rehearsed by any test."""
+    return ended_job(aws)
+
+
+@pytest.fixture
+def live(aws):
+    """A job that goes on until the test is over."""
+    name = start(aws, job_request(unique("lives"), LIVES))
+    wait(aws, name, until=("Training",))
+    yield name
+    aws.sagemaker.stop_training_job(TrainingJobName=name)
+    wait(aws, name)
+
+
+def ended_job(aws):
+    """Run a job that resumes well, and return its name."""
+    config = {"S3Uri": f"s3://clary/{unique('ck')}"}
+    name = start(aws, job_request(unique("resumes"), RESUMES, CheckpointConfig=config))
+    assert wait(aws, name)["TrainingJobStatus"] == "Completed"
+    return name
+
+
+def open_job(page, console, name, tab=""):
+    page.goto(f"{console.url}/console/jobs/{name}{tab and f'/{tab}'}")
+    expect(page.get_by_role("heading", name=name, level=1)).to_be_visible()
+
+
+def open_dialog(page, name):
+    page.get_by_role("button", name="Rehearse", exact=True).click()
+    dialog = page.get_by_role("dialog", name=f"Rehearse {name}")
+    expect(dialog).to_be_visible()
+    return dialog
+
+
+def keep_views(page, name):
+    """Keep a page as people see it, in both sizes and colours; it must fit a phone."""
+    before = page.viewport_size
+    page.evaluate("window.scrollTo(0, 0)")
+    for size, viewport in SIZES.items():
+        page.set_viewport_size(viewport)
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+            page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            keep_screenshot(page, f"{name}-{size}-{scheme}", is_whole=not page.get_by_role("dialog").count())
+        assert width_of(page) <= viewport["width"], f"{name} scrolls sideways on a {size}"
+    page.set_viewport_size(before)
+    page.emulate_media(color_scheme="light")
+
+
+def test_a_job_is_rehearsed_from_its_page_and_its_certificate_shown(page, console, aws):
+    resumes = ended_job(aws)
+    open_job(page, console, resumes, "rehearsals")
+    expect(page.get_by_role("heading", name="This job was never rehearsed")).to_be_visible()
+    keep_views(page, "job-rehearsals-none")
+    page.get_by_role("button", name="Rehearse this job").click()
+    dialog = page.get_by_role("dialog", name=f"Rehearse {resumes}")
+    begin = dialog.get_by_role("button", name="Start the rehearsal")
+    expect(begin).to_be_disabled()
+    reclaim = dialog.get_by_role("group", name="Take spot capacity back")
+    reclaim.get_by_label("Take spot capacity back").check()
+    reclaim.get_by_label("When").select_option("at step")
+    reclaim.get_by_label("Number").fill("8")
+    cut = dialog.get_by_role("group", name="Cut a host off")
+    expect(cut.get_by_label("Cut a host off")).to_be_disabled()
+    expect(cut).to_contain_text("network")  # why it can not be had
+    costs = dialog.get_by_role("region", name="What it costs")
+    expect(costs).to_contain_text("Two new jobs of 1 host")
+    expect(costs).to_contain_text("runs on spot capacity")
+    dialog.get_by_text("The same on the command line").click()
+    expect(dialog).to_contain_text(f"clary rehearse --reclaim=step:8 {resumes}")
+    keep_views(page, "job-rehearse-dialog")
+    confirm = dialog.get_by_label(f"Type {resumes} to confirm")
+    confirm.fill("another")
+    expect(begin).to_be_disabled()
+    confirm.fill(resumes)
+    confirm.press("Enter")
+    expect(dialog).to_have_count(0)
+    expect(page).to_have_url(re.compile(r"/rehearsals\?number=1$"))
+    running = page.get_by_role("region", name="Under way")
+    expect(running).to_contain_text("Waits for the twin")
+    expect(running).to_contain_text("reclaim at step 8")
+    keep_views(page, "job-rehearsals-running")
+    expect(page.get_by_role("log")).to_contain_text("struck", timeout=LONG_MS)
+    verdict = page.get_by_role("region", name="PASS: the job comes back as it was")
+    expect(verdict).to_be_visible(timeout=LONG_MS)
+    expect(page.get_by_role("region", name="In short")).to_contain_text("24 compared, equal as printed")
+    expect(page.get_by_role("img", name=re.compile("^Loss of twin and rehearsal: chart of [23] lines"))).to_be_visible()
+    expect(page.get_by_role("region", name="Faults")).to_contain_text("after training began")
+    expect(page.get_by_role("region", name="Interruptions")).to_contain_text("was reclaimed")
+    expect(page.get_by_role("region", name="Its jobs").get_by_text("Deleted")).to_have_count(2)
+    keep_views(page, "job-rehearsals-pass")
+    open_job(page, console, resumes)
+    page.get_by_role("link", name="Rehearsal 1: PASS").click()
+    expect(verdict).to_be_visible()  # the deep link, in a page that was loaded anew
+
+
+def test_a_rehearsal_is_cancelled_and_its_jobs_are_stopped(page, console, aws, live, own_service):
+    open_job(page, console, live)
+    dialog = open_dialog(page, live)
+    kill = dialog.get_by_role("group", name="Kill a host")
+    kill.get_by_label("Kill a host").check()
+    dialog.get_by_label("Run both at once").check()
+    expect(dialog).to_contain_text("at the same time: 2 hosts in all")
+    expect(dialog).to_contain_text(f"clary rehearse --kill=algo-1@60s --together {live}")
+    dialog.get_by_label(f"Type {live} to confirm").fill(live)
+    dialog.get_by_role("button", name="Start the rehearsal").click()
+    under_way = page.get_by_role("region", name="Under way")
+    names = under_way.get_by_role("link")
+    expect(names).to_have_count(2)  # both jobs are there
+    twin, struck = names.all_inner_texts()
+    page.get_by_role("button", name="Rehearse", exact=True).click()  # of which there is one at a time
+    expect(page.get_by_role("status").filter(has_text="Rehearsal 1 is under way")).to_be_visible()
+    page.get_by_role("button", name="Cancel it").click()
+    expect(page.get_by_role("region", name="It was cancelled")).to_contain_text("its jobs were stopped")
+    for name in (twin, struck):
+        assert wait(aws, name)["TrainingJobStatus"] == "Stopped"
+    open_job(page, console, twin)
+    expect(page.get_by_role("link", name=f"{live}, rehearsal 1")).to_be_visible()
+    assert not wait_for_none(lambda: _processes_of(own_service, live))
+
+
+def test_a_rehearsal_that_can_not_be_had_says_why_where_it_was_asked_for(page, console, live):
+    open_job(page, console, live)
+    dialog = open_dialog(page, live)
+    dialog.get_by_role("group", name="Kill a rank").get_by_label("Kill a rank").check()
+    dialog.get_by_text("How the log names steps and losses").click()
+    dialog.get_by_label("Expression for a step").fill("step (")
+    dialog.get_by_label(f"Type {live} to confirm").fill(live)
+    dialog.get_by_role("button", name="Start the rehearsal").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("'step (' is not a regular expression")
+    expect(dialog.get_by_role("button", name="Start the rehearsal")).to_be_enabled()  # to be tried again
+    page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+    order = {"confirm": live, "faults": [{"kind": "kill-rank", "text": "0@60s"}]}
+    answer = page.request.post(f"{console.url}/clary/v1/jobs/{live}/rehearsals", data=order)
+    assert answer.status == 403, "by cookie, without the session's own value"
+    page.goto(f"{console.url}/console/jobs/{live}/rehearsals?number=7")
+    expect(page.get_by_role("region", name="There is no such rehearsal")).to_contain_text("none was made")
+
+
+def test_a_service_that_is_killed_leaves_no_rehearsal_behind_and_says_that_it_was_interrupted(
+    page, console, aws, resumes, own_service
+):
+    open_job(page, console, resumes)
+    dialog = open_dialog(page, resumes)
+    dialog.get_by_role("group", name="Kill a rank").get_by_label("Kill a rank").check()
+    dialog.get_by_label(f"Type {resumes} to confirm").fill(resumes)
+    dialog.get_by_role("button", name="Start the rehearsal").click()
+    twin = page.get_by_role("region", name="Under way").get_by_role("link").first
+    expect(twin).to_be_visible()
+    name = twin.inner_text()
+    wait(aws, name, until=("Training",))
+    record = json.loads((own_service.home / "run/service.json").read_text())
+    service = ProcessId(record["pid"], record["process_started"])
+    os.kill(record["pid"], signal.SIGKILL)
+    deadline_s = time.monotonic() + LONG_S
+    while service.is_alive():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    assert not wait_for_none(lambda: _processes_of(own_service, resumes), timeout_s=LONG_S)
+    assert own_service.clary("up", check=False).returncode == 0
+    expect(page.get_by_role("region", name="It was interrupted")).to_contain_text("start it again")
+    assert wait(aws, name)["TrainingJobStatus"] in ("Stopped", "Completed")
+    keep_views(page, "job-rehearsals-interrupted")
+
+
+def test_what_a_hostile_certificate_says_is_text(page, console, resumes):
+    """Certificates are made of what programs print; this one says the worst of it."""
+    check = {"num_compared": 9, "num_equal": 3, "noise": 0, "largest": 0.5, "parts_at": ATTACK, "there": ATTACK}
+    certificate = {
+        "verdict": "FAIL",
+        "reason": f"the loss parts {ATTACK}",
+        "advice": ATTACK,
+        "strikes": [
+            {"words": ATTACK, "at_s": None, "note": ATTACK},
+            {"words": "kill algo-1", "at_s": 61.5, "note": ""},
+        ],
+        "interruptions": [
+            {
+                "attempt": 1,
+                "why": ATTACK,
+                "last_step": ATTACK,
+                "first_step": "7",
+                "lost_steps": 3,
+                "restored_files": 2,
+            }
+        ],
+        "steps_lost": 3,
+        "seconds_lost": -4.5,
+        "redone_s": 12.0,
+        "samples": {
+            "is_known": True,
+            "num_twice": 4,
+            "num_never": 2,
+            "examples_twice": [ATTACK],
+            "examples_never": ["3"],
+            "words": ATTACK,
+            "num_compared": 64,
+        },
+        "losses": {**check, "twin_there": ATTACK},
+        "metrics": {ATTACK: [0.5, None], "constructor": [1, 2]},
+        "curves": {
+            "steps": True,
+            "twin": [[step, 1 / step] for step in range(1, 40)],
+            "rehearsal": [[step, 1 / step + (step > 20) * 0.03] for step in range(1, 40)],
+            "undone": [[[step, 1 / step] for step in range(15, 21)]],
+            "resumes": [15],
+        },
+    }
+    job = {"status": "Failed", "secondary_status": "Failed", "attempt": 2, "failure_reason": ATTACK}
+    brief = {
+        "number": 5,
+        "state": "certified",
+        "why": "",
+        "verdict": "FAIL",
+        "reason": ATTACK,
+        "num_faults": 2,
+        "started_at": "2026-01-02T03:04:05+00:00",
+        "ended_at": "2026-01-02T03:14:05+00:00",
+    }
+    whole = {
+        **brief,
+        "faults": [ATTACK],
+        "seed": None,
+        "command": f"clary rehearse '{ATTACK}'",
+        "jobs": {"twin": {**job, "name": ATTACK}, "rehearsal": {**job, "name": "x"}},
+        "lines": [ATTACK, "struck"],
+        "certificate": certificate,
+    }
+    page.route(
+        f"**/clary/v1/jobs/{resumes}/rehearsals**",
+        lambda route: route.fulfill(json={"job": resumes, "rehearsals": [brief], "rehearsal": whole}),
+    )
+    open_job(page, console, resumes, "rehearsals")
+    expect(page.get_by_role("region", name="FAIL: the job does not come back as it was")).to_contain_text(ATTACK)
+    expect(page.get_by_role("region", name="Last metrics")).to_contain_text("constructor")
+    expect(page.get_by_role("region", name="In short")).to_contain_text("4.5 s less")
+    expect(page.get_by_role("button", name=re.compile("^done again"))).to_be_visible()
+    page.get_by_text("What it said").click()
+    expect(page.get_by_role("log")).to_contain_text(ATTACK)
+    plot = page.get_by_role("img", name="Loss of twin and rehearsal: chart of 3 lines")
+    plot.focus()
+    page.keyboard.press("ArrowLeft")  # to the last step
+    page.keyboard.press("ArrowLeft")
+    expect(page.get_by_text("step 38")).to_be_visible()
+    keep_views(page, "job-rehearsals-fail")
+    assert page.locator("img[src=x]").count() == 0
+
+
+def test_a_profile_is_taken_shown_and_its_trace_handed_out(page, console, aws):
+    name = start(aws, script_request(aws, unique("profiled"), {"train.py": STEPS}))
+    try:
+        open_job(page, console, name, "profiles")
+        expect(page.get_by_role("heading", name="No profile was taken")).to_be_visible()
+        take = page.get_by_role("button", name="Take a profile")
+        expect(take).to_be_enabled(timeout=LONG_MS)
+        page.get_by_label("Steps", exact=True).fill("3")
+        take.click()
+        strips = page.get_by_role("region", name="Ranks over time")
+        expect(strips).to_be_visible(timeout=LONG_MS)
+        expect(strips.get_by_role("img", name=re.compile("^Rank 0: Compute .* %, Exposed"))).to_be_visible()
+        steps = page.get_by_role("region", name="Where the steps went")
+        expect(steps.get_by_role("columnheader", name="Exposed")).to_be_visible()
+        expect(steps.get_by_role("row").nth(1)).to_contain_text("algo-1")
+        expect(page.get_by_role("region", name="Longest operations")).to_contain_text("aten::")
+        with page.expect_download() as handed:
+            page.get_by_role("link", name="Download the merged trace").click()
+        assert handed.value.suggested_filename.endswith("merged.trace.json.gz")
+        trace = json.loads(gzip.decompress(Path(handed.value.path()).read_bytes()))
+        assert any(str(event.get("name", "")).startswith("aten::") for event in trace["traceEvents"])
+        keep_views(page, "job-profiles")
+    finally:
+        aws.sagemaker.stop_training_job(TrainingJobName=name)
+        wait(aws, name)
+    number = page.evaluate(f"fetch('/clary/v1/jobs/{name}/profile').then((a) => a.json()).then((p) => p.number)")
+    page.goto(f"{console.url}/console/jobs/{name}/profiles?number={number}")  # the deep link, of a job that has ended
+    expect(page.get_by_role("region", name="Where the steps went")).to_be_visible()
+    expect(page.get_by_role("button", name="Take a profile")).to_be_disabled()
+
+
+def test_a_profile_of_several_ranks_shows_who_comes_late_and_what_is_hostile_is_text(page, console, resumes):
+    """What it takes several machines to see is put into the answer of the service."""
+
+    def rank(number, **changes):
+        strip = ("c" * 20 + "x" * (10 + 30 * (1 - number)) + "d" * 6 + "." * (24 - 10 * (1 - number))) * 4
+        return {
+            "rank": number,
+            "host": f"algo-{number + 1}",
+            "state": "done",
+            "words": ATTACK if number else "",
+            "num_steps": 4,
+            "first_step": 154,
+            "window_ms": 33.2,
+            "begins_ms": 0.8 * number,
+            "bounds_ms": [0, 8.1, 16.4, 24.9, 33.2],
+            "step_ms": 8.3,
+            "longest_step_ms": 8.5,
+            "compute_share": 0.33,
+            "communication_share": 0.6,
+            "exposed_communication_share": 0.17 + 0.33 * (1 - number),
+            "data_wait_share": 0.1,
+            "rest_share": 0.4 - 0.33 * (1 - number),
+            "num_collectives": 10,
+            "on_accelerator": False,
+            "strip": strip,
+            "trace": f"rank-{number}.trace.json.gz",
+            "top": [
+                {"name": f"gloo:all_reduce {ATTACK}", "count": 20, "self_ms": 15.4, "share": 0.46},
+                {"name": "aten::mm", "count": 110, "self_ms": 4.26, "share": 0.1},
+                {"name": "aten::addmm", "count": 60, "self_ms": 2.37, "share": 0.05},
+            ],
+            **changes,
+        }
+
+    greatest = [{"step": 155, "name": f"c10d::allreduce_ {ATTACK}", "skew_ms": 8.9, "last": 1}]
+    summary = {
+        "ranks": [rank(0), rank(1), {"rank": 2, "host": ATTACK, "state": "lost", "words": f"ended {ATTACK}"}],
+        "errors": [f"algo-4 has not answered {ATTACK}"],
+        "clocks": {"method": "by the ends of collectives", "spread_us": 412.0},
+        "skew": {
+            "num_collectives": 10,
+            "median_ms": 2.7,
+            "greatest_ms": 8.9,
+            "last": {"0": 0, "1": 10},
+            "mean_behind_ms": {"0": 0, "1": 3.1},
+            "greatest": greatest,
+        },
+        "merged": "merged.trace.json.gz",
+    }
+    brief = {"number": 7, "attempt": 1, "reason": ATTACK, "asked_at": "2026-01-02T03:04:05+00:00"}
+    taken = {**brief, "num_steps": 4, "duration_s": 2.0, "is_over": True}
+    answer = {
+        **brief,
+        "job": resumes,
+        "numbers": [7, 6],
+        "profiles": [taken, {**taken, "number": 6}],
+        "hosts": ["algo-1", "algo-2"],
+        "is_over": True,
+        "ended": "",
+        "missing": [],
+        "states": [],
+        "errors": [],
+        "summary": summary,
+    }
+    page.route(f"**/clary/v1/jobs/{resumes}/profile**", lambda route: route.fulfill(json=answer))
+    open_job(page, console, resumes, "profiles")
+    skew = page.get_by_role("region", name="Collectives across ranks")
+    expect(skew).to_contain_text("Rank 1 comes last 10 times, 3.10 ms behind the first on average")
+    expect(skew.get_by_role("row").nth(1)).to_contain_text("8.90 ms")
+    expect(page.get_by_role("region", name="Where the steps went")).to_contain_text("50.0 %")
+    expect(page.get_by_role("region", name=re.compile("^Rank 2 .* has no trace"))).to_contain_text(ATTACK)
+    expect(page.get_by_role("region", name="Longest operations").get_by_role("row").nth(1)).to_contain_text("46.4 %")
+    expect(page.get_by_label("Profile", exact=True).get_by_role("option")).to_have_count(2)
+    keep_views(page, "job-profiles-ranks")
+    assert page.locator("img[src=x]").count() == 0
+
+
+def test_the_page_of_hosts_shows_pools_with_their_state_their_job_and_what_is_left(page, console, aws):
+    kept = start(aws, job_request(unique("kept"), "true", ResourceConfig=KEPT))
+    using = start(aws, job_request(unique("using"), LIVES, ResourceConfig={**KEPT, "VolumeSizeInGB": 12}))
+    try:
+        wait(aws, kept)
+        wait(aws, using, until=("Training",))
+        page.goto(f"{console.url}/console/hosts")
+        pools = page.get_by_role("table", name="Pools")
+        waiting = pools.get_by_role("row").filter(has=page.get_by_role("link", name=kept))
+        expect(waiting).to_contain_text("Ready for a job")
+        expect(waiting).to_contain_text("1 host of ml.m5.large")
+        expect(waiting.get_by_role("progressbar", name=re.compile("Keep-alive left: .* of 15 min"))).to_be_visible()
+        used = pools.get_by_role("row").filter(has=page.get_by_role("link", name=using))
+        expect(used).to_contain_text("In use")
+        expect(used).to_contain_text("15 min after the job")
+        keep_views(page, "hosts-pools")
+    finally:
+        aws.sagemaker.stop_training_job(TrainingJobName=using)
+        wait(aws, using)
+        for name in (kept, using):
+            end_pool(aws, name)
+
+
+def _processes_of(service, name):
+    """Return the processes that carry out rehearsals of a job."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            home = (folder / "cwd").resolve()
+        except OSError:
+            continue
+        if b"rehearse" in words and name.encode() in words and home.is_relative_to(service.home):
+            found.append(int(folder.name))
+    return found

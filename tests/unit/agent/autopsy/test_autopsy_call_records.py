@@ -1,0 +1,133 @@
+"""Records of collectives find their processes; those of ended ranks are kept; what programs make up is left out."""
+
+import os
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+
+from clary.agent.autopsy.call_records import groups_of, left_calls, match, own_number, read_records
+from clary.agent.autopsy.host_dump import dump_host
+from clary.contract.collective_records import (
+    FILE_BYTES,
+    FINISHED,
+    GROUP_BYTES,
+    NUM_ROWS,
+    ROW_BYTES,
+    WAITED_FOR,
+    CallRecord,
+    CallRow,
+    GroupFacts,
+    RecordedGroup,
+    pack_group,
+    pack_header,
+    pack_row,
+    slot_offset,
+)
+from clary.contract.plain import from_plain, to_plain
+from clary.contract.stack_dumps import HostDump
+
+WORLD = GroupFacts("0", "gloo", 4, 1, (0, 1, 2, 3))
+SECOND_NS = 1_000_000_000
+
+
+def record(rank, process, *numbers, at_s=10.0, facts=WORLD):
+    rows = [
+        CallRow(number, int((at_s + number) * SECOND_NS), 0, 4, -1, 1, 1, WAITED_FOR)
+        for number in sorted(numbers, reverse=True)
+    ]
+    return CallRecord(rank, process, 0, (RecordedGroup(facts, tuple(rows)),))
+
+
+def write(folder, rank, process, *rows, name=None):
+    data = bytearray(pack_header(rank, process).ljust(FILE_BYTES, b"\0"))
+    begin = slot_offset(0)
+    data[begin : begin + GROUP_BYTES] = pack_group(WORLD, 1)
+    for row in rows:
+        place = begin + GROUP_BYTES + row.number % NUM_ROWS * ROW_BYTES
+        data[place : place + ROW_BYTES] = pack_row(row)
+    path = folder / (name or f"{rank}-{process}.calls")
+    path.write_bytes(data)
+    return path
+
+
+def test_a_record_belongs_to_the_process_that_knows_itself_by_its_number():
+    one, two = record(0, 7, 1), record(1, 8, 1)
+    found, left = match([one, two], {1007: 7, 1008: 8, 1009: 9}, {1007: 0, 1008: 1})
+    assert (found, left) == ({1007: one, 1008: two}, [])
+
+
+def test_of_records_with_one_number_the_one_of_the_process_s_rank_counts():
+    old, new = record(3, 7, 1, 2, 3), record(0, 7, 1)
+    assert match([old, new], {1007: 7}, {1007: 0})[0] == {1007: new}
+    assert match([old, new], {1007: 7}, {})[0] == {1007: old}, "the one that was used last"
+
+
+def test_of_ranks_without_a_process_the_newest_record_is_left():
+    older, newer, living = record(2, 5, 1), record(2, 6, 1, 2), record(0, 7, 1)
+    found, left = match([older, newer, living, record(0, 4, 1)], {1007: 7}, {1007: 0})
+    assert found == {1007: living}
+    assert left == [newer], "rank 0 has a process: what it left before is of no interest"
+
+
+def test_what_is_said_has_ages_and_words():
+    facts = GroupFacts("1", "nccl", 2, 0, (1, 3), is_point_to_point=True)
+    rows = (CallRow(2, 3 * SECOND_NS, 5 * SECOND_NS, 6, 1, 10, 2, FINISHED), CallRow(1, SECOND_NS, 0, 6, 1, 200, 99, 0))
+    (group,) = groups_of(CallRecord(0, 1, 0, (RecordedGroup(facts, rows),)), 13 * SECOND_NS)
+    assert (group.name, group.kind, group.size, group.ranks, group.is_point_to_point) == ("1", "nccl", 2, "1,3", True)
+    newest, unknown = group.calls
+    assert (newest.operation, newest.dtype, newest.count, newest.peer) == ("send", "float64", 6, 1)
+    assert (newest.state, newest.age_s, newest.took_s, newest.is_held) == ("finished", 10.0, 2.0, False)
+    assert (unknown.operation, unknown.dtype, unknown.took_s, unknown.is_held) == ("an operation", "", None, True)
+
+
+def test_groups_stand_in_the_order_of_their_use():
+    old, new = record(0, 1, 1, at_s=1.0), record(0, 1, 1, at_s=9.0, facts=WORLD._replace(name="1"))
+    both = CallRecord(0, 1, 0, (*old.groups, RecordedGroup(WORLD._replace(name="2"), ()), *new.groups))
+    assert [group.name for group in groups_of(both, 20 * SECOND_NS)] == ["1", "0", "2"]
+
+
+def test_files_that_are_no_records_are_left_out(tmp_path):
+    assert read_records(tmp_path / "nowhere") == []
+    write(tmp_path, 0, 7, CallRow(1, 1, 0, 4, -1, 1, 1, 0))
+    (tmp_path / "1-8.calls").write_bytes(b"short")
+    (tmp_path / "2-9.calls").mkdir()
+    os.mkfifo(tmp_path / "3-9.calls")
+    (tmp_path / "4-9.calls").symlink_to(tmp_path / "0-7.calls")
+    write(tmp_path, 5, 9, name="5-9.other")
+    assert [found.rank for found in read_records(tmp_path)] == [0]
+
+
+def test_a_dump_holds_the_calls_of_processes_and_of_ended_ranks(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        now_ns = time.monotonic_ns()
+        write(tmp_path, 3, process.pid, CallRow(41, now_ns, 0, 4, -1, 1, 1, WAITED_FOR))
+        write(tmp_path, 2, 99_999_999, CallRow(40, now_ns, now_ns + 5, 4, -1, 1, 1, FINISHED))
+        dump = dump_host(
+            os.getpid(),
+            number=1,
+            reason="",
+            host="algo-1",
+            addresses=(),
+            ranks={process.pid: 3},
+            now=datetime.now(UTC),
+            calls_folder=tmp_path,
+            is_ending=lambda: True,
+        )
+    finally:
+        process.kill()
+        process.communicate()
+    assert own_number(os.getpid()) == os.getpid()
+    assert from_plain(HostDump, to_plain(dump)) == dump
+    (found,) = (item for item in dump.processes if item.pid == process.pid)
+    ((call,),) = (group.calls for group in found.collectives)
+    assert (call.number, call.operation, call.state) == (41, "all_reduce", "waited for")
+    assert 0 <= call.age_s < 60
+    (left,) = dump.left
+    assert (left.rank, left.groups[0].calls[0].number) == (2, 40)
+
+
+def test_ended_ranks_have_words_of_their_own():
+    (left,) = left_calls([record(2, 6, 40)], 100 * SECOND_NS)
+    assert (left.rank, left.groups[0].calls[0].age_s) == (2, 50.0)

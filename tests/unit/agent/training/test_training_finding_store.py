@@ -1,0 +1,74 @@
+"""Pictures have a room of their own: they push no number out, and the last of each tag comes in the end."""
+
+from __future__ import annotations
+
+from clary.agent.training import finding_store
+from clary.agent.training.finding_store import FindingStore
+from clary.contract.training_values import Finding, FindingKind
+
+PICTURE = "x" * 700  # with what a finding costs besides, 1000 bytes
+
+
+def image(step, name="sample", data=PICTURE):
+    return Finding(kind=FindingKind.IMAGE, name=name, at_ms=0, step=step, data=data)
+
+
+def steps_of(store):
+    return [finding.step for finding in store.batch(None).findings]
+
+
+def test_pictures_beyond_their_room_wait_and_the_newest_of_each_tag_comes_once_there_is_some():
+    store = FindingStore(picture_burst_bytes=2_000.0, picture_bytes_per_s=100.0)
+    for step in range(10):
+        store.append(image(step), now_s=0.0)
+    store.append(image(100, name="other"), now_s=0.0)
+    assert steps_of(store) == [0, 1]
+    store.admit_waiting(now_s=9.0, is_last=False)
+    assert steps_of(store) == [0, 1], "nine tenths of a picture"
+    store.admit_waiting(now_s=10.0, is_last=False)
+    assert steps_of(store) == [0, 1, 9]
+    store.admit_waiting(now_s=20.0, is_last=False)
+    store.admit_waiting(now_s=20.0, is_last=False)
+    assert steps_of(store) == [0, 1, 9, 100]
+    assert store.num_dropped == 7
+
+
+def test_when_nothing_comes_any_more_all_that_wait_are_sent():
+    store = FindingStore(picture_burst_bytes=1_000.0, picture_bytes_per_s=0.0)
+    for step in range(5):
+        store.append(image(step), now_s=0.0)
+        store.append(image(step, name="other"), now_s=0.0)
+    store.admit_waiting(now_s=0.0, is_last=True)
+    assert steps_of(store) == [0, 4, 4]
+    store.admit_waiting(now_s=0.0, is_last=True)
+    assert steps_of(store) == [0, 4, 4], "each once"
+
+
+def test_pictures_fill_half_of_the_store_at_most_so_that_no_number_is_pushed_out():
+    store = FindingStore(max_bytes=6_000)
+    store.append(Finding(name="loss", at_ms=0, step=0), now_s=0.0)
+    for step in range(1, 20):
+        store.append(image(step), now_s=0.0)
+    assert steps_of(store) == [0, 1, 2]
+    store.let_go(3)
+    store.append(image(20), now_s=0.0)
+    assert steps_of(store) == [20]
+
+
+def test_what_waits_is_bounded(monkeypatch):
+    monkeypatch.setattr(finding_store, "MAX_WAITING_BYTES", 2_500)
+    store = FindingStore(picture_burst_bytes=0.0, picture_bytes_per_s=0.0)
+    for number in range(5):
+        store.append(image(number, name=f"tag-{number}"), now_s=0.0)
+    store.admit_waiting(now_s=0.0, is_last=True)
+    assert steps_of(store) == [0, 1]
+    assert store.num_dropped == 3
+
+
+def test_a_host_that_makes_up_ever_new_tags_is_not_followed_without_end(monkeypatch):
+    monkeypatch.setitem(finding_store._MAX_TAGS, FindingKind.IMAGE, 3)
+    store = FindingStore()
+    for number in range(5):
+        store.append(image(number, name=f"tag-{number}"), now_s=0.0)
+        store.append(Finding(kind=FindingKind.HISTOGRAM, name=f"tag-{number}", at_ms=0, data="[]"), now_s=0.0)
+    assert (store.end, store.num_unnamed) == (8, 2)

@@ -1,0 +1,86 @@
+"""Pictures are told by what their files say, whatever they claim to be or hold besides."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clary.contract.picture_files import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS, MAX_IMAGE_SIDE, picture_facts
+
+
+def png(width=3, height=2):
+    return b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0) + b"rest"
+
+
+def gif(width=3, height=2, version=b"89a"):
+    return b"GIF" + version + struct.pack("<HH", width, height) + b"\0\0\0;"
+
+
+def jpeg(width=3, height=2, frame=0xC0, before=b""):
+    header = struct.pack(">HBHHB", 11, 8, height, width, 1) + b"\x01\x11\0"
+    return b"\xff\xd8" + before + b"\xff" + bytes([frame]) + header + b"\xff\xda\0\x08rest\xff\xd9"
+
+
+JFIF = b"\xff\xe0\0\x10JFIF\0\x01\x01\0\0\x01\0\x01\0\0"
+HUFFMAN_TABLE = b"\xff\xc4\0\x05abc"  # whose number lies among those of frames
+
+
+@pytest.mark.parametrize(
+    ("data", "media_type"),
+    [
+        (png(), "image/png"),
+        (gif(), "image/gif"),
+        (gif(version=b"87a"), "image/gif"),
+        (jpeg(), "image/jpeg"),
+        (jpeg(frame=0xC2, before=JFIF + HUFFMAN_TABLE + b"\xff\xff\xff"), "image/jpeg"),
+    ],
+)
+def test_type_and_size_are_read(data, media_type):
+    facts = picture_facts(data)
+    assert facts is not None
+    assert (facts.media_type, facts.width, facts.height) == (media_type, 3, 2)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+        b"<!doctype html><script>alert(1)</script>",
+        b"\x89PNG\r\n\x1a\n<script>",
+        png()[:20],
+        gif()[:8],
+        b"GIF88a" + gif()[6:],
+        b"\xff\xd8\xff",
+        b"\xff\xd8\xff\xda\0\x08scan before any frame",
+        b"\xff\xd8\xff\xe0\0\0" * 9,
+        jpeg()[:9],
+        b"BM" + b"\0" * 60,
+        b"RIFF\0\0\0\0WEBPVP8 ",
+    ],
+)
+def test_anything_else_is_no_picture(data):
+    assert picture_facts(data) is None
+
+
+@pytest.mark.parametrize("make", [png, gif, jpeg])
+def test_what_would_cost_a_browser_its_memory_is_none(make):
+    assert picture_facts(make(0, 2)) is None
+    assert picture_facts(make(2, 0)) is None
+    assert picture_facts(make(MAX_IMAGE_SIDE, MAX_IMAGE_PIXELS // MAX_IMAGE_SIDE)) is not None
+    assert picture_facts(make(MAX_IMAGE_SIDE + 1, 1)) is None
+    assert picture_facts(make(MAX_IMAGE_SIDE, MAX_IMAGE_PIXELS // MAX_IMAGE_SIDE + 1)) is None
+
+
+def test_a_file_that_is_too_long_is_none():
+    assert picture_facts(png().ljust(MAX_IMAGE_BYTES, b"x")) is not None
+    assert picture_facts(png().ljust(MAX_IMAGE_BYTES + 1, b"x")) is None
+
+
+@given(st.sampled_from([png(), gif(), jpeg(before=JFIF + HUFFMAN_TABLE)]), st.binary(max_size=60), st.integers(0, 60))
+def test_whatever_stands_in_a_file_reading_it_ends_and_stays_within_bounds(picture, noise, place):
+    facts = picture_facts(picture[:place] + noise)
+    assert facts is None or facts.width * facts.height <= MAX_IMAGE_PIXELS

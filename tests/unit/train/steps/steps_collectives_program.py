@@ -1,0 +1,351 @@
+"""What torch's groups are asked for is recorded; `test_steps_collectives` runs it where torch is."""
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from clary.agent.autopsy.call_records import groups_of, left_calls, read_records
+from clary.contract.collective_records import DTYPES, OPERATIONS, STATES, SWITCH_VARIABLE
+from clary.contract.stack_dumps import HostDump, ProcessDump
+from clary.contract.step_records import FOLDER_VARIABLE
+from clary.control.jobs.last_collectives import count_collectives
+from clary.train.steps import torch_hooks
+
+LIMIT_S = 90.0
+_AT = tempfile.TemporaryDirectory(prefix="clary-calls-")
+FOLDER = Path(_AT.name)
+os.environ[FOLDER_VARIABLE] = _AT.name
+RECORDER = torch_hooks.install()
+torch.set_num_threads(1)
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+RANK = """
+    import os, sys, time
+    import torch, torch.distributed as dist
+    from clary.train.steps import torch_hooks
+    torch_hooks.install()
+    torch.set_num_threads(1)
+    rank, size = int(sys.argv[2]), int(sys.argv[3])
+    if sys.argv[4] == "smddp":
+        from clary.train.collective.adapters.torch import registration
+        registration.autoload()
+    dist.init_process_group(sys.argv[4], init_method="file://" + sys.argv[1], rank=rank, world_size=size)
+"""
+
+
+class Ranks:
+    """Ranks that run one script, in processes of their own."""
+
+    def __init__(self, script, num_ranks, backend="gloo"):
+        self.at = tempfile.TemporaryDirectory(prefix="clary-ranks-")
+        self.folder = Path(self.at.name)
+        environment = {**os.environ, FOLDER_VARIABLE: self.at.name}
+        program = textwrap.dedent(RANK) + textwrap.dedent(script)
+        command = [sys.executable, "-c", program, f"{self.at.name}/meet"]
+        self.all = [
+            subprocess.Popen([*command, str(rank), str(num_ranks), backend], env=environment)
+            for rank in range(num_ranks)
+        ]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
+        self.at.cleanup()
+
+    def kill(self):
+        for rank in self.all:
+            rank.kill()
+            rank.wait()
+
+    def calls(self, kind="gloo"):
+        """Return rank -> its calls in the group of all, the newest first."""
+        now_ns = time.monotonic_ns()
+        records = {record.rank: groups_of(record, now_ns) for record in read_records(self.folder)}
+        found = {}
+        for rank, groups in records.items():
+            for group in groups:
+                if group.kind == kind and not group.is_point_to_point:
+                    found[rank] = group.calls
+        return found
+
+    def until(self, condition, kind="gloo"):
+        end_s = time.monotonic() + LIMIT_S
+        while not condition(self.calls(kind)):
+            assert time.monotonic() < end_s, self.calls(kind)
+            assert None in [rank.poll() for rank in self.all], "all ranks have ended"
+            time.sleep(0.05)
+
+    def counted(self, is_over=False):
+        """Compare what they have recorded, as a dump of their host would hold it."""
+        records, now_ns = read_records(self.folder), time.monotonic_ns()
+        facts = {"parent": 1, "command": "", "state": "S", "wait_channel": "", "cpu_s": 0.0, "num_waits": 0}
+        facts |= {"cpu_used_s": 0.0, "bytes_moved": 0, "threads": (), "sockets": ()}
+        processes = [
+            ProcessDump(pid=record.process, rank=record.rank, collectives=groups_of(record, now_ns), **facts)
+            for record in records
+        ]
+        dump = HostDump(
+            number=1,
+            reason="",
+            host="algo-1",
+            taken_at=datetime.now(UTC),
+            addresses=(),
+            processes=() if is_over else tuple(processes),
+            left=left_calls(records, now_ns) if is_over else (),
+        )
+        return count_collectives({"algo-1": dump}, num_ranks=len(self.all))
+
+
+def has(number, state=None):
+    """Return whether a rank's newest call is this one."""
+    return lambda calls: bool(calls) and calls[0].number == number and state in (None, calls[0].state)
+
+
+SKIPPED = """
+    for _ in range(5):
+        dist.all_reduce(torch.ones(4))
+    if rank != 1:
+        dist.all_reduce(torch.ones(4))
+    time.sleep(600)
+"""
+
+
+def test_who_has_skipped_a_collective_is_told_while_the_others_wait_and_after_all_were_killed():
+    with Ranks(SKIPPED, 3) as ranks:
+        ranks.until(
+            lambda calls: all(has(6, "waited for")(calls.get(rank)) for rank in (0, 2)) and has(5)(calls.get(1))
+        )
+        words = ranks.counted().about[1]
+        assert words.startswith("it has not entered all_reduce #6 of group "), words
+        assert "its last there was all_reduce #5, " in words
+        newest = ranks.calls()[0][0]
+        assert (newest.count, newest.dtype, newest.took_s) == (4, "float32", None)
+        assert [call.state for call in ranks.calls()[0][1:]] == ["finished"] * 5
+        ranks.kill()
+        after = ranks.counted(is_over=True)
+        assert "all_reduce #5 of group" in after.about[1]
+        assert "all_reduce #6 of group" in after.about[0]
+        assert "waited for" in after.about[0]
+
+
+DIFFERENT = """
+    for _ in range(5):
+        dist.all_reduce(torch.ones(4))
+    try:
+        dist.all_reduce(torch.ones(4096 if rank == 1 else 4))
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+    time.sleep(600)
+"""
+
+
+def test_who_has_brought_another_amount_is_told():
+    with Ranks(DIFFERENT, 3) as ranks:
+        ranks.until(lambda calls: all(has(6)(calls.get(rank)) for rank in range(3)))
+        (found,) = ranks.counted().disagreements
+        assert found.odd == (1,)
+        assert (
+            "rank 1 entered all_reduce #6 with 4096 float32 while ranks 0, 2 entered all_reduce #6 with 4"
+            in found.words
+        )
+
+
+GRADIENTS = """
+    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(4):
+        loss = net(torch.ones(2, 3)).sum()
+        if step == 3 and rank == 1:
+            time.sleep(600)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_passes_of_ddp_are_operations_and_who_waits_for_gradients_is_seen_to_wait():
+    with Ranks(GRADIENTS, 2) as ranks:
+        ranks.until(lambda calls: has(4, "waited for")(calls.get(0)) and has(3, "finished")(calls.get(1)), kind="DDP")
+        assert {call.operation for call in ranks.calls("DDP")[0]} == {"gradients"}
+        assert "it has not entered gradients #4 of group " in ranks.counted().about[1]
+
+
+NATIVE = """
+    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+    for _ in range(12):
+        net(torch.ones(2, 3)).sum().backward()
+    if rank == 0:
+        dist.barrier()
+    time.sleep(600)
+"""
+
+
+def test_the_compiled_core_records_what_ddp_asks_it_for_in_cpp_and_who_stands_in_a_call():
+    with Ranks(NATIVE, 2, backend="smddp") as ranks:
+        ranks.until(
+            lambda calls: (
+                len(calls) == 2
+                and all(calls.values())
+                and calls[0][0].operation == "barrier"
+                and calls[0][0].number == calls[1][0].number + 1
+                and calls[1][0].state == "finished"
+            ),
+            kind="smddp",
+        )
+        waiting, missing = (ranks.calls("smddp")[rank] for rank in range(2))
+        assert (waiting[0].state, waiting[0].took_s, waiting[0].is_held) == ("entered", None, True)
+        assert {(call.operation, call.count, call.dtype, call.state) for call in missing} == {
+            ("all_reduce", 4, "float32", "finished")
+        }
+        assert "it has not entered barrier #" in ranks.counted().about[1]
+
+
+def own_calls(is_point_to_point=False, kind="gloo"):
+    """Return the rows of this process's own group of all, the newest first."""
+    (record,) = (record for record in read_records(FOLDER) if record.process == os.getpid())
+    groups = [
+        group
+        for group in record.groups
+        if group.facts.is_point_to_point == is_point_to_point and group.facts.kind == kind
+    ]
+    return groups[0].rows
+
+
+def shown(row):
+    return OPERATIONS[row.operation], row.num_elements, DTYPES[row.dtype], STATES[row.state]
+
+
+def test_operations_are_recorded_with_what_they_bring():
+    ones = torch.ones(2, 3)
+    calls = [
+        (lambda: dist.all_reduce(ones), ("all_reduce", 6, "float32")),
+        (lambda: dist.broadcast(torch.ones(5, dtype=torch.int64), 0), ("broadcast", 5, "int64")),
+        (lambda: dist.reduce(torch.ones(2, dtype=torch.float64), 0), ("reduce", 2, "float64")),
+        (lambda: dist.all_gather([torch.ones(2)], torch.ones(2)), ("all_gather", 2, "float32")),
+        (lambda: dist.all_gather_into_tensor(torch.ones(2), torch.ones(2)), ("all_gather_into_tensor", 2, "float32")),
+        (lambda: dist.gather(torch.ones(3), [torch.ones(3)]), ("gather", 3, "float32")),
+        (lambda: dist.scatter(torch.ones(3), [torch.ones(3)]), ("scatter", 3, "float32")),
+        (lambda: dist.all_to_all_single(torch.ones(4), torch.ones(4)), ("all_to_all_single", 4, "float32")),
+        (lambda: dist.barrier(), ("barrier", 0, "")),
+    ]
+    for act, wanted in calls:
+        before = own_calls()[0].number if read_records(FOLDER) else 0
+        act()
+        newest = own_calls()[0]
+        assert newest.number == before + 1
+        assert shown(newest) == (*wanted, "finished")
+        assert newest.finished_ns >= newest.started_ns > 0
+    assert torch.equal(ones, torch.ones(2, 3)), "the sum of one rank"
+
+
+def test_an_asynchronous_operation_is_under_way_until_it_is_waited_for_and_is_not_kept_alive():
+    work = dist.all_reduce(torch.ones(2), async_op=True)
+    assert shown(own_calls()[0]) == ("all_reduce", 2, "float32", "under way")
+    number = own_calls()[0].number
+    other = dist.all_reduce(torch.ones(3), async_op=True)
+    work.wait()
+    states = {row.number: STATES[row.state] for row in own_calls()}
+    assert (states[number], states[number + 1]) == ("finished", "under way")
+    other.wait()
+    for _ in range(3000):
+        dist.all_reduce(torch.ones(1), async_op=True)  # nobody waits
+    gc.collect()
+    assert len(RECORDER.calls.works) <= 1100
+
+
+def test_an_operation_that_fails_is_seen_to_have_failed_and_the_error_comes_through():
+    has_failed = False
+    try:
+        dist.group.WORLD.allreduce([torch.ones(2), torch.ones(3)])
+    except (RuntimeError, ValueError):
+        has_failed = True
+    assert has_failed, "tensors of different sizes are refused"
+    assert shown(own_calls()[0])[3] == "failed"
+    dist.all_reduce(torch.ones(2))
+    assert shown(own_calls()[0])[3] == "finished"
+
+
+def test_groups_are_recorded_with_their_ranks_and_keep_their_numbers_apart():
+    group = dist.new_group([0])
+    dist.all_reduce(torch.ones(7), group=group)
+    (record,) = (record for record in read_records(FOLDER) if record.process == os.getpid())
+    new = record.groups[-1]
+    assert (new.facts.ranks, new.facts.size, new.facts.rank) == ((0,), 1, 0)
+    assert [(row.number, row.num_elements) for row in new.rows] == [(1, 7)]
+    dist.destroy_process_group(group)
+
+
+def test_what_torch_compiles_is_the_same_and_passes():
+    def step(value):
+        value = value * 2
+        dist.all_reduce(value)
+        return value + 1
+
+    compiled = torch.compile(step, backend="eager")
+    assert torch.equal(compiled(torch.ones(3)), step(torch.ones(3)))
+    whole = torch.compile(step, backend="eager", fullgraph=True)
+    assert torch.equal(whole(torch.ones(3)), step(torch.ones(3)))
+
+
+def test_methods_look_as_ever():
+    assert dist.ProcessGroup.allreduce.__name__ == "allreduce"
+    assert pickle.loads(pickle.dumps(dist.all_reduce)) is dist.all_reduce
+
+
+def test_a_defect_of_ours_ends_the_recording_and_not_the_training():
+    calls = RECORDER.calls
+    calls.slots[id(dist.group.WORLD)] = (bytes(8), 0, int, None)  # takes no row
+    value = torch.ones(2)
+    dist.all_reduce(value)
+    assert calls._is_on is False
+    dist.all_reduce(value)
+    calls._is_on = True
+    dist.all_reduce(value)
+    assert shown(own_calls()[0]) == ("all_reduce", 2, "float32", "finished")
+
+
+def test_a_child_that_was_forked_off_does_not_write_into_its_parents_record():
+    dist.all_reduce(torch.ones(2))
+    before = own_calls()
+    child = os.fork()
+    if child == 0:
+        RECORDER.calls.ended(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert own_calls() == before
+
+
+OFF = """
+    import os, torch, torch.distributed as dist
+    before = dist.ProcessGroup.allreduce
+    from clary.train.steps import torch_hooks
+    assert torch_hooks.install() is not None
+    assert dist.ProcessGroup.allreduce is before
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.all_reduce(torch.ones(2))
+    assert not [name for name in os.listdir(os.environ["CLARY_STEPS_FOLDER"]) if str(os.getpid()) in name]
+    os._exit(0)
+"""
+
+
+def test_it_is_off_where_the_environment_says_so():
+    environment = {**os.environ, SWITCH_VARIABLE: "0"}
+    subprocess.run([sys.executable, "-c", textwrap.dedent(OFF)], env=environment, check=True, timeout=LIMIT_S)
+
+
+def test_nothing_is_left():
+    dist.destroy_process_group()
+    _AT.cleanup()
+    assert not FOLDER.exists()

@@ -1,0 +1,14 @@
+"""The record of collectives in ranks of gloo."""
+
+from pathlib import Path
+
+import pytest
+from torch_programs import assert_passed, names
+
+PROGRAM = Path(__file__).with_name("steps_collectives_program.py")
+
+
+@pytest.mark.timeout(220)  # a program on a busy machine; its first test waits for all of it
+@pytest.mark.parametrize("name", names(PROGRAM))
+def test_collectives(name: str) -> None:
+    assert_passed(PROGRAM, name)

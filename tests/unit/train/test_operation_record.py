@@ -1,0 +1,139 @@
+"""The record of a process: it is whole at every moment, it outlives a kill, and no process writes another's."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from clary.agent.autopsy.call_records import read_records
+from clary.contract.collective_records import ENTERED, NUM_SLOTS, SWITCH_VARIABLE, CallRow, GroupFacts, pack_row
+from clary.contract.step_records import FOLDER_VARIABLE
+from clary.contract.step_records import SWITCH_VARIABLE as STEPS_SWITCH
+from clary.train import operation_record
+from clary.train.operation_record import OperationRecord, record_of_process
+
+LIMIT_S = 60.0
+# Writes rows whose every field is made of their number, some at once and then none for a moment.
+WRITER = """
+    import itertools, time
+    from clary.contract.collective_records import NUM_ROWS, ROW, ROW_BYTES, GroupFacts
+    from clary.train.operation_record import record_of_process
+    record = record_of_process(5)
+    rows = record.begin_group(GroupFacts("0", "gloo", 2, 0, (0, 1)))
+    print("up", flush=True)
+    for number in itertools.count(1):
+        place = rows + number % NUM_ROWS * ROW_BYTES
+        ROW.pack_into(record.memory, place, number, number * 3, number * 5, number * 7, -1, 1, 1, 0, number)
+        if number % 5 == 0:
+            time.sleep(0.0005)
+"""
+
+
+@pytest.fixture
+def own(monkeypatch, tmp_path):
+    """A record of this process that is forgotten afterwards."""
+    monkeypatch.setattr(operation_record, "_own", operation_record._OfProcess())
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    for name in (SWITCH_VARIABLE, STEPS_SWITCH, "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def started(folder, program, **variables):
+    environment = {**os.environ, FOLDER_VARIABLE: str(folder), **variables}
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)], env=environment, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_no_row_is_ever_read_half_while_it_is_written_and_a_kill_leaves_the_last_ones(tmp_path):
+    writer = started(tmp_path, WRITER, RANK="2")
+    try:
+        assert writer.stdout.readline() == "up\n"
+        seen, end_s = set(), time.monotonic() + LIMIT_S
+        while len(seen) < 200:
+            assert time.monotonic() < end_s, f"{len(seen)} rows were read"
+            (record,) = read_records(tmp_path)
+            for row in record.groups[0].rows:
+                facts = (row.started_ns, row.finished_ns, row.num_elements)
+                assert facts == (row.number * 3, row.number * 5, row.number * 7)
+                seen.add(row.number)
+    finally:
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.communicate()
+    (record,) = read_records(tmp_path)
+    assert (record.rank, record.process) == (2, writer.pid)
+    rows = record.groups[0].rows
+    assert len(rows) >= 7, "one may have been under its pen"
+    assert rows[0].number >= max(seen) - 1
+
+
+def test_a_process_has_one_record_and_groups_their_places_in_it(own):
+    record = record_of_process(4)
+    assert record_of_process(9) is record
+    first = record.begin_group(GroupFacts("0", "gloo", 2, 0, (0, 1)))
+    second = record.begin_group(GroupFacts("1", "smddp", 2, 1))
+    assert first != second
+    row = CallRow(1, 10, 0, 4, -1, 1, 1, ENTERED)
+    record.memory[second + 48 : second + 96] = pack_row(row)
+    (found,) = read_records(own)
+    assert (found.rank, found.process) == (4, os.getpid())
+    assert [(group.facts.name, len(group.rows)) for group in found.groups] == [("0", 0), ("1", 1)]
+    assert [path.name for path in own.iterdir()] == [f"4-{os.getpid()}.calls"]
+
+
+def test_groups_for_which_there_is_no_room_are_counted(own):
+    record = record_of_process(0)
+    places = [record.begin_group(GroupFacts(str(index), "gloo", 1)) for index in range(NUM_SLOTS + 3)]
+    assert places[NUM_SLOTS:] == [None] * 3
+    (found,) = read_records(own)
+    assert (len(found.groups), found.num_left_out) == (NUM_SLOTS, 3)
+
+
+def test_a_child_that_was_forked_off_has_a_record_of_its_own(own):
+    record = record_of_process(0)
+    record.begin_group(GroupFacts("0", "gloo", 1))
+    child = os.fork()
+    if child == 0:
+        fresh = record_of_process(0)
+        os._exit(0 if fresh is not None and fresh is not record and fresh.process == os.getpid() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert sorted(found.process for found in read_records(own)) == sorted([os.getpid(), child])
+    assert record_of_process(0) is record
+
+
+@pytest.mark.parametrize("switch", [SWITCH_VARIABLE, STEPS_SWITCH])
+def test_nothing_is_recorded_where_it_is_switched_off_or_nobody_wants_it(own, monkeypatch, switch):
+    monkeypatch.setenv(switch, "0")
+    assert record_of_process(0) is None
+    monkeypatch.setenv(switch, "1")
+    monkeypatch.delenv(FOLDER_VARIABLE)
+    assert record_of_process(0) is None
+    assert list(own.iterdir()) == []
+
+
+def test_a_folder_that_takes_nothing_is_asked_once(own, monkeypatch):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(own / "nowhere"))
+    assert record_of_process(0) is None
+    monkeypatch.setenv(FOLDER_VARIABLE, str(own))
+    assert record_of_process(0) is None
+
+
+def test_a_full_disk_is_an_error_before_anything_is_mapped(own, monkeypatch):
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(OSError, match="No space"):
+        OperationRecord(str(own), 0)
+    assert record_of_process(0) is None
+
+
+def test_the_rank_that_a_launcher_told_names_the_file(own, monkeypatch):
+    monkeypatch.setenv("RANK", "11")
+    assert record_of_process(0) is not None
+    assert [found.rank for found in read_records(own)] == [11]
