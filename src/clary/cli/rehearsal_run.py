@@ -237,19 +237,17 @@ class JobWatch:
 
     def _printed(self, attempt: int) -> list[str]:
         """Return the lines of the rank that prints steps, in one attempt."""
-        lines: list[dict[str, Any]] = []
+        by_rank: dict[tuple[Any, str], list[str]] = {}
         tokens: dict[str, str] = {}
         while True:
             query = {f"after.{stream}": token for stream, token in tokens.items()} | {"attempt": str(attempt)}
             page = self.connection.job_page(self.name, "logs", query)
-            lines += page["lines"]
+            for line in page["lines"]:  # of which there may be more than memory holds
+                if self.reader.read(line["text"]) is not None:
+                    by_rank.setdefault((line["rank"], line["host"]), []).append(line["text"])
             if page["sure_until_ms"] is None:
                 break
             tokens |= page["tokens"]
-        by_rank: dict[tuple[Any, str], list[str]] = {}
-        for line in lines:
-            if self.reader.read(line["text"]) is not None:
-                by_rank.setdefault((line["rank"], line["host"]), []).append(line["text"])
         # Of the ranks that print most, the first: a rank that prints a total at the end is not it.
         return max(by_rank.values(), key=len, default=[])
 

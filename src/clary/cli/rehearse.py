@@ -134,10 +134,10 @@ def run(options: argparse.Namespace) -> int:
     if options.json == "-":
         print(document)
     else:
+        if options.json:  # first: what cannot be printed is not lost then
+            Path(options.json).write_text(document + "\n", encoding="utf-8")
         print()
         print(certificate_text(certificate))
-        if options.json:
-            Path(options.json).write_text(document + "\n", encoding="utf-8")
     if certificate.verdict is Verdict.PASS and not options.keep:
         for watch in created:
             watch.delete()

@@ -1,9 +1,11 @@
 """The last collectives of a process, as it leaves them for the agent of its host: they stay when it is killed.
 
 Where: `train.operation_record` maps one file a process into memory, in the folder that `step_records.FOLDER_VARIABLE`
-names; `train.steps` and the cores of `train.collective` write rows into it, the compiled core from C++
-(native/src/engine/call_record.hpp). `agent.autopsy.call_records` reads them while they are written. A file is a header
-and slots, one a group of ranks in the order of their first use; a slot describes its group and has a ring of rows:
+names. In a host with a `/dev/shm` of its own the file lies there, and a link in that folder leads to it: a store to a
+page of a disk's file may wait for the disk. `train.steps` and the cores of `train.collective` write rows into it, the
+compiled core from C++ (native/src/engine/call_record.hpp). `agent.autopsy.call_records` reads them while they are
+written. A file is a header and slots, one a group of ranks in the order of their first use; a slot describes its group
+and has a ring of rows:
 
     0      magic, rank, process, groups that found no slot
     64     slot 0: group (128 bytes), then row of operation N at N % NUM_ROWS
@@ -15,13 +17,21 @@ between two reads, or has two numbers. Times are nanoseconds of CLOCK_MONOTONIC,
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from clary.contract.ml_tree import OPT_ML
+from clary.contract.step_records import FOLDER
+
 SWITCH_VARIABLE = "CLARY_CALLS"  # 0: nothing is recorded
 ENDING = ".calls"  # of a file's name, RANK-PROCESS.calls
+# What a program is told where its host has namespaces: what it leaves in memory vanishes with the host.
+FOLDER_IN_NAMESPACES = str(OPT_ML.joinpath(*FOLDER))
+MEMORY_FOLDER = "/dev/shm"  # noqa: S108 - of the host's own view
+_IN_MEMORY = re.compile(rf"{MEMORY_FOLDER}/clary-[0-9]{{1,10}}-[0-9]{{1,10}}-[0-9a-f]{{16}}\{ENDING}")
 
 NUM_SLOTS = 64  # groups of a process
 NUM_ROWS = 8  # of a group; a power of two
@@ -149,6 +159,16 @@ class CallRecord(NamedTuple):
     process: int  # as it numbers itself, which inside a host is not as the machine does
     num_left_out: int  # groups that found no slot
     groups: tuple[RecordedGroup, ...]
+
+
+def memory_path(rank: int, process: int, mark: str) -> str:
+    """Return where a record lies; `mark`, 16 hexadecimal digits, makes it one of its own."""
+    return f"{MEMORY_FOLDER}/clary-{rank}-{process}-{mark}{ENDING}"
+
+
+def is_memory_path(path: str) -> bool:
+    """Whether a record may lie there: programs write the links."""
+    return _IN_MEMORY.fullmatch(path) is not None
 
 
 def pack_header(rank: int, process: int) -> bytes:

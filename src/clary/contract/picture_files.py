@@ -2,7 +2,7 @@
 
 Where: agents send such pictures alone, the service looks again before it keeps one, and once more before it hands one
 out. A file of 256 KiB may claim a width that a browser would want gigabytes for: those are none that are kept.
-Source: PNG (W3C), 5.2 and 11.2.1; GIF89a, 17 and 18; JPEG: ITU-T T.81, B.1.1.3 and B.2.2.
+Source: PNG (W3C), 5.2 and 11.2.1; GIF89a, 17 to 26; JPEG: ITU-T T.81, B.1.1.3 and B.2.2.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ _GIF_STARTS = (b"GIF87a", b"GIF89a")
 _JPEG_START = b"\xff\xd8\xff"
 _PNG_SIZE = struct.Struct(">II")
 _GIF_SIZE = struct.Struct("<HH")
+_GIF_PLACE = struct.Struct("<HHHH")  # left, top, width, height
+_GIF_FLAGS, _GIF_HEADER_BYTES = 10, 13
+_GIF_HAS_COLORS, _GIF_NUM_COLORS = 0x80, 0x07
+_GIF_EXTENSION, _GIF_FRAME = 0x21, b","
 _JPEG_LENGTH = struct.Struct(">H")
 _JPEG_FRAME = struct.Struct(">HBHH")  # length, bits of a sample, height, width
 _JPEG_FIRST_FRAME, _JPEG_LAST_FRAME = 0xC0, 0xCF
@@ -54,9 +58,21 @@ def _png(data: bytes) -> PictureFacts | None:
 
 
 def _gif(data: bytes) -> PictureFacts | None:
+    """Read the screen's size, and that of the first frame: browsers make the screen as large as that."""
     if not data.startswith(_GIF_STARTS) or len(data) < len(_GIF_STARTS[0]) + _GIF_SIZE.size:
         return None
     width, height = _GIF_SIZE.unpack_from(data, len(_GIF_STARTS[0]))
+    place = _GIF_HEADER_BYTES
+    if len(data) >= place and data[_GIF_FLAGS] & _GIF_HAS_COLORS:
+        place += 3 << (data[_GIF_FLAGS] & _GIF_NUM_COLORS) + 1
+    while place < len(data) and data[place] == _GIF_EXTENSION:
+        place += 2
+        while place < len(data) and data[place]:
+            place += 1 + data[place]
+        place += 1
+    if data[place : place + 1] == _GIF_FRAME and place + 1 + _GIF_PLACE.size <= len(data):
+        left, top, frame_width, frame_height = _GIF_PLACE.unpack_from(data, place + 1)
+        width, height = max(width, left + frame_width), max(height, top + frame_height)
     return PictureFacts(media_type="image/gif", width=width, height=height)
 
 

@@ -1,14 +1,16 @@
-"""The record of this process's last collectives: one small file, mapped into memory, for the agent of its host.
+"""The record of this process's last collectives: one small file of memory, for the agent of its host.
 
 Where: `steps.collective_hooks` writes what torch's groups are asked for, `collective.cores` has the compiled core write
 its own. The file is made with the first group, so that processes without one leave none.
 
-Mapped, because a write to memory costs a small part of a call of the kernel. Its blocks are had before it is mapped: a
-page that cannot be had later would be a signal.
+Mapped, because a write to memory costs a small part of a call of the kernel; and in `/dev/shm` where the host has its
+own, because a store to a page that a disk is writing may wait for milliseconds. Its pages are had before it is mapped:
+one that cannot be had later would be a signal.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import threading
@@ -16,12 +18,14 @@ import threading
 from clary.contract.collective_records import (
     ENDING,
     FILE_BYTES,
+    FOLDER_IN_NAMESPACES,
     GROUP_BYTES,
     LEFT_OUT_OFFSET,
     NUM_SLOTS,
     NUMBER,
     SWITCH_VARIABLE,
     GroupFacts,
+    memory_path,
     pack_group,
     pack_header,
     slot_offset,
@@ -38,25 +42,30 @@ class OperationRecord:
     Args:
         folder: made by the agent.
         rank: of this process.
+        is_in_memory: whether it is to lie in `/dev/shm`, which vanishes with the host, if there is room.
 
     Raises: OSError, a full disk for one; ValueError.
     """
 
-    def __init__(self, folder: str, rank: int) -> None:
+    def __init__(self, folder: str, rank: int, *, is_in_memory: bool = False) -> None:
         self.process = os.getpid()
         self._lock = threading.Lock()
         self._num_groups = 0
         path = os.path.join(folder, f"{rank}-{self.process}{ENDING}")
         # Made aside and renamed: it appears whole, and in place of one by a process that had this number before.
         draft = f"{path}.new"
-        descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        try:
-            os.posix_fallocate(descriptor, 0, FILE_BYTES)
-            os.pwrite(descriptor, pack_header(rank, self.process).ljust(FILE_BYTES, b"\0"), 0)
-            self.memory = mmap.mmap(descriptor, FILE_BYTES)
-            os.replace(draft, path)
-        finally:
-            os.close(descriptor)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft)
+        header = pack_header(rank, self.process)
+        target = memory_path(rank, self.process, os.urandom(8).hex())
+        memory = None
+        if is_in_memory:
+            with contextlib.suppress(OSError):  # no room
+                memory = _mapped(target, header)
+        if memory is not None:
+            os.symlink(target, draft)
+        self.memory = memory if memory is not None else _mapped(draft, header)
+        os.replace(draft, path)
 
     def begin_group(self, facts: GroupFacts) -> int | None:
         """Describe a group that is new to this process; return where its rows begin, None if there is no room."""
@@ -72,6 +81,20 @@ class OperationRecord:
         self.memory[offset + NUMBER.size : offset + GROUP_BYTES] = packed[NUMBER.size :]
         self.memory[offset : offset + NUMBER.size] = packed[: NUMBER.size]
         return offset + GROUP_BYTES
+
+
+def _mapped(path: str, header: bytes) -> mmap.mmap:
+    """Make a file, and return its memory. Raises: OSError; it leaves no file then."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        os.posix_fallocate(descriptor, 0, FILE_BYTES)
+        os.pwrite(descriptor, header.ljust(FILE_BYTES, b"\0"), 0)
+        return mmap.mmap(descriptor, FILE_BYTES)
+    except BaseException:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(descriptor)
 
 
 class _OfProcess:
@@ -117,7 +140,8 @@ def record_of_process(rank: int) -> OperationRecord | None:
                 os.register_at_fork(after_in_child=_own.begin_anew)
                 _own.is_watching_forks = True
             try:
-                _own.record = OperationRecord(os.environ[FOLDER_VARIABLE], _rank(rank))
+                folder = os.environ[FOLDER_VARIABLE]
+                _own.record = OperationRecord(folder, _rank(rank), is_in_memory=folder == FOLDER_IN_NAMESPACES)
             except (OSError, ValueError):
                 _own.has_failed = True  # once is enough: nobody trains to be recorded
         return _own.record

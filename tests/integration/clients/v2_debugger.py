@@ -47,8 +47,11 @@ estimator = PyTorch(
         ],
     ),
 )
-estimator.fit(wait=True)
+estimator.fit(wait=False)
 job = estimator.latest_training_job
+waiter = session.sagemaker_client.get_waiter("training_job_completed_or_stopped")  # fit(wait=True) asks every 30 s
+waiter.wait(TrainingJobName=job.name, WaiterConfig={"Delay": 1, "MaxAttempts": 300})
+session.logs_for_job(job.name)
 trial = create_trial(estimator.latest_job_debugger_artifacts_path())
 trial.wait_for_steps([0], limit_s=60)
 loss = trial.tensor("MSELoss_output_0")

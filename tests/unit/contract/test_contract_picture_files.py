@@ -84,3 +84,18 @@ def test_a_file_that_is_too_long_is_none():
 def test_whatever_stands_in_a_file_reading_it_ends_and_stays_within_bounds(picture, noise, place):
     facts = picture_facts(picture[:place] + noise)
     assert facts is None or facts.width * facts.height <= MAX_IMAGE_PIXELS
+
+
+@pytest.mark.parametrize("before", [b"", b"\x21\xf9\x04\0\0\0\0\0", b"\x21\xfe\x03abc\x02de\0"])
+@pytest.mark.parametrize(("flags", "colors"), [(b"\0", b""), (b"\x91", b"abcdefghijkl")])
+def test_a_gif_is_as_large_as_its_first_frame_where_that_is_larger_than_its_screen(before, flags, colors):
+    def framed(*frame):
+        start = b"GIF89a" + struct.pack("<HH", 3, 2) + flags + b"\0\0" + colors
+        return start + before + b"," + struct.pack("<HHHH", *frame) + b"\0;"
+
+    facts = picture_facts(framed(0, 0, 3, 2))
+    assert facts is not None
+    assert (facts.width, facts.height) == (3, 2)
+    assert picture_facts(framed(0, 0, 65_535, 65_535)) is None
+    assert picture_facts(framed(65_535, 0, 1, 1)) is None
+    assert picture_facts(framed(0, 0, 65_535, 65_535)[:-4]) is not None, "a frame that is cut off is not drawn"

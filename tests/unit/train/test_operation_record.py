@@ -6,11 +6,21 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
 from clary.agent.autopsy.call_records import read_records
-from clary.contract.collective_records import ENTERED, NUM_SLOTS, SWITCH_VARIABLE, CallRow, GroupFacts, pack_row
+from clary.contract import collective_records
+from clary.contract.collective_records import (
+    ENTERED,
+    NUM_SLOTS,
+    SWITCH_VARIABLE,
+    CallRow,
+    GroupFacts,
+    is_memory_path,
+    pack_row,
+)
 from clary.contract.step_records import FOLDER_VARIABLE
 from clary.contract.step_records import SWITCH_VARIABLE as STEPS_SWITCH
 from clary.train import operation_record
@@ -121,6 +131,43 @@ def test_a_folder_that_takes_nothing_is_asked_once(own, monkeypatch):
     assert record_of_process(0) is None
     monkeypatch.setenv(FOLDER_VARIABLE, str(own))
     assert record_of_process(0) is None
+
+
+def test_where_a_host_has_memory_of_its_own_the_record_lies_there_and_outlives_its_process(tmp_path):
+    writer = started(
+        tmp_path,
+        """
+        import os, signal
+        from clary.contract.collective_records import ENTERED, CallRow, GroupFacts, pack_row
+        from clary.train.operation_record import OperationRecord
+        record = OperationRecord(os.environ["CLARY_STEPS_FOLDER"], 3, is_in_memory=True)
+        rows = record.begin_group(GroupFacts("0", "gloo", 1))
+        record.memory[rows + 48 : rows + 96] = pack_row(CallRow(1, 10, 0, 4, -1, 1, 1, ENTERED))
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+    )
+    writer.communicate(timeout=LIMIT_S)
+    (link,) = tmp_path.iterdir()
+    target = Path(os.readlink(link))
+    try:
+        assert is_memory_path(str(target))
+        assert link.name == f"3-{writer.pid}.calls"
+        for roots in ([""], ["/proc/0/root", f"/proc/{os.getpid()}/root"]):
+            (record,) = read_records(tmp_path, roots)
+            assert (record.rank, record.process, record.groups[0].rows[0].number) == (3, writer.pid, 1)
+        assert read_records(tmp_path, ["/proc/0/root"]) == []
+    finally:
+        target.unlink()
+    assert read_records(tmp_path) == []
+
+
+def test_where_memory_has_no_room_the_record_lies_in_its_folder(own, monkeypatch):
+    monkeypatch.setattr(collective_records, "MEMORY_FOLDER", str(own / "nowhere"))
+    OperationRecord(str(own), 0, is_in_memory=True)
+    (path,) = own.iterdir()
+    assert path.is_file()
+    assert not path.is_symlink()
+    assert [found.rank for found in read_records(own)] == [0]
 
 
 def test_a_full_disk_is_an_error_before_anything_is_mapped(own, monkeypatch):

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from clary.agent.autopsy import process_state
@@ -23,6 +23,7 @@ from clary.contract.collective_records import (
     CallRecord,
     CallRow,
     RecordedGroup,
+    is_memory_path,
     read_record,
 )
 from clary.contract.rank_lists import rank_text
@@ -35,14 +36,36 @@ _NS_PER_S = 1e9
 _DIGITS = 4  # of seconds
 
 
-def read_records(folder: Path) -> list[CallRecord]:
-    """Return the records in a folder; none if there is no such folder."""
-    names: list[str] = []
+def read_records(folder: Path, roots: Sequence[str] = ("",)) -> list[CallRecord]:
+    """Return the records that a folder has or leads to; none if there is no such folder.
+
+    Args:
+        roots: folders below which the program may see its `/dev/shm`, as `/proc/PID/root`.
+    """
+    records = (_read(folder / name) or _read_linked(folder / name, roots) for name in _names_in(folder))
+    return [record for record in records if record is not None]
+
+
+def _names_in(folder: Path) -> list[str]:
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         ours = (entry.name for entry in itertools.islice(entries, _MAX_NAMES) if entry.name.endswith(ENDING))
-        names = sorted(itertools.islice(ours, MAX_FILES))
-    records = (_read(folder / name) for name in names)
-    return [record for record in records if record is not None]
+        return sorted(itertools.islice(ours, MAX_FILES))
+    return []
+
+
+def _read_linked(link: Path, roots: Sequence[str]) -> CallRecord | None:
+    target = _target(link)
+    found = (_read(Path(f"{root}{target}")) for root in roots) if target else ()
+    return next((record for record in found if record is not None), None)
+
+
+def _target(link: Path) -> str:
+    """Return where a record lies in memory; empty if the link leads anywhere else."""
+    try:
+        target = os.readlink(link)
+    except OSError:
+        return ""
+    return target if is_memory_path(target) else ""
 
 
 def match(

@@ -24,6 +24,7 @@ from clary.contract.stack_dumps import MAX_PROCESSES, HostDump, ProcessDump, Soc
 LIMIT_S = 20.0  # for the stacks of a host; processes whose turn has not come by then have none
 WATCHED_S = 0.7  # in which a process that gets on waits for many things, one that is held up for none
 _NUM_READERS = 4
+_NUM_ROOTS = 3  # processes by whose view of files records are sought: one may end meanwhile
 _TRY_S = 6.0  # for py-spy, each time
 _RANK = b"RANK="
 
@@ -60,7 +61,9 @@ def dump_host(
     begin = {pid: _Counters.of(pid) for pid in entries}
     time.sleep(WATCHED_S)  # before any stack is read: a pause counts as a wait
     own = {pid: _Counters.of(pid).since(before) for pid, before in begin.items()}
-    records = read_records(calls_folder) if calls_folder is not None else []
+    # Its first process may stand outside of what the program sees.
+    roots = [f"/proc/{pid}/root" for pid in (*order[:_NUM_ROOTS], first_pid)]
+    records = read_records(calls_folder, roots) if calls_folder is not None else []
     now_ns = time.monotonic_ns()
     recorded, left = match(records, {pid: own_number(pid) for pid in entries} if records else {}, known)
     connections = next(filter(None, map(read_connections, (first_pid, *order))), {})

@@ -60,6 +60,7 @@ class RuleWorld:
         read: returns the first bytes of a file below `folder` without following links; None if there is none.
         environment: complete, of each process.
         tensors_uri: where all hosts of several store what they save; empty if rules can not read it.
+        is_marked: whether the agent marks the end of the program there.
         own_end: file in `tensors_folder` that says that the program here has ended; empty for a job of one host.
         since: seconds since 1970; what was stored at `tensors_uri` before is of an earlier try.
         start: starts processes; raises AgentError.
@@ -75,6 +76,7 @@ class RuleWorld:
     open_store: Callable[[], ObjectStore]
     start: Callable[[Sequence[ProcessSpec], Callable[[int, bytes], None]], RuleHost]
     tensors_uri: str = ""
+    is_marked: bool = False
     own_end: str = ""
     since: float = 0.0
 
@@ -188,6 +190,7 @@ class RuleProcesses:
                     "parameters": dict(rule.parameters),
                     "tensors_folder": self._world.tensors_folder,
                     "tensors_uri": self._world.tensors_uri,
+                    "is_marked": self._world.is_marked,
                     "own_end": self._world.own_end,
                     "since": self._world.since,
                     "other_trials": others,

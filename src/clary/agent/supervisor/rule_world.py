@@ -51,7 +51,8 @@ def make_rule_world(
     """
     shutil.rmtree(folder, ignore_errors=True)  # of the job that had this host before
     is_isolated = plan.isolation is Isolation.NAMESPACES
-    is_shared = len(plan.hosts) > 1 and any(mirror.marks_end for mirror in plan.mirrors)
+    is_marked = any(mirror.marks_end for mirror in plan.mirrors)
+    is_shared = len(plan.hosts) > 1 and is_marked
     files = folder / "files"
     binds = (*sandbox.binds, Bind(source=str(files), target=RULES_FOLDER)) if is_isolated else sandbox.binds
     own = replace(
@@ -73,6 +74,7 @@ def make_rule_world(
         working_folder=str(context.inside.code),
         tensors_folder=tensors_folder(plan, tree),
         tensors_uri=_tensors_uri(plan),
+        is_marked=is_marked,
         own_end=host_end(plan.hosts[0].name, attempt=plan.attempt, num_hosts=len(plan.hosts)) if is_shared else "",
         since=SystemClock().now().timestamp() - _CLOCKS_APART_S if plan.attempt > 1 else 0.0,
         open_store=functools.partial(ObjectStore, plan.object_store, attempts=_STORE_ATTEMPTS),

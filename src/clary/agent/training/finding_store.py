@@ -97,9 +97,10 @@ class FindingStore:
             self._put(finding)
 
     def admit_waiting(self, *, now_s: float, is_last: bool) -> None:
-        """Take the pictures that waited and have room now; all of them if nothing comes any more."""
+        """Take the pictures that waited and have room now; if nothing comes any more, all that push nothing out."""
         for tag, finding in list(self._waiting.items()):
-            if is_last or self._has_room(finding, now_s):
+            has_place = is_last and self._size_bytes + _size_of(finding) <= self._max_bytes
+            if has_place or self._has_room(finding, now_s):
                 del self._waiting[tag]
                 self._waiting_bytes -= _size_of(finding)
                 self._put(finding)

@@ -128,6 +128,8 @@ class TrainingWatch:
                     self._send()
                     next_send_s = time.monotonic() + SEND_S
                     if has_seen_all:
+                        self._store.admit_waiting(now_s=time.monotonic(), is_last=True)  # there is room for all now
+                        self._send()
                         return
                     pause_s = 0.0 if is_last else LOOK_S
                 except (AttemptOver, _NotKnownError) as error:

@@ -18,6 +18,8 @@ _HASH_CHARACTERS = 40  # torch names some groups by a digest of their ranks
 _SHOWN_CHARACTERS = 12
 _FINISHED = "finished"
 _LOOKED_BACK = 16  # operations; records hold fewer
+# Backends whose operations have ended when a wait for them has; with others they are in line then.
+_ENDED_WHEN_WAITED_FOR = frozenset({"gloo", "mpi", "smddp"})
 # Operations that may meet each other: they are ways to write one.
 _FAMILIES = {
     "all_gather_into_tensor": "all_gather",
@@ -145,14 +147,20 @@ class _Table:
         calls = self.at(number)
         # Of several ways to write an operation each counts elements in its own way.
         names = {call.operation for call in calls.values()}
-        has_counts = len(names) == 1 and names <= _EQUAL_COUNTS
-        has_types = all(call.dtype for call in calls.values())
+        has_types = all(call.dtype for call in calls.values())  # else nobody has looked at what a rank brings
+        has_counts = has_types and len(names) == 1 and names <= _EQUAL_COUNTS
         found: dict[tuple[str, str, int], list[int]] = {}
         for rank, call in sorted(calls.items()):
             family = _family(call.operation)
             dtype = call.dtype if has_types and family != "barrier" else ""
             found.setdefault((family, dtype, call.count if has_counts else 0), []).append(rank)
         return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[1])))
+
+    def has_ended_well(self, number: int) -> bool:
+        """Whether all that is known of an operation has ended: then what differs in it has held nobody up."""
+        return self.key[1] in _ENDED_WHEN_WAITED_FOR and all(
+            call.state == _FINISHED for call in self.at(number).values()
+        )
 
     def _fits(self) -> bool:
         """Whether the numbers of ranks mean the same operations, as far as all have left them behind."""
@@ -224,7 +232,7 @@ def _disagreement(table: _Table) -> Disagreement | None:
     """Return the first number under which ranks called different operations."""
     for number in range(max(1, table.floor), table.front + 1):
         signatures = table.signatures(number)
-        if len(signatures) < 2:
+        if len(signatures) < 2 or table.has_ended_well(number):
             continue
         majority, *others = signatures.values()
         has_majority = len(majority) * 2 > sum(map(len, signatures.values()))

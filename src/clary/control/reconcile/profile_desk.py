@@ -177,11 +177,15 @@ class ProfileDesk:
     def read(self, job_name: str, number: int) -> tuple[KeptRequest, dict[str, HostProfile]] | None:
         """Return a profile with what hosts have said, by host; None if there is none of this number."""
         folder = self.place(job_name, number)
-        request = _read(KeptRequest, folder / _REQUEST)
+        request = self.request(job_name, number)
         if request is None:
             return None
         answers = ((host, _read(HostProfile, folder / f"{host}.json")) for host in request.hosts)
         return request, {host: profile for host, profile in answers if profile is not None}
+
+    def request(self, job_name: str, number: int) -> KeptRequest | None:
+        """Return what was asked for; None if there is no profile of this number."""
+        return _read(KeptRequest, self.place(job_name, number) / _REQUEST)
 
     def summary(self, job_name: str, number: int) -> dict[str, Any] | None:
         """Return what was read from the traces; None before that."""

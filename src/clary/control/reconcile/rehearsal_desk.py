@@ -19,6 +19,7 @@ import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from clary.contract.clock import Clock
 from clary.contract.errors import ClaryError, WireError
 from clary.contract.processes import ProcessId
 from clary.control.jobs import events
-from clary.control.jobs.training_job import EndCause
+from clary.control.jobs.training_job import EndCause, TrainingJob
 from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.rehearsal_shelf import (
     CERTIFICATE,
@@ -44,7 +45,7 @@ COMMAND = (sys.executable, "-m", "clary.cli.main")
 MAX_RUNNING = 4  # in all; each has two jobs
 LIMIT_S = 2 * 86_400.0 + 3600.0  # the command gives each of its jobs a day
 KILL_S = 10.0
-SETTLE_S = 1.0  # for a request that the process had sent when it was killed
+LATE_S = 60.0  # within which a request is carried out that the process had sent when it was killed
 SUFFIX_BYTES = 3  # in hexadecimal
 STOPPED = "the service was stopped while it ran, and its jobs with it: start it again"
 KILLED = "the service ended while it ran, and the next one has stopped its jobs: start it again"
@@ -66,7 +67,6 @@ class _Ending(NamedTuple):
 
     state: RehearsalState
     why: str
-    is_forgotten: bool = False
 
 
 @dataclass(eq=False)
@@ -75,6 +75,7 @@ class _Run:
 
     ending: asyncio.Future[_Ending]
     task: asyncio.Task[None] | None = None
+    is_forgotten: bool = False  # its job was deleted: nothing of it is kept
 
 
 @dataclass(eq=False)
@@ -97,7 +98,12 @@ class RehearsalDesk:
     _kept: dict[str, list[KeptRehearsal]] = field(init=False, default_factory=dict)  # job -> oldest first
     _runs: dict[tuple[str, int], _Run] = field(init=False, default_factory=dict)
     _roles: dict[str, Role] = field(init=False, default_factory=dict)  # name of a twin or a rehearsal -> what it is
+    _late: set[asyncio.Task[None]] = field(init=False, default_factory=set)
     _is_leaving: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        """Hear of jobs that are created."""
+        self.hub.listen(self._stop_late)
 
     def of(self, job_name: str) -> list[KeptRehearsal]:
         """Return the rehearsals of a job, the newest first."""
@@ -139,6 +145,7 @@ class RehearsalDesk:
             rehearsal=rehearsal,
             started_at=self.clock.now(),
         )
+        self.shelf.remove(job_name, kept.number)  # what is there has no record that can be read
         self._keep(kept)
         for old in self._kept[job_name][:-NUM_KEPT]:
             self._drop(old)
@@ -161,46 +168,45 @@ class RehearsalDesk:
             if run is None:
                 self._drop(kept)
             else:
-                _end(run, _Ending(RehearsalState.CANCELLED, CANCELLED, is_forgotten=True))
+                run.is_forgotten = True
+                _end(run, _Ending(RehearsalState.CANCELLED, CANCELLED))
 
     async def load(self) -> None:
         """Take up what an earlier service has left: end what still runs, and stop its jobs."""
         for found in await asyncio.to_thread(self.shelf.read_all):
             kept = found
+            self._remember(found)
             if not found.is_over:
                 if found.process is not None:
                     await asyncio.to_thread(found.process.kill, timeout_s=KILL_S)
                 kept = self._settled(found, _Ending(RehearsalState.INTERRUPTED, KILLED))
-            self._keep(kept)
-            if kept.state is RehearsalState.INTERRUPTED:
-                await self._stop_jobs(kept)
+                self._keep(kept)
+            await self._stop_jobs(kept)  # a killed service may not have come to it
 
     async def interrupt(self) -> None:
         """End all that run, since the service leaves, and take no more."""
         self._is_leaving = True
         for run in self._runs.values():
             _end(run, _Ending(RehearsalState.INTERRUPTED, STOPPED))
-        await asyncio.gather(*(run.task for run in self._runs.values() if run.task is not None), return_exceptions=True)
+        tasks = [*(run.task for run in self._runs.values() if run.task is not None), *self._late]
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _carry_out(self, kept: KeptRehearsal, run: _Run, suffix: str) -> None:
-        ending: _Ending | None = None
+        ending = _Ending(RehearsalState.INTERRUPTED, STOPPED)
         try:
-            ending = await self._run_command(kept, run, suffix)
-        except OSError as error:
-            ending = _Ending(RehearsalState.FAILED, f"the command could not be started: {error}")
-        finally:
-            ended = self._settled(kept, ending or _Ending(RehearsalState.INTERRUPTED, STOPPED))
-            self._keep(ended)
-        try:
-            if ended.state is not RehearsalState.CERTIFIED:
-                await self._stop_jobs(ended)
-            if ended.state is RehearsalState.CANCELLED:
-                await asyncio.sleep(SETTLE_S)
-                await self._stop_jobs(ended)
+            try:
+                ending = await self._run_command(kept, run, suffix)
+            except Exception as error:  # boundary: whatever it was, the rehearsal is over and makes room for others
+                log.exception("rehearsal %d of %s could not be carried out", kept.number, kept.job)
+                ending = _Ending(RehearsalState.FAILED, f"the command could not be started: {error}")
+            finally:
+                ended = self._settled(kept, ending)
+                self._keep(ended)
+            await self._stop_jobs(ended)
         finally:
             del self._runs[kept.job, kept.number]
-            if ending is not None and ending.is_forgotten:
-                self._drop(ended)
+            if run.is_forgotten:
+                self._drop(kept)
 
     async def _run_command(self, kept: KeptRehearsal, run: _Run, suffix: str) -> _Ending:
         folder = self.shelf.place(kept.job, kept.number)
@@ -213,7 +219,8 @@ class RehearsalDesk:
                 stdout=output,
                 stderr=errors,
                 cwd=folder,  # where no file is called as a job may be, which the command would take for a request
-                env={**os.environ, "CLARY_HOME": str(self.home)},
+                # It says what programs have printed, whatever the service's locale and their encoding.
+                env={**os.environ, "CLARY_HOME": str(self.home), "PYTHONIOENCODING": "utf-8:backslashreplace"},
                 start_new_session=True,
             )
         waiting = asyncio.ensure_future(process.wait())
@@ -221,6 +228,7 @@ class RehearsalDesk:
             self._keep(replace(kept, process=ProcessId.of(process.pid)))
             watched: set[asyncio.Future[Any]] = {waiting, run.ending}
             await asyncio.wait(watched, timeout=LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
+            is_late = not waiting.done() and not run.ending.done()
         finally:
             if not waiting.done():
                 with contextlib.suppress(ProcessLookupError):
@@ -228,6 +236,8 @@ class RehearsalDesk:
             await waiting
         if run.ending.done():
             return run.ending.result()
+        if is_late:
+            return _Ending(RehearsalState.FAILED, f"it did not end within {LIMIT_S / 3600:g} hours")
         said = [line for line in self.shelf.lines(kept.job, kept.number, ERRORS) if line.strip()]
         why = said[-1].removeprefix("clary: ")[:2000] if said else f"the command ended with {process.returncode}"
         return _Ending(RehearsalState.FAILED, why)
@@ -241,9 +251,24 @@ class RehearsalDesk:
         reason = str(certificate.get("reason", ""))
         return replace(ended, state=RehearsalState.CERTIFIED, verdict=certificate["verdict"], reason=reason)
 
+    def _stop_late(self, before: TrainingJob | None, job: TrainingJob) -> None:
+        """Stop a job that is created when its rehearsal is over: the process had asked for it when it was killed."""
+        role = self._roles.get(job.name)
+        if before is not None or role is None:
+            return
+        for kept in self._kept.get(role.job, ()):
+            if kept.number == role.number and kept.is_over:
+                task = asyncio.create_task(self._stop_jobs(kept), name=f"stop of {job.name}")
+                self._late.add(task)
+                task.add_done_callback(self._late.discard)
+
     async def _stop_jobs(self, kept: KeptRehearsal) -> None:
+        """Stop what a rehearsal without a certificate has left; others may have taken the names since."""
+        if kept.state is RehearsalState.CERTIFIED or kept.ended_at is None:
+            return
         for name in (kept.twin, kept.rehearsal):
-            if self.hub.live_job(name) is None:
+            job = self.hub.live_job(name)
+            if job is None or job.created_at > kept.ended_at + timedelta(seconds=LATE_S):
                 continue
             wanted = events.StopWanted(cause=EndCause.STOP_REQUESTED, grace_s=self.grace_s)
             try:
@@ -252,14 +277,17 @@ class RehearsalDesk:
                 log.warning("%s, of rehearsal %d of %s: not stopped: %s", name, kept.number, kept.job, error.message)
 
     def _keep(self, kept: KeptRehearsal) -> None:
-        known = self._kept.setdefault(kept.job, [])
-        known[:] = sorted([*(item for item in known if item.number != kept.number), kept], key=lambda item: item.number)
-        self._roles[kept.twin] = Role(kept.job, kept.number, "twin")
-        self._roles[kept.rehearsal] = Role(kept.job, kept.number, "rehearsal")
+        self._remember(kept)
         try:
             self.shelf.write(kept)
         except OSError:  # a full disk: what is in memory holds until the service ends
             log.exception("rehearsal %d of %s could not be written down", kept.number, kept.job)
+
+    def _remember(self, kept: KeptRehearsal) -> None:
+        known = self._kept.setdefault(kept.job, [])
+        known[:] = sorted([*(item for item in known if item.number != kept.number), kept], key=lambda item: item.number)
+        self._roles[kept.twin] = Role(kept.job, kept.number, "twin")
+        self._roles[kept.rehearsal] = Role(kept.job, kept.number, "rehearsal")
 
     def _drop(self, kept: KeptRehearsal) -> None:
         left = [item for item in self._kept.get(kept.job, []) if item.number != kept.number]

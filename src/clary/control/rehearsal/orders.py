@@ -110,9 +110,14 @@ def _regexes(asked: Mapping[str, Any]) -> list[str]:
 
 def _text(asked: Mapping[str, Any], name: str) -> str:
     value = asked.get(name) or ""
-    if not isinstance(value, str) or len(value) > MAX_REGEX or "\0" in value:
+    if not isinstance(value, str) or len(value) > MAX_REGEX or "\0" in value or not _is_text(value):
         raise _wrong(f"{name} is a text of at most {MAX_REGEX} characters, got {str(value)[:80]}")
     return value
+
+
+def _is_text(value: str) -> bool:
+    """Whether a process can be given it: JSON has halves of characters, which no encoding has."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
 def _whole(asked: Mapping[str, Any], name: str, least: int, most: int) -> int:

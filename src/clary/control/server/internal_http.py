@@ -35,7 +35,8 @@ def read_json(request: HttpRequest) -> Any:
 
 def query_of(request: HttpRequest) -> dict[str, str]:
     """Return the decoded query; of a repeated name the last value, and no NUL, which not every database takes."""
-    return dict(parse_qsl(request.query.replace("%00", ""), keep_blank_values=True))
+    pairs = parse_qsl(request.query, keep_blank_values=True)
+    return {name.replace("\0", ""): value.replace("\0", "") for name, value in pairs}
 
 
 def json_answer(document: Any, *, status: int = 200) -> HttpResponse:

@@ -139,6 +139,8 @@ class MetricCurves:
         return known
 
     def _keep(self, cut: _Cut, stretches: _Stretches) -> None:
+        if not stretches:  # the job went while it was looked at; nothing would count against what may be kept
+            return
         with self._lock:
             self._num_kept += len(stretches) - len(self._kept.pop(cut, ()))
             self._kept[cut] = stretches
@@ -171,7 +173,9 @@ def _width_of(extent: _Extent, num_stretches: int) -> int:
         fourths << power for power in count_from(max(0, shortest.bit_length() - _FOURTHS_BITS)) for fourths in _FOURTHS
     )
     return next(
-        width for width in widths if _number_of(extent.last_at, width) - _number_of(extent.first_at, width) < num_stretches
+        width
+        for width in widths
+        if _number_of(extent.last_at, width) - _number_of(extent.first_at, width) < num_stretches
     )
 
 

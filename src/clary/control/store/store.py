@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from clary.contract.errors import Fault, StoreError
 from clary.contract.plain import from_plain, to_plain
 from clary.control.jobs.training_job import FinalMetric, TrainingJob
-from clary.control.store import job_cards, job_queries, leases, tokens
+from clary.control.store import job_cards, job_queries, job_rows, leases, tokens
 from clary.control.store.database import describe_failure, open_engines, parse_url
 from clary.control.store.errors import JobExists, JobNotFound
 from clary.control.store.experiments import ExperimentStore
@@ -240,17 +240,29 @@ class Store:
         return await self._read(find)
 
     async def delete_job(self, name: str) -> None:
-        """Delete a job with its tags and metrics, whatever its status.
+        """Delete a job with all that it has, whatever its status; it may stand with a part of that until the end.
 
         Raises: JobNotFound.
         """
+        birth = select(jobs.c.created_at).where(jobs.c.name == name)
+        created_at = await self._read(lambda connection: connection.execute(birth).scalar())
+
+        def require(connection: Connection) -> None:
+            # Another call may have deleted it meanwhile, and somebody made one of the same name.
+            if created_at is None or connection.execute(birth).scalar() != created_at:
+                raise JobNotFound(name)
+
+        def remove_piece(connection: Connection) -> bool:
+            require(connection)
+            return job_rows.remove_some(connection, name)
 
         def remove(connection: Connection) -> None:
+            require(connection)
             arn = connection.execute(delete(jobs).where(jobs.c.name == name).returning(jobs.c.arn)).scalar()
-            if arn is None:
-                raise JobNotFound(name)
-            connection.execute(delete(tags).where(tags.c.arn == arn))  # metrics go with the job's row
+            connection.execute(delete(tags).where(tags.c.arn == arn))  # what else it has goes with the job's row
 
+        while await self._writer.run(remove_piece):
+            pass
         await self._writer.run(remove)
 
     async def set_tags(self, arn: str, new_tags: Mapping[str, str]) -> None:

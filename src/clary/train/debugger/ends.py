@@ -16,9 +16,14 @@ _MAX_JSON = 64 * 1024  # bytes
 
 
 class Ends:
-    """What is known of ends so far."""
+    """What is known of ends so far.
 
-    def __init__(self) -> None:
+    Args:
+        by_mark: whether what workers say is no end, as others may follow them: agents will mark it.
+    """
+
+    def __init__(self, *, by_mark: bool = False) -> None:
+        self._by_mark = by_mark
         self._began: dict[str, float] = {}  # seconds since 1970, by worker
         self._ended: dict[str, float] = {}
         self._known: dict[str, str] = {}
@@ -60,6 +65,8 @@ class Ends:
             last = hosts[max(hosts)]
             if len(last) >= max(last.values()):
                 return True
+        if self._by_mark:
+            return False
         num_over = sum(self._ended.get(worker, -1.0) >= began for worker, began in self._began.items())
         return num_over == len(self._began) and num_over >= self._num_wanted
 

@@ -5,11 +5,12 @@ environment, reads what stands in the file that the order names as `status_file`
 late. It evaluates one step after the other until the training has ended or the rule has found something:
 
     {"name": "VanishingGradient", "rule": "VanishingGradient", "source_file": "", "parameters": {"threshold": "1e-7"},
-     "tensors_folder": "/opt/ml/output/tensors", "other_trials": [], "status_file": "..."}
+     "tensors_folder": "/opt/ml/output/tensors", "is_marked": true, "other_trials": [], "status_file": "..."}
 
     {"status": "IssuesFound", "details": "step 12: ..."}
 
-Of a job of several hosts it also says where the others store what they save, and how the agent here marks its end:
+`is_marked` says that the agent marks the end of the program: a worker that ends may be followed by another. Of a job of
+several hosts an order also says where the others store what they save, and how the agent here marks its end:
 
     "tensors_uri": "s3://bucket/tensors/demo/debug-output/", "own_end": "ended/algo-1.try-1.of-2", "since": 0.0
 """
@@ -40,6 +41,7 @@ from clary.train.debugger.trial import Trial, create_trial
 IN_PROGRESS, NO_ISSUES, ISSUES, ERROR = "InProgress", "NoIssuesFound", "IssuesFound", "Error"  # RuleEvaluationStatus
 MODULE_NAME = "clary_custom_rule"  # under which a user's file is imported
 _NICENESS = 10  # what trains comes first
+_CACHE_BYTES = 128 * 1024**2  # of each rule: most read a step once
 _LISTED_NAMES = 5  # of classes in a file, in an error
 
 
@@ -88,12 +90,15 @@ def evaluate(order: Mapping[str, Any]) -> tuple[str, str]:
 def _open_trial(order: Mapping[str, Any]) -> tuple[Trial, HostsFiles | None]:
     """Return the trial of an order; of a job of several hosts also what it reads."""
     folder, name = order["tensors_folder"], order["name"]
-    own_end = order.get("own_end", "")
+    own_end, is_marked = order.get("own_end", ""), order.get("is_marked", False)
     if not own_end:
-        return create_trial(folder, name=name), None
-    far = open_s3_files(order["tensors_uri"]) if order.get("tensors_uri") else None
+        return Trial(LocalFiles(Path(folder)), name=name, path=folder, ends_by_mark=is_marked), None
+    far = None
+    if order.get("tensors_uri"):
+        own = Path(order["status_file"]).parent  # of which nothing stays, even if this process is killed
+        far = open_s3_files(order["tensors_uri"], cache_bytes=_CACHE_BYTES, cache_place=own)
     files = HostsFiles(LocalFiles(Path(folder)), far, own_end=Path(own_end).name)
-    return Trial(files, name=name, path=folder, since=order.get("since", 0.0)), files
+    return Trial(files, name=name, path=folder, since=order.get("since", 0.0), ends_by_mark=is_marked), files
 
 
 def in_words(met: RuleEvaluationConditionMet) -> str:

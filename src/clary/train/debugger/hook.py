@@ -264,7 +264,10 @@ class Hook:
             self._prepare()
         assert self._chooser is not None
         self._now = self._chooser.at(self.mode, self.mode_steps[self.mode]) if self._saves else []
-        self._leaves_be = bool(self._now) and self._is_evaluation_after_training()
+        if self._now:
+            self._leaves_be = self._is_evaluation_after_training()
+        elif self._leaves_be and torch.is_grad_enabled():
+            self._leaves_be = False
         if not self._now or self._leaves_be:
             self._now = []
             return

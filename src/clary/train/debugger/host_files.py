@@ -14,10 +14,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
+from clary.train.debugger.errors import StoreError
 from clary.train.debugger.files import COLLECTIONS, END_OF_JOB, ENDED, HOST_FILE, Files, LocalFiles
 
 LATE_S = 40.0  # after this host's end, others are waited for
+AWAY_S = 300.0  # that the store is waited for where an object is read
+_PAUSE_S = 1.0  # between attempts
+_Read = TypeVar("_Read")
 _log = logging.getLogger("clary.debugger")
 
 
@@ -74,7 +79,8 @@ class HostsFiles:
         except FileNotFoundError:
             if self._far is None:
                 raise
-            return self._far.size(name)
+            far = self._far
+        return self._patiently(lambda: far.size(name))
 
     def read(self, name: str, start: int, length: int) -> bytes:
         """Return bytes of a file. Raises: OSError."""
@@ -83,12 +89,24 @@ class HostsFiles:
         except FileNotFoundError:
             if self._far is None:
                 raise
-            return self._far.read(name, start, length)
+            far = self._far
+        return self._patiently(lambda: far.read(name, start, length))
 
     def prepare(self, names: Sequence[str]) -> None:
         """Fetch beginnings of files ahead that lie in the store alone."""
         if self._far is not None:
             self._far.prepare([name for name in names if not self._near.has(name)])
+
+    def _patiently(self, read: Callable[[], _Read]) -> _Read:
+        """Return what is read in the store, which may be away for a while, as when the service is started again."""
+        deadline_s = self._clock() + AWAY_S
+        while True:
+            try:
+                return read()
+            except StoreError:
+                if self._clock() >= deadline_s:
+                    raise
+                time.sleep(_PAUSE_S)
 
     def _begin_look(self) -> None:
         now_s = self._clock()

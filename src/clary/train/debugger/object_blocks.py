@@ -15,16 +15,17 @@ class ObjectBlocks:
 
     Args:
         max_bytes: of all blocks together.
+        place: where the folder is made; None for the temporary directory.
 
     Raises: OSError.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, place: Path | None = None) -> None:
         self._max_bytes = max_bytes
         self.num_bytes = 0
         self._kept: OrderedDict[Hashable, tuple[Path, int]] = OrderedDict()
         self._number = 0
-        self.folder = Path(tempfile.mkdtemp(prefix="clary-trial-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="clary-trial-", dir=place))
         self._end = weakref.finalize(self, shutil.rmtree, self.folder, True)
 
     def get(self, key: Hashable) -> bytes | None:

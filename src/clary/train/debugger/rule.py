@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clary.train.debugger.errors import (
+    NoMoreData,
     RuleEvaluationConditionMet,
     StepUnavailable,
     TensorUnavailable,
@@ -139,7 +140,7 @@ class Rule(ABC):
 def invoke_rule(
     rule_obj: Rule, start_step: int | None = 0, end_step: int | None = None, raise_eval_cond: bool = False
 ) -> None:
-    """Look at one step after the other, as they come.
+    """Look at one step after the other, as they come; from the first on again once another program trains anew.
 
     Args:
         end_step: the first step not to look at; None for all that come.
@@ -148,9 +149,14 @@ def invoke_rule(
     Raises: NoMoreData at the end of the training, RuleEvaluationConditionMet.
     """
     step = start_step or 0
+    trial = rule_obj.base_trial
+    num_restarts = trial.num_restarts
     while end_step is None or step < end_step:
         try:
             rule_obj.invoke(step)
+        except NoMoreData:
+            if trial.num_restarts == num_restarts:
+                raise
         except (TensorUnavailableForStep, StepUnavailable, TensorUnavailable) as error:
             _log.debug("%s", error)
         except RuleEvaluationConditionMet as met:
@@ -160,3 +166,5 @@ def invoke_rule(
             if met.end_of_rule:
                 return
         step += 1
+        if trial.num_restarts != num_restarts:
+            num_restarts, step, rule_obj.report["Datapoints"] = trial.num_restarts, start_step or 0, 0

@@ -133,9 +133,15 @@ class SignedBucket:
     """
 
     def __init__(self, name: str, *, endpoint: str, environment: Mapping[str, str]) -> None:
-        parts = urlsplit(endpoint)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError(f"the endpoint of S3 is {endpoint!r}; expected http://host:port")
+        said = endpoint.rpartition("@")[2]  # what stands before it may be a password
+        wrong = f"the endpoint of S3 is {said!r}; expected http://host:port"
+        try:
+            parts = urlsplit(endpoint)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            raise ConfigurationError(wrong) from None
+        if parts.scheme not in ("http", "https") or not host:
+            raise ConfigurationError(wrong)
         self.name = name
         self._base = f"{parts.path.rstrip('/')}/{quote(name, safe=UNRESERVED)}"
         self._host = parts.netloc.rpartition("@")[2]
@@ -144,7 +150,7 @@ class SignedBucket:
         )
         self._token = environment.get("AWS_SESSION_TOKEN", "")
         self._region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or "us-east-1"
-        self._place = parts.hostname, parts.port
+        self._place = host, port
         self._tls: ssl.SSLContext | None = None
         if parts.scheme == "https":
             self._tls = ssl.create_default_context(cafile=environment.get("AWS_CA_BUNDLE") or None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clary.train.debugger.errors import ConfigurationError, TensorFileError
@@ -31,16 +32,23 @@ class S3Files:
     Args:
         prefix: without slashes at its ends; empty for the whole bucket.
         cache_bytes: of blocks on this machine's disk.
+        cache_place: where their folder is made; None for the temporary directory.
         interval_s: between two looks for new files.
     """
 
     def __init__(
-        self, bucket: Bucket, prefix: str, *, cache_bytes: int = CACHE_BYTES, interval_s: float = INTERVAL_S
+        self,
+        bucket: Bucket,
+        prefix: str,
+        *,
+        cache_bytes: int = CACHE_BYTES,
+        cache_place: Path | None = None,
+        interval_s: float = INTERVAL_S,
     ) -> None:
         self.interval_s = interval_s
         self._bucket, self._base = bucket, f"{prefix}/" if prefix else ""
         self._facts: dict[str, tuple[int, str]] = {}  # size and ETag of what was listed
-        self._blocks = ObjectBlocks(cache_bytes)
+        self._blocks = ObjectBlocks(cache_bytes, cache_place)
 
     def __str__(self) -> str:
         return f"{SCHEME}{self._bucket.name}/{self._base}"
@@ -127,7 +135,7 @@ class S3Files:
         return self._facts[name]
 
 
-def open_s3_files(uri: str, *, cache_bytes: int = CACHE_BYTES) -> S3Files:
+def open_s3_files(uri: str, *, cache_bytes: int = CACHE_BYTES, cache_place: Path | None = None) -> S3Files:
     """Return the files of a prefix, `s3://bucket/prefix`.
 
     Raises: ConfigurationError for what is no such URI, and where nothing here can read S3.
@@ -137,4 +145,4 @@ def open_s3_files(uri: str, *, cache_bytes: int = CACHE_BYTES) -> S3Files:
     bucket, _, prefix = uri.removeprefix(SCHEME).partition("/")
     if not uri.startswith(SCHEME) or not bucket:
         raise ConfigurationError(f"{uri!r} names no bucket; expected s3://bucket/prefix")
-    return S3Files(open_bucket(bucket), prefix.strip("/"), cache_bytes=cache_bytes)
+    return S3Files(open_bucket(bucket), prefix.strip("/"), cache_bytes=cache_bytes, cache_place=cache_place)

@@ -78,6 +78,7 @@ class Trial:
 
     Args:
         since: seconds since 1970; what was saved before is of an earlier try, and left out.
+        ends_by_mark: whether training ends once agents say so, whatever workers say.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Trial:
         range_steps: tuple[int | None, int | None] | None = None,
         path: str = "",
         since: float = 0.0,
+        ends_by_mark: bool = False,
     ) -> None:
         start, end = range_steps or (None, None)
         if start is not None and end is not None and end <= start:
@@ -95,6 +97,7 @@ class Trial:
         self.name, self.path, self.range_steps = name, path or str(files), range_steps
         self.dynamic_refresh = True  # False while a rule looks, so that it sees one state
         self.logger = _log
+        self.num_restarts = 0  # programs that have taken another one's place
         self.damaged: dict[str, str] = {}  # files that were refused, and why
         self.written_at: dict[int, float] = {}  # seconds since 1970, by global step
         self._files = files
@@ -108,7 +111,7 @@ class Trial:
         self._last_of: dict[str, int] = {}  # each worker's last step
         self._num_workers = 1
         self._manager = CollectionManager()
-        self._ends = Ends()
+        self._ends = Ends(by_mark=ends_by_mark)
         self._has_ended = False
         self._next_look_s = 0.0
         self._values: dict[tuple[int, str, str], bytes] = {}
@@ -339,6 +342,7 @@ class Trial:
 
     def _forget(self, worker: str) -> None:
         """Let go of what an earlier program has saved as this worker: another one saves in its place."""
+        self.num_restarts += 1
         self._last_of.pop(worker, None)
         self._known = {name: mark for name, mark in self._known.items() if f".{worker}." not in name}
         self._values = {key: values for key, values in self._values.items() if key[1] != worker}

@@ -13,6 +13,7 @@ Where nothing is waited for on the host, as with NCCL, an operation that was wai
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import logging
@@ -97,6 +98,7 @@ class CollectiveCalls:
         self.works_of_rows: dict[int, int] = {}
         self.dtypes: dict[object, int] = {}
         self._reducers: dict[int, tuple[int, Callable[[], int]]] = {}  # their rows, by themselves
+        self._num_reducers = 0  # that there have been; some of them are gone
         self._prepared: list[int] = []
         self._passing: list[int] = []
         self.reset()
@@ -108,6 +110,7 @@ class CollectiveCalls:
         self._is_on = is_wanted()
         for table in (self.slots, self.message_slots, self.works, self.works_of_rows, self._reducers):
             table.clear()
+        self._num_reducers = 0
         self._prepared.clear()
         self._passing.clear()
 
@@ -117,14 +120,13 @@ class CollectiveCalls:
             return _NOWHERE
         try:
             facts = facts_of(group, is_message=slots is self.message_slots)
-            rows = self._rows_of(facts)
+            # Ranks would take groups without a name for one another's.
+            rows = self._rows_of(facts) if facts.name else 0
             key = id(group)
             # Numbers of objects come again: a group that is gone takes its own with it.
             gone = weakref.ref(group, lambda _: slots.pop(key, None))
-            slot = (self.memory, rows, itertools.count(1).__next__, gone) if rows else _NOWHERE
-            if rows:
-                slots[key] = slot
-            return slot
+            slots[key] = (self.memory if rows else None, rows, itertools.count(1).__next__, gone)
+            return slots[key]
         except Exception as error:  # noqa: BLE001 - boundary: debug hook
             return self.give_up(error)
 
@@ -146,7 +148,8 @@ class CollectiveCalls:
 
     def sweep(self) -> None:
         """Forget what nobody has waited for and what is no row's any more."""
-        kept = {work: row for row, work in self.works_of_rows.items() if self.works.get(work) == row}
+        # A copy: another thread may add to it.
+        kept = {work: row for row, work in self.works_of_rows.copy().items() if self.works.get(work) == row}
         self.works.clear()
         self.works.update(kept)
 
@@ -158,7 +161,8 @@ class CollectiveCalls:
             return
         try:
             facts = facts_of(group, is_message=False)
-            name = f"{facts.name}/{len(self._reducers)}"  # models are made in one order on all ranks
+            name = f"{facts.name}/{self._num_reducers}"  # models are made in one order on all ranks
+            self._num_reducers += 1
             rows = self._rows_of(facts._replace(name=name, kind=GRADIENTS_KIND))
             self._reducers[id(reducer)] = (rows, itertools.count(1).__next__)
         except Exception as error:  # noqa: BLE001 - boundary: debug hook
@@ -255,6 +259,8 @@ def _recorded(function: Callable[..., Any], calls: CollectiveCalls, operation: i
                     while type(item) is list:
                         item = item[0]
                     count, dtype = item.numel(), dtypes.get(item.dtype, 0)
+                    if type(count) is not int:  # a symbol of a traced program, which would take a value here
+                        count, dtype = 0, 0
                     if is_message and len(arguments) > _PEER + 1:  # tensors, peer, tag
                         peer = arguments[_PEER]
                 except sizes:
@@ -314,8 +320,12 @@ def facts_of(group: Any, *, is_message: bool) -> GroupFacts:
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
     world = c10d._world
     known = world.pg_map.get(group)
+    name = world.pg_names.get(group)
+    if not name:
+        with contextlib.suppress(AttributeError, RuntimeError):  # a group that torch did not make has none
+            name = group.group_name
     return GroupFacts(
-        name=str(world.pg_names.get(group) or getattr(group, "group_name", "")),
+        name=str(name or ""),
         kind=str(known[0]) if known else "",
         size=group.size(),
         rank=group.rank(),

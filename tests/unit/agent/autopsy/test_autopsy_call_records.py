@@ -51,6 +51,15 @@ def write(folder, rank, process, *rows, name=None):
     return path
 
 
+def test_a_link_to_anywhere_else_is_not_followed(tmp_path):
+    elsewhere = write(tmp_path, 0, 7, name="record")
+    for target in (elsewhere, "/dev/shm/../shm/clary-0-7-0123456789abcdef.calls", "/dev/shm/x.calls", "0-8.calls"):
+        link = tmp_path / "0-7.calls"
+        link.symlink_to(target)
+        assert read_records(tmp_path) == []
+        link.unlink()
+
+
 def test_a_record_belongs_to_the_process_that_knows_itself_by_its_number():
     one, two = record(0, 7, 1), record(1, 8, 1)
     found, left = match([one, two], {1007: 7, 1008: 8, 1009: 9}, {1007: 0, 1008: 1})

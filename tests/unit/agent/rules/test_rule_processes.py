@@ -137,6 +137,7 @@ def test_each_rule_gets_an_order_and_a_process_of_its_own(setup, run):
         "tensors_folder": "/opt/ml/output/tensors",
         "other_trials": [],
         "tensors_uri": "",
+        "is_marked": False,
         "own_end": "",
         "since": 0.0,
         "status_file": "/opt/clary/rules/0/status.json",

@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import struct
+import tracemalloc
 
 import pytest
 from event_writing import (
@@ -28,6 +29,7 @@ from event_writing import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clary.agent.training import event_summaries
 from clary.agent.training.buckets import MAX_READ_BUCKETS
 from clary.agent.training.checksums import crc32c
 from clary.agent.training.event_records import MAX_RECORD_BYTES, split_records
@@ -202,3 +204,23 @@ def test_a_file_with_any_byte_changed_never_raises_and_never_goes_back(tail, pla
     for item in found.records:
         with contextlib.suppress(Malformed):
             EventReader().read(item.data, offset=item.offset, file="f")
+
+
+def test_a_plugin_that_is_not_read_is_not_remembered():
+    reader = EventReader()
+    tracemalloc.start()
+    try:
+        for number in range(20):
+            reader.read(event(tag(f"t{number}") + plugin("x" * 1_000_000)), offset=0, file="f")
+        left = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert left < 4_000_000
+
+
+def test_a_record_with_more_values_than_any_writer_puts_into_one_is_left_out(monkeypatch):
+    monkeypatch.setattr(event_summaries, "MAX_VALUES", 3)
+    values = [scalar(f"t{number}", 1.0) for number in range(5)]
+    assert len(read(event(*values[:3]))) == 3
+    with pytest.raises(Malformed, match="more than 3 values"):
+        read(event(*values) + event(*values))

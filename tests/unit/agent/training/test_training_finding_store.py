@@ -44,6 +44,18 @@ def test_when_nothing_comes_any_more_all_that_wait_are_sent():
     assert steps_of(store) == [0, 4, 4], "each once"
 
 
+def test_pictures_that_waited_push_no_number_out_even_when_nothing_comes_any_more():
+    store = FindingStore(max_bytes=6_000, picture_burst_bytes=0.0, picture_bytes_per_s=0.0)
+    store.append(image(99), now_s=0.0)
+    for step in range(19):
+        store.append(Finding(name="loss", at_ms=0, step=step), now_s=0.0)
+    store.admit_waiting(now_s=0.0, is_last=True)
+    assert steps_of(store) == list(range(19))
+    store.let_go(19)
+    store.admit_waiting(now_s=0.0, is_last=True)
+    assert (steps_of(store), store.num_dropped) == ([99], 0)
+
+
 def test_pictures_fill_half_of_the_store_at_most_so_that_no_number_is_pushed_out():
     store = FindingStore(max_bytes=6_000)
     store.append(Finding(name="loss", at_ms=0, step=0), now_s=0.0)

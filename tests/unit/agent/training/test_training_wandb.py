@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -157,3 +159,16 @@ def test_anything_at_all_is_survived(data: bytes, offset: int):
     assert found.next_offset >= offset
     with contextlib.suppress(Malformed):
         findings_of(data, offset=0, file=FILE)
+
+
+def test_a_long_name_is_not_put_before_each_of_the_values_within_it():
+    told = json.dumps({str(number): number for number in range(20_000)}).encode()
+    record = history(1, item("k" * 200_000, told), loss=0.5)
+    tracemalloc.start()
+    try:
+        found = findings_of(record, offset=0, file=FILE)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert [one.name for one in found] == ["loss"]
+    assert most < 64 * 1024 * 1024

@@ -246,3 +246,15 @@ def test_one_rank_with_another_last_operation_is_the_odd_one(program, num_ranks,
     (found,) = count(*ranks, num_ranks=num_ranks).disagreements
     assert found.odd == (odd,)
     assert f"rank {odd} entered {other} #5 while" in found.words
+
+
+def test_what_ended_well_on_all_ranks_is_held_against_nobody():
+    ranks = [process(rank, group(call(41, count=4 + (rank == 3)))) for rank in range(4)]
+    assert count(*ranks).disagreements == ()
+    ranks = [process(rank, group(call(41, count=4 + (rank == 3)), kind="nccl")) for rank in range(4)]
+    assert [found.odd for found in count(*ranks).disagreements] == [(3,)], "there it may only be in line"
+
+
+def test_a_rank_whose_elements_nobody_could_count_differs_from_nobody():
+    ranks = [process(rank, group(waits(41))) for rank in range(3)]
+    assert count(*ranks, process(3, group(waits(41, count=0, dtype="")))).disagreements == ()

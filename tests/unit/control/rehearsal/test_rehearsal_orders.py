@@ -77,6 +77,7 @@ def test_drawn_faults_are_those_that_the_command_draws_from_the_same_seed():
         ({"faults": [fault("disk-full", "algo-1@5s")], "disk_size": "9GiB"}, "--disk-size: 1 disk of 9 GiB"),
         ({"faults": [fault("reclaim", "@5s")], "step_regex": "("}, "is not a regular expression"),
         ({"faults": [fault("reclaim", "@5s")], "loss_regex": "x"}, "has no group"),
+        ({"faults": [fault("reclaim", "@5s")], "loss_regex": "(\ud800)"}, "loss_regex is a text"),
         ({"faults": [fault("reclaim", "@5s")], "loss_regex": "(x)" * 500}, "at most 500 characters"),
     ],
 )

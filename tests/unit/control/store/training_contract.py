@@ -12,17 +12,19 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import Connection, create_engine, func, select, text
 from store_contract import make_job
 
 from clary.contract.training_values import FindingKind, TrainingProgress
 from clary.control.jobs import kept_pictures
 from clary.control.jobs.training_job import FinalMetric
-from clary.control.store import training_records
+from clary.control.store import job_rows, training_records
 from clary.control.store.database import parse_url
 from clary.control.store.errors import JobNotFound
+from clary.control.store.job_rows import remove_some
 from clary.control.store.migrations import MIGRATIONS
 from clary.control.store.store import Store
+from clary.control.store.tables import training_pictures
 from clary.control.store.training_pictures import Picture
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -193,3 +195,39 @@ class TrainingContract:
         assert await store.training.metric_facts("job") == []
         assert await store.training.tags("job") == []
         assert await store.training.progress_of("job", 1) == []
+
+    async def test_a_job_with_many_pictures_and_values_is_deleted_piece_by_piece(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for first in range(0, 400, 100):
+            findings = [picture(first + number, tag=f"t{number}", data=b"p" * 1000) for number in range(100)]
+            await store.training.append("job", 1, "algo-1", first=first, findings=findings)
+        for first in range(0, 12_000, 2_000):
+            values = [value(first + number) for number in range(2_000)]
+            await store.training.append("job", 1, "algo-2", first=first, findings=values)
+        await store.create_job(make_job("other"), {})
+        await store.training.append("other", 1, "algo-1", first=0, findings=[value(1), picture(1)])
+        pieces = []
+
+        def count(connection: Connection, job_name: str) -> bool:
+            before = connection.execute(select(func.count()).select_from(training_pictures)).scalar_one()
+            is_more = remove_some(connection, job_name)
+            after = connection.execute(select(func.count()).select_from(training_pictures)).scalar_one()
+            pieces.append(before - after)
+            return is_more
+
+        monkeypatch.setattr(job_rows, "remove_some", count)
+        await store.delete_job("job")
+        assert (sum(pieces), max(pieces)) == (400, 40)
+        assert len(pieces) >= 11, "pictures in ten pieces, and values in one more"
+        assert await store.training.metric_facts("job") == []
+        assert len(await store.training.newest_values("other", "loss", most=10)) == 1
+        assert len(await store.training.pictures("other", "image", "sample", most=10)) == 1
+        with pytest.raises(JobNotFound):
+            await store.delete_job("job")
+
+    async def test_of_two_deletions_at_once_one_finds_no_job(self, store: Store) -> None:
+        findings = [picture(number, tag=f"t{number % 50}") for number in range(200)]
+        await store.training.append("job", 1, "algo-1", first=0, findings=findings)
+        done = await asyncio.gather(store.delete_job("job"), store.delete_job("job"), return_exceptions=True)
+        assert [type(one) for one in done if one is not None] == [JobNotFound]

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from clary.train.debugger import evaluation
-from clary.train.debugger.errors import RuleEvaluationConditionMet
-from clary.train.debugger.files import step_file
+from clary.train.debugger.errors import NoMoreData, RuleEvaluationConditionMet
+from clary.train.debugger.files import LocalFiles, step_file
 from clary.train.debugger.modes import ModeKeys
-from clary.train.debugger.rule import Finding
+from clary.train.debugger.rule import Finding, Rule, invoke_rule
 from clary.train.debugger.tensor_files import StepIndex, TensorEntry, write_step
-from clary.train.debugger.trial import mark_ended
+from clary.train.debugger.trial import Trial, mark_ended
 
 ROOT = Path(__file__).resolve().parents[4]
 RULES = """
@@ -47,12 +47,12 @@ class NoRule:
 """
 
 
-def save(folder: Path, steps: list[int]) -> None:
+def save(folder: Path, steps: list[int], *, at: float = 1.0) -> None:
     for step in steps:
         path = folder / "steps" / step_file(step, "worker_0")
         path.parent.mkdir(parents=True, exist_ok=True)
         index = StepIndex(
-            step=step, mode=ModeKeys.GLOBAL, mode_step=step, written_at=1.0, worker="worker_0", num_workers=1
+            step=step, mode=ModeKeys.GLOBAL, mode_step=step, written_at=at, worker="worker_0", num_workers=1
         )
         write_step(path, index, [(TensorEntry(name="weight", shape=(1,)), memoryview(struct.pack("<f", 1.0)))])
 
@@ -160,3 +160,38 @@ def test_whatever_a_rule_says_fits_into_what_the_agent_reads(saved: Path) -> Non
     status = (saved / "status.json").read_bytes()
     assert len(status) < 16 * 1024
     assert json.loads(status)["status"] == "Error"
+
+
+class Following(Rule):
+    """Sees a program end that another one follows."""
+
+    def __init__(self, trial: Trial, folder: Path) -> None:
+        super().__init__(trial)
+        self.folder, self.seen = folder, list[int]()
+
+    def invoke_at_step(self, step: int) -> None:
+        """Note the step; at the third have the other program train and end."""
+        self.seen.append(step)
+        if len(self.seen) == 3:
+            train(self.folder, [0, 10], began_at=10.0)
+            mark_ended(self.folder)
+
+
+def train(folder: Path, steps: list[int], *, began_at: float) -> None:
+    """Leave what a program leaves that has ended, the first of it first."""
+    for name in ("collections", "ended"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    save(folder, steps, at=began_at + 1)
+    (folder / "collections" / "worker_0.json").write_text(
+        json.dumps({"num_workers": 1, "collections": {}, "began_at": began_at})
+    )
+    (folder / "ended" / "worker_0.json").write_text(json.dumps({"ended_at": began_at + 2}))
+
+
+def test_a_program_that_follows_another_is_looked_at_from_its_first_step_on(tmp_path: Path) -> None:
+    train(tmp_path, [0, 10, 20], began_at=1.0)
+    rule = Following(Trial(LocalFiles(tmp_path), name="both", ends_by_mark=True), tmp_path)
+    with pytest.raises(NoMoreData):
+        invoke_rule(rule)
+    assert rule.seen == [0, 10, 20, 0, 10]
+    assert rule.report["Datapoints"] == len(rule.base_trial.steps()) == 2

@@ -9,7 +9,7 @@ from clary.contract.job_rules import host_end
 from clary.train.debugger import evaluation
 from clary.train.debugger.errors import StoreError
 from clary.train.debugger.files import HOST_FILE, LocalFiles, step_file
-from clary.train.debugger.host_files import HostsFiles
+from clary.train.debugger.host_files import AWAY_S, HostsFiles
 from clary.train.debugger.modes import ModeKeys
 from clary.train.debugger.tensor_files import StepIndex, TensorEntry, write_step
 from clary.train.debugger.trial import Trial
@@ -207,12 +207,19 @@ def order(near: Path, rule: str) -> dict[str, object]:
         "other_trials": [],
         "tensors_uri": "s3://bucket/t/",
         "own_end": f"ended/{OWN_END}",
+        "status_file": str(near.parent / "rules" / "status.json"),
     }
 
 
 def test_a_rule_sees_the_workers_of_all_hosts(near: Path, far: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(evaluation, "open_s3_files", lambda uri: asked.append(uri) or LocalFiles(far))
+
+    def opened(uri: str, *, cache_bytes: int, cache_place: Path) -> LocalFiles:
+        assert cache_place == near.parent / "rules", "killed or not, a rule leaves nothing elsewhere"
+        asked.append(uri)
+        return LocalFiles(far)
+
+    monkeypatch.setattr(evaluation, "open_s3_files", opened)
     save(near, "worker_0", 0, 10)
     save(far, "worker_1", 0, 10)
     end(near, OWN_END)
@@ -235,3 +242,34 @@ def test_what_another_host_stored_in_an_earlier_try_is_not_seen(near: Path, far:
     assert trial.steps() == [0]
     assert trial.workers() == ["worker_0", "worker_1"]
     assert trial.steps(show_incomplete_steps=True) == [0]
+
+
+def test_a_store_that_is_away_for_a_while_ends_no_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clary.train.debugger.host_files._PAUSE_S", 0.01)
+    far, clock = FakeFar(tmp_path / "far"), FakeTime()
+    save(tmp_path / "far", "worker_1", 0)
+    name = f"steps/{step_file(0, 'worker_1')}"
+    num_failures = 3
+    read = far.read
+
+    def failing(*given: object) -> bytes:
+        nonlocal num_failures
+        num_failures -= 1
+        if num_failures >= 0:
+            raise StoreError(f"could not read s3://bucket/{name}: no route")
+        clock.now_s += AWAY_S  # the next one that fails is late
+        return read(name, 0, 4)
+
+    monkeypatch.setattr(far, "read", failing)
+    files = HostsFiles(LocalFiles(tmp_path / "near"), far, own_end=OWN_END, clock=clock)
+    assert len(files.read(name, 0, 4)) == 4
+    with pytest.raises(FileNotFoundError):
+        files.size("steps/none")
+
+    def refusing(*_: object) -> bytes:
+        clock.now_s += AWAY_S
+        raise StoreError("no route")
+
+    monkeypatch.setattr(far, "read", refusing)
+    with pytest.raises(StoreError, match="no route"):
+        files.read(name, 0, 4)

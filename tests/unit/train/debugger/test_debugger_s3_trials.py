@@ -226,9 +226,10 @@ def test_blocks_that_do_not_fit_or_are_lost_are_fetched_again(tmp_path: Path) ->
     assert blocks.num_bytes == 0
 
 
-def test_the_folder_of_blocks_goes_with_the_trial(bucket: FakeBucket) -> None:
-    files = S3Files(bucket, "t")
+def test_the_folder_of_blocks_goes_with_the_trial(bucket: FakeBucket, tmp_path: Path) -> None:
+    files = S3Files(bucket, "t", cache_place=tmp_path)
     folder = files._blocks.folder
+    assert folder.parent == tmp_path
     assert folder.is_dir()
     del files
     assert not folder.exists()
@@ -278,6 +279,11 @@ def test_an_s3_trial_says_what_to_install_or_to_set(monkeypatch: pytest.MonkeyPa
     assert (trial.name, trial.path) == ("debug-output", "s3://bucket/prefix/debug-output/")
     with pytest.raises(ConfigurationError, match="names no bucket"):
         create_trial("s3:///prefix")
+    for endpoint in ("ftp://me:secret@nowhere", "http://me:secret@nowhere:port"):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        with pytest.raises(ConfigurationError, match=r"'nowhere.*expected http://host:port") as refusal:
+            create_trial("s3://bucket/prefix")
+        assert "secret" not in str(refusal.value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "nowhere")
     with pytest.raises(ConfigurationError, match="expected http://host:port"):
         open_s3_files("s3://bucket/prefix")

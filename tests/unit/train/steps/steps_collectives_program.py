@@ -1,5 +1,6 @@
 """What torch's groups are asked for is recorded; `test_steps_collectives` runs it where torch is."""
 
+import contextlib
 import gc
 import os
 import pickle
@@ -20,6 +21,7 @@ from clary.contract.stack_dumps import HostDump, ProcessDump
 from clary.contract.step_records import FOLDER_VARIABLE
 from clary.control.jobs.last_collectives import count_collectives
 from clary.train.steps import torch_hooks
+from clary.train.steps.collective_hooks import CollectiveCalls
 
 LIMIT_S = 90.0
 _AT = tempfile.TemporaryDirectory(prefix="clary-calls-")
@@ -343,6 +345,40 @@ OFF = """
 def test_it_is_off_where_the_environment_says_so():
     environment = {**os.environ, SWITCH_VARIABLE: "0"}
     subprocess.run([sys.executable, "-c", textwrap.dedent(OFF)], env=environment, check=True, timeout=LIMIT_S)
+
+
+class Nameless(dist.ProcessGroup):
+    """A program's own group, of which torch knows nothing."""
+
+    def __init__(self):
+        super().__init__(0, 1)
+
+    def size(self):
+        return 1
+
+    def rank(self):
+        return 0
+
+
+def test_a_group_without_a_name_is_not_recorded_and_ends_no_record():
+    own = Nameless()
+    dist.all_reduce(torch.ones(3))
+    (before,) = (record for record in read_records(FOLDER) if record.process == os.getpid())
+    with contextlib.suppress(RuntimeError):  # it has no backend
+        own.allreduce([torch.ones(2)], dist.AllreduceOptions())
+    dist.all_reduce(torch.ones(17))
+    assert shown(own_calls()[0]) == ("all_reduce", 17, "float32", "finished")
+    (after,) = (record for record in read_records(FOLDER) if record.process == os.getpid())
+    assert len(after.groups) == len(before.groups)
+
+
+def test_a_group_that_found_no_slot_is_counted_once():
+    calls = CollectiveCalls()
+    asked = []
+    calls._rows_of = lambda facts: asked.append(facts.name) or 0
+    for _ in range(3):
+        assert (calls.slots.get(id(dist.group.WORLD)) or calls.begin_group(dist.group.WORLD, calls.slots))[0] is None
+    assert len(asked) == 1
 
 
 def test_nothing_is_left():

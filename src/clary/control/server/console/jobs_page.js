@@ -106,11 +106,12 @@ export function jobsPage({ signal }) {
   async function loadMore(first, last) {
     if (!next || loading || last <= jobs.length) return;
     const isFar = last > jobs.length + MOST_PAGE;
-    if (isFar && far.has(Math.max(first, jobs.length), last, total)) return;
     const begin = isFar ? Math.max(jobs.length, first - AROUND) : jobs.length;
-    const place = { first: begin, limit: isFar ? Math.min(MOST_PAGE, last - begin + AROUND) : MOST_PAGE, total };
+    const limit = isFar ? Math.min(MOST_PAGE, last - begin + AROUND) : MOST_PAGE;
+    // A window that holds more than a page shows what it got, and does not ask for the same page again and again.
+    if (isFar && far.has(Math.max(first, jobs.length), Math.min(last, begin + limit), total)) return;
+    const place = { first: begin, limit, total };
     const mine = round;
-    const { limit } = place;
     loading = get("jobs", { ...wanted(), limit, after: next, skip: begin - jobs.length || "" }, signal);
     try {
       const page = await loading;

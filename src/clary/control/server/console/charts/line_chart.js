@@ -78,8 +78,8 @@ export class LineChart {
 
   draw() {
     const width = this.#room();
+    this.#width = width; // of one that is hidden too: it is drawn when it is shown
     if (width < 120 || !this.#lines.length) return;
-    this.#width = width;
     const shown = this.#lines.filter((line) => !this.#hidden.has(line.key));
     const span = this.shared.span();
     const inside = shown.map((line) => ({ ...line, points: within(line.points, span) }));

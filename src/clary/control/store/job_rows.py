@@ -1,0 +1,28 @@
+"""Rows of a job that is being deleted, a few at a time: all other writes wait while rows go.
+
+Where: `Store.delete_job` calls it, a transaction a piece; the few rows that are left go with the job's own.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, delete, select
+
+from clary.contract.training_values import FindingKind
+from clary.control.store.tables import metrics, series_blocks, training_pictures
+
+# Each piece takes some tens of milliseconds: 250 MB of pictures in one transaction have held the writer for 2.5 s.
+_PIECES = (
+    (training_pictures, (training_pictures.c.kind == FindingKind.IMAGE.value,), 40),
+    (training_pictures, (), 1_000),
+    (series_blocks, (), 200),
+    (metrics, (), 10_000),
+)
+
+
+def remove_some(connection: Connection, job_name: str) -> bool:
+    """Remove a piece of what a job has; return whether there may be more that is worth a piece."""
+    for table, conditions, most in _PIECES:
+        some = select(table.c.id).where(table.c.job_name == job_name, *conditions).limit(most)
+        if connection.execute(delete(table).where(table.c.id.in_(some))).rowcount == most:
+            return True
+    return False
