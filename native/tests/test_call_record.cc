@@ -80,12 +80,14 @@ TEST(CallRecord, WhoWaitsIsSeenWhileItWaits) {
     clary_failure failure{};
     if (rank == 1) {
       const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-      volatile const uint8_t* operation = &rows[0].all[1].operation;
-      while (*operation != CLARY_BARRIER + 1 && std::chrono::steady_clock::now() < end) {
+      Row& row = rows[0].all[1];
+      // The number at the end comes last.
+      while (std::atomic_ref(row.again).load(std::memory_order_acquire) != 1 &&
+             std::chrono::steady_clock::now() < end) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
-      const Row row = rows[0].at(1);
-      isSeen = row.number == 1 && row.finishedNs == 0 && row.state == kEntered;
+      isSeen = std::atomic_ref(row.number).load() == 1 && std::atomic_ref(row.operation).load() == CLARY_BARRIER + 1 &&
+               std::atomic_ref(row.finishedNs).load() == 0 && std::atomic_ref(row.state).load() == kEntered;
     }
     ASSERT_EQ(0, clary_barrier(communicator, 0, 0, &failure));
   });

@@ -25,7 +25,6 @@ class CallRecord {
     if (rows_ == nullptr) return;
     Row& row = at(operation.sequence);
     put(row.number, static_cast<int64_t>(operation.sequence));
-    std::atomic_thread_fence(std::memory_order_release);
     put(row.startedNs, nanoseconds(now));
     put(row.finishedNs, int64_t{0});
     put(row.count, static_cast<int64_t>(operation.count));
@@ -34,7 +33,7 @@ class CallRecord {
     const bool hasType = operation.kind != Collective::kBarrier;
     put(row.dtype, static_cast<uint8_t>(hasType ? static_cast<int>(operation.dtype) + 1 : 0));
     put(row.state, isAwaited ? kEntered : kUnderWay);
-    std::atomic_ref(row.again).store(static_cast<int64_t>(operation.sequence), std::memory_order_release);
+    put(row.again, static_cast<int64_t>(operation.sequence));
   }
 
   // Of an operation whose row another has taken by now, nothing is written.
@@ -70,9 +69,10 @@ class CallRecord {
   static int64_t nanoseconds(TimePoint time) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
   }
+  // Released, so that readers see stores in their order; the thread sanitizer knows no fences.
   template <typename Value>
   static void put(Value& place, Value value) {
-    std::atomic_ref(place).store(value, std::memory_order_relaxed);
+    std::atomic_ref(place).store(value, std::memory_order_release);
   }
 
   Row* rows_ = nullptr;
