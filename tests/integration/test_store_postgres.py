@@ -11,8 +11,9 @@ from clary.contract.errors import StoreError
 # The contract lies beside the unit tests of the store, which run it against SQLite.
 _CONTRACT_FOLDER = Path(__file__).parents[1] / "unit" / "control" / "store"
 sys.path.insert(0, str(_CONTRACT_FOLDER))
-pytest.register_assert_rewrite("store_contract", "crash_nursery")
+pytest.register_assert_rewrite("store_contract", "curve_contract", "crash_nursery")
 
+from curve_contract import CurveContract  # noqa: E402
 from postgres_server import PostgresServer  # noqa: E402
 from store_contract import StoreContract, count_up, make_job  # noqa: E402
 
@@ -35,7 +36,7 @@ def database_url(server: PostgresServer) -> Iterator[str]:
     server.drop_database(name)
 
 
-class TestStoreOnPostgres(StoreContract):
+class TestStoreOnPostgres(CurveContract, StoreContract):
     """The contract against a server."""
 
 

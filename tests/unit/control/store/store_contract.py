@@ -24,7 +24,7 @@ from clary.contract.agent_protocol import HostFacts, HostPhase, Order, OrderKind
 from clary.contract.errors import StoreError
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs.training_job import FinalMetric, HostRecord, JobFailure, StatusTransition, TrainingJob
-from clary.control.store import metric_curves, tables
+from clary.control.store import tables
 from clary.control.store.database import open_engines, parse_url
 from clary.control.store.errors import BadToken, JobExists, JobNotFound, StaleLease
 from clary.control.store.job_cards import MAX_CARD_METRICS, CardOrder, CardQuery, JobCard
@@ -661,122 +661,6 @@ class StoreContract:
         store = await Store.open(database_url)
         assert (await store.cards.page(CardQuery(limit=500), now=START)).cards == before
         await store.close()
-
-    async def test_a_curve_is_thinned_out_and_keeps_its_spikes(self, store: Store) -> None:
-        await store.create_job(make_job("j"), {})
-        values = [math.sin(number / 50) for number in range(1000)]
-        values[123], values[777] = 50.0, -50.0
-        await store.add_metrics(
-            "j",
-            [
-                *(
-                    FinalMetric(name="loss", value=value, at=START + timedelta(milliseconds=number * 10), step=number)
-                    for number, value in enumerate(values)
-                ),
-                *(FinalMetric(name="few, odd", value=value, at=START) for value in (1.0, math.nan, math.inf)),
-            ],
-        )
-        found = await store.curves.curves("j", names=None, num_points=100)
-        assert list(found) == ["few, odd", "loss"]
-        assert [point.value for point in found["few, odd"]] == [1.0, None, math.inf]
-        loss = found["loss"]
-        assert 50 <= len(loss) <= 100
-        assert [point.at_ms for point in loss] == sorted(point.at_ms for point in loss)
-        kept = [point.value for point in loss]
-        assert (max(kept), min(kept)) == (50.0, -50.0)
-        first_ms = int(START.timestamp() * 1000)
-        assert (loss[0].at_ms, loss[-1].at_ms) == (first_ms, first_ms + 9990)
-        assert list(await store.curves.curves("j", names=["loss", "nobody"], num_points=2000)) == ["loss"]
-        whole = (await store.curves.curves("j", names=["loss"], num_points=2000))["loss"]
-        assert [(point.value, point.step) for point in whole] == [(value, i) for i, value in enumerate(values)]
-        assert await store.curves.curves("nobody", names=None, num_points=100) == {}
-
-    async def test_a_thinned_curve_falls_as_its_values_do_and_ends_with_the_last(self, store: Store) -> None:
-        await store.create_job(make_job("j"), {})
-        moments = (START + timedelta(seconds=number) for number in range(1000))
-        falling = [FinalMetric(name="loss", value=1000.0 - number, at=at) for number, at in enumerate(moments)]
-        last = FinalMetric(name="loss", value=500.5, at=falling[-1].at)  # a jump at the end, and at the same moment
-        await store.add_metrics("j", [*falling, last])
-        for num_points in (2, 3, 50):
-            points = (await store.curves.curves("j", names=["loss"], num_points=num_points))["loss"]
-            assert len(points) <= num_points
-            assert points[-1].value == 500.5
-        values = [point.value for point in points[2:-3]]  # the first stretch goes any way, the last has the jump
-        assert values == sorted(values, reverse=True)
-
-    async def test_a_curve_with_values_before_1970_has_as_many_points_as_it_may(self, store: Store) -> None:
-        await store.create_job(make_job("j"), {})
-        moments = [
-            *(datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=number) for number in range(-50, 50)),
-            datetime.min.replace(tzinfo=UTC),
-            datetime.max.replace(tzinfo=UTC),
-        ]
-        await store.add_metrics("j", [FinalMetric(name="loss", value=float(n), at=at) for n, at in enumerate(moments)])
-        for num_points in (2, 3, 4, 5, 50):
-            points = (await store.curves.curves("j", names=["loss"], num_points=num_points))["loss"]
-            assert 2 <= len(points) <= num_points
-            assert points[-1].value == 101.0
-
-    async def test_a_curve_that_grows_is_what_a_fresh_look_at_it_would_be(
-        self, store: Store, database_url: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Whatever comes: values late, at the same moment, not-a-number, far ahead; and only new ones are read."""
-        chance = random.Random(7)
-        await store.create_job(make_job("j"), {})
-        read, looks = metric_curves._read_stretches, []
-
-        def looked(connection: Any, cut: Any, *, after_id: int | None) -> Any:
-            looks.append(after_id)
-            return read(connection, cut, after_id=after_id)
-
-        monkeypatch.setattr(metric_curves, "_read_stretches", looked)
-        end_s = 0.0
-        for size in (300, 1, 40, 40, 200, 3, 900, 1):
-            values = []
-            for _ in range(size):
-                end_s += chance.choice((0.0, 0.5, 1.0))
-                at_s = end_s if chance.random() < 0.8 else chance.uniform(0, end_s)
-                value = math.nan if chance.random() < 0.1 else chance.gauss(0, 1)
-                step = None if chance.random() < 0.2 else int(at_s)
-                values.append(FinalMetric(name="loss", value=value, at=START + timedelta(seconds=at_s), step=step))
-            await store.add_metrics("j", values)
-            other = await Store.open(database_url)
-            try:
-                for num_points in (2, 20, 100):
-                    mine = await store.curves.curves("j", names=None, num_points=num_points)
-                    fresh = await other.curves.curves("j", names=None, num_points=num_points)
-                    assert repr(mine) == repr(fresh)  # not-a-number is not equal to itself
-                    assert len(mine["loss"]) <= num_points
-            finally:
-                await other.close()
-        own = [after for after in looks if after is not None]
-        assert len(own) >= 6  # the fresh looks have nothing to go on from
-        looks.clear()
-        assert len((await store.curves.curves("j", names=None, num_points=100))["loss"]) >= 60
-        assert looks == []
-
-    async def test_a_successor_has_none_of_the_curve_of_the_job_before_it(self, store: Store) -> None:
-        moments = [START + timedelta(seconds=number) for number in range(200)]
-        for value in (1.0, 2.0):
-            await store.create_job(make_job("j"), {})
-            await store.add_metrics("j", [FinalMetric(name="loss", value=value, at=at) for at in moments])
-            found = await store.curves.curves("j", names=None, num_points=20)
-            assert {point.value for point in found["loss"]} == {value}
-            await store.delete_job("j")
-
-    async def test_curves_that_nobody_asked_for_lately_are_let_go(
-        self, store: Store, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(metric_curves, "MAX_KEPT", 30)
-        await store.create_job(make_job("j"), {})
-        moments = [START + timedelta(seconds=number) for number in range(100)]
-        for name in ("a", "b", "c", "d"):
-            await store.add_metrics("j", [FinalMetric(name=name, value=1.0, at=at) for at in moments])
-        for names in (["a"], ["b"], ["a"], ["c"], ["d"]):
-            await store.curves.curves("j", names=names, num_points=20)
-        kept = store.curves._kept
-        assert "d" in {cut.metric_name for cut in kept}
-        assert sum(len(stretches) for stretches in kept.values()) == store.curves._num_kept <= 30
 
     # Death
 

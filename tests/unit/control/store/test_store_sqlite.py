@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from curve_contract import CurveContract
 from store_contract import StoreContract, count_up, make_job
 
 from clary.contract.errors import StoreError
@@ -27,7 +28,7 @@ def database_url(database_path: Path) -> str:
     return f"sqlite:///{database_path}"
 
 
-class TestStoreOnSqlite(StoreContract):
+class TestStoreOnSqlite(CurveContract, StoreContract):
     """The contract against a file."""
 
 
