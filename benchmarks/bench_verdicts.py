@@ -6,9 +6,9 @@ Part `stragglers`: jobs of three hosts with a rank each under DDP over gloo (`st
     delay     has a link of 25 ms one way, so that a round trip takes 50 ms
     disk      may read 1 MiB a second
 
-and innocents: nobody is slowed, all are given 30 %, all links have the delay. A verdict is right if kind and host are;
-a straggler that is not found is missed; one that is named for another kind or host is wrong; anybody who is named among
-innocents is a false alarm.
+Part `innocents`: the same jobs where nobody is slowed, all are given 30 %, all links have the delay. A verdict is right
+if kind and host are; a straggler that is not found is missed; one that is named for another kind or host is wrong;
+anybody who is named among innocents is a false alarm.
 
 Part `autopsies`: jobs that do not move (`verdict_autopsies`).
 
@@ -34,7 +34,7 @@ from benchmarks.service import BenchmarkService, running_service
 from benchmarks.verdict_autopsies import NUM_RUNS, QUICK_RUNS, autopsies
 from clary.testing.slow_hosts import ReadLimit, limit_processors, rank_processes
 
-PARTS = ("stragglers", "autopsies")
+PARTS = ("stragglers", "innocents", "autopsies")
 NUM_TRIES, NUM_QUICK_TRIES = 10, 2  # of each case
 NUM_HOSTS = 3
 HOSTS = tuple(f"algo-{number}" for number in range(1, NUM_HOSTS + 1))
@@ -77,6 +77,8 @@ STRAGGLERS = (
     Case(name="cpu", kind="compute", throttled=(SLOW_HOST,)),
     Case(name="delay", kind="network", types=(NEAR, NEAR, FAR)),
     Case(name="disk", kind="input", reads_slowly=(SLOW_HOST,)),
+)
+INNOCENTS = (
     Case(name="innocent", kind="nobody"),
     Case(name="innocent,all_throttled", kind="nobody", throttled=HOSTS),
     Case(name="innocent,all_delayed", kind="nobody", types=(FAR,) * NUM_HOSTS),
@@ -88,8 +90,9 @@ def run(quick: bool) -> Iterator[Line]:
     part = os.environ.get("CLARY_BENCH_VERDICTS", "")
     if part not in ("", *PARTS):
         raise SystemExit(f"CLARY_BENCH_VERDICTS: expected {' or '.join(PARTS)}, got {part!r}")
-    if part in ("", "stragglers"):
-        yield from _stragglers(STRAGGLERS, tries=_tries(NUM_QUICK_TRIES if quick else NUM_TRIES))
+    for name, cases in (("stragglers", STRAGGLERS), ("innocents", INNOCENTS)):
+        if part in ("", name):
+            yield from _stragglers(cases, tries=_tries(NUM_QUICK_TRIES if quick else NUM_TRIES))
     if part in ("", "autopsies"):
         yield from autopsies(_tries(QUICK_RUNS if quick else NUM_RUNS))
 
