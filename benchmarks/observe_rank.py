@@ -42,14 +42,15 @@ def main() -> None:
             optimizer.step()
             step += 1
             longest = max(longest, time.perf_counter() - step_began)
+        seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
         answer = {
-            "seconds": time.perf_counter() - began,
-            "cpu_seconds": time.process_time() - cpu_began,
+            "seconds": seconds,
+            "cpu_seconds": cpu_seconds,
             "longest_s": longest,
             "loss": loss.item(),
         }
         if request is not None:
-            answer["profile"] = _written(request)
+            answer["profile"] = {"is_in_time": _state(request) == "done", **_written(request)}
         print(json.dumps(answer), flush=True)
     os._exit(0)
 
@@ -61,14 +62,21 @@ def _ask() -> int:
     draft = folder / ".draft"
     draft.write_text(json.dumps({"number": number, "num_steps": WINDOW_STEPS, "give_up_at": time.time() + 100}))
     draft.replace(folder / f"request-{number}.json")
-    _await(folder / f"out/{number}/rank-0.json", ("waiting",))
+    _await(_place(number), ("waiting",))
     return number
 
 
 def _written(number: int) -> dict[str, object]:
-    place = Path(os.environ["CLARY_PROFILES_FOLDER"]) / f"out/{number}/rank-0.json"
-    found = _await(place, ("done", "failed", "refused"))
+    found = _await(_place(number), ("done", "failed", "refused"))
     return {name: found[name] for name in ("state", "words", "bounds_ns", "trace_bytes")}
+
+
+def _state(number: int) -> object:
+    return json.loads(_place(number).read_text())["state"]
+
+
+def _place(number: int) -> Path:
+    return Path(os.environ["CLARY_PROFILES_FOLDER"]) / f"out/{number}/rank-0.json"
 
 
 def _await(place: Path, states: tuple[str, ...]) -> dict[str, object]:
