@@ -4,9 +4,10 @@ Where: `torch_hooks.install` puts these around the methods of `ProcessGroup`, th
 goes from Python; its wrapper of `wait` says what is waited for. The first thing that goes wrong ends it, unseen.
 
 [Note: what is not seen]
-Calls that C++ makes: functional collectives, and the buckets of DistributedDataParallel. Of the latter a pass is one
-operation `gradients`, from the beginning of the backward pass that reduces them to its end; it is waited for as soon as
-all gradients are there. Groups that are classes of Python with methods of their own (smddp) record themselves.
+Calls that C++ makes. Functional collectives are seen on their way there (`functional_hooks`). Of the buckets of
+DistributedDataParallel a pass is one operation `gradients`, from the beginning of the backward pass that reduces them
+to its end; it is waited for as soon as all gradients are there. Groups that are classes of Python with methods of their
+own (smddp) record themselves.
 
 Where nothing is waited for on the host, as with NCCL, an operation that was waited for has been put in line.
 """
@@ -89,6 +90,8 @@ class CollectiveCalls:
         memory, words: of the record, by bytes and by numbers of eight; None before there is one.
         works: row by what the caller waits on, which is not kept alive.
         works_of_rows: the other way around; a row that another operation has taken names that one's.
+        outputs: row and number of functional operations, by the memory of what they returned.
+        operators: of torch, as they are wrapped: it knows some by their identity, which is not to come again.
     """
 
     def __init__(self) -> None:
@@ -96,6 +99,8 @@ class CollectiveCalls:
         self.message_slots: dict[int, _Slot] = {}  # the same, of sends and receives
         self.works: dict[int, int] = {}
         self.works_of_rows: dict[int, int] = {}
+        self.outputs: dict[int, tuple[int, int]] = {}
+        self.operators: list[object] = []
         self.dtypes: dict[object, int] = {}
         self._reducers: dict[int, tuple[int, Callable[[], int]]] = {}  # their rows, by themselves
         self._num_reducers = 0  # that there have been; some of them are gone
@@ -108,7 +113,7 @@ class CollectiveCalls:
         self.memory: Any = None
         self.words: Any = None
         self._is_on = is_wanted()
-        for table in (self.slots, self.message_slots, self.works, self.works_of_rows, self._reducers):
+        for table in (self.slots, self.message_slots, self.works, self.works_of_rows, self.outputs, self._reducers):
             table.clear()
         self._num_reducers = 0
         self._prepared.clear()

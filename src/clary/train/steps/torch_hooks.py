@@ -7,10 +7,10 @@ what it computes; the first thing that goes wrong ends the recording and is said
 optimizer       torch's own hooks of all optimizers.
 data            `__next__` of DataLoader's iterators, of which there is no hook.
 backward        `torch.autograd.backward`, which `Tensor.backward` calls too.
-communication   `wait` of what collectives return, in the thread that trains. At the end of a backward pass DDP and FSDP
-                wait inside of it for what they have reduced meanwhile. The engine calls back who asks for it when all
-                gradients are there, in the order of asking; we ask with the very first gradient, so what follows is
-                their waiting.
+communication   `wait` of what collectives return, in the thread that trains; of functional ones an operator of torch
+                (`functional_hooks`). At the end of a backward pass DDP and FSDP wait inside of it for what they have
+                reduced meanwhile. The engine calls back who asks for it when all gradients are there, in the order of
+                asking; we ask with the very first gradient, so what follows is their waiting.
 Times are the thread's. A GPU computes behind it, and its time shows where the thread waits for it.
 Compiled code is left alone: wrappers bear torch's own mark of functions that are not to be compiled.
 """
@@ -30,7 +30,7 @@ from clary.contract import collective_records, step_records
 from clary.contract.collective_records import STATE_OFFSET, WAITED_FOR
 from clary.contract.step_records import FOLDER_VARIABLE, SWITCH_VARIABLE
 from clary.train import operation_record
-from clary.train.steps import collective_hooks, step_clock, step_file
+from clary.train.steps import collective_hooks, functional_hooks, step_clock, step_file
 from clary.train.steps.collective_hooks import CollectiveCalls
 from clary.train.steps.step_clock import BACKWARD, COMMUNICATION, DATA, StepClock
 from clary.train.steps.step_file import StepFile
@@ -138,8 +138,9 @@ def install() -> Recorder | None:
     optimizer.register_optimizer_step_post_hook(_marked(after_step))
     _wrap_works(recorder)
     wrappers = collective_hooks.wrap_groups(recorder.calls, _marked)
+    functional_hooks.wrap_operators(recorder.calls, recorder.clock_here)
     os.register_at_fork(after_in_child=recorder.reset)
-    recorded = (collective_hooks, collective_records, operation_record)
+    recorded = (collective_hooks, functional_hooks, collective_records, operation_record)
     leave_uncompiled(sys.modules[__name__], step_clock, step_file, step_records, *recorded, *wrappers)
     return recorder
 

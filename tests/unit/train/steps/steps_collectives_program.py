@@ -8,112 +8,24 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from recorded_ranks import LIMIT_S, Ranks, has, rows_of_process, shown
 
-from clary.agent.autopsy.call_records import groups_of, left_calls, read_records
-from clary.contract.collective_records import DTYPES, OPERATIONS, STATES, SWITCH_VARIABLE
-from clary.contract.stack_dumps import HostDump, ProcessDump
+from clary.agent.autopsy.call_records import read_records
+from clary.contract.collective_records import STATES, SWITCH_VARIABLE
 from clary.contract.step_records import FOLDER_VARIABLE
-from clary.control.jobs.last_collectives import count_collectives
 from clary.train.steps import torch_hooks
 from clary.train.steps.collective_hooks import CollectiveCalls
 
-LIMIT_S = 90.0
 _AT = tempfile.TemporaryDirectory(prefix="clary-calls-")
 FOLDER = Path(_AT.name)
 os.environ[FOLDER_VARIABLE] = _AT.name
 RECORDER = torch_hooks.install()
 torch.set_num_threads(1)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-
-RANK = """
-    import os, sys, time
-    import torch, torch.distributed as dist
-    from clary.train.steps import torch_hooks
-    torch_hooks.install()
-    torch.set_num_threads(1)
-    rank, size = int(sys.argv[2]), int(sys.argv[3])
-    if sys.argv[4] == "smddp":
-        from clary.train.collective.adapters.torch import registration
-        registration.autoload()
-    dist.init_process_group(sys.argv[4], init_method="file://" + sys.argv[1], rank=rank, world_size=size)
-"""
-
-
-class Ranks:
-    """Ranks that run one script, in processes of their own."""
-
-    def __init__(self, script, num_ranks, backend="gloo"):
-        self.at = tempfile.TemporaryDirectory(prefix="clary-ranks-")
-        self.folder = Path(self.at.name)
-        environment = {**os.environ, FOLDER_VARIABLE: self.at.name}
-        program = textwrap.dedent(RANK) + textwrap.dedent(script)
-        command = [sys.executable, "-c", program, f"{self.at.name}/meet"]
-        self.all = [
-            subprocess.Popen([*command, str(rank), str(num_ranks), backend], env=environment)
-            for rank in range(num_ranks)
-        ]
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.kill()
-        self.at.cleanup()
-
-    def kill(self):
-        for rank in self.all:
-            rank.kill()
-            rank.wait()
-
-    def calls(self, kind="gloo"):
-        """Return rank -> its calls in the group of all, the newest first."""
-        now_ns = time.monotonic_ns()
-        records = {record.rank: groups_of(record, now_ns) for record in read_records(self.folder)}
-        found = {}
-        for rank, groups in records.items():
-            for group in groups:
-                if group.kind == kind and not group.is_point_to_point:
-                    found[rank] = group.calls
-        return found
-
-    def until(self, condition, kind="gloo"):
-        end_s = time.monotonic() + LIMIT_S
-        while not condition(self.calls(kind)):
-            assert time.monotonic() < end_s, self.calls(kind)
-            assert None in [rank.poll() for rank in self.all], "all ranks have ended"
-            time.sleep(0.05)
-
-    def counted(self, is_over=False):
-        """Compare what they have recorded, as a dump of their host would hold it."""
-        records, now_ns = read_records(self.folder), time.monotonic_ns()
-        facts = {"parent": 1, "command": "", "state": "S", "wait_channel": "", "cpu_s": 0.0, "num_waits": 0}
-        facts |= {"cpu_used_s": 0.0, "bytes_moved": 0, "threads": (), "sockets": ()}
-        processes = [
-            ProcessDump(pid=record.process, rank=record.rank, collectives=groups_of(record, now_ns), **facts)
-            for record in records
-        ]
-        dump = HostDump(
-            number=1,
-            reason="",
-            host="algo-1",
-            taken_at=datetime.now(UTC),
-            addresses=(),
-            processes=() if is_over else tuple(processes),
-            left=left_calls(records, now_ns) if is_over else (),
-        )
-        return count_collectives({"algo-1": dump}, num_ranks=len(self.all))
-
-
-def has(number, state=None):
-    """Return whether a rank's newest call is this one."""
-    return lambda calls: bool(calls) and calls[0].number == number and state in (None, calls[0].state)
-
 
 SKIPPED = """
     for _ in range(5):
@@ -214,19 +126,9 @@ def test_the_compiled_core_records_what_ddp_asks_it_for_in_cpp_and_who_stands_in
         assert "it has not entered barrier #" in ranks.counted().about[1]
 
 
-def own_calls(is_point_to_point=False, kind="gloo"):
+def own_calls():
     """Return the rows of this process's own group of all, the newest first."""
-    (record,) = (record for record in read_records(FOLDER) if record.process == os.getpid())
-    groups = [
-        group
-        for group in record.groups
-        if group.facts.is_point_to_point == is_point_to_point and group.facts.kind == kind
-    ]
-    return groups[0].rows
-
-
-def shown(row):
-    return OPERATIONS[row.operation], row.num_elements, DTYPES[row.dtype], STATES[row.state]
+    return rows_of_process(FOLDER)
 
 
 def test_operations_are_recorded_with_what_they_bring():
@@ -335,6 +237,7 @@ OFF = """
     from clary.train.steps import torch_hooks
     assert torch_hooks.install() is not None
     assert dist.ProcessGroup.allreduce is before
+    assert not hasattr(torch.ops._c10d_functional.all_reduce._op, "function")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     dist.all_reduce(torch.ones(2))
     assert not [name for name in os.listdir(os.environ["CLARY_STEPS_FOLDER"]) if str(os.getpid()) in name]
@@ -379,6 +282,51 @@ def test_a_group_that_found_no_slot_is_counted_once():
     for _ in range(3):
         assert (calls.slots.get(id(dist.group.WORLD)) or calls.begin_group(dist.group.WORLD, calls.slots))[0] is None
     assert len(asked) == 1
+
+
+class FakeBusyTable(dict):
+    """A table during whose look-ups another thread has something recorded."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.other = other
+
+    def get(self, key, default=None):
+        self.other[1000 + len(self.other)] = 0
+        return super().get(key, default)
+
+
+def test_what_is_recorded_while_the_table_is_swept_does_no_harm():
+    calls = CollectiveCalls()
+    calls.works = FakeBusyTable(calls.works_of_rows)
+    calls.works.update({7: 64, 8: 128})
+    calls.works_of_rows.update({64: 7, 128: 9})  # another operation has taken the row of 8
+    calls.sweep()
+    assert calls.works == {7: 64}
+
+
+def test_the_gradients_of_each_model_have_a_name_of_their_own_also_after_one_is_gone():
+    calls = CollectiveCalls()
+    asked = []
+    calls._rows_of = lambda facts: asked.append(facts.name) or 0
+    reducer = object()  # one that is gone leaves its number to the next
+    for _ in range(3):
+        calls.know_reducer(reducer, dist.group.WORLD)
+    assert len(set(asked)) == 3, asked
+
+
+def test_a_number_of_elements_that_is_a_symbol_stays_one_and_is_not_recorded():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    shapes = ShapeEnv()
+    traced = FakeTensorMode(shape_env=shapes).from_tensor(torch.ones(5, 3))
+    with contextlib.suppress(Exception):  # there is nothing to send
+        dist.group.WORLD.allreduce([traced], dist.AllreduceOptions())
+    assert shown(own_calls()[0])[:3] == ("all_reduce", 0, "")
+    assert shapes.guards == []
+    dist.all_reduce(torch.ones(19))
+    assert shown(own_calls()[0]) == ("all_reduce", 19, "float32", "finished")
 
 
 def test_nothing_is_left():

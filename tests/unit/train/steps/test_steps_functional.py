@@ -1,0 +1,14 @@
+"""The record and the time of functional collectives."""
+
+from pathlib import Path
+
+import pytest
+from torch_programs import assert_passed, names
+
+PROGRAM = Path(__file__).with_name("steps_functional_program.py")
+
+
+@pytest.mark.timeout(220)  # a program on a busy machine; its first test waits for all of it
+@pytest.mark.parametrize("name", names(PROGRAM))
+def test_functional(name: str) -> None:
+    assert_passed(PROGRAM, name)
