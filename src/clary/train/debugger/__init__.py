@@ -11,11 +11,14 @@
 Where: docs/debugger.md. `clary.compat.smdebug` gives it smdebug's names. torch is imported when a Hook is asked for,
 numpy when a value is.
 
-errors, modes, save_config, reduction_config, collection, configuration, choosing    what is to be saved, and when
+errors, modes, save_config, reduction_config, collection, configuration             what is to be saved, and when
+choosing, hook_options                             the same for one hook, as long as its program runs
 files, tensor_files, folder_claims, writing        the standard library alone: what lies where
 s3_access, object_blocks, s3_files, host_files     the same layout in S3, and of several hosts
-ranks, losses, module_watch, buffers, copying, saving, hook    torch: what is seen in a program, and how it is copied
-saved_tensor, arrays, ends, trial                  what was saved; numpy once a value is asked for
+ranks, losses, module_watch, step_capture, hook    torch: what is seen in a program
+buffers, copying, saving, worker_output            torch: how it is copied, and where it goes
+ends, saved_steps, saved_tensor, tensor_catalog, arrays    what was saved; numpy once a value is asked for
+trial_reader, trial, trial_places, refreshing      how it is read while more of it comes
 rule, rules                                        what is wrong with it; pure over a trial
 automatic                                          a hook for programs that know nothing of it
 """
@@ -31,7 +34,8 @@ from clary.train.debugger.modes import ModeKeys as modes
 from clary.train.debugger.reduction_config import ReductionConfig
 from clary.train.debugger.rule import Finding, Rule, invoke_rule
 from clary.train.debugger.save_config import SaveConfig, SaveConfigMode
-from clary.train.debugger.trial import Trial, create_trial
+from clary.train.debugger.trial import Trial
+from clary.train.debugger.trial_places import create_trial
 
 if TYPE_CHECKING:
     from clary.train.debugger.hook import Hook, get_hook

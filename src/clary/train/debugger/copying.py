@@ -13,11 +13,14 @@ from typing import Any
 
 import torch
 
+from clary.train import graph_captures
 from clary.train.debugger.buffers import Piece, Pieces, as_bytes
 from clary.train.debugger.choosing import Wanted
+from clary.train.debugger.errors import DebuggerError
 from clary.train.debugger.tensor_files import ITEM_BYTES, StepIndex, TensorEntry
 
 _NUMBER = struct.Struct("<d")
+_CAPTURE_S = 60.0  # that the writer waits for a program that captures a graph
 
 
 @dataclass
@@ -70,16 +73,13 @@ class StepCopy:
             if wanted.raw:
                 values = self._memory(name, entry, pinned)
                 if values.numel():
-                    values.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
+                    values.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=pinned)
             if wanted.reductions:
                 numbers = self._piece.take(len(wanted.reductions) * _NUMBER.size, pinned=pinned)
-                numbers.view(torch.float64).copy_(reduced(tensor, wanted.reductions), non_blocking=True)
+                numbers.view(torch.float64).copy_(reduced(tensor, wanted.reductions), non_blocking=pinned)
             self._copies[name] = _Copy(entry, values, wanted.reductions, numbers)
             if tensor.is_cuda:
-                stream = torch.cuda.current_stream(tensor.device)
-                key = (tensor.get_device(), stream.cuda_stream)
-                event = self._events.setdefault(key, torch.cuda.Event())
-                event.record(stream)
+                self._mark_end(tensor)
 
     def close(self) -> None:
         """Take nothing more: the step is over."""
@@ -87,9 +87,12 @@ class StepCopy:
             self._is_open = False
 
     def tensors(self) -> list[tuple[TensorEntry, memoryview | None]]:
-        """Return what was copied; waits for the copies. Called by the writer."""
-        for event in self._events.values():
-            event.synchronize()
+        """Return what was copied; waits for the copies. Called by the writer.
+
+        Raises: DebuggerError where a graph is captured for too long, RuntimeError for what a device says.
+        """
+        if self._events:
+            self._wait_for_copies()
         found: list[tuple[TensorEntry, memoryview | None]] = []
         for copy in self._copies.values():
             entry = copy.entry
@@ -104,6 +107,22 @@ class StepCopy:
         self._copies.clear()
         self._pieces.give_back(self._piece)
 
+    def _mark_end(self, tensor: torch.Tensor) -> None:
+        graph_captures.watch()
+        stream = torch.cuda.current_stream(tensor.device)
+        key = (tensor.get_device(), stream.cuda_stream)
+        if key not in self._events:
+            self._events[key] = torch.cuda.Event(blocking=True)  # the writer sleeps; it would spin on a processor
+        self._events[key].record(stream)
+
+    def _wait_for_copies(self) -> None:
+        with graph_captures.gate.between(_CAPTURE_S) as is_free:
+            if not is_free:
+                raise DebuggerError(f"a graph has been captured for {_CAPTURE_S:g} s: the step is not written")
+            for (device, _), event in self._events.items():
+                with torch.cuda.device(device):  # the writer never chose one: CUDA might begin with the first for it
+                    event.synchronize()
+
     def _memory(self, name: str, entry: TensorEntry, pinned: bool) -> torch.Tensor:
         earlier = self._copies.get(name)
         if earlier is not None and earlier.values is not None and earlier.values.numel() == entry.num_bytes:
@@ -114,7 +133,7 @@ class StepCopy:
 def reduced(tensor: torch.Tensor, names: tuple[str, ...]) -> torch.Tensor:
     """Return reductions of a tensor as doubles, on its device; of no values at all, NaN."""
     if not tensor.numel():
-        return torch.full((len(names),), float("nan"), dtype=torch.float64)
+        return torch.full((len(names),), float("nan"), dtype=torch.float64, device=tensor.device)
     values = tensor.abs() if tensor.is_complex() else tensor
     if not values.is_floating_point():
         values = values.double()

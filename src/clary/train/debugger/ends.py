@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 from clary.train.debugger.errors import TensorFileError
 from clary.train.debugger.files import END_OF_JOB, ENDED, HOST_FILE, WORKER_FILE, Files
@@ -69,6 +70,11 @@ class Ends:
             return False
         num_over = sum(self._ended.get(worker, -1.0) >= began for worker, began in self._began.items())
         return num_over == len(self._began) and num_over >= self._num_wanted
+
+
+def mark_ended(path: str | Path) -> None:
+    """Say that a training has ended, for one that could not say so itself. Raises: OSError."""
+    (Path(path) / END_OF_JOB).touch()
 
 
 def _ended_at(files: Files, name: str) -> float:

@@ -36,7 +36,8 @@ from clary.train.debugger.rule import Finding, Rule, invoke_rule
 from clary.train.debugger.rules import make_rule
 from clary.train.debugger.s3_files import open_s3_files
 from clary.train.debugger.tensor_files import write_whole
-from clary.train.debugger.trial import Trial, create_trial
+from clary.train.debugger.trial import Trial
+from clary.train.debugger.trial_places import create_trial
 
 IN_PROGRESS, NO_ISSUES, ISSUES, ERROR = "InProgress", "NoIssuesFound", "IssuesFound", "Error"  # RuleEvaluationStatus
 MODULE_NAME = "clary_custom_rule"  # under which a user's file is imported

@@ -18,6 +18,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from clary.train.debugger.choosing import needs_modules
 from clary.train.debugger.collection import Collection, CollectionKeys
+from clary.train.debugger.graphed_callables import stay, step_aside
 from clary.train.debugger.surroundings import is_compiled, is_traced
 
 GRADIENT = "gradient/"
@@ -39,9 +40,11 @@ class ModuleWatch:
         self._searched_s = 0.0
         self._handles: list[Any] = []
         self._searching: Any = None
+        self._is_closed = False
         self._model: weakref.ref[torch.nn.Module] | None = None  # a program that is done with a model gets its memory
         self.names: dict[int, str] = {}  # of modules, by id; the model's own is its class's
         self.losses: dict[int, torch.nn.Module] = {}
+        step_aside(self.without_hook)
 
     @property
     def model(self) -> torch.nn.Module | None:
@@ -75,8 +78,22 @@ class ModuleWatch:
                 if not torch.nn.parameter.is_lazy(parameter):
                     yield f"{root}_{_without_wrappers(name)}", parameter
 
+    @contextlib.contextmanager
+    def without_hook(self) -> Iterator[None]:
+        """Take the hook off the model for a while: what is called meanwhile is no step."""
+        model, handles, self._handles = self.model, self._handles, []
+        for handle in handles:
+            handle.remove()
+        try:
+            yield
+        finally:
+            if model is not None and handles and not self._is_closed:
+                self._handles.append(model.register_forward_pre_hook(_Call(self._called)))
+
     def close(self) -> None:
         """Leave torch as it was."""
+        self._is_closed = True
+        stay(self.without_hook)
         self._stop_searching()
         for handle in self._handles:
             handle.remove()

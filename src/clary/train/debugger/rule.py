@@ -26,7 +26,8 @@ from clary.train.debugger.errors import (
     TensorUnavailable,
     TensorUnavailableForStep,
 )
-from clary.train.debugger.trial import Trial, no_refresh
+from clary.train.debugger.refreshing import no_refresh
+from clary.train.debugger.trial import Trial
 
 _log = logging.getLogger("clary.debugger")
 

@@ -29,15 +29,17 @@ from clary.contract.deep_profiles import (
     RankProfile,
     RankState,
 )
+from clary.train import graph_captures
 from clary.train.profiling.rank_files import RankFiles, boot_id, read_requests
 from clary.train.profiling.ranks import may_be_rank, own_rank
 from clary.train.profiling.step_counter import StepCounter
-from clary.train.profiling.window import OtherProfiler, Window, clock_facts
+from clary.train.profiling.window import OtherProfiler, Window, clock_facts, is_captured
 
 LOOK_S = 0.5  # from one look at the folder to the next
 NO_STEPS_S = 20.0  # after which a program that has made no step is recorded by time: it may be beginning still
 NO_STEPS_TIMED_S = 5.0  # the same where a time was asked for
-_END_S = 5.0  # for a trace that is being written when the program ends
+_END_S = 5.0  # for a trace that is being written when the program ends, and before that for its GPU
+_LEFT_OUT = "without its GPU, which only a window of steps can record"
 
 _log = logging.getLogger("clary.profiling")
 _recorder: Recorder | None = None
@@ -116,16 +118,21 @@ class Recorder:
         """Count what an optimizer has done, in the program's thread."""
         if self._steps.is_boundary(optimizer) and self._is_wanted and not self._is_broken:
             try:
-                self._on_boundary()
+                if not is_captured():  # put into a graph, not computed
+                    self._on_boundary()
             except Exception as error:  # noqa: BLE001 - a profile must not fail the program
                 self._break_off(error)
 
     def close(self) -> None:
         """End what runs, for the end of the program; what is being written is waited for, for `_END_S`."""
         self._ending.set()
-        with self._lock:
+        if not self._lock.acquire(timeout=_END_S):  # a window is ended at this moment, and its GPU may hang
+            return
+        try:
             if self._runs_and_may_stop(self._open):
-                self._end_window("the program ended before the window did")
+                self._end_with_program()
+        finally:
+            self._lock.release()
         end_s = time.monotonic() + _END_S
         for thread in list(self._writers):
             thread.join(max(0.0, end_s - time.monotonic()))
@@ -153,12 +160,13 @@ class Recorder:
         seconds = time.monotonic() - run.began_s
         asked = run.request
         is_whole = len(run.bounds_ns) > asked.num_steps if asked.num_steps else seconds >= asked.duration_s
+        is_late = seconds > MAX_WINDOW_S  # kept open for a graph whose capture may never end
         if is_whole or asked.is_cancelled:
-            self._end_window("")
+            self._end_window("", now=is_late)
         elif len(run.bounds_ns) > MAX_TIMED_STEPS:
-            self._end_window(f"cut off after {MAX_TIMED_STEPS} steps")
-        elif seconds > MAX_WINDOW_S:
-            self._end_window(f"cut off after {MAX_WINDOW_S:g} s")
+            self._end_window(f"cut off after {MAX_TIMED_STEPS} steps", now=is_late)
+        elif is_late:
+            self._end_window(f"cut off after {MAX_WINDOW_S:g} s", now=True)
 
     def _is_due(self, request: ProfileRequest) -> bool:
         if request.start_step is not None and self._steps.num_steps < request.start_step:
@@ -179,10 +187,37 @@ class Recorder:
         self._open.by_time = by_time
         self._tell(files, RankState.RECORDING, "")
 
-    def _end_window(self, words: str) -> None:
-        """Stop recording and have the trace written aside."""
+    def _end_with_program(self) -> None:
         run = self._open
         assert run is not None
+        try:
+            has_settled = run.window.has_settled(_END_S)
+        except Exception:  # noqa: BLE001 - a GPU in trouble, which may be why the program ends
+            has_settled = False
+        words = "the program ended before the window did"
+        if not has_settled:  # torch would wait for the GPU, and the program would not end
+            run.window.wait_for_no_gpu()
+            words += ", and while its GPU was at work or in trouble"
+        self._end_window(words, now=True)
+
+    def _end_window(self, words: str, *, now: bool = False) -> None:
+        """Stop recording and have the trace written aside; not yet where that would break a graph that is captured.
+
+        Args:
+            now: even then, without a wait for the GPU.
+        """
+        run = self._open
+        assert run is not None
+        if not run.window.has_gpu:  # nothing is waited for, and the gate is left alone
+            self._stop_and_write(run, words)
+            return
+        with graph_captures.gate.between(0.0) as is_free:
+            if now and not is_free:
+                run.window.wait_for_no_gpu()
+            if is_free or now:
+                self._stop_and_write(run, words)
+
+    def _stop_and_write(self, run: Open, words: str) -> None:
         if run.by_time:
             run.bounds_ns.append(time.time_ns())
         wall_ns, monotonic_ns = clock_facts()
@@ -195,11 +230,12 @@ class Recorder:
         profile = RankProfile(
             rank=0,
             state=RankState.WRITING,
-            words=words,
+            words="; ".join(filter(None, (words, _LEFT_OUT if run.window.leaves_out_gpu else ""))),
             pid=os.getpid(),
             host_name=socket.gethostname(),
             step=self._steps.num_steps,
             first_step=run.first_step,
+            has_gpu=run.window.has_gpu,
             bounds_ns=tuple(run.bounds_ns),
             wall_ns=wall_ns,
             monotonic_ns=monotonic_ns,
@@ -231,7 +267,7 @@ class Recorder:
         """End the window, because the program starts a profiler of its own."""
         with self._lock:
             if self._runs_and_may_stop(self._open):
-                self._end_window("cut off: the program has started torch.profiler itself")
+                self._end_window("cut off: the program has started torch.profiler itself", now=True)
 
     def _run(self) -> None:
         stamp: int | None = None
@@ -293,10 +329,10 @@ class Recorder:
         if run.by_time:
             if seconds >= min(run.request.duration_s, MAX_WINDOW_S) or run.request.is_cancelled:
                 self._end_window("")
-        elif (
-            seconds > MAX_WINDOW_S
-        ):  # a step that lasts, or the last one: what torch records meanwhile is kept in memory
-            self._end_window(f"cut off after {MAX_WINDOW_S:g} s")
+        elif seconds > MAX_WINDOW_S:
+            # a step that lasts, or the last one: what torch records meanwhile is kept in memory
+            run.window.wait_for_no_gpu()  # which this thread would hold the lock for
+            self._end_window(f"cut off after {MAX_WINDOW_S:g} s", now=True)
 
     def _claim(self, number: int, request: ProfileRequest) -> bool:
         """Answer for this rank if this process is one and is asked; return whether the window is still wanted."""

@@ -9,10 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from clary.train import graph_captures
+
 MAX_RAW_BYTES = 4 * 1024 * 1024 * 1024  # of a trace before it is packed; a window ends by time long before
+_QUERY_S = 0.01  # from one question to a GPU to the next
 _LEVEL = 1  # of gzip: seven times smaller, and four times faster than level 9
 
 
@@ -30,6 +34,12 @@ class Window:
     [Note: threads]
     Newer releases of torch record all threads, and any of them may stop that. Older ones record the thread that starts
     and what works for it; stopped by another thread, torch loses its session and the program crashes.
+
+    [Note: GPUs]
+    To end a recording of a GPU torch waits for the current one of the thread that ends it: for the first, in a thread
+    that never chose one, which costs some hundred MB there. So a window remembers the GPU of the thread that began it,
+    and one that no step begins, of a thread of ours, leaves GPUs out. Nor may a thread wait so while another captures a
+    graph (`graph_captures`).
     """
 
     def __init__(self, *, on_other: Callable[[], None], all_threads: bool = False) -> None:
@@ -38,6 +48,8 @@ class Window:
         self._thread: int | None = None  # which alone may stop; None for any
         self._profiler: Any = None
         self._guarded: dict[str, Any] = {}
+        self._gpu: int | None = None  # whose work is recorded
+        self.leaves_out_gpu = False  # though the program uses one
         self.is_running = False
 
     def start(self) -> None:
@@ -68,12 +80,42 @@ class Window:
             self._unguard()
             sys.modules["torch"]._C._autograd._enable_record_function(False)
 
+    @property
+    def has_gpu(self) -> bool:
+        """Whether a GPU's work is recorded, which `stop` waits for."""
+        return self._gpu is not None
+
     def stop(self) -> None:
         """End; a window that has ended stays so. Only where `may_stop`. Blocks while torch gathers events."""
         if self.is_running:
             self.is_running = False
             self._unguard()
-            self._profiler.stop()
+            with self._on_gpu():
+                self._profiler.stop()
+
+    def wait_for_no_gpu(self) -> None:
+        """Have `stop` come back whatever the GPU does; what it has not done by then is not in the trace."""
+        # Torch waits for the device that a profile names before it stops Kineto, which waits for none.
+        parts: tuple[Any, ...] = (self._profiler, getattr(self._profiler, "profiler", None))
+        for part in parts:
+            if getattr(part, "use_device", None) is not None:
+                part.use_device = None
+
+    def has_settled(self, limit_s: float) -> bool:
+        """Whether the GPU gets done with what it was asked for, so that `stop` comes back.
+
+        Raises: whatever torch says of a GPU in trouble.
+        """
+        if self._gpu is None:
+            return True
+        # Asked, not given an event to reach: a queue that is full would keep this thread.
+        stream = sys.modules["torch"].cuda.current_stream(self._gpu)
+        end_s = time.monotonic() + limit_s
+        while not stream.query():
+            if time.monotonic() > end_s:
+                return False
+            time.sleep(_QUERY_S)
+        return True
 
     def write(self, place: Path) -> int:
         """Write the trace to `place`, whole or not at all, and forget it; return its bytes.
@@ -98,8 +140,13 @@ class Window:
     def _options(self) -> dict[str, Any]:
         torch = sys.modules["torch"]
         activities = [torch.profiler.ProfilerActivity.CPU]
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        # `is_available` may be the first that CUDA is asked in a process, whose forks could not use it then.
+        if torch.cuda.is_initialized():
+            self.leaves_out_gpu = self._all_threads
+            if not self._all_threads:
+                self._gpu = torch.cuda.current_device()
+                graph_captures.watch()
+                activities.append(torch.profiler.ProfilerActivity.CUDA)
         # `trace_only` saves torch from building Python objects of all events; older ones know neither of both.
         for names in (("trace_only", "profile_all_threads"), ("profile_all_threads",), ("trace_only",)):
             try:
@@ -116,6 +163,9 @@ class Window:
                 f"torch {torch.__version__} records one thread alone, and no optimizer has made a step in this one"
             )
         return {"activities": activities, **({"experimental_config": config} if config is not None else {})}
+
+    def _on_gpu(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._gpu is None else sys.modules["torch"].cuda.device(self._gpu)
 
     def _guard(self) -> None:
         """Have a profiler that the program starts find no other: torch would raise in the program otherwise."""
@@ -147,6 +197,12 @@ def _is_in_use() -> bool:
     torch = sys.modules["torch"]
     profiler = torch.autograd.profiler
     return bool(getattr(profiler, "_is_profiler_enabled", False)) or bool(torch.autograd._profiler_enabled())
+
+
+def is_captured() -> bool:
+    """Whether what this thread asks a GPU for goes into a graph, and is not computed."""
+    cuda = sys.modules["torch"].cuda
+    return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
 
 
 def clock_facts() -> tuple[int, int]:

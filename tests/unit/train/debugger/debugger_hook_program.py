@@ -339,7 +339,7 @@ def test_a_slow_disk_drops_steps_and_says_how_many(at):
         hook.register_module(model)
         train(model, 6)
         assert hook.num_dropped >= 3
-        hook._saver.limit_s = 30
+        hook._output._saver.limit_s = 30
         may_write.set()
         hook.close()
     finally:
@@ -380,7 +380,7 @@ def test_what_fails_in_the_hook_ends_the_saving_and_not_the_training(at):
     hook = Hook(at, save_config=debugger.SaveConfig(save_interval=1), include_collections=["weights"])
     hook.register_module(model)
     train(model, 2)
-    hook._chooser.wants = None  # a defect
+    hook._capture._chooser.wants = None  # a defect
     seen = train(model, 2)
     logging.getLogger("clary.debugger").setLevel(logging.NOTSET)
     assert len(seen) == 2
@@ -461,6 +461,17 @@ def test_a_collections_steps_may_be_changed_in_the_program(at):
 
 
 @in_folder
+def test_collections_may_be_looked_at_while_a_step_is_saved(at):
+    hook = make(at, include_collections=["weights", "gradients"])
+    hook.register_module(model := Net())
+    value = F.cross_entropy(model(torch.randn(2, 4)), torch.tensor([0, 1]))
+    assert hook.get_collections()["gradients"] is hook.get_collection("gradients")
+    value.backward()
+    hook.close()
+    assert debugger.create_trial(at).tensor("gradient/Net_fc.weight").steps() == [0]
+
+
+@in_folder
 def test_a_compiled_model_is_found_by_itself(at):
     model = torch.compile(Net(), backend="eager")
     hook = make(at, include_collections=["gradients"])
@@ -516,7 +527,7 @@ def test_the_program_has_one_hook():
         assert get_hook() is first
         second = Hook.create_from_json_file(Path(at) / "hook.json")
         assert get_hook() is second
-        assert losses._listeners == [second._listener]
+        assert losses._listeners == [second._capture._listener]
         del_hook()
         assert get_hook() is None
 
@@ -643,6 +654,6 @@ def test_parameters_that_have_no_shape_yet_are_saved_once_they_have_one(at):
 def test_a_program_that_trains_no_model_is_left_alone_after_a_while(at):
     hook = watched(at)
     before = len(torch.nn.modules.module._global_forward_pre_hooks)
-    hook._modules._searched_s = 1e9
+    hook._capture.modules._searched_s = 1e9
     Net().requires_grad_(False)(torch.zeros(1, 4))
     assert len(torch.nn.modules.module._global_forward_pre_hooks) == before - 1

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from clary.train.debugger.ends import mark_ended
 from clary.train.debugger.errors import (
     NoMoreData,
     StepNotYetAvailable,
@@ -20,10 +21,13 @@ from clary.train.debugger.errors import (
     TensorFileError,
     TensorUnavailable,
 )
-from clary.train.debugger.files import LocalFiles, step_file
+from clary.train.debugger.files import STEPS, LocalFiles, step_file
 from clary.train.debugger.modes import ModeKeys
+from clary.train.debugger.refreshing import no_refresh
+from clary.train.debugger.saved_steps import StepState
 from clary.train.debugger.tensor_files import StepIndex, TensorEntry, read_index, read_values, write_step
-from clary.train.debugger.trial import StepState, Trial, create_trial, mark_ended, no_refresh
+from clary.train.debugger.trial import Trial
+from clary.train.debugger.trial_places import create_trial
 from clary.train.debugger.writing import Writer
 
 LIMIT_S = 30.0
@@ -387,3 +391,27 @@ def test_a_trial_reads_from_whatever_lists_and_reads(tmp_path: Path) -> None:
     assert trial.steps() == [0, 1]
     assert trial.has_ended
     assert trial.tensor("weight").shape(1) == (2, 3)
+
+
+class GrowingFiles(LocalFiles):
+    """A folder that has one more step each time that it is looked at."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._num_steps = 0
+
+    def listing(self, folder: str, after: str = "") -> dict[str, str]:
+        if folder == STEPS:
+            step, self._num_steps = self._num_steps, self._num_steps + 1
+            path = self._root / STEPS / step_file(step, "worker_0")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            mode = ModeKeys.EVAL if step else ModeKeys.TRAIN
+            write_step(path, index(step, mode=mode, mode_step=max(0, step - 1)), some_tensors())
+        return super().listing(folder, after)
+
+
+def test_phases_are_told_while_steps_come(tmp_path: Path) -> None:
+    trial = Trial(GrowingFiles(tmp_path), name="growing")
+    assert trial.modes() == [ModeKeys.TRAIN]
+    assert trial.modes() == [ModeKeys.TRAIN, ModeKeys.EVAL]
+    assert trial.steps(ModeKeys.EVAL) == [0, 1]

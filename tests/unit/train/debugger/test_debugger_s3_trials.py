@@ -19,7 +19,8 @@ from clary.train.debugger.object_blocks import ObjectBlocks
 from clary.train.debugger.s3_access import BotoBucket, Bucket, Listing, SignedBucket, StoredObject, open_bucket
 from clary.train.debugger.s3_files import BLOCK_BYTES, S3Files, open_s3_files
 from clary.train.debugger.tensor_files import StepIndex, TensorEntry, write_step
-from clary.train.debugger.trial import S3Trial, Trial, create_trial
+from clary.train.debugger.trial import Trial
+from clary.train.debugger.trial_places import S3Trial, create_trial
 
 KEYS = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
 COLLECTIONS = b'{"num_workers": 1, "collections": {"odd": {"include_regex": ["^w"], "tensor_names": []}}}'

@@ -10,7 +10,8 @@ from clary.train.debugger.errors import RuleEvaluationConditionMet, StepNotYetAv
 from clary.train.debugger.modes import ModeKeys
 from clary.train.debugger.rule import Finding
 from clary.train.debugger.rules.base import BuiltInRule, as_number, as_yes
-from clary.train.debugger.trial import StepState, Trial
+from clary.train.debugger.saved_steps import StepState
+from clary.train.debugger.trial import Trial
 
 _PAUSE_S = 1.0
 

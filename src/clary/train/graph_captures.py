@@ -1,0 +1,96 @@
+"""Whether the program captures a graph of a GPU's work, and a way to keep it from beginning one for a moment.
+
+Where: the debugger's writer and the profiler's recorder ask before they wait for a GPU, on threads of their own.
+
+[Note: other threads]
+While a thread captures in CUDA's usual mode, `global`, no other thread of the process may wait for an event or for the
+device: the call fails, and so may the capture, in the program. Torch says of no other thread whether it captures, so
+the two calls through which its captures go, of either class of graphs, are watched from the first time that somebody
+asks.
+Source: CUDA Runtime API, cudaThreadExchangeStreamCaptureMode; torch.cuda.CUDAGraph.capture_begin, and that of
+torch.accelerator.Graph, which newer releases have beside it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+BEGIN_LIMIT_S = 10.0  # that a capture waits for those who wait for a GPU: a GPU that hangs is not waited for twice
+_KINDS = (("torch.cuda.graphs", "CUDAGraph"), ("torch.accelerator.graphs", "Graph"))
+_MARK = "_clary_captures"
+
+
+class CaptureGate:
+    """Lets captures and waits of other threads take turns."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Condition()
+        self._num_captures = 0
+        self._num_waits = 0
+
+    def begin_capture(self) -> None:
+        """Take note of a capture, once nobody waits for a GPU any more."""
+        with self._turn:
+            self._turn.wait_for(lambda: not self._num_waits, BEGIN_LIMIT_S)
+            self._num_captures += 1
+
+    def end_capture(self) -> None:
+        """Take note that a capture has ended."""
+        with self._turn:
+            self._num_captures = max(0, self._num_captures - 1)
+            self._turn.notify_all()
+
+    @contextmanager
+    def between(self, limit_s: float) -> Iterator[bool]:
+        """Keep captures from beginning; says whether none was left within the limit. Not for a thread that captures."""
+        with self._turn:
+            is_free = self._turn.wait_for(lambda: not self._num_captures, limit_s)
+            self._num_waits += is_free
+        try:
+            yield is_free
+        finally:
+            with self._turn:
+                self._num_waits -= is_free
+                self._turn.notify_all()
+
+
+gate = CaptureGate()
+
+
+def watch() -> None:
+    """Have the gate know of captures from now on; harmless when repeated, and without torch or a GPU."""
+    for module, name in _KINDS:
+        kind: Any = getattr(sys.modules.get(module), name, None)
+        begin, end = getattr(kind, "capture_begin", None), getattr(kind, "capture_end", None)
+        if begin is not None and end is not None and not hasattr(begin, _MARK):
+            kind.capture_begin, kind.capture_end = _begins(begin), _ends(end)
+
+
+def _begins(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def capture_begin(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        gate.begin_capture()
+        try:
+            return function(self, *arguments, **keywords)
+        except BaseException:
+            gate.end_capture()
+            raise
+
+    setattr(capture_begin, _MARK, True)
+    return capture_begin
+
+
+def _ends(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def capture_end(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        try:
+            return function(self, *arguments, **keywords)
+        finally:
+            gate.end_capture()
+
+    return capture_end
