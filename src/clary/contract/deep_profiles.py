@@ -85,6 +85,7 @@ class RankProfile:
         wall_ns: Unix time and `monotonic_ns` of the machine's clock, read together when the window ended.
         boot_id: of the machine's kernel: ranks with the same one share a clock.
         by_time: whether the window was cut by time, because no step was seen.
+        has_gpu: whether a GPU was recorded too.
     """
 
     rank: int
@@ -101,6 +102,7 @@ class RankProfile:
     by_time: bool = False
     framework: str = ""  # torch 2.9.0
     trace_bytes: int = 0
+    has_gpu: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

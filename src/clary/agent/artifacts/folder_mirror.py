@@ -74,7 +74,10 @@ class FolderMirror:
         self._forgotten: tuple[str, ...] = ()
         self._stored: dict[str, _Stored] = {}
         self._seen_last: set[str] = set()
+        self._wake = threading.Event()
         self._ending = threading.Event()
+        self._is_quiet = False  # whether nobody writes any more
+        self._settled = threading.Event()
         self._given_up = threading.Event()
         self._store: ObjectStore | None = None
         self._thread: threading.Thread | None = None
@@ -106,9 +109,19 @@ class FolderMirror:
         """Open the folder, no link followed. Raises: OSError."""
         return _opened(self._home, self._below)
 
+    def hurry(self) -> None:
+        """Say that nobody writes any more: a round follows at once, and others as before until `finish`."""
+        self._is_quiet = True
+        self._wake.set()
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait, after `hurry`, until all is stored or never will be; return whether there is no use in waiting."""
+        return self._thread is None or self._settled.wait(timeout_s)
+
     def begin_to_finish(self) -> None:
         """Say that nobody writes any more: one last round follows at once."""
         self._ending.set()
+        self._wake.set()
 
     def finish(self, limit_s: float) -> bool:
         """Wait for the last round; return whether everything is stored. After `limit_s` it is broken off."""
@@ -123,7 +136,7 @@ class FolderMirror:
     def give_up(self) -> None:
         """Break everything off; harmless when repeated, from any thread."""
         self._given_up.set()
-        self._ending.set()
+        self.begin_to_finish()
         if self._store is not None:
             threading.Thread(target=self._store.close, name="object-store-closing", daemon=True).start()
 
@@ -138,12 +151,19 @@ class FolderMirror:
             self._forget()
             is_last = False
             while not is_last and not self._given_up.is_set():
-                is_last = self._ending.wait(max(self._interval_s, MOST_LOAD * self._look_s))
-                self._is_complete = self._round(is_last=is_last) and is_last
+                self._wake.wait(max(self._interval_s, MOST_LOAD * self._look_s))
+                self._wake.clear()
+                is_last = self._ending.is_set()
+                is_quiet = is_last or self._is_quiet
+                has_all = self._round(is_quiet=is_quiet)
+                self._is_complete = has_all and is_last
+                if has_all and is_quiet:
+                    self._settled.set()
         except Exception as error:  # boundary: what is mirrored must not end what is trained
             logger.exception("the mirror of %s has ended", self._home.joinpath(*self._below))
             self._error = f"{type(error).__name__}: {error}"
         finally:
+            self._settled.set()
             if self._store is not None:
                 self._store.close()
 
@@ -155,7 +175,7 @@ class FolderMirror:
             except ClaryError as error:
                 logger.warning("%s of an earlier try stays in the store: %s", name, error)
 
-    def _round(self, *, is_last: bool) -> bool:
+    def _round(self, *, is_quiet: bool) -> bool:
         """Store what has changed; return whether nothing is left. What can not be read keeps no other file from it."""
         unread = ""
         try:
@@ -165,14 +185,14 @@ class FolderMirror:
                 self._look_s = time.thread_time() - began_s
                 names = [name for name in marks if not _is_last(name)]
                 # What says that a training is over waits for a round that began after it was there.
-                late = [name for name in marks if _is_last(name) and (is_last or name in self._seen_last)]
+                late = [name for name in marks if _is_last(name) and (is_quiet or name in self._seen_last)]
                 self._seen_last = {name for name in marks if _is_last(name)}
                 if not names and not self._stored and not self._stores_bare_end:
                     late = []  # the end of a training that has saved nothing is worth nothing
                 for name in (*sorted(names), *sorted(late)):
                     if self._given_up.is_set():
                         return False
-                    if self._is_due(name, marks[name], is_last=is_last):
+                    if self._is_due(name, marks[name], is_quiet=is_quiet):
                         unread = self._store_file(folder, name, marks[name]) or unread
         except FileNotFoundError:
             pass  # nothing was saved yet
@@ -182,12 +202,12 @@ class FolderMirror:
         self._error = unread
         return not unread
 
-    def _is_due(self, name: str, mark: _Mark, *, is_last: bool) -> bool:
+    def _is_due(self, name: str, mark: _Mark, *, is_quiet: bool) -> bool:
         stored = self._stored.get(name)
         if stored is None:
             return True
         again_s = max(AGAIN_S, stored.mark[1] / AGAIN_BYTES_PER_S)
-        return stored.mark != mark and (is_last or time.monotonic() - stored.at_s >= again_s)
+        return stored.mark != mark and (is_quiet or time.monotonic() - stored.at_s >= again_s)
 
     def _store_file(self, folder: int, name: str, mark: _Mark) -> str:
         """Store a file; return why it can not be read, empty if it can. Raises: ClaryError, OSError of the store."""

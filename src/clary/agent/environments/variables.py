@@ -147,6 +147,7 @@ def service_variables(
         "NCCL_SOCKET_IFNAME": interface,
         "CLARY_COLLECTIVE_INTERFACE": interface,
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, host.resources.gpu_indices)),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as the driver counts, and so the service; CUDA puts the fastest first
     }
     variables |= {
         name: str(inside.config / f"{stem}.json")

@@ -2,22 +2,23 @@
 
 Where: `host_checks`, for hosts whose plan gives them GPUs. `gpu_finding` is pure. The commands themselves have been run
 on no GPU so far.
-Source: `nvidia-smi --help-query-gpu`.
+Source: `nvidia-smi --help-query-gpu`; "Driver Persistence" of NVIDIA's documentation.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from clary.contract.health import Check, FindingState, HealthFinding
 from clary.contract.launch_plan import HostPlan, LaunchPlan
 
 _QUERY = "index,name,ecc.errors.uncorrected.volatile.total,temperature.gpu"
-_QUERY_S = 5.0
+_QUERY_S = 30.0  # a driver that no program has opened yet begins with each GPU, for up to 3 s
 _MULTIPLY_S = 25.0
 _WARN_CELSIUS = 90
-_NOT_THERE = ("[N/A]", "N/A", "[Not Supported]")  # what drivers print for what a GPU does not have
+_LOST = ("GPU is lost", "Unknown Error")  # what drivers print of a GPU that does not answer them
 _MULTIPLY = """
 import sys, torch
 for index in map(int, sys.argv[1:]):
@@ -34,7 +35,10 @@ def check_gpus(plan: LaunchPlan, host: HostPlan, *, computes: bool) -> HealthFin
     listing = _run(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"], _QUERY_S)
     products = None
     if computes and listing is not None:
-        products = _run([plan.environment.python, "-c", _MULTIPLY, *map(str, indices)], _MULTIPLY_S)
+        # The numbers are the driver's: CUDA is to count as it does, and to see all.
+        shown = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+        counted = {**shown, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        products = _run([plan.environment.python, "-c", _MULTIPLY, *map(str, indices)], _MULTIPLY_S, counted)
     return gpu_finding(host.name, indices, listing=listing, products=products, has_computed=computes)
 
 
@@ -61,7 +65,12 @@ def gpu_finding(
     if missing:
         words = f"GPU {', '.join(map(str, missing))} is missing, the driver lists {', '.join(map(str, rows)) or 'none'}"
         return finding(BAD, words, "the GPU has fallen off the bus")
-    failing = [index for index in indices if rows[index][2] not in (*_NOT_THERE, "0")]
+    lost = [index for index in indices if any(word in rows[index][2] for word in _LOST)]
+    if lost:
+        words = ", ".join(f"GPU {index}: {rows[index][2]}" for index in lost)
+        return finding(BAD, f"the driver cannot read {words}", "the GPU has fallen off the bus, or its driver hangs")
+    # Words for what a GPU does not have, or who asks may not see, are no number.
+    failing = [index for index in indices if rows[index][2].isdigit() and int(rows[index][2])]
     if failing:
         counts = ", ".join(f"GPU {index}: {rows[index][2]}" for index in failing)
         return finding(BAD, f"uncorrected memory errors: {counts}, expected 0", "the memory of the GPU is failing")
@@ -84,9 +93,11 @@ def _rows(listing: str) -> list[list[str]]:
     return [row for row in rows if len(row) == _QUERY.count(",") + 1]
 
 
-def _run(command: list[str], timeout_s: float) -> str | None:
+def _run(command: list[str], timeout_s: float, variables: Mapping[str, str] | None = None) -> str | None:
     try:
-        completed = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+        completed = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, check=False, env=variables
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return completed.stdout if completed.returncode == 0 else None

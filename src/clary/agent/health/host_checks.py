@@ -29,7 +29,7 @@ _CHUNK_BYTES = 256 * 1024
 _WRITE_S = 0.2  # no more is written after that; the rest of 0.3 s is for fsync
 _CHECK_S = 3.0  # for any of the checks, a disk that hangs included
 _CLOCK_S = 1.5
-_GPU_S = 30.0  # with the import of torch
+_GPU_S = 60.0  # with the start of a driver and the import of torch
 _PROBE_FILE = "health-probe"
 
 HOST_CHECKS = (Check.DISK, Check.MEMORY, Check.CLOCK, Check.GPU)

@@ -13,12 +13,13 @@ import os
 import subprocess
 from collections.abc import Sequence
 
-from clary.agent.metrics.gpu_texts import QUERY, GpuReading, parse_gpu_line, parse_xid
+from clary.agent.metrics.gpu_texts import OLDER_NAMES, QUERY, GpuReading, parse_gpu_line, parse_xid
 from clary.agent.metrics.sources import Values
 
 LEAST_INTERVAL_S = 0.5  # the driver's own figures are of the last sixth of a second to a second
 _RESTART_S = 60.0  # after the tool has ended by itself
-_STALE_INTERVALS = 5  # without a line, after which the last values are not given out any more
+_SILENT_S = 60.0  # after which a tool that says nothing is ended: a driver that has not begun takes seconds a GPU
+_STALE_INTERVALS, _STALE_S = 5, 5.0  # without a line, after which the last values are not given out any more
 _END_S = 2.0
 _READ_BYTES = 64 * 1024
 _MAX_RECORDS = 500  # of the kernel's log, taken for one row
@@ -46,15 +47,14 @@ class GpuSource:
     ) -> None:
         self._places = {index: place for place, index in enumerate(indices)}
         self._interval_s = max(LEAST_INTERVAL_S, interval_s)
-        self._command = [
-            *command,
-            f"--query-gpu={','.join(QUERY)}",
-            "--format=csv,noheader,nounits",
-            f"--id={','.join(map(str, indices))}",
-            f"--loop-ms={round(self._interval_s * 1000)}",
-        ]
+        self._commands = _ways_to_ask(command, indices, loop_ms=round(self._interval_s * 1000))
+        self._way = 0  # place in them
         self._tool: subprocess.Popen[bytes] | None = None
         self._start_s: float | None = None  # when the tool may be started
+        self._heard_s = 0.0  # when it last said something of use, or was started
+        self._has_answered = False  # since it was started
+        self._said = ""  # its last line that was of no use
+        self._is_killed = False
         self._rest = b""
         self._seen: dict[int, tuple[float, GpuReading]] = {}  # index -> when, what
         self._xids: dict[str, int] = {}  # bus -> the last code
@@ -64,14 +64,12 @@ class GpuSource:
         """Return the newest values of every GPU."""
         has_ended = self._tool is not None and self._tool.poll() is not None
         for line in self._new_lines():  # the last words of a tool that has ended too
-            reading = parse_gpu_line(line)
-            if reading is not None and reading.index in self._places:
-                self._seen[reading.index] = (now_s, reading)
+            self._take(line, now_s)
         self._keep_tool(now_s, has_ended=has_ended)
         self._read_log()
         values: Values = {}
         for index, (seen_s, reading) in sorted(self._seen.items()):
-            if now_s - seen_s > _STALE_INTERVALS * self._interval_s:
+            if now_s - seen_s > max(_STALE_S, _STALE_INTERVALS * self._interval_s):
                 continue
             scope = f"gpu-{self._places[index]}"
             values |= {f"{scope}/{name}": value for name, value in reading.values.items()}
@@ -86,17 +84,32 @@ class GpuSource:
         if log is not None:
             os.close(log)
 
+    def _take(self, line: str, now_s: float) -> None:
+        reading = parse_gpu_line(line)
+        if reading is None:
+            self._said = line.strip() or self._said
+        elif reading.index in self._places:
+            self._seen[reading.index] = (now_s, reading)
+            self._heard_s, self._has_answered = now_s, True
+
     def _keep_tool(self, now_s: float, *, has_ended: bool) -> None:
         if self._tool is not None and has_ended:
-            logger.warning("nvidia-smi has ended with %d; it is started again in %g s", self._tool.poll(), _RESTART_S)
+            self._start_s = now_s + self._rest_s(self._tool.poll())
             self._end_tool()
-            self._start_s = now_s + _RESTART_S
+        elif self._tool is not None and not self._is_killed and now_s - self._heard_s > _SILENT_S:
+            # Not waited for: in a driver that hangs it ends when that goes on. No second one is started beside it.
+            logger.warning("nvidia-smi has said nothing for %g s: does the driver hang? It is ended", _SILENT_S)
+            self._tool.kill()
+            self._is_killed = True
         if self._tool is None and (self._start_s is None or now_s >= self._start_s):
             self._start_s = now_s + _RESTART_S
             try:
                 # Should the agent die, the next line that it prints ends it: nobody reads the pipe.
                 self._tool = subprocess.Popen(
-                    self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                    self._commands[self._way],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
                 )
             except OSError as error:
                 logger.warning("GPUs are not measured: %s", error)
@@ -104,7 +117,19 @@ class GpuSource:
                 return
             assert self._tool.stdout is not None
             os.set_blocking(self._tool.stdout.fileno(), False)
-            self._rest = b""
+            self._rest, self._said = b"", ""
+            self._heard_s, self._has_answered, self._is_killed = now_s, False, False
+
+    def _rest_s(self, code: int | None) -> float:
+        """Return how long to wait after a tool has ended, and settle how it is asked next."""
+        is_last = self._way == len(self._commands) - 1
+        if self._has_answered or self._is_killed or is_last:
+            words = f" ({self._said})" if self._said else ""
+            logger.warning("nvidia-smi has ended with %s%s; it is started again in %g s", code, words, _RESTART_S)
+            self._way = self._way if self._has_answered else 0
+            return _RESTART_S
+        self._way += 1
+        return 0.0
 
     def _new_lines(self) -> list[str]:
         if self._tool is None or self._tool.stdout is None:
@@ -150,6 +175,19 @@ class GpuSource:
             tool.wait(_END_S)
         except subprocess.TimeoutExpired:
             logger.warning("nvidia-smi hangs in the driver and does not end")
+
+
+def _ways_to_ask(command: Sequence[str], indices: Sequence[int], *, loop_ms: int) -> list[list[str]]:
+    """Return the commands that are tried one after the other, until one is answered.
+
+    Older drivers know a name by another; and where one GPU is lost, naming it may be answered for none.
+    """
+    older = [OLDER_NAMES.get(name, name) for name in QUERY]
+    return [
+        [*command, f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits", *which, f"--loop-ms={loop_ms}"]
+        for which in ([f"--id={','.join(map(str, indices))}"], [])
+        for names in (QUERY, older)
+    ]
 
 
 def _open_at_end(path: str) -> int | None:

@@ -2,7 +2,8 @@
 
 Where: `gpu_source` reads both. No GPU was at hand: the form of the lines is that of NVIDIA's documentation and of
 recorded output of others.
-Source: `nvidia-smi --help-query-gpu`; NVML's nvmlClocksThrottleReasons; "XID Errors" of NVIDIA's documentation.
+Source: `nvidia-smi --help-query-gpu`; NVML's nvmlClocksEventReasons (nvmlClocksThrottleReasons
+before driver 535); "XID Errors" of NVIDIA's documentation.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ QUERY = (
     "power.draw",
     "temperature.gpu",
     "clocks.sm",
-    "clocks_throttle_reasons.active",
+    "clocks_event_reasons.active",
     "ecc.errors.uncorrected.volatile.total",
 )
+# What drivers before 535 know it by; one that does not know a name says nothing at all.
+OLDER_NAMES = {"clocks_event_reasons.active": "clocks_throttle_reasons.active"}
 _MIB = 1024 * 1024
-# Of the throttle reasons: power cap, slowdown by hardware, by heat (software, hardware), power brake. Idleness, set
-# clocks and the boost of a group of GPUs are no throttling.
-_THROTTLING_BITS = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
+# Of the reasons: slowdown by hardware, by heat (software, hardware), power brake. The power limit is told apart: a GPU
+# that is kept busy is at it as a rule. Idleness, set clocks and the boost of a group of GPUs are no throttling.
+_THROTTLING_BITS = 0x8 | 0x20 | 0x40 | 0x80
+_POWER_CAP_BIT = 0x4
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})[^)]*\): (\d{1,4})\b")
 
 
@@ -53,7 +57,7 @@ def parse_gpu_line(line: str) -> GpuReading | None:
         "power_w": said["power.draw"],
         "temperature_c": said["temperature.gpu"],
         "clock_mhz": said["clocks.sm"],
-        "throttle_reasons": said["clocks_throttle_reasons.active"],
+        "throttle_reasons": said["clocks_event_reasons.active"],
         "ecc_uncorrected_errors": said["ecc.errors.uncorrected.volatile.total"],
     }
     used, total = values["memory_used_bytes"], values["memory_total_bytes"]
@@ -62,6 +66,7 @@ def parse_gpu_line(line: str) -> GpuReading | None:
     reasons = values["throttle_reasons"]
     if reasons is not None:
         values["throttled"] = float(bool(int(reasons) & _THROTTLING_BITS))
+        values["power_capped"] = float(bool(int(reasons) & _POWER_CAP_BIT))
     known = {name: value for name, value in values.items() if value is not None}
     return GpuReading(index=int(cells[0]), bus=bus_of(cells[1]), values=known)
 

@@ -31,6 +31,7 @@ class HangAlarm:
         plan: says how long it may do nothing, and whether it is ended then.
         take_dump: begins to look at the host's processes, for a reason; returns what is set when the service knows.
         on_hung: told why the program should be ended; from another thread.
+        has_gpus: whether its waits may look like computing: its processes are looked at once without an alarm, then.
     """
 
     def __init__(
@@ -41,12 +42,14 @@ class HangAlarm:
         log: HostLog,
         take_dump: Callable[[str], threading.Event],
         on_hung: Callable[[str], None],
+        has_gpus: bool = False,
     ) -> None:
         self._plan = plan
         self._board = board
         self._log = log
         self._take_dump = take_dump
         self._on_hung = on_hung
+        self._has_gpus = has_gpus
         self._watch: ProgressWatch | None = None
         self._gets_on = threading.Event()  # or the watch has ended: nobody is ended for the present alarm any more
         self.failure: Failure | None = None  # of a program that was ended because it hangs
@@ -61,6 +64,7 @@ class HangAlarm:
             limit_s=self._plan.hang_timeout_s,
             on_standstill=self._raise_alarm,
             on_progress=self._end_alarm,
+            on_quiet=self._look if self._has_gpus else None,
         )
         self._watch.start()
 
@@ -78,6 +82,10 @@ class HangAlarm:
         self._gets_on.set()
         if self._watch is not None:
             self._watch.close()
+
+    def _look(self, words: str) -> None:
+        self._log.say(f"its processes are looked at: {words}, as ranks do that wait for each other on GPUs")
+        self._take_dump(words)
 
     def _raise_alarm(self, words: str) -> None:
         logger.warning("%s", words)

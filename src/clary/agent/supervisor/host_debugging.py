@@ -24,6 +24,7 @@ END_OF_JOB = "END_OF_JOB.ts"  # smdebug's name; of a job of one host
 _MARK_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _JOIN_S = 5.0
+_LOOK_S = 0.1  # between two looks at whether waiting is of use
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,8 @@ class HostDebugging:
                 self._mirrors = self._steps.open_mirrors()
                 for plan, mirror in self._mirrors.items():
                     if plan.marks_end:
-                        self._set_end(mirror, False)  # of an earlier program in the same folder
+                        for name in {self._end_name, *self._earlier_ends}:  # of earlier programs in the same folder
+                            self._set_end(mirror, name, is_ended=False)
                     if self._earlier_ends and plan.marks_end:
                         mirror.forget(self._earlier_ends)
                     mirror.start()
@@ -87,10 +89,22 @@ class HostDebugging:
                 self._board.tell(rules=tuple(facts))
 
     def end_program(self) -> None:
-        """Say that the program has ended: nothing more is saved."""
+        """Say that the program has ended: nothing more is saved, and what is left goes to the store at once."""
         for plan, mirror in self._mirrors.items():
             if plan.marks_end:
-                self._set_end(mirror, True)
+                self._set_end(mirror, self._end_name, is_ended=True)
+            mirror.hurry()
+
+    def settle(self, limit_s: float, *, give_up: Callable[[], bool]) -> None:
+        """Wait for what the program has saved to be stored: no upload may follow in which `finish` waits for it.
+
+        Args:
+            give_up: asked whether there is no use in waiting any more.
+        """
+        deadline_s = time.monotonic() + limit_s
+        for mirror in self._mirrors.values():
+            while time.monotonic() < deadline_s and not give_up() and not mirror.settle(_LOOK_S):
+                pass
 
     def finish(self, limit_s: float = FINISH_S) -> tuple[str, ...]:
         """Wait until rules have read everything and all files are stored; return what is not, in sentences.
@@ -115,7 +129,8 @@ class HostDebugging:
             if not mirror.finish(max(1.0, deadline_s - time.monotonic())):
                 notes.append(f"{plan.what}: not everything was stored at {plan.s3_uri}: {mirror.error}")
             elif mirror.num_stored:
-                self._say(f"{plan.what}: {mirror.num_stored} files are at {plan.s3_uri}")
+                files = "1 file is" if mirror.num_stored == 1 else f"{mirror.num_stored} files are"
+                self._say(f"{plan.what}: {files} at {plan.s3_uri}")
         return tuple(notes)
 
     def end(self) -> None:
@@ -133,9 +148,9 @@ class HostDebugging:
             has_ended = mirror.join(max(0.0, deadline_s - time.monotonic())) and has_ended
         return has_ended
 
-    def _set_end(self, mirror: Mirror, is_ended: bool) -> None:
+    def _set_end(self, mirror: Mirror, path: str, *, is_ended: bool) -> None:
         """Leave the file that ends a trial, for a program that could not do so itself, or take it away."""
-        *above, name = self._end_name.split("/")
+        *above, name = path.split("/")
         try:
             with mirror.opened() as folder, _opened_below(folder, above, is_made=is_ended) as place:
                 if is_ended:

@@ -58,6 +58,7 @@ from clary.contract.stack_dumps import HostDump
 
 BEFORE_EXIT = (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING)
 _JOIN_S = 5.0
+_LAST_FILES_S = 5.0  # for saved tensors of a program that was stopped or has failed: no upload may follow
 _PROFILE_S = 10.0  # for traces of a program that has ended; nothing to wait for where none are being taken
 
 logger = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ class HostLife:
             on_done=lambda error: self._post(lambda: self._on_prepared(error)),
             beside={"health": self._health.check} if self._health.is_wanted else {},
         )
-        self._is_run_ordered = False
+        self._is_run_ordered = self._is_stopped = False
         self._began_at_s = time.monotonic()
         self._watch: ProgramWatch | None = None
         self._upload: threading.Thread | None = None
@@ -139,6 +140,7 @@ class HostLife:
             log=around.log,
             take_dump=self.dumps.take_unasked,
             on_hung=lambda words: self._post(lambda: self._on_hung(words)),
+            has_gpus=bool(self._host.resources.gpu_indices),
         )
         self._rendezvous: RendezvousWatch | None = None
         self._debugging = HostDebugging(plan, host=host, board=around.board, steps=around.steps, say=around.log.say)
@@ -166,6 +168,7 @@ class HostLife:
     def stop(self, grace_s: float, *, reason: str) -> None:
         """Give up preparing, or have the program end within `grace_s`; nothing if it has ended already."""
         why = f" ({reason})" if reason else ""
+        self._is_stopped = True
         self._flush.expect_stop(grace_s, reason=reason)
         if self._board.phase in (HostPhase.PREPARING, HostPhase.PREPARED):
             self._preparation.give_up()
@@ -422,6 +425,8 @@ class HostLife:
         return replace(failure, message=": ".join(causes))
 
     def _enter_exited(self, **changes: Any) -> None:
+        if self._is_stopped or changes.get("failure") or self._board.facts.failure is not None:
+            self._debugging.settle(_LAST_FILES_S, give_up=self._around.is_vain)
         self._drain(LAST_ROWS_S)
         self._board.enter(HostPhase.EXITED, **changes)
 

@@ -6,7 +6,8 @@ program counts as alive while it prints, reads, writes or sends anything. One th
     idle      and uses no processor either: it waits for something that does not come. Ranks of a gang do, when one of
               them has stopped, skipped a collective, or lost its link.
     spinning  while it uses the processor: it compiles or computes for long, or waits in a loop that never sleeps. Only
-              time can tell, so it gets much more of it.
+              time can tell, so it gets much more of it. Who waits for a GPU spins too, and so do ranks that wait for
+              each other there, until NCCL gives up after ten minutes: hosts with GPUs are looked at before that.
 
 A long checkpoint writes, a slow first step computes, an evaluation prints or computes: none of them is idle.
 """
@@ -63,6 +64,14 @@ def judge(readings: Sequence[Reading], *, limit_s: float) -> Standstill | None:
     if idle and last.at_s - idle[0].at_s >= limit_s:
         return Standstill(kind="idle", seconds=last.at_s - idle[0].at_s, cpu_s=last.cpu_s - idle[0].cpu_s)
     return None
+
+
+def quiet_s(readings: Sequence[Reading]) -> float:
+    """Return for how long a program has printed, read, written and sent nothing, whatever it computed."""
+    if not readings:
+        return 0.0
+    last = readings[-1]
+    return last.at_s - next(reading.at_s for reading in readings if _is_quiet(reading, last))
 
 
 def horizon_s(limit_s: float) -> float:

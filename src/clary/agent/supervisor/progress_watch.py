@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from clary.agent.supervisor.progress_policy import Reading, Standstill, horizon_s, judge
+from clary.agent.supervisor.progress_policy import Reading, Standstill, horizon_s, judge, quiet_s
 from clary.agent.supervisor.progress_reading import evidence, read_counters
 
 INTERVAL_S = 5.0
@@ -31,6 +31,7 @@ class ProgressWatch:
         limit_s: how long the program may be idle.
         on_standstill: told in words when it gets nowhere; from the watch's thread, once until it goes on.
         on_progress: told when it goes on after that.
+        on_quiet: told in words when it has done nothing but compute for `limit_s`, once until it does; None for nobody.
     """
 
     def __init__(
@@ -41,12 +42,14 @@ class ProgressWatch:
         limit_s: float,
         on_standstill: Callable[[str], None],
         on_progress: Callable[[], None],
+        on_quiet: Callable[[str], None] | None = None,
     ) -> None:
         self._first_pid = first_pid
         self._num_outputs = num_outputs
         self._limit_s = limit_s
         self._on_standstill = on_standstill
         self._on_progress = on_progress
+        self._on_quiet = on_quiet
         self._interval_s = min(INTERVAL_S, limit_s / _FEWEST_READINGS)
         self._readings: deque[Reading] = deque()
         self._ending = threading.Event()
@@ -63,7 +66,7 @@ class ProgressWatch:
             self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
-        is_told = False
+        is_told = is_quiet = False
         while not self._ending.wait(self._interval_s):
             try:
                 found = self._look()
@@ -77,6 +80,9 @@ class ProgressWatch:
                 self._on_standstill(words)
             elif is_told and found is None:
                 self._on_progress()
+            was_quiet, is_quiet = is_quiet, quiet_s(self._readings) >= self._limit_s
+            if self._on_quiet is not None and is_quiet and not was_quiet and found is None:
+                self._on_quiet(_quiet_words(self._limit_s))
             is_told = found is not None
 
     def _look(self) -> Standstill | None:
@@ -96,6 +102,10 @@ class ProgressWatch:
         while len(self._readings) > 1 and now_s - self._readings[1].at_s >= horizon_s(self._limit_s):
             self._readings.popleft()
         return judge(tuple(self._readings), limit_s=self._limit_s)
+
+
+def _quiet_words(limit_s: float) -> str:
+    return f"for {limit_s:g} s it has computed or waited in a loop, and printed, read, written and sent nothing"
 
 
 def in_words(found: Standstill, seen: str) -> str:

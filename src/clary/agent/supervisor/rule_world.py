@@ -6,6 +6,7 @@ import functools
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path, PurePosixPath
 
 from clary.agent.environments.config_files import config_documents, inside_tree
@@ -17,7 +18,6 @@ from clary.agent.object_store import ObjectStore
 from clary.agent.rules.rule_processes import RULES_FOLDER, RuleWorld
 from clary.agent.supervisor.small_files import read_start
 from clary.contract.cgroup_names import rules_cgroup_name
-from clary.contract.clock import SystemClock
 from clary.contract.job_rules import host_end
 from clary.contract.launch_plan import Isolation, LaunchPlan, Resources
 from clary.contract.ml_tree import MlTree
@@ -27,7 +27,7 @@ _MEMORY_SHARE = 4  # rules get this part of the host's memory
 _LEAST_MEMORY_BYTES = 1024**3
 _MAX_CPUS = 1.0  # beside a program that wants all there are
 _STORE_ATTEMPTS = 4
-_CLOCKS_APART_S = 5.0  # of hosts, at most; a try begins later after the one before
+_CLOCKS_APART_S = 2.0  # that another host's clock may be behind, beyond the time that preparing takes
 # One thread a rule; no GPU; and what a rule imports must not install a hook.
 _VARIABLES = {
     "OMP_NUM_THREADS": "1",
@@ -39,7 +39,7 @@ _VARIABLES = {
 
 
 def make_rule_world(
-    plan: LaunchPlan, context: LaunchContext, sandbox: Sandbox, *, folder: Path, tree: MlTree
+    plan: LaunchPlan, context: LaunchContext, sandbox: Sandbox, *, folder: Path, tree: MlTree, began_at: datetime
 ) -> RuleWorld:
     """Return the world of a plan's rules.
 
@@ -48,6 +48,7 @@ def make_rule_world(
         sandbox: of the program's host.
         folder: of this machine that the program does not see.
         tree: `/opt/ml` as the agent sees it.
+        began_at: when this host began with the attempt: after all programs of the one before, before any of its own.
     """
     shutil.rmtree(folder, ignore_errors=True)  # of the job that had this host before
     is_isolated = plan.isolation is Isolation.NAMESPACES
@@ -76,7 +77,7 @@ def make_rule_world(
         tensors_uri=_tensors_uri(plan),
         is_marked=is_marked,
         own_end=host_end(plan.hosts[0].name, attempt=plan.attempt, num_hosts=len(plan.hosts)) if is_shared else "",
-        since=SystemClock().now().timestamp() - _CLOCKS_APART_S if plan.attempt > 1 else 0.0,
+        since=began_at.timestamp() - _CLOCKS_APART_S if plan.attempt > 1 else 0.0,
         open_store=functools.partial(ObjectStore, plan.object_store, attempts=_STORE_ATTEMPTS),
         start=functools.partial(_start, own, folder),
     )

@@ -129,6 +129,12 @@ class Mirror(Protocol):
     def opened(self) -> AbstractContextManager[int]:
         """Open the folder, no link followed. Raises: OSError."""
 
+    def hurry(self) -> None:
+        """Store at once what is left: nobody writes any more. `finish` comes later, or never."""
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait, after `hurry`, until all is stored or never will be; return whether there is no use in waiting."""
+
     def finish(self, limit_s: float) -> bool:
         """Store what is left, now that nobody writes any more; return whether everything is stored."""
 

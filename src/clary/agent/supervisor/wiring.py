@@ -97,6 +97,7 @@ class HostSteps:
         self._disk: OwnDisk | None = None
         self._mirrored = mirrored_places(plan, self._tree, self._folder)
         self._rules_folder = self._folder / "rules"
+        self._began_at = SystemClock().now()
         self._input = HostChannels(plan, tree=self._tree, host_folder=self._folder, stop=self._stopping)
 
     @property
@@ -260,7 +261,14 @@ class HostSteps:
         assert self._context is not None
         assert self._environment is not None
         sandbox = self._sandbox(self._environment.folder, extra_binds=())
-        return make_rule_world(self._plan, self._context, sandbox, folder=self._rules_folder, tree=self._tree)
+        return make_rule_world(
+            self._plan,
+            self._context,
+            sandbox,
+            folder=self._rules_folder,
+            tree=self._tree,
+            began_at=self._began_at,
+        )
 
     def error_records(self) -> tuple[Clue, ...]:
         """Return what ranks have left behind of their failures."""

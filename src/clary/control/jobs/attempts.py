@@ -6,8 +6,10 @@ when the engine has taken everything away, the attempt is put on record and the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from clary.contract.agent_protocol import HostFacts, HostPhase
 from clary.contract.statuses import SecondaryStatus
@@ -16,6 +18,7 @@ from clary.control.jobs.status_rows import enter
 from clary.control.jobs.training_job import AttemptEnd, AttemptEnding, EndCause, PastAttempt, TrainingJob
 
 MAX_DETAILED = 20  # past attempts whose hosts are kept: a job's record is written as a whole with every change
+_PLANNED = ("name", "instance_type", "processes_per_host", "resources")  # of a host: what measurements are read by
 _STATUSES = {AttemptEnd.RECLAIMED: SecondaryStatus.INTERRUPTED, AttemptEnd.RESTARTED: SecondaryStatus.RESTARTING}
 
 
@@ -70,8 +73,9 @@ def put_on_record(job: TrainingJob, now: datetime, *, keeps_pool: bool) -> Train
         ended_at=now,
         failure=job.ending.failure,
         hosts={name: _compact(record.facts) for name, record in job.hosts.items()},
+        planned_hosts=_planned(job.plan or {}),
     )
-    older = job.past_attempts
+    older = tuple(replace(attempt, planned_hosts=()) for attempt in job.past_attempts)
     if len(older) >= MAX_DETAILED:
         older = tuple(replace(attempt, hosts={}) for attempt in older[: 1 - MAX_DETAILED]) + older[1 - MAX_DETAILED :]
     return replace(
@@ -106,3 +110,7 @@ def _has_finished(facts: HostFacts) -> bool:
 
 def _compact(facts: HostFacts) -> HostFacts:
     return replace(facts, clues=(), notes=(), staged=(), uploaded=(), not_isolated=(), failure_file=None, health=())
+
+
+def _planned(plan: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    return tuple({key: host[key] for key in _PLANNED if key in host} for host in plan.get("hosts", ()))

@@ -22,6 +22,7 @@ from clary.control.jobs.rank_doings import (
     operation_of,
     place_of,
     python_calls,
+    standing_calls,
 )
 
 _POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
@@ -101,7 +102,7 @@ def examine(dumps: Mapping[str, HostDump], *, hosts: Sequence[str], num_ranks: i
 def _groups(dumps: Mapping[str, HostDump], counted: Counted) -> tuple[Group, ...]:
     by_place: dict[tuple[object, ...], list[tuple[str, ProcessDump]]] = {}
     for host, process in _ranks(dumps):
-        frames = main_thread(process).frames
+        frames = standing_calls(process)
         by_place.setdefault((doing_of(process), *(python_calls(frames) or frames)), []).append((host, process))
     alike = sorted(by_place.values(), key=lambda members: (-len(members), members[0][1].rank or 0))
     odd = _odd_places([(doing_of(members[0][1]), operation_of(members[0][1]), len(members)) for members in alike])
@@ -110,7 +111,7 @@ def _groups(dumps: Mapping[str, HostDump], counted: Counted) -> tuple[Group, ...
             members=tuple(Member(host=host, rank=process.rank, pid=process.pid) for host, process in members),
             doing=doing_of(members[0][1]),
             operation=operation_of(members[0][1]),
-            frames=main_thread(members[0][1]).frames,
+            frames=standing_calls(members[0][1]),
             is_odd=is_odd and not all(process.rank in counted.cleared for _, process in members),
         )
         for members, is_odd in zip(alike, odd, strict=True)

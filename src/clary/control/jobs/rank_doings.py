@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Sequence
 from enum import StrEnum
 
-from clary.contract.stack_dumps import CollectiveCall, Frame, ProcessDump, ThreadStack
+from clary.contract.stack_dumps import MAX_FRAMES, CollectiveCall, Frame, ProcessDump, ThreadStack
 
 # Files whose innermost call waits for other ranks. Others of torch.distributed are on the stacks of programs that
 # compute: elastic's `record`, FSDP, tensor parallelism, checkpoints.
@@ -23,7 +23,23 @@ _COLLECTIVE_FILES = (
     "horovod/",
 )
 _COLLECTIVE_CODE = ("c10d::", "gloo::")  # in names of native functions
-_GPU_CODE = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize", "cuStreamSynchronize")
+# Calls that come back when a GPU has got so far: waits, copies to the host (`.item()`), memory that is given back, and
+# anything that is asked of a GPU whose queue is full, as it is soon when a collective hangs.
+_GPU_CODE = (
+    "StreamSynchronize",
+    "EventSynchronize",
+    "DeviceSynchronize",
+    "CtxSynchronize",
+    "cudaMemcpy",
+    "cudaLaunch",
+    "cuLaunch",
+)
+_GPU_LIBRARIES = ("libcudart", "libcuda.so", "libamdhip64")
+# In names of functions of the NVIDIA driver in the kernel, where who waits for a driver in trouble stands.
+_GPU_WAITS = ("nvidia_", "uvm_", "os_acquire_", "rm_ioctl", "_nv")
+_ENGINE_CODE = "torch::autograd::"  # in native functions of a thread that computes a backward pass
+_ENGINE_RESTS = "ReadyQueue::pop"  # in such a thread while it has nothing to do
+_THREAD_STARTER = "_bootstrap"  # outermost call of threads that Python has started
 _BETWEEN = ("threading.py", "selectors.py", "socket.py", "queue.py")  # where a wait of the libraries above may end
 _BACKWARD = "_engine_run_backward"  # torch/autograd/graph.py; what it calls is native
 _WRAPPERS = frozenset({"wrapper", "inner", "_wrap", "wait", "synchronize"})  # between a caller and what it calls
@@ -86,12 +102,12 @@ def doing_of(process: ProcessDump) -> Doing:
         return Doing.STOPPED
     if process.state == "t":
         return Doing.TRACED
-    frames = main_thread(process).frames
+    frames = standing_calls(process)
     if not frames:
         return Doing.WAITS_FOR_RANKS if held_call(process) else Doing.UNKNOWN
     if _waits_in_collective(frames) or _sleeps_in_backward(process, frames):
         return Doing.WAITS_FOR_RANKS
-    if any(code in frame.function for frame in _native(frames) for code in _GPU_CODE):
+    if any(map(_waits_for_gpu, _native(frames))) or process.wait_channel.startswith(_GPU_WAITS):
         return Doing.WAITS_FOR_GPU
     # Of a loader in the process itself the innermost calls are the user's data set, and are shown as that.
     waits = itertools.takewhile(lambda frame: frame.file.startswith(_LOADER_WAITS), python_calls(frames))
@@ -105,7 +121,7 @@ def doing_of(process: ProcessDump) -> Doing:
 
 def place_of(process: ProcessDump) -> str:
     """Say where in the user's own code a process stands: `step (train.py:31)`."""
-    frames = python_calls(main_thread(process).frames)
+    frames = python_calls(standing_calls(process))
     script = next((frame.file for frame in frames if frame.function == "<module>"), "")
     frame = next((frame for frame in frames if frame.file == script), frames[0] if frames else None)
     return f"{frame.function} ({frame.file}:{frame.line})" if frame is not None else "an unknown place"
@@ -113,7 +129,7 @@ def place_of(process: ProcessDump) -> str:
 
 def operation_of(process: ProcessDump) -> str:
     """Return the name of the collective operation in which a process waits; empty for none."""
-    frames = main_thread(process).frames
+    frames = standing_calls(process)
     if doing_of(process) is not Doing.WAITS_FOR_RANKS:
         return ""
     held = held_call(process)
@@ -156,6 +172,36 @@ def main_thread(process: ProcessDump) -> ThreadStack:
     """Return a process's main thread; one without calls if it could not be looked at."""
     empty = ThreadStack(thread=0, name="", is_main=True, frames=())
     return next((thread for thread in process.threads if thread.is_main), empty)
+
+
+def standing_calls(process: ProcessDump) -> tuple[Frame, ...]:
+    """Return the calls that say where a process stands: of its main thread, inside them those of its backward pass.
+
+    A backward pass on a GPU is computed by a thread of torch while the main thread sleeps; its nodes and hooks may be
+    Python, as what is computed again for a checkpoint is.
+    """
+    frames = main_thread(process).frames
+    inner = next(iter(python_calls(frames)), None)
+    if inner is None or inner.function != _BACKWARD:
+        return frames
+    engine = (thread.frames for thread in process.threads if not thread.is_main and _computes_backward(thread.frames))
+    return (*next(engine, ()), *frames)
+
+
+def _computes_backward(frames: Sequence[Frame]) -> bool:
+    """Whether a thread is one of torch's that compute backward passes, and has something to do."""
+    calls = python_calls(frames)
+    if any(_ENGINE_RESTS in frame.function for frame in _native(frames)):
+        return False
+    if any(_ENGINE_CODE in frame.function for frame in frames):
+        return True
+    # From Python 3.11 on it is called Thread._bootstrap.
+    outermost = calls[-1].function.rpartition(".")[2] if calls else _THREAD_STARTER
+    return len(frames) < MAX_FRAMES and outermost != _THREAD_STARTER
+
+
+def _waits_for_gpu(frame: Frame) -> bool:
+    return frame.file.startswith(_GPU_LIBRARIES) or any(code in frame.function for code in _GPU_CODE)
 
 
 def python_calls(frames: Sequence[Frame]) -> tuple[Frame, ...]:

@@ -17,12 +17,14 @@ from typing import Any
 from clary.contract.agent_protocol import HostFacts
 from clary.contract.job_rules import MAX_DETAILS_CHARACTERS
 from clary.contract.statuses import RuleStatus
-from clary.control.jobs.training_job import RuleEvaluation, RuleKind, TrainingJob
+from clary.control.jobs.host_orders import is_uploading
+from clary.control.jobs.training_job import EndCause, RuleEvaluation, RuleKind, TrainingJob
 
 NOT_STARTED_DETAILS = "the job ended before the rule was started"
 _REQUEST_MEMBERS = {RuleKind.DEBUG: "DebugRuleConfigurations", RuleKind.PROFILER: "ProfilerRuleConfigurations"}
 _PART_OF_ARN = 24  # characters of the job's and the rule's name in a processing job's name, which has 63 at most
 _LIVE = (RuleStatus.IN_PROGRESS, RuleStatus.STOPPING)
+_OF_ATTEMPT = (RuleStatus.NO_ISSUES_FOUND, RuleStatus.STOPPED)  # said of an attempt, and the next one has it open again
 
 __all__ = [
     "RuleEvaluation",
@@ -85,7 +87,7 @@ def evaluations_of(job: TrainingJob, kind: RuleKind) -> tuple[RuleEvaluation, ..
     """Return how each rule of the request stands, in the request's order.
 
     A rule that nothing was told of is in progress as long as the job is; one that still was when the job ended, and of
-    which nobody has told more, was stopped.
+    which nobody has told more, was stopped. One that has seen the end of an attempt alone is in progress too.
     """
     return tuple(
         _as_it_stands(job, evaluation_of(job, kind, config["RuleConfigurationName"]), kind, config)
@@ -124,6 +126,8 @@ def _as_it_stands(
     job: TrainingJob, known: RuleEvaluation | None, kind: RuleKind, config: Mapping[str, Any]
 ) -> RuleEvaluation:
     is_live = known is None or known.status in _LIVE
+    if known is not None and kind is RuleKind.DEBUG and _goes_on(job, known):
+        return replace(known, status=RuleStatus.IN_PROGRESS, details="")
     if known is not None and not (is_live and _is_over(job, known.changed_at)):
         return known
     # Profiler rules are judged by the service, after the job's last rows have come.
@@ -142,6 +146,16 @@ def _as_it_stands(
         details=details,
         changed_at=job.modified_at,
     )
+
+
+def _goes_on(job: TrainingJob, known: RuleEvaluation) -> bool:
+    """Whether what was said of a rule at an attempt's end may not be the last word: another follows, or runs."""
+    if job.is_terminal or known.status not in _OF_ATTEMPT:
+        return False
+    if job.end_cause is EndCause.FAILURE:
+        return not is_uploading(job)  # until then it may be tried again
+    is_of_past = bool(job.past_attempts) and known.changed_at <= job.past_attempts[-1].ended_at
+    return job.end_cause is None and (job.ending is not None or is_of_past)
 
 
 def _is_over(job: TrainingJob, changed_at: datetime) -> bool:

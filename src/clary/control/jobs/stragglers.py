@@ -33,8 +33,11 @@ RTT_FACTOR, CLEAR_RTT_FACTOR = 4.0, 10.0
 RTT_EXCESS_MS = 2.0  # hosts of one job are a fraction of a millisecond apart
 PAIR_RTT_MS = 10.0  # of two hosts there are no others to compare with
 RESENT_PERCENT, RESENT_FACTOR = 1.0, 5.0  # of segments; a fraction of a percent is sent again on any busy link
+SHORT_S = 0.1  # shorter spans are told in milliseconds
+_MS_PER_S = 1000
 
 PARTS = ("data_wait_s", "forward_s", "backward_s", "communication_s", "optimizer_s")
+_BEHIND = ", as far as programs show it: what their GPUs wait for, `clary profile` shows"
 _WORDS = {
     "data_wait_s": "waiting for batches",
     "forward_s": "forward passes",
@@ -162,12 +165,13 @@ def rows_of(ranks: Sequence[RankSteps]) -> list[RankRow]:
     return rows
 
 
-def judge(ranks: Sequence[RankSteps], hosts: Mapping[str, HostFacts]) -> StragglerVerdict:
+def judge(ranks: Sequence[RankSteps], hosts: Mapping[str, HostFacts], *, has_gpus: bool = False) -> StragglerVerdict:
     """Return who is slow.
 
     Args:
         ranks: all ranks of a job; those without steps are left out.
         hosts: what was measured of their hosts.
+        has_gpus: whether GPUs compute behind them, where waiting for others shows in no rank's own times.
     """
     ranks = [item for item in ranks if len(item.moments) >= LEAST_MOMENTS]
     if len(ranks) < 2:
@@ -196,7 +200,8 @@ def judge(ranks: Sequence[RankSteps], hosts: Mapping[str, HostFacts]) -> Straggl
     spread = _share_of_step(slow, others, usual)
     return StragglerVerdict(
         kind=StragglerKind.NOBODY,
-        text=f"nobody is slow: the slowest rank works {max(0.0, spread):.0%} of a step longer than the others",
+        text=f"nobody is slow: the slowest rank works {max(0.0, spread):.0%} of a step longer than the others"
+        + (_BEHIND if has_gpus else ""),
     )
 
 
@@ -220,19 +225,22 @@ def _slow_rank(
     is_input = refused is None and growth["data_wait_s"] >= lost_s / 2
     kind = StragglerKind.INPUT if is_input else StragglerKind.COMPUTE
     slow_ranks = tuple(sorted(item.rank for item in together if usual[item.rank].own_s - base_s >= lost_s / 2))
+    works, others_work = _spans(its.own_s, base_s)
+    waits, others_wait = _spans(its.communication_s, _median(theirs, "communication_s"))
+    takes, others_take = _spans(getattr(its, most), _median(theirs, most))
     evidence = [
-        f"rank {slow.rank} works {its.own_s:.3f} s a step, the others {base_s:.3f} s",
-        f"in collectives it waits {its.communication_s:.3f} s a step, the others"
-        f" {_median(theirs, 'communication_s'):.3f} s",
-        f"most of the difference is {_WORDS[most]}: {getattr(its, most):.3f} s against {_median(theirs, most):.3f} s",
+        f"rank {slow.rank} works {works} a step, the others {others_work}",
+        f"in collectives it waits {waits} a step, the others {others_wait}",
+        f"most of the difference is {_WORDS[most]}: {takes} against {others_take}",
         *([refused] if refused else ()),
         f"it was so at {votes:.0%} of {len(slow.moments)} moments",
     ]
+    (lost,) = _spans(lost_s)
     return StragglerVerdict(
         kind=kind,
         host=slow.host,
         ranks=slow_ranks,
-        text=f"{slow.host} ({_named(slow_ranks)}) is slow: {kind.value}; every step takes {lost_s:.3f} s longer for it,"
+        text=f"{slow.host} ({_named(slow_ranks)}) is slow: {kind.value}; every step takes {lost} longer for it,"
         f" {lost_s / max(its.step_s, 1e-9):.0%} of its time",
         evidence=tuple(evidence),
         confidence="high" if votes >= CLEAR_VOTES and share >= CLEAR_SHARE else "medium",
@@ -246,7 +254,8 @@ def _slow_network(
     step_s, waits_s = _median(usual, "step_s"), _median(usual, "communication_s")
     if len(names) < 2 or waits_s < LEAST_COMMUNICATION * step_s:
         return None
-    shared = f"all ranks work about {_median(usual, 'own_s'):.3f} s a step and communicate for {waits_s:.3f} s of it"
+    works, waits = _spans(_median(usual, "own_s"), waits_s)
+    shared = f"all ranks work about {works} a step and communicate for {waits} of it"
     rtts = {name: facts.rtt_ms for name, facts in hosts.items() if name in names and facts.rtt_ms is not None}
     if len(names) == 2:
         if rtts and min(rtts.values()) >= PAIR_RTT_MS:
@@ -304,6 +313,13 @@ def _more_refused(host: str, others: Collection[str], hosts: Mapping[str, HostFa
     if its < usual + REFUSED_PERCENT:
         return None
     return f"its limit refuses {host} {its:.0f} % of a processor, the others {usual:.0f} %"
+
+
+def _spans(*seconds: float) -> tuple[str, ...]:
+    """Return spans of time in words, all in the unit that the longest needs."""
+    if max(seconds) < SHORT_S:
+        return tuple(f"{one * _MS_PER_S:.1f} ms" for one in seconds)
+    return tuple(f"{one:.3f} s" for one in seconds)
 
 
 def _median(times: Sequence[StepTimes], name: str) -> float:

@@ -132,6 +132,7 @@ class PastAttempt:
     ended_at: datetime  # when nothing of it existed any more
     failure: JobFailure | None = None
     hosts: Mapping[str, HostFacts] = field(default_factory=dict)  # as they were at its end; empty for one long ago
+    planned_hosts: tuple[Mapping[str, Any], ...] = ()  # what its plan gave each of them; of the newest attempt alone
 
 
 @dataclass(frozen=True, kw_only=True)

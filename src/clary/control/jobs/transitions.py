@@ -248,9 +248,7 @@ def _advance(job: TrainingJob, now: datetime) -> TrainingJob:
     if job.is_terminal or not job.hosts:
         return job
     if job.end_cause is None and _is_before_exit(job) and (reason := reason_to_stop(job)):
-        grace_s = float((job.plan or {}).get("stop_grace_s", 0.0))
-        message = f"{MESSAGES[SecondaryStatus.STOPPING]}: {reason[:MAX_REASON_CHARACTERS]}"
-        return _advance(_stop(job, EndCause.RULE, grace_s, message, now), now)
+        return _advance(_stop_by_rule(job, reason, now), now)
     if job.ending is None:
         job = _find_failure(job, now)
         if attempts.awaits_evidence(job):
@@ -258,6 +256,9 @@ def _advance(job: TrainingJob, now: datetime) -> TrainingJob:
         job = attempts.retry(job, now)
     if job.ending is not None:
         job = attempts.follow(job)
+        # What a rule finds while an attempt ends spares the job the next one, which would only be stopped.
+        if job.is_leaving and job.end_cause is None and (reason := reason_to_stop(job)):
+            job = _stop_by_rule(job, reason, now)
         if job.ending is not None:
             return job
     if job.end_cause is None and all(_has_succeeded(record.facts) for record in job.hosts.values()):
@@ -271,6 +272,12 @@ def _advance(job: TrainingJob, now: datetime) -> TrainingJob:
     if host_orders.has_nothing_owed(job):
         job = _finish(job, now)
     return job
+
+
+def _stop_by_rule(job: TrainingJob, reason: str, now: datetime) -> TrainingJob:
+    grace_s = float((job.plan or {}).get("stop_grace_s", 0.0))
+    message = f"{MESSAGES[SecondaryStatus.STOPPING]}: {reason[:MAX_REASON_CHARACTERS]}"
+    return _stop(job, EndCause.RULE, grace_s, message, now)
 
 
 def _find_failure(job: TrainingJob, now: datetime) -> TrainingJob:

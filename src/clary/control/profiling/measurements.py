@@ -7,11 +7,13 @@ twice, and what was not measured is an empty tuple.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from clary.contract.agent_protocol import HostPhase
+from clary.control.profiling.quantiles import after_patience
 from clary.control.series.queries import Point, Series, natural_key
 
 NAMES = (
@@ -62,6 +64,7 @@ class Measurements:
         series: host and name -> points at multiples of `step_ms`; `Point.count` is the number of rows in it.
         step_ms: from one point to the next.
         until_ms: now, or the job's end.
+        breaks_ms: when attempts that ended early were over, oldest first.
         is_over: whether nothing more will come.
     """
 
@@ -69,6 +72,7 @@ class Measurements:
     series: Mapping[tuple[str, str], tuple[Point, ...]] = field(default_factory=dict)
     step_ms: int = 1
     until_ms: int = 0
+    breaks_ms: tuple[int, ...] = ()
     is_over: bool = False
 
     def all_points(self, host: str, name: str) -> tuple[Point, ...]:
@@ -102,10 +106,33 @@ class Measurements:
         """Return how much of a host's processors the machine's waits for disks would be, in percent."""
         return self._shares(self.points(host, "machine/cpu_iowait_percent"), host)
 
+    def attempt_of(self, at_ms: int) -> int:
+        """Return the attempt that a moment belongs to, from 0 on."""
+        return bisect_right(self.breaks_ms, at_ms)
+
+    def by_attempt(self, points: Iterable[Point]) -> list[tuple[Point, ...]]:
+        """Return points attempt by attempt; attempts without any are left out."""
+        found: dict[int, list[Point]] = {}
+        for point in points:
+            found.setdefault(self.attempt_of(point.at_ms), []).append(point)
+        return [tuple(own) for _, own in sorted(found.items())]
+
+    def after_patience(self, points: Iterable[Point], patience: float) -> tuple[Point, ...]:
+        """Return points without the first `patience` rows of each attempt: each of them begins anew."""
+        return tuple(point for own in self.by_attempt(points) for point in after_patience(own, patience))
+
     @cached_property
     def began_ms(self) -> int | None:
         """When the first host's program began to run; None if none did."""
-        return min((min(ran) for ran in self._ran.values() if ran), default=None)
+        return min((begin_ms for begin_ms, _ in self.runs_ms.values()), default=None)
+
+    @cached_property
+    def runs_ms(self) -> Mapping[int, tuple[int, int]]:
+        """Attempt -> when its first host's program began to run, and when one ran last; none where none did."""
+        ran: dict[int, list[int]] = {}
+        for at_ms in frozenset[int]().union(*self._ran.values()):
+            ran.setdefault(self.attempt_of(at_ms), []).append(at_ms)
+        return {attempt: (min(moments), max(moments)) for attempt, moments in sorted(ran.items())}
 
     def _shares(self, points: Iterable[Point], host: str) -> tuple[Point, ...]:
         num_cpus = next((shape.num_cpus for shape in self.hosts if shape.name == host), 1.0)
@@ -122,7 +149,13 @@ class Measurements:
 
 
 def measurements_of(
-    series: Iterable[Series], hosts: Iterable[HostShape], *, step_ms: int, until_ms: int, is_over: bool
+    series: Iterable[Series],
+    hosts: Iterable[HostShape],
+    *,
+    step_ms: int,
+    until_ms: int,
+    is_over: bool,
+    breaks_ms: Iterable[int] = (),
 ) -> Measurements:
     """Return an answer of the store as rules read it; points with values that can not be are left out."""
     usable = ((one.host, one.name, tuple(point for point in one.points if _can_be(point))) for one in series)
@@ -131,6 +164,7 @@ def measurements_of(
         series={(host, name): points for host, name, points in usable if points},
         step_ms=step_ms,
         until_ms=until_ms,
+        breaks_ms=tuple(breaks_ms),
         is_over=is_over,
     )
 

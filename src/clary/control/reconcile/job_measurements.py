@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from clary import __version__
 from clary.contract.errors import ContractError
@@ -76,6 +77,7 @@ async def read_measurements(
             shapes,
             step_ms=step_ms,
             until_ms=min(end_ms, _ms(now)),
+            breaks_ms=[_ms(attempt.ended_at) for attempt in job.past_attempts],
             is_over=job.is_terminal,
         )
         return JobMeasurements(measurements=measured, num_dropped=answer.num_dropped, damaged=answer.damaged)
@@ -127,6 +129,12 @@ def report_facts(job: TrainingJob, measured: JobMeasurements, *, now: datetime) 
 
 
 def _planned_hosts(job: TrainingJob) -> list[ReportHost]:
+    """Return the hosts of the current attempt, or of the last one where the job waits for another, or ended so."""
+    hosts: Sequence[Mapping[str, Any]]
+    if job.plan is not None:
+        hosts = job.plan.get("hosts", ())
+    else:
+        hosts = job.past_attempts[-1].planned_hosts if job.past_attempts else ()
     return [
         ReportHost(
             name=host["name"],
@@ -135,7 +143,7 @@ def _planned_hosts(job: TrainingJob) -> list[ReportHost]:
             num_gpus=len(host["resources"].get("gpu_indices") or ()),
             num_processes=host["processes_per_host"],
         )
-        for host in (job.plan or {}).get("hosts", ())
+        for host in hosts
     ]
 
 

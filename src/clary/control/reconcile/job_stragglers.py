@@ -23,7 +23,8 @@ def whole_verdict(measurements: Measurements) -> StragglerVerdict:
         RankSteps(rank=rank.number, host=rank.host, moments=_moments(measurements, rank, start_ms, width_ms))
         for rank in ranks
     ]
-    return judge(steps, {host.name: _facts(measurements, host.name) for host in measurements.hosts})
+    facts = {host.name: _facts(measurements, host.name) for host in measurements.hosts}
+    return judge(steps, facts, has_gpus=any(host.num_gpus for host in measurements.hosts))
 
 
 def _moments(measurements: Measurements, rank: Scope, start_ms: int, width_ms: int) -> Mapping[int, StepTimes]:

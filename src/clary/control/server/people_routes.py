@@ -142,7 +142,10 @@ class PeopleRoutes:
                 return json_answer(await self._rehearsal_pages.page(job, query_of(request)))
             case "records" if self._rehearsals is not None:
                 return json_answer(await self._rehearsals.records(job, query_of(request)))
-        known = "plan, logs, series, stragglers, health, dump, profile, profiler-report and checkpoints"
+        known = (
+            "plan, request, logs, log-lines, series, training, tensorboard, metric-values, stragglers, health, dump, "
+            "profile, profiler-report, checkpoints and rehearsals; stop, strike and reclaim by POST"
+        )
         raise WireError("NotFound", f"a job has no page {page!r}; there are {known}", http_status=404)
 
     def _facts(self, job: TrainingJob) -> dict[str, Any]:

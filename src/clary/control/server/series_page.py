@@ -4,7 +4,7 @@ Where: `people_routes` gives it requests for jobs/NAME/series.
 
     ?names=rank-*/cpu_percent,host/*   patterns; all by default
     &host=algo-1&attempt=2             of these only
-    &since_ms=...&until_ms=...         milliseconds since 1970; by default the job's last 15 minutes
+    &since_ms=...&until_ms=...         milliseconds since 1970; by default the job's last 15 minutes at most
     &step_ms=...                       a point each; by default so many that there are about 60
 
 A point is a list: at_ms, least, greatest, mean, count, last; a value that no JSON holds is null.
@@ -37,12 +37,17 @@ async def series_page(services: Services, job: TrainingJob, query: Mapping[str, 
         end_ms = _end_of(job, now_ms) + 1
     start_ms = _number(query, "since_ms")
     if start_ms is None:
-        start_ms = max(0, end_ms - DEFAULT_SPAN_MS)
+        began_ms = int(job.created_at.timestamp() * MS_PER_S)
+        start_ms = max(0, end_ms - DEFAULT_SPAN_MS, min(began_ms, end_ms - MS_PER_S))
     step_ms = _number(query, "step_ms")
+    host = query.get("host")
+    if host and job.hosts and host not in job.hosts:
+        message = f"{job.name} has no host {host[:80]!r}; it has {', '.join(job.hosts)}"
+        raise WireError("NotFound", message, http_status=404)
     try:
         wanted = SeriesQuery(
             job_name=job.name,
-            host=query.get("host"),
+            host=host,
             names=query.get("names", "*"),
             attempt=_number(query, "attempt"),
             start_ms=start_ms,

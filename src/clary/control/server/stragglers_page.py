@@ -81,13 +81,14 @@ class StragglerPages:
             )
             series = (await self._services.store.series.query(query)).series
             ranks, hosts = rank_steps(series), host_facts(series)
-            verdict = judge(ranks, hosts)
+            verdict = judge(ranks, hosts, has_gpus=bool(job.held_gpus))
             if verdict.kind.value != "unknown":
                 break
+        began_ms = int(job.created_at.timestamp() * MS_PER_S)
         return {
             "job": job.name,
             "status": job.status.value,
-            "since_ms": since_ms,
+            "since_ms": min(end_ms, max(since_ms, began_ms)),
             "until_ms": end_ms,
             "ranks": [to_plain(row) for row in rows_of(ranks)],
             "verdict": {**to_plain(verdict), "is_found": verdict.is_found},

@@ -1,7 +1,8 @@
 """Collectives of all ranks beside each other: offsets of their clocks, and who comes late. Pure.
 
 A collective is known by its step, its name, and which of that name it is within the step: ranks that run the same
-program ask for the same ones in the same order. Steps that not all ranks have recorded whole are left out.
+program ask for the same ones in the same order. An accelerator comes to them later than its program: its kernels belong
+to the step that asked for them. Steps that not all ranks have recorded whole are left out.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def _keyed(trace: RankTrace, operations: Sequence[Operation]) -> dict[Key, Opera
     if trace.profile.by_time:
         return found  # ranks have no step in common to count from
     for item in operations:
-        step = trace.step_at(item.begin)
+        step = trace.step_at(item.begin if item.asked is None else item.asked)
         if step is None:
             continue
         index = counts.get((step, item.name), 0)

@@ -22,6 +22,7 @@ from clary.control.traces.trace_file import TraceError, TraceFile
 
 SUMMARY, MERGED = "summary.json", "merged.trace.json.gz"
 _REQUEST = "request.json"
+_NO_KERNELS = "no kernel of its GPU was recorded: another tool may hold the GPU's own profiler (CUPTI)"
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ def analyse(folder: Path) -> dict[str, Any]:
         try:
             trace = shifted(read_trace(profile, file.events()), file.base_us)
             row |= {"trace": place.name, **summarize(trace)}
+            if profile.has_gpu and not row["on_accelerator"]:
+                row["words"] = "; ".join(filter(None, (profile.words, _NO_KERNELS)))
             read.append(_Read(file, profile, host, marks_of(trace)))
             windows[profile.rank] = (row, trace.bounds[0])
         except (TraceError, ArithmeticError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
 from clary.contract.deep_profiles import RankProfile
@@ -17,6 +17,10 @@ _ISSUE_PREFIXES = ("c10d::", "_c10d_functional::", "c10d_functional::")
 _PLUMBING = ("record_param_comms", "c10d_functional::wait_tensor", "_c10d_functional::wait_tensor")
 _NODE_PREFIXES = ("autograd::", "torch::autograd::")
 _DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_op")
+_CALL_CATEGORIES = ("cuda_runtime", "cuda_driver")  # of the processor, by which it asks a GPU
+_COLLECTIVE_KERNELS = ("nccl", "nvshmem")  # in names of what groups start on an accelerator
+_NO_NUMBER = -1
+_LAUNCH = "launch"  # in names of those that start kernels: cudaLaunchKernel, cuLaunchKernelEx, cudaGraphLaunch
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,7 @@ class Operation:
     begin: float
     end: float
     thread: object = None
+    asked: float | None = None  # when the program asked for a kernel, which runs later; None where that is not known
 
 
 @dataclass
@@ -36,9 +41,9 @@ class RankTrace:
     Attributes:
         operations: of the processor, with what is nested in them.
         kernels: of the accelerator, communication left out.
-        communication: what collectives occupy: threads of a process group, or an accelerator's kernels, and calls.
-        arrivals: when the program asked for each collective, in order.
-        completions: when what a process group did for one ended, in order.
+        communication: what collectives occupy: threads of a process group and calls, or an accelerator's kernels.
+        arrivals: when the rank came to each collective, in order: its program, or its accelerator.
+        completions: when what a process group or an accelerator did for one ended, in order.
         loading: waits for the data loader.
     """
 
@@ -66,6 +71,8 @@ class RankTrace:
 def read_trace(profile: RankProfile, events: Iterable[Mapping[str, Any]], base_us: float = 0.0) -> RankTrace:
     """Sort the events of a trace; their times stay as they are, plus `base_us`."""
     trace = RankTrace(profile=profile)
+    launches: dict[int, float] = {}  # by the number that a kernel shares with the call that started it
+    kernels: list[tuple[Operation, int]] = []  # of collectives, each with that number
     num_events = 0
     for event in events:
         if event.get("ph") != "X":
@@ -78,12 +85,22 @@ def read_trace(profile: RankProfile, events: Iterable[Mapping[str, Any]], base_u
             trace.is_cut = True
             break
         name = str(event.get("name", ""))
+        category = str(event.get("cat", ""))
+        if category in _CALL_CATEGORIES and _LAUNCH in name.lower():
+            launches[_correlation(event)] = base_us + begin
         thread = (str(event.get("pid")), str(event.get("tid")))
-        _sort_in(
-            trace,
-            str(event.get("cat", "")),
-            Operation(name, base_us + begin, base_us + begin + max(0.0, duration), thread),
-        )
+        operation = Operation(name, base_us + begin, base_us + begin + max(0.0, duration), thread)
+        if category in _DEVICE_CATEGORIES and _is_collective_kernel(name):
+            kernels.append((operation, _correlation(event)))
+        else:
+            _sort_in(trace, category, operation)
+    launches.pop(_NO_NUMBER, None)
+    if kernels:
+        # Calls of the processor put collectives in line; it is the accelerator that comes to them, early or late.
+        placed = [replace(kernel, asked=launches.get(number)) for kernel, number in kernels]
+        trace.communication = [item for item in trace.communication if not is_collective_call(item.name)] + placed
+        trace.arrivals = list(placed)
+        trace.completions += placed
     for operations in (trace.arrivals, trace.completions):
         operations.sort(key=lambda operation: operation.begin)
     return trace
@@ -98,11 +115,7 @@ def shifted(trace: RankTrace, offset_us: float) -> RankTrace:
     """Move operations of a trace that was read before its base time was known."""
     if offset_us:
         for name in ("operations", "kernels", "communication", "arrivals", "completions", "loading"):
-            moved = [
-                Operation(item.name, item.begin + offset_us, item.end + offset_us, item.thread)
-                for item in getattr(trace, name)
-            ]
-            setattr(trace, name, moved)
+            setattr(trace, name, [_moved(item, offset_us) for item in getattr(trace, name)])
     return trace
 
 
@@ -133,6 +146,11 @@ def is_collective(name: str) -> bool:
     return name.startswith((*_ISSUE_PREFIXES, *_ASYNC_PREFIXES)) or name in _PLUMBING
 
 
+def is_collective_call(name: str) -> bool:
+    """Whether an operation of the processor asks for a collective."""
+    return name.startswith(_ISSUE_PREFIXES) and name not in _PLUMBING
+
+
 def is_work(name: str, *, is_leaf: bool) -> bool:
     """Whether a processor's operation computes while it runs, with all that is nested in it.
 
@@ -143,14 +161,26 @@ def is_work(name: str, *, is_leaf: bool) -> bool:
     return is_leaf or ("::" in name and not name.startswith(_NODE_PREFIXES))
 
 
+def _is_collective_kernel(name: str) -> bool:
+    return any(word in name.lower() for word in _COLLECTIVE_KERNELS)
+
+
+def _correlation(event: Mapping[str, Any]) -> int:
+    """Return the number that a kernel shares with the call that started it; -1 for an event without one."""
+    facts = event.get("args")
+    number = facts.get("correlation") if isinstance(facts, dict) else None
+    return number if isinstance(number, int) else _NO_NUMBER
+
+
+def _moved(item: Operation, offset_us: float) -> Operation:
+    asked = None if item.asked is None else item.asked + offset_us
+    return Operation(item.name, item.begin + offset_us, item.end + offset_us, item.thread, asked)
+
+
 def _sort_in(trace: RankTrace, category: str, operation: Operation) -> None:
     name = operation.name
     if category in _DEVICE_CATEGORIES:
-        if "nccl" in name.lower():
-            trace.communication.append(operation)
-            trace.completions.append(operation)
-        else:
-            trace.kernels.append(operation)
+        trace.kernels.append(operation)
     elif name.startswith(_LOADER):
         trace.loading.append(operation)
     elif name.startswith(_ASYNC_PREFIXES):
@@ -158,7 +188,7 @@ def _sort_in(trace: RankTrace, category: str, operation: Operation) -> None:
         trace.completions.append(operation)
     elif category == "cpu_op":
         trace.operations.append(operation)
-        if name.startswith(_ISSUE_PREFIXES) and name not in _PLUMBING:
+        if is_collective_call(name):
             trace.communication.append(operation)
             trace.arrivals.append(operation)
 

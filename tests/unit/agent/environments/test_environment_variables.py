@@ -163,6 +163,7 @@ def test_isolated_hosts_use_eth0_and_plain_ones_loopback_and_their_own_tree(tmp_
 def test_gpus_of_the_host_are_the_only_ones_visible() -> None:
     plan = make_plan(hosts=make_hosts(gpu_indices=(2, 3)))
     assert service(plan)["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert service(plan)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID", "indices are the driver's"
     assert sm_variables(plan, plan.hosts[0], INSIDE)["SM_NUM_GPUS"] == "2"
     assert service(make_plan())["CUDA_VISIBLE_DEVICES"] == ""
 

@@ -1,8 +1,10 @@
 """Verdicts on a host by itself: disk, memory, clock, GPUs."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from clary.agent.health.gpu_checks import gpu_finding
+from clary.agent.health.gpu_checks import check_gpus, gpu_finding
 from clary.agent.health.host_checks import available_memory, clock_offset, read_disk
 from clary.agent.health.host_verdicts import GIB, MIB, DiskReading, clock_finding, disk_finding, memory_finding
 from clary.contract.health import FindingState
@@ -72,6 +74,8 @@ def test_clocks(offset, state, words):
         (LISTING, None, WARN, "the multiplication was not made"),
         (LISTING.replace("0, 44", "3, 44"), "0 right\n1 right\n", BAD, "uncorrected memory errors: GPU 1: 3"),
         (LISTING.replace(" 0, 44", " [N/A], 44"), "0 right\n1 right\n", OK, "2 x NVIDIA H100"),
+        (LISTING.replace(" 0, 44", " [Insufficient Permissions], 44"), "0 right\n1 right\n", OK, "2 x NVIDIA H100"),
+        (LISTING.replace(" 0, 44", " [GPU is lost], 44"), "0 right\n1 right\n", BAD, "read GPU 1: [GPU is lost]"),
         (LISTING.replace("0, 44", "0, 95"), "0 right\n1 right\n", WARN, "GPU 1: 95 C"),
         ("0, NVIDIA H100, 0, 41\n", "", BAD, "GPU 1 is missing, the driver lists 0"),
         ("No devices were found\n", None, BAD, "the driver lists none"),
@@ -109,3 +113,22 @@ def test_a_service_that_is_not_there_leaves_the_clock_unchecked():
     offset, why = clock_offset("http://127.0.0.1:1")
     assert offset is None
     assert "was not asked" in why
+
+
+def test_gpus_multiply_by_the_numbers_that_the_driver_gives_them(tmp_path, monkeypatch):
+    """CUDA counts its own way otherwise, or what it is shown alone."""
+    programs = {
+        "nvidia-smi": f"printf '{LISTING.encode('unicode_escape').decode()}'",
+        "python": "env > $0.env; printf '0 right\\n1 right\\n'",
+    }
+    for name, line in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    plan = SimpleNamespace(environment=SimpleNamespace(python=str(tmp_path / "python")))
+    host = SimpleNamespace(name="algo-1", resources=SimpleNamespace(gpu_indices=(0, 1)))
+    assert check_gpus(plan, host, computes=True).state is OK
+    seen = (tmp_path / "python.env").read_text().splitlines()
+    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in seen
+    assert not [line for line in seen if line.startswith("CUDA_VISIBLE_DEVICES=")]

@@ -32,13 +32,24 @@ def test_a_line_becomes_numbers_in_our_units():
         "temperature_c": 67.0,
         "clock_mhz": 1755.0,
         "throttle_reasons": 4.0,
-        "throttled": 1.0,
+        "throttled": 0.0,
+        "power_capped": 1.0,
         "ecc_uncorrected_errors": 0.0,
     }
 
 
 def test_an_idle_gpu_is_not_throttled():
     assert parse_gpu_line(IDLE_LINE).values["throttled"] == 0.0
+
+
+@pytest.mark.parametrize("reasons", ["0x0000000000000008", "0x20", "0x40", "0x84"])
+def test_a_gpu_that_is_slowed_down_by_heat_or_hardware_is_throttled(reasons):
+    assert parse_gpu_line(LINE.replace("0x0000000000000004", reasons)).values["throttled"] == 1.0
+
+
+def test_a_gpu_that_answers_with_errors_has_what_it_says_and_no_more():
+    lost = "0, 00000000:65:00.0, [Unknown Error], [GPU is lost], [Not Supported], 81559, N/A, 67, [N/A], [N/A], [N/A]"
+    assert parse_gpu_line(lost).values == {"memory_total_bytes": 81559.0 * 2**20, "temperature_c": 67.0}
 
 
 def test_what_a_gpu_does_not_have_is_left_out():
@@ -136,6 +147,61 @@ def test_a_tool_that_ends_is_started_again_after_a_while_and_not_at_once(gpu_sou
     assert source._tool is None
     source.read(time.monotonic() + 61)
     assert source._tool is not None
+
+
+def test_an_older_driver_is_asked_by_its_own_names_at_once(gpu_source, tmp_path):
+    """What nvidia-smi prints, and its exit code, for a name that it does not know."""
+    body = f"""
+if "clocks_event_reasons.active" in sys.argv[1]:
+    print('Field "clocks_event_reasons.active" is not a valid field to query.', flush=True)
+    sys.exit(2)
+while True:
+    print("{LINE}", flush=True)
+    time.sleep(0.05)
+"""
+    source = gpu_source(body, 0)
+    assert read_until(source, lambda values: "gpu-0/power_capped" in values)["gpu-0/power_capped"] == 1.0
+
+
+def test_one_lost_gpu_does_not_hide_the_others(gpu_source):
+    body = f"""
+if any(word.startswith("--id=") for word in sys.argv):
+    print("Unable to determine the device handle for GPU0000:E3:00.0: Unknown Error", flush=True)
+    sys.exit(6)
+while True:
+    print("{LINE}", flush=True)
+    time.sleep(0.05)
+"""
+    source = gpu_source(body, 0, 1)
+    values = read_until(source, lambda values: "gpu-0/power_w" in values)
+    assert not [name for name in values if name.startswith("gpu-1/")]
+
+
+def test_a_tool_that_no_way_of_asking_helps_rests_and_is_quoted(gpu_source, caplog):
+    source = gpu_source('print("No devices were found", flush=True); sys.exit(6)', 0)
+    deadline_s = time.monotonic() + DEADLINE_S
+    while "No devices were found" not in caplog.text:
+        source.read(time.monotonic())
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    assert sum("nvidia-smi has ended" in record.message for record in caplog.records) == 1
+    assert source._tool is None
+
+
+def test_a_tool_that_hangs_is_ended_once_and_started_again_only_when_it_is_gone(gpu_source, caplog):
+    source = gpu_source("time.sleep(600)", 0)
+    begin_s = time.monotonic()
+    source.read(begin_s)
+    first = source._tool
+    source.read(begin_s + 61)
+    source.read(begin_s + 62)
+    assert sum("said nothing" in record.message for record in caplog.records) == 1
+    first.wait(DEADLINE_S)
+    source.read(begin_s + 63)
+    assert source._tool is None
+    source.read(begin_s + 124)
+    assert source._tool is not None
+    assert source._tool is not first
 
 
 def test_a_machine_without_the_tool_is_no_error(tmp_path, caplog):

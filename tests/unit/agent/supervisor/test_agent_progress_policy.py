@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clary.agent.supervisor.progress_policy import SPINNING_FACTOR, Reading, judge
+from clary.agent.supervisor.progress_policy import SPINNING_FACTOR, Reading, judge, quiet_s
 
 LIMIT_S = 300.0
 
@@ -117,3 +117,12 @@ def test_whatever_is_found_nothing_has_moved_in_all_of_its_time(steps):
         begin = next(item for item in history if item.at_s >= history[-1].at_s - found.seconds - 1e-6)
         assert begin.num_outputs == history[-1].num_outputs
         assert found.kind == "spinning" or found.cpu_s <= 0.05 * found.seconds
+
+
+def test_who_spins_is_quiet_long_before_it_is_said_to_stand_still():
+    spins = readings(400, cpu=1.0)
+    assert judge(spins, limit_s=LIMIT_S) is None
+    assert quiet_s(spins) == 400
+    assert quiet_s(after(readings(400, lines=1.0), spins)) == 400
+    assert quiet_s(readings(400, cpu=1.0, io=50_000)) < 30
+    assert quiet_s([]) == 0

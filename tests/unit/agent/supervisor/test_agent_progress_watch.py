@@ -61,6 +61,26 @@ def test_a_program_that_computes_and_one_that_prints_are_left_alone(start):
     assert busy_told.empty()
 
 
+def test_a_program_that_computes_and_does_nothing_else_is_told_apart_and_once(start):
+    told, quiet = queue.Queue(), queue.Queue()
+    watched = ProgressWatch(
+        start("while True: pass"),
+        num_outputs=lambda: 0,
+        limit_s=3.0,
+        on_standstill=told.put,
+        on_progress=lambda: None,
+        on_quiet=quiet.put,
+    )
+    watched.start()
+    try:
+        assert "computed or waited in a loop" in quiet.get(timeout=2 * LIMIT_S)
+        assert told.empty()
+        with pytest.raises(queue.Empty):
+            quiet.get(timeout=1.0)
+    finally:
+        watched.close()
+
+
 def test_a_program_that_goes_on_is_told_too(start):
     lines = [0]
     watched, told = watch(start("import time; time.sleep(60)"), limit_s=0.5, lines=lambda: lines[0])

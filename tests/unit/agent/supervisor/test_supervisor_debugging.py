@@ -43,6 +43,13 @@ class FakeMirror:
         finally:
             os.close(descriptor)
 
+    def hurry(self):
+        self.calls.append("hurry")
+
+    def settle(self, timeout_s):
+        self.calls.append("settle")
+        return self.is_complete
+
     def finish(self, limit_s):
         self.calls.append("finish")
         return self.is_complete
@@ -102,11 +109,12 @@ def test_the_end_of_the_program_is_marked_where_trials_look_for_it(said, tmp_pat
     subject = debugging(FakeDebuggingSteps(mirrors), said, mirrors=mirrors)
     subject.begin()
     assert not (tmp_path / "tensors" / END_OF_JOB).exists()
+    mirrors[EVENTS].num_stored = 1
     subject.end_program()
     assert (tmp_path / "tensors" / END_OF_JOB).exists()
     assert not (tmp_path / "events" / END_OF_JOB).exists()
     assert subject.finish() == ()
-    assert said == ["tensors: 3 files are at s3://b/t/", "events: 3 files are at s3://b/t/"]
+    assert said == ["tensors: 3 files are at s3://b/t/", "events: 1 file is at s3://b/t/"]
 
 
 def test_a_host_of_several_marks_its_own_end_and_not_that_of_all(said, tmp_path):
@@ -199,3 +207,28 @@ def test_rules_read_what_other_hosts_save_where_all_store_it():
     assert rule_world._tensors_uri(replace(plan, network_isolation=True)) == ""
     assert rule_world._tensors_uri(replace(plan, mirrors=(EVENTS,))) == ""
     assert rule_world._tensors_uri(replace(plan, hosts=make_hosts(1))) == ""
+
+
+def test_marks_of_earlier_tries_are_taken_out_of_a_folder_that_outlives_them(said, tmp_path):
+    (tmp_path / "ended").mkdir()
+    for name in ("END_OF_JOB.ts", "ended/algo-1.try-1.of-2", "ended/algo-2.try-1.of-2", "ended/worker_0.json"):
+        (tmp_path / name).touch()
+    mirrors = {MIRROR: FakeMirror(tmp_path)}
+    debugging(FakeDebuggingSteps(mirrors), said, mirrors=mirrors, num_hosts=2, attempt=2).begin()
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+    assert left == ["ended/algo-2.try-1.of-2", "ended/worker_0.json"]
+
+
+def test_what_is_left_is_waited_for_until_it_is_stored_or_nobody_needs_it(said, tmp_path):
+    for is_complete, is_vain, num_looks in ((True, False, 1), (False, True, 0)):
+        mirror = FakeMirror(tmp_path, is_complete=is_complete)
+        subject = debugging(FakeDebuggingSteps({MIRROR: mirror}), said, mirrors=[MIRROR])
+        subject.begin()
+        subject.end_program()
+        subject.settle(60.0, give_up=lambda is_vain=is_vain: is_vain)
+        assert mirror.calls == ["start", "hurry", *["settle"] * num_looks]
+    mirror = FakeMirror(tmp_path, is_complete=False)
+    subject = debugging(FakeDebuggingSteps({MIRROR: mirror}), said, mirrors=[MIRROR])
+    subject.begin()
+    subject.settle(0.01, give_up=lambda: False)
+    assert "settle" in mirror.calls

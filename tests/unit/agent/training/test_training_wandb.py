@@ -161,6 +161,13 @@ def test_anything_at_all_is_survived(data: bytes, offset: int):
         findings_of(data, offset=0, file=FILE)
 
 
+def test_a_name_with_a_nul_is_no_name_wherever_it_comes_from():
+    record = history(
+        1, item("a\0", 1), item("b.\0", 1, is_nested=True), item("c", {"\0": 1, "d": 2}), **{"e\0": {"f": 3}}, loss=0.5
+    )
+    assert told(record) == [("c.d", 2.0, 1), ("loss", 0.5, 1)]
+
+
 def test_a_long_name_is_not_put_before_each_of_the_values_within_it():
     told = json.dumps({str(number): number for number in range(20_000)}).encode()
     record = history(1, item("k" * 200_000, told), loss=0.5)

@@ -201,3 +201,11 @@ def test_there_is_a_verdict_whatever_was_measured(times, value):
     assert verdict.text
     assert verdict.is_found == (verdict.confidence != "")
     assert all(rank in range(len(ranks)) for rank in verdict.ranks)
+
+
+def test_where_gpus_compute_nobody_is_only_said_to_be_slow_as_far_as_programs_show_it():
+    hidden = gang(step_s=0.5, rank_0={"other_s": 0.1}, rank_1={"other_s": 0.1}, rank_2={"other_s": 0.1})
+    assert "clary profile" in judge(hidden, facts(), has_gpus=True).text
+    assert "clary profile" not in judge(hidden, facts()).text
+    slow = judge(gang(rank_2={"data_wait_s": 0.14}), facts(), has_gpus=True)
+    assert (slow.host, "clary profile" in slow.text) == ("algo-3", False)

@@ -1,6 +1,7 @@
 """Each profiler rule fires on a run with that one thing wrong, and is silent on three good ones."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from profiled_runs import (
@@ -155,6 +156,13 @@ def test_a_job_shorter_than_the_patience_is_not_judged(name):
     verdict = RULES[name]().judge(steady_gpus(rows=300))
     assert not verdict.was_judged
     assert "300 datapoints so far" in verdict.detail
+
+
+def test_where_nobody_measured_waits_for_disks_that_is_said_and_not_that_the_job_was_short():
+    measured = steady_gpus()
+    series = {key: points for key, points in measured.series.items() if key[1] != "machine/cpu_iowait_percent"}
+    verdict = RULES["IOBottleneck"]().judge(replace(measured, series=series))
+    assert (verdict.was_judged, verdict.detail) == (False, "how busy disks were was not measured")
 
 
 def test_what_hosts_do_before_and_after_the_program_is_not_judged():

@@ -13,15 +13,15 @@ TOOLS = Path(__file__).parents[4] / "tools"
 @pytest.fixture
 def maker(monkeypatch):
     monkeypatch.syspath_prepend(str(TOOLS))
-    import make_profiler_rules_table
+    import make_rules_tables
 
-    yield make_profiler_rules_table
-    sys.modules.pop("make_profiler_rules_table", None)
+    yield make_rules_tables
+    sys.modules.pop("make_rules_tables", None)
 
 
 def test_the_table_of_profiler_rules_is_up_to_date(maker):
-    page = maker.PAGE.read_text(encoding="utf-8")
-    assert maker.with_table(page) == page, "run tools/make_profiler_rules_table.py"
+    page = maker.PROFILER_PAGE.read_text(encoding="utf-8")
+    assert maker.with_table(maker.PROFILER_PAGE) == page, "run tools/make_rules_tables.py"
     assert all(f"| `{name}` |" in page for name in RULES)
 
 
@@ -30,7 +30,7 @@ def test_every_rule_that_can_fire_says_what_to_do():
 
 
 def test_the_default_parameters_are_those_that_the_sdk_sends(maker):
-    assert "`stddev=3`, `mode=None`, `n_outliers=10`" in maker.table()
+    assert "`stddev=3`, `mode=None`, `n_outliers=10`" in "".join(maker.profiler_rows())
     assert RULES["LoadBalancing"]().threshold == 0.5
     assert RULES["MaxInitializationTime"]().threshold == 20
     assert {rule().scan_interval_us for rule in RULES.values()} == {60_000_000}

@@ -15,7 +15,7 @@ from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs.training_job import EndCause, FinalMetric, JobFailure
 from clary.control.server.compare_page import differences
 from clary.control.server.console_routes import ConsoleRoutes
-from clary.control.server.internal_http import finite_answer, json_answer
+from clary.control.server.internal_http import finite_answer, json_answer, query_of
 from clary.control.server.people_routes import PeopleRoutes
 from clary.control.store.logs import LogStore
 from clary.control.store.store import Store
@@ -388,6 +388,19 @@ async def test_a_browser_is_shown_the_request_without_secrets_and_the_owner_whol
     assert document(await routes.handle(by_token)) == {"request": dict(job.request)}
     plan = document(await routes.handle(replace(request(f"{JOB}/plan"), hides_secrets=True)))
     assert plan["agent_token"] == "(hidden)"
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("search=a%00b", {"search": "ab"}),
+        ("sea%00rch=ab", {"search": "ab"}),
+        ("search=a%0%000b", {"search": "a%00b"}),  # a text of five characters, and not what its middle hides
+        ("search=a\0b&status=", {"search": "ab", "status": ""}),
+    ],
+)
+def test_no_nul_comes_out_of_a_query_however_it_is_written(query, found):
+    assert query_of(request("/clary/v1/jobs", query=query)) == found
 
 
 def test_numbers_that_no_browser_reads_become_null_and_texts_stay():

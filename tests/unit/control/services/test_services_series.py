@@ -225,7 +225,11 @@ async def test_get_metric_data_is_bounded(service):
 
 async def test_the_page_for_people_has_the_last_minutes_of_every_series(service):
     await service.post(0, 20)
-    service.plane.clock.advance(60)
+    service.plane.clock.advance(600)
+    page = await series_page(service.plane.services, await service.plane.job(), {})
+    created_at = (await service.plane.job()).created_at
+    assert page["since_ms"] == int(created_at.timestamp() * 1000), "not before the job began"
+    service.plane.clock.advance(300)
     page = await series_page(service.plane.services, await service.plane.job(), {})
     assert (page["until_ms"] - page["since_ms"], page["step_ms"]) == (15 * 60_000, 20_000)
     assert [one["name"] for one in page["series"]] == sorted(SERIES)
@@ -246,6 +250,12 @@ async def test_the_page_for_people_takes_a_time_a_step_and_patterns(service):
         with pytest.raises(WireError) as refused:
             await series_page(service.plane.services, await service.plane.job(), bad)
         assert refused.value.code == "ValidationException"
+
+
+async def test_the_page_for_people_knows_which_hosts_there_are(service):
+    with pytest.raises(WireError, match=r"job has no host .algo-7.; it has algo-1") as refused:
+        await series_page(service.plane.services, await service.plane.job(), {"host": "algo-7"})
+    assert (refused.value.code, refused.value.http_status) == ("NotFound", 404)
 
 
 @pytest.mark.parametrize(("span_s", "step_ms"), [(0.001, 1_000), (60, 1_000), (900, 20_000), (86_400, 1_440_000)])

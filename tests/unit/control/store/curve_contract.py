@@ -121,6 +121,24 @@ class CurveContract:
             assert {point.value for point in found["loss"]} == {value}
             await store.delete_job("j")
 
+    async def test_of_a_job_that_went_while_it_was_looked_at_nothing_is_kept(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await store.create_job(make_job("j"), {})
+        moments = [START + timedelta(seconds=number) for number in range(200)]
+        await store.add_metrics("j", [FinalMetric(name="loss", value=1.0, at=at) for at in moments])
+        extents, seen = metric_curves._extents, {}
+
+        def look(*asked: Any) -> Any:
+            seen.update(extents(*asked))
+            return seen
+
+        monkeypatch.setattr(metric_curves, "_extents", look)
+        assert len((await store.curves.curves("j", names=None, num_points=200))["loss"]) == 200  # too few to be cut
+        await store.delete_job("j")
+        assert await store.curves.curves("j", names=None, num_points=20) == {"loss": []}
+        assert store.curves._kept == {}
+
     async def test_curves_that_nobody_asked_for_lately_are_let_go(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:

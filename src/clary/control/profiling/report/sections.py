@@ -26,6 +26,7 @@ from clary.control.series.queries import Point
 
 MOST_HOSTS = 16  # with charts of their own
 MOST_RANKS = 64  # with a strip of their own
+MOST_MARKS = 40  # in a chart
 # Parts of the ledger in an order that gives work the first colour; what is not named here has the last.
 TIME_PARTS = (
     "productive",
@@ -59,6 +60,8 @@ def header(facts: ReportFacts, results: Sequence[RuleResult]) -> str:
         (str(sum(host.num_processes for host in facts.hosts)), "training processes"),
         (str(gpus) if gpus else "none", "GPUs"),
     ]
+    if facts.num_attempts > 1:
+        figures.insert(2, (str(facts.num_attempts), "attempts"))
     cells = "".join(f"<div><b>{text(value)}</b><span>{text(name)}</span></div>" for value, name in figures)
     links = (("rules", "Rules"), ("time", "Time"), ("steps", "Steps"), ("usage", "Usage"), ("hosts", "Hosts"))
     nav = "".join(f'<a href="#{name}">{title}</a>' for name, title in links)
@@ -181,15 +184,9 @@ def span_of(facts: ReportFacts, measurements: Measurements) -> Span:
     moments = [point.at_ms for points in measurements.series.values() for point in (points[0], points[-1]) if points]
     start_ms = min(moments, default=int(facts.created_at.timestamp() * MS_PER_S))
     end_ms = max(start_ms + 1, max(moments, default=0))
-    marks = []
-    if measurements.began_ms is not None:
-        ran = [
-            point.at_ms
-            for (host, name) in measurements.series
-            if name == "host/phase"
-            for point in measurements.points(host, name)
-        ]
-        marks = [measurements.began_ms, max(ran)]
+    marks = [moment for run in measurements.runs_ms.values() for moment in run]  # begin and end of each attempt
+    if len(marks) > MOST_MARKS:
+        marks = [marks[0], marks[-1]]
     return Span(start_ms=start_ms, end_ms=end_ms, marks_ms=marks)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from clary.control.profiling.measurements import Measurements
-from clary.control.profiling.quantiles import after_patience, num_rows
+from clary.control.profiling.quantiles import num_rows
 from clary.control.profiling.rule import NO_GPU, PERCENTAGE, POSITIVE, ProfilerRule, Verdict, not_judged, too_short
 from clary.control.series.queries import Point
 
@@ -23,7 +23,7 @@ class CPUBottleneck(ProfilerRule):
         threshold: percent of the rows from which it fires.
         gpu_threshold: percent of utilisation below which a GPU waits.
         cpu_threshold: percent of a host's processors above which they are busy.
-        patience: rows at the beginning that are not judged.
+        patience: rows at the beginning of each attempt that are not judged.
         scan_interval_us: microseconds from one look to the next.
     """
 
@@ -60,7 +60,7 @@ class IOBottleneck(ProfilerRule):
         threshold: percent of the rows from which it fires.
         gpu_threshold: percent of utilisation below which a GPU waits.
         io_threshold: percent of I/O wait above which disks are slow.
-        patience: rows at the beginning that are not judged.
+        patience: rows at the beginning of each attempt that are not judged.
         scan_interval_us: microseconds from one look to the next.
     """
 
@@ -101,12 +101,14 @@ def _bottleneck(
     if not gpus:
         return not_judged(NO_GPU)
     figures: dict[str, dict[str, float]] = {}
-    evidence, judged, violations, most_rows = [], 0, 0, 0
+    evidence, judged, violations, most_rows, num_late = [], 0, 0, 0, 0
     for gpu in gpus:
         points = measurements.of(gpu, "utilisation_percent")
-        most_rows = max(most_rows, num_rows(points))
+        most_rows = max([most_rows, *map(num_rows, measurements.by_attempt(points))])
         busy = {point.at_ms: point.mean for point in share_of(gpu.host)}
-        rows = [point for point in after_patience(points, patience) if point.at_ms in busy]
+        late = measurements.after_patience(points, patience)
+        num_late += len(late)
+        rows = [point for point in late if point.at_ms in busy]
         if not rows:
             continue
         both = num_rows(point for point in rows if point.mean < gpu_threshold and busy[point.at_ms] > limit)
@@ -114,6 +116,8 @@ def _bottleneck(
         judged, violations = judged + num_rows(rows), violations + both
         figures[gpu.label] = {"bottleneck_percent": round(share, 1), "datapoints": num_rows(rows)}
         evidence.append((share, f"{gpu.label}: {share:.0f} % of {num_rows(rows)} datapoints"))
+    if not evidence and num_late:
+        return not_judged(f"how busy {what} were was not measured")
     if not evidence:
         return too_short(most_rows, patience)
     worst, line = max(evidence)

@@ -30,7 +30,7 @@ class LowGPUUtilization(ProfilerRule):
         threshold_p95: percent of utilisation that the busiest rows of a window reach.
         threshold_p5: percent of utilisation that nearly all rows of a window reach.
         window: rows that are judged together.
-        patience: rows at the beginning that are not judged.
+        patience: rows at the beginning of each attempt that are not judged.
         scan_interval_us: microseconds from one look to the next.
     """
 
@@ -68,7 +68,7 @@ class BatchSize(ProfilerRule):
         gpu_threshold_p95: percent of utilisation.
         gpu_memory_threshold_p95: percent of the GPU's memory.
         window: rows that are judged together.
-        patience: rows at the beginning that are not judged.
+        patience: rows at the beginning of each attempt that are not judged.
         scan_interval_us: microseconds from one look to the next.
     """
 
@@ -113,7 +113,7 @@ class GPUMemoryIncrease(ProfilerRule):
     Args:
         increase: percent of the GPU's memory.
         window: rows that a mean is of.
-        patience: rows at the beginning that are not judged.
+        patience: rows at the beginning of each attempt that are not judged.
         scan_interval_us: microseconds from one look to the next.
     """
 
@@ -134,17 +134,20 @@ class GPUMemoryIncrease(ProfilerRule):
         evidence, figures, judged, violations, most_rows = [], {}, 0, 0, 0
         for gpu in gpus:
             points = measurements.of(gpu, "memory_percent")
-            most_rows = max(most_rows, num_rows(points))
-            means = [
-                mean_of(window)
-                for window in windows(after_patience(points, self.patience), self.window, least_points=1)
+            attempts = measurements.by_attempt(points)
+            most_rows = max([most_rows, *map(num_rows, attempts)])
+            # From one attempt to the next memory is filled anew, which is no increase.
+            means_of = [
+                [mean_of(part) for part in windows(after_patience(own, self.patience), self.window, least_points=1)]
+                for own in attempts
             ]
-            jumps = [after - before for before, after in pairwise(means)]
+            jumps = [after - before for means in means_of for before, after in pairwise(means)]
             if not jumps:
                 continue
             judged += num_rows(points)
             violations += sum(jump > self.increase for jump in jumps)
-            figures[gpu.label] = {"greatest_increase_percent": round(max(jumps), 1), "memory_percent": means[-1]}
+            last = next(means[-1] for means in reversed(means_of) if means)
+            figures[gpu.label] = {"greatest_increase_percent": round(max(jumps), 1), "memory_percent": last}
             evidence.append((max(jumps), f"{gpu.label}: memory rose by {max(0.0, max(jumps)):.1f} % at most"))
         if not evidence:
             return too_short(most_rows, self.patience)
@@ -169,7 +172,7 @@ class LoadBalancing(ProfilerRule):
 
     Args:
         threshold: share of the busier GPU's work, 0 to 1.
-        patience: rows at the beginning that are not judged.
+        patience: rows at the beginning of each attempt that are not judged.
         scan_interval_us: microseconds from one look to the next.
     """
 
@@ -189,10 +192,11 @@ class LoadBalancing(ProfilerRule):
         if len(gpus) == 1:
             return not_judged("one GPU was measured: there is nothing to balance")
         points_of = {gpu: measurements.of(gpu, "utilisation_percent") for gpu in gpus}
-        judged = {gpu: after_patience(points, self.patience) for gpu, points in points_of.items()}
+        judged = {gpu: measurements.after_patience(points, self.patience) for gpu, points in points_of.items()}
         judged = {gpu: points for gpu, points in judged.items() if points}
         if len(judged) < 2:
-            return too_short(max(num_rows(points) for points in points_of.values()), self.patience)
+            longest = (num_rows(own) for points in points_of.values() for own in measurements.by_attempt(points))
+            return too_short(max(longest, default=0), self.patience)
         histograms = {gpu: _distribution(points) for gpu, points in judged.items()}
         means = {gpu: mean_of(points) for gpu, points in judged.items()}
         worst, pair = 0.0, (next(iter(judged)), next(iter(judged)))
@@ -223,8 +227,9 @@ def _judged_windows(measurements: Measurements, speaks_against: Judged, *, windo
     evidence, figures, rows, violations, most_rows = [], {}, 0, 0, 0
     for gpu in gpus:
         points = measurements.of(gpu, "utilisation_percent")
-        most_rows = max(most_rows, num_rows(points))
-        cut = windows(after_patience(points, patience), window)
+        attempts = measurements.by_attempt(points)
+        most_rows = max([most_rows, *map(num_rows, attempts)])
+        cut = [part for own in attempts for part in windows(after_patience(own, patience), window)]
         if not cut:
             continue
         against = [words for own in cut if (words := speaks_against(gpu, own))]

@@ -83,7 +83,7 @@ class StepOutlier(ProfilerRule):
 class MaxInitializationTime(ProfilerRule):
     """The first step comes late.
 
-    Formula: minutes from the start of the program to the end of its first step > threshold.
+    Formula: minutes from the start of the program to the end of its first step > threshold, in some attempt of the job.
 
     Args:
         threshold: minutes.
@@ -99,23 +99,31 @@ class MaxInitializationTime(ProfilerRule):
 
     def judge(self, measurements: Measurements) -> Verdict:
         """Return what the rule says of the measurements so far."""
-        began_ms = measurements.began_ms
-        ranks = measurements.scopes("rank", "steps")
-        steps = [point for rank in ranks for point in measurements.of(rank, "steps")]
+        numbers = [measurements.of(rank, "steps") for rank in measurements.scopes("rank", "steps")]
         durations = [measurements.of(rank, "step_s") for rank in measurements.scopes("rank", "step_s")]
-        if began_ms is None or not (steps or any(durations)):
+        num_datapoints = sum(map(len, numbers)) + sum(map(len, durations))
+        if not measurements.runs_ms or not num_datapoints:
             return not_judged(NO_STEPS)
-        firsts = [points[0].at_ms for points in durations if points] + [
-            point.at_ms for point in steps if point.greatest > 0
-        ]
-        end_ms = min(firsts, default=measurements.until_ms)
-        minutes = max(0.0, (end_ms - began_ms) / MS_PER_S / _S_PER_MINUTE)
-        came = "the first step came" if firsts else "there was no step"
+        stepped = [point.at_ms for points in durations for point in points]
+        stepped += [point.at_ms for points in numbers for point in points if point.greatest > 0]
+        first_of: dict[int, int] = {}  # by attempt
+        for at_ms in sorted(stepped, reverse=True):
+            first_of[measurements.attempt_of(at_ms)] = at_ms
+        waits = []
+        for attempt, (began_ms, last_ms) in measurements.runs_ms.items():
+            is_past = attempt < len(measurements.breaks_ms)
+            end_ms = first_of.get(attempt, last_ms if is_past else measurements.until_ms)
+            minutes = max(0.0, (end_ms - began_ms) / MS_PER_S / _S_PER_MINUTE)
+            came = "the first step came after" if attempt in first_of else "there was no step for"
+            whose = f"attempt {attempt + 1}: " if measurements.breaks_ms else ""
+            waits.append((minutes, f"{whose}{came} {minutes:.1f} minutes"))
+        minutes, line = max(waits, key=lambda wait: wait[0])
         return Verdict(
             has_issue=minutes > self.threshold,
-            detail=f"{came} {'after' if firsts else 'for'} {minutes:.1f} minutes; the limit is {self.threshold:g}",
-            num_datapoints=len(steps) + sum(map(len, durations)),
-            num_violations=int(minutes > self.threshold),
+            detail=f"{line}; the limit is {self.threshold:g}",
+            evidence=tuple(words for _, words in waits) if len(waits) > 1 else (),
+            num_datapoints=num_datapoints,
+            num_violations=sum(wait > self.threshold for wait, _ in waits),
             figures={"job": {"initialisation_minutes": round(minutes, 2)}},
         )
 
@@ -202,7 +210,9 @@ def _steps_per_point(measurements: Measurements, rank: Scope, points: Sequence[P
     numbers = measurements.of(rank, "steps")
     if len(numbers) < 2:
         return max(1.0, num_rows(points) / len(points))
-    return max(1.0, (numbers[-1].greatest - numbers[0].least) / len(points))
+    # A program counts its own steps: each attempt from 0.
+    num_steps = sum(own[-1].greatest - own[0].least for own in measurements.by_attempt(numbers))
+    return max(1.0, num_steps / len(points))
 
 
 def _num_beyond(points: Sequence[Point], limit: float) -> int:

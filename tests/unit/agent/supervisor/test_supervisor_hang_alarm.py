@@ -1,0 +1,76 @@
+"""What becomes of a program that gets nowhere, and of one that only looks like it because it waits for GPUs."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from clary.agent.supervisor import hang_alarm
+from clary.agent.supervisor.hang_alarm import HangAlarm
+
+QUIET = "for 300 s it has computed or waited in a loop"
+
+
+class FakeWatch:
+    """Stands for the watch over a program's processes: tells what the test says."""
+
+    def __init__(self, first_pid, *, num_outputs, limit_s, on_standstill, on_progress, on_quiet=None):
+        self.on_standstill, self.on_progress, self.on_quiet = on_standstill, on_progress, on_quiet
+
+    def start(self):
+        """Begin to look."""
+
+    def close(self):
+        """End."""
+
+
+class Host:
+    """A host whose program is watched; keeps what it is told."""
+
+    def __init__(self, *, has_gpus, restart_hung=True):
+        self.said, self.told, self.dumps, self.ended = [], [], [], threading.Event()
+        plan = SimpleNamespace(hang_timeout_s=300.0, restart_hung=restart_hung)
+        self.alarm = HangAlarm(
+            plan,
+            board=SimpleNamespace(tell=lambda **facts: self.told.append(facts)),
+            log=SimpleNamespace(say=self.said.append, num_outputs=0),
+            take_dump=self.take_dump,
+            on_hung=lambda _: self.ended.set(),
+            has_gpus=has_gpus,
+        )
+        self.alarm.start(1)
+        self.watch = self.alarm._watch
+
+    def take_dump(self, words):
+        self.dumps.append(words)
+        is_known = threading.Event()
+        is_known.set()
+        return is_known
+
+
+@pytest.fixture(autouse=True)
+def no_processes(monkeypatch):
+    monkeypatch.setattr(hang_alarm, "ProgressWatch", FakeWatch)
+    monkeypatch.setattr(hang_alarm, "_OTHERS_S", 0.05)
+
+
+def test_a_host_with_gpus_is_looked_at_while_it_spins_and_nobody_is_alarmed_or_ended():
+    host = Host(has_gpus=True)
+    host.watch.on_quiet(QUIET)
+    host.alarm.close()
+    assert host.dumps == [QUIET]
+    assert QUIET in host.said[0]
+    assert host.told == []
+    assert not host.ended.wait(0.3)
+
+
+def test_a_host_without_gpus_may_compute_in_silence():
+    assert Host(has_gpus=False).watch.on_quiet is None
+
+
+def test_a_program_that_stands_still_is_looked_at_told_and_ended():
+    host = Host(has_gpus=True)
+    host.watch.on_standstill("no progress")
+    assert host.ended.wait(30.0)
+    host.alarm.close()
+    assert (host.dumps, host.told) == (["no progress"], [{"standstill": "no progress"}])

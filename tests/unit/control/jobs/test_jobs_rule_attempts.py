@@ -1,0 +1,191 @@
+"""What becomes of rules over saved tensors when an attempt ends and its job goes on."""
+
+from dataclasses import replace
+
+import pytest
+from job_script import MODEL_URI, Script, exit_of
+
+from clary.contract.agent_protocol import Failure, HostPhase, OrderKind
+from clary.contract.errors import Fault
+from clary.contract.job_rules import RuleFacts
+from clary.contract.plain import from_plain, to_plain
+from clary.contract.statuses import RuleStatus, SecondaryStatus, TrainingJobStatus
+from clary.control.jobs import events
+from clary.control.jobs.rule_evaluations import RuleKind, rows_of
+from clary.control.jobs.training_job import AttemptEnd, EndCause, RestartRule, TrainingJob
+
+RECLAIM = events.Reclaimed(reason="The spot capacity of algo-1 was reclaimed", grace_s=30.0)
+STOPPED = (exit_of(None, signal=15, killed=True),)
+STOP_ACTION = '{"name": "StopTraining"}'
+
+
+def rule(name="Loss", **parameters):
+    return {"RuleConfigurationName": name, "RuleEvaluatorImage": "i", "RuleParameters": parameters}
+
+
+def facts(status, details="", name="Loss"):
+    return RuleFacts(name=name, status=status, details=details)
+
+
+def running(*rules, **changes):
+    script = Script(**changes)
+    script.job = replace(script.job, request={"DebugRuleConfigurations": list(rules or (rule(),))})
+    return script.run()
+
+
+def run_again(script):
+    """Begin another attempt, whose agents count their reports anew."""
+    script.numbers = dict.fromkeys(script.hosts, 0)
+    return script.run()
+
+
+def told(script, *rules, phase=HostPhase.RUNNING, **others):
+    return script.report("algo-1", phase, rules=rules, **others)
+
+
+def row(script):
+    return rows_of(script.job, RuleKind.DEBUG)[0]
+
+
+def status(script):
+    return row(script)["RuleEvaluationStatus"]
+
+
+def between_attempts(*rules, said=None):
+    """A job that was reclaimed and waits; of its rules was said what is given, or that they found nothing."""
+    said = said or facts(RuleStatus.NO_ISSUES_FOUND, "12 of 12 saved steps were looked at")
+    script = running(*rules).send(RECLAIM)
+    told(script, said)
+    told(script, said, phase=HostPhase.EXITED, exits=STOPPED)
+    script.report("algo-2", HostPhase.EXITED, exits=STOPPED)
+    return script.send(events.Released())
+
+
+@pytest.mark.parametrize("last", [RuleStatus.NO_ISSUES_FOUND, RuleStatus.STOPPED])
+def test_what_a_rule_says_of_an_attempt_that_ends_is_not_said_of_the_job(last):
+    script = running().send(RECLAIM)
+    told(script, facts(last, "12 of 12 saved steps were looked at"))
+    assert status(script) == "InProgress", "while the attempt ends"
+    assert "StatusDetails" not in row(script)
+    told(script, facts(last, "12 of 12 saved steps were looked at"), phase=HostPhase.EXITED, exits=STOPPED)
+    script.report("algo-2", HostPhase.EXITED, exits=STOPPED).send(events.Released())
+    assert status(script) == "InProgress", "while the job waits for hosts"
+    run_again(script)
+    assert status(script) == "InProgress", "before the second attempt has told anything"
+    told(script, facts(RuleStatus.IN_PROGRESS))
+    assert status(script) == "InProgress"
+    told(script, facts(RuleStatus.NO_ISSUES_FOUND, "30 of 30"))
+    assert (status(script), row(script)["StatusDetails"]) == ("NoIssuesFound", "30 of 30")
+
+
+def test_a_job_that_ends_while_it_waits_for_another_attempt_says_what_rules_had_seen():
+    script = between_attempts().send(events.StopWanted(cause=EndCause.STOP_REQUESTED, grace_s=0))
+    assert script.job.status is TrainingJobStatus.STOPPED
+    assert (status(script), row(script)["StatusDetails"]) == ("NoIssuesFound", "12 of 12 saved steps were looked at")
+
+
+def test_an_error_of_a_rule_is_shown_until_the_next_attempt_begins_it_anew():
+    script = between_attempts(said=facts(RuleStatus.ERROR, "KeyError: 'x'"))
+    assert status(script) == "Error"
+    told(run_again(script), facts(RuleStatus.IN_PROGRESS))
+    assert status(script) == "InProgress"
+
+
+def test_a_finding_outlives_its_attempt_whatever_later_ones_say():
+    script = between_attempts(said=facts(RuleStatus.ISSUES_FOUND, "step 3: bad"))
+    assert status(script) == "IssuesFound"
+    run_again(script)
+    told(script, facts(RuleStatus.IN_PROGRESS))
+    told(script, facts(RuleStatus.NO_ISSUES_FOUND))
+    assert (status(script), row(script)["StatusDetails"]) == ("IssuesFound", "step 3: bad")
+
+
+def test_a_program_that_had_finished_before_its_capacity_was_taken_keeps_what_its_rules_said():
+    script = running().report("algo-2", HostPhase.EXITED, exits=(exit_of(0),)).send(RECLAIM)
+    seen = facts(RuleStatus.NO_ISSUES_FOUND, "all")
+    told(script, seen, phase=HostPhase.EXITED, exits=(exit_of(0),))
+    assert status(script) == "NoIssuesFound"
+    script.report("algo-2", HostPhase.DONE, exits=(exit_of(0),))
+    told(script, seen, phase=HostPhase.DONE, exits=(exit_of(0),), uploaded=(MODEL_URI,))
+    assert script.job.status is TrainingJobStatus.COMPLETED
+    assert status(script) == "NoIssuesFound"
+
+
+def test_late_facts_of_an_attempt_that_is_on_record_change_nothing():
+    script = between_attempts()
+    before = script.job
+    assert told(script, facts(RuleStatus.ISSUES_FOUND, "late")).job is before
+
+
+def test_a_finding_at_the_end_of_an_attempt_stops_the_job_and_spares_it_the_next_one():
+    script = running(rule(action_json=STOP_ACTION)).send(RECLAIM).all(HostPhase.EXITED, exits=STOPPED)
+    assert script.job.is_leaving
+    told(script, facts(RuleStatus.ISSUES_FOUND, "step 3: bad"), phase=HostPhase.EXITED, exits=STOPPED)
+    assert script.job.status is TrainingJobStatus.STOPPING
+    assert {script.order(host) for host in script.hosts} == {OrderKind.RELEASE}
+    script.all(HostPhase.RELEASED, exits=STOPPED).send(events.Released())
+    assert script.job.status is TrainingJobStatus.STOPPED
+    assert script.job.secondary_status is SecondaryStatus.STOPPED
+    assert script.job.transitions[-1].message.endswith("its action is to stop the training: step 3: bad")
+    assert (script.job.attempt, script.job.end_cause) == (1, EndCause.RULE)
+    assert script.ask().job.attempt == 1, "no other attempt begins"
+
+
+def test_a_finding_before_a_host_is_lost_stops_the_job_and_not_the_retry_of_it():
+    script = running(rule(action_json=STOP_ACTION), restart_rule=RestartRule(max_restarts=3))
+    told(script, facts(RuleStatus.ISSUES_FOUND, "step 3: bad"))
+    assert script.job.end_cause is EndCause.RULE
+    script.send(events.HostLost(host="algo-2", why="algo-2 was lost: silent"))
+    script.report("algo-1", HostPhase.EXITED, exits=STOPPED).report("algo-1", HostPhase.DONE, exits=STOPPED)
+    assert script.job.status is TrainingJobStatus.STOPPED
+    assert script.job.past_attempts == ()
+
+
+def test_a_finding_at_the_end_of_a_program_that_had_finished_stops_nothing():
+    script = running(rule(action_json=STOP_ACTION)).report("algo-2", HostPhase.EXITED, exits=(exit_of(0),))
+    script.send(RECLAIM)
+    told(script, facts(RuleStatus.ISSUES_FOUND, "late"), phase=HostPhase.EXITED, exits=(exit_of(0),))
+    assert script.job.end_cause is EndCause.SUCCESS
+    assert script.job.status is TrainingJobStatus.IN_PROGRESS
+
+
+def test_a_past_attempt_remembers_what_its_hosts_were_and_older_ones_forget_it():
+    hosts = [
+        {
+            "name": name,
+            "instance_type": "ml.m5.large",
+            "processes_per_host": 1,
+            "resources": {"num_cpus": 2.0, "gpu_indices": []},
+            "address": "10.0.0.1",
+        }
+        for name in ("algo-1", "algo-2")
+    ]
+    script = running()
+    for _ in range(2):
+        script.job = replace(script.job, plan={**script.job.plan, "hosts": hosts})
+        script.send(RECLAIM).all(HostPhase.EXITED, exits=STOPPED).send(events.Released())
+        last = script.job.past_attempts[-1]
+        assert last.kind is AttemptEnd.RECLAIMED
+        assert last.planned_hosts == tuple({key: host[key] for key in host if key != "address"} for host in hosts)
+        assert from_plain(TrainingJob, to_plain(script.job)) == script.job
+        run_again(script)
+    assert [bool(past.planned_hosts) for past in script.job.past_attempts] == [False, True]
+
+
+def test_what_a_rule_says_of_a_failure_that_may_be_tried_again_is_said_once_that_is_decided():
+    script = running(restart_rule=RestartRule(max_restarts=1))
+    seen = facts(RuleStatus.NO_ISSUES_FOUND, "all")
+    failure = Failure(fault=Fault.INFRASTRUCTURE.value, message="the link is gone", retryable=True)
+    told(script, seen, failure=failure, exits=(exit_of(1),))
+    assert script.job.end_cause is EndCause.FAILURE
+    assert status(script) == "InProgress"
+    told(script, seen, phase=HostPhase.EXITED, failure=failure, exits=(exit_of(1),))
+    script.report("algo-2", HostPhase.EXITED, exits=STOPPED)
+    assert script.job.ending.kind is AttemptEnd.RESTARTED
+    assert status(script) == "InProgress"
+    last = running()  # nobody tries this one again
+    failure = Failure(fault=Fault.ALGORITHM.value, message="a bug", exit_code=1)
+    told(last, seen, phase=HostPhase.EXITED, failure=failure, exits=(exit_of(1),))
+    last.report("algo-2", HostPhase.EXITED, exits=STOPPED)
+    assert last.order("algo-2") is OrderKind.UPLOAD
+    assert status(last) == "NoIssuesFound"
