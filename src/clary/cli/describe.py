@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,7 +11,7 @@ from clary.cli.connection import connect
 from clary.cli.ledger_words import ledger_lines
 from clary.cli.pools import pool_line
 from clary.cli.stragglers import verdict_lines
-from clary.cli.tables import clock_time, duration, table, visible
+from clary.cli.tables import clock_time, duration, json_text, table, visible
 from clary.cli.training_words import progress_text
 
 
@@ -29,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the job for a person, or as JSON."""
     facts = connect().job_page(options.job)
     if options.json:
-        print(json.dumps(facts, indent=2))
+        print(json_text(facts))
     else:
         print(why(facts) if options.why else describe(facts))
     return 0
@@ -47,7 +46,7 @@ def why(facts: dict[str, Any]) -> str:
             where += f", rank {cause['rank']}"
         advice = "can help: nothing of the job has to change" if cause["is_retryable"] else "will not help as it stands"
         lines += [
-            f"  {'failure':<10}{facts['failure_reason']}",
+            f"  {'failure':<10}{_harmless(facts['failure_reason'])}",
             f"  {'where':<10}{where}",
             f"  {'verdict':<10}{cause['verdict'] or 'none'}",
             f"  {'retry':<10}{advice}",
@@ -62,7 +61,7 @@ def why(facts: dict[str, Any]) -> str:
 def describe(facts: dict[str, Any]) -> str:
     """Return the text that `clary describe` prints."""
     lines = [f"{facts['name']}  {facts['status']} ({facts['secondary_status']})"]
-    lines += [f"  {label:<10}{facts[key]}" for label, key in LABELS if facts.get(key)]
+    lines += [f"  {label:<10}{_harmless(facts[key])}" for label, key in LABELS if facts.get(key)]
     if facts.get("progress"):
         lines.append(f"  {'progress':<10}{progress_text(facts['progress'])}")
     if facts.get("metrics"):
@@ -108,14 +107,16 @@ def describe(facts: dict[str, Any]) -> str:
         lines += ["", "rules", table(("  RULE", "LOOKS AT", "STATUS", "WHAT IT SAYS"), rule_rows)]
     if facts.get("ledger"):
         lines += ["", "time and money", *[f"  {line}" for line in ledger_lines(facts["ledger"])]]
-    alarms = [f"  - {host['name']}: {host['standstill']}" for host in facts["hosts"] if host.get("standstill")]
+    alarms = [
+        f"  - {host['name']}: {_harmless(host['standstill'])}" for host in facts["hosts"] if host.get("standstill")
+    ]
     if alarms:
         lines += ["", "alarms", *alarms]
     if (facts.get("stragglers") or {}).get("is_found"):
         lines += ["", "stragglers", *[f"  {line}" for line in verdict_lines(facts["stragglers"])]]
     for label, key in (("warnings", "warnings"), ("not isolated", "not_isolated")):
         if facts.get(key):
-            lines += ["", label, *[f"  - {text}" for text in facts[key]]]
+            lines += ["", label, *[f"  - {_harmless(text)}" for text in facts[key]]]
     return "\n".join(lines)
 
 
@@ -127,6 +128,11 @@ LABELS = (
     ("model", "model_artifacts_uri"),
     ("arn", "arn"),
 )
+
+
+def _harmless(text: str) -> str:
+    """Return what a program may have said, as its lines: with control characters spelled out."""
+    return "\n".join(visible(line) for line in text.split("\n"))
 
 
 def _time(text: str) -> datetime:

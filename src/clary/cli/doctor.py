@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
         *[Finding("left behind", text, is_problem=True) for text in _store_leftovers(settings, folder)],
         *[Finding("shared memory", text) for text in asyncio.run(engine.unclaimed_memory())],
         Finding("emulated", "instance types are names here: hosts share this machine's CPUs, memory and GPUs"),
-        Finding("not here", "FastFile streaming, profiler, tuning"),
+        Finding("not here", "FastFile streaming, tuning"),
     ]
     width = max(len(finding.name) for finding in findings)
     for finding in findings:

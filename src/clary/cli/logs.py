@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from clary.cli.connection import Connection, connect
+from clary.cli.health_words import has_colours
 from clary.cli.moments import moment_ms
 from clary.cli.training_words import progress_text
 from clary.contract.errors import ClaryError, Fault
@@ -126,7 +127,7 @@ def _page(connection: Connection, options: argparse.Namespace, tokens: dict[str,
 
 def _text(line: dict[str, Any], options: argparse.Namespace) -> str:
     prefix = line["host"]
-    if sys.stdout.isatty():
+    if has_colours(sys.stdout):
         colour = COLOURS[(int(line["host"].rpartition("-")[2]) - 1) % len(COLOURS)]
         prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
     if options.timestamps:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clary.cli.tables import duration, table
+from clary.cli.tables import duration, table, visible
 
 SPARKS = "".join(chr(0x2581 + height) for height in range(8))
 SPARK_WIDTH = 16
@@ -24,12 +24,19 @@ At, Least, Greatest, Mean, Count, Last = range(6)  # places in a point
 Points = Sequence[Sequence[float]]
 
 
-def metrics_text(page: Mapping[str, Any], *, lines: bool) -> str:
-    """Return the table of a page of series; `lines` adds spark lines."""
+def metrics_text(page: Mapping[str, Any], *, lines: bool, names: str | None = None) -> str:
+    """Return the table of a page of series.
+
+    Args:
+        lines: whether spark lines are added.
+        names: patterns that somebody asked for; None where nobody did.
+    """
     span_s = (page["until_ms"] - page["since_ms"]) / MS_PER_S
     head = f"{page['job']}  {page['status']}, {duration(page['age_s'])}"
     if not page["series"]:
-        return f"{head}\nno host has measured anything in these {duration(span_s)}"
+        what = "anything" if names is None else f"anything called {visible(names)}"
+        hint = "" if names is None else "; --names '*' shows all that is measured"
+        return f"{head}\nno host has measured {what} in these {duration(span_s)}{hint}"
     header = ["HOST", "METRIC", "LAST", "MEAN", "MAX"] + ([f"LAST {duration(span_s).upper()}"] if lines else [])
     rows = []
     for one in sorted(page["series"], key=_order):
@@ -69,7 +76,9 @@ def unit_of(name: str) -> str:
 
 
 def shown(number: float, unit: str) -> str:
-    """Return a number with its unit: `182 %`, `3.1 GB`, `41 MB/s`."""
+    """Return a number with its unit: `182 %`, `3.1 GB`, `41 MB/s`, `4.2 ms`."""
+    if unit == "s" and 0 < abs(number) < 1:  # parts of a step
+        number, unit = number * MS_PER_S, "ms"
     if unit in ("B", "B/s"):
         step = 0
         while abs(number) >= FACTOR and step < len(BYTE_UNITS) - 1:

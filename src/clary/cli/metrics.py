@@ -54,6 +54,8 @@ def run(options: argparse.Namespace) -> int:
     if options.job is None:
         raise ClaryError("expected the name of a job: clary metrics JOB", fault=Fault.USER)
     if options.training:
+        if options.host is not None or options.names is not None or options.since is not None:
+            raise ClaryError("--training shows the whole job: leave out --host, --names and --since", fault=Fault.USER)
         page = connection.job_page(options.job, "training")
         print(json.dumps(page, indent=2) if options.json else training_text(page))
         return 0
@@ -67,7 +69,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(page, indent=2))
         return 0
-    print(metrics_text(page, lines=draws_lines(sys.stdout)))
+    asked = None if options.names == ALL else options.names
+    print(metrics_text(page, lines=draws_lines(sys.stdout), names=asked))
     return 0
 
 

@@ -26,6 +26,8 @@ def profile_text(page: Mapping[str, Any]) -> str:
         lines += _skew_lines(summary.get("skew") or {})
         lines += _top_lines(ranks)
     failed = [rank for rank in summary.get("ranks") or () if "compute_share" not in rank]
+    if not page.get("is_over", True):
+        lines += ["", f"it is being taken: {states_text(page.get('states') or ())}"]
     lines += [""] if failed or summary.get("errors") or page.get("ended") else []
     lines += [f"rank {rank['rank']} ({rank['host']}) has no trace: {printable(_why(rank))}" for rank in failed]
     lines += [f"note: rank {rank['rank']}: {printable(rank['words'])}" for rank in ranks if rank.get("words")]

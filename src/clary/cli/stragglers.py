@@ -11,6 +11,7 @@ from clary.cli.connection import connect
 from clary.cli.tables import duration, table
 
 _MS_PER_S = 1000
+_SHORT_S = 0.1  # steps that are shorter are shown in milliseconds
 _COLUMNS = (
     ("STEP", "step_s"),
     ("DATA", "data_wait_s"),
@@ -40,11 +41,15 @@ def run(options: argparse.Namespace) -> int:
 def stragglers_text(page: Mapping[str, Any]) -> str:
     """Return the table with the verdict below."""
     span_s = (page["until_ms"] - page["since_ms"]) / _MS_PER_S
-    lines = [f"{page['job']}  {page['status']}, seconds of a step, medians of {duration(span_s)}"]
+    is_short = max((rank["step_s"] for rank in page["ranks"]), default=1.0) < _SHORT_S
+    unit, factor, places = ("milliseconds", _MS_PER_S, 1) if is_short else ("seconds", 1, 3)
+    head = f"{page['job']}  {page['status']}"
+    lines = [f"{head}, {unit} of a step, medians of {duration(span_s)}" if page["ranks"] else head]
     if page["ranks"]:
         header = ["HOST", "RANK", *[title for title, _ in _COLUMNS]]
         rows = [
-            [rank["host"], str(rank["rank"]), *[f"{rank[name]:.3f}" for _, name in _COLUMNS]] for rank in page["ranks"]
+            [rank["host"], str(rank["rank"]), *[f"{rank[name] * factor:.{places}f}" for _, name in _COLUMNS]]
+            for rank in page["ranks"]
         ]
         lines += ["", table(header, rows)]
     return "\n".join([*lines, "", *verdict_lines(page["verdict"])])

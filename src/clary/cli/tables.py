@@ -1,9 +1,11 @@
-"""Columns and durations for people."""
+"""Columns, durations and JSON for people and their pipes."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 SECONDS_PER_MINUTE = 60
 SECONDS_PER_HOUR = 3600
@@ -40,3 +42,8 @@ def duration(seconds: float) -> str:
 def clock_time(moment: datetime) -> str:
     """Return a local time of day with its date."""
     return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def json_text(document: Any) -> str:
+    """Return a document as JSON with indents; null for numbers that are not finite, which no JSON has a word for."""
+    return json.dumps(json.loads(json.dumps(document), parse_constant=lambda _name: None), indent=2)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import curses
-import json
 import sys
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from clary.cli.checkpoint_words import count
 from clary.cli.connection import Connection, connect
-from clary.cli.tables import table
+from clary.cli.tables import json_text, table
 from clary.cli.top_words import HEADER, SERIES, JobRow, job_row, moved, rows_with_hosts, screen
 from clary.contract.errors import ClaryError, WireError
 
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     """Print once, or draw until q."""
     connection = connect()
     if options.json:
-        print(json.dumps([row.facts for row in read_rows(connection)], indent=2))
+        print(json_text([row.facts for row in read_rows(connection)]))
     elif options.once or not (sys.stdout.isatty() and sys.stdin.isatty()):
         print(plain(read_rows(connection)))
     else:
@@ -112,7 +112,7 @@ def watch(window: Screen, read: Callable[[], list[JobRow]], *, clock: Callable[[
         if clock() >= next_read_s:
             try:
                 rows = read()
-                head = f"{len(rows)} jobs   j/k choose, Enter hosts, q quit"
+                head = f"{count(len(rows), 'job')}   j/k choose, Enter hosts, q quit"
             except ClaryError as error:
                 head = error.message
             next_read_s = clock() + REFRESH_S

@@ -12,6 +12,8 @@ from clary.cli.tables import duration, table
 HEADER = ("NAME", "STATUS", "PHASE", "AGE", "PROGRESS", "CPU", "MEMORY", "GPU", "LAST METRIC", "RESTARTS", "WAITS FOR")
 HOST_INDENT = "  "
 NOTHING = "-"
+SAYS_NOTHING = ("", NOTHING, "0")
+SAID_BY_PHASE = "STATUS"
 WORD_LIMIT = 60  # characters of a reason in a row
 CPU, MEMORY, GPU = "host/cpu_percent", "host/memory_bytes", "utilisation_percent"
 SERIES = "host/cpu_percent,host/memory_bytes,gpu-*/utilisation_percent"
@@ -107,7 +109,7 @@ def screen(
         head: first line.
     """
     lines = rows_with_hosts(rows, opened=opened)
-    text = table(HEADER, [cells for cells, _ in lines]).split("\n") if lines else ["no job runs or waits"]
+    text = _fitting([cells for cells, _ in lines], width) if lines else ["no job runs or waits"]
     owners = [owner for _, owner in lines]
     room = max(1, height - 2)
     first = next((index for index, owner in enumerate(owners) if owner == chosen), 0)
@@ -115,6 +117,19 @@ def screen(
     seen = range(start, min(len(owners), start + room))
     shown_lines = [(head, False), (text[0], False), *((text[index + 1], owners[index] == chosen) for index in seen)]
     return [(line[:width], is_chosen) for line, is_chosen in shown_lines[:height]]
+
+
+def _fitting(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
+    """Return the lines of a table; where it is too wide, without columns that say nothing, then without the status."""
+    columns = list(range(len(HEADER)))
+    empty = {column for column in columns if all(row[column] in SAYS_NOTHING for row in rows)}
+    for left_out in (set[int](), empty, empty | {HEADER.index(SAID_BY_PHASE)}):
+        shown_columns = [column for column in columns if column not in left_out]
+        cells = [[row[column] for column in shown_columns] for row in rows]
+        lines = table([HEADER[column] for column in shown_columns], cells).split("\n")
+        if max(map(len, lines)) <= width:
+            break
+    return lines
 
 
 def rows_with_hosts(rows: Sequence[JobRow], *, opened: frozenset[str]) -> list[tuple[tuple[str, ...], str]]:

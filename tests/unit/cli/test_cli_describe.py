@@ -1,6 +1,12 @@
 """`clary describe --why`: what failed, where, whether to try again, and the rows of the timeline."""
 
-from clary.cli.describe import why
+import json
+
+import pytest
+
+from clary.cli import describe as describe_command
+from clary.cli.describe import describe, why
+from clary.cli.main import main
 
 
 def facts(*, cause=None, timeline=(), **members):
@@ -64,3 +70,34 @@ def test_rows_tell_time_to_the_millisecond_kind_place_and_words():
     assert rows[1][1:] == ["status", "-", "Starting:", "begins"]
     assert rows[2] == [rows[2][0], "cause", "algo-2,", "rank", "3", "rank", "3:", "KeyError:", "'label'"]
     assert rows[2][0].endswith(":02.250")
+
+
+def described(**members):
+    return facts(transitions=[], hosts=[], metrics=[{"name": "loss", "value": float("nan")}], **members)
+
+
+def test_what_a_program_says_reaches_no_terminal_as_its_codes():
+    said = described(warnings=["algo-1: \033[2J"])
+    said["failure_reason"] = "AlgorithmError: ValueError: \033]0;owned\007\nsecond line"
+    for text in (describe(said), why({**said, "cause": cause()})):
+        assert "\033" not in text
+        assert "\\x1b]0;owned\\x07\nsecond line" in text
+    assert "  - algo-1: \\x1b[2J" in describe(said)
+
+
+def test_a_loss_that_is_no_number_is_null_in_json_and_nan_for_people(monkeypatch, capsys):
+    class FakeConnection:
+        """Answers with one job."""
+
+        def job_page(self, name):
+            return described()
+
+    monkeypatch.setattr(describe_command, "connect", FakeConnection)
+    assert main(["describe", "job", "--json"]) == 0
+
+    def refuse(name):
+        pytest.fail(f"{name} is no JSON")
+
+    assert json.loads(capsys.readouterr().out, parse_constant=refuse)["metrics"] == [{"name": "loss", "value": None}]
+    assert main(["describe", "job"]) == 0
+    assert "loss=nan" in capsys.readouterr().out

@@ -110,3 +110,14 @@ def test_a_stretch_of_time_that_ends_before_it_begins_is_refused(asked, capsys):
     assert main(["logs", "x", "--since", "1h", "--until", "2h"]) == 2
     assert capsys.readouterr().err == "clary: --since must be a time before --until\n"
     assert asked == []
+
+
+@pytest.mark.parametrize(("no_colour", "is_painted"), [("", True), ("1", False)])
+def test_hosts_are_painted_on_a_terminal_whose_user_has_nothing_against_colours(
+    asked, monkeypatch, capsys, no_colour, is_painted
+):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", no_colour)
+    monkeypatch.setattr(logs.sys.stdout, "isatty", lambda: True)
+    assert main(["logs", "job"]) == 0
+    assert ("\x1b[" in capsys.readouterr().out) is is_painted

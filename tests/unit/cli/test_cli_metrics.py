@@ -65,6 +65,9 @@ def command(monkeypatch, answer, *arguments):
         (66.0, "gpu-0/temperature_c", "66 C"),
         (24.0, "rank-0/num_threads", "24"),
         (12.5, "step/forward_ms", "12 ms"),
+        (1.52, "rank-0/step_s", "1.5 s"),
+        (0.0042, "rank-0/forward_s", "4.2 ms"),
+        (0.0, "rank-0/data_wait_s", "0 s"),
         (5e18, "host/memory_bytes", "5000 PB"),
     ],
 )
@@ -141,6 +144,21 @@ def test_what_is_missing_is_told():
     text = metrics_text(page(series("host/x", 1), num_dropped=7, damaged=["block 3 is damaged"]), lines=False)
     assert "7 rows were given up" in text
     assert text.endswith("block 3 is damaged")
+
+
+def test_names_that_nothing_has_are_said_with_what_shows_all(monkeypatch, capsys):
+    assert command(monkeypatch, page(), "demo", "--names", "cpu")[0] == 0
+    assert capsys.readouterr().out.splitlines()[1] == (
+        "no host has measured anything called cpu in these 16m 00s; --names '*' shows all that is measured"
+    )
+    command(monkeypatch, page(), "demo", "--names", "*")
+    assert "called" not in capsys.readouterr().out
+
+
+def test_what_a_training_says_is_of_the_whole_job(monkeypatch, capsys):
+    code, fake = command(monkeypatch, {}, "demo", "--training", "--host", "algo-2")
+    assert (code, fake.asked) == (2, [])
+    assert "leave out --host" in capsys.readouterr().err
 
 
 def test_a_point_that_no_json_holds_is_passed_over():

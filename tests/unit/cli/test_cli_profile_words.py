@@ -92,3 +92,10 @@ def test_progress_counts_ranks_by_state():
     assert states_text([]) == "asked for"
     states = [{"state": "recording", "step": 41}, {"state": "recording", "step": 40}, {"state": "waiting", "step": 0}]
     assert states_text(states) == "2 recording, 1 waiting (step 41)"
+
+
+def test_one_that_is_being_taken_says_how_far_it_is():
+    states = [{"state": "recording", "step": 41}, {"state": "waiting", "step": 0}]
+    taken = {**page(), "summary": None, "is_over": False, "states": states}
+    assert profile_text(taken).splitlines()[2] == "it is being taken: 1 recording, 1 waiting (step 41)"
+    assert "being taken" not in profile_text({**page(rank(0)), "is_over": True})

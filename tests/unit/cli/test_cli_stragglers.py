@@ -39,5 +39,12 @@ def test_the_table_shows_each_rank_and_the_verdict_stands_below_with_its_evidenc
 def test_a_job_without_steps_has_no_table():
     verdict = {**VERDICT, "text": "too few steps are known", "evidence": [], "confidence": ""}
     lines = stragglers_text({**PAGE, "ranks": [], "verdict": verdict}).splitlines()
-    assert lines[1:] == ["", "too few steps are known"]
+    assert lines == ["demo  InProgress", "", "too few steps are known"]
     assert verdict_lines(verdict) == ["too few steps are known"]
+
+
+def test_short_steps_are_shown_in_milliseconds():
+    rank = {name: value / 100 if name.endswith("_s") else value for name, value in RANK.items()}
+    lines = stragglers_text({**PAGE, "ranks": [rank]}).splitlines()
+    assert lines[0] == "demo  InProgress, milliseconds of a step, medians of 2m 00s"
+    assert lines[3].split() == ["algo-1", "0", "5.0", "0.1", "1.0", "2.0", "1.5", "0.3", "0.1"]

@@ -191,6 +191,7 @@ def test_a_job_that_is_gone_leaves_the_choice_on_another():
 
     top.watch(window, read, clock=lambda: next(times))
     assert window.chosen(-1) == ["job-0"]
+    assert [frame[0][0].split("   ")[0] for frame in window.frames] == ["2 jobs", "1 job", "1 job"]
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 5), (3, 20)])
@@ -294,3 +295,36 @@ def test_nothing_that_runs_is_said(monkeypatch, capsys):
     monkeypatch.setattr(FakeConnection, "call", lambda *_: {"TrainingJobSummaries": []})
     top.run(top.argparse.Namespace(json=False, once=True))
     assert capsys.readouterr().out == "no job runs or waits\n"
+
+
+def test_a_screen_of_eighty_columns_leaves_out_what_says_nothing_and_shows_the_rest():
+    running = facts(progress={"percent": 56.0, "eta_s": 40.4, "done": 1, "unit": "steps"})
+    running["hosts"] = running["hosts"][:1]
+    rows = [job_row(running, series(of={("algo-1", "host/cpu_percent"): 182.0, ("algo-1", "host/memory_bytes"): 1e9}))]
+    head, line, host = (
+        text for text, _ in screen(rows, opened=frozenset(["job"]), chosen="job", width=80, height=9, head="")[1:]
+    )
+    assert head.split() == ["NAME", "PHASE", "AGE", "PROGRESS", "CPU", "MEMORY", "LAST", "METRIC"]
+    assert line.split() == [
+        "job",
+        "Training",
+        "1m",
+        "15s",
+        "56",
+        "%,",
+        "40.4",
+        "s",
+        "left",
+        "182",
+        "%",
+        "1",
+        "GB",
+        "loss=0.1235",
+    ]
+    assert host.split() == ["algo-1", "RUNNING", "182", "%", "1", "GB"]
+    wide = screen(rows, opened=frozenset(), chosen="job", width=200, height=9, head="")
+    assert wide[1][0].split("  ")[0] == "NAME"
+    assert wide[1][0].endswith("WAITS FOR")
+    waiting = job_row(facts(hosts=[], metrics=[], pending_reason="0 of 2 hosts are free"), {})
+    narrow = screen([waiting], opened=frozenset(), chosen="job", width=80, height=9, head="")
+    assert narrow[2][0].endswith("0 of 2 hosts are free")
