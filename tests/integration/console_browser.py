@@ -1,13 +1,12 @@
 """Chromium for tests of the console: signed in, and what goes wrong in a page or leaves the host is written down."""
 
-import contextlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 CHROMIUM = Path("/usr/bin/chromium")
 ARGUMENTS = [
@@ -104,18 +103,9 @@ def launch(playwright):
     return playwright.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
 
 
-@contextlib.contextmanager
-def browser_of_module(owners):
-    """Keep a browser while a module's tests run; it starts and ends processes as it likes, which `owners` are told."""
-    texts = ("chromium", "playwright/driver")
-    for text in texts:
-        owners.excuse(text, "the browser of a module starts and ends processes as it likes")
-    with sync_playwright() as playwright:
-        chromium = Browser(playwright)
-        yield chromium
-        chromium.close()
-    for text in texts:
-        owners.withdraw(text)
+def open_job(page, console, name, tab=""):
+    page.goto(f"{console.url}/console/jobs/{name}{tab and f'/{tab}'}")
+    expect(page.get_by_role("heading", name=name, level=1)).to_be_visible()
 
 
 def keep_screenshot(page, name, *, is_whole=False):
@@ -127,14 +117,3 @@ def keep_screenshot(page, name, *, is_whole=False):
 def width_of(page):
     """Return how wide the document is; wider than its window means that it scrolls sideways."""
     return page.evaluate("document.documentElement.scrollWidth")
-
-
-__all__ = [
-    "PHONE",
-    "Browser",
-    "Console",
-    "browser_of_module",
-    "keep_screenshot",
-    "sync_playwright",
-    "width_of",
-]

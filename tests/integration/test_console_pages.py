@@ -4,11 +4,12 @@ import re
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
-from console_browser import PHONE, Console, browser_of_module, keep_screenshot, width_of
+from console_browser import PHONE, keep_screenshot, open_job, width_of
 from playwright.sync_api import expect
 from running_service import start_service
 from test_clients_boto3 import Clients, job_request, unique, wait
 
+pytest_plugins = ["console_fixtures"]
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
 
 LEARNS = 'for i in $(seq 10 30); do echo "step $i/30 loss=0.$((90 - i)) accuracy=0.$i"; sleep 0.1; done'
@@ -67,37 +68,36 @@ def jobs(own_service):
     return Jobs(own_service)
 
 
-@pytest.fixture(scope="module")
-def browser(leftover_owners):
-    """Chromium; it starts a process for every page."""
-    with browser_of_module(leftover_owners) as chromium:
-        yield chromium
+class ManyJobs:
+    """The list of a service with thousands of jobs, called by how many are older: so a place says which belongs there.
 
+    With each look at the first page there is one more, if the list `grows`.
+    """
 
-@pytest.fixture
-def console(browser, own_service):
-    """The console, whose pages must have stayed calm at the end of a test."""
-    opened = Console(browser, own_service)
-    yield opened
-    opened.assert_calm()
+    def __init__(self, page, total, *, grows=False):
+        self.asked = []  # places from which pages behind the first were asked for
+        self._total = total
+        self._grows = grows
+        self._answer = None  # of the service
+        page.route("**/clary/v1/jobs?**", self._fulfil)
 
-
-@pytest.fixture
-def page(console):
-    """A page of somebody who is signed in."""
-    context = console.context()
-    yield context.new_page()
-    context.close()
+    def _fulfil(self, route):
+        query = dict(parse_qsl(urlsplit(route.request.url).query))
+        if "after" not in query:
+            self._answer = self._answer or route.fetch().json()
+            self._total += self._grows
+        first = int(query.get("after", self._total)) - int(query.get("skip", 0))
+        last = max(0, first - int(query["limit"]))
+        if "after" in query:
+            self.asked.append(self._total - first)
+        model = self._answer["jobs"][0] | {"status": "Completed", "secondary_status": "Completed"}
+        jobs = [{**model, "name": f"job-{number}"} for number in range(first - 1, last - 1, -1)]
+        route.fulfill(json={**self._answer, "jobs": jobs, "total": self._total, "next": str(last) if last else None})
 
 
 def open_jobs(page, console):
     page.goto(f"{console.url}/console/jobs")
     expect(page.get_by_role("table", name="Jobs")).not_to_have_attribute("aria-busy", "true")
-
-
-def open_job(page, console, name, tab=""):
-    page.goto(f"{console.url}/console/jobs/{name}{tab and f'/{tab}'}")
-    expect(page.get_by_role("heading", name=name, level=1)).to_be_visible()
 
 
 def row_of(page, name):
@@ -264,6 +264,28 @@ def test_numbers_of_any_size_have_an_end_of_ticks(page, console, jobs):
         assert found <= 100, ticks
 
 
+def test_a_chart_that_was_hidden_shows_what_came_meanwhile(page, console, jobs):
+    open_jobs(page, console)
+    page.evaluate(
+        """async () => {
+          const { LineChart } = await import("/console/charts/line_chart.js");
+          const { SharedTime } = await import("/console/charts/shared_time.js");
+          const lines = (...keys) => keys.map((key) => ({ key, label: key, colour: 1, points: [[0, 1], [1, 2]] }));
+          const drawn = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+          const chart = new LineChart({ title: "own", shared: new SharedTime() });
+          document.querySelector("main").append(chart.element);
+          chart.setLines(lines("a"));
+          await drawn();
+          chart.element.hidden = true;
+          await drawn();
+          chart.setLines(lines("a", "b"));
+          await drawn();
+          chart.element.hidden = false;
+        }"""
+    )
+    expect(page.get_by_role("img", name="own: chart of 2 lines")).to_be_visible()
+
+
 def test_stacks_are_taken_and_grouped(page, console, jobs):
     open_job(page, console, jobs.live, "stacks")
     page.get_by_role("button", name="Take stacks now").click()
@@ -374,30 +396,12 @@ def test_jobs_that_do_not_come_while_one_scrolls_are_asked_for_again_but_not_at_
 
 
 def test_who_scrolls_far_gets_the_jobs_in_sight_and_not_all_between(page, console, jobs):
-    """Nine thousand jobs, of which a new one comes each time that the first page is asked for."""
-    firsts = []  # answers of the service
-    places = []  # of the pages that were asked for behind the first
-
-    def answer(route):
-        query = dict(parse_qsl(urlsplit(route.request.url).query))
-        if "after" not in query:
-            firsts.append(route.fetch().json())
-        # Jobs are called by how many are older, so that a place in the list says which belongs there.
-        total = 9000 + len(firsts)
-        first = int(query.get("after", total)) - int(query.get("skip", 0))
-        last = max(0, first - int(query["limit"]))
-        if "after" in query:
-            places.append(first)
-        model = firsts[0]["jobs"][0] | {"status": "Completed", "secondary_status": "Completed"}
-        many = [{**model, "name": f"job-{number}"} for number in range(first - 1, last - 1, -1)]
-        route.fulfill(json={**firsts[0], "jobs": many, "total": total, "next": str(last) if last else None})
-
-    page.route("**/clary/v1/jobs?**", answer)
+    many = ManyJobs(page, 9000, grows=True)
     open_jobs(page, console)
     page.evaluate("window.scrollTo(0, document.documentElement.scrollHeight)")
     expect(page.get_by_role("link", name="job-0", exact=True)).to_be_visible()
     expect(page.get_by_role("link", name="job-9", exact=True)).to_be_visible()
-    assert len(places) <= 4  # a page each would be eighteen
+    assert len(many.asked) <= 4  # a page each would be eighteen
     page.evaluate("window.scrollTo(0, document.documentElement.scrollHeight / 2)")
     middle = page.get_by_role("link", name=re.compile("^job-44[0-9]{2}$|^job-45[0-9]{2}$")).first
     expect(middle).to_be_visible()
@@ -406,6 +410,17 @@ def test_who_scrolls_far_gets_the_jobs_in_sight_and_not_all_between(page, consol
     assert round(top / height) == int(said.split()[0]) - 1 - int(name.removeprefix("job-"))  # where it belongs
     page.evaluate("window.scrollTo(0, 0)")
     expect(page.get_by_role("link", name=re.compile("^job-90[0-9]{2}$")).first).to_be_visible()
+
+
+def test_a_window_that_holds_more_than_a_page_is_asked_for_once(page, console, jobs):
+    many = ManyJobs(page, 9000)
+    page.add_init_script("Object.defineProperty(window, 'innerHeight', { get: () => 60_000 })")  # a thousand rows
+    open_jobs(page, console)
+    expect(page.get_by_role("link", name="job-8400", exact=True)).to_be_visible()  # the last that came
+    for _ in range(2):  # looks at the first page, after each of which all rows are drawn anew
+        with page.expect_response(lambda response: "/jobs?" in response.url and "after=" not in response.url):
+            pass
+    assert many.asked == [100]
 
 
 def test_every_page_fits_a_phone_and_has_dark_colours(console, jobs):

@@ -5,10 +5,11 @@ import shlex
 from pathlib import Path
 
 import pytest
-from console_browser import PHONE, Browser, Console, keep_screenshot, sync_playwright, width_of
+from console_browser import PHONE, keep_screenshot, width_of
 from playwright.sync_api import expect
 from test_clients_boto3 import Clients, job_request, unique, wait
 
+pytest_plugins = ["console_fixtures"]
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
 
 EVENTS = Path(__file__).parents[1] / "assets/event_files/torch.events.gz"  # by torch.utils.tensorboard
@@ -28,24 +29,9 @@ def job(service):
 
 
 @pytest.fixture(scope="module")
-def browser(leftover_owners):
-    """Chromium; it starts a process for every page."""
-    for text in ("chromium", "playwright/driver"):
-        leftover_owners.excuse(text, "the browser of a module starts and ends processes as it likes")
-    with sync_playwright() as playwright:
-        chromium = Browser(playwright)
-        yield chromium
-        chromium.close()
-    for text in ("chromium", "playwright/driver"):
-        leftover_owners.withdraw(text)
-
-
-@pytest.fixture
-def console(browser, service):
-    """The console, whose pages must have stayed calm at the end of a test."""
-    opened = Console(browser, service)
-    yield opened
-    opened.assert_calm()
+def own_service(service):
+    """That of all tests of a session."""
+    return service
 
 
 @pytest.fixture

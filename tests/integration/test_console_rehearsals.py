@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from console_browser import PHONE, Console, browser_of_module, keep_screenshot, width_of
+from console_browser import PHONE, keep_screenshot, open_job, width_of
 from playwright.sync_api import expect
 from program_jobs import script_request, start, wait_for_none
 from running_service import start_service
@@ -18,6 +18,7 @@ from test_warm_pools import end_pool
 
 from clary.contract.processes import ProcessId
 
+pytest_plugins = ["console_fixtures"]
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
 
 # At most 256 characters in one line, which is what a request takes. A rehearsal that begins anew waits to be struck.
@@ -62,29 +63,6 @@ def aws(own_service):
 
 
 @pytest.fixture(scope="module")
-def browser(leftover_owners):
-    """Chromium; it starts a process for every page."""
-    with browser_of_module(leftover_owners) as chromium:
-        yield chromium
-
-
-@pytest.fixture
-def console(browser, own_service):
-    """The console, whose pages must have stayed calm at the end of a test."""
-    opened = Console(browser, own_service)
-    yield opened
-    opened.assert_calm()
-
-
-@pytest.fixture
-def page(console):
-    """A page of somebody who is signed in."""
-    context = console.context()
-    yield context.new_page()
-    context.close()
-
-
-@pytest.fixture(scope="module")
 def live(aws):
     """A job that goes on, and may be rehearsed by any test."""
     name = start(aws, job_request(unique("lives"), LIVES))
@@ -101,11 +79,6 @@ def ended_job(aws):
     answer = wait(aws, name)
     assert answer["TrainingJobStatus"] == "Completed", answer.get("FailureReason")
     return name
-
-
-def open_job(page, console, name, tab=""):
-    page.goto(f"{console.url}/console/jobs/{name}{tab and f'/{tab}'}")
-    expect(page.get_by_role("heading", name=name, level=1)).to_be_visible()
 
 
 def open_dialog(page, name):

@@ -9,7 +9,7 @@ from running_service import SDK2_PYTHON
 from test_clients_boto3 import Clients, log_of, unique, wait
 
 from clary.train.debugger.errors import NoMoreData
-from clary.train.debugger.trial import create_trial
+from clary.train.debugger.trial_places import create_trial
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("service")]
 

@@ -13,11 +13,11 @@ pytestmark = pytest.mark.xdist_group("tsm-checkpoint")  # a program runs once a 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", names(CHECKPOINT))
-def test_distributed_checkpoints(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    assert_passed(CHECKPOINT, name, 4, CLARY_TEST_BACKEND="gloo", TMPDIR=str(tmp_path_factory.getbasetemp()))
+def test_distributed_checkpoints(name: str) -> None:
+    assert_passed(CHECKPOINT, name, 4, CLARY_TEST_BACKEND="gloo")
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", names(STATES))
-def test_states(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    assert_passed(STATES, name, 4, CLARY_TEST_BACKEND="gloo", TMPDIR=str(tmp_path_factory.getbasetemp()))
+def test_states(name: str) -> None:
+    assert_passed(STATES, name, 4, CLARY_TEST_BACKEND="gloo")

@@ -17,47 +17,39 @@ _NEEDS_TRANSFORMERS = pytest.mark.skipif(
 pytestmark = [pytest.mark.timeout(200)]
 
 
-def variables(families: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return {
-        "CLARY_TEST_BACKEND": "gloo",
-        "CLARY_TEST_FAMILIES": families,
-        "TMPDIR": str(tmp_path_factory.getbasetemp()),
-    }
+def variables(families: str) -> dict[str, str]:
+    return {"CLARY_TEST_BACKEND": "gloo", "CLARY_TEST_FAMILIES": families}
 
 
 @pytest.mark.xdist_group("tsm-tensor-2")  # a program runs once a worker: all of it on one
 @pytest.mark.parametrize("name", names(TRAINING))
-def test_training_on_2_ranks(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    assert_passed(TRAINING, name, 2, **variables("own", tmp_path_factory))
+def test_training_on_2_ranks(name: str) -> None:
+    assert_passed(TRAINING, name, 2, **variables("own"))
 
 
 @pytest.mark.xdist_group("tsm-tensor-4")
 @pytest.mark.parametrize("name", names(TRAINING))
-def test_training_on_4_ranks(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    assert_passed(TRAINING, name, 4, **variables("own", tmp_path_factory))
+def test_training_on_4_ranks(name: str) -> None:
+    assert_passed(TRAINING, name, 4, **variables("own"))
 
 
 @pytest.mark.xdist_group("tsm-tensor-states")
 @pytest.mark.parametrize("name", names(STATES))
-def test_states(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    assert_passed(STATES, name, 4, **variables("own", tmp_path_factory))
+def test_states(name: str) -> None:
+    assert_passed(STATES, name, 4, **variables("own"))
 
 
 @_NEEDS_TRANSFORMERS
 @pytest.mark.xdist_group("tsm-tensor-transformers")
 @pytest.mark.parametrize("name", names(TRAINING))
-def test_training_of_transformers_models(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_training_of_transformers_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_ranks, "TRAIN_PYTHON", PYTHON)
-    assert_passed(TRAINING, name, 2, **variables("transformers", tmp_path_factory))
+    assert_passed(TRAINING, name, 2, **variables("transformers"))
 
 
 @_NEEDS_TRANSFORMERS
 @pytest.mark.xdist_group("tsm-tensor-transformers-states")
 @pytest.mark.parametrize("name", names(STATES))
-def test_states_of_transformers_models(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_states_of_transformers_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_ranks, "TRAIN_PYTHON", PYTHON)
-    assert_passed(STATES, name, 4, **variables("transformers", tmp_path_factory))
+    assert_passed(STATES, name, 4, **variables("transformers"))

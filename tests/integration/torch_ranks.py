@@ -39,9 +39,11 @@ def outcomes(program: Path, size: int, limit_s: float = 170.0, **variables: str)
     Args:
         variables: for the ranks' environment; `{rank}` in a value stands for the rank.
     """
-    with tempfile.TemporaryDirectory(prefix="clary-torch-ranks-") as folder:
+    # What ranks leave in it goes, also of one that was killed; a process that they have left may still write there.
+    with tempfile.TemporaryDirectory(prefix="clary-torch-ranks-", ignore_cleanup_errors=True) as folder:
         environment = {
             **os.environ,
+            "TMPDIR": folder,
             "PYTHONPATH": str(ROOT / "src"),
             "OMP_NUM_THREADS": "1",
             "MASTER_ADDR": "127.0.0.1",
