@@ -35,6 +35,15 @@ def test_that_may_never_pass():
     assert runs_of("never") > NEVER
 """
 
+UNSTABLE = """
+import os
+import pytest
+
+@pytest.mark.parametrize("value", [os.getpid()])
+def test_that_every_worker_knows_by_another_name(value):
+    pass
+"""
+
 
 def run(folder: Path, *, passes_after: int) -> tuple[int, str, list[str]]:
     (folder / "test_sample.py").write_text(f"NEVER = {passes_after}\n" + TESTS)
@@ -63,3 +72,13 @@ def test_what_fails_alone_too_fails_the_run(tmp_path: Path) -> None:
     assert code == 1
     assert runs.count("never") == 2
     assert "passed alone" not in output
+
+
+def test_workers_that_find_different_tests_fail_the_run_and_nothing_is_repeated(tmp_path: Path) -> None:
+    (tmp_path / "runs").touch()
+    (tmp_path / "test_unstable.py").write_text(UNSTABLE)
+    code, output, runs = run(tmp_path, passes_after=0)
+    assert code == 1
+    assert "Different tests were collected" in output
+    assert "once more, alone" not in output
+    assert runs == []

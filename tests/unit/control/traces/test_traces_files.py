@@ -40,6 +40,7 @@ def test_a_base_time_before_the_events_is_found_too(tmp_path):
         (gzip.compress(b'{"traceEvents": [' + b"[" * 100_000), "cannot be read"),
         (packed([event("a", 0, 1)] * 500)[:-200], "cannot be read"),
     ],
+    ids=["plain", "empty", "cut off", "nested", "cut off packed"],  # packed bytes have the time in them
 )
 def test_a_file_that_is_no_trace_is_an_error_in_words(tmp_path, data, why):
     with pytest.raises(TraceError, match=why):
