@@ -22,6 +22,7 @@ PATIENCE_MS = 45_000  # of every wait: a machine under heavy load answers late
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "build/console-screenshots"
 DESKTOP = {"width": 1280, "height": 820}
 PHONE = {"width": 360, "height": 740}
+VIEWS = (("desktop", DESKTOP, "light"), ("phone", PHONE, "dark"))
 # The browser itself says this of every answer that is no success; pages show what the answer means.
 _OF_THE_BROWSER = "Failed to load resource"
 
@@ -117,3 +118,17 @@ def keep_screenshot(page, name, *, is_whole=False):
 def width_of(page):
     """Return how wide the document is; wider than its window means that it scrolls sideways."""
     return page.evaluate("document.documentElement.scrollWidth")
+
+
+def keep_views(page, name):
+    """Keep a page as people see it, in two sizes, each in a colour; it must fit a phone."""
+    before = page.viewport_size
+    page.evaluate("window.scrollTo(0, 0)")
+    for size, viewport, scheme in VIEWS:
+        page.set_viewport_size(viewport)
+        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        keep_screenshot(page, f"{name}-{size}-{scheme}", is_whole=not page.get_by_role("dialog").count())
+        assert width_of(page) <= viewport["width"], f"{name} scrolls sideways on a {size}"
+    page.set_viewport_size(before)
+    page.emulate_media(color_scheme="light")

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from console_browser import PHONE, keep_screenshot, open_job, width_of
+from console_browser import keep_views, open_job
 from playwright.sync_api import expect
 from program_jobs import script_request, start, wait_for_none
 from running_service import start_service
@@ -44,7 +44,6 @@ while True:
 ATTACK = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 # Of a volume that no other job here has, so that none takes the hosts.
 KEPT = {"InstanceCount": 1, "InstanceType": "ml.m5.large", "VolumeSizeInGB": 11, "KeepAlivePeriodInSeconds": 900}
-VIEWS = (("desktop", {"width": 1280, "height": 820}, "light"), ("phone", PHONE, "dark"))
 LONG_MS = 150_000  # for jobs that are run within a test
 LONG_S = 60.0
 
@@ -86,20 +85,6 @@ def open_dialog(page, name):
     dialog = page.get_by_role("dialog", name=f"Rehearse {name}")
     expect(dialog).to_be_visible()
     return dialog
-
-
-def keep_views(page, name):
-    """Keep a page as people see it, in two sizes, each in a colour; it must fit a phone."""
-    before = page.viewport_size
-    page.evaluate("window.scrollTo(0, 0)")
-    for size, viewport, scheme in VIEWS:
-        page.set_viewport_size(viewport)
-        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-        page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-        keep_screenshot(page, f"{name}-{size}-{scheme}", is_whole=not page.get_by_role("dialog").count())
-        assert width_of(page) <= viewport["width"], f"{name} scrolls sideways on a {size}"
-    page.set_viewport_size(before)
-    page.emulate_media(color_scheme="light")
 
 
 def test_a_job_is_rehearsed_from_its_page_and_its_certificate_shown(page, console, aws):

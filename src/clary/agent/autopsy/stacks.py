@@ -17,6 +17,7 @@ from clary.agent.autopsy.process_state import thread_states
 from clary.contract.stack_dumps import MAX_FRAMES, MAX_THREADS, Frame, ThreadStack
 
 _NOT_TO_BE_PAUSED = "TtD"  # stopped, traced, or in a call of the kernel that nothing interrupts: a pause would not end
+_NO_PYTHON = "Failed to find python version from target process"  # py-spy's words
 _MAX_CHARACTERS = 300  # of a name
 _INTERPRETER = ("libpython", "python3")  # files whose calls say nothing that the calls of Python do not
 _STARTERS = ("clary_rank.py", "<frozen runpy>", "runpy.py")  # what starts a rank's script: outermost, of no interest
@@ -89,6 +90,8 @@ def parse_stacks(text: bytes, *, pid: int) -> tuple[ThreadStack, ...]:
 def why_not(words: str) -> str:
     """Return the innermost cause of what py-spy says on standard error. Pure."""
     lines = [line.strip() for line in words.partition("Stack backtrace:")[0].splitlines() if line.strip()]
+    if _NO_PYTHON in words:
+        return "no Python runs in it"
     return f"py-spy: {lines[-1][:_MAX_CHARACTERS]}" if lines else "py-spy failed without a word"
 
 

@@ -97,6 +97,7 @@ def test_anything_else_is_refused(text):
 def test_the_innermost_cause_of_a_failure_is_said():
     words = "Error: Failed to get stack traces\n\nCaused by:\n    0: outer\n    1: inner\n\nStack backtrace:\n   0: x\n"
     assert stacks.why_not(words) == "py-spy: 1: inner"
+    assert stacks.why_not("Error: Failed to find python version from target process\n") == "no Python runs in it"
     assert stacks.why_not("") == "py-spy failed without a word"
 
 

@@ -8,13 +8,14 @@ import { repeat } from "../base/repeating.js";
 import { query, setQuery } from "../base/router.js";
 import { count, moment } from "../base/words.js";
 import { lastCollectives } from "./last_collectives.js";
+import { otherProcesses } from "./other_processes.js";
 
 const EVERY_MS = 4000;
 const MOST_FRAMES = 14;
 
 /** Make the tab. */
 export function stacksTab({ name, facts, signal }) {
-  const place = element("div", {}, skeleton(60, 180));
+  const place = element("div", { class: "stacked" }, skeleton(60, 180));
   const numbers = element("select", { "aria-label": "Dump", hidden: true });
   const take = element(
     "button",
@@ -128,6 +129,7 @@ function dumpView(page) {
     !autopsy.groups.length &&
       !page.missing.length &&
       empty("stack", "No rank could be looked at", errorsOf(page) || "The hosts found no process with a rank."),
+    otherProcesses(page.dumps),
   ];
 }
 
@@ -167,7 +169,10 @@ function groupView(group) {
 function errorsOf(page) {
   return [
     ...new Set(
-      Object.values(page.dumps).flatMap((dump) => [dump.error, ...dump.processes.map((process) => process.error)]),
+      Object.values(page.dumps).flatMap((dump) => [
+        dump.error,
+        ...dump.processes.filter((process) => process.rank !== null).map((process) => process.error),
+      ]),
     ),
   ]
     .filter(Boolean)

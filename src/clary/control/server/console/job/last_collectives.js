@@ -24,7 +24,7 @@ export function lastCollectives(groups = []) {
   const rows = used.slice(0, MOST_GROUPS).flatMap(rowsOf);
   const more = used.length > MOST_GROUPS && element("p", { class: "soft small" }, `${used.length - MOST_GROUPS} more`);
   return panel("Last collectives", [
-    element("div", { class: "scroll" }, element("table", {}, head, element("tbody", {}, rows))),
+    element("div", { class: "scroll" }, element("table", { class: "calls" }, head, element("tbody", {}, rows))),
     more,
   ]);
 }
@@ -38,7 +38,7 @@ function rowsOf(group) {
       index ? "" : name,
       members.map((member) => member.rank ?? `process ${member.pid}`).join(", ") + (pid ? "" : " (ended)"),
       callWords(call),
-      [call?.state ?? "–", mark && element("span", { class: "badge badge-warn badge-plain" }, mark)],
+      [call?.state ?? "–", " ", mark && element("span", { class: "badge badge-warn badge-plain" }, mark)],
       call ? duration(Math.max(...members.map((member) => member.call.age_s))) : "–",
     ];
     return element(
