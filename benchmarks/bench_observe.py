@@ -168,7 +168,8 @@ def _profiles(ours: Rank, model: str, *, quick: bool) -> Line:
     windows: list[Any] = []
     for pair in range(1 + (QUICK_PROFILED_PAIRS if quick else PROFILED_PAIRS)):
         found: dict[str, dict[str, Any]] = {}
-        for kind in ("block", "profiled") if pair % 2 else ("profiled", "block"):
+        # A process that has not stepped yet would be recorded by time: the first of all is a block without a window.
+        for kind in ("profiled", "block") if pair % 2 else ("block", "profiled"):
             found[kind] = ours.do(kind, num_steps)
         if not pair:
             continue  # the first window of a process loads what the profiler needs
