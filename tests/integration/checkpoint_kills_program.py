@@ -8,6 +8,7 @@ import json
 import os
 import random
 import signal
+import statistics
 import sys
 import time
 import traceback
@@ -23,6 +24,8 @@ from clary.train.checkpoint import keeper as loaded  # before the forks, so that
 NUM_RANKS = 2
 LIMIT_S = 20.0
 LONGEST_MS = 150  # from the first save of a round to the kill: several saves
+LONGEST_SAVES = 6  # the same on a disk that takes longer for them
+MOST_S = 2.0  # however slow it is
 assert loaded.Keeper is checkpoint.Keeper
 
 
@@ -46,12 +49,14 @@ def be_rank(rank, folder, number):
             with torch.no_grad():
                 for parameter in model:
                     parameter.fill_(step)
+            began_s = time.monotonic()
             try:
                 keeper.save(step, state)  # the step before is on all disks now
             except checkpoint.CheckpointError as error:  # the other rank was killed
                 print(json.dumps({"round": number, "told": str(error)}), file=log, flush=True)
                 return
-            print(json.dumps({"round": number, "whole": step - 1}), file=log, flush=True)
+            took_s = time.monotonic() - began_s
+            print(json.dumps({"round": number, "whole": step - 1, "took_s": took_s}), file=log, flush=True)
 
 
 def fork(rank, folder, number):
@@ -83,6 +88,12 @@ def last_words(folder, rank, number):
     return f"rank {rank} said nothing in {LIMIT_S:g} s"
 
 
+def longest_s(folder):
+    """Return how long after the first save of a round a kill may come: several saves, as long as they take here."""
+    took = [one["took_s"] for rank in range(NUM_RANKS) for one in told(folder, rank) if "took_s" in one]
+    return min(MOST_S, max(LONGEST_MS / 1000, LONGEST_SAVES * statistics.median(took))) if took else LONGEST_MS / 1000
+
+
 def run(folder, num_kills, seed):
     dice = random.Random(seed)
     restored, words, whole = [], [], None
@@ -98,7 +109,7 @@ def run(folder, num_kills, seed):
                 time.sleep(0.005)
             else:
                 break
-            time.sleep(dice.uniform(0, LONGEST_MS) / 1000)
+            time.sleep(dice.uniform(0, longest_s(folder)))
             for victim in victims:
                 os.kill(processes[victim], signal.SIGKILL)
             if len(victims) == 1:

@@ -36,5 +36,4 @@ def test_no_kill_tears_a_step_or_loses_one_that_was_whole(tmp_path: Path) -> Non
     assert restored[0] is None, f"seed {seed}: {restored}"
     steps = [-1 if step is None else step for step in restored]
     assert steps == sorted(steps), f"seed {seed}: {restored}"
-    # A slow disk takes longer for a save than the time until most kills; they must not come before all saves.
-    assert len(set(steps)) > NUM_KILLS // 3, f"seed {seed}: kills came before saves, {restored}"
+    assert steps[-1] > NUM_KILLS, f"seed {seed}: kills came before saves, {restored}"
