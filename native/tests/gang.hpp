@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "clary/collectives.h"
+#include "transport_fixtures.hpp"
 
 namespace clary_tests {
 
@@ -21,6 +22,7 @@ struct GangOptions {
   uint64_t slotBytes = 8192;
   double timeoutSeconds = 30;
   std::string algorithm;
+  clary::test::Wire wire = clary::test::Wire::kUnix;
 };
 
 // Everything a rank needs to open its communicator; descriptors pass to clary_create.
@@ -85,7 +87,7 @@ class Gang {
     }
   }
 
-  // Runs `act` for every rank in a thread of its own; communicators are destroyed when all have returned.
+  // Runs `act` for every rank in a thread of its own, which destroys its communicator as soon as `act` returns.
   void run(const std::function<void(int rank, clary_communicator*)>& act) {
     std::vector<std::thread> threads;
     for (int rank = 0; rank < size(); ++rank) {
@@ -106,9 +108,8 @@ class Gang {
     for (const int each : options_.hostOf) num += each == host;
     return num;
   }
-  static void connect(std::vector<std::vector<int32_t>>& table, int a, int b) {
-    int pair[2];
-    ASSERT_EQ(0, socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair));
+  void connect(std::vector<std::vector<int32_t>>& table, int a, int b) const {
+    const auto pair = clary::test::connectedPair(options_.wire);
     table[a][b] = pair[0];
     table[b][a] = pair[1];
   }

@@ -159,12 +159,66 @@ TEST_P(Lanes, AClosedPeerBreaksASendWithTheWordsOfTheSystem) {
   first.reset();
   TimePoint limit = Clock::now() + kPatience;
   try {
-    while (Clock::now() < limit) second->progress(1s);
+    while (Clock::now() < limit) {
+      second->progress(1s);
+      second->checkSends(0);
+    }
     FAIL() << "the lane did not break";
   } catch (const LaneBroken& broken) {
     EXPECT_EQ(broken.peer, 0);
     EXPECT_NE(std::string(broken.what()).find("errno"), std::string::npos) << broken.what();
   }
+}
+
+TEST_P(Lanes, ASendThatCannotLeaveKeepsNothingFromBeingReceived) {
+  auto out = pattern(0, 9, 1000);
+  auto left = first->postSend(1, out.data(), out.size());
+  ASSERT_TRUE(driveUntil(*first, [&] { return first->isSent(1, left); }));
+  first->leave(kPatience);
+  first.reset();
+  std::vector<uint8_t> header(40);
+  LaneSet::Position sent = 0;
+  for (int i = 0; i < 10; ++i) {
+    sent = second->postSend(0, header.data(), header.size());
+    std::this_thread::sleep_for(1ms);
+  }
+  std::vector<uint8_t> in(out.size());
+  auto received = second->postReceive(0, in.data(), in.size());
+  EXPECT_TRUE(driveUntil(*second, [&] { return second->isReceived(0, received); }));
+  EXPECT_EQ(in, out);
+  EXPECT_FALSE(second->hasPending()) << "a socket that takes nothing more would be asked for ever";
+  EXPECT_FALSE(second->isSent(0, sent));
+  EXPECT_THROW(second->checkSends(0), LaneBroken);
+}
+
+TEST_P(Lanes, LeavingWaitsUntilWhatWasSentHasArrivedAlthoughMoreComes) {
+  // More than a socket holds, so that some of it is still here when the set is left.
+  constexpr size_t kBytes = size_t{8} << 20;
+  auto out = pattern(0, 3, kBytes);
+  auto sent = first->postSend(1, out.data(), out.size());
+  ASSERT_FALSE(first->isSent(1, sent));
+  std::vector<uint8_t> header(40);
+  std::vector<uint8_t> in(kBytes);
+  std::thread other([&] {
+    std::this_thread::sleep_for(50ms);
+    second->postSend(0, header.data(), header.size());
+    auto received = second->postReceive(0, in.data(), in.size());
+    EXPECT_TRUE(driveUntil(*second, [&] { return second->isReceived(0, received); }));
+  });
+  first->leave(kPatience);
+  EXPECT_TRUE(first->isSent(1, sent));
+  first.reset();
+  other.join();
+  EXPECT_EQ(in, out);
+}
+
+TEST_P(Lanes, LeavingEndsAtItsLimit) {
+  std::vector<uint8_t> out(size_t{64} << 20);
+  first->postSend(1, out.data(), out.size());
+  TimePoint begun = Clock::now();
+  first->leave(50ms);
+  EXPECT_GE(Clock::now() - begun, 49ms);
+  EXPECT_LT(Clock::now() - begun, 10s);
 }
 
 TEST_P(Lanes, APostToABrokenLaneDoesNotThrowButProgressDoes) {

@@ -63,8 +63,9 @@ Communicator::Communicator(const clary_group& group)
       lanesOwned = true;
       lanes_ = std::make_unique<LaneSet>(std::vector<int>(group.lane_fds, group.lane_fds + group.size), wakeFd_);
     }
-    headers_ = std::make_unique<Headers>(layout_, lanes_.get());
     hasLeft_ = std::make_unique<std::atomic<bool>[]>(static_cast<size_t>(layout_.size));
+    const auto hasLeft = [this](int peer) { return hasLeft_[peer].load(std::memory_order_acquire); };
+    headers_ = std::make_unique<Headers>(layout_, lanes_.get(), hasLeft);
     machinery_.layout = &layout_;
     machinery_.team = team_.get();
     machinery_.lanes = lanes_.get();
@@ -72,7 +73,7 @@ Communicator::Communicator(const clary_group& group)
     machinery_.link = LinkConstants{group.link_latency_s, group.link_bytes_per_s};
     machinery_.hasBadNews = &hasBadNews_;
     machinery_.raiseBadNews = [this] { raiseFirstCause(); };
-    machinery_.hasLeft = [this](int peer) { return hasLeft_[peer].load(std::memory_order_acquire); };
+    machinery_.hasLeft = hasLeft;
     machinery_.ask = [this](int peer, Duration limit) { return side_->ask(peer, limit); };
     machinery_.waitsFor = &waitsFor_;
     machinery_.bytesReduced = &bytesReduced_;
@@ -122,9 +123,11 @@ Communicator::~Communicator() {
     const std::lock_guard lock(queueMutex_);
     isStopping_ = true;
   }
+  bool isInOrder = false;
   {
     const std::lock_guard lock(newsMutex_);
-    if (!news_) news_ = BadNews{Code::kClosed, layout_.rank, "the group was closed by this rank"};
+    isInOrder = !news_;
+    if (isInOrder) news_ = BadNews{Code::kClosed, layout_.rank, "the group was closed by this rank"};
   }
   hasBadNews_.store(true, std::memory_order_release);
   wakeWaiters();
@@ -139,6 +142,7 @@ Communicator::~Communicator() {
   side_->close(kGoodbyeLimit);
   side_.reset();
   guard_.reset();
+  if (lanes_ && isInOrder && !isCut_) lanes_->leave(kGoodbyeLimit);
   lanes_.reset();
   close(wakeFd_);
 }
@@ -269,10 +273,12 @@ void Communicator::execute(const Operation& operation, Duration patience) {
   } catch (const Failure& failure) {
     const std::string text =
         where(describe(operation) + ", " + std::to_string(operation.bytes(layout_.size)) + " bytes: " + failure.what());
+    isCut_ = true;
     poison(BadNews{failure.code, failure.culprit, text}, true);
     throw Failure(failure.code, failure.culprit, text);
   } catch (const std::exception& error) {
     const std::string text = where(describe(operation) + ": " + error.what());
+    isCut_ = true;
     poison(BadNews{Code::kSystem, layout_.rank, text}, true);
     throw Failure(Code::kSystem, layout_.rank, text);
   }

@@ -83,6 +83,7 @@ class Communicator {
   std::deque<std::unique_ptr<Job>> queue_;
   bool isBusy_ = false;
   bool isStopping_ = false;
+  bool isCut_ = false;  // an operation has failed: what it posted may be memory that is its caller's again
   uint64_t sequence_ = 0;
   CallRecord record_;
   std::thread executor_;

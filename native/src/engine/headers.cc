@@ -2,7 +2,8 @@
 
 namespace clary {
 
-Headers::Headers(const Layout& layout, LaneSet* lanes) : layout_(layout), lanes_(lanes), byHost_(layout.hosts()) {}
+Headers::Headers(const Layout& layout, LaneSet* lanes, std::function<bool(int peer)> hasLeft)
+    : layout_(layout), lanes_(lanes), hasLeft_(std::move(hasLeft)), byHost_(layout.hosts()) {}
 
 void Headers::begin(const Operation& operation) {
   if (lanes_ == nullptr || !layout_.isLeader()) return;
@@ -12,7 +13,7 @@ void Headers::begin(const Operation& operation) {
     const int peer = layout_.leaderOf(host);
     Exchange& exchange = byHost_[host].emplace_back();
     exchange.own = operation.announcement();
-    exchange.sent = lanes_->postSend(peer, &exchange.own, sizeof(Announcement));
+    exchange.sent = lanes_->postSend(peer, &exchange.own, hasLeft_(peer) ? 0 : sizeof(Announcement));
     exchange.receivedAt = lanes_->postReceive(peer, &exchange.received, sizeof(Announcement));
   }
 }

@@ -183,7 +183,11 @@ void Run::awaitReceived(int peer, LaneSet::Position position) {
 }
 
 void Run::awaitSent(int peer, LaneSet::Position position) {
-  awaitLane(peer, [&] { return lanes().isSent(peer, position); });
+  awaitLane(peer, [&] {
+    if (lanes().isSent(peer, position)) return true;
+    lanes().checkSends(peer);
+    return false;
+  });
 }
 
 void Run::moveLanes(Duration limit) {

@@ -1,7 +1,5 @@
 #include "transport/connection.hpp"
 
-#include <linux/sockios.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -195,10 +193,6 @@ void Connection::divert(uint64_t transfer) {
 
 void Connection::endOutput() { ::shutdown(socket_.fd(), SHUT_WR); }
 
-bool Connection::isDelivered() const {
-  if (!isTcp_) return true;
-  int waiting = 0;
-  return ::ioctl(socket_.fd(), SIOCOUTQ, &waiting) != 0 || waiting == 0;
-}
+bool Connection::isDelivered() const { return !isTcp_ || isAcknowledged(socket_.fd()); }
 
 }  // namespace clary

@@ -1,8 +1,10 @@
 #include "transport/descriptor.hpp"
 
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -39,6 +41,11 @@ bool prepareStream(int fd, const std::string& whose) {
   }
   int on = 1;
   return ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) == 0;
+}
+
+bool isAcknowledged(int fd) {
+  int waiting = 0;
+  return ::ioctl(fd, SIOCOUTQ, &waiting) != 0 || waiting == 0;
 }
 
 std::string errorWords(int error_number) {

@@ -38,6 +38,9 @@ std::vector<Descriptor> takeOver(const std::vector<int>& fds);
 // Non-blocking, and TCP_NODELAY where it is TCP. Returns whether it is. Throws Failure(SYSTEM) naming `whose` it is.
 bool prepareStream(int fd, const std::string& whose);
 
+// Whether the peer's kernel has acknowledged all that was written to a TCP socket; true where nobody can tell.
+bool isAcknowledged(int fd);
+
 // "Connection reset by peer (errno 104)".
 std::string errorWords(int error_number);
 

@@ -11,12 +11,16 @@
 #include <cassert>
 #include <cerrno>
 #include <ctime>
+#include <thread>
 
 namespace clary {
 
 namespace {
 
 constexpr size_t kPiecesPerCall = 16;
+// Between looks at what the peers' kernels have acknowledged: nothing wakes us for that.
+constexpr std::chrono::milliseconds kDeliveryLook{1};
+constexpr size_t kDiscardBytes = 65536;
 // What one direction of a lane moves in one call of `progress` at most, give or take a piece.
 constexpr size_t kBytesPerTurn = size_t{4} << 20;
 // Moved pieces are cut off a queue when there are at least so many and they are half of it.
@@ -58,7 +62,7 @@ LaneSet::LaneSet(std::vector<int> fds, int wakeFd) : lanes_(fds.size()), wakeFd_
   std::vector<Descriptor> sockets = takeOver(fds);
   for (size_t peer = 0; peer < sockets.size(); ++peer) {
     if (!sockets[peer].isOpen()) continue;
-    prepareStream(sockets[peer].fd(), "lane to rank " + std::to_string(peer));
+    lanes_[peer].isTcp = prepareStream(sockets[peer].fd(), "lane to rank " + std::to_string(peer));
     lanes_[peer].socket = std::move(sockets[peer]);
   }
 }
@@ -83,7 +87,7 @@ LaneSet::Position LaneSet::post(int peer, Flow Lane::* direction, std::byte* dat
   if (bytes == 0) return flow.posted;
   bool waits = flow.isPending();
   flow.add(data, bytes);
-  if (!waits && lane.broken.empty()) move(peer, direction);
+  if (!waits && flow.broken.empty()) move(peer, direction);
   if (flow.isPending() && !lane.isListed) {
     lane.isListed = true;
     pending_.push_back(peer);
@@ -113,11 +117,11 @@ bool LaneSet::move(int peer, Flow Lane::* direction) {
         sends ? ::sendmsg(lane.socket.fd(), &message, MSG_NOSIGNAL) : ::recvmsg(lane.socket.fd(), &message, 0);
     if (result < 0) {
       if (errno == EINTR) continue;
-      if (errno != EAGAIN && errno != EWOULDBLOCK) noteBroken(peer, errorWords(errno));
+      if (errno != EAGAIN && errno != EWOULDBLOCK) noteBroken(peer, direction, errorWords(errno));
       break;
     }
     if (result == 0) {
-      noteBroken(peer, "its end of the stream was closed");
+      noteBroken(peer, direction, "its end of the stream was closed");
       break;
     }
     auto bytes = static_cast<size_t>(result);
@@ -130,17 +134,23 @@ bool LaneSet::move(int peer, Flow Lane::* direction) {
   return turn > 0;
 }
 
-void LaneSet::noteBroken(int peer, const std::string& text) {
+void LaneSet::noteBroken(int peer, Flow Lane::* direction, const std::string& text) {
   Lane& lane = lanes_[static_cast<size_t>(peer)];
-  if (!lane.broken.empty()) return;
-  lane.broken = "the lane to rank " + std::to_string(peer) + " broke: " + text + "; " +
-                std::to_string(lane.out.posted - lane.out.moved) + " bytes were still to be sent and " +
-                std::to_string(lane.in.posted - lane.in.moved) + " to be received";
-  if (brokenPeer_ < 0) brokenPeer_ = peer;
+  std::string& broken = (lane.*direction).broken;
+  if (!broken.empty()) return;
+  broken = "the lane to rank " + std::to_string(peer) + " broke: " + text + "; " +
+           std::to_string(lane.out.posted - lane.out.moved) + " bytes were still to be sent and " +
+           std::to_string(lane.in.posted - lane.in.moved) + " to be received";
+  if (direction == &Lane::in && brokenPeer_ < 0) brokenPeer_ = peer;
 }
 
 void LaneSet::throwIfBroken() const {
-  if (brokenPeer_ >= 0) throw LaneBroken(brokenPeer_, lanes_[static_cast<size_t>(brokenPeer_)].broken);
+  if (brokenPeer_ >= 0) throw LaneBroken(brokenPeer_, lanes_[static_cast<size_t>(brokenPeer_)].in.broken);
+}
+
+void LaneSet::checkSends(int peer) const {
+  const Flow& out = lanes_.at(static_cast<size_t>(peer)).out;
+  if (!out.broken.empty()) throw LaneBroken(peer, out.broken);
 }
 
 bool LaneSet::progress(Duration limit) {
@@ -180,6 +190,33 @@ void LaneSet::unlistIdle() {
     Lane& lane = lanes_[static_cast<size_t>(peer)];
     lane.isListed = lane.out.isPending() || lane.in.isPending();
     return !lane.isListed;
+  });
+}
+
+void LaneSet::leave(Duration limit) {
+  const TimePoint until = Clock::now() + limit;
+  for (;;) {
+    for (size_t peer = 0; peer < lanes_.size(); ++peer) {
+      Lane& lane = lanes_[peer];
+      if (!lane.socket.isOpen()) continue;
+      if (lane.out.isPending()) move(static_cast<int>(peer), &Lane::out);
+      discardInput(lane);
+    }
+    if (isAllSent() || Clock::now() >= until) return;
+    std::this_thread::sleep_for(kDeliveryLook);
+  }
+}
+
+void LaneSet::discardInput(const Lane& lane) {
+  std::array<std::byte, kDiscardBytes> unwanted;
+  while (::recv(lane.socket.fd(), unwanted.data(), unwanted.size(), 0) > 0) {
+  }
+}
+
+bool LaneSet::isAllSent() const {
+  return std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) {
+    if (!lane.socket.isOpen() || !lane.out.broken.empty()) return true;
+    return !lane.out.isPending() && (!lane.isTcp || isAcknowledged(lane.socket.fd()));
   });
 }
 

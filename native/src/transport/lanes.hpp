@@ -3,6 +3,9 @@
 // One LaneSet a communicator, used by one thread at a time (the executor of operations). Posting never blocks and never
 // fails; bytes move in `progress`, and as far as they can at once when posted. Streams carry no framing of their own:
 // algorithms know how many bytes come next. Sockets are non-blocking and owned by the set.
+//
+// The two directions of a lane break apart: a peer that has left the group in order takes nothing more, while what it
+// sent before is still to be read. So a send that cannot leave is an error for who waits for it, and for nobody else.
 #pragma once
 
 #include <poll.h>
@@ -46,10 +49,20 @@ class LaneSet {
   bool isReceived(int peer, Position position) const;
   bool hasPending() const;  // anything posted and not moved, in either direction
 
+  // Throws LaneBroken when nothing more can be sent to this peer: what is posted will never be reached.
+  void checkSends(int peer) const;
+
   // Move what can be moved; if nothing could, wait at most `limit` for a pending socket or for wakeFd, then move again.
   // Returns whether anything moved. A call moves a bounded number of bytes a lane, so that who also serves memory comes
-  // back to it in time. Throws LaneBroken, and again in each later call: a broken lane stays broken.
+  // back to it in time. Throws LaneBroken when a stream that something is to come from has ended, and again in each
+  // later call.
   bool progress(Duration limit);
+
+  // Before the sockets are closed in order: send what is posted, throw away what comes, and wait at most `limit` until
+  // the peers' kernels have what was sent. Without this a peer that comes late to an operation that has ended here
+  // loses what it was sent: a socket that is closed with unread bytes resets the connection, and so does one that gets
+  // bytes after it was closed.
+  void leave(Duration limit);
 
   // Peers that something is posted to or from and not moved yet, for messages about a timeout.
   std::vector<int> pendingPeers() const;
@@ -70,29 +83,32 @@ class LaneSet {
     size_t first = 0;
     Position posted = 0;
     Position moved = 0;
-    bool isPending() const { return moved != posted; }
+    std::string broken;  // why nothing moves any more; empty while all is well
+    bool isPending() const { return moved != posted && broken.empty(); }
     void add(std::byte* data, size_t bytes);
     void advance(size_t bytes);
   };
   struct Lane {
     Descriptor socket;
+    bool isTcp = false;
     Flow out;
     Flow in;
     bool isListed = false;  // in pending_
-    std::string broken;     // why nothing moves any more; empty while all is well
   };
 
   Position post(int peer, Flow Lane::* direction, std::byte* data, size_t bytes);
   bool move(int peer, Flow Lane::* direction);
-  void noteBroken(int peer, const std::string& text);
+  void noteBroken(int peer, Flow Lane::* direction, const std::string& text);
   void throwIfBroken() const;
   void unlistIdle();
+  static void discardInput(const Lane& lane);
+  bool isAllSent() const;
 
   std::vector<Lane> lanes_;
   int wakeFd_;
   std::vector<int> pending_;  // peers whose lane has something posted and not moved
   std::vector<pollfd> polled_;
-  int brokenPeer_ = -1;  // the first
+  int brokenPeer_ = -1;  // the first whose stream to us has ended too early
   std::atomic<uint64_t> bytesSent_{0};
   std::atomic<uint64_t> bytesReceived_{0};
 };
