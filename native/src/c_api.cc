@@ -82,13 +82,18 @@ CLARY_EXPORT clary_communicator* clary_create(const clary_group* group, clary_fa
   return created;
 }
 
-CLARY_EXPORT void clary_destroy(clary_communicator* communicator) { delete communicator; }
+CLARY_EXPORT void clary_destroy(clary_communicator* communicator) {
+  // A forked process leaves its copy as it is: nothing of it can be ended there, see Communicator::isForked.
+  if (communicator != nullptr && communicator->it.isForked()) return;
+  delete communicator;
+}
 
 CLARY_EXPORT void clary_record(clary_communicator* communicator, void* rows, int32_t num_rows) {
   if (rows != nullptr && num_rows > 0) communicator->it.record(rows, num_rows);
 }
 
 CLARY_EXPORT void clary_abort(clary_communicator* communicator, const char* reason) {
+  if (communicator->it.isForked()) return;
   communicator->it.abort(reason == nullptr ? "" : reason);
 }
 
@@ -202,6 +207,11 @@ CLARY_EXPORT int64_t clary_wait(clary_communicator* communicator, int64_t ticket
   }
   std::optional<Failure> caught;
   int from = 0;
+  const int64_t isOurs = guarded(failure, [&]() -> int64_t {
+    communicator->it.checkNotForked();
+    return 0;
+  });
+  if (isOurs != 0) return isOurs;
   switch (communicator->it.tickets().wait(ticket, limit, &from, &caught)) {
     case Tickets::End::kNotYet:
       return tell(failure, Code::kTimeout, -1, "");
@@ -215,14 +225,15 @@ CLARY_EXPORT int64_t clary_wait(clary_communicator* communicator, int64_t ticket
 }
 
 CLARY_EXPORT int32_t clary_is_done(clary_communicator* communicator, int64_t ticket) {
-  return communicator->it.tickets().isDone(ticket) ? 1 : 0;
+  return communicator->it.isForked() || communicator->it.tickets().isDone(ticket) ? 1 : 0;
 }
 
 CLARY_EXPORT void clary_watch(clary_communicator* communicator, int64_t ticket) {
-  communicator->it.tickets().watch(ticket);
+  if (!communicator->it.isForked()) communicator->it.tickets().watch(ticket);
 }
 
 CLARY_EXPORT int64_t clary_next_watched(clary_communicator* communicator, double limit_s) {
+  if (communicator->it.isForked()) return -1;
   const auto limit = std::chrono::duration<double>(std::clamp(limit_s, 0.0, 1e8));
   return communicator->it.tickets().nextWatched(std::chrono::duration_cast<clary::Duration>(limit));
 }

@@ -53,6 +53,8 @@ class Gang {
 
   int size() const { return static_cast<int>(options_.hostOf.size()); }
   int hosts() const { return hosts_; }
+  // The descriptor of a rank's side stream to a peer, as long as the rank has not closed it.
+  int sideStream(int rank, int peer) const { return sides_[rank][peer]; }
 
   clary_communicator* open(int rank, clary_failure* failure) {
     std::vector<const char*> names;

@@ -159,6 +159,30 @@ INSTANTIATE_TEST_SUITE_P(Layouts, Failures,
                            return name;
                          });
 
+TEST_P(Failures, CallsOfOtherThreadsEndWhenTheirOwnRankLeaves) {
+  Gang gang(layout(GetParam()));
+  clary_failure failure{};
+  std::vector<clary_communicator*> groups;
+  for (int rank = 0; rank < gang.size(); ++rank) groups.push_back(gang.open(rank, &failure));
+  // One call runs in its thread, the others are queued behind it and wait. Nobody else comes.
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 3; ++i) {
+    callers.emplace_back([&] {
+      std::vector<float> buffer(1000, 1);
+      clary_failure own{};
+      EXPECT_EQ(-CLARY_CLOSED, sum(groups[0], buffer, &own)) << own.text;
+    });
+  }
+  uint64_t begun = 0;
+  for (const auto began = steady_clock::now(); begun < 3 && secondsSince(began) < kSoonSeconds;) {
+    clary_counters(groups[0], &begun, 1);
+  }
+  EXPECT_EQ(3, begun);
+  clary_destroy(groups[0]);
+  for (auto& caller : callers) caller.join();
+  for (size_t rank = 1; rank < groups.size(); ++rank) clary_destroy(groups[rank]);
+}
+
 TEST(Arguments, AreRefusedWithoutHarm) {
   Gang gang(layout({0, 0}));
   gang.run([&](int rank, clary_communicator* group) {

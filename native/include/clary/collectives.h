@@ -5,6 +5,9 @@
 //
 // Threads: calls on one communicator may come from any thread; operations run in the order of their calls, one at a
 // time. Every rank of a group must issue the same sequence of collectives; a rank that does not is told so.
+//
+// Processes: a communicator is of the process that made it. In one that was forked from there its sockets are closed,
+// operations fail with CLOSED, and clary_destroy and clary_abort do nothing.
 #ifndef CLARY_COLLECTIVES_H
 #define CLARY_COLLECTIVES_H
 

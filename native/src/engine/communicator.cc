@@ -112,13 +112,6 @@ Communicator::Communicator(const clary_group& group)
 }
 
 Communicator::~Communicator() {
-  if (guard_->isInChild()) {
-    // A forked child: no threads to join, and the descriptors are closed already.
-    executor_.detach();
-    static_cast<void>(side_.release());
-    static_cast<void>(lanes_.release());
-    return;
-  }
   {
     const std::lock_guard lock(queueMutex_);
     isStopping_ = true;
@@ -135,15 +128,15 @@ Communicator::~Communicator() {
   if (executor_.joinable()) executor_.join();
   {
     std::unique_lock lock(queueMutex_);
-    queueChanged_.wait(lock, [this] { return !isBusy_; });
+    queueChanged_.wait(lock, [this] { return !isBusy_ && waiting_ == 0; });
   }
   tickets_.stop();
   messenger_.store(nullptr);
   side_->close(kGoodbyeLimit);
   side_.reset();
-  guard_.reset();
   if (lanes_ && isInOrder && !isCut_) lanes_->leave(kGoodbyeLimit);
   lanes_.reset();
+  guard_.reset();
   close(wakeFd_);
 }
 
@@ -182,7 +175,15 @@ Duration Communicator::limitOf(double timeoutSeconds) const {
   return duration_cast<Duration>(std::chrono::duration<double>(std::min(seconds, kLongestTimeoutSeconds)));
 }
 
+void Communicator::checkNotForked() const {
+  if (!isForked()) return;
+  throw Failure(Code::kClosed, -1,
+                where("this process was forked from the one that opened the group, and has no part in it; open another "
+                      "group here, or use this one where it was opened"));
+}
+
 int64_t Communicator::run(Operation& operation, bool isAsynchronous, double timeoutSeconds) {
+  checkNotForked();
   check(operation);
   operation.limit = limitOf(timeoutSeconds);
   int64_t ticket = 0;
@@ -197,15 +198,18 @@ int64_t Communicator::run(Operation& operation, bool isAsynchronous, double time
                             " was not begun, the group is broken: " + cause.what()));
       }
     }
+    const bool isQueued = isAsynchronous || isBusy_ || !queue_.empty();
+    if (isQueued) startExecutor();  // first, because it may fail: a job that is queued is run
     operation.sequence = ++sequence_;
     const TimePoint now = Clock::now();
     operation.deadline = now + operation.limit;
     record_.begin(operation, now, !isAsynchronous);
     operations_.fetch_add(1, std::memory_order_relaxed);
-    if (isAsynchronous || isBusy_ || !queue_.empty()) {
+    if (isQueued) {
       ticket = tickets_.open();
       queue_.push_back(std::make_unique<Job>(operation, layout_.size, ticket));
-      startExecutor();
+      if (!isAsynchronous) ++waiting_;
+      queueChanged_.notify_all();
     } else {
       isBusy_ = true;
     }
@@ -213,15 +217,12 @@ int64_t Communicator::run(Operation& operation, bool isAsynchronous, double time
   if (ticket == 0) {
     inCaller_.fetch_add(1, std::memory_order_relaxed);
     const auto release = [&](bool isGood) {
-      bool isAwaited = false;
-      {
-        const std::lock_guard lock(queueMutex_);
-        record_.end(operation.sequence, isGood);
-        isBusy_ = false;
-        isAwaited = isStopping_ || !queue_.empty();
-      }
+      const std::lock_guard lock(queueMutex_);
+      record_.end(operation.sequence, isGood);
+      isBusy_ = false;
       // Nobody else waits for a free communicator: waking the executor for nothing would double the cost of a call.
-      if (isAwaited) queueChanged_.notify_all();
+      // Under the lock, because the destructor ends when it finds nobody busy.
+      if (isStopping_ || !queue_.empty()) queueChanged_.notify_all();
     };
     try {
       execute(operation, kPatienceOfCaller);
@@ -232,10 +233,14 @@ int64_t Communicator::run(Operation& operation, bool isAsynchronous, double time
     release(true);
     return 0;
   }
-  queueChanged_.notify_all();
   if (isAsynchronous) return ticket;
   std::optional<Failure> failure;
-  if (tickets_.wait(ticket, std::nullopt, nullptr, &failure) == Tickets::End::kFailed) throw *failure;
+  const Tickets::End end = tickets_.wait(ticket, std::nullopt, nullptr, &failure);
+  {
+    const std::lock_guard lock(queueMutex_);
+    if (--waiting_ == 0 && isStopping_) queueChanged_.notify_all();
+  }
+  if (end == Tickets::End::kFailed) throw *failure;
   return 0;
 }
 
@@ -320,6 +325,7 @@ void Communicator::runQueue() {
 }
 
 int64_t Communicator::send(const void* data, uint64_t bytes, int peer, int64_t tag, double timeoutSeconds) {
+  checkNotForked();
   if (peer < 0 || peer >= layout_.size) {
     throw Failure(Code::kInvalid, -1, "send of group '" + name_ + "': there is no rank " + std::to_string(peer));
   }
@@ -330,6 +336,7 @@ int64_t Communicator::send(const void* data, uint64_t bytes, int peer, int64_t t
 }
 
 int64_t Communicator::receive(void* data, uint64_t bytes, int peer, int64_t tag, double timeoutSeconds) {
+  checkNotForked();
   if (peer < -1 || peer >= layout_.size) {
     throw Failure(Code::kInvalid, -1, "receive of group '" + name_ + "': there is no rank " + std::to_string(peer));
   }

@@ -42,6 +42,12 @@ class Communicator {
   int64_t receive(void* data, uint64_t bytes, int peer, int64_t tag, double timeoutSeconds);
   void abort(const std::string& reason);
 
+  // Whether this process was forked from the one that made it. Such a process has no part in the group: threads are
+  // missing, locks may be held for ever, shared memory is not mapped. `run`, `send` and `receive` say so; nothing else
+  // may be called but this and `checkNotForked`, nor may it be destroyed.
+  bool isForked() const { return guard_->isInChild(); }
+  void checkNotForked() const;  // throws Failure(CLOSED)
+
   Tickets& tickets() { return tickets_; }
   const Layout& layout() const { return layout_; }
   // Before the first operation.
@@ -82,6 +88,7 @@ class Communicator {
   std::condition_variable queueChanged_;
   std::deque<std::unique_ptr<Job>> queue_;
   bool isBusy_ = false;
+  int waiting_ = 0;  // threads in `run` that wait for what they queued
   bool isStopping_ = false;
   bool isCut_ = false;  // an operation has failed: what it posted may be memory that is its caller's again
   uint64_t sequence_ = 0;

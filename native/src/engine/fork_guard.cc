@@ -1,9 +1,9 @@
 #include "engine/fork_guard.hpp"
 
 #include <pthread.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <mutex>
 
 namespace clary {
@@ -11,7 +11,7 @@ namespace {
 
 struct Registry {
   std::mutex mutex;
-  std::vector<std::vector<int>*> guarded;
+  std::vector<ForkGuard*> guards;
 };
 
 // Never destroyed: a fork may come while the process is ending.
@@ -22,29 +22,36 @@ Registry& registry() {
 
 void beforeFork() { registry().mutex.lock(); }
 void inParent() { registry().mutex.unlock(); }
-void inChild() {
-  for (const auto* descriptors : registry().guarded) {
-    for (const int descriptor : *descriptors) close(descriptor);
-  }
-  registry().guarded.clear();
-  registry().mutex.unlock();
-}
 
 }  // namespace
 
-ForkGuard::ForkGuard(std::vector<int> descriptors) : descriptors_(std::move(descriptors)), owner_(getpid()) {
+void ForkGuard::closeInChild() {
+  for (ForkGuard* guard : registry().guards) {
+    for (const Guarded& each : guard->guarded_) {
+      struct stat now{};
+      const bool isOpen = fstat(each.descriptor, &now) == 0;
+      if (isOpen && now.st_dev == each.device && now.st_ino == each.number) close(each.descriptor);
+    }
+    guard->isInChild_ = true;
+  }
+  registry().guards.clear();
+  registry().mutex.unlock();
+}
+
+ForkGuard::ForkGuard(const std::vector<int>& descriptors) {
+  for (const int descriptor : descriptors) {
+    struct stat is{};
+    if (fstat(descriptor, &is) == 0) guarded_.push_back({descriptor, is.st_dev, is.st_ino});
+  }
   static std::once_flag once;
-  std::call_once(once, [] { pthread_atfork(beforeFork, inParent, inChild); });
+  std::call_once(once, [] { pthread_atfork(beforeFork, inParent, closeInChild); });
   const std::lock_guard lock(registry().mutex);
-  registry().guarded.push_back(&descriptors_);
+  registry().guards.push_back(this);
 }
 
 ForkGuard::~ForkGuard() {
   const std::lock_guard lock(registry().mutex);
-  auto& guarded = registry().guarded;
-  guarded.erase(std::remove(guarded.begin(), guarded.end(), &descriptors_), guarded.end());
+  std::erase(registry().guards, this);
 }
-
-bool ForkGuard::isInChild() const { return getpid() != owner_; }
 
 }  // namespace clary

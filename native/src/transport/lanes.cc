@@ -207,15 +207,21 @@ void LaneSet::leave(Duration limit) {
   }
 }
 
-void LaneSet::discardInput(const Lane& lane) {
+void LaneSet::discardInput(Lane& lane) {
   std::array<std::byte, kDiscardBytes> unwanted;
-  while (::recv(lane.socket.fd(), unwanted.data(), unwanted.size(), 0) > 0) {
+  // A peer may send faster than we read.
+  for (size_t turn = 0; turn < kBytesPerTurn && !lane.hasEnded;) {
+    const ssize_t result = ::recv(lane.socket.fd(), unwanted.data(), unwanted.size(), 0);
+    if (result < 0 && errno == EINTR) continue;
+    if (result < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    lane.hasEnded = result <= 0;
+    turn += lane.hasEnded ? 0 : static_cast<size_t>(result);
   }
 }
 
 bool LaneSet::isAllSent() const {
   return std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) {
-    if (!lane.socket.isOpen() || !lane.out.broken.empty()) return true;
+    if (!lane.socket.isOpen() || !lane.out.broken.empty() || lane.hasEnded) return true;
     return !lane.out.isPending() && (!lane.isTcp || isAcknowledged(lane.socket.fd()));
   });
 }

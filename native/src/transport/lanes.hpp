@@ -61,7 +61,7 @@ class LaneSet {
   // Before the sockets are closed in order: send what is posted, throw away what comes, and wait at most `limit` until
   // the peers' kernels have what was sent. Without this a peer that comes late to an operation that has ended here
   // loses what it was sent: a socket that is closed with unread bytes resets the connection, and so does one that gets
-  // bytes after it was closed.
+  // bytes after it was closed. A peer whose own stream has ended has left already, and is not waited for.
   void leave(Duration limit);
 
   // Peers that something is posted to or from and not moved yet, for messages about a timeout.
@@ -94,6 +94,7 @@ class LaneSet {
     Flow out;
     Flow in;
     bool isListed = false;  // in pending_
+    bool hasEnded = false;  // found by `leave`: nobody reads at the other end
   };
 
   Position post(int peer, Flow Lane::* direction, std::byte* data, size_t bytes);
@@ -101,7 +102,7 @@ class LaneSet {
   void noteBroken(int peer, Flow Lane::* direction, const std::string& text);
   void throwIfBroken() const;
   void unlistIdle();
-  static void discardInput(const Lane& lane);
+  static void discardInput(Lane& lane);
   bool isAllSent() const;
 
   std::vector<Lane> lanes_;
