@@ -1,10 +1,15 @@
 """Ranks that save as fast as they can and are killed at random moments; run as `program FOLDER NUM_KILLS SEED`.
 
 The parent imports torch once and forks the ranks of every round. A rank restores what the round before has left, checks
-all of it and says so; then it saves until it is killed. Prints one line of JSON: what each round restored.
+all of it and says so; then it saves until it is killed, which is after a number of saves, not after a time: disks under
+load take a hundred times as long for one. Prints one line of JSON: what each round restored. Every kill is on stderr.
 """
 
+import ctypes
+import faulthandler
+import itertools
 import json
+import logging
 import os
 import random
 import signal
@@ -22,14 +27,17 @@ from clary.train import checkpoint
 from clary.train.checkpoint import keeper as loaded  # before the forks, so that every round needs less time
 
 NUM_RANKS = 2
-LIMIT_S = 20.0
-LONGEST_MS = 150  # from the first save of a round to the kill: several saves
-LONGEST_SAVES = 6  # the same on a disk that takes longer for them
-MOST_S = 2.0  # however slow it is
+LIMIT_S = 60.0  # of a wait of the ranks for each other, of ours for them
+STUCK_S = 50.0  # a round that takes longer has its threads' stacks on stderr
+MOST_SAVES = 4  # that a rank has made in a round when it is to be killed
+SAVE_S = 0.1  # what one takes, as long as nothing is known of it
+PR_SET_PDEATHSIG = 1  # prctl(2)
 assert loaded.Keeper is checkpoint.Keeper
 
 
 def be_rank(rank, folder, number):
+    logging.basicConfig(format=f"round {number}, rank {rank}: %(message)s", force=True)
+    faulthandler.dump_traceback_later(STUCK_S)
     store = dist.FileStore(str(folder / f"store-{number}"), NUM_RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS, timeout=timedelta(seconds=LIMIT_S))
     model = torch.nn.ParameterList(torch.zeros(300_000) for _ in range(6))
@@ -40,8 +48,12 @@ def be_rank(rank, folder, number):
         assert state["step"] == step, (state["step"], step)
         for parameter in model:
             assert parameter.eq(step).all(), (step, parameter.unique())
-    with (folder / f"log-{rank}").open("a") as log:
-        print(json.dumps({"round": number, "restored": step}), file=log, flush=True)
+    with log_path(folder, rank, number).open("a") as log:
+
+        def tell(**words):
+            print(json.dumps({"at_s": round(time.monotonic(), 4), **words}), file=log, flush=True)
+
+        tell(restored=step)
         step = -1 if step is None else step
         while True:
             step += 1
@@ -49,22 +61,23 @@ def be_rank(rank, folder, number):
             with torch.no_grad():
                 for parameter in model:
                     parameter.fill_(step)
-            began_s = time.monotonic()
             try:
                 keeper.save(step, state)  # the step before is on all disks now
             except checkpoint.CheckpointError as error:  # the other rank was killed
-                print(json.dumps({"round": number, "told": str(error)}), file=log, flush=True)
+                tell(told=str(error))
                 return
-            took_s = time.monotonic() - began_s
-            print(json.dumps({"round": number, "whole": step - 1, "took_s": took_s}), file=log, flush=True)
+            tell(whole=step - 1)
 
 
 def fork(rank, folder, number):
+    parent = os.getpid()
     process = os.fork()
     if process:
         return process
     try:
-        be_rank(rank, folder, number)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() == parent:  # it may have ended before the call
+            be_rank(rank, folder, number)
     except BaseException:  # noqa: BLE001 - told to the parent; a child that lived on would fork too
         with (folder / "failures").open("a") as file:
             file.write(f"round {number}, rank {rank}: {traceback.format_exc()}")
@@ -72,64 +85,87 @@ def fork(rank, folder, number):
         os._exit(0)
 
 
-def told(folder, rank):
-    path = folder / f"log-{rank}"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+def log_path(folder, rank, number):
+    return folder / f"log-{number:02d}-{rank}"
+
+
+def told(folder, rank, number, what):
+    """Return what a rank has said in a round. A line without its end is not said: still written, or cut by a kill."""
+    path = log_path(folder, rank, number)
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [one for one in map(json.loads, lines) if what in one]
+
+
+def wait_until(is_so, folder, what):
+    """Return once something is so, or a rank has failed; the latter's own words are told at the end."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while not is_so():
+        if (folder / "failures").exists():
+            return
+        assert time.monotonic() < deadline_s, f"{what}: not so after {LIMIT_S:g} s"
+        time.sleep(0.005)
 
 
 def last_words(folder, rank, number):
     """Return what a rank says of the loss of the other, which it learns of by itself."""
-    deadline_s = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline_s:
-        words = [one["told"] for one in told(folder, rank) if one["round"] == number and "told" in one]
-        if words:
-            return words[0]
-        time.sleep(0.005)
-    return f"rank {rank} said nothing in {LIMIT_S:g} s"
+    wait_until(lambda: told(folder, rank, number, "told"), folder, f"round {number}: rank {rank} tells of its loss")
+    return [one["told"] for one in told(folder, rank, number, "told")]
 
 
-def longest_s(folder):
-    """Return how long after the first save of a round a kill may come: several saves, as long as they take here."""
-    took = [one["took_s"] for rank in range(NUM_RANKS) for one in told(folder, rank) if "took_s" in one]
-    return min(MOST_S, max(LONGEST_MS / 1000, LONGEST_SAVES * statistics.median(took))) if took else LONGEST_MS / 1000
+def save_seconds(folder, number):
+    """Return what a save takes, by the rounds up to this one; the first of a round waits for none before it."""
+    ends = [
+        [one["at_s"] for one in told(folder, rank, before, "whole")]
+        for rank in range(NUM_RANKS)
+        for before in range(number + 1)
+    ]
+    took = [end_s - start_s for one in ends for start_s, end_s in itertools.pairwise(one)]
+    return statistics.median(took) if took else SAVE_S
+
+
+def be_round(folder, number, num_saves, dice):
+    """Have ranks restore and save, and kill them a moment after they have made some saves; returns last words."""
+    processes = [fork(rank, folder, number) for rank in range(NUM_RANKS)]
+    victims = dice.choice([[0], [1], [0, 1], [1, 0]])
+    ranks = range(NUM_RANKS)
+    try:
+        wait_until(
+            lambda: all(told(folder, rank, number, "restored") for rank in ranks), folder, f"round {number}: restored"
+        )
+        wait_until(
+            lambda: any(len(told(folder, rank, number, "whole")) >= num_saves for rank in ranks),
+            folder,
+            f"round {number}: {num_saves} saves",
+        )
+        delay_s = dice.uniform(0, 1.5 * save_seconds(folder, number))  # somewhere in the next save
+        time.sleep(delay_s)
+        for victim in victims:
+            os.kill(processes[victim], signal.SIGKILL)
+        words = f"SIGKILL to {victims} {delay_s:.4f} s after {num_saves} saves, at {time.monotonic():.4f}"
+        print(f"round {number}: {words}", file=sys.stderr, flush=True)
+        return last_words(folder, 1 - victims[0], number) if len(victims) == 1 else []
+    finally:
+        for process in processes:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
 
 
 def run(folder, num_kills, seed):
     dice = random.Random(seed)
-    restored, words, whole = [], [], None
-    for number in range(num_kills + 1):
-        processes = [fork(rank, folder, number) for rank in range(NUM_RANKS)]
-        victims = dice.choice([[0], [1], [0, 1], [1, 0]])
-        try:
-            deadline_s = time.monotonic() + LIMIT_S
-            while time.monotonic() < deadline_s and not (folder / "failures").exists():
-                here = [one for rank in range(NUM_RANKS) for one in told(folder, rank) if one["round"] == number]
-                if sum("restored" in one for one in here) == NUM_RANKS:
-                    break
-                time.sleep(0.005)
-            else:
-                break
-            time.sleep(dice.uniform(0, longest_s(folder)))
-            for victim in victims:
-                os.kill(processes[victim], signal.SIGKILL)
-            if len(victims) == 1:
-                words.append(last_words(folder, 1 - victims[0], number))
-        finally:
-            for process in processes:
-                os.kill(process, signal.SIGKILL)
-                os.waitpid(process, 0)
-        found = {
-            one["restored"]
-            for rank in range(NUM_RANKS)
-            for one in told(folder, rank)[-10000:]
-            if one["round"] == number and "restored" in one
-        }
+    saves = [number % (MOST_SAVES + 1) for number in range(num_kills + 1)]
+    dice.shuffle(saves)
+    restored, words, whole = [], [], -1
+    failures = folder / "failures"
+    for number, num_saves in enumerate(saves):
+        words += be_round(folder, number, num_saves, dice)
+        if failures.exists():
+            break
+        found = {one["restored"] for rank in range(NUM_RANKS) for one in told(folder, rank, number, "restored")}
         assert len(found) == 1, f"round {number}: ranks restored {found}"
         restored.append(found.pop())
-        assert whole is None or (restored[-1] is not None and restored[-1] >= whole), (number, restored[-1], whole)
-        saved = [one["whole"] for rank in range(NUM_RANKS) for one in told(folder, rank) if one.get("whole", -1) >= 0]
-        whole = max(saved, default=None)
-    failures = folder / "failures"
+        assert (-1 if restored[-1] is None else restored[-1]) >= whole, (number, restored[-1], whole)
+        said = [one["whole"] for rank in range(NUM_RANKS) for one in told(folder, rank, number, "whole")]
+        whole = max(said, default=whole)
     return {"restored": restored, "words": words, "failures": failures.read_text() if failures.exists() else ""}
 
 
