@@ -7,7 +7,6 @@ once (`group_commit`); reads run on a few threads with connections of their own 
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,9 +17,8 @@ from sqlalchemy import Connection, Engine, delete, insert, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from clary.contract.errors import Fault, StoreError
-from clary.contract.plain import from_plain, to_plain
 from clary.control.jobs.training_job import FinalMetric, TrainingJob
-from clary.control.store import job_cards, job_queries, job_rows, leases, tokens
+from clary.control.store import job_cards, job_documents, job_queries, job_rows, leases, tokens
 from clary.control.store.database import describe_failure, open_engines, parse_url
 from clary.control.store.errors import JobExists, JobNotFound
 from clary.control.store.experiments import ExperimentStore
@@ -39,26 +37,9 @@ T = TypeVar("T")
 NUM_READERS = 4
 READ_TIMEOUT_S = 30.0
 
-_INSERT_JOB = text(
-    "INSERT INTO jobs (name, arn, status, secondary_status, created_at, modified_at, training_ended_at,"
-    " is_terminal, is_released, warm_pool_status, warm_pool, version, document)"
-    " VALUES (:name, :arn, :status, :secondary_status, :created_at, :modified_at, :training_ended_at,"
-    " :is_terminal, :is_released, :warm_pool_status, :warm_pool, 1, :document) ON CONFLICT (name) DO NOTHING"
-)
-_UPDATE_JOB = text(
-    "UPDATE jobs SET status = :status, secondary_status = :secondary_status, created_at = :created_at,"
-    " modified_at = :modified_at, training_ended_at = :training_ended_at, is_terminal = :is_terminal,"
-    " is_released = :is_released, warm_pool_status = :warm_pool_status, warm_pool = :warm_pool,"
-    " version = version + 1, document = :document WHERE name = :name"
-)
 _SET_TAG = text(
     "INSERT INTO tags (arn, tag_key, tag_value) VALUES (:arn, :tag_key, :tag_value)"
     " ON CONFLICT (arn, tag_key) DO UPDATE SET tag_value = excluded.tag_value"
-)
-_SELECT_DOCUMENT = text("SELECT document FROM jobs WHERE name = :name")
-# Spelled as the partial index spells it, or SQLite would not use that index.
-_SELECT_UNFINISHED = text(
-    "SELECT document FROM jobs WHERE is_terminal = 0 OR is_released = 0 ORDER BY created_at, name"
 )
 
 
@@ -132,12 +113,12 @@ class Store:
 
         Raises: JobExists with the ARN of the job that has the name; nothing is written then.
         """
-        row = _row_of(job)
+        row = job_documents.row_of(job)
         card = job_cards.card_row(job)
         tag_rows = _tag_rows(job.arn, tags)
 
         def create(connection: Connection) -> None:
-            if connection.execute(_INSERT_JOB, row).rowcount == 0:
+            if connection.execute(job_documents.INSERT_JOB, row).rowcount == 0:
                 existing = connection.execute(select(jobs.c.arn).where(jobs.c.name == job.name)).scalar_one()
                 raise JobExists(job.name, existing_arn=existing)
             connection.execute(job_cards.UPSERT_CARD, card)
@@ -150,8 +131,8 @@ class Store:
         """Return a job as it was last written; None if there is none of that name."""
 
         def get(connection: Connection) -> TrainingJob | None:
-            document = connection.execute(_SELECT_DOCUMENT, {"name": name}).scalar()
-            return None if document is None else _job_of(document)
+            document = connection.execute(job_documents.SELECT_DOCUMENT, {"name": name}).scalar()
+            return None if document is None else job_documents.job_of(document)
 
         return await self._read(get)
 
@@ -175,7 +156,7 @@ class Store:
             document = connection.execute(select(jobs.c.document).where(jobs.c.name == name).with_for_update()).scalar()
             if document is None:
                 raise JobNotFound(name)
-            job = _job_of(document)
+            job = job_documents.job_of(document)
             changed = change(job)
             if changed is job:
                 return job
@@ -184,7 +165,7 @@ class Store:
                     f"a change of job {name!r} returned {changed.name!r} ({changed.arn}): name and ARN of a job are "
                     f"for ever, create another job instead"
                 )
-            connection.execute(_UPDATE_JOB, _row_of(changed))
+            connection.execute(job_documents.UPDATE_JOB, job_documents.row_of(changed))
             card = job_cards.card_row(changed)
             if card != job_cards.card_row(job):
                 connection.execute(job_cards.UPSERT_CARD, card)
@@ -214,7 +195,10 @@ class Store:
         """Return the jobs that still need work, oldest first: not terminal, or with hosts that may still exist."""
 
         def find(connection: Connection) -> list[TrainingJob]:
-            return [_job_of(document) for document in connection.execute(_SELECT_UNFINISHED).scalars()]
+            return [
+                job_documents.job_of(document)
+                for document in connection.execute(job_documents.SELECT_UNFINISHED).scalars()
+            ]
 
         return await self._read(find)
 
@@ -235,7 +219,7 @@ class Store:
                 statement = statement.where(column == value)
 
         def find(connection: Connection) -> list[TrainingJob]:
-            return [_job_of(document) for document in connection.execute(statement).scalars()]
+            return [job_documents.job_of(document) for document in connection.execute(statement).scalars()]
 
         return await self._read(find)
 
@@ -366,27 +350,6 @@ class Store:
                 fault=Fault.INFRASTRUCTURE,
                 retryable=True,
             ) from error
-
-
-def _row_of(job: TrainingJob) -> dict[str, Any]:
-    return {
-        "name": job.name,
-        "arn": job.arn,
-        "status": job.status.value,
-        "secondary_status": job.secondary_status.value,
-        "created_at": to_microseconds(job.created_at),
-        "modified_at": to_microseconds(job.modified_at),
-        "training_ended_at": None if job.training_ended_at is None else to_microseconds(job.training_ended_at),
-        "is_terminal": int(job.is_terminal),
-        "is_released": int(job.is_released),
-        "warm_pool_status": None if job.warm_pool is None else job.warm_pool.status.value,
-        "warm_pool": None if job.warm_pool is None else json.dumps(to_plain(job.warm_pool)),
-        "document": json.dumps(to_plain(job), separators=(",", ":")),
-    }
-
-
-def _job_of(document: str) -> TrainingJob:
-    return from_plain(TrainingJob, json.loads(document))
 
 
 def _tag_rows(arn: str, new_tags: Mapping[str, str]) -> list[dict[str, str]]:

@@ -29,14 +29,15 @@ from clary.control.engines.local import (
     agent_processes,
     anchors,
     attempt_leftovers,
+    attempt_processes,
     attempt_record,
     cleaning,
     killing,
     link_watch,
     rehearsal_records,
 )
-from clary.control.engines.local.agent_processes import MARK_VARIABLE, LastingProcess
-from clary.control.engines.local.attempt_record import POOL_ATTEMPT, AttemptRecord, NetworkReady
+from clary.control.engines.local.agent_processes import LastingProcess
+from clary.control.engines.local.attempt_record import POOL_ATTEMPT, AttemptRecord
 from clary.control.engines.local.isolation import choose_isolation
 from clary.control.engines.local.machine_facts import measure_machine
 from clary.control.engines.local.network_spec import RELEASED_FILE
@@ -44,9 +45,7 @@ from clary.control.scheduling.machine import Machine
 from clary.control.settings import Settings
 
 JOBS_FOLDER = "jobs"
-LEAVE_TIMEOUT_S = 3.0  # for programs whose agent was killed; each host's own first process sees to it
 MIN_FREE_BYTES = 4 * 1024 * 1024  # for an agent's log, its spool and the files that describe the job
-MAX_KILL_ROUNDS = 20  # a round catches what was forked during the one before
 
 T = TypeVar("T")
 
@@ -134,7 +133,7 @@ class LocalEngine:
     async def fence(self, plan: LaunchPlan, host: str) -> None:
         """Kill a host's agent; the host's first process sees it and ends everything else there."""
         folder = self._folder_of_hosts(plan)
-        await self._locked(folder, lambda: _end_agent(folder, host))
+        await self._locked(folder, lambda: attempt_processes.end_agent(folder, host))
 
     async def release(self, job_name: str, attempt: int) -> Released:
         """End and remove what is left of the attempt."""
@@ -232,12 +231,13 @@ class LocalEngine:
         record = attempt_record.create_record(folder)
         agents = dict(record.agents)
         if record.may_have_unknown_agents:
-            agents |= _adopted_agents(record.mark)  # these live; of a host that has two, the record's may be dead
+            # These live; of a host that has two, the record's may be dead.
+            agents |= attempt_processes.adopted_agents(record.mark)
         dead = {name: agent for name, agent in agents.items() if not agent.is_alive()}
         for name, agent in dead.items():
             if not plan.pool:
                 raise EngineError(self._ended_early(folder / name, name, agent))
-            _clear_host(folder, name)
+            attempt_processes.clear_host(folder, name)
             del agents[name]
         places = tuple(dict.fromkeys((*record.cgroup_places, *cleaning.own_cgroup_places())))
         record = replace(record, agents=agents, may_have_unknown_agents=True, cgroup_places=places)
@@ -266,7 +266,7 @@ class LocalEngine:
         removed: list[str] = []
         problems: list[str] = []
         if record is not None and record.boot_id == attempt_record.boot_id():
-            killed += _end_processes(folder, record)
+            killed += attempt_processes.end_processes(folder, record)
         # The anchor ends by itself when it sees this; and nobody launches the attempt again.
         (folder / RELEASED_FILE).touch()
         ready = attempt_record.read_ready(folder)
@@ -319,22 +319,6 @@ def _note_cgroup_places(place: Path, hosts: Path) -> None:
         attempt_record.write_record(place, replace(record, cgroup_places=of_hosts.cgroup_places))
 
 
-def _clear_host(folder: Path, host: str) -> None:
-    """End what the dead agent of a pool's host has left running in the host's network and cgroup.
-
-    Raises: EngineError if something can not be ended.
-    """
-    ready = attempt_record.read_ready(folder)
-    found = killing.in_cgroups(attempt_leftovers.cgroups_of(folder, [host], attempt_record.read_record(folder)))
-    if ready is not None and host in ready.namespaces:
-        found += _in_networks(replace(ready, namespaces={host: ready.namespaces[host]}))
-    try:
-        for process in killing.wait_until_gone(set(found), timeout_s=LEAVE_TIMEOUT_S):
-            killing.kill(process)
-    except (OSError, TimeoutError) as error:
-        raise EngineError(f"{host} in {folder}: a process could not be ended: {error}", retryable=True) from error
-
-
 def _require_space(folder: Path) -> None:
     """Refuse to start hosts on a full disk: their agents could not even say why they fail."""
     facts = os.statvfs(folder)
@@ -345,88 +329,6 @@ def _require_space(folder: Path) -> None:
             "free space there, or move the state folder (CLARY_HOME) to a larger disk",
             retryable=True,
         )
-
-
-def _end_processes(folder: Path, record: AttemptRecord) -> list[str]:
-    """Kill agents, then whatever does not follow them by itself; returns what was killed, in words.
-
-    Raises: EngineError if something can not be killed.
-    """
-    agents = dict(record.agents)
-    if record.may_have_unknown_agents:
-        agents = _adopted_agents(record.mark) | agents
-    ready = attempt_record.read_ready(folder)
-    below = [process for agent in agents.values() for process in killing.descendants(agent)]
-    killed = []
-    try:
-        for host, agent in agents.items():
-            if killing.kill(agent):
-                killed.append(f"agent of {host}, process {agent.pid}")
-        left = killing.wait_until_gone({*below, *_found(folder, record, ready)}, timeout_s=LEAVE_TIMEOUT_S)
-        for _ in range(MAX_KILL_ROUNDS):
-            for process in left:
-                command = " ".join(killing.command_line(process))[:100]
-                if killing.kill(process):
-                    killed.append(f"process {process.pid} ({command})")
-            left = _found(folder, record, ready)
-            if not left:
-                return killed
-    except (OSError, TimeoutError) as error:
-        raise EngineError(f"attempt in {folder}: a process could not be ended: {error}", retryable=True) from error
-    raise EngineError(
-        f"attempt in {folder}: {len(left)} processes come back faster than they are killed", retryable=True
-    )
-
-
-def _found(folder: Path, record: AttemptRecord, ready: NetworkReady | None) -> list[ProcessId]:
-    """Return the attempt's processes by what they carry and where they are, whoever their parents are."""
-    # Orphans of plain processes, whose agent and keeper died, are known by the host's cgroup alone.
-    cgroups = attempt_leftovers.cgroups_of(folder, attempt_leftovers.folders_in(folder), record)
-    found = [*_marked(record, ready), *_in_networks(ready), *killing.in_cgroups(cgroups)]
-    return list(dict.fromkeys(found))
-
-
-def _end_agent(folder: Path, host: str) -> None:
-    """Kill the agent of a host, if it was started and lives.
-
-    Raises: EngineError if it can not be killed.
-    """
-    record = attempt_record.read_record(folder)
-    if record is None or record.boot_id != attempt_record.boot_id() or host not in record.agents:
-        return
-    try:
-        killing.kill(record.agents[host])
-    except (OSError, TimeoutError) as error:
-        raise EngineError(f"the agent of {host} in {folder} could not be ended: {error}", retryable=True) from error
-
-
-def _marked(record: AttemptRecord, ready: NetworkReady | None) -> list[ProcessId]:
-    """Return the processes that carry the attempt's mark, except those that hold its network."""
-    holders = {ready.anchor, *killing.descendants(ready.anchor)} if ready is not None else set()
-    return [process for process in killing.with_variable(MARK_VARIABLE, record.mark) if process not in holders]
-
-
-def _in_networks(ready: NetworkReady | None) -> list[ProcessId]:
-    """Return the processes inside the attempt's network namespaces, which are known only while the anchor lives."""
-    if ready is None or not ready.anchor.is_alive():
-        return []
-    inodes = []
-    for descriptor in ready.namespaces.values():
-        try:
-            inodes.append(os.stat(f"/proc/{ready.pid}/fd/{descriptor}").st_ino)
-        except OSError:
-            return []
-    return killing.in_network_namespaces(inodes) if ready.anchor.is_alive() else []
-
-
-def _adopted_agents(mark: str) -> dict[str, ProcessId]:
-    """Return agents that a service started and did not live to record, by host name."""
-    found = {}
-    for process in killing.with_variable(MARK_VARIABLE, mark):
-        command = killing.command_line(process)
-        if "clary.agent" in command and "--host" in command[:-1]:
-            found[command[command.index("--host") + 1]] = process
-    return found
 
 
 def _free_port() -> int:

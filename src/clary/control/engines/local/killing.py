@@ -1,8 +1,8 @@
 """End exactly the processes of an attempt, and know that they are gone.
 
-Where: `LocalEngine.release`. A process counts only with the start time that was recorded with its pid
-(`contract.processes`); a pid that was handed on to somebody else is never signalled. All of this blocks: call it in a
-thread.
+Where: `attempt_processes`, and `LocalEngine.release` for the anchor. A process counts only with the start time that was
+recorded with its pid (`contract.processes`); a pid that was handed on to somebody else is never signalled. All of this
+blocks: call it in a thread.
 """
 
 from __future__ import annotations

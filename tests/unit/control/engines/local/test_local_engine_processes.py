@@ -14,8 +14,7 @@ from clary.contract.cgroup_names import host_cgroup_name
 from clary.contract.errors import EngineError
 from clary.contract.launch_plan import Isolation
 from clary.contract.processes import ProcessId
-from clary.control.engines.local import agent_processes, attempt_record, cleaning, killing
-from clary.control.engines.local import engine as engine_module
+from clary.control.engines.local import agent_processes, attempt_processes, attempt_record, cleaning, killing
 from clary.control.engines.local.engine import LocalEngine
 from clary.control.settings import Settings
 from clary.testing.launch_plans import make_hosts, make_plan
@@ -34,7 +33,7 @@ def use_agents(monkeypatch):
         monkeypatch.setattr(agent_processes, "agent_command", command)
 
     use(IDLE)
-    monkeypatch.setattr(engine_module, "LEAVE_TIMEOUT_S", 0.2)  # these agents' programs do not leave by themselves
+    monkeypatch.setattr(attempt_processes, "LEAVE_TIMEOUT_S", 0.2)  # these agents' programs do not leave by themselves
     return use
 
 

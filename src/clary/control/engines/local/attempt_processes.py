@@ -1,0 +1,118 @@
+"""The processes of an attempt on this machine: which there are, and how they are ended.
+
+Where: `LocalEngine`, in a thread and one call at a time for an attempt: before agents are started anew, when a host is
+fenced, and on release. An attempt is known by its folder, where the engine has written down what it has started.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from clary.contract.errors import EngineError
+from clary.contract.processes import ProcessId
+from clary.control.engines.local import attempt_leftovers, attempt_record, killing
+from clary.control.engines.local.agent_processes import MARK_VARIABLE
+from clary.control.engines.local.attempt_record import AttemptRecord, NetworkReady
+
+LEAVE_TIMEOUT_S = 3.0  # for programs whose agent was killed; each host's own first process sees to it
+MAX_KILL_ROUNDS = 20  # a round catches what was forked during the one before
+
+
+def adopted_agents(mark: str) -> dict[str, ProcessId]:
+    """Return agents that a service started and did not live to record, by host name."""
+    found = {}
+    for process in killing.with_variable(MARK_VARIABLE, mark):
+        command = killing.command_line(process)
+        if "clary.agent" in command and "--host" in command[:-1]:
+            found[command[command.index("--host") + 1]] = process
+    return found
+
+
+def end_agent(folder: Path, host: str) -> None:
+    """Kill the agent of a host, if it was started and lives.
+
+    Raises: EngineError if it can not be killed.
+    """
+    record = attempt_record.read_record(folder)
+    if record is None or record.boot_id != attempt_record.boot_id() or host not in record.agents:
+        return
+    try:
+        killing.kill(record.agents[host])
+    except (OSError, TimeoutError) as error:
+        raise EngineError(f"the agent of {host} in {folder} could not be ended: {error}", retryable=True) from error
+
+
+def clear_host(folder: Path, host: str) -> None:
+    """End what the dead agent of a pool's host has left running in the host's network and cgroup.
+
+    Raises: EngineError if something can not be ended.
+    """
+    ready = attempt_record.read_ready(folder)
+    found = killing.in_cgroups(attempt_leftovers.cgroups_of(folder, [host], attempt_record.read_record(folder)))
+    if ready is not None and host in ready.namespaces:
+        found += _in_networks(replace(ready, namespaces={host: ready.namespaces[host]}))
+    try:
+        for process in killing.wait_until_gone(set(found), timeout_s=LEAVE_TIMEOUT_S):
+            killing.kill(process)
+    except (OSError, TimeoutError) as error:
+        raise EngineError(f"{host} in {folder}: a process could not be ended: {error}", retryable=True) from error
+
+
+def end_processes(folder: Path, record: AttemptRecord) -> list[str]:
+    """Kill agents, then whatever does not follow them by itself; returns what was killed, in words.
+
+    Raises: EngineError if something can not be killed.
+    """
+    agents = dict(record.agents)
+    if record.may_have_unknown_agents:
+        agents = adopted_agents(record.mark) | agents
+    ready = attempt_record.read_ready(folder)
+    below = [process for agent in agents.values() for process in killing.descendants(agent)]
+    killed = []
+    try:
+        for host, agent in agents.items():
+            if killing.kill(agent):
+                killed.append(f"agent of {host}, process {agent.pid}")
+        left = killing.wait_until_gone({*below, *_found(folder, record, ready)}, timeout_s=LEAVE_TIMEOUT_S)
+        for _ in range(MAX_KILL_ROUNDS):
+            for process in left:
+                command = " ".join(killing.command_line(process))[:100]
+                if killing.kill(process):
+                    killed.append(f"process {process.pid} ({command})")
+            left = _found(folder, record, ready)
+            if not left:
+                return killed
+    except (OSError, TimeoutError) as error:
+        raise EngineError(f"attempt in {folder}: a process could not be ended: {error}", retryable=True) from error
+    raise EngineError(
+        f"attempt in {folder}: {len(left)} processes come back faster than they are killed", retryable=True
+    )
+
+
+def _found(folder: Path, record: AttemptRecord, ready: NetworkReady | None) -> list[ProcessId]:
+    """Return the attempt's processes by what they carry and where they are, whoever their parents are."""
+    # Orphans of plain processes, whose agent and keeper died, are known by the host's cgroup alone.
+    cgroups = attempt_leftovers.cgroups_of(folder, attempt_leftovers.folders_in(folder), record)
+    found = [*_marked(record, ready), *_in_networks(ready), *killing.in_cgroups(cgroups)]
+    return list(dict.fromkeys(found))
+
+
+def _marked(record: AttemptRecord, ready: NetworkReady | None) -> list[ProcessId]:
+    """Return the processes that carry the attempt's mark, except those that hold its network."""
+    holders = {ready.anchor, *killing.descendants(ready.anchor)} if ready is not None else set()
+    return [process for process in killing.with_variable(MARK_VARIABLE, record.mark) if process not in holders]
+
+
+def _in_networks(ready: NetworkReady | None) -> list[ProcessId]:
+    """Return the processes inside the attempt's network namespaces, which are known only while the anchor lives."""
+    if ready is None or not ready.anchor.is_alive():
+        return []
+    inodes = []
+    for descriptor in ready.namespaces.values():
+        try:
+            inodes.append(os.stat(f"/proc/{ready.pid}/fd/{descriptor}").st_ino)
+        except OSError:
+            return []
+    return killing.in_network_namespaces(inodes) if ready.anchor.is_alive() else []
