@@ -1,11 +1,12 @@
 """Looks for requests, and has windows begin and end at steps of the program.
 
 Where: `install` hangs it into torch. The program's thread only counts steps until something is asked for; a thread of
-its own looks at the folder and writes traces. Nothing here may fail a program: what goes wrong is said in the rank's
-answer, and the recorder does no more.
+its own looks at the folder and writes traces. What is asked for waits in `waiting_requests`, what has begun is a
+`recording`. Nothing here may fail a program: what goes wrong is said in the rank's answer, and the recorder does no
+more.
 
 [Note: two threads]
-`_waiting` and `_open` change under `_lock` alone. `_is_wanted` is a hint that the program's thread reads without it.
+`_requests` and `_open` change under `_lock` alone. `_is_wanted` is a hint that the program's thread reads without it.
 """
 
 from __future__ import annotations
@@ -17,29 +18,20 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clary.contract.deep_profiles import (
-    FOLDER_VARIABLE,
-    MAX_TIMED_STEPS,
-    MAX_WINDOW_S,
-    ProfileRequest,
-    RankProfile,
-    RankState,
-)
+from clary.contract.deep_profiles import FOLDER_VARIABLE, RankProfile, RankState
 from clary.train import graph_captures
-from clary.train.profiling.rank_files import RankFiles, boot_id, read_requests
-from clary.train.profiling.ranks import may_be_rank, own_rank
+from clary.train.profiling.rank_files import RankFiles
+from clary.train.profiling.ranks import own_rank
+from clary.train.profiling.recording import Ending, Recording
 from clary.train.profiling.step_counter import StepCounter
-from clary.train.profiling.window import OtherProfiler, Window, clock_facts, is_captured
+from clary.train.profiling.waiting_requests import Waiting, WaitingRequests
+from clary.train.profiling.window import OtherProfiler, Window, is_captured
 
 LOOK_S = 0.5  # from one look at the folder to the next
-NO_STEPS_S = 20.0  # after which a program that has made no step is recorded by time: it may be beginning still
-NO_STEPS_TIMED_S = 5.0  # the same where a time was asked for
 _END_S = 5.0  # for a trace that is being written when the program ends, and before that for its GPU
-_LEFT_OUT = "without its GPU, which only a window of steps can record"
 
 _log = logging.getLogger("clary.profiling")
 _recorder: Recorder | None = None
@@ -68,16 +60,6 @@ def install() -> bool:
     return True
 
 
-class Open:
-    """A window that runs or is being written, with what is known of it."""
-
-    def __init__(self, request: ProfileRequest, files: RankFiles, window: Window, *, first_step: int) -> None:
-        self.request, self.files, self.window, self.first_step = request, files, window, first_step
-        self.bounds_ns = [time.time_ns()]
-        self.began_s = time.monotonic()
-        self.by_time = False
-
-
 class Recorder:
     """The windows of one process; see `install`.
 
@@ -91,9 +73,8 @@ class Recorder:
         self._lock = threading.RLock()
         self._is_wanted = False  # something to do at the next step
         self._is_broken = False
-        self._seen: dict[int, ProfileRequest] = {}
-        self._waiting: dict[int, tuple[ProfileRequest, RankFiles]] = {}
-        self._open: Open | None = None
+        self._requests = WaitingRequests(folder, steps=self._steps, tell=self._tell)
+        self._open: Recording | None = None
         self._writers: list[threading.Thread] = []
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
@@ -111,7 +92,8 @@ class Recorder:
         if self._open is not None and self._open.window.is_running:
             self._open.window.forget()
             self._is_broken = True  # torch would record nothing here
-        self._waiting, self._open, self._writers, self._thread = {}, None, [], None
+        self._requests.forget()
+        self._open, self._writers, self._thread = None, [], None
         self._is_wanted = True  # the thread begins with the child's first step: a worker of a data loader makes none
 
     def on_step(self, optimizer: object) -> None:
@@ -129,8 +111,8 @@ class Recorder:
         if not self._lock.acquire(timeout=_END_S):  # a window is ended at this moment, and its GPU may hang
             return
         try:
-            if self._runs_and_may_stop(self._open):
-                self._end_with_program()
+            if self._open is not None and self._open.may_end:
+                self._end_with_program(self._open)
         finally:
             self._lock.release()
         end_s = time.monotonic() + _END_S
@@ -142,38 +124,16 @@ class Recorder:
             if self._thread is None and not self._ending.is_set():
                 self.start()
             run = self._open
-            if run is not None and not run.by_time and self._runs_and_may_stop(run):
-                run.bounds_ns.append(time.time_ns())
-                self._end_if_done(run)
-            for number, (request, files) in sorted(self._waiting.items()):
-                if self._open is None and self._is_due(request) and (files.profile or self._claim(number, request)):
-                    files = self._waiting.pop(number)[1]
-                    self._begin_window(request, files, by_time=False)
-            self._is_wanted = bool(self._waiting) or self._open is not None
+            if run is not None and not run.by_time and run.may_end:
+                run.count_step()
+                if (ending := run.ending_at_step()) is not None:
+                    self._end_window(run, ending)
+            while self._open is None and (due := self._requests.take_due()) is not None:
+                self._begin_window(due, by_time=False)
+            self._is_wanted = self._requests.has_any or self._open is not None
 
-    @staticmethod
-    def _runs_and_may_stop(run: Open | None) -> bool:
-        return run is not None and run.window.is_running and run.window.may_stop
-
-    def _end_if_done(self, run: Open) -> None:
-        """End a window of steps that has what was asked for, or lasts too long."""
-        seconds = time.monotonic() - run.began_s
-        asked = run.request
-        is_whole = len(run.bounds_ns) > asked.num_steps if asked.num_steps else seconds >= asked.duration_s
-        is_late = seconds > MAX_WINDOW_S  # kept open for a graph whose capture may never end
-        if is_whole or asked.is_cancelled:
-            self._end_window("", now=is_late)
-        elif len(run.bounds_ns) > MAX_TIMED_STEPS:
-            self._end_window(f"cut off after {MAX_TIMED_STEPS} steps", now=is_late)
-        elif is_late:
-            self._end_window(f"cut off after {MAX_WINDOW_S:g} s", now=True)
-
-    def _is_due(self, request: ProfileRequest) -> bool:
-        if request.start_step is not None and self._steps.num_steps < request.start_step:
-            return False
-        return time.time() >= request.start_at
-
-    def _begin_window(self, request: ProfileRequest, files: RankFiles, *, by_time: bool) -> None:
+    def _begin_window(self, waiting: Waiting, *, by_time: bool) -> None:
+        request, files = waiting
         window = Window(on_other=self._give_way, all_threads=by_time)
         try:
             window.start()
@@ -183,13 +143,10 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - whatever torch says of it
             self._tell(files, RankState.FAILED, f"torch.profiler did not start: {error!r}")
             return
-        self._open = Open(request, files, window, first_step=self._steps.num_steps)
-        self._open.by_time = by_time
+        self._open = Recording(request, files, window, first_step=self._steps.num_steps, by_time=by_time)
         self._tell(files, RankState.RECORDING, "")
 
-    def _end_with_program(self) -> None:
-        run = self._open
-        assert run is not None
+    def _end_with_program(self, run: Recording) -> None:
         try:
             has_settled = run.window.has_settled(_END_S)
         except Exception:  # noqa: BLE001 - a GPU in trouble, which may be why the program ends
@@ -198,51 +155,30 @@ class Recorder:
         if not has_settled:  # torch would wait for the GPU, and the program would not end
             run.window.wait_for_no_gpu()
             words += ", and while its GPU was at work or in trouble"
-        self._end_window(words, now=True)
+        self._end_window(run, Ending(words, now=True))
 
-    def _end_window(self, words: str, *, now: bool = False) -> None:
+    def _end_window(self, run: Recording, ending: Ending) -> None:
         """Stop recording and have the trace written aside; not yet where that would break a graph that is captured.
 
         Args:
-            now: even then, without a wait for the GPU.
+            ending: one that is `now` ends it even then, without a wait for the GPU.
         """
-        run = self._open
-        assert run is not None
         if not run.window.has_gpu:  # nothing is waited for, and the gate is left alone
-            self._stop_and_write(run, words)
+            self._stop_and_write(run, ending.words)
             return
         with graph_captures.gate.between(0.0) as is_free:
-            if now and not is_free:
+            if ending.now and not is_free:
                 run.window.wait_for_no_gpu()
-            if is_free or now:
-                self._stop_and_write(run, words)
+            if is_free or ending.now:
+                self._stop_and_write(run, ending.words)
 
-    def _stop_and_write(self, run: Open, words: str) -> None:
-        if run.by_time:
-            run.bounds_ns.append(time.time_ns())
-        wall_ns, monotonic_ns = clock_facts()
+    def _stop_and_write(self, run: Recording, words: str) -> None:
         try:
-            run.window.stop()
+            profile = run.stop(words, step=self._steps.num_steps)
         except Exception as error:  # noqa: BLE001 - as above
             self._open = None
             self._tell(run.files, RankState.FAILED, f"torch.profiler did not stop: {error!r}")
             return
-        profile = RankProfile(
-            rank=0,
-            state=RankState.WRITING,
-            words="; ".join(filter(None, (words, _LEFT_OUT if run.window.leaves_out_gpu else ""))),
-            pid=os.getpid(),
-            host_name=socket.gethostname(),
-            step=self._steps.num_steps,
-            first_step=run.first_step,
-            has_gpu=run.window.has_gpu,
-            bounds_ns=tuple(run.bounds_ns),
-            wall_ns=wall_ns,
-            monotonic_ns=monotonic_ns,
-            boot_id=boot_id(),
-            by_time=run.by_time,
-            framework=f"torch {sys.modules['torch'].__version__}",
-        )
         self._put_down(run.files, profile)
         writer = threading.Thread(target=self._write, args=(run, profile), name="clary-trace", daemon=True)
         try:
@@ -252,22 +188,22 @@ class Recorder:
             return
         self._writers = [thread for thread in self._writers if thread.is_alive()] + [writer]
 
-    def _write(self, run: Open, profile: RankProfile) -> None:
+    def _write(self, run: Recording, profile: RankProfile) -> None:
         try:
-            num_bytes = run.window.write(run.files.trace)
-            self._put_down(run.files, replace(profile, state=RankState.DONE, trace_bytes=num_bytes))
+            self._put_down(run.files, run.write(profile))
         except Exception as error:  # noqa: BLE001 - as above
             self._tell(run.files, RankState.FAILED, f"the trace could not be written: {error!r}")
         finally:
             with self._lock:
                 self._open = None
-                self._is_wanted = bool(self._waiting)
+                self._is_wanted = self._requests.has_any
 
     def _give_way(self) -> None:
         """End the window, because the program starts a profiler of its own."""
         with self._lock:
-            if self._runs_and_may_stop(self._open):
-                self._end_window("cut off: the program has started torch.profiler itself", now=True)
+            if self._open is not None and self._open.may_end:
+                words = "cut off: the program has started torch.profiler itself"
+                self._end_window(self._open, Ending(words, now=True))
 
     def _run(self) -> None:
         stamp: int | None = None
@@ -289,68 +225,24 @@ class Recorder:
         if now == stamp:
             return stamp
         with self._lock:
-            for request in read_requests(self._folder):
-                if self._seen.get(request.number) != request:
-                    self._take_up(request, is_new=request.number not in self._seen)
+            for cancelled in self._requests.take_up():
+                if self._open is not None and self._open.request.number == cancelled.number:
+                    self._open.request = cancelled  # ends at the next step
+            self._is_wanted = self._is_wanted or self._requests.has_any
         return now if time.time_ns() - now > 2_000_000_000 else None
-
-    def _take_up(self, request: ProfileRequest, *, is_new: bool) -> None:
-        self._seen[request.number] = request
-        run = self._open
-        if request.is_cancelled:
-            waiting = self._waiting.pop(request.number, None)
-            if waiting is not None:
-                self._tell(waiting[1], RankState.FAILED, "cancelled before it began")
-            if run is not None and run.request.number == request.number:
-                run.request = request  # ends at the next step
-            return
-        if not is_new or (request.give_up_at and time.time() > request.give_up_at):
-            return
-        self._waiting[request.number] = (request, RankFiles(self._folder, request.number, own_rank()))
-        self._is_wanted = True
 
     def _keep_time(self) -> None:
         """Do what no step does: answer, give up, record by time."""
-        now = time.time()
-        for number, (request, files) in list(self._waiting.items()):
-            if files.profile is None and not self._claim(number, request):
-                continue
-            files = self._waiting[number][1]
-            if request.give_up_at and now > request.give_up_at:
-                del self._waiting[number]
-                self._tell(files, RankState.FAILED, "no step began in time: does the program still train?")
-            elif self._is_for_time(request, now) and self._open is None:
-                del self._waiting[number]
-                self._begin_window(request, files, by_time=True)
+        self._requests.answer()
+        while self._open is None and (late := self._requests.take_late()) is not None:
+            self._begin_window(late, by_time=True)
         run = self._open
-        if run is None or not self._runs_and_may_stop(run):
+        if run is None or not run.may_end:
             return
-        seconds = time.monotonic() - run.began_s
-        if run.by_time:
-            if seconds >= min(run.request.duration_s, MAX_WINDOW_S) or run.request.is_cancelled:
-                self._end_window("")
-        elif seconds > MAX_WINDOW_S:
-            # a step that lasts, or the last one: what torch records meanwhile is kept in memory
-            run.window.wait_for_no_gpu()  # which this thread would hold the lock for
-            self._end_window(f"cut off after {MAX_WINDOW_S:g} s", now=True)
-
-    def _claim(self, number: int, request: ProfileRequest) -> bool:
-        """Answer for this rank if this process is one and is asked; return whether the window is still wanted."""
-        is_training = self._steps.num_steps > 0
-        is_late = _is_late(request, time.time())
-        if not is_training and not (is_late and may_be_rank()):
-            return False
-        rank = own_rank()  # may have become known with the process group, after the request
-        files = RankFiles(self._folder, number, rank)
-        if (request.ranks and rank not in request.ranks) or not files.claim():
-            del self._waiting[number]
-            return False
-        self._waiting[number] = (request, files)
-        self._tell(files, RankState.WAITING, "")
-        return True
-
-    def _is_for_time(self, request: ProfileRequest, now: float) -> bool:
-        return _is_late(request, now) and self._steps.num_steps == 0
+        if (ending := run.ending_between_steps()) is not None:
+            if ending.now:
+                run.window.wait_for_no_gpu()  # which this thread would hold the lock for
+            self._end_window(run, ending)
 
     def _tell(self, files: RankFiles, state: RankState, words: str) -> None:
         run = self._open
@@ -375,9 +267,3 @@ class Recorder:
         self._is_broken = True
         self._is_wanted = False
         _log.error("profile: none will be taken in this process, training goes on: %r", error, exc_info=error)
-
-
-def _is_late(request: ProfileRequest, now: float) -> bool:
-    """Whether steps have been waited for long enough; where one was named, it is waited for without an end."""
-    wait_s = NO_STEPS_S if request.num_steps else NO_STEPS_TIMED_S
-    return request.start_step is None and now > request.start_at + wait_s

@@ -10,6 +10,7 @@ from profiling_program import LIMIT_S, program
 
 from clary.train import graph_captures
 from clary.train.profiling import recorder as recorder_module
+from clary.train.profiling import recording
 from clary.train.profiling.window import Window
 
 DEVICE = 3
@@ -125,7 +126,7 @@ def test_a_step_that_is_captured_begins_and_ends_no_window():
         cuda.is_capturing = True
         running.ask(num_steps=2)
         end_s = time.monotonic() + LIMIT_S
-        while not running.recorder._waiting:
+        while not running.recorder._requests.has_any:
             assert time.monotonic() < end_s
             time.sleep(0.01)
         for _ in range(5):
@@ -157,7 +158,7 @@ def test_a_window_does_not_end_while_another_thread_captures_a_graph():
 
 
 def test_a_capture_that_does_not_end_keeps_no_window_open_for_ever():
-    with on_gpu() as (_, running), mock.patch.object(recorder_module, "MAX_WINDOW_S", 0.5):
+    with on_gpu() as (_, running), mock.patch.object(recording, "MAX_WINDOW_S", 0.5):
         running.step()
         graph_captures.gate.begin_capture()
         try:
@@ -240,7 +241,7 @@ def test_a_program_ends_though_a_window_is_being_ended():
 
 
 def test_a_window_whose_step_does_not_end_is_cut_off_without_a_wait_for_the_gpu():
-    with on_gpu() as (cuda, running), mock.patch.object(recorder_module, "MAX_WINDOW_S", 0.5):
+    with on_gpu() as (cuda, running), mock.patch.object(recording, "MAX_WINDOW_S", 0.5):
         running.step()
         running.ask(num_steps=100_000)
         running.step_until("recording")

@@ -15,12 +15,13 @@ import torch
 from clary.contract.deep_profiles import ProfileRequest
 from clary.contract.plain import to_plain
 from clary.train.profiling import recorder as recorder_module
+from clary.train.profiling import recording, waiting_requests
 from clary.train.profiling.recorder import Recorder
 from clary.train.profiling.step_counter import StepCounter
 
 LIMIT_S = 40.0
 recorder_module.LOOK_S = 0.05
-recorder_module.NO_STEPS_TIMED_S = 0.5
+waiting_requests.NO_STEPS_TIMED_S = 0.5
 
 
 class Program:
@@ -258,7 +259,7 @@ def test_where_torch_records_one_thread_no_other_ends_its_window():
 
 
 def test_a_window_whose_next_step_does_not_come_is_cut_off():
-    longest_s, recorder_module.MAX_WINDOW_S = recorder_module.MAX_WINDOW_S, 0.3
+    longest_s, recording.MAX_WINDOW_S = recording.MAX_WINDOW_S, 0.3
     try:
         with program() as running:
             running.step()
@@ -273,7 +274,7 @@ def test_a_window_whose_next_step_does_not_come_is_cut_off():
                 time.sleep(0.02)
             assert "cut off" in running.state()["words"]
     finally:
-        recorder_module.MAX_WINDOW_S = longest_s
+        recording.MAX_WINDOW_S = longest_s
 
 
 def test_a_child_that_is_forked_off_within_a_window_records_nothing():
@@ -296,7 +297,7 @@ def test_a_child_that_is_forked_off_within_a_window_records_nothing():
 
 
 def test_a_window_by_time_ends_when_its_steps_are_many():
-    most, recorder_module.MAX_TIMED_STEPS = recorder_module.MAX_TIMED_STEPS, 4
+    most, recording.MAX_TIMED_STEPS = recording.MAX_TIMED_STEPS, 4
     try:
         with program() as running:
             running.step()
@@ -305,7 +306,7 @@ def test_a_window_by_time_ends_when_its_steps_are_many():
             assert len(facts["bounds_ns"]) == 5
             assert facts["words"] == "cut off after 4 steps"
     finally:
-        recorder_module.MAX_TIMED_STEPS = most
+        recording.MAX_TIMED_STEPS = most
 
 
 def resident_bytes():
@@ -353,8 +354,7 @@ def test_a_defect_of_the_recorder_ends_it_and_not_the_program():
     with program() as running:
         running.step()
         running.recorder._is_wanted = True
-        running.recorder._end_if_done = running.recorder._is_due = None
-        running.recorder._waiting[1] = (ProfileRequest(number=1, num_steps=1), None)
+        running.recorder._requests.take_due = None
         running.step()
         assert running.recorder._is_broken
         running.step()
@@ -365,7 +365,7 @@ def test_ranks_that_were_not_asked_say_nothing():
         running.step()
         running.ask(ranks=(3, 4))
         end_s = time.monotonic() + LIMIT_S
-        while 1 not in running.recorder._seen or running.recorder._waiting:
+        while 1 not in running.recorder._requests._seen or running.recorder._requests.has_any:
             assert time.monotonic() < end_s
             running.step()
             time.sleep(0.01)

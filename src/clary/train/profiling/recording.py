@@ -1,0 +1,113 @@
+"""One window that was asked for, from its first step to its trace: when it has to end, and what is told of it then.
+
+Where: `recorder` begins one, tells it of steps, and asks whether it has to end; all but `write` under its lock.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass, replace
+
+from clary.contract.deep_profiles import MAX_TIMED_STEPS, MAX_WINDOW_S, ProfileRequest, RankProfile, RankState
+from clary.train.profiling.rank_files import RankFiles, boot_id
+from clary.train.profiling.window import Window, clock_facts
+
+_LEFT_OUT = "without its GPU, which only a window of steps can record"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a window has to end.
+
+    Attributes:
+        words: why before its time; empty for one that has what was asked for.
+        now: whether it ends even where that would break a graph that is captured.
+    """
+
+    words: str
+    now: bool = False
+
+
+class Recording:
+    """A window that runs or is being written, with what is known of it.
+
+    Args:
+        request: asked for it; replaced by one that cancels it.
+        files: where it is answered.
+        window: has begun.
+        first_step: steps of the program before it.
+        by_time: begun by no step, and ended by none.
+    """
+
+    def __init__(
+        self, request: ProfileRequest, files: RankFiles, window: Window, *, first_step: int, by_time: bool
+    ) -> None:
+        self.request, self.files, self.window = request, files, window
+        self.first_step, self.by_time = first_step, by_time
+        self._bounds_ns = [time.time_ns()]
+        self._began_s = time.monotonic()
+
+    @property
+    def may_end(self) -> bool:
+        """Whether it runs, and this thread may end it."""
+        return self.window.is_running and self.window.may_stop
+
+    def count_step(self) -> None:
+        """Take note that a step has ended."""
+        self._bounds_ns.append(time.time_ns())
+
+    def ending_at_step(self) -> Ending | None:
+        """Return how a window of steps ends that has what was asked for, or lasts too long; None for not yet."""
+        seconds = time.monotonic() - self._began_s
+        asked, num_bounds = self.request, len(self._bounds_ns)
+        is_whole = num_bounds > asked.num_steps if asked.num_steps else seconds >= asked.duration_s
+        is_late = seconds > MAX_WINDOW_S  # kept open for a graph whose capture may never end
+        if is_whole or asked.is_cancelled:
+            return Ending("", now=is_late)
+        if num_bounds > MAX_TIMED_STEPS:
+            return Ending(f"cut off after {MAX_TIMED_STEPS} steps", now=is_late)
+        return Ending(f"cut off after {MAX_WINDOW_S:g} s", now=True) if is_late else None
+
+    def ending_between_steps(self) -> Ending | None:
+        """Return how a window ends that no step ends; None for not yet."""
+        seconds = time.monotonic() - self._began_s
+        if self.by_time:
+            is_over = seconds >= min(self.request.duration_s, MAX_WINDOW_S) or self.request.is_cancelled
+            return Ending("") if is_over else None
+        # a step that lasts, or the last one: what torch records meanwhile is kept in memory
+        return Ending(f"cut off after {MAX_WINDOW_S:g} s", now=True) if seconds > MAX_WINDOW_S else None
+
+    def stop(self, words: str, *, step: int) -> RankProfile:
+        """Record no more; return what is told while the trace is written. Raises: whatever torch raises.
+
+        Args:
+            words: about its end.
+            step: steps of the program so far.
+        """
+        if self.by_time:
+            self._bounds_ns.append(time.time_ns())
+        wall_ns, monotonic_ns = clock_facts()
+        self.window.stop()
+        return RankProfile(
+            rank=0,
+            state=RankState.WRITING,
+            words="; ".join(filter(None, (words, _LEFT_OUT if self.window.leaves_out_gpu else ""))),
+            pid=os.getpid(),
+            host_name=socket.gethostname(),
+            step=step,
+            first_step=self.first_step,
+            has_gpu=self.window.has_gpu,
+            bounds_ns=tuple(self._bounds_ns),
+            wall_ns=wall_ns,
+            monotonic_ns=monotonic_ns,
+            boot_id=boot_id(),
+            by_time=self.by_time,
+            framework=f"torch {sys.modules['torch'].__version__}",
+        )
+
+    def write(self, profile: RankProfile) -> RankProfile:
+        """Write the trace, after `stop`; return what is told then. Raises: as `Window.write`."""
+        return replace(profile, state=RankState.DONE, trace_bytes=self.window.write(self.files.trace))

@@ -1,0 +1,127 @@
+"""Requests for windows that have none yet: which of them this process answers, which is next, which is given up.
+
+Where: `recorder` holds them, and calls every method under its lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from clary.contract.deep_profiles import ProfileRequest, RankState
+from clary.train.profiling.rank_files import RankFiles, read_requests
+from clary.train.profiling.ranks import may_be_rank, own_rank
+from clary.train.profiling.step_counter import StepCounter
+
+NO_STEPS_S = 20.0  # after which a program that has made no step is recorded by time: it may be beginning still
+NO_STEPS_TIMED_S = 5.0  # the same where a time was asked for
+
+
+class Waiting(NamedTuple):
+    """A request, and where it is answered."""
+
+    request: ProfileRequest
+    files: RankFiles
+
+
+class WaitingRequests:
+    """What has been asked of one process and not begun.
+
+    Args:
+        folder: where requests appear.
+        steps: of the program; a process that has made one is a rank.
+        tell: writes an answer.
+    """
+
+    def __init__(self, folder: Path, *, steps: StepCounter, tell: Callable[[RankFiles, RankState, str], None]) -> None:
+        self._folder = folder
+        self._steps = steps
+        self._tell = tell
+        self._seen: dict[int, ProfileRequest] = {}
+        self._waiting: dict[int, Waiting] = {}
+
+    @property
+    def has_any(self) -> bool:
+        """Whether one waits."""
+        return bool(self._waiting)
+
+    def forget(self) -> None:
+        """Answer for none that waits, in a child that was forked: its parent does."""
+        self._waiting = {}
+
+    def take_up(self) -> list[ProfileRequest]:
+        """Read the folder; return those that were cancelled since. Raises: OSError."""
+        news = [request for request in read_requests(self._folder) if self._seen.get(request.number) != request]
+        for request in news:
+            is_new = request.number not in self._seen
+            self._seen[request.number] = request
+            if request.is_cancelled:
+                self._cancel(request.number)
+            elif is_new and not (request.give_up_at and time.time() > request.give_up_at):
+                files = RankFiles(self._folder, request.number, own_rank())
+                self._waiting[request.number] = Waiting(request, files)
+        return [request for request in news if request.is_cancelled]
+
+    def take_due(self) -> Waiting | None:
+        """Take out what has to begin at the step that ends at this moment."""
+        for number, waiting in sorted(self._waiting.items()):
+            if self._is_due(waiting.request) and (waiting.files.profile or self._claim(number)):
+                return self._waiting.pop(number)
+        return None
+
+    def take_late(self) -> Waiting | None:
+        """Take out what is answered and has waited long enough for the first step of a program that has made none."""
+        if self._steps.num_steps == 0:
+            for number, waiting in list(self._waiting.items()):
+                if waiting.files.profile is not None and _is_late(waiting.request, time.time()):
+                    return self._waiting.pop(number)
+        return None
+
+    def answer(self) -> None:
+        """Answer what nobody has answered yet, and give up what no step has begun in time."""
+        for number, waiting in list(self._waiting.items()):
+            if waiting.files.profile is None and not self._claim(number):
+                continue
+            request, files = self._waiting[number]
+            if request.give_up_at and time.time() > request.give_up_at:
+                del self._waiting[number]
+                self._tell(files, RankState.FAILED, "no step began in time: does the program still train?")
+
+    def _cancel(self, number: int) -> None:
+        """Give up what waits, and say so where it is this process that answers for its rank."""
+        waiting = self._waiting.get(number)
+        if waiting is not None and (waiting.files.profile is not None or self._claim(number, is_due=may_be_rank())):
+            self._tell(self._waiting[number].files, RankState.FAILED, "cancelled before it began")
+        self._waiting.pop(number, None)
+
+    def _is_due(self, request: ProfileRequest) -> bool:
+        if request.start_step is not None and self._steps.num_steps < request.start_step:
+            return False
+        return time.time() >= request.start_at
+
+    def _claim(self, number: int, *, is_due: bool = False) -> bool:
+        """Answer for this rank if this process is one and is asked; return whether the window is still wanted.
+
+        Args:
+            is_due: even without a step of its own and before it has been waited for.
+        """
+        request = self._waiting[number].request
+        is_training = self._steps.num_steps > 0
+        if not is_training and not is_due and not (_is_late(request, time.time()) and may_be_rank()):
+            return False
+        rank = own_rank()  # may have become known with the process group, after the request
+        files = RankFiles(self._folder, number, rank)
+        if (request.ranks and rank not in request.ranks) or not files.claim():
+            del self._waiting[number]
+            return False
+        self._waiting[number] = Waiting(request, files)
+        self._tell(files, RankState.WAITING, "")
+        return True
+
+
+def _is_late(request: ProfileRequest, now: float) -> bool:
+    """Whether steps have been waited for long enough; where one was named, it is waited for without an end."""
+    wait_s = NO_STEPS_S if request.num_steps else NO_STEPS_TIMED_S
+    return request.start_step is None and now > request.start_at + wait_s
