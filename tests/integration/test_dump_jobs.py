@@ -87,7 +87,7 @@ CULPRITS = {
     "stopped": ["is stopped by a signal (state T)", "stopped (train.py:8)"],
     "loading": [
         "waits for its data loader: loading (train.py:17)",
-        "1 workers stand at Stuck.__getitem__ (train.py:14)",
+        "its worker stands at Stuck.__getitem__ (train.py:14)",
         "it has not entered all_reduce #6 of group",
     ],
     "reading": [

@@ -138,6 +138,16 @@ class Clue:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GpuError:
+    """The newest error of one kind that the driver has told of a GPU."""
+
+    gpu: int  # of the host's GPUs, as its program counts them
+    xid: int  # the driver's code
+    not_before: datetime  # when the agent had looked and it was not there yet
+    at: datetime  # when the agent saw it
+
+
+@dataclass(frozen=True, kw_only=True)
 class StagedPart:
     """Results of one host put aside in S3 for the leader."""
 
@@ -180,6 +190,7 @@ class HostFacts:
     exits: tuple[ProcessExit, ...] = ()
     failure: Failure | None = None
     clues: tuple[Clue, ...] = ()  # at most one a rank
+    gpu_errors: tuple[GpuError, ...] = ()  # until the program has ended; empty where the agent may not know of them
     failure_file: str | None = None  # content of /opt/ml/output/failure, at most 1024 characters
     staged: tuple[StagedPart, ...] = ()
     uploaded: tuple[str, ...] = ()  # URIs of final objects written by this host

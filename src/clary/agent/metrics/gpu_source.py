@@ -2,7 +2,7 @@
 
 Where: `supervisor.host_metrics` makes one for hosts whose plan gives them GPUs. N counts the host's GPUs as its program
 does, from 0. A new nvidia-smi for each row would cost more than all other sources together: it opens the driver.
-Xids are read from the kernel's log where the agent may. No GPU has run this so far: tests put a program in its place.
+No GPU has run this so far: tests put a program in its place.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import os
 import subprocess
 from collections.abc import Sequence
 
-from clary.agent.metrics.gpu_texts import OLDER_NAMES, QUERY, GpuReading, parse_gpu_line, parse_xid
+from clary.agent.metrics.gpu_texts import OLDER_NAMES, QUERY, GpuReading, parse_gpu_line
 from clary.agent.metrics.sources import Values
+from clary.agent.metrics.xid_log import XidLog
 
 LEAST_INTERVAL_S = 0.5  # the driver's own figures are of the last sixth of a second to a second
 _RESTART_S = 60.0  # after the tool has ended by itself
@@ -22,7 +23,6 @@ _SILENT_S = 60.0  # after which a tool that says nothing is ended: a driver that
 _STALE_INTERVALS, _STALE_S = 5, 5.0  # without a line, after which the last values are not given out any more
 _END_S = 2.0
 _READ_BYTES = 64 * 1024
-_MAX_RECORDS = 500  # of the kernel's log, taken for one row
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +33,8 @@ class GpuSource:
     Args:
         indices: of the host's GPUs, as the driver counts.
         interval_s: from one line a GPU to the next.
+        xids: errors that the driver tells of.
         command: the tool.
-        kernel_log: where Xids stand.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class GpuSource:
         indices: Sequence[int],
         *,
         interval_s: float,
+        xids: XidLog,
         command: Sequence[str] = ("nvidia-smi",),
-        kernel_log: str = "/dev/kmsg",
     ) -> None:
         self._places = {index: place for place, index in enumerate(indices)}
         self._interval_s = max(LEAST_INTERVAL_S, interval_s)
@@ -57,8 +57,7 @@ class GpuSource:
         self._is_killed = False
         self._rest = b""
         self._seen: dict[int, tuple[float, GpuReading]] = {}  # index -> when, what
-        self._xids: dict[str, int] = {}  # bus -> the last code
-        self._log = _open_at_end(kernel_log)
+        self._xids = xids
 
     def read(self, now_s: float) -> Values:
         """Return the newest values of every GPU."""
@@ -66,23 +65,19 @@ class GpuSource:
         for line in self._new_lines():  # the last words of a tool that has ended too
             self._take(line, now_s)
         self._keep_tool(now_s, has_ended=has_ended)
-        self._read_log()
+        self._xids.look()
         values: Values = {}
         for index, (seen_s, reading) in sorted(self._seen.items()):
-            if now_s - seen_s > max(_STALE_S, _STALE_INTERVALS * self._interval_s):
-                continue
             scope = f"gpu-{self._places[index]}"
-            values |= {f"{scope}/{name}": value for name, value in reading.values.items()}
-            if self._log is not None:
-                values[f"{scope}/xid"] = float(self._xids.get(reading.bus, 0))
+            if now_s - seen_s <= max(_STALE_S, _STALE_INTERVALS * self._interval_s):
+                values |= {f"{scope}/{name}": value for name, value in reading.values.items()}
+            if self._xids.is_open:  # also of a GPU that says nothing any more: this may be why
+                values[f"{scope}/xid"] = float(self._xids.last_code(index))
         return values
 
     def close(self) -> None:
         """End the tool."""
         self._end_tool()
-        log, self._log = self._log, None
-        if log is not None:
-            os.close(log)
 
     def _take(self, line: str, now_s: float) -> None:
         reading = parse_gpu_line(line)
@@ -90,6 +85,7 @@ class GpuSource:
             self._said = line.strip() or self._said
         elif reading.index in self._places:
             self._seen[reading.index] = (now_s, reading)
+            self._xids.name_gpu(reading.index, reading.bus)
             self._heard_s, self._has_answered = now_s, True
 
     def _keep_tool(self, now_s: float, *, has_ended: bool) -> None:
@@ -144,26 +140,6 @@ class GpuSource:
         self._rest = self._rest[-_READ_BYTES:]
         return [line.decode("ascii", "replace") for line in lines]
 
-    def _read_log(self) -> None:
-        if self._log is None:
-            return
-        for _ in range(_MAX_RECORDS):
-            try:
-                record = os.read(self._log, _READ_BYTES)
-            except BlockingIOError:
-                return
-            except BrokenPipeError:
-                continue  # records were overwritten before they were read
-            except OSError:
-                os.close(self._log)
-                self._log = None
-                return
-            if not record:
-                return
-            found = parse_xid(record.decode("utf-8", "replace"))
-            if found is not None:
-                self._xids[found[0]] = found[1]
-
     def _end_tool(self) -> None:
         tool, self._tool = self._tool, None
         if tool is None:
@@ -188,17 +164,3 @@ def _ways_to_ask(command: Sequence[str], indices: Sequence[int], *, loop_ms: int
         for which in ([f"--id={','.join(map(str, indices))}"], [])
         for names in (QUERY, older)
     ]
-
-
-def _open_at_end(path: str) -> int | None:
-    """Open the kernel's log behind its last record; None where that is not allowed."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        os.lseek(descriptor, 0, os.SEEK_END)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor

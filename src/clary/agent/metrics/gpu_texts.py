@@ -31,7 +31,9 @@ _MIB = 1024 * 1024
 # that is kept busy is at it as a rule. Idleness, set clocks and the boost of a group of GPUs are no throttling.
 _THROTTLING_BITS = 0x8 | 0x20 | 0x40 | 0x80
 _POWER_CAP_BIT = 0x4
-_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})[^)]*\): (\d{1,4})\b")
+# `3,17,4711,-;NVRM: Xid (PCI:0000:65:00): 79, ...`. The first number is 8 * facility + level; the kernel's own facility
+# is 0, and it gives no program that one.
+_XID = re.compile(r"[0-7],[^;]*;NVRM: Xid \(PCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})[^)]*\): (\d{1,4})\b")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +74,11 @@ def parse_gpu_line(line: str) -> GpuReading | None:
 
 
 def parse_xid(record: str) -> tuple[str, int] | None:
-    """Return bus and code of a record of the kernel's log that tells of an Xid; None for any other."""
-    found = _XID.search(record)
+    """Return bus and code of a record of the kernel's log that tells of an Xid.
+
+    None for any other, and for one that a program has written there.
+    """
+    found = _XID.match(record)
     return None if found is None else (bus_of(found[1]), int(found[2]))
 
 

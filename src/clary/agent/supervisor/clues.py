@@ -1,7 +1,7 @@
 """What processes said of their own failures, gathered when the program has ended.
 
 Where: `wiring` reads the records that ranks leave (`launchers.shims.clary_rank`), `error_scanner` finds tracebacks in
-output for processes that leave none; `host_life` reports both as facts. What they mean is decided by the service.
+output for processes that leave none; `program_end` brings both together. What they mean is decided by the service.
 Records are the program's to write, so that nothing about them is trusted but their place and size.
 """
 

@@ -1,7 +1,7 @@
 """What becomes of a program that gets nowhere: an alarm with evidence, and its end where that was asked for.
 
-Where: `host_life` starts it with the program. The alarm stands in the host's facts and in the log; it goes when the
-program goes on.
+Where: `program_companions` starts it with the program. The alarm stands in the host's facts and in the log; it goes
+when the program goes on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What is done with the tensors that a program saves: they reach the object store, and rules look at them.
 
-Where: `host_life` begins it with the program, says when the program has ended, and has it finish while results are
-uploaded, before the host is done. Nothing in here raises into the host's life or keeps it longer than `FINISH_S`.
+Where: `program_companions` begins it with the program, says when the program has ended, and has it finish while results
+are uploaded, before the host is done. Nothing in here raises into the host's life or keeps it longer than `FINISH_S`.
 """
 
 from __future__ import annotations

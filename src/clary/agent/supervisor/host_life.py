@@ -13,34 +13,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clary.agent.checkpoints.outcomes import Flushed, Listeners
-from clary.agent.metrics.shipper import SampleReceiver
-from clary.agent.supervisor.clues import bounded, merge
-from clary.agent.supervisor.fact_board import FactBoard
 from clary.agent.supervisor.failures import failure_of, is_expected
-from clary.agent.supervisor.hang_alarm import HangAlarm
-from clary.agent.supervisor.host_debugging import HostDebugging
 from clary.agent.supervisor.host_health import HostHealth
-from clary.agent.supervisor.host_log import HostLog
-from clary.agent.supervisor.host_metrics import LAST_ROWS_S, UPLOAD_ROWS_S, HostMetrics
-from clary.agent.supervisor.host_training import HostTraining
+from clary.agent.supervisor.host_metrics import LAST_ROWS_S, UPLOAD_ROWS_S
 from clary.agent.supervisor.last_flush import LastFlush
 from clary.agent.supervisor.preparation import Preparation
-from clary.agent.supervisor.profile_windows import ProfileReceiver, ProfileWindows
+from clary.agent.supervisor.program_companions import ProgramCompanions
+from clary.agent.supervisor.program_end import end_of
 from clary.agent.supervisor.program_watch import ProgramWatch, exit_in_words
-from clary.agent.supervisor.rendezvous_policy import meeting_place
-from clary.agent.supervisor.rendezvous_watch import RendezvousWatch
-from clary.agent.supervisor.stack_dumps import StackDumps
-from clary.agent.supervisor.steps import Steps, Uploaded
-from clary.agent.training.training_watch import TrainingReceiver
+from clary.agent.supervisor.steps import Uploaded
+from clary.agent.supervisor.surroundings import Surroundings
 from clary.contract.agent_protocol import (
     FAILURE_GRACE_S,
-    Failure,
     HostPhase,
     Order,
     OrderKind,
@@ -48,51 +36,15 @@ from clary.contract.agent_protocol import (
     StagedPart,
     UploadRole,
 )
-from clary.contract.clock import Clock
-from clary.contract.deep_profiles import window_of
-from clary.contract.errors import ClaryError, ContractError, Fault
-from clary.contract.failure_reasons import OUT_OF_MEMORY
+from clary.contract.errors import ClaryError, ContractError
+from clary.contract.gpu_errors import xid_in_words
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.plain import from_plain
-from clary.contract.stack_dumps import HostDump
 
 BEFORE_EXIT = (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING)
 _JOIN_S = 5.0
-_LAST_FILES_S = 5.0  # for saved tensors of a program that was stopped or has failed: no upload may follow
-_PROFILE_S = 10.0  # for traces of a program that has ended; nothing to wait for where none are being taken
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """What a host's life needs besides its plan.
-
-    Attributes:
-        board: facts, told to the service.
-        log: takes output and the agent's own lines.
-        steps: the work itself.
-        post: has a function called in the supervisor's thread.
-        is_vain: whether there is no use in waiting for the service any more.
-        drain_s: longest time without progress that log lines get.
-        send_dump: hands a dump of the host's processes to the service.
-        samples: takes what the host measures of itself.
-        training: takes what the program writes of its training.
-        profiles: takes profiles of the host's ranks.
-        clock: time of day of what is measured.
-    """
-
-    board: FactBoard
-    log: HostLog
-    steps: Steps
-    post: Callable[[Callable[[], None]], None]
-    is_vain: Callable[[], bool]
-    drain_s: float
-    send_dump: Callable[[HostDump], None]
-    samples: SampleReceiver
-    training: TrainingReceiver
-    profiles: ProfileReceiver
-    clock: Clock
 
 
 class HostLife:
@@ -107,15 +59,6 @@ class HostLife:
         self._steps = around.steps
         self._post = around.post
         self._health = HostHealth(plan, host=host, board=around.board, log=around.log)
-        self._metrics = HostMetrics(plan, host=host, board=around.board, service=around.samples, clock=around.clock)
-        self._training = HostTraining(
-            plan,
-            host=host,
-            service=around.training,
-            progress=around.log.progress,
-            clock=around.clock,
-            on_note=lambda note: self._post(lambda: self._add_notes([note])),
-        )
         self._preparation = Preparation(
             around.steps,
             on_timing=around.board.add_timing,
@@ -126,24 +69,13 @@ class HostLife:
         self._began_at_s = time.monotonic()
         self._watch: ProgramWatch | None = None
         self._upload: threading.Thread | None = None
-        self.dumps = StackDumps(self._host, send=around.send_dump)
-        self.profiles = ProfileWindows(
-            self._host.name,
-            attempt=plan.attempt,
-            window=window_of(plan.config_documents.get("profilerconfig")),
-            ml_folder=lambda: around.steps.ml_folder,
-            receiver=around.profiles,
-        )
-        self._hang = HangAlarm(
+        self.companions = ProgramCompanions(
             plan,
-            board=around.board,
-            log=around.log,
-            take_dump=self.dumps.take_unasked,
+            host=host,
+            around=around,
             on_hung=lambda words: self._post(lambda: self._on_hung(words)),
-            has_gpus=bool(self._host.resources.gpu_indices),
+            on_note=lambda note: self._post(lambda: self._add_notes([note])),
         )
-        self._rendezvous: RendezvousWatch | None = None
-        self._debugging = HostDebugging(plan, host=host, board=around.board, steps=around.steps, say=around.log.say)
         self._flush = LastFlush(plan, on_done=lambda outcome: self._post(lambda: self._on_flushed(outcome)))
 
     def start(self) -> None:
@@ -152,7 +84,7 @@ class HostLife:
             self._log.say(*self._plan.warnings)
         self._health.begin()
         self._preparation.start()
-        self._metrics.start()
+        self.companions.measure()
 
     def obey(self, order: Order) -> None:
         """Carry out an order as far as it makes sense in this phase; PREPARE and RELEASE ask nothing here."""
@@ -212,13 +144,8 @@ class HostLife:
     def end_everything(self) -> None:
         """Kill the program and break off every step, at once; harmless when repeated."""
         watch, self._watch = self._watch, None
-        self._hang.close()
-        if self._rendezvous is not None:
-            self._rendezvous.close()
+        self.companions.end()
         self._health.close()
-        self._metrics.end()
-        self._debugging.end()
-        self._training.end()
         if watch is not None:
             watch.close()
         if self._board.phase in BEFORE_EXIT:
@@ -227,14 +154,6 @@ class HostLife:
             self._steps.give_up()
         if self._steps.checkpoints is not None:
             self._steps.checkpoints.give_up()
-
-    def measure_every(self, interval_s: float) -> None:
-        """Have the host measured so often from now on; from any thread."""
-        self._metrics.measure_every(interval_s)
-
-    def take_note_of_service(self, *, is_away: bool) -> None:
-        """Spare the program its requests to a service that does not answer; from any thread."""
-        self._training.take_note_of_service(is_away=is_away)
 
     def close(self) -> bool:
         """Free everything; return whether all threads have ended."""
@@ -246,11 +165,7 @@ class HostLife:
             has_ended = has_ended and not self._upload.is_alive()
         has_ended = self._flush.join(max(0.0, deadline_s - time.monotonic())) and has_ended
         has_ended = self._health.join(max(0.0, deadline_s - time.monotonic())) and has_ended
-        has_ended = self._metrics.join(max(0.0, deadline_s - time.monotonic())) and has_ended
-        has_ended = self._debugging.join(max(0.0, deadline_s - time.monotonic())) and has_ended
-        has_ended = self._training.join(max(0.0, deadline_s - time.monotonic())) and has_ended
-        self.dumps.close()
-        self.profiles.close()
+        has_ended = self.companions.close(max(0.0, deadline_s - time.monotonic())) and has_ended
         self._steps.close()
         return has_ended
 
@@ -290,8 +205,7 @@ class HostLife:
             if better := self._health.better_interface:
                 self._steps.use_interface(better)
                 self._log.say(f"the program meets its peers through {better}, which reaches all of them")
-            self.profiles.begin()
-            self._training.prepare(self._steps.ml_folder)
+            self.companions.prepare()
             program = self._steps.start_program(self._log)
         except (ClaryError, OSError) as error:
             failure = failure_of(error)
@@ -306,16 +220,8 @@ class HostLife:
         )
         watch.start()
         self._begin_mirror()
-        self._debugging.begin()
-        self.dumps.watch(program.init_pid, program.ranks_by_pid, self._steps.ml_folder)
-        self.profiles.watch(program.ranks_by_pid)
-        self._hang.start(program.init_pid)
-        place = meeting_place(self._plan, self._host, num_processes=program.num_processes)
-        self._rendezvous = RendezvousWatch(place, board=self._board)
-        self._rendezvous.start(program.init_pid)
+        self.companions.begin_program(program)
         self._health.start()
-        self._training.begin_program()
-        self._metrics.begin_program(program.init_pid, program.ranks_by_pid(), self._steps.ml_folder)
         self._board.add_timing("start", time.monotonic() - started_s)
         self._add_notes(self._steps.notes)
         self._board.enter(HostPhase.RUNNING, init_pid=program.init_pid, not_isolated=program.not_isolated)
@@ -333,9 +239,11 @@ class HostLife:
         if watch is not self._watch:
             return
         failed = watch.take(exits)
+        if failed is not None:
+            self.companions.keep_gpu_errors()
         if failed is not None and watch.num_left and not watch.is_stopping:
             # Told at once: the other hosts of the job do not wait for what is left of this one.
-            self._board.tell(exits=tuple(watch.exits))
+            self._board.tell(exits=tuple(watch.exits), gpu_errors=self.companions.gpu_errors())
             self._log.say(
                 f"rank {failed.rank} ended with {exit_in_words(failed)}: stopping the other {watch.num_left}"
                 f" processes of {self._host.name}"
@@ -350,7 +258,7 @@ class HostLife:
         """End a program that gets nowhere, where that was asked for; its host is as good as lost."""
         if self._watch is not None and not self._watch.is_stopping:
             self._log.say("stopping the program, because it hangs (setting restart_hung)")
-            self._hang.blame(words)
+            self.companions.blame_hang(words)
             self._watch.stop(FAILURE_GRACE_S)
 
     def _on_broken(self, watch: ProgramWatch, error: Exception) -> None:
@@ -361,35 +269,37 @@ class HostLife:
         """Every process is gone: gather what is to be known, and let the service know it."""
         watch, self._watch = self._watch, None
         assert watch is not None
-        self._hang.close()
-        self.dumps.forget()
-        self.profiles.end_program(_PROFILE_S)
-        if self._rendezvous is not None:
-            self._rendezvous.close()
+        self.companions.end_program()
         self._health.end_watch()
-        self._debugging.end_program()
-        self._metrics.end_program()
-        self._training.end_program()
         watch.close()
         self._log.end_output()
-        failure = self._hang.failure or self._with_cause(watch)
-        # Ranks that a launcher of another host has started leave records though every process of this one ends with 0.
-        has_failed = any(item.exit_code != 0 for item in watch.exits)
-        clues = merge(self._steps.error_records(), self._log.clues() if has_failed else ())
-        seconds = time.monotonic() - watch.started_at_s
-        now = self._around.clock.now()
-        clues = bounded(clues, begin=now - timedelta(seconds=seconds + 1), end=now)
-        self._log.say(*_summary(watch.exits, failure, seconds))
-        self._board.add_timing("program", seconds)
+        end = end_of(
+            watch,
+            log=self._log,
+            records=self._steps.error_records(),
+            hang=self.companions.hang_failure,
+            now=self._around.clock.now(),
+        )
+        self._add_notes(end.notes)
+        self._log.say(*end.lines)
+        self._board.add_timing("program", end.seconds)
         failure_file = self._steps.failure_file()
-        facts = {"exits": tuple(watch.exits), "failure": failure, "clues": clues, "failure_file": failure_file}
+        gpu_errors = self.companions.gpu_errors()
+        self._add_notes([f"GPU {error.gpu}: {xid_in_words(error.xid)}" for error in gpu_errors])
+        facts = {
+            "exits": tuple(watch.exits),
+            "failure": end.failure,
+            "clues": end.clues,
+            "gpu_errors": gpu_errors,
+            "failure_file": failure_file,
+        }
         checkpoints = self._steps.checkpoints
         if checkpoints is None or not checkpoints.is_mirroring:
             self._enter_exited(**facts)
             return
         # Told at once: if this host has failed, the others do not wait for its checkpoints.
         self._board.tell(**facts)
-        self._flush.begin(checkpoints, has_failed=failure is not None)
+        self._flush.begin(checkpoints, has_failed=end.failure is not None)
 
     def _on_flushed(self, outcome: Flushed) -> None:
         """The last checkpoints are stored, or will not be: only now the host has ended its program."""
@@ -403,30 +313,9 @@ class HostLife:
             self._board.add_note(sentence)
         self._enter_exited(failure=failure)
 
-    def _with_cause(self, watch: ProgramWatch) -> Failure | None:
-        """Return the program's failure with what is known of its cause: a full disk, the program's own words.
-
-        A program that ended with 0 on a full disk has failed all the same: what it wrote may be cut short, and a job
-        is never Completed while anything may be missing. What it left is uploaded as for every failed job.
-        """
-        failure, first, full_disk = watch.failure(), watch.first_failure(), watch.full_disk
-        if failure is None or first is None or failure.fault != Fault.ALGORITHM.value:
-            if full_disk is not None and watch.exits:
-                self._add_notes([f"{full_disk}: results may be incomplete"])
-                if failure is None:
-                    return Failure(fault=Fault.USER.value, message=f"{full_disk}: results may be incomplete")
-            return failure
-        if failure.message.startswith(OUT_OF_MEMORY):
-            return failure
-        words = self._log.error_line(first.rank)
-        causes = [failure.message, *([words] if words else [])]
-        if full_disk is not None:
-            causes.insert(0, full_disk)
-        return replace(failure, message=": ".join(causes))
-
     def _enter_exited(self, **changes: Any) -> None:
         if self._is_stopped or changes.get("failure") or self._board.facts.failure is not None:
-            self._debugging.settle(_LAST_FILES_S, give_up=self._around.is_vain)
+            self.companions.store_saved()
         self._drain(LAST_ROWS_S)
         self._board.enter(HostPhase.EXITED, **changes)
 
@@ -450,7 +339,7 @@ class HostLife:
             outcome: Uploaded | Exception = self._steps.upload(role, staged)
         except Exception as error:  # noqa: BLE001 - boundary: agent supervisor; told in its thread
             outcome = error
-        notes = self._debugging.finish()
+        notes = self.companions.finish()
         self._post(lambda: self._add_notes(notes))
         self._board.add_timing("upload", time.monotonic() - started_s)
         self._post(lambda: self._on_uploaded(outcome))
@@ -478,28 +367,12 @@ class HostLife:
 
     def _drain(self, last_rows_s: float) -> None:
         """Have log lines stored; rows of metrics go beside them and may take `last_rows_s` at most."""
-        self._metrics.hurry()
+        self.companions.hurry()
         self._log.drain(self._around.drain_s, give_up=self._around.is_vain)
-        self._metrics.settle(last_rows_s)
-        self._training.settle(self._around.is_vain)
+        self.companions.settle(last_rows_s)
 
     def _add_notes(self, notes: Sequence[str]) -> None:
         for note in notes:
             if note not in self._board.facts.notes:
                 self._board.add_note(note)
                 self._log.say(note)
-
-
-def _summary(exits: Sequence[ProcessExit], failure: Failure | None, seconds: float) -> list[str]:
-    """Say how the program ended, in one line if all processes ended in the same way."""
-    words = {exit_in_words(item) for item in exits}
-    who = "the program" if len(exits) == 1 else f"all {len(exits)} processes"
-    if len(words) == 1:
-        lines = [f"{who} ended with {words.pop()} after {seconds:.1f} s"]
-    else:
-        in_order = sorted(exits, key=lambda item: item.ended_at)
-        lines = [f"rank {item.rank} ended with {exit_in_words(item)}" for item in in_order]
-        lines.append(f"the program ended after {seconds:.1f} s")
-    if failure is not None and failure.message.startswith(OUT_OF_MEMORY):
-        lines.append(failure.message)
-    return lines

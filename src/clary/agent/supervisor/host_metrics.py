@@ -1,7 +1,8 @@
 """What one host measures of itself, from its preparation to its end, and the way of that to the service.
 
-Where: `host_life` starts it, tells it of the program, waits a moment for its last rows before a phase that can make the
-job terminal, and closes it. Nothing in here raises into the host's life or keeps it waiting beyond that moment.
+Where: `program_companions` starts it, tells it of the program, waits a moment for its last rows before a phase that can
+make the job terminal, and closes it. Nothing in here raises into the host's life or keeps it waiting beyond that
+moment.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from clary.agent.metrics.sampling import Sampling
 from clary.agent.metrics.shipper import SampleReceiver, SampleShipper
 from clary.agent.metrics.sources import AgentSource, DiskSource, MachineSource, Source, Values
 from clary.agent.metrics.step_source import StepSource
+from clary.agent.metrics.xid_log import XidLog
 from clary.agent.supervisor.fact_board import FactBoard
-from clary.contract.agent_protocol import HostPhase
+from clary.contract.agent_protocol import GpuError, HostPhase
 from clary.contract.clock import Clock
 from clary.contract.launch_plan import Isolation, LaunchPlan
 from clary.contract.step_records import FOLDER as STEPS_FOLDER
@@ -51,6 +53,8 @@ class HostMetrics:
         self._board = board
         self._service = service
         self._clock = clock
+        gpus = self._host.resources.gpu_indices
+        self._xids = XidLog(gpus, clock=clock) if gpus else None
         self._sampling: Sampling | None = None
         self._shipper: SampleShipper | None = None
         self._hurried_at_s = 0.0
@@ -66,9 +70,9 @@ class HostMetrics:
             folder = Path(self._plan.work_folder) / self._host.name
             # What stands by has its /opt/ml elsewhere on the same disk.
             sources: list[Source] = [AgentSource(), MachineSource(), DiskSource((folder / "ml", folder))]
-            gpus = self._host.resources.gpu_indices
-            if gpus and shutil.which("nvidia-smi") is not None:
-                sources.append(GpuSource(gpus, interval_s=interval_s))
+            if self._xids is not None and shutil.which("nvidia-smi") is not None:
+                gpus = self._host.resources.gpu_indices
+                sources.append(GpuSource(gpus, interval_s=interval_s, xids=self._xids))
             sampling = Sampling(sources, store=store, clock=self._clock, interval_s=interval_s, marks=self._marks)
             shipper = SampleShipper(self._service, store=store, on_unwanted=sampling.end)
             sampling.start()
@@ -106,6 +110,18 @@ class HostMetrics:
             for kind in (ProgramSource, StepSource, ConnectionSource):
                 self._sampling.remove(kind)
 
+    def keep_gpu_errors(self) -> None:
+        """The program has failed: later errors of a kind do not take the place of those that may be the cause."""
+        if self._xids is not None:
+            self._xids.keep()
+
+    def gpu_errors(self) -> tuple[GpuError, ...]:
+        """Return what the driver has told of this host's GPUs so far, also where nothing is measured."""
+        if self._xids is None:
+            return ()
+        self._xids.look()
+        return self._xids.errors()
+
     def hurry(self) -> None:
         """Have the rows so far sent now; `settle` waits for that."""
         if self._shipper is not None:
@@ -125,7 +141,9 @@ class HostMetrics:
             self._shipper.end()
 
     def join(self, timeout_s: float = _JOIN_S) -> bool:
-        """Wait for the threads to end; return whether they did."""
+        """Wait for the threads to end; return whether they did. The last call."""
+        if self._xids is not None:
+            self._xids.close()
         deadline_s = time.monotonic() + timeout_s
         has_ended = self._sampling is None or self._sampling.join(timeout_s)
         return (self._shipper is None or self._shipper.join(max(0.0, deadline_s - time.monotonic()))) and has_ended

@@ -1,7 +1,7 @@
 """What one host's program writes about its training, from its start to its end, and the way of that to the service.
 
-Where: `host_life` prepares it before the program starts, tells it when the program is gone, and waits a moment for its
-last values before a phase that can make the job terminal. Nothing in here raises into the host's life.
+Where: `program_companions` prepares it before the program starts, tells it when the program is gone, and waits a moment
+for its last values before a phase that can make the job terminal. Nothing in here raises into the host's life.
 """
 
 from __future__ import annotations

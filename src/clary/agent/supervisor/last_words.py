@@ -1,6 +1,6 @@
 """What a program said before it failed: the one line of its output that names the error.
 
-Where: `log_intake` keeps the last lines of every process; `host_life` adds the one found here to the failure of a
+Where: `log_intake` keeps the last lines of every process; `program_end` adds the one found here to the failure of a
 program, so that FailureReason says more than an exit code. A heuristic on text for people: nothing is decided by it.
 """
 

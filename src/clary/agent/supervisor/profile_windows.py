@@ -1,8 +1,8 @@
 """Profiles of a host's ranks: requests are left where ranks look, what ranks write is followed and sent.
 
-Where: `supervisor` passes on what a receipt asks for, `host_life` says what runs. Each request has a thread of its own,
-until every rank that is asked has answered or has ended. The program owns the folder: nothing that it may have put in
-the place of a file is followed (`small_files`).
+Where: `supervisor` passes on what a receipt asks for, `program_companions` say what runs. Each request has a thread of
+its own, until every rank that is asked has answered or has ended. The program owns the folder: nothing that it may have
+put in the place of a file is followed (`small_files`).
 """
 
 from __future__ import annotations

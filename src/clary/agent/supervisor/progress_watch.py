@@ -1,6 +1,6 @@
 """Takes readings of a running program and tells when it gets nowhere, and when it goes on.
 
-Where: `host_life` makes one with the program and closes it with it; a thread of its own reads /proc, the supervisor's
+Where: `hang_alarm` makes one with the program and closes it with it; a thread of its own reads /proc, the supervisor's
 is told. What counts as progress is `progress_policy`'s.
 """
 

@@ -1,7 +1,7 @@
 """Looks when the processes of a host connect to the master port, and tells it in the host's facts.
 
-Where: `host_life` starts it with the program and closes it with it; a thread of its own reads /proc of the host's first
-process. What counts is `rendezvous_policy`'s; the ledger makes the part `rendezvous` of it.
+Where: `program_companions` starts it with the program and closes it with it; a thread of its own reads /proc of the
+host's first process. What counts is `rendezvous_policy`'s; the ledger makes the part `rendezvous` of it.
 """
 
 from __future__ import annotations

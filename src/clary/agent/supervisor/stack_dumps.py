@@ -1,7 +1,7 @@
 """Dumps of a host's processes, when the service asks for one and when the program gets nowhere.
 
-Where: `supervisor` passes on what a receipt asks for, `host_life` says what runs, `hang_alarm` has one taken before a
-program that hangs is ended. A dump is taken on a thread of its own, one at a time.
+Where: `supervisor` passes on what a receipt asks for, `program_companions` say what runs, `hang_alarm` has one taken
+before a program that hangs is ended. A dump is taken on a thread of its own, one at a time.
 """
 
 from __future__ import annotations

@@ -19,10 +19,11 @@ from clary.agent.service_client import AttemptOver, BackOff, ServiceRefused, Ser
 from clary.agent.supervisor.agent_log import close_agent_log, open_agent_log
 from clary.agent.supervisor.fact_board import FactBoard
 from clary.agent.supervisor.failures import failure_of
-from clary.agent.supervisor.host_life import BEFORE_EXIT, HostLife, Surroundings
+from clary.agent.supervisor.host_life import BEFORE_EXIT, HostLife
 from clary.agent.supervisor.host_log import HostLog
 from clary.agent.supervisor.service_watch import ORPHAN_TIMEOUT_S, Heartbeat, OrderWatch
 from clary.agent.supervisor.steps import MakeSteps
+from clary.agent.supervisor.surroundings import Surroundings
 from clary.contract.agent_protocol import (
     HEARTBEAT_INTERVAL_S,
     HostPhase,
@@ -272,19 +273,19 @@ class Supervisor:
 
     def _pass_on_dump(self, number: int, reason: str) -> None:
         if self._life is not None:  # else asked for again by the next receipt
-            self._life.dumps.ask(number, reason)
+            self._life.companions.dumps.ask(number, reason)
 
     def _pass_on_profile(self, request: ProfileRequest) -> None:
         if self._life is not None:  # else asked for again by the next receipt
-            self._life.profiles.ask(request)
+            self._life.companions.profiles.ask(request)
 
     def _pass_on_interval(self, interval_s: float) -> None:
         if self._life is not None:  # else said again by the next receipt
-            self._life.measure_every(interval_s)
+            self._life.companions.measure_every(interval_s)
 
     def _pass_on_away(self, is_away: bool) -> None:
         if self._life is not None:
-            self._life.take_note_of_service(is_away=is_away)
+            self._life.companions.take_note_of_service(is_away=is_away)
 
     def _pass_on_over(self, reason: str) -> None:
         self._is_over = True

@@ -109,7 +109,9 @@ def _has_finished(facts: HostFacts) -> bool:
 
 
 def _compact(facts: HostFacts) -> HostFacts:
-    return replace(facts, clues=(), notes=(), staged=(), uploaded=(), not_isolated=(), failure_file=None, health=())
+    return replace(
+        facts, clues=(), gpu_errors=(), notes=(), staged=(), uploaded=(), not_isolated=(), failure_file=None, health=()
+    )
 
 
 def _planned(plan: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:

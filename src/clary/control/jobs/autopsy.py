@@ -267,7 +267,10 @@ def _workers(process: ProcessDump, dump: HostDump) -> str:
     """Say where the workers of a rank's data loader stand."""
     children = [child for child in dump.processes if child.parent == process.pid and main_thread(child).frames]
     places = sorted({place_of(child) for child in children})
-    return f"; its {len(children)} workers stand at {', '.join(places)}" if children else "; it has no workers"
+    if not children:
+        return "; it has no workers"
+    whose = f"{len(children)} workers stand" if len(children) > 1 else "worker stands"
+    return f"; its {whose} at {', '.join(places)}"
 
 
 def _ranks(dumps: Mapping[str, HostDump]) -> list[tuple[str, ProcessDump]]:

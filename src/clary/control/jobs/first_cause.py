@@ -11,34 +11,41 @@ ends what is left. So moments have a weight, and the earliest of the lightest we
     wrapper  a launcher that says that its child has failed, or ends with an error when one of its ranks has told why
 
 Some ends are noticed late: a host is lost when it has been silent for a while, a killed rank is reaped when its memory
-is free. A rank that catches its peer's error and leaves by `sys.exit(1)` seems to come first then. So such an end
-counts from the last moment at which it had not come yet, against ranks that may have answered to it; what the code does
-with the same data again, a memory limit, and a death by a signal but SIGABRT and SIGPIPE are no answers.
+is free, an error of a GPU stands in the kernel's log before anybody looks. A rank that catches its peer's error and
+leaves by `sys.exit(1)` seems to come first then. So such an end counts from the last moment at which it had not come
+yet, against ranks that may have answered to it; what the code does with the same data again, a memory limit, and a
+death by a signal but SIGABRT and SIGPIPE are no answers.
 
 `failure_words` weighs what processes say. Ranks of mpirun are known by their records, which lie on their own host, and
 by what mpirun prints on its host; a rank that both tell of counts once, where it was first told.
 
 A process that the agent has ended counts only with what it said before the first process ended by itself. What the
 program wrote into its failure file takes the place of the words, wherever the cause was found.
+
+An error of a GPU that no program brings about is the cause of what its host says soon after, unless some rank says that
+the code itself has failed: programs outlive errors of hardware, too.
 """
 
 from __future__ import annotations
 
 import re
 import signal
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from clary.contract.agent_protocol import Clue, Failure, HostFacts, HostPhase, ProcessExit
+from clary.contract.agent_protocol import Clue, Failure, GpuError, HostFacts, HostPhase, ProcessExit
 from clary.contract.errors import Fault
 from clary.contract.failure_reasons import FULL_DISK, OUT_OF_MEMORY
+from clary.contract.gpu_errors import is_of_hardware, xid_in_words
 from clary.contract.signal_names import signal_name
 from clary.control.jobs.failure_words import Weight, class_of, is_misuse, is_of_the_code, weigh
 from clary.control.jobs.training_job import HostRecord, JobFailure
 from clary.control.jobs.verdicts import Verdict, judge
 
 _SIGNAL_BASE = 128
+GPU_S = 900.0  # at most, from an error of a GPU to what a program says of it: NCCL waits for ten minutes
 REAP_S = 1.0  # at most, from the end of a killed rank's connections to the note of its end, on a busy machine
 # How a program ends because of a peer: by itself, aborted by a library, by writing to a connection that is gone.
 _ANSWERING = (None, signal.SIGABRT, signal.SIGPIPE)
@@ -61,7 +68,7 @@ class Moment:
     exit_code: int | None = None
     may_retry: bool = False
     not_before: datetime | None = None  # of an end that is noticed late: when it had certainly not come yet
-    is_of_link: bool = False  # whether a host is out of the others' reach while its agent still reports
+    is_of_part: bool = False  # whether a part of a host is gone, its link or a GPU, while its agent still reports
     is_mute: bool = False  # whether it says nothing of what has happened: an exit code, what was given to `sys.exit`
     may_be_answer: bool = False  # whether it may be what a program makes of the end of another rank or host
 
@@ -103,8 +110,8 @@ def answers(moment: Moment, end: Moment) -> bool:
     """Whether a moment may be what a program has made of another end, which was noticed later than it came."""
     if not moment.may_be_answer or end.not_before is None or moment.at < end.not_before:
         return False
-    # What an agent has still told of came before its own host was lost, unless it is the host's link that is gone.
-    return moment.host != end.host or end.rank is not None or end.is_of_link
+    # What an agent has still told of came before its own host was lost, unless it is a part of the host that is gone.
+    return moment.host != end.host or end.rank is not None or end.is_of_part
 
 
 def moments(hosts: Mapping[str, HostRecord]) -> list[Moment]:
@@ -117,6 +124,7 @@ def moments(hosts: Mapping[str, HostRecord]) -> list[Moment]:
     ]
     until = min(ends, default=None)
     found = [moment for name in hosts for moment in _of_host(name, hosts, until)]
+    found += _of_gpus(hosts, found)
     return _each_rank_once(sorted(found, key=lambda moment: moment.at))
 
 
@@ -167,8 +175,45 @@ def _of_host(name: str, hosts: Mapping[str, HostRecord], until: datetime | None)
             words=record.lost_why,
             may_retry=True,
             not_before=record.last_sign_at,
-            is_of_link=record.is_cut_off,
+            is_of_part=record.is_cut_off,
         )
+
+
+def _of_gpus(hosts: Mapping[str, HostRecord], found: Sequence[Moment]) -> list[Moment]:
+    """Tell of GPUs that have failed, as far as that explains what else is told of their hosts."""
+    errors = [
+        (name, error)
+        for name, record in hosts.items()
+        for error in record.facts.gpu_errors
+        if is_of_hardware(error.xid)
+    ]
+    if not errors or any(_is_of_the_code(moment.words) for moment in found):
+        return []
+    times: dict[str, list[datetime]] = {name: [] for name, _ in errors}
+    for moment in sorted(found, key=lambda moment: moment.at):
+        if moment.host in times and (moment.may_be_answer or moment.fault is Fault.INFRASTRUCTURE):
+            times[moment.host].append(moment.at)
+    return [_of_gpu(name, error) for name, error in errors if _explains(error, times[name])]
+
+
+def _explains(error: GpuError, times: Sequence[datetime]) -> bool:
+    """Whether one of the times, in their order, is soon after an error of a GPU, however late that was noticed."""
+    place = bisect_left(times, error.not_before)
+    return place < len(times) and times[place] - error.not_before <= timedelta(seconds=GPU_S)
+
+
+def _of_gpu(name: str, error: GpuError) -> Moment:
+    return Moment(
+        at=error.not_before,
+        host=name,
+        rank=None,
+        weight=Weight.OWN,
+        fault=Fault.INFRASTRUCTURE,
+        words=f"GPU {error.gpu} has failed: {xid_in_words(error.xid)}",
+        may_retry=True,
+        not_before=error.not_before,
+        is_of_part=True,
+    )
 
 
 def _stands_alone(facts: HostFacts) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 import sys
 import time
@@ -12,6 +11,8 @@ import pytest
 
 from clary.agent.metrics.gpu_source import GpuSource
 from clary.agent.metrics.gpu_texts import QUERY, bus_of, parse_gpu_line, parse_xid
+from clary.agent.metrics.xid_log import XidLog
+from clary.contract.clock import SystemClock
 
 DEADLINE_S = 30.0
 LINE = "0, 00000000:65:00.0, 97, 61, 71234, 81559, 688.42, 67, 1755, 0x0000000000000004, 0"
@@ -98,8 +99,9 @@ def gpu_source(tmp_path):
     made = []
 
     def build(body: str, *indices: int, **options: object) -> GpuSource:
-        options.setdefault("kernel_log", str(tmp_path / "no-such-log"))
-        made.append(GpuSource(indices, interval_s=0.5, command=fake_tool(tmp_path, body), **options))
+        log = options.pop("kernel_log", tmp_path / "no-such-log")
+        xids = XidLog(indices, clock=SystemClock(), kernel_log=str(log), gpus_folder=str(tmp_path / "none"))
+        made.append(GpuSource(indices, interval_s=0.5, xids=xids, command=fake_tool(tmp_path, body), **options))
         return made[-1]
 
     yield build
@@ -205,22 +207,22 @@ def test_a_tool_that_hangs_is_ended_once_and_started_again_only_when_it_is_gone(
 
 
 def test_a_machine_without_the_tool_is_no_error(tmp_path, caplog):
-    source = GpuSource((0,), interval_s=0.5, command=[str(tmp_path / "none")], kernel_log=str(tmp_path / "none"))
+    xids = XidLog((0,), clock=SystemClock(), kernel_log=str(tmp_path / "none"), gpus_folder=str(tmp_path / "none"))
+    source = GpuSource((0,), interval_s=0.5, xids=xids, command=[str(tmp_path / "none")])
     assert source.read(0.0) == source.read(1e6) == {}
     assert sum("GPUs are not measured" in record.message for record in caplog.records) == 1
     source.close()
 
 
-def test_an_xid_stands_with_the_gpu_it_is_of(gpu_source, tmp_path):
+def test_an_xid_stands_with_the_gpu_it_is_of_also_when_that_says_nothing_any_more(gpu_source, tmp_path):
     log = tmp_path / "kmsg"
-    os.mkfifo(log)  # gives what is written after it was opened, as the kernel's log does
-    source = gpu_source(f'while True: print("{LINE}", flush=True); time.sleep(0.05)', 0, kernel_log=str(log))
-    source._log = os.open(log, os.O_RDONLY | os.O_NONBLOCK)  # a pipe has no end to go to
-    writer = os.open(log, os.O_WRONLY)
+    log.touch()  # grows, as the kernel's log does
+    source = gpu_source(f'while True: print("{LINE}", flush=True); time.sleep(0.05)', 0, kernel_log=log)
     assert read_until(source, lambda values: "gpu-0/xid" in values)["gpu-0/xid"] == 0.0
-    os.write(writer, b"3,1,2,-;NVRM: Xid (PCI:0000:65:00): 48, pid=77, name=python, DBE\n")
+    with log.open("a") as kernel:
+        kernel.write("3,1,2,-;NVRM: Xid (PCI:0000:65:00): 48, pid=77, name=python, DBE\n")
     assert read_until(source, lambda values: values.get("gpu-0/xid"))["gpu-0/xid"] == 48.0
-    os.close(writer)
+    assert source.read(time.monotonic() + 3600) == {"gpu-0/xid": 48.0}
 
 
 def test_closing_ends_the_tool(gpu_source):

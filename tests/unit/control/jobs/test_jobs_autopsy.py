@@ -122,7 +122,7 @@ def test_a_rank_that_waits_for_its_data_is_named_with_its_workers():
     dumps["algo-2"] = replace(dumps["algo-2"], processes=(*dumps["algo-2"].processes, worker))
     ((who, why),) = suspects(dumps)
     assert who == "rank 3 on algo-2"
-    assert "waits for its data loader: step (train.py:16); its 1 workers stand at __getitem__ (data.py:7)" in why
+    assert "waits for its data loader: step (train.py:16); its worker stands at __getitem__ (data.py:7)" in why
     assert "3 ranks wait for it in all_reduce" in why
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clary.contract.agent_protocol import Clue, Failure, HostFacts, HostPhase, ProcessExit
+from clary.contract.agent_protocol import Clue, Failure, GpuError, HostFacts, HostPhase, ProcessExit
 from clary.contract.errors import Fault
 from clary.contract.failure_reasons import OUT_OF_MEMORY
 from clary.control.jobs.failure_words import Weight
@@ -374,3 +374,70 @@ def test_words_of_programs_are_judged(words, verdict, is_retryable):
 def test_what_is_not_the_programs_is_judged_by_its_fault(fault, words, may_retry, verdict, is_retryable):
     judgement = judge(fault, words, may_retry=may_retry)
     assert (judgement.verdict, judgement.is_retryable) == (verdict, is_retryable)
+
+
+def with_gpu_error(record, xid, seconds, *, gpu=1):
+    """Return a host whose driver has told of an error in the half second before `seconds`."""
+    error = GpuError(gpu=gpu, xid=xid, not_before=at(seconds - 0.5), at=at(seconds))
+    return replace(record, facts=replace(record.facts, gpu_errors=(error,)))
+
+
+CUDA_ERROR = "torch.AcceleratorError: CUDA error: unspecified launch failure"
+
+
+def test_a_gpu_that_has_failed_is_the_cause_of_what_its_ranks_say():
+    hosts = {
+        "algo-1": host(ended(0, 9.1), clues=(clue(0, 9.1, "torch.distributed.DistBackendError: NCCL error"),)),
+        "algo-2": with_gpu_error(host(ended(1, 9.0), clues=(clue(1, 8.9, CUDA_ERROR),)), 79, 9.3),
+    }
+    cause = find_first_cause(hosts)
+    assert (cause.host, cause.rank, cause.fault) == ("algo-2", None, Fault.INFRASTRUCTURE.value)
+    assert cause.message == "GPU 1 has failed: Xid 79, the GPU has fallen off the bus"
+    assert (cause.verdict, cause.is_retryable, cause.exit_code) == (Verdict.HOST.value, True, None)
+
+
+def test_a_gpu_may_have_failed_long_before_the_ranks_that_wait_for_it_say_so():
+    waiting = clue(0, 610.0, "torch.distributed.DistBackendError: Watchdog caught collective operation timeout")
+    hosts = {"algo-1": with_gpu_error(host(ended(0, 611.0), clues=(waiting,)), 119, 8.0, gpu=0)}
+    assert find_first_cause(hosts).message.startswith("GPU 0 has failed: Xid 119")
+
+
+def test_an_error_that_the_program_outlived_is_not_its_cause():
+    record = host(ended(0, 4000.0), clues=(clue(0, 4000.0, CUDA_ERROR),))
+    assert "CUDA error" in find_first_cause({"algo-1": with_gpu_error(record, 74, 9.0)}).message
+
+
+def test_an_error_that_nobody_looked_for_until_the_failure_may_be_too_old_to_blame():
+    record = host(ended(0, 4000.0), clues=(clue(0, 4000.0, CUDA_ERROR),))
+    for not_before, is_blamed in ((10.0, False), (3500.0, True)):
+        error = GpuError(gpu=0, xid=94, not_before=at(not_before), at=at(4001.0))
+        blamed = replace(record, facts=replace(record.facts, gpu_errors=(error,)))
+        assert find_first_cause({"algo-1": blamed}).message.startswith("GPU 0 has failed") is is_blamed
+
+
+@pytest.mark.parametrize("xid", [13, 31, 43, 45, 63, 777])
+def test_an_error_that_programs_bring_about_leaves_the_cause_with_the_program(xid):
+    record = host(ended(0, 9.0), clues=(clue(0, 9.0, CUDA_ERROR),))
+    cause = find_first_cause({"algo-1": with_gpu_error(record, xid, 8.9)})
+    assert (cause.rank, cause.fault, cause.is_retryable) == (0, Fault.ALGORITHM.value, False)
+
+
+def test_a_mistake_in_the_code_stays_the_cause_whatever_the_driver_says():
+    hosts = {
+        "algo-1": host(ended(0, 9.0), clues=(clue(0, 9.0, "KeyError: 'label'"),)),
+        "algo-2": with_gpu_error(host(ended(1, 9.5), clues=(clue(1, 9.4, CUDA_ERROR),)), 94, 9.2),
+    }
+    assert find_first_cause(hosts).message == "rank 0: KeyError: 'label'"
+
+
+def test_an_error_of_another_hosts_gpu_or_of_later_explains_nothing():
+    failed = host(ended(0, 9.0), clues=(clue(0, 9.0, CUDA_ERROR),))
+    for elsewhere in (with_gpu_error(host(ended(1, 9.5, by_agent=True)), 79, 8.0), with_gpu_error(host(), 79, 30.0)):
+        assert find_first_cause({"algo-1": failed, "algo-2": elsewhere}).host == "algo-1"
+    assert find_first_cause({"algo-1": with_gpu_error(failed, 79, 30.0)}).rank == 0
+
+
+def test_a_program_that_was_ended_because_it_hung_on_a_failed_gpu_is_told_by_the_gpu():
+    hung = Failure(fault=Fault.INFRASTRUCTURE.value, message="the program got nowhere", retryable=True, at=at(300))
+    record = host(ended(0, 301.0, signum=9, by_agent=True), failure=hung)
+    assert find_first_cause({"algo-1": with_gpu_error(record, 79, 20.0)}).message.startswith("GPU 1 has failed")

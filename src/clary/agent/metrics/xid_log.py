@@ -1,0 +1,153 @@
+"""Errors that NVIDIA's driver has told of a host's GPUs, Xids, from the kernel's log.
+
+Where: `supervisor.host_metrics` makes one for hosts whose plan gives them GPUs. `gpu_source` looks at each row, and the
+supervisor once more when a program has failed: what the driver said is known before the failure is told.
+The kernel gives the log to root, and to others where `kernel.dmesg_restrict` is 0; without it nothing is seen. An Xid
+names its GPU by its bus: the driver lists buses below /proc in the order in which it counts, nvidia-smi says them too.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from clary.agent.metrics.gpu_texts import bus_of, parse_xid
+from clary.contract.agent_protocol import GpuError
+from clary.contract.clock import Clock
+
+_READ_BYTES = 64 * 1024
+_MAX_RECORDS = 500  # of the kernel's log, taken in one look
+_MAX_CODES = 16  # different ones of a GPU that are kept
+
+logger = logging.getLogger(__name__)
+
+
+class XidLog:
+    """Reads what the kernel's log says from now on; safe for many threads.
+
+    Args:
+        indices: of the host's GPUs, as the driver counts.
+        clock: gives errors their times.
+        kernel_log: where Xids stand.
+        gpus_folder: has an entry a GPU of the machine, named by its bus.
+    """
+
+    def __init__(
+        self,
+        indices: Sequence[int],
+        *,
+        clock: Clock,
+        kernel_log: str = "/dev/kmsg",
+        gpus_folder: str = "/proc/driver/nvidia/gpus",
+    ) -> None:
+        self._indices = tuple(indices)
+        self._clock = clock
+        self._lock = threading.Lock()  # guards all below
+        self._looked_at = clock.now()
+        self._buses = dict(enumerate(_listed_buses(gpus_folder)))  # as the driver counts -> bus
+        self._codes: dict[str, dict[int, tuple[datetime, datetime]]] = {}  # bus -> code -> not before, noticed
+        self._last: dict[str, int] = {}  # bus -> the last code
+        self._keeps = False  # the times of what is known already
+        self._log = _open_at_end(kernel_log)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the log can be read."""
+        return self._log is not None
+
+    def name_gpu(self, index: int, bus: str) -> None:
+        """Take note of where a GPU is, as `bus_of` writes it."""
+        with self._lock:
+            self._buses[index] = bus
+
+    def look(self) -> None:
+        """Take in what is new; never waits."""
+        with self._lock:
+            now = self._clock.now()
+            for record in self._new_records():
+                found = parse_xid(record)
+                if found is None:
+                    continue
+                bus, code = found
+                codes = self._codes.setdefault(bus, {})
+                is_known = code in codes
+                if (is_known and not self._keeps) or (not is_known and len(codes) < _MAX_CODES):
+                    codes[code] = (min(self._looked_at, now), now)
+                self._last[bus] = code
+            self._looked_at = now
+
+    def keep(self) -> None:
+        """Look, and leave the times of all errors so far as they are: a later one does not explain what has failed."""
+        self.look()
+        with self._lock:
+            self._keeps = True
+
+    def last_code(self, index: int) -> int:
+        """Return the last Xid of a GPU, as the driver counts; 0 for none."""
+        with self._lock:
+            return self._last.get(self._buses.get(index, ""), 0)
+
+    def errors(self) -> tuple[GpuError, ...]:
+        """Return the newest error of each kind and GPU of this host, oldest first."""
+        with self._lock:
+            found = [
+                GpuError(gpu=place, xid=code, not_before=not_before, at=at)
+                for place, index in enumerate(self._indices)
+                for code, (not_before, at) in self._codes.get(self._buses.get(index, ""), {}).items()
+            ]
+        return tuple(sorted(found, key=lambda error: (error.at, error.gpu, error.xid)))
+
+    def close(self) -> None:
+        """Read no more; what was seen stays known. Harmless when repeated."""
+        with self._lock:
+            self._close()
+
+    def _new_records(self) -> list[str]:
+        records: list[str] = []
+        while self._log is not None and len(records) < _MAX_RECORDS:
+            try:
+                record = os.read(self._log, _READ_BYTES)
+            except BlockingIOError:
+                break
+            except BrokenPipeError:
+                continue  # records were overwritten before they were read
+            except OSError as error:
+                logger.warning("errors of GPUs are not seen any more: the kernel's log: %s", error)
+                self._close()
+                break
+            if not record:
+                break
+            records += record.decode("utf-8", "replace").splitlines()
+        return records
+
+    def _close(self) -> None:
+        log, self._log = self._log, None
+        if log is not None:
+            os.close(log)
+
+
+def _listed_buses(folder: str) -> list[str]:
+    """Return the buses of the machine's GPUs in the driver's order; empty where it lists none."""
+    try:
+        names = [entry.name for entry in Path(folder).iterdir()]
+    except OSError:
+        return []
+    return [bus_of(name) for name in sorted(names)]
+
+
+def _open_at_end(path: str) -> int | None:
+    """Open the kernel's log behind its last record; None where that is not allowed."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        os.lseek(descriptor, 0, os.SEEK_END)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor

@@ -1,0 +1,98 @@
+"""How a program has ended: its failure with the cause, the clues of its processes, and the words for all that.
+
+Where: `host_life` asks when every process is gone and the log has all output; the answers become facts of the host.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from clary.agent.supervisor.clues import bounded, merge
+from clary.agent.supervisor.host_log import HostLog
+from clary.agent.supervisor.program_watch import ProgramWatch, exit_in_words
+from clary.contract.agent_protocol import Clue, Failure, ProcessExit
+from clary.contract.errors import Fault
+from clary.contract.failure_reasons import OUT_OF_MEMORY
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramEnd:
+    """What is known of a program that has ended.
+
+    Attributes:
+        failure: why it has failed; None if it has not.
+        clues: what its processes said of their own failures.
+        seconds: how long it ran.
+        lines: how it ended, for the log.
+        notes: warnings for describe.
+    """
+
+    failure: Failure | None
+    clues: tuple[Clue, ...]
+    seconds: float
+    lines: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def end_of(
+    watch: ProgramWatch, *, log: HostLog, records: Sequence[Clue], hang: Failure | None, now: datetime
+) -> ProgramEnd:
+    """Gather what is known.
+
+    Args:
+        watch: of the program; closed.
+        log: has all of its output.
+        records: what ranks have left behind of their failures.
+        hang: the failure of a program that was ended because it hangs; no other cause counts then.
+        now: time of day.
+    """
+    failure, notes = hang, []
+    if hang is None:
+        failure, first = watch.failure(), watch.first_failure()
+        if failure is not None and first is not None and failure.fault == Fault.ALGORITHM.value:
+            failure = _with_cause(failure, full_disk=watch.full_disk, log=log, rank=first.rank)
+        elif watch.full_disk is not None and watch.exits:
+            # A program that ended with 0 on a full disk has failed all the same: what it wrote may be cut short, and a
+            # job is never Completed while anything may be missing. What it left is uploaded as for every failed job.
+            notes.append(f"{watch.full_disk}: results may be incomplete")
+            failure = failure or Failure(fault=Fault.USER.value, message=notes[0])
+    # Ranks that a launcher of another host has started leave records though every process of this one ends with 0.
+    has_failed = any(item.exit_code != 0 for item in watch.exits)
+    clues = merge(records, log.clues() if has_failed else ())
+    seconds = time.monotonic() - watch.started_at_s
+    return ProgramEnd(
+        failure=failure,
+        clues=bounded(clues, begin=now - timedelta(seconds=seconds + 1), end=now),
+        seconds=seconds,
+        lines=_summary(watch.exits, failure, seconds),
+        notes=tuple(notes),
+    )
+
+
+def _with_cause(failure: Failure, *, full_disk: str | None, log: HostLog, rank: int | None) -> Failure:
+    """Return a failure of the program's own with what is known of its cause: a full disk, the program's own words."""
+    if failure.message.startswith(OUT_OF_MEMORY):
+        return failure
+    words = log.error_line(rank)
+    causes = [failure.message, *([words] if words else [])]
+    if full_disk is not None:
+        causes.insert(0, full_disk)
+    return replace(failure, message=": ".join(causes))
+
+
+def _summary(exits: Sequence[ProcessExit], failure: Failure | None, seconds: float) -> tuple[str, ...]:
+    """Say how the program ended, in one line if all processes ended in the same way."""
+    words = {exit_in_words(item) for item in exits}
+    who = "the program" if len(exits) == 1 else f"all {len(exits)} processes"
+    if len(words) == 1:
+        lines = [f"{who} ended with {words.pop()} after {seconds:.1f} s"]
+    else:
+        in_order = sorted(exits, key=lambda item: item.ended_at)
+        lines = [f"rank {item.rank} ended with {exit_in_words(item)}" for item in in_order]
+        lines.append(f"the program ended after {seconds:.1f} s")
+    if failure is not None and failure.message.startswith(OUT_OF_MEMORY):
+        lines.append(failure.message)
+    return tuple(lines)
