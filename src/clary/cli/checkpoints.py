@@ -28,10 +28,12 @@ VERIFY = "verify"
 def add_parser(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser(
-        "checkpoints", help="list a job's checkpoint sets in S3, or read and verify every file of them"
+        "checkpoints",
+        help="list a job's checkpoint sets in S3, or read and verify every file of them",
+        usage="clary checkpoints [-h] [--host algo-N] [--set N] [--json] [verify] JOB",
     )
     # Not a command below the command: a job may be called `verify`.
-    parser.add_argument("words", nargs="+", metavar="[verify] JOB", help="the job; `verify` before it reads every file")
+    parser.add_argument("words", nargs="+", metavar="JOB", help="the job; `verify` before it reads every file")
     parser.add_argument("--host", metavar="algo-N", help="verify this host's set only")
     parser.add_argument("--set", type=_set_number, metavar="N", help="verify set N; else the newest of each host")
     parser.add_argument("--json", action="store_true", help="print JSON")

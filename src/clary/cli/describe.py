@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,14 +12,16 @@ from clary.cli.connection import connect
 from clary.cli.ledger_words import ledger_lines
 from clary.cli.pools import pool_line
 from clary.cli.stragglers import verdict_lines
-from clary.cli.tables import clock_time, duration, json_text, table, visible
+from clary.cli.tables import clock_time, duration, json_text, screen_width, table, visible
 from clary.cli.training_words import progress_text
+
+INDENT = "  "
 
 
 def add_parser(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("describe", help="say all that is known of a job")
-    parser.add_argument("job")
+    parser.add_argument("job", metavar="JOB", help="name of a training job")
     parser.add_argument("--why", action="store_true", help="say what failed first, and what followed from it")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
@@ -30,12 +33,13 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json_text(facts))
     else:
-        print(why(facts) if options.why else describe(facts))
+        width = screen_width(sys.stdout)
+        print(why(facts, width=width) if options.why else describe(facts, width=width))
     return 0
 
 
-def why(facts: dict[str, Any]) -> str:
-    """Return the text that `clary describe --why` prints."""
+def why(facts: dict[str, Any], *, width: int | None = None) -> str:
+    """Return the text that `clary describe --why` prints; tables fit into `width` columns, if there are so few."""
     lines = [f"{facts['name']}  {facts['status']} ({facts['secondary_status']})"]
     cause = facts["cause"]
     if cause is None:
@@ -55,31 +59,31 @@ def why(facts: dict[str, Any]) -> str:
         (f"  {_time(row['at']).strftime('%H:%M:%S.%f')[:-3]}", row["kind"], row["where"] or "-", row["what"])
         for row in facts["timeline"]
     ]
-    return "\n".join([*lines, "", "what happened", table(("  TIME", "KIND", "WHERE", "WHAT"), rows)])
+    return "\n".join([*lines, "", "what happened", table(("  TIME", "KIND", "WHERE", "WHAT"), rows, width=width)])
 
 
-def describe(facts: dict[str, Any]) -> str:
-    """Return the text that `clary describe` prints."""
+def describe(facts: dict[str, Any], *, width: int | None = None) -> str:
+    """Return the text that `clary describe` prints; tables fit into `width` columns, if there are so few."""
     lines = [f"{facts['name']}  {facts['status']} ({facts['secondary_status']})"]
     lines += [f"  {label:<10}{_harmless(facts[key])}" for label, key in LABELS if facts.get(key)]
     if facts.get("progress"):
         lines.append(f"  {'progress':<10}{progress_text(facts['progress'])}")
     if facts.get("metrics"):
-        pairs = ", ".join(f"{visible(item['name'])}={item['value']:g}" for item in facts["metrics"])
+        pairs = ", ".join(f"{visible(item['name'])}={_number(item['value'])}" for item in facts["metrics"])
         lines.append(f"  {'metrics':<10}{pairs}")
     lines += ["", "phases"]
     rows = [
         (f"  {row['status']}", clock_time(_time(row["started_at"])), _took(row), row["message"])
         for row in facts["transitions"]
     ]
-    lines.append(table(("  PHASE", "BEGAN", "TOOK", "MESSAGE"), rows))
+    lines.append(table(("  PHASE", "BEGAN", "TOOK", "MESSAGE"), rows, width=width))
     if facts.get("past_attempts"):
         lines += ["", "attempts that ended early"]
         attempt_rows = [
             (f"  {row['number']}", row["kind"], clock_time(_time(row["asked_at"])), row["reason"])
             for row in facts["past_attempts"]
         ]
-        lines.append(table(("  ATTEMPT", "HOW", "WHEN", "WHY"), attempt_rows))
+        lines.append(table(("  ATTEMPT", "HOW", "WHEN", "WHY"), attempt_rows, width=width))
     if facts["hosts"]:
         lines += ["", "hosts"]
         host_rows = [
@@ -93,7 +97,7 @@ def describe(facts: dict[str, Any]) -> str:
             )
             for host in facts["hosts"]
         ]
-        lines.append(table(("  HOST", "PHASE", "TYPE", "PROCESSES", "TOOK", "EXITS"), host_rows))
+        lines.append(table(("  HOST", "PHASE", "TYPE", "PROCESSES", "TOOK", "EXITS"), host_rows, width=width))
     if facts.get("warm_pool"):
         lines += ["", "warm pool", f"  {pool_line(facts['warm_pool'])}"]
     if facts.get("checkpoints"):
@@ -104,9 +108,10 @@ def describe(facts: dict[str, Any]) -> str:
         ]
     if facts.get("rules"):
         rule_rows = [(f"  {row['name']}", row["kind"], row["status"], row["details"] or "-") for row in facts["rules"]]
-        lines += ["", "rules", table(("  RULE", "LOOKS AT", "STATUS", "WHAT IT SAYS"), rule_rows)]
+        lines += ["", "rules", table(("  RULE", "LOOKS AT", "STATUS", "WHAT IT SAYS"), rule_rows, width=width)]
     if facts.get("ledger"):
-        lines += ["", "time and money", *[f"  {line}" for line in ledger_lines(facts["ledger"])]]
+        ledger = ledger_lines(facts["ledger"], width=None if width is None else width - len(INDENT))
+        lines += ["", "time and money", *[f"{INDENT}{line}".rstrip() for line in ledger]]
     alarms = [
         f"  - {host['name']}: {_harmless(host['standstill'])}" for host in facts["hosts"] if host.get("standstill")
     ]
@@ -133,6 +138,10 @@ LABELS = (
 def _harmless(text: str) -> str:
     """Return what a program may have said, as its lines: with control characters spelled out."""
     return "\n".join(visible(line) for line in text.split("\n"))
+
+
+def _number(value: float | None) -> str:
+    return "nan" if value is None else f"{value:g}"  # the service has null for what is no number
 
 
 def _time(text: str) -> datetime:

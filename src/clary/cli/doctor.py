@@ -44,7 +44,7 @@ def add_parser(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("doctor", help="check this machine and the service, or the hosts of a job")
     parser.add_argument("job", nargs="?", metavar="JOB", help="a job: the health of its hosts and links")
-    parser.add_argument("--json", action="store_true", help="print JSON; for a job")
+    parser.add_argument("--json", action="store_true", help="print JSON; with JOB only")
     parser.set_defaults(run=run)
 
 

@@ -19,7 +19,7 @@ _POLL_S = 0.2
 def add_parser(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("dump", help="stacks of all processes of a job, and who stands out")
-    parser.add_argument("job", metavar="JOB")
+    parser.add_argument("job", metavar="JOB", help="name of a training job")
     parser.add_argument("--last", action="store_true", help="show the newest dump; take none")
     parser.add_argument("--threads", action="store_true", help="show every thread of every process")
     parser.add_argument("--json", action="store_true", help="print all of it as JSON")

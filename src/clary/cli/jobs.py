@@ -16,7 +16,8 @@ MAX_RESULTS = 100  # of one ListTrainingJobs
 def add_parser(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("jobs", help="list training jobs, newest first")
-    parser.add_argument("--status", choices=["InProgress", "Completed", "Failed", "Stopping", "Stopped"])
+    statuses = ["InProgress", "Completed", "Failed", "Stopping", "Stopped"]
+    parser.add_argument("--status", choices=statuses, help="those of this status only")
     parser.add_argument("-n", type=_count, default=20, metavar="N", help="how many (default 20)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)

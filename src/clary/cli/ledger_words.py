@@ -5,30 +5,47 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clary.cli.tables import duration, table
+from clary.cli.tables import GAP, duration, table
 
 CENT = 0.01
 NAMES = {"lost_to_restart": "lost to restart", "idle_waiting": "waiting for others"}
 ENDS = (("num_reclaimed", "reclaimed"), ("num_restarted", "restarted"))
 
 
-def ledger_lines(facts: Mapping[str, Any]) -> list[str]:
-    """Return the lines below `time and money`."""
-    hosts, wall_s = facts["hosts"], facts["wall_s"]
-    all_s = wall_s * len(hosts)
-    header = ["PART", "TIME", "SHARE"]
-    if len(hosts) > 1:
-        header += [host["name"] for host in hosts]
-    rows = [_row(part, seconds, all_s, hosts) for part, seconds in facts["seconds"].items()]
-    lines = table(header, rows).splitlines() if rows else []
+def ledger_lines(facts: Mapping[str, Any], *, width: int | None = None) -> list[str]:
+    """Return the lines below `time and money`; hosts that do not fit into `width` columns have a table of their own."""
+    hosts = facts["hosts"]
+    lines = _tables(facts, hosts if len(hosts) > 1 else [], width) if facts["seconds"] else []
     return [*lines, _goodput_line(facts), *_bill_lines(facts["bill"], len(hosts))]
 
 
-def _row(part: str, seconds: float, all_s: float, hosts: Sequence[Mapping[str, Any]]) -> list[str]:
-    row = [NAMES.get(part, part), duration(seconds), f"{100 * seconds / all_s:.1f} %" if all_s else "-"]
-    if len(hosts) > 1:
-        row += [duration(host["seconds"][part]) if part in host["seconds"] else "-" for host in hosts]
-    return row
+def _tables(facts: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]], width: int | None) -> list[str]:
+    """Return the parts with their times and shares, then one column a host; as many tables as there must be."""
+    parts = facts["seconds"]
+    all_s = facts["wall_s"] * len(facts["hosts"])
+    names = ["PART", *(NAMES.get(part, part) for part in parts)]
+    shares = [f"{100 * seconds / all_s:.1f} %" if all_s else "-" for seconds in parts.values()]
+    columns = [["TIME", *map(duration, parts.values())], ["SHARE", *shares]]
+    columns += [
+        [host["name"], *(duration(host["seconds"][part]) if part in host["seconds"] else "-" for part in parts)]
+        for host in hosts
+    ]
+    lines: list[str] = []
+    while columns:
+        taken = 1
+        room = (width or 0) - max(map(len, names)) - _wide(columns[0])
+        while taken < len(columns) and (width is None or room >= _wide(columns[taken])):
+            room -= _wide(columns[taken])
+            taken += 1
+        header, *rows = zip(names, *columns[:taken], strict=True)
+        lines += [*([""] if lines else []), *table(header, rows).splitlines()]
+        columns = columns[taken:]
+    return lines
+
+
+def _wide(column: Sequence[str]) -> int:
+    """Return how many columns of the screen a column takes, with the gap before it."""
+    return len(GAP) + max(map(len, column))
 
 
 def _goodput_line(facts: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ COLOURS = ("36", "33", "35", "32", "34", "31")
 def add_parser(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("logs", help="print a job's log")
-    parser.add_argument("job")
+    parser.add_argument("job", metavar="JOB", help="name of a training job")
     parser.add_argument(
         "-f", "--follow", action="store_true", help="go on until the job has ended, or the time of --until has passed"
     )

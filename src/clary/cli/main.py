@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from clary import __version__
 from clary.cli import (
@@ -66,16 +67,40 @@ EXIT_NOT_FOUND = 3
 EXIT_INTERRUPTED = 130
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says where help is, whatever is wrong."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with the usage and what is wrong with it."""
+        super().error(f"{message}; see: {self.prog} --help")
+
+
+class _Commands:
+    """What modules declare their commands in; a command's own help begins with its line in the list of all."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self._commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser:
+        """Declare a command as argparse does."""
+        return self._commands.add_parser(name, **{"description": options["help"], **options})
+
+    def of(self, name: str) -> argparse.ArgumentParser:
+        """Return the parser of a command."""
+        found: argparse.ArgumentParser = self._commands.choices[name]
+        return found
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="clary", description="SageMaker Training on machines you own.", allow_abbrev=False
-    )
+    parser = _Parser(prog="clary", description="SageMaker Training on machines you own.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"clary {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = _Commands(parser)
     for module in COMMANDS:
         module.add_parser(commands)
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:  # said with the usage of the command, which is the one that has options
+        commands.of(options.command).error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         code = int(options.run(options))
         sys.stdout.flush()  # here, where a reader that has gone is expected

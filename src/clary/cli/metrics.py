@@ -26,7 +26,7 @@ ALL = "*"
 def add_parser(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("metrics", help="show what a job's hosts measure: processors, memory, network, GPUs")
-    parser.add_argument("job", nargs="?")
+    parser.add_argument("job", nargs="?", metavar="JOB", help="name of a training job")
     parser.add_argument("--host", metavar="algo-N", help="of this host only")
     parser.add_argument(
         "--names", metavar="PATTERNS", help="series to show, such as host/*,rank-*/cpu_percent; * shows all of them"

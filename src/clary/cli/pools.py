@@ -20,7 +20,7 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=run_list)
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     end = actions.add_parser("end", help="let the hosts go that wait after a job, or not keep those of one that runs")
-    end.add_argument("job")
+    end.add_argument("job", metavar="JOB", help="name of a training job")
     end.set_defaults(run=run_end)
 
 

@@ -23,7 +23,7 @@ _DEFAULT_STEPS = 5
 def add_parser(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("profile", help="where the time of a few training steps goes, on every rank")
-    parser.add_argument("job", metavar="JOB")
+    parser.add_argument("job", metavar="JOB", help="name of a training job")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--steps", type=int, default=None, metavar="N", help=f"steps to record, at most {MAX_STEPS}; 5")
     what.add_argument("--seconds", type=float, default=None, metavar="S", help=f"or a time, at most {MAX_WINDOW_S:g}")

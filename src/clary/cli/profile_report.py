@@ -14,7 +14,7 @@ from clary.contract.errors import ClaryError, Fault
 def add_parser(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("profile-report", help="what profiler rules say of a job, and its report as one page")
-    parser.add_argument("job", metavar="JOB")
+    parser.add_argument("job", metavar="JOB", help="name of a training job")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the report, one HTML file, here")
     parser.add_argument("--json", action="store_true", help="print what each rule says as JSON")
     parser.set_defaults(run=run)

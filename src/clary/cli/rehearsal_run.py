@@ -6,6 +6,7 @@ program is killed, its jobs go on as any others.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -128,7 +129,7 @@ class JobWatch:
             attempts=tuple(attempts),
             wall_s=ledger["wall_s"],
             lost_s=ledger["seconds"].get("lost_to_restart", 0.0),
-            metrics={item["name"]: item["value"] for item in self.facts.get("metrics") or ()},
+            metrics={item["name"]: _number(item["value"]) for item in self.facts.get("metrics") or ()},
             has_checkpoints=has_checkpoints,
             failed_host=(self.facts.get("cause") or {}).get("host") or "",
             failed_at_s=failed_at_s(self.facts),
@@ -268,6 +269,10 @@ def follow(watches: Sequence[JobWatch], *, timeout_s: float) -> None:
             names = ", ".join(watch.name for watch in watches if not watch.is_over)
             raise ClaryError(f"{names} did not end within {timeout_s:g} s", fault=Fault.USER)
         time.sleep(POLL_S)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value  # the service has null for what is no number
 
 
 def failed_at_s(facts: Mapping[str, Any]) -> float | None:

@@ -16,6 +16,7 @@ from typing import Any
 from clary.cli.certificate_words import certificate_text
 from clary.cli.connection import Connection, connect
 from clary.cli.rehearsal_run import JobWatch, follow
+from clary.cli.tables import json_text
 from clary.contract.errors import ClaryError, ContractError, Fault
 from clary.contract.plain import to_plain
 from clary.contract.rehearsals import disks_value
@@ -130,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
     )
     certificate = certify(twin_run, rehearsal_run, rehearsal.strikes())
     curves = curves_of(twin_run, rehearsal_run)
-    document = json.dumps({"seed": options.seed, "curves": curves, **to_plain(certificate)}, indent=2)
+    document = json_text({"seed": options.seed, "curves": curves, **to_plain(certificate)})
     if options.json == "-":
         print(document)
     else:

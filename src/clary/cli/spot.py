@@ -23,7 +23,7 @@ def add_parser(commands: Any) -> None:
     capacity.add_argument("hosts", type=_hosts, metavar="HOSTS", help=f"a number, or {BY_SCHEDULE}: by the schedule")
     capacity.set_defaults(run=run_capacity)
     reclaim = actions.add_parser("reclaim", help="take the capacity under a job away; it goes on when there is some")
-    reclaim.add_argument("job")
+    reclaim.add_argument("job", metavar="JOB", help="name of a training job")
     reclaim.add_argument("--host", metavar="algo-N", help="whose capacity goes; the whole job is interrupted")
     reclaim.add_argument("--grace", type=float, metavar="SECONDS", help="from SIGTERM to SIGKILL; else the setting")
     reclaim.set_defaults(run=run_reclaim)

@@ -16,7 +16,7 @@ EXIT_TIMEOUT = 124
 def add_parser(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("stop", help="signal a job's programs, keep its results, end it")
-    parser.add_argument("job")
+    parser.add_argument("job", metavar="JOB", help="name of a training job")
     parser.add_argument("--wait", type=float, metavar="SECONDS", help="wait for the end this long")
     parser.set_defaults(run=run)
 

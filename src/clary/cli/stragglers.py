@@ -26,7 +26,7 @@ _COLUMNS = (
 def add_parser(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("stragglers", help="show where each rank's steps spend their time, and who is slow")
-    parser.add_argument("job", metavar="JOB")
+    parser.add_argument("job", metavar="JOB", help="name of a training job")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 

@@ -3,20 +3,62 @@
 from __future__ import annotations
 
 import json
+import shutil
+import textwrap
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from itertools import zip_longest
+from typing import Any, TextIO
 
 SECONDS_PER_MINUTE = 60
 SECONDS_PER_HOUR = 3600
+GAP = "  "  # between two columns
+_NARROWEST = 12  # columns to which a cell is folded; a narrower one is read worse than a line too long
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return rows below a header, columns aligned to the left and two spaces apart."""
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | None = None) -> str:
+    """Return rows below a header, columns aligned to the left and two spaces apart.
+
+    Args:
+        width: columns of the screen, for which long cells are folded at their spaces; None folds nothing.
+    """
     everything = [list(header), *[[visible(cell) for cell in row] for row in rows]]
     widths = [max(len(row[index]) for row in everything) for index in range(len(header))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in everything]
+    if width is not None:
+        widths = _fitting(widths, width)
+    lines = [
+        GAP.join(part.ljust(cell_width) for part, cell_width in zip(parts, widths, strict=True))
+        for row in everything
+        for parts in zip_longest(*map(_folded, row, widths), fillvalue="")
+    ]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def screen_width(stream: TextIO) -> int | None:
+    """Return how many columns a terminal has; None for what is none: pipes and files get lines whole."""
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def _fitting(widths: Sequence[int], width: int) -> list[int]:
+    """Return the widths of columns on a screen: the widest gives way until all fit, or none may become narrower."""
+    fitting = list(widths)
+    room = width - len(GAP) * (len(fitting) - 1)
+    while sum(fitting) > room:
+        widest = max(reversed(range(len(fitting))), key=fitting.__getitem__)  # of several the last
+        if fitting[widest] <= _NARROWEST:
+            break
+        # Down to the second widest at most: then these two share what is still too much.
+        second = max((one for index, one in enumerate(fitting) if index != widest), default=0)
+        fitting[widest] -= max(1, min(sum(fitting) - room, fitting[widest] - max(second, _NARROWEST)))
+    return fitting
+
+
+def _folded(cell: str, width: int) -> list[str]:
+    """Return the lines of a cell; words that are too long, paths most of all, are broken."""
+    if len(cell) <= width:
+        return [cell]
+    indent = cell[: len(cell) - len(cell.lstrip())]
+    return textwrap.wrap(cell.lstrip(), width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def visible(text: str) -> str:

@@ -369,3 +369,26 @@ def test_counts_are_whole_numbers_from_one():
     for text in ("0", "-1", "1.5", "", "x", "\u00b2"):
         with pytest.raises(argparse.ArgumentTypeError, match="whole number from 1"):
             _count(text)
+
+
+@pytest.mark.parametrize(
+    ("command", "of"),
+    [("", "clary"), ("nonsense", "clary"), ("describe", "clary describe"), ("describe x --whyy", "clary describe")],
+)
+def test_wrong_usage_names_the_help_that_says_what_is_right(home, capsys, monkeypatch, command, of):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as ended:
+        main(command.split())
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"usage: {of} [-h] [")
+    assert said.endswith(f"; see: {of} --help\n")
+
+
+def test_every_command_says_what_it_is_for_in_its_own_help(home, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main(["dump", "--help"])
+    told = capsys.readouterr().out
+    assert "stacks of all processes of a job, and who stands out\n" in told
+    assert "JOB         name of a training job" in told

@@ -1,6 +1,7 @@
 """`clary describe --why`: what failed, where, whether to try again, and the rows of the timeline."""
 
 import json
+import sys
 
 import pytest
 
@@ -101,3 +102,70 @@ def test_a_loss_that_is_no_number_is_null_in_json_and_nan_for_people(monkeypatch
     assert json.loads(capsys.readouterr().out, parse_constant=refuse)["metrics"] == [{"name": "loss", "value": None}]
     assert main(["describe", "job"]) == 0
     assert "loss=nan" in capsys.readouterr().out
+
+
+def test_a_loss_that_the_service_has_as_null_is_nan_for_people():
+    assert "loss=nan" in describe(described() | {"metrics": [{"name": "loss", "value": None}]})
+
+
+LONG = "AlgorithmError: algo-2: rank 3: FileNotFoundError: /opt/ml/input/data/train/part-00001-of-01024.parquet is gone"
+
+
+def wide_facts():
+    host = {
+        "name": "algo-1",
+        "phase": "released",
+        "instance_type": "ml.p4d.24xlarge",
+        "processes_per_host": 8,
+        "timings_s": {"environment": 12.5, "code": 0.25, "channels": 103.75, "upload": 7.125},
+        "exits": ", ".join(f"rank {rank}: signal 9" for rank in range(8)),
+    }
+    began = {"started_at": "2026-01-01T00:00:00+00:00", "ended_at": "2026-01-01T00:01:00+00:00"}
+    seconds = {"queued": 20.0, "productive": 100.0}
+    ledger = {
+        "wall_s": 120.0,
+        "hosts": [{"name": f"algo-{number}", "seconds": seconds} for number in range(1, 13)],
+        "seconds": seconds,
+        "goodput": 0.8,
+        "num_attempts": 1,
+        "num_reclaimed": 0,
+        "num_restarted": 0,
+        "bill": None,
+    }
+    return facts(
+        cause=cause(),
+        timeline=[row("01", "cause", "algo-2, rank 3", LONG)],
+        transitions=[{"status": "Failed", "message": LONG, **began}],
+        hosts=[host],
+        past_attempts=[{"number": 1, "kind": "restarted", "asked_at": began["started_at"], "reason": LONG}],
+        rules=[{"name": "VanishingGradient", "kind": "debug", "status": "IssuesFound", "details": LONG}],
+        ledger=ledger,
+        failure_reason="",
+    )
+
+
+@pytest.mark.parametrize("words", [describe, why])
+@pytest.mark.parametrize("width", [80, 100])
+def test_on_a_terminal_tables_fit_and_every_word_is_still_there(words, width):
+    told, whole = words(wide_facts(), width=width), words(wide_facts())
+    assert max(map(len, whole.splitlines())) > width
+    assert max(map(len, told.splitlines())) <= width
+    assert sorted(set("".join(whole.split()))) == sorted(set("".join(told.split())))
+    for word in ("FileNotFoundError:", "103.75s", "7:") if words is describe else ("FileNotFoundError:",):
+        assert (word in told) == (word in whole)
+
+
+def test_what_is_no_terminal_gets_lines_whole(monkeypatch, capsys):
+    class FakeConnection:
+        """Answers with one job."""
+
+        def job_page(self, name):
+            return wide_facts()
+
+    monkeypatch.setattr(describe_command, "connect", FakeConnection)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["describe", "job"]) == 0
+    assert LONG in capsys.readouterr().out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["describe", "job"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80

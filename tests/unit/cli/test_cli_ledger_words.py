@@ -81,3 +81,21 @@ def test_a_type_without_a_price_is_named_and_no_cost_is_told():
 def test_a_job_that_has_just_been_created_has_no_parts():
     empty = facts(wall_s=0.0, hosts=[{"name": "algo-1", "seconds": {}}], seconds={}, goodput=0.0, num_attempts=0)
     assert ledger_lines(empty) == ["goodput 0.0 % of 1 host x 0.0 s; 0 attempts"]
+
+
+def test_hosts_that_do_not_fit_have_a_table_of_their_own():
+    hosts = [{"name": f"algo-{number}", "seconds": {"productive": 60.0 + number}} for number in range(1, 6)]
+    given = facts(hosts=hosts, seconds={"productive": 315.0}, wall_s=65.0)
+    told = ledger_lines(given, width=40)
+    assert [line.split() for line in told[:8]] == [
+        ["PART", "TIME", "SHARE", "algo-1"],
+        ["productive", "5m", "15s", "96.9", "%", "1m", "01s"],
+        [],
+        ["PART", "algo-2", "algo-3", "algo-4"],
+        ["productive", "1m", "02s", "1m", "03s", "1m", "04s"],
+        [],
+        ["PART", "algo-5"],
+        ["productive", "1m", "05s"],
+    ]
+    assert max(map(len, told[:8])) <= 40
+    assert len(ledger_lines(given)) == 3, "where no width is given there is one table"

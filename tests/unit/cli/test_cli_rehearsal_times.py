@@ -1,6 +1,8 @@
 """When the job of a rehearsal failed, as its page tells it."""
 
-from clary.cli.rehearsal_run import failed_at_s
+import math
+
+from clary.cli.rehearsal_run import JobWatch, failed_at_s
 
 TRANSITIONS = [
     {"status": "Starting", "started_at": "2026-01-01T00:00:00+00:00"},
@@ -19,3 +21,25 @@ def test_what_nobody_knows_has_no_time():
     assert failed_at_s({}) is None
     assert failed_at_s({"transitions": TRANSITIONS, "timeline": []}) is None
     assert failed_at_s({"transitions": TRANSITIONS[:1], "timeline": [CAUSE]}) is None
+
+
+def test_a_last_value_that_is_no_number_is_taken_as_such():
+    class FakeConnection:
+        """Answers with one job that is over."""
+
+        def job_page(self, name, page="", query=None):
+            return {"is_released": True} if page == "records" else facts
+
+    facts = {
+        "attempt": 0,
+        "past_attempts": [],
+        "hosts": [],
+        "status": "Completed",
+        "failure_reason": "",
+        "ledger": {"wall_s": 1.0, "seconds": {}},
+        "metrics": [{"name": "loss", "value": None}, {"name": "rate", "value": 0.5}],
+    }
+    watch = JobWatch(connection=FakeConnection(), name="job", reader=None, say=print)
+    metrics = watch.result(has_checkpoints=False).metrics
+    assert math.isnan(metrics["loss"])
+    assert metrics["rate"] == 0.5

@@ -105,7 +105,7 @@ class ProfileDesk:
             raise WireError(
                 "ResourceInUse",
                 f"another profile of {job.name} is being taken ({present.number}: {steps}): wait for it, "
-                "or end it with: clary profile JOB --cancel",
+                f"or end it with: clary profile {job.name} --cancel",
             )
         request = KeptRequest(
             number=asked.number,

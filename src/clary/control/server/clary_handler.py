@@ -73,10 +73,9 @@ class ClaryHandler:
                 return self._answer_sign_in(request)
             if self._access is not None:
                 request = self._access.let_in(request)
-            answer = await self._answer_person(request)
+            return finite_answer(await self._answer_person(request))
         except WireError as error:
             return error_answer(error)
-        return finite_answer(answer) if request.hides_secrets else answer
 
     def _answer_sign_in(self, request: HttpRequest) -> HttpResponse:
         if self._access is None or self._sign_in is None:

@@ -29,7 +29,7 @@ def ask_for_dump(services: Services, job: TrainingJob) -> dict[str, Any]:
         raise WireError(
             "ValidationException",
             f"no program of {job.name} runs ({job.status.value}, {job.secondary_status.value}); "
-            "older dumps are shown by: clary dump JOB --last",
+            f"older dumps are shown by: clary dump {job.name} --last",
         )
     return {"number": services.dumps.ask(job, ASKED_BY_PERSON).number}
 

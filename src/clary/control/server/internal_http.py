@@ -45,7 +45,7 @@ def json_answer(document: Any, *, status: int = 200) -> HttpResponse:
 
 
 def finite_answer(answer: HttpResponse) -> HttpResponse:
-    """Return a JSON answer as browsers read it: null for numbers that are not finite, which Python writes by name."""
+    """Return a JSON answer as all readers take it: null for what is not finite, which Python writes by name."""
     if answer.header("content-type") != "application/json":
         return answer
     if b"NaN" not in answer.body and b"Infinity" not in answer.body:

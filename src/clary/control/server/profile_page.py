@@ -43,7 +43,7 @@ def ask_for_profile(services: Services, job: TrainingJob, body: Any) -> dict[str
         raise WireError(
             "ValidationException",
             f"no program of {job.name} runs ({job.status.value}, {job.secondary_status.value}); "
-            "older profiles are shown by: clary profile JOB --last",
+            f"older profiles are shown by: clary profile {job.name} --last",
         )
     ranks = _ranks(job, asked.get("ranks"))
     request = services.profiles.ask(job, _window(asked), reason=ASKED_BY_PERSON, ranks=ranks)

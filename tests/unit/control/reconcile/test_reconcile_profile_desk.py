@@ -54,7 +54,7 @@ async def test_who_asks_for_the_same_gets_that_one_and_for_another_is_refused_un
     job = await plane.job()
     first = plane.profiles.ask(job, FIVE, reason="one person")
     assert plane.profiles.ask(job, FIVE, reason="another").number == first.number
-    with pytest.raises(WireError, match=r"another profile of job is being taken .* 5 steps"):
+    with pytest.raises(WireError, match=r"another profile of job is being taken .* 5 steps.* profile job --cancel"):
         plane.profiles.ask(job, replace(FIVE, num_steps=6), reason="another")
     for host in ("algo-1", "algo-2"):
         plane.gateway.take_profile(job, host, answer(first.number, host))

@@ -71,6 +71,6 @@ async def test_a_job_whose_program_does_not_run_is_not_asked(services):
     }
     other = FakeServices([replace(job, hosts=hosts)], (), None)
     other.dumps = services.dumps
-    with pytest.raises(WireError, match=r"no program of job-1 runs \(InProgress, Training\)"):
+    with pytest.raises(WireError, match=r"no program of job-1 runs \(InProgress, Training\);.* dump job-1 --last"):
         await answer_to(other, "POST")
     assert services.dumps.numbers("job-1") == []

@@ -1,6 +1,7 @@
 """The pages of the command line: opened by the admin token alone, without secrets, logs page by page."""
 
 import json
+import math
 from urllib.parse import quote
 
 import pytest
@@ -11,6 +12,7 @@ from clary.contract.errors import WireError
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs.training_job import FinalMetric, JobFailure
 from clary.control.server import people_routes
+from clary.control.server.clary_handler import ClaryHandler
 from clary.control.server.people_routes import PeopleRoutes
 from clary.control.store.logs import LogStore
 
@@ -212,3 +214,13 @@ async def test_a_stream_that_was_deleted_has_no_lines(logs):
     await logs.delete_streams("job-1/algo-1-1")
     (page,) = await read_all(routes(running_job(), logs=logs))
     assert [line["host"] for line in page["lines"]] == ["algo-2"]
+
+
+async def test_numbers_that_no_json_has_are_null_for_those_with_a_token_too():
+    job = running_job(final_metrics=(FinalMetric(name="loss", value=math.nan, at=START),))
+    answer = await ClaryHandler(None, None, routes(job), None).handle(request(JOB))
+
+    def refuse(name):
+        pytest.fail(f"{name} is no JSON")
+
+    assert json.loads(answer.body, parse_constant=refuse)["metrics"][0]["value"] is None

@@ -107,7 +107,7 @@ async def test_a_job_whose_program_does_not_run_is_not_profiled(tmp_path):
         name: replace(record, facts=replace(record.facts, phase=HostPhase.PREPARING))
         for name, record in job.hosts.items()
     }
-    with pytest.raises(WireError, match=r"no program of job-1 runs .* --last"):
+    with pytest.raises(WireError, match=r"no program of job-1 runs .* profile job-1 --last"):
         await answer_to(services_of(replace(job, hosts=idle), tmp_path), "POST", body={"steps": 1})
 
 
