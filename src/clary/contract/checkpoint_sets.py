@@ -28,6 +28,7 @@ from typing import Any
 
 from clary.contract.errors import ContractError
 from clary.contract.plain import from_plain, to_plain
+from clary.contract.step_counts import StepCounts
 
 OWN_FOLDER = ".clary-checkpoints"
 FORMAT = 1
@@ -59,6 +60,7 @@ class CheckpointSet:
     folders: tuple[str, ...] = ()  # empty ones
     links: Mapping[str, str] | None = None  # path -> target, of symbolic links that stay inside the folder
     gone: tuple[str, ...] = ()  # paths that stand below the prefix and were deleted in the folder: not restored
+    step_counts: StepCounts | None = None  # of the debugger, when the newest file was written; None if nobody knows
     format: int = FORMAT
 
     @property

@@ -12,12 +12,14 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import traceback
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 TRAIN_PYTHON = ROOT / ".venvs/train/bin/python"
+FOLDER_VARIABLE = "PROGRAM_FOLDER"  # names a folder for all functions of a program, which goes with its process
 _LIMIT_S = 200.0
 
 
@@ -30,14 +32,17 @@ def names(program: Path) -> list[str]:
 @cache
 def outcomes(program: Path) -> dict[str, str | None]:
     """Run a program; the failure of each of its functions by name."""
-    done = subprocess.run(
-        [str(TRAIN_PYTHON), __file__, str(program)],
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_S,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
-    )
+    # Made and removed here: a program's own end may be sudden.
+    with tempfile.TemporaryDirectory(prefix="clary-program-") as folder:
+        ours = {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", FOLDER_VARIABLE: folder}
+        done = subprocess.run(
+            [str(TRAIN_PYTHON), __file__, str(program)],
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            check=False,
+            env={**os.environ, **ours},
+        )
     if done.returncode != 0:
         raise AssertionError(f"{program.name} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])

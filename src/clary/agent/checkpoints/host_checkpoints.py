@@ -20,6 +20,7 @@ from clary.agent.checkpoints.progress import Progress
 from clary.agent.checkpoints.publishing import Publisher
 from clary.agent.checkpoints.restore_plan import host_order
 from clary.agent.checkpoints.restoring import Restored, restore
+from clary.agent.checkpoints.step_counts import StepCountSource, leave_restored
 from clary.agent.checkpoints.storing import SetWriter
 from clary.agent.object_store import ObjectStore, parse_s3_uri
 from clary.contract.agent_protocol import CheckpointFacts
@@ -27,6 +28,7 @@ from clary.contract.clock import SystemClock
 from clary.contract.errors import AgentError, Fault
 from clary.contract.launch_plan import Isolation, LaunchPlan
 from clary.contract.ml_tree import OPT_ML, MlTree
+from clary.contract.step_counts import FOLDER as STEP_COUNTS_FOLDER
 
 _BOUND_FOLDER = "checkpoints"  # beside the host's tree
 _STORE_TIMEOUT_S = 20.0
@@ -65,6 +67,7 @@ class HostCheckpoints:
         self.local_path = _checked_path(plan.checkpoint_local_path)
         self.is_bound = False  # whether the folder is to be bound to `local_path`
         self.folder = self._place(tree, host_folder)
+        self._counts_folder = CheckpointFolder(tree.root, STEP_COUNTS_FOLDER)
         self._restored: Restored | None = None
         self._mirror: Mirror | None = None
         self._closers: list[threading.Thread] = []
@@ -79,6 +82,7 @@ class HostCheckpoints:
             first=self._first,
             others=self._writer.others,
         )
+        leave_restored(self._counts_folder, self._restored.step_counts)
 
     @property
     def summary(self) -> str:
@@ -142,6 +146,7 @@ class HostCheckpoints:
             may_name_plain=lambda file: publisher is not None and publisher.may_name_plain(file),
             is_given_up=given_up.is_set,
             on_progress=progress.moves,
+            step_counts=StepCountSource(self._counts_folder, self._restored.history.last),
         )
         publisher = Publisher(self.prefix, store, writer=self._writer, names=writer.names, note=listeners.note)
         self._mirror = Mirror(
@@ -208,6 +213,10 @@ class HostCheckpoints:
         last = restored.history.last
         if last is not None:
             line += f", taken at {last.taken_at:%Y-%m-%d %H:%M:%S} UTC"
+        first, own = restored.step_counts.first, restored.step_counts.own
+        if first is not None and first.total >= 0:
+            line += f", at step {first.total} of the debugger"
+            line += f" ({own.total} if hosts train each by itself)" if own is not None and own != first else ""
         return line
 
 

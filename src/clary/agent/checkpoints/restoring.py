@@ -33,6 +33,7 @@ from clary.agent.checkpoints.restore_plan import (
     why_not_whole,
 )
 from clary.agent.checkpoints.scanning import STAGING, Snapshot, scan
+from clary.agent.checkpoints.step_counts import restored_counts
 from clary.agent.disk_space import disk_errors_named, require_space
 from clary.agent.object_store import ObjectStore
 from clary.contract.checkpoint_sets import (
@@ -46,6 +47,7 @@ from clary.contract.checkpoint_sets import (
     read_manifest,
 )
 from clary.contract.errors import AgentError, ContractError, Fault, ObjectStoreError
+from clary.contract.step_counts import RestoredCounts
 
 _NUM_PARALLEL = 8  # as channels
 _READ_BYTES = 1 << 20
@@ -62,6 +64,7 @@ class Restored:
     seconds: float = 0.0
     sets: tuple[tuple[str, int], ...] = ()  # host and number, of every set that something came from
     warnings: tuple[str, ...] = ()
+    step_counts: RestoredCounts = field(default_factory=RestoredCounts)  # of the debugger, as those sets say
 
 
 def restore(
@@ -164,6 +167,7 @@ class _Restore:
                 (name, sets[name].number) for name in sorted(used, key=lambda n: (n != self._host, host_order(n)))
             ),
             warnings=(*self._fallback_warnings(), *plan.warnings),
+            step_counts=restored_counts(sets.values(), own_host=self._host, order=host_order),
         )
 
     def _newest_whole_sets(self, listing: Listing) -> dict[str, CheckpointSet]:

@@ -28,6 +28,7 @@ from clary.agent.checkpoints.grouping import (
 from clary.agent.checkpoints.history import History, Writer
 from clary.agent.checkpoints.places import Prefix, TakenNames
 from clary.agent.checkpoints.scanning import FileFacts, Snapshot, scan
+from clary.agent.checkpoints.step_counts import StepCountSource
 from clary.agent.checkpoints.uploading import Upload, Uploader
 from clary.agent.object_store import ObjectStore
 from clary.contract.checkpoint_sets import (
@@ -56,6 +57,7 @@ class SetWriter:
         may_name_plain: whether the object under a file's plain path is known to hold that content.
         is_given_up: once it says so, uploads end with an AgentError.
         on_progress: told, from several threads, whenever the store has taken something.
+        step_counts: knows how far the debugger has counted steps; None where it does not.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class SetWriter:
         may_name_plain: Callable[[CheckpointFile], bool] = lambda _: False,
         is_given_up: Callable[[], bool] = lambda: False,
         on_progress: Callable[[], None] = lambda: None,
+        step_counts: StepCountSource | None = None,
     ) -> None:
         self._folder = folder
         self._prefix = prefix
@@ -77,6 +80,7 @@ class SetWriter:
         self._writer = writer
         self._clock = clock
         self._may_name_plain = may_name_plain
+        self._step_counts = step_counts
         self._uploader = Uploader(folder, prefix, store, is_given_up=is_given_up, on_progress=on_progress)
         self.last = history.last
         self.taken: Mapping[str, GroupContent] = contents_of(history.baseline)
@@ -102,6 +106,8 @@ class SetWriter:
             and what was stored is not stored again.
         """
         taken_at = self._clock.now()
+        if self._step_counts is not None:
+            self._step_counts.look()  # now: uploads take their time, and rows are not kept for ever
         contents = contents_of(snapshot)
         unread = self._store_new(self._own(_chosen_files(contents, choice)), held={})
         unread |= self._store_new(self._own(choice.replaced), held=held or {})
@@ -262,6 +268,7 @@ class SetWriter:
             folders=tuple(sorted(folder for version in groups.values() for folder in version.folders)),
             links=links,
             gone=gone,
+            step_counts=self._step_counts.counts_of(files) if self._step_counts is not None else None,
         )
         data = write_manifest(checkpoints)
         # From here on a set of this number may exist, whatever the store answers: the next try has another number, and

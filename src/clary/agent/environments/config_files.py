@@ -15,6 +15,7 @@ from typing import Any
 
 from clary.contract.launch_plan import Channel, HostPlan, Isolation, LaunchPlan
 from clary.contract.ml_tree import OPT_ML, MlTree
+from clary.contract.step_counts import FOLDER as STEP_COUNTS_FOLDER
 from clary.contract.step_records import FOLDER as STEPS_FOLDER
 from clary.contract.training_values import STATUS_TOKEN_FILE, status_token
 
@@ -47,6 +48,11 @@ def errors_folder(tree: MlTree) -> Path:
 def steps_folder(tree: MlTree) -> Path:
     """Folder in which ranks leave where the time of their steps went; see `contract.step_records`."""
     return tree.root.joinpath(*STEPS_FOLDER)
+
+
+def step_counts_folder(tree: MlTree) -> Path:
+    """Folder in which hooks leave how far they have counted; see `contract.step_counts`."""
+    return tree.root.joinpath(*STEP_COUNTS_FOLDER)
 
 
 def profiles_folder(tree: MlTree) -> Path:
@@ -150,6 +156,7 @@ def _folders(plan: LaunchPlan, host: HostPlan, tree: MlTree) -> Sequence[Path]:
         run_folder(tree) / "home",
         run_folder(tree) / "errors",
         steps_folder(tree),
+        step_counts_folder(tree),
         profiles_folder(tree),
     )
 

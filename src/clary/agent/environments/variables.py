@@ -26,10 +26,11 @@ from clary.agent.environments.config_files import (
     resource_config,
     run_folder,
     status_token_file,
+    step_counts_folder,
     steps_folder,
 )
 from clary.agent.environments.stop_notice import stop_notice_path
-from clary.contract import deep_profiles
+from clary.contract import deep_profiles, step_counts
 from clary.contract import hyperparameters as hps
 from clary.contract.distribution import INSTANCE_GROUPS, DistributionKind, read_distribution
 from clary.contract.launch_plan import HostPlan, Isolation, LaunchPlan
@@ -154,6 +155,8 @@ def service_variables(
         for stem, name in CONFIG_FILE_VARIABLES.items()
         if stem in plan.config_documents
     }
+    if plan.checkpoint_s3_uri is not None:
+        variables[step_counts.FOLDER_VARIABLE] = str(step_counts_folder(inside))
     variables |= _reporting_variables(plan, host, inside)
     variables |= {name: value for name, value in plan.user_environment.items() if name not in RESERVED}
     variables |= {

@@ -1,15 +1,12 @@
 """`import smdebug.pytorch as smd`."""
 
-from clary.train.debugger import (
-    Collection,
-    CollectionKeys,
-    ReductionConfig,
-    SaveConfig,
-    SaveConfigMode,
-    create_trial,
-    modes,
-)
+from typing import TYPE_CHECKING, Any
+
+from clary.train.debugger import Collection, CollectionKeys, ReductionConfig, SaveConfig, SaveConfigMode, modes
 from clary.train.debugger.hook import Hook, del_hook, get_hook, set_hook
+
+if TYPE_CHECKING:
+    from clary.train.debugger import create_trial
 
 __all__ = [
     "Collection",
@@ -24,3 +21,11 @@ __all__ = [
     "modes",
     "set_hook",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "create_trial":  # programs that save read nothing
+        from clary.train.debugger import create_trial
+
+        return create_trial
+    raise AttributeError(f"module {__name__} has no attribute {name!r}")

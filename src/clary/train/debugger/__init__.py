@@ -9,7 +9,7 @@
     for step, loss in trial.tensor("CrossEntropyLoss_output_0").values().items(): ...
 
 Where: docs/debugger.md. `clary.compat.smdebug` gives it smdebug's names. torch is imported when a Hook is asked for,
-numpy when a value is.
+numpy when a value is; what reads and judges trials when it is asked for: a program that saves needs none of it.
 
 errors, modes, save_config, reduction_config, collection, configuration             what is to be saved, and when
 choosing, hook_options                             the same for one hook, as long as its program runs
@@ -25,20 +25,21 @@ automatic                                          a hook for programs that know
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from clary.train.debugger.automatic import install_from_config
 from clary.train.debugger.collection import Collection, CollectionKeys
 from clary.train.debugger.errors import DebuggerError
 from clary.train.debugger.modes import ModeKeys as modes
 from clary.train.debugger.reduction_config import ReductionConfig
-from clary.train.debugger.rule import Finding, Rule, invoke_rule
 from clary.train.debugger.save_config import SaveConfig, SaveConfigMode
-from clary.train.debugger.trial import Trial
-from clary.train.debugger.trial_places import create_trial
 
 if TYPE_CHECKING:
+    from clary.train.debugger.automatic import install_from_config
     from clary.train.debugger.hook import Hook, get_hook
+    from clary.train.debugger.rule import Finding, Rule, invoke_rule
+    from clary.train.debugger.trial import Trial
+    from clary.train.debugger.trial_places import create_trial
 
 __all__ = [
     "Collection",
@@ -59,9 +60,23 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("Hook", "get_hook"):
-        from clary.train.debugger import hook
+_ON_DEMAND = {  # name -> the module that has it
+    "Finding": "rule",
+    "Hook": "hook",
+    "Rule": "rule",
+    "Trial": "trial",
+    "create_trial": "trial_places",
+    "get_hook": "hook",
+    "install_from_config": "automatic",
+    "invoke_rule": "rule",
+}
 
-        return getattr(hook, name)
+
+def __getattr__(name: str) -> Any:
+    if name in _ON_DEMAND:
+        return getattr(importlib.import_module(f"{__name__}.{_ON_DEMAND[name]}"), name)
     raise AttributeError(f"module {__name__} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -83,23 +83,24 @@ def evaluate(order: Mapping[str, Any]) -> tuple[str, str]:
         )
     num_seen = rule.report.get("Datapoints", 0)
     hint = "" if num_seen else ": none had what the rule looks at; see CollectionConfigurations"
-    whose = "" if hosts is None else f" of {len(trial.workers())} workers"
+    num_workers = len(trial.workers())
+    whose = "" if hosts is None else f" of {num_workers} worker{'' if num_workers == 1 else 's'}"
     late = "; some host had not stored everything in time" if hosts is not None and hosts.is_late else ""
     return NO_ISSUES, f"{num_seen} of {num_steps} saved steps{whose} were looked at{hint}{late}"
 
 
 def _open_trial(order: Mapping[str, Any]) -> tuple[Trial, HostsFiles | None]:
     """Return the trial of an order; of a job of several hosts also what it reads."""
-    folder, name = order["tensors_folder"], order["name"]
+    folder, name, since = order["tensors_folder"], order["name"], order.get("since", 0.0)
     own_end, is_marked = order.get("own_end", ""), order.get("is_marked", False)
     if not own_end:
-        return Trial(LocalFiles(Path(folder)), name=name, path=folder, ends_by_mark=is_marked), None
+        return Trial(LocalFiles(Path(folder)), name=name, path=folder, since=since, ends_by_mark=is_marked), None
     far = None
     if order.get("tensors_uri"):
         own = Path(order["status_file"]).parent  # of which nothing stays, even if this process is killed
         far = open_s3_files(order["tensors_uri"], cache_bytes=_CACHE_BYTES, cache_place=own)
     files = HostsFiles(LocalFiles(Path(folder)), far, own_end=Path(own_end).name)
-    return Trial(files, name=name, path=folder, since=order.get("since", 0.0), ends_by_mark=is_marked), files
+    return Trial(files, name=name, path=folder, since=since, ends_by_mark=is_marked), files
 
 
 def in_words(met: RuleEvaluationConditionMet) -> str:

@@ -118,6 +118,10 @@ class Rule(ABC):
     def invoke_at_step(self, step: int) -> Any:
         """Return what is found at a global step: a Finding or True, or None or False for nothing."""
 
+    def has_looked(self) -> bool:
+        """Whether the step that was invoked last had what the rule looks at; it does not count as looked at else."""
+        return True
+
     def invoke(self, step: int) -> None:
         """Wait for a global step and look at it.
 
@@ -131,7 +135,8 @@ class Rule(ABC):
             self.set_required_tensors(step)
             self.req_tensors.fetch()
             found = self.invoke_at_step(step)
-        self.report["Datapoints"] += 1
+        if found or self.has_looked():
+            self.report["Datapoints"] += 1
         if found:
             self.report["RuleTriggered"] += 1
             self.report["Violations"] += 1
@@ -160,6 +165,8 @@ def invoke_rule(
                 raise
         except (TensorUnavailableForStep, StepUnavailable, TensorUnavailable) as error:
             _log.debug("%s", error)
+            if isinstance(error, StepUnavailable):  # an attempt that goes on begins far from 0
+                step = max(step, trial.next_step(step) - 1)
         except RuleEvaluationConditionMet as met:
             if raise_eval_cond:
                 raise

@@ -24,6 +24,7 @@ class Saver:
         num_workers: that save.
         num_ends: workers that end before the training has.
         limit_s: seconds that a step waits for memory, and `close` for the disk.
+        goes_on_after: step of an earlier attempt that this one goes on from; -1 if there was none.
 
     Raises: FolderTaken, OSError.
     """
@@ -37,11 +38,13 @@ class Saver:
         collections: CollectionManager,
         limit_s: float,
         num_ends: int = 1,
+        goes_on_after: int = -1,
     ) -> None:
         self.limit_s = limit_s
         self.num_dropped = 0
         self._folder, self._worker = folder, worker
         self._num_workers, self._num_ends = num_workers, num_ends
+        self._goes_on_after = goes_on_after
         self._collections = collections
         self._writer = Writer(folder, worker)
         self._pieces = Pieces()
@@ -95,7 +98,9 @@ class Saver:
 
     def write_collections(self) -> None:
         """Say which collections there are. Raises: OSError."""
-        self._writer.write_collections(self._collections.to_plain(), self._num_workers, self._num_ends)
+        self._writer.write_collections(
+            self._collections.to_plain(), self._num_workers, self._num_ends, goes_on_after=self._goes_on_after
+        )
 
     def close(self, *, failure: str) -> None:
         """Wait until all is written, and say that this worker has ended.

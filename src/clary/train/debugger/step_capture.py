@@ -24,6 +24,7 @@ from clary.train.debugger.errors import FolderTaken
 from clary.train.debugger.hook_options import HookOptions
 from clary.train.debugger.modes import ModeKeys
 from clary.train.debugger.module_watch import ModuleWatch, StepWatch
+from clary.train.debugger.step_counting import CountsFile, restored_counts
 from clary.train.debugger.surroundings import has_plain_tensors
 from clary.train.debugger.worker_output import WorkerOutput
 
@@ -65,7 +66,9 @@ class StepCapture:
         self._chooser: Chooser | None = None
         self._now: list[Collection] = []  # collections that this step saves
         self._leaves_be = False  # this step would take the place of another program's
+        self._has_trained = False
         self._step_watch: StepWatch | None = None
+        self._counts_file: CountsFile | None = None  # once the first step has begun
         self._is_closed = False
         self._listener = self._see_loss  # one object, to be found again
         losses.listen(self._listener)
@@ -113,6 +116,8 @@ class StepCapture:
         losses.stop_listening(self._listener)
         self.modules.close()
         self._finish_step()
+        if self._counts_file is not None:
+            self._counts_file.close()
         self._output.close(failure="" if self.failure is None else repr(self.failure))
 
     # What happens in the program.
@@ -120,6 +125,8 @@ class StepCapture:
     @_guarded
     def _begin_step(self, model: torch.nn.Module) -> None:
         self._finish_step()
+        if self._counts_file is None:
+            self._counts_file = self._go_on()
         mode = self._options.mode
         self.step += 1
         self.mode_steps[mode] += 1
@@ -127,6 +134,7 @@ class StepCapture:
             self.mode_steps[ModeKeys.GLOBAL] = self.step
         chooser = self._up_to_date()
         self._now = chooser.at(mode, self.mode_steps[mode]) if self._output.saves else []
+        self._leave_count(self._counts_file)
         if self._now:
             self._leaves_be = self._is_evaluation_after_training()
         elif self._leaves_be and torch.is_grad_enabled():
@@ -156,6 +164,29 @@ class StepCapture:
     def _see_loss(self, module: str, given: tuple[Any, ...], result: Any) -> None:
         if self._now:
             self.see_module(module, "", given, result)
+
+    # How it counts.
+
+    def _go_on(self) -> CountsFile:
+        """Count on from the checkpoints that this attempt was restored from; return what takes this one's counts."""
+        self._up_to_date()  # which has looked which worker this is
+        before = restored_counts(trains_alone=self._output.place.num_trainings > 1)
+        self.step = self._output.goes_on_after = before.total
+        self.mode_steps = {
+            ModeKeys.GLOBAL: before.total,
+            ModeKeys.TRAIN: before.train,
+            ModeKeys.EVAL: before.evaluate,
+            ModeKeys.PREDICT: before.predict,
+        }
+        return CountsFile(before)
+
+    def _leave_count(self, file: CountsFile) -> None:
+        """Leave that a step has begun, if this program trains: one that only evaluates writes no checkpoints."""
+        self._has_trained = self._has_trained or torch.is_grad_enabled()
+        if self._has_trained and self._output.saves:
+            modes = self.mode_steps
+            parts = (modes[ModeKeys.TRAIN], modes[ModeKeys.EVAL], modes[ModeKeys.PREDICT])
+            file.add(self._output.place.name, self.step, *parts)
 
     # What becomes of it.
 

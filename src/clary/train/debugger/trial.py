@@ -171,6 +171,13 @@ class Trial:
         """The last step that all workers have passed, -1 for none."""
         return max(self.steps_among(self._steps, ModeKeys.GLOBAL, with_incomplete=False), default=-1)
 
+    def next_step(self, step: int) -> int:
+        """Return the first global step from one on that all workers have passed; -1 as long as there is none."""
+        return min(
+            self.steps_among((one for one in self._steps if one >= step), ModeKeys.GLOBAL, with_incomplete=False),
+            default=-1,
+        )
+
     def alias(self, tname: str) -> str:
         """Return the other name that expressions match: a tensor's with its module's class; empty if it has none."""
         return self._tensors.alias(tname)

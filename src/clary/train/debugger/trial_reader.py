@@ -21,10 +21,11 @@ from clary.train.debugger.files import (
 )
 from clary.train.debugger.saved_steps import SavedSteps
 from clary.train.debugger.tensor_catalog import TensorCatalog
-from clary.train.debugger.tensor_files import read_index
+from clary.train.debugger.tensor_files import StepIndex, read_index
 
 _PREPARED = 64  # files that are told to be read next
 _MAX_JSON = 16 * 1024**2  # bytes
+_MISFITS = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, TensorFileError)
 _log = logging.getLogger("clary.debugger")
 
 
@@ -56,6 +57,7 @@ class TrialReader:
         self._files, self._tensors = files, tensors
         self._first, self._end, self._since = first_step, end_step, since
         self._known: dict[str, str] = {}  # marks of files that were read
+        self._goes_on_after: dict[str, int] = {}  # step of the programs before that a worker's last one goes on from
 
     def look(self) -> None:
         """Read what is new. Raises: OSError; what was read until then is kept."""
@@ -70,23 +72,25 @@ class TrialReader:
     def _take_collections(self, worker: str, name: str, mark: str) -> None:
         if self._known.get(name) == mark:
             return
-        began_at, num_ends = 0.0, 1
+        began_at, num_ends, goes_on_after = 0.0, 1, -1
         try:
             document: dict[str, Any] = json.loads(self._files.read(name, 0, _MAX_JSON))
             began_at = float(document.get("began_at", 0.0))
             if began_at < self._since:
                 self._known[name] = mark
                 return
+            goes_on_after = int(document.get("goes_on_after", -1))
             self.steps.num_workers = max(1, int(document["num_workers"]))
             num_ends = int(document.get("num_ends", self.steps.num_workers))
             for coll_name, one in document["collections"].items():
                 self.collections.add(Collection(coll_name, one["include_regex"], one["tensor_names"]))
             self.damaged.pop(name, None)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, TensorFileError) as error:
+        except _MISFITS as error:
             self._refuse(name, error)
         except FileNotFoundError:
             return  # it is being replaced
         self._known[name] = mark
+        self._goes_on_after[worker] = goes_on_after
         if self._ends.begin(worker, began_at, num_ends):
             self._forget(worker)
 
@@ -122,14 +126,19 @@ class TrialReader:
                 self.steps.take_passed(match[2], int(match[1]))
             return
         self.damaged.pop(name, None)
-        if index.written_at < max(self._since, self._ends.began_at(index.worker)):
-            return  # of an earlier program, and not replaced yet
+        if index.written_at < self._since or self._is_replaced(index):
+            return
         self.steps.take_passed(index.worker, index.step)
         self.steps.num_workers = max(self.steps.num_workers, index.num_workers)
         if index.step < self._first or (self._end is not None and index.step >= self._end):
             return
         self.steps.take(index)
         self._tensors.take(index)
+
+    def _is_replaced(self, index: StepIndex) -> bool:
+        """Whether a step is of an earlier program, and this one has not gone on from it: it saves its own."""
+        is_earlier = index.written_at < self._ends.began_at(index.worker)
+        return is_earlier and index.step > self._goes_on_after.get(index.worker, -1)
 
     def _refuse(self, name: str, error: Exception) -> None:
         if name not in self.damaged:

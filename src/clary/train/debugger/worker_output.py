@@ -21,6 +21,7 @@ class WorkerOutput:
 
     def __init__(self, options: HookOptions, *, limit_s: float) -> None:
         self._options, self._limit_s = options, limit_s
+        self.goes_on_after = -1  # step of an earlier attempt; to be set before the first step is saved
         self._place: WorkerPlace | None = None
         self._saver: Saver | None = None
 
@@ -35,6 +36,11 @@ class WorkerOutput:
         saves_here = self._options.include_workers == "all" or (self._place is not None and self._place.is_chief)
         return saves_here and not self._options.dry_run
 
+    @property
+    def place(self) -> WorkerPlace:
+        """Which worker this is, as far as is known."""
+        return self._place or worker_place()
+
     def find_worker(self) -> None:
         """Look which worker this is, as long as it has saved nothing: a process group may come to be meanwhile."""
         if self._saver is None:
@@ -44,12 +50,12 @@ class WorkerOutput:
         """Whether another program has saved here as this worker and ended well, and this one has saved nothing."""
         if self._saver is not None:
             return False
-        return has_ended_well(Path(self._options.out_dir), (self._place or worker_place()).name)
+        return has_ended_well(Path(self._options.out_dir), self.place.name)
 
     def open_copy(self, step: int, mode: ModeKeys, mode_step: int) -> StepCopy | None:
         """Return where a step's tensors go; None if it has to do without. Raises: FolderTaken, OSError."""
         if self._saver is None:
-            place, saves_all = self._place or worker_place(), self._options.include_workers == "all"
+            place, saves_all = self.place, self._options.include_workers == "all"
             self._saver = Saver(
                 Path(self._options.out_dir),
                 place.name,
@@ -57,6 +63,7 @@ class WorkerOutput:
                 num_ends=place.num_workers if saves_all else place.num_trainings,
                 collections=self._options.collection_manager,
                 limit_s=self._limit_s,
+                goes_on_after=self.goes_on_after,
             )
         return self._saver.open_copy(step, mode, mode_step)
 

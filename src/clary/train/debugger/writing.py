@@ -63,11 +63,19 @@ class Writer:
         """Have a step written. Returns at once."""
         self._waiting.put(step)
 
-    def write_collections(self, collections: Mapping[str, Any], num_workers: int, num_ends: int | None = None) -> None:
+    def write_collections(
+        self,
+        collections: Mapping[str, Any],
+        num_workers: int,
+        num_ends: int | None = None,
+        *,
+        goes_on_after: int = -1,
+    ) -> None:
         """Say which collections there are and how many workers save.
 
         Args:
             num_ends: workers that end before the training has; None for as many as save.
+            goes_on_after: step of a program before this one that this one goes on from; -1 if there was none.
 
         Raises: OSError.
         """
@@ -77,6 +85,7 @@ class Writer:
             "num_workers": num_workers,
             "num_ends": num_workers if num_ends is None else num_ends,
             "began_at": self.began_at,
+            "goes_on_after": goes_on_after,
             "collections": collections,
         }
         self._write_json(f"{COLLECTIONS}/{self._worker}.json", document)

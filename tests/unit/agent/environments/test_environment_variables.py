@@ -99,6 +99,13 @@ def test_programs_know_where_the_notice_of_a_stop_will_lie_and_how_long_they_hav
     assert variables["CLARY_STOP_NOTICE"] == str(tmp_path / ".clary" / "stop-notice.json")
 
 
+def test_hooks_count_on_in_jobs_with_checkpoints_unless_the_user_says_no() -> None:
+    variable, uri = "CLARY_STEP_COUNTS_FOLDER", "s3://b/checkpoints"
+    assert variable not in service(make_plan())
+    assert service(make_plan(checkpoint_s3_uri=uri))[variable] == "/opt/ml/.clary/step-counts"
+    assert service(make_plan(checkpoint_s3_uri=uri, user_environment={variable: ""}))[variable] == ""
+
+
 def test_path_has_the_shims_then_the_environment_then_the_users() -> None:
     plan = make_plan(user_environment={"PATH": "/mine/bin"})
     assert service(plan, {"PATH": "/usr/bin"})["PATH"] == "/shims/bin:/env/bin:/mine/bin"

@@ -19,6 +19,10 @@ from torch._subclasses import FakeTensorMode
 from torch.optim import optimizer as optimizer_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from clary.agent.checkpoints.folder import CheckpointFolder
+from clary.agent.checkpoints.step_counts import StepCountSource, leave_restored
+from clary.contract.checkpoint_sets import CheckpointFile
+from clary.contract.step_counts import FOLDER_VARIABLE, RestoredCounts, StepCounts
 from clary.train import debugger
 from clary.train.debugger import losses
 from clary.train.debugger import writing as writing_module
@@ -32,6 +36,8 @@ from clary.train.debugger.hook import Hook, del_hook, get_hook
 from clary.train.debugger.modes import ModeKeys
 
 torch.set_num_threads(1)
+
+CLOCK_TICK_S = 0.02  # times of files are those of the kernel's last tick, 10 ms at most
 
 
 class Net(torch.nn.Module):
@@ -657,3 +663,51 @@ def test_a_program_that_trains_no_model_is_left_alone_after_a_while(at):
     hook._capture.modules._searched_s = 1e9
     Net().requires_grad_(False)(torch.zeros(1, 4))
     assert len(torch.nn.modules.module._global_forward_pre_hooks) == before - 1
+
+
+@in_folder
+def test_a_later_attempt_counts_on_from_the_checkpoint_that_it_resumes_from(at):
+    counts, checkpoint = CheckpointFolder(at / "counts"), at / "model.pt"
+    os.environ[FOLDER_VARIABLE] = str(counts.path)
+    leave_restored(counts, RestoredCounts())
+
+    def attempt(num_steps, save_at=None):
+        model = Net()
+        hook = make(at / "tensors", save_config=debugger.SaveConfig(save_interval=5))
+        hook.register_module(model)
+        hook.set_mode(ModeKeys.TRAIN)
+
+        def after(step):
+            if step == save_at:
+                time.sleep(CLOCK_TICK_S)
+                checkpoint.write_bytes(b"weights")
+                time.sleep(CLOCK_TICK_S)
+
+        train(model, num_steps, after=after)
+        hook.set_mode(ModeKeys.EVAL)
+        with torch.no_grad():
+            F.cross_entropy(model(torch.zeros(1, 4)), torch.zeros(1, dtype=torch.long))
+        hook.close()
+        return hook
+
+    try:
+        first = attempt(14, save_at=11)
+        assert first.step == 14
+        source = StepCountSource(counts)
+        source.look()
+        modified_ns = checkpoint.stat().st_mtime_ns
+        found = source.counts_of(
+            [CheckpointFile(path="model.pt", size_bytes=7, sha256="", key="", modified_ns=modified_ns)]
+        )
+        assert found == StepCounts(11, 11, -1, -1), found
+        leave_restored(counts, RestoredCounts(first=found))
+        second = attempt(10)
+        assert (second.step, second.mode_steps[ModeKeys.TRAIN], second.mode_steps[ModeKeys.EVAL]) == (22, 21, 0)
+    finally:
+        del os.environ[FOLDER_VARIABLE]
+    trial = debugger.create_trial(at / "tensors")
+    assert trial.steps() == [0, 5, 10, 15, 20, 22], trial.steps()  # 14, which was saved too, is of what was lost
+    assert trial.steps(mode=ModeKeys.TRAIN) == [0, 5, 10, 15, 20]
+    assert trial.written_at[10] < trial.written_at[15]
+    third = attempt(1)
+    assert third.step == 1, "without checkpoints each program counts from 0"

@@ -1,8 +1,8 @@
 """Every built-in rule: it fires on a training that goes wrong in its way, and is silent on three that go well."""
 
 import functools
+import os
 import re
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ from clary.train.debugger.rules import RULES, UNSUPPORTED, make_rule
 from clary.train.debugger.rules.stalled import StalledTrainingRule
 
 torch.set_num_threads(1)
-FOLDER = tempfile.TemporaryDirectory(prefix="clary-debugger-rules-")
+FOLDER = Path(os.environ["PROGRAM_FOLDER"])
 BATCH = 64
 
 
@@ -79,7 +79,7 @@ def pictures():
 def train(name, model, batches, loss, *, lr, steps=12, rounds=2, seed=7, optimizer=None, saved=(), every=1):
     """Train and save everything; return the trial. A round of training is followed by three steps of validation."""
     torch.manual_seed(seed)
-    at = Path(FOLDER.name) / name
+    at = FOLDER / name
     hook = Hook(at, strict=True, save_all=True, save_config=debugger.SaveConfig(save_interval=every))
     model = model()
     for change in saved:
@@ -262,7 +262,7 @@ def test_exploding_tensor():
 
 
 def test_exploding_tensor_is_found_in_reductions_too():
-    at = Path(FOLDER.name) / "reduced"
+    at = FOLDER / "reduced"
     config = debugger.ReductionConfig(abs_reductions=["max"])
     hook = Hook(at, strict=True, include_collections=["weights"], reduction_config=config)
     model = Classifier()
@@ -384,7 +384,7 @@ def test_stalled_training():
 
 
 def test_stalled_training_is_found_while_nothing_comes():
-    at = Path(FOLDER.name) / "stalled"
+    at = FOLDER / "stalled"
     hook = Hook(at, strict=True, save_config=debugger.SaveConfig(save_interval=1))
     model = Classifier()
     hook.register_module(model)
@@ -428,6 +428,40 @@ def test_vanishing_gradient():
             return self.layers(x)[:, :2]
 
     check("VanishingGradient", bad("deep", model=Deep, steps=2), "mean of |gradient/Deep_layers.0", "below 1e-07")
+
+
+def looked_at(trial, name, **parameters):
+    """Return at how many saved steps a rule looked, and how many there are."""
+    rule = make_rule(name, trial, parameters)
+    raised(NoMoreData, invoke_rule, rule)
+    return rule.report["Datapoints"], len(trial.steps(show_incomplete_steps=True))
+
+
+def test_steps_without_what_a_rule_looks_at_are_not_counted_as_looked_at():
+    def saved(name, **parameters):
+        at = FOLDER / name
+        every = debugger.SaveConfig(save_interval=1)
+        hook = Hook(at, strict=True, include_collections=["losses", "gradients"], save_config=every)
+        hook.get_collection("gradients").save_config = debugger.SaveConfig(save_interval=10)
+        model = Classifier()
+        hook.register_module(model)
+        for _ in range(30):
+            given, labels = two_classes()
+            F.cross_entropy(model(given), labels).backward()
+        hook.close()
+        return debugger.create_trial(at)
+
+    trial = saved("seldom")
+    assert looked_at(trial, "VanishingGradient", threshold="0") == (3, 30)
+    assert looked_at(trial, "LossNotDecreasing", diff_percent="-1000") == (30, 30)
+    assert looked_at(trial, "AllZero", threshold="101") == (30, 30)
+    assert looked_at(trial, "AllZero", tensor_regex="gradient/.*bias", threshold="101") == (3, 30)
+    assert looked_at(trial, "StalledTrainingRule") == (30, 30)
+    assert looked_at(trial, "PoorWeightInitialization", steps="4") == (4, 30)
+    for name in ("DeadRelu", "SaturatedActivation", "Overfit", "WeightUpdateRatio", "CheckInputImages"):
+        assert looked_at(trial, name) == (0, 30), name
+    for name in ("NLPSequenceRatio", "Confusion", "ClassImbalance"):
+        assert looked_at(trial, name) == (0, 30), name
 
 
 def test_weight_update_ratio():

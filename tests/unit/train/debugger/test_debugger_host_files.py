@@ -230,6 +230,13 @@ def test_a_rule_sees_the_workers_of_all_hosts(near: Path, far: Path, monkeypatch
     assert asked == ["s3://bucket/t/"] * 2
 
 
+def test_one_worker_is_no_several(near: Path) -> None:
+    save(near, "worker_0", 0, num_workers=1)
+    end(near, OWN_END.replace("of-2", "of-1"))
+    given = order(near, "SeesNothing") | {"own_end": OWN_END.replace("of-2", "of-1"), "tensors_uri": ""}
+    assert evaluation.evaluate(given) == ("NoIssuesFound", "1 of 1 saved steps of 1 worker were looked at")
+
+
 def test_what_another_host_stored_in_an_earlier_try_is_not_seen(near: Path, far: Path) -> None:
     save(near, "worker_0", 0, at=10.0)
     save(far, "worker_1", 0, 10, 20)

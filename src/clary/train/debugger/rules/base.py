@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from clary.train.debugger.errors import ConfigurationError
 from clary.train.debugger.modes import ModeKeys
@@ -12,6 +12,7 @@ from clary.train.debugger.rule import Finding, Rule
 from clary.train.debugger.saved_tensor import Tensor
 from clary.train.debugger.trial import Trial
 
+T = TypeVar("T")
 Names = str | Iterable[str] | None
 _WITHOUT_TRAINING = (ModeKeys.EVAL, ModeKeys.PREDICT)
 
@@ -21,6 +22,21 @@ class BuiltInRule(Rule):
 
     def __init__(self, base_trial: Trial, *, other_trials: Iterable[Trial] | None = None) -> None:
         super().__init__(base_trial, other_trials=other_trials)
+        self._has_looked = False
+
+    def invoke(self, step: int) -> None:
+        """Wait for a global step and look at it; raises as `Rule.invoke`."""
+        self._has_looked = False
+        super().invoke(step)
+
+    def has_looked(self) -> bool:
+        """Whether the step that was invoked last had what the rule looks at."""
+        return self._has_looked
+
+    def looks_at(self, found: Sequence[T]) -> Sequence[T]:
+        """Note what a rule looks at in a step, and return it; a step that has none of it was not looked at."""
+        self._has_looked = self._has_looked or bool(found)
+        return found
 
     def chosen(
         self, step: int, collection_names: Names = None, tensor_regex: Names = None, *, trial: Trial | None = None
@@ -37,9 +53,9 @@ class BuiltInRule(Rule):
             found |= set(trial.tensor_names(step=step, regex=regexes))
         return sorted(found)
 
-    def of_workers(self, step: int, names: Iterable[str]) -> Iterator[tuple[Tensor, str, str]]:
-        """Yield tensors of a step for each worker that has saved them: tensor, worker, what a finding calls it."""
-        for name in names:
+    def of_workers(self, step: int, names: Sequence[str]) -> Iterator[tuple[Tensor, str, str]]:
+        """Yield what a rule looks at for each worker that has saved it: tensor, worker, what a finding calls it."""
+        for name in self.looks_at(names):
             tensor = self.base_trial.tensor(name)
             workers = tensor.workers(step)
             for worker in workers:

@@ -102,6 +102,8 @@ class ClassImbalance(BuiltInRule):
         for one in reversed([saved for saved in self.base_trial.steps() if saved <= step]):
             given = self._names(one, self.labels_regex)
             told = self._names(one, self.predictions_regex)
+            if one == step:
+                self.looks_at(given)
             for name in given:
                 labels.append(self.base_trial.tensor(name).value(one).ravel())
                 num_seen += labels[-1].size
@@ -159,6 +161,7 @@ class Confusion(BuiltInRule):
         told = self._values(step, self.predictions_collection, self.predictions)
         if not given or not told:
             return None
+        self.looks_at(given)
         labels = np.concatenate([value.ravel() for value in given]).astype(int)
         predictions = np.concatenate([predicted(value, is_scores=value.ndim > 1) for value in told]).astype(int)
         if labels.shape != predictions.shape:

@@ -57,7 +57,7 @@ class LossNotDecreasing(BuiltInRule):
         mode = self.base_trial.mode(step)
         if self.mode not in (ModeKeys.GLOBAL, mode):
             return None
-        for name in self.chosen(step, self.collection_names, self.tensor_regex):
+        for name in self.looks_at(self.chosen(step, self.collection_names, self.tensor_regex)):
             steps = self.loss_steps(name, mode, step)
             now, before = _windows(steps, self.num_steps)
             if now and (found := self._compare(name, now, before)):

@@ -46,7 +46,7 @@ class CheckInputImages(BuiltInRule):
         for one in steps:
             if one not in self._sums:
                 self._sums[one] = self._of_step(one)
-        for name in names:
+        for name in self.looks_at(names):
             parts = [self._sums[one][name] for one in steps if name in self._sums[one]]
             num_images = sum(images for images, _, _ in parts)
             if num_images < self.threshold_samples or len({len(sums) for _, _, sums in parts}) != 1:

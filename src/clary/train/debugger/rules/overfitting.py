@@ -40,7 +40,7 @@ class Overfit(BuiltInRule):
         """Return what is found at a global step."""
         if step < self.start_step or self.base_trial.mode(step) is not ModeKeys.EVAL:
             return None
-        for name in self.chosen(step, None if self.tensor_regex else "losses", self.tensor_regex):
+        for name in self.looks_at(self.chosen(step, None if self.tensor_regex else "losses", self.tensor_regex)):
             validation = self.loss_steps(name, ModeKeys.EVAL, step)
             training = self.loss_steps(name, ModeKeys.TRAIN, step)
             last = [one for one in validation if one >= self.start_step][-self.patience - 1 :]
@@ -92,7 +92,7 @@ class Overtraining(BuiltInRule):
         if mode is ModeKeys.PREDICT:
             return None
         patience = self.patience_validation if mode is ModeKeys.EVAL else self.patience_train
-        for name in self.chosen(step, "losses"):
+        for name in self.looks_at(self.chosen(step, "losses")):
             losses = [self.number(name, one) for one in self.loss_steps(name, mode, step)]
             without = steps_without_improvement(losses, self.delta)
             if without > patience:

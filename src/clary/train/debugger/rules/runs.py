@@ -45,9 +45,8 @@ class SimilarAcrossRuns(BuiltInRule):
         assert self.other_trials is not None
         other = self.other_trials[0]
         there = set(other.tensor_names(step=step))
-        for name in self.chosen(step, self.collection_names, self.tensor_regex):
-            if name not in there:
-                continue
+        names = self.chosen(step, self.collection_names, self.tensor_regex)
+        for name in self.looks_at([name for name in names if name in there]):
             ours, theirs = self.base_trial.tensor(name).value(step), other.tensor(name).value(step)
             if ours.shape != theirs.shape:
                 return self.finding(step, f"{name} has the shape {ours.shape}, in {other.name} {theirs.shape}", name)

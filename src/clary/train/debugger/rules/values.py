@@ -110,7 +110,7 @@ class UnchangedTensor(BuiltInRule):
         """Return what is found at a global step."""
         import numpy as np
 
-        for name in self.chosen(step, self.collection_names, self.tensor_regex):
+        for name in self.looks_at(self.chosen(step, self.collection_names, self.tensor_regex)):
             tensor = self.base_trial.tensor(name)
             steps = self.training_steps(name, step)[: -self.num_steps - 1 : -1]
             if len(steps) < self.num_steps or steps[0] != step:

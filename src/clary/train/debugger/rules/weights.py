@@ -46,7 +46,7 @@ class PoorWeightInitialization(BuiltInRule):
         """Return what is found at a global step."""
         if step not in self.base_trial.steps()[: self.steps]:
             return None
-        stuck = [name for name in self.chosen(step, "losses") if self._is_stuck(name, step)]
+        stuck = [name for name in self.looks_at(self.chosen(step, "losses")) if self._is_stuck(name, step)]
         if not stuck:
             return None
         reason = self._variances(step) or self._ranges(step)
@@ -113,7 +113,7 @@ class WeightUpdateRatio(BuiltInRule):
         """Return what is found at a global step."""
         import numpy as np
 
-        for name in self.chosen(step, "weights"):
+        for name in self.looks_at(self.chosen(step, "weights")):
             tensor = self.base_trial.tensor(name)
             steps = self.training_steps(name, step)
             before = [one for one in steps if one <= step - self.num_steps]

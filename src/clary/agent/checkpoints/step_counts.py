@@ -1,0 +1,183 @@
+"""Which step of the debugger a set of checkpoints belongs to: the last that had begun when its newest file was written.
+
+Where: `storing` asks when it writes a manifest, `host_checkpoints` leaves what a restore has brought for the program's
+hook. See `contract.step_counts` for the files; the program owns the folder, so that no link in it is followed.
+
+Logs do not count: they are written to after the checkpoint that a set holds, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+
+from clary.agent.checkpoints.folder import CheckpointFolder
+from clary.contract.checkpoint_sets import CheckpointFile, CheckpointSet
+from clary.contract.plain import to_plain
+from clary.contract.step_counts import (
+    ENDING,
+    FILE_BYTES,
+    HEADER_BYTES,
+    RESTORED_FILE,
+    CountsHeader,
+    CountsRow,
+    RestoredCounts,
+    StepCounts,
+    counts_at,
+    read_header,
+    read_rows,
+)
+
+LOG_ENDINGS = (".log", ".txt", ".csv", ".jsonl", ".wandb")
+LOG_NAME = ".tfevents."  # of TensorBoard
+_MAX_FILES = 1024  # looked at, whatever a program has put there
+_MAX_PROCESSES = 16  # whose rows are read, those that stepped last: 230 kB each
+_MAX_KNOWN = 256  # moments whose counts are remembered
+_READABLE = 0o644
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class _Process:
+    header: CountsHeader
+    data: bytes
+
+
+class StepCountSource:
+    """Knows what the processes of one host have counted, and when. Belongs to the thread that writes sets.
+
+    Args:
+        folder: in which they leave it.
+        restored: this host's set that was restored; what it says holds until a process of the program counts.
+    """
+
+    def __init__(self, folder: CheckpointFolder, restored: CheckpointSet | None = None) -> None:
+        self._folder = folder
+        self._processes: list[_Process] = []
+        self._looked_ns = 0
+        self._before = restored.step_counts if restored is not None else None
+        self._known: dict[int, StepCounts | None] = {}  # by moment: rows do not reach back for ever
+        at_ns = newest_ns(restored.files) if restored is not None else None
+        if restored is not None and at_ns is not None:
+            self._known[at_ns] = self._before
+
+    def look(self) -> None:
+        """Read what there is now, after the folder of checkpoints was looked at; never raises."""
+        self._looked_ns = time.time_ns()
+        try:
+            self._processes = _read_processes(self._folder)
+        except (OSError, ValueError) as error:
+            logger.debug("what the debugger has counted is not read: %s", error)
+
+    def counts_of(self, files: Iterable[CheckpointFile]) -> StepCounts | None:
+        """Return what had been counted when the newest of some files was written; None if nobody knows."""
+        at_ns = newest_ns(files)
+        if at_ns is None:
+            return None
+        if at_ns > self._looked_ns:  # a clock was set back; such a file stays the newest while others are written
+            return self._counts_at(at_ns)
+        if at_ns not in self._known:
+            self._known[at_ns] = self._counts_at(at_ns)
+            if len(self._known) > _MAX_KNOWN:
+                del self._known[next(iter(self._known))]
+        return self._known[at_ns]
+
+    def _counts_at(self, at_ns: int) -> StepCounts | None:
+        if not self._processes:
+            return self._before
+        began = [process for process in self._processes if process.header.began_ns <= at_ns] or self._processes[:1]
+        rows = {process: read_rows(process.data[HEADER_BYTES:]) for process in began}
+        # The one that stepped last, not the one that began last: a short training may run beside the long one.
+        process = max(began, key=lambda one: (_stepped_ns(rows[one], at_ns), one.header.began_ns))
+        return counts_at(process.header, rows[process], at_ns)
+
+
+def newest_ns(files: Iterable[CheckpointFile]) -> int | None:
+    """Return when the newest of some files was written, logs left out; None if there is none."""
+    return max((file.modified_ns for file in files if not _is_log(file.path)), default=None)
+
+
+def restored_counts(
+    sets: Iterable[CheckpointSet], *, own_host: str, order: Callable[[str], tuple[int, str]]
+) -> RestoredCounts:
+    """Return what the sets say that hosts are restored from, the same `first` for all hosts.
+
+    Args:
+        sets: of all hosts: a host whose files hide the first one's goes on with it all the same.
+        order: of hosts by name.
+    """
+    known = {one.host: one.step_counts for one in sets if one.step_counts is not None and one.step_counts.is_possible}
+    return RestoredCounts(own=known.get(own_host), first=known[min(known, key=order)] if known else None)
+
+
+def leave_restored(folder: CheckpointFolder, counts: RestoredCounts) -> None:
+    """Put what is known into an otherwise empty folder; only while no program runs. Never raises."""
+    try:
+        folder.make()
+        descriptor = folder.open()
+        try:
+            for name in os.listdir(descriptor):  # of an earlier attempt in a folder that was not made anew
+                with contextlib.suppress(IsADirectoryError):
+                    os.unlink(name, dir_fd=descriptor)
+            if counts != RestoredCounts():
+                with open(os.open(RESTORED_FILE, _NEW_FILE, _READABLE, dir_fd=descriptor), "wb") as file:
+                    os.fchmod(file.fileno(), _READABLE)  # whatever the agent's umask is
+                    file.write(json.dumps(to_plain(counts)).encode())
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        logger.warning("the debugger's steps begin with 0: %s", error)
+
+
+def _stepped_ns(rows: Iterable[CountsRow], at_ns: int) -> int:
+    """Return when a process began its last step up to a moment; that moment where its rows do not reach back to it."""
+    return max((row.at_ns for row in rows if row.at_ns <= at_ns), default=at_ns)
+
+
+def _is_log(path: str) -> bool:
+    name = path.rpartition("/")[2].lower()
+    return name.endswith(LOG_ENDINGS) or LOG_NAME in name
+
+
+def _read_processes(folder: CheckpointFolder) -> list[_Process]:
+    """Return the processes of the first worker, as they began: it writes checkpoints, and others may be ahead."""
+    descriptor = folder.open()
+    try:
+        with os.scandir(descriptor) as entries:
+            names = [entry.name for entry in islice(entries, _MAX_FILES) if entry.name.endswith(ENDING)]
+    finally:
+        os.close(descriptor)
+    found = []
+    for name in names:
+        data, written_ns = _read_start(folder, name, HEADER_BYTES)
+        header = read_header(data)
+        if header is not None:
+            found.append((written_ns, name, header))
+    worker = min((header.worker for _, _, header in found), default=None)
+    own = sorted((one for one in found if one[2].worker == worker), key=lambda one: one[0])[-_MAX_PROCESSES:]
+    processes = [_Process(header, _read_start(folder, name, FILE_BYTES)[0]) for _, name, header in own]
+    return sorted(processes, key=lambda process: process.header.began_ns)
+
+
+def _read_start(folder: CheckpointFolder, name: str, num_bytes: int) -> tuple[bytes, int]:
+    """Return the start of a regular file and when it was written, in ns since 1970; nothing of what is none."""
+    try:
+        descriptor = folder.open_file(name)
+    except OSError:
+        return b"", 0  # a link, or gone
+    try:
+        facts = os.fstat(descriptor)
+        return (os.read(descriptor, num_bytes), facts.st_mtime_ns) if stat.S_ISREG(facts.st_mode) else (b"", 0)
+    except OSError:
+        return b"", 0
+    finally:
+        os.close(descriptor)

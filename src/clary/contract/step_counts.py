@@ -1,0 +1,124 @@
+"""How far the debugger had counted steps when a checkpoint was written, so that a later attempt goes on from there.
+
+Where: a hook (`train.debugger.step_counting`) writes one file a process into the folder that `FOLDER_VARIABLE` names, a
+row for each step that begins; `agent.checkpoints.step_counts` reads it when it takes a set of checkpoints, and the
+manifest of the set keeps the row that was the last when its newest file was written. A restore leaves what the sets say
+in `RESTORED_FILE` of the same folder. Nothing lies in the folder of checkpoints, where scripts look for their own.
+
+    0      magic, worker, when the process began, what it had counted before
+    128    row 1, row 2, ...; row N + NUM_ROWS takes the place of row N
+
+A row bears its number at both ends, so that one that is being written is seen to be torn. Times are nanoseconds since
+1970.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import NamedTuple
+
+FOLDER = (".clary", "step-counts")  # below a host's /opt/ml
+FOLDER_VARIABLE = "CLARY_STEP_COUNTS_FOLDER"  # set where a job has checkpoints
+ENDING = ".counts"  # of a file's name, WORKER-PROCESS.counts
+RESTORED_FILE = "restored.json"  # a RestoredCounts; absent where nothing is known
+
+NUM_ROWS = 4096  # kept of a process: 40 s of a hundred steps a second, and checkpoints are looked at every 5 s
+HEADER_BYTES = 128
+MAX_COUNT = 1 << 53  # numbers of JSON are exact up to here
+_MAGIC = b"CLARYSC1"
+_HEADER = struct.Struct("<8s6q")
+_ROW = struct.Struct("<7q")
+ROW_BYTES = _ROW.size
+FILE_BYTES = HEADER_BYTES + NUM_ROWS * ROW_BYTES
+_MAX_WORKER = 1 << 31
+
+
+@dataclass(frozen=True)
+class StepCounts:
+    """Numbers of the last steps that had begun; -1 for none. Steps without a phase count in `total` alone."""
+
+    total: int = -1
+    train: int = -1
+    evaluate: int = -1
+    predict: int = -1
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether a hook can have counted so."""
+        parts = (self.train, self.evaluate, self.predict)
+        return min(parts) >= -1 and max(parts) <= self.total < MAX_COUNT
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoredCounts:
+    """What the sets say that a host was restored from."""
+
+    own: StepCounts | None = None  # of the host's own set: for hosts that train each by itself
+    first: StepCounts | None = None  # of the host with the lowest number: for those that train together
+
+
+class CountsHeader(NamedTuple):
+    """What a process says of itself."""
+
+    worker: int
+    began_ns: int
+    before: StepCounts
+
+
+class CountsRow(NamedTuple):
+    """A step that has begun."""
+
+    number: int  # of the row, from 1
+    at_ns: int
+    counts: StepCounts
+
+
+def pack_header(header: CountsHeader) -> bytes:
+    """Return the start of a file."""
+    packed = _HEADER.pack(_MAGIC, header.worker, header.began_ns, *astuple(header.before))
+    return packed.ljust(HEADER_BYTES, b"\0")
+
+
+def read_header(data: bytes) -> CountsHeader | None:
+    """Return what a file says of its process; None for what is no such file."""
+    if len(data) < HEADER_BYTES:
+        return None
+    magic, worker, began_ns, *before = _HEADER.unpack_from(data)
+    counts = StepCounts(*before)
+    if magic != _MAGIC or not 0 <= worker < _MAX_WORKER or began_ns < 0 or not counts.is_possible:
+        return None
+    return CountsHeader(worker, began_ns, counts)
+
+
+def offset_of(number: int) -> int:
+    """Return where in the file a row is."""
+    return HEADER_BYTES + (number - 1) % NUM_ROWS * ROW_BYTES
+
+
+def pack_row(number: int, at_ns: int, counts: Sequence[int]) -> bytes:
+    """Return the bytes of a row; `counts` are total, train, evaluate, predict."""
+    return _ROW.pack(number, at_ns, *counts, number)
+
+
+def read_rows(data: bytes) -> list[CountsRow]:
+    """Return the whole rows of bytes that begin with a row, by number; torn, empty and impossible ones are left out."""
+    rows = []
+    for number, at_ns, *values, again in _ROW.iter_unpack(data[: len(data) // ROW_BYTES * ROW_BYTES]):
+        counts = StepCounts(*values)
+        if number == again > 0 and at_ns >= 0 and counts.is_possible:
+            rows.append(CountsRow(number, at_ns, counts))
+    return sorted(rows, key=lambda row: row.number)
+
+
+def counts_at(header: CountsHeader, rows: Sequence[CountsRow], at_ns: int) -> StepCounts:
+    """Return what a process had counted at a moment; where its rows do not reach back that far, the oldest there is.
+
+    Args:
+        rows: of the file, by number.
+    """
+    earlier = [row for row in rows if row.at_ns <= at_ns]
+    if earlier:
+        return earlier[-1].counts
+    return rows[0].counts if rows and rows[0].number > 1 else header.before

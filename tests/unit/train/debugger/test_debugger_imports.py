@@ -1,0 +1,76 @@
+"""What importing the debugger brings into a program: nothing that reads trials, asks a store or judges."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch_programs import ROOT, TRAIN_PYTHON
+
+from clary.compat.smdebug import exceptions
+from clary.train import debugger
+
+LIMIT_S = 60.0
+STORE = {"http.client", "ssl", "xml.etree.ElementTree", "pyexpat", "concurrent.futures", "tempfile"}
+READING = {
+    f"clary.train.debugger.{name}"
+    for name in ("rule", "rules", "trial", "trial_places", "trial_reader", "refreshing", "saved_tensor", "s3_files")
+} | {"clary.train.debugger.s3_access", "clary.train.debugger.object_blocks"}
+TOLD = "\nimport sys; print(*sorted(sys.modules))"
+
+
+def loaded(python: str | Path, program: str) -> set[str]:
+    """Return the modules that a program has in the end."""
+    done = subprocess.run(
+        [str(python), "-c", program + TOLD],
+        env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'src/clary/compat'}", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_the_library_alone_brings_neither_a_client_of_a_store_nor_a_reader() -> None:
+    found = loaded(sys.executable, "import clary.train.debugger, smdebug")
+    assert "clary.train.debugger.collection" in found
+    assert not found & (STORE | READING)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import smdebug.pytorch as smd; assert smd.Hook",
+        "from clary.train.debugger.automatic import _install, HookConfiguration\n"
+        "_install(HookConfiguration(dry_run=True))\n"
+        "from clary.train.debugger.hook import get_hook; assert get_hook().is_automatic",
+    ],
+)
+def test_a_program_that_saves_brings_nothing_that_reads(program: str) -> None:
+    found = loaded(TRAIN_PYTHON, program)
+    assert "clary.train.debugger.hook" in found
+    assert not found & READING  # torch itself brings clients of HTTP
+
+
+def test_what_is_brought_on_demand_is_there_when_it_is_asked_for() -> None:
+    program = """
+import smdebug.pytorch as smd
+from clary.train import debugger
+from clary.train.debugger import *
+from smdebug.pytorch import create_trial, modes
+assert debugger.create_trial is create_trial is smd.create_trial
+assert [debugger.modes, modes] == [smd.modes] * 2 and modes.TRAIN
+assert issubclass(debugger.Rule, object) and Trial is debugger.Trial
+assert set(debugger.__all__) <= set(dir(debugger))
+for name in debugger.__all__ + smd.__all__:
+    assert getattr(debugger if name in debugger.__all__ else smd, name) is not None
+"""
+    assert "clary.train.debugger.trial" in loaded(TRAIN_PYTHON, program)
+
+
+def test_a_name_that_is_not_there_is_said_as_for_any_module() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        _ = debugger.Nothing
+    assert exceptions.modes is debugger.modes
