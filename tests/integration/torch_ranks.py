@@ -23,6 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN_PYTHON = Path(os.environ.get("CLARY_TEST_TRAIN_PYTHON", ROOT / ".venvs/train/bin/python"))
 _OPERATION_LIMIT_S = 20
+_MEETING_LIMIT_S = 60  # for a rank that is held up, by the machine or by what it ends
 _STUCK_S = 45  # a function that takes longer has its threads' stacks logged
 
 
@@ -106,6 +107,7 @@ def _be_rank(program: Path, rank: int, size: int, folder: Path) -> None:
         for name in names(program):
             failure = None
             faulthandler.dump_traceback_later(_STUCK_S)
+            _await_all(folder, name, rank, size)
             try:
                 dist.init_process_group(
                     os.environ.get("CLARY_TEST_BACKEND", "smddp"),
@@ -126,6 +128,17 @@ def _be_rank(program: Path, rank: int, size: int, folder: Path) -> None:
             told.write(json.dumps([name, failure]) + "\n")
             told.flush()
     os._exit(0)  # torch's own threads may end a process that leaves otherwise with a signal
+
+
+def _await_all(folder: Path, name: str, rank: int, size: int) -> None:
+    """Wait until all ranks have come to a function: one that was held up would find that its peer has given it up.
+
+    The peer would be at the next function by then, which fails too, and so on until the last.
+    """
+    (folder / f"at-{name}-{rank}").touch()
+    deadline = time.monotonic() + _MEETING_LIMIT_S
+    while time.monotonic() < deadline and not all((folder / f"at-{name}-{other}").exists() for other in range(size)):
+        time.sleep(0.002)
 
 
 def _await_others(folder: Path, name: str, rank: int, size: int) -> None:
