@@ -108,6 +108,7 @@ def _be_rank(program: Path, rank: int, size: int, folder: Path) -> None:
             failure = None
             faulthandler.dump_traceback_later(_STUCK_S)
             _await_all(folder, name, rank, size)
+            _count_groups_from_none(name, rank)
             try:
                 dist.init_process_group(
                     os.environ.get("CLARY_TEST_BACKEND", "smddp"),
@@ -139,6 +140,18 @@ def _await_all(folder: Path, name: str, rank: int, size: int) -> None:
     deadline = time.monotonic() + _MEETING_LIMIT_S
     while time.monotonic() < deadline and not all((folder / f"at-{name}-{other}").exists() for other in range(size)):
         time.sleep(0.002)
+
+
+def _count_groups_from_none(name: str, rank: int) -> None:
+    """Have ranks name the default group alike: by a number that torch begins anew where one is destroyed.
+
+    It goes on where making one has failed; ranks that do not fail alike would look for each other in vain ever after.
+    """
+    from torch.distributed import distributed_c10d
+
+    if distributed_c10d._world.group_count:
+        print(f"rank {rank}, before {name}: {distributed_c10d._world.group_count} groups counted", file=sys.stderr)
+        distributed_c10d._world.group_count = 0
 
 
 def _await_others(folder: Path, name: str, rank: int, size: int) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import clary
+from clary.agent.health.network_program import NETWORK_GONE_EXIT_CODE
 from clary.agent.health.readings import NetworkOrder, NetworkReading, Peer, PortReading
 from clary.contract.errors import AgentError, ContractError
 from clary.contract.health import HealthAction
@@ -134,9 +135,10 @@ class NetworkDoctor:
                 raise TimeoutError(f"nothing came from its network program within {limit_s:g} s")
             more = os.read(descriptor, _CHUNK_BYTES)
             if not more:
-                raise ValueError(
-                    f"its network program ended with code {self._process.wait(_END_S)}; see the agent's log"
-                )
+                code = self._process.wait(_END_S)
+                if code == NETWORK_GONE_EXIT_CODE:
+                    raise ValueError("its network is gone: what held it has ended")
+                raise ValueError(f"its network program ended with code {code}; see the agent's log")
             self._data += more
         line, _, self._data = self._data.partition(b"\n")
         return line

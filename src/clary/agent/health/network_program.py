@@ -20,6 +20,7 @@ from clary.agent.health import interfaces
 from clary.agent.health.port_check import unanswered_ports
 from clary.agent.host import kernel
 
+NETWORK_GONE_EXIT_CODE = 4
 _ORPHANED_EXIT_CODE = 3
 
 
@@ -29,7 +30,10 @@ def main() -> int:
     if os.getppid() != int(sys.argv[1]):  # it ended before the kernel was told
         return _ORPHANED_EXIT_CODE
     order = json.load(sys.stdin)
-    _join(order["network_namespace"], order["user_namespace"])
+    try:
+        _join(order["network_namespace"], order["user_namespace"])
+    except FileNotFoundError:  # what holds the network has ended since the order was given: no error of this program
+        return NETWORK_GONE_EXIT_CODE
     taken = [port for port in order["ports"] if interfaces.is_taken(port)]
     unanswered = unanswered_ports(
         {peer["name"]: peer["address"] for peer in order["peers"]},

@@ -5,33 +5,49 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from clary.agent.health import network_program
+from clary.agent.health.network_doctor import NetworkDoctor
 from clary.agent.health.readings import NetworkOrder, Peer
+from clary.contract.errors import AgentError
 from clary.contract.plain import to_plain
 
 DEADLINE_S = 30.0
 
 
+ORDER = NetworkOrder(
+    host="algo-1",
+    names=("algo-1", "algo-2"),
+    address="127.0.0.1",
+    interface="lo",
+    peers=(Peer(name="algo-2", address="127.0.0.1"),),
+    ports=(7777, 7778),
+    network_namespace="/nowhere",
+)
+
+
 def test_a_program_whose_starter_ended_before_it_could_be_told_does_nothing():
-    order = NetworkOrder(
-        host="algo-1",
-        names=("algo-1", "algo-2"),
-        address="127.0.0.1",
-        interface="lo",
-        peers=(Peer(name="algo-2", address="127.0.0.1"),),
-        ports=(7777, 7778),
-        network_namespace="/nowhere",  # it would fail here, in another way
-    )
     gone = os.getppid()  # not what starts it
     done = subprocess.run(
         [sys.executable, "-m", network_program.__name__, str(gone)],
-        input=json.dumps(to_plain(order)),
+        input=json.dumps(to_plain(ORDER)),
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (network_program._ORPHANED_EXIT_CODE, "", "")
+
+
+def test_a_network_that_has_ended_is_said_by_who_asked_and_leaves_nothing_in_the_log(capfd):
+    doctor = NetworkDoctor(ORDER)
+    try:
+        with pytest.raises(AgentError, match="the network of algo-1 was not checked: its network is gone"):
+            doctor.port_reading()
+    finally:
+        doctor.close()
+    assert capfd.readouterr() == ("", ""), "a pool's folder stays where an agent's log says something"
 
 
 def test_what_tries_the_ports_imports_nothing_of_what_measures_the_rest():
