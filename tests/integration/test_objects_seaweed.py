@@ -322,7 +322,7 @@ async def test_start_that_hangs_ends_at_its_deadline(tmp_path: Path, monkeypatch
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o755)
     monkeypatch.setattr(weed_process, "find_program", lambda: str(program))
-    store = EmbeddedStore(tmp_path, credentials=STORE, start_timeout_s=0.5)
+    store = EmbeddedStore(tmp_path, credentials=STORE, start_silence_s=0.5)
     started_at = time.monotonic()
     with pytest.raises(ObjectStoreError, match="did not serve objects"):
         await store.start()

@@ -6,6 +6,9 @@ data in `<home>/objects`, its log in `<home>/run/seaweed.log`, its ports and pro
 [Note: who owns the process] The store runs in its own session, so that neither Ctrl-C nor a kill of the service ends
 it: running agents go on with their direct endpoint. The next service adopts it if it answers, or stops it by the
 recorded pid and starts another on the same ports. A lock on `<home>/run/seaweed.lock` keeps two services apart.
+
+[Note: who reaches the store] Its ports are open to every user of the machine. The S3 port asks for signatures by the
+store's own key; `weed_security` closes the others. A process of a version that did not close them is not adopted.
 """
 
 from __future__ import annotations
@@ -17,23 +20,26 @@ import logging
 import os
 import subprocess
 import time
+from collections.abc import Coroutine
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from clary.contract.errors import Fault, ObjectStoreError
 from clary.contract.launch_plan import Credentials, Endpoint
 from clary.contract.processes import ProcessId
-from clary.control.objects import weed_process
+from clary.control.objects import weed_process, weed_security
+from clary.control.objects.start_patience import StartPatience, signs_of
 from clary.control.objects.store_client import StoreClient
 from clary.control.objects.weed_process import StoreRecord
 
-START_TIMEOUT_S = 30.0
+START_SILENCE_S = 30.0
 ADOPT_TIMEOUT_S = 5.0
 STOP_GRACE_S = 10.0  # SIGTERM to exit takes 3.6 s when all is well
 PROBE_INTERVAL_S = 0.1
 PORT_WAIT_S = 3.0
 MAX_PORT_CHOICES = 4  # at one start, where ports are taken between choosing and binding
-WATCH_INTERVAL_S = 0.2
+REAP_TIMEOUT_S = 1.0
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
 STEADY_S = 60.0  # a store that lived this long starts again without back-off
@@ -51,7 +57,7 @@ class EmbeddedStore:
         credentials: the store's own key; only the service and its agents know it.
         region: region of the returned endpoint; the store accepts any.
         bucket: a bucket that is made at start and serves the readiness probe; the default bucket of the clients.
-        start_timeout_s: seconds from the start of the process until a put, get and delete must have worked.
+        start_silence_s: seconds without any sign of life after which a start is given up (`start_patience`).
     """
 
     def __init__(
@@ -61,7 +67,7 @@ class EmbeddedStore:
         credentials: Credentials,
         region: str = "us-west-2",
         bucket: str = "clary",
-        start_timeout_s: float = START_TIMEOUT_S,
+        start_silence_s: float = START_SILENCE_S,
     ) -> None:
         self._data_folder = home_folder / "objects"
         self._run_folder = home_folder / "run"
@@ -70,7 +76,7 @@ class EmbeddedStore:
         self._credentials = credentials
         self._region = region
         self._bucket = bucket
-        self._start_timeout_s = start_timeout_s
+        self._start_silence_s = start_silence_s
         self._lock: IO[str] | None = None
         self._record: StoreRecord | None = None
         self._child: subprocess.Popen[bytes] | None = None  # None for an adopted process
@@ -101,8 +107,8 @@ class EmbeddedStore:
     async def start(self) -> Endpoint:
         """Adopt the folder's running store or start one; return when objects can be written, read and deleted.
 
-        Raises: ObjectStoreError with the end of the store's log if that fails within the deadline (then no process
-        of it is left), or if another service holds the folder.
+        Raises: ObjectStoreError with the end of the store's log if the process ends or shows no more life (then none
+        is left), or if another service holds the folder.
         """
         self._take_lock()
         try:
@@ -128,14 +134,18 @@ class EmbeddedStore:
         if record is None or record.process is None or not record.process.is_alive():
             return False
         self._record = record
-        if await self._becomes_ready(ADOPT_TIMEOUT_S):
+        if not record.is_secured:
+            _log.warning(
+                "object store: process %d of an earlier version leaves its ports open to other users; starting another",
+                record.process.pid,
+            )
+        elif await self._why_not_ready(StartPatience(time.monotonic(), silence_s=ADOPT_TIMEOUT_S)) is None:
             _log.info("object store: adopted the running process %d on %s", record.process.pid, self.endpoint.url)
             return True
-        _log.warning(
-            "object store: process %d of an earlier service does not answer within %.0f s; stopping it",
-            record.process.pid,
-            ADOPT_TIMEOUT_S,
-        )
+        else:
+            _log.warning(
+                "object store: process %d of an earlier service does not answer; starting another", record.process.pid
+            )
         await self._end_process()
         return False
 
@@ -181,10 +191,11 @@ class EmbeddedStore:
         try:
             self._child = self._spawn(program, self._record.ports)
             identity = ProcessId.of(self._child.pid)
-            self._record = StoreRecord(ports=self._record.ports, process=identity)
+            self._record = StoreRecord(ports=self._record.ports, process=identity, is_secured=True)
             self._record.write(self._record_path)
-            if not await self._becomes_ready(self._start_timeout_s):
-                raise self._not_ready_error(time.monotonic() - started_at)
+            why = await self._why_not_ready(StartPatience(started_at, silence_s=self._start_silence_s))
+            if why is not None:
+                raise self._not_ready_error(why, time.monotonic() - started_at)
         except BaseException:
             await self._end_process()
             raise
@@ -200,6 +211,7 @@ class EmbeddedStore:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Weed writes its options there and would load them at the next start; the command line is the only source.
         (self._data_folder / "mini.options").unlink(missing_ok=True)
+        weed_security.write_security(self._data_folder, address=weed_process.HOST, now=datetime.now(UTC))
         if self._log_path.exists() and self._log_path.stat().st_size > MAX_LOG_BYTES:
             self._log_path.replace(self._log_path.with_suffix(".log.1"))
         environment = {
@@ -229,33 +241,32 @@ class EmbeddedStore:
         finally:
             os.close(descriptor)
 
-    async def _becomes_ready(self, timeout_s: float) -> bool:
-        """Try a put, get and delete until they work; False at the deadline or as soon as the process is dead."""
-        deadline = time.monotonic() + timeout_s
-        async with StoreClient(self.endpoint, timeout_s=ADOPT_TIMEOUT_S) as client:
-            while time.monotonic() < deadline and self._process_is_alive():
-                try:
-                    await asyncio.wait_for(client.probe(self._bucket), deadline - time.monotonic())
-                except (ObjectStoreError, TimeoutError):
-                    await asyncio.sleep(PROBE_INTERVAL_S)
-                else:
+    async def _why_not_ready(self, patience: StartPatience) -> str | None:
+        """Try a put, get and delete until they work; return why that was given up, None if they work."""
+        async with StoreClient(self.endpoint, timeout_s=patience.silence_s) as client:
+            while (process := self.process) is not None and process.is_alive():
+                if await _won_over(client.probe(self._bucket), _ended(process)):
                     self._is_ready = True
-                    return True
-        return False
+                    return None
+                why = patience.why_over(time.monotonic(), signs_of(process.pid, self._log_path))
+                if why is not None:
+                    return why
+                await asyncio.sleep(PROBE_INTERVAL_S)
+        return "it ended"
 
     def _process_is_alive(self) -> bool:
         process = self.process
         return process is not None and process.is_alive()
 
-    def _not_ready_error(self, waited_s: float) -> ObjectStoreError:
+    def _not_ready_error(self, why: str, waited_s: float) -> ObjectStoreError:
         assert self._record is not None
         is_alive = self._process_is_alive()
-        how = "did not serve objects" if is_alive else "ended"
+        how = f"did not serve objects: {why}," if is_alive else "ended"
         # Asked of the kernel and not of the log, whose words change with the store's version.
         taken = () if is_alive else weed_process.taken_ports(self._record.ports)
         return ObjectStoreError(
-            f"embedded object store: weed {how} after {waited_s:.1f} s (limit {self._start_timeout_s:.0f} s) in "
-            f"{self._data_folder}; end of {self._log_path}:\n{self._log_tail()}",
+            f"embedded object store: weed {how} after {waited_s:.1f} s in {self._data_folder}; "
+            f"end of {self._log_path}:\n{self._log_tail()}",
             fault=Fault.INFRASTRUCTURE,
             retryable=True,
             details={
@@ -276,11 +287,10 @@ class EmbeddedStore:
         backoff_s = FIRST_BACKOFF_S
         ready_at = time.monotonic()
         while True:
-            await asyncio.sleep(WATCH_INTERVAL_S)
-            if self._process_is_alive():
-                continue
+            if self.process is not None:
+                await _ended(self.process)
             self._is_ready = False
-            code = self._child.poll() if self._child is not None else None
+            code = await self._exit_code()
             if time.monotonic() - ready_at > STEADY_S:
                 backoff_s = FIRST_BACKOFF_S
             _log.error(
@@ -299,15 +309,21 @@ class EmbeddedStore:
             else:
                 ready_at = time.monotonic()
 
+    async def _exit_code(self) -> int | None:
+        """Return the exit code of a child that has ended; None for a process of an earlier service."""
+        if self._child is None:
+            return None
+        with contextlib.suppress(subprocess.TimeoutExpired):  # its first thread may end before the others
+            return await asyncio.to_thread(self._child.wait, REAP_TIMEOUT_S)
+        return None
+
     async def _end_process(self) -> None:
         self._is_ready = False
         process = self.process
         if process is not None and not await asyncio.to_thread(weed_process.terminate, process, grace_s=STOP_GRACE_S):
             _log.error("object store: process %d does not end; it may still use %s", process.pid, self._data_folder)
-        if self._child is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                await asyncio.to_thread(self._child.wait, 1.0)
-            self._child = None
+        await self._exit_code()
+        self._child = None
         if self._record is not None:
             if not self._process_is_alive():
                 weed_process.remove_sockets(self._record.ports)
@@ -332,3 +348,36 @@ class EmbeddedStore:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+async def _won_over(probe: Coroutine[Any, Any, None], end: Coroutine[Any, Any, None]) -> bool:
+    """Run both until one returns; return whether the probe did, and without an ObjectStoreError."""
+    tasks = [asyncio.ensure_future(probe), asyncio.ensure_future(end)]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    if isinstance(results[0], Exception) and not isinstance(results[0], ObjectStoreError):
+        raise results[0]
+    return results[0] is None
+
+
+async def _ended(process: ProcessId) -> None:
+    """Wait until a process has ended; costs nothing while it lives."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    try:
+        if process.is_alive():  # looked at after the descriptor was opened: it stands for this very process
+            ended = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            loop.add_reader(descriptor, ended.set)
+            try:
+                await ended.wait()
+            finally:
+                loop.remove_reader(descriptor)
+    finally:
+        os.close(descriptor)

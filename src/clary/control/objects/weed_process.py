@@ -29,7 +29,9 @@ PORT_TRIES = 200
 # the disk has free GiB. Far more volumes than that can be promised, since they only take what is written to them.
 VOLUME_SIZE_MIB = 1024
 MAX_VOLUMES = 10_000
-MEMORY_LIMIT = "256MiB"  # soft limit of Go's heap: 217 MiB resident after 512 MiB up and down, 647 MiB without
+# Soft limit of Go's heap. What lives there takes 250 MiB once objects were written, most of it buffers of the filer's
+# database. Under a limit as low as that the collector never rests: 11 % of a core for ever, and twice the time a byte.
+MEMORY_LIMIT = "512MiB"
 KILL_TIMEOUT_S = 5.0
 SOCKET_PREFIX = "/tmp/seaweedfs-"  # noqa: S108 - fixed in weed
 
@@ -40,6 +42,7 @@ class StoreRecord:
 
     ports: dict[str, int]  # by PORT_NAMES
     process: ProcessId | None = None
+    is_secured: bool = False  # started with `weed_security`: its own ports are closed to other users
 
     @staticmethod
     def read(path: Path) -> StoreRecord | None:
@@ -127,6 +130,9 @@ def command(program: str, *, data_folder: Path, ports: dict[str, int], bucket: s
         "webdav": "false",
         "admin.ui": "false",
         "master.telemetry": "false",
+        # A master that resumes the state of its log looks for its quorum of one 2,000 times a second, for ever. What
+        # it needs it learns from the volumes when they report.
+        "master.resumeState": "false",
         "master.volumeSizeLimitMB": VOLUME_SIZE_MIB,
         "volume.max": MAX_VOLUMES,
         "s3.iam": "false",  # would serve POST / on the same port

@@ -1,0 +1,72 @@
+"""How long a start is waited for: as long as the process shows life, which a machine under load makes slow to show.
+
+Where: `seaweed.EmbeddedStore` asks while it tries whether objects can be written. The decision is pure; `signs_of`
+reads what it is made of. Linux only.
+Source: proc(5) for /proc/PID/stat; kernel Documentation/scheduler/sched-stats.rst for schedstat.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+LONGEST_START_S = 600.0  # a process that only spins shows life for ever
+# A hung store still looks after its timers with a two-hundredth of a core; one that starts wants all it gets.
+LEAST_BUSY_SHARE = 0.03
+_NANOSECONDS = 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signs:
+    """What a process has done since its start."""
+
+    busy_s: float  # time on a processor, and time in which it waited for one, of all its threads
+    log_bytes: int
+
+
+class StartPatience:
+    """Judges a start by the signs of life that it is given.
+
+    Args:
+        now_s: monotonic time of the start.
+        silence_s: a process that does nothing for so long is given up.
+    """
+
+    def __init__(self, now_s: float, *, silence_s: float) -> None:
+        self._started_s = self._sign_s = now_s
+        self.silence_s = silence_s
+        self._at_sign = Signs(busy_s=0.0, log_bytes=0)
+
+    def why_over(self, now_s: float, signs: Signs) -> str | None:
+        """Return why the start is given up, or None while it is to be waited for.
+
+        Args:
+            now_s: monotonic time.
+            signs: what the process has done until now.
+        """
+        busy_s = signs.busy_s - self._at_sign.busy_s
+        needed_s = max(LEAST_BUSY_SHARE * (now_s - self._sign_s), LEAST_BUSY_SHARE)
+        if signs.log_bytes != self._at_sign.log_bytes or busy_s >= needed_s:
+            self._sign_s, self._at_sign = now_s, signs
+        if now_s - self._sign_s >= self.silence_s:
+            return f"it has neither computed nor logged for {self.silence_s:g} s"
+        if now_s - self._started_s >= LONGEST_START_S:
+            return f"it is busy, but {LONGEST_START_S:g} s have passed"
+        return None
+
+
+def signs_of(pid: int, log: Path) -> Signs:
+    """Read the signs of life of a process; those of a process that has ended are zero."""
+    busy_ns = 0
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                fields = Path(f"/proc/{pid}/task/{thread}/schedstat").read_text(encoding="ascii").split()
+                busy_ns += int(fields[0]) + int(fields[1])
+    try:
+        log_bytes = log.stat().st_size
+    except OSError:
+        log_bytes = 0
+    return Signs(busy_s=busy_ns / _NANOSECONDS, log_bytes=log_bytes)
