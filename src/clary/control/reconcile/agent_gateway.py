@@ -87,6 +87,7 @@ class AgentGateway:
         self._signs: dict[tuple[str, int], dict[str, datetime]] = {}  # attempt -> host -> time of its last report
         self._open_reports: Counter[tuple[str, int, str]] = Counter()  # attempt and host -> reports being taken up
         self._listened_s: float | None = None  # when this service last had a moment to listen; None: not looked at
+        self._expects_hosts = asyncio.Event()
         self._log_locks: dict[str, asyncio.Lock] = {}  # by stream, as the next
         self._counted: dict[str, int] = {}  # lines below this number have their metrics stored
         self._lags: dict[tuple[str, str], tuple[float, CheckpointFacts]] = {}  # job, host -> when stored, and what
@@ -122,15 +123,21 @@ class AgentGateway:
             heard_s.update(dict.fromkeys(heard_s, self._started_s))
         try:
             while True:
-                self._excuse_silence()
-                self._listened_s = self._clock.monotonic()
-                await asyncio.sleep(LISTEN_INTERVAL_S)
+                if self._heard_s:
+                    self._excuse_silence()
+                    self._listened_s = self._clock.monotonic()
+                    await asyncio.sleep(LISTEN_INTERVAL_S)
+                else:  # nobody's silence counts, so nothing has to be looked at
+                    self._listened_s = None
+                    self._expects_hosts.clear()
+                    await self._expects_hosts.wait()
         finally:
             self._listened_s = None
 
     def expect(self, job: TrainingJob) -> None:
         """Count silence from now on for hosts whose agents have just been started and were not heard yet."""
         heard_s = self._heard_s.setdefault((job.name, job.attempt), {})
+        self._expects_hosts.set()
         for name in job.hosts:
             heard_s.setdefault(name, self._clock.monotonic())
 
@@ -258,6 +265,7 @@ class AgentGateway:
 
     def _hear(self, job: TrainingJob, host: str) -> None:
         self._heard_s.setdefault((job.name, job.attempt), {})[host] = self._clock.monotonic()
+        self._expects_hosts.set()
 
     async def next_order(self, job: TrainingJob, host: str, *, after: int, wait_s: float) -> Order:
         """Wait until an order newer than `after` stands for the host; answer the standing one after `wait_s`."""

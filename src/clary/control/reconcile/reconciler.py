@@ -33,6 +33,7 @@ from clary.control.reconcile.spot_market import SpotMarket
 log = logging.getLogger(__name__)
 
 PASS_INTERVAL_S = 0.5  # between passes when nothing changes: deadlines and dead agents are seen this late
+IDLE_INTERVAL_S = 10.0  # while there is no job to look at; whatever changes ends it at once
 GATHER_S = 0.02  # between a change and the pass that looks at it
 
 
@@ -96,7 +97,7 @@ class Reconciler:
         try:
             while True:
                 await self.make_pass()
-                await self._hub.wait_for_change(PASS_INTERVAL_S)
+                await self._hub.wait_for_change(PASS_INTERVAL_S if self._has_work() else IDLE_INTERVAL_S)
                 # While requests pour in, one pass looks at many changes; no order to an agent waits for a pass.
                 await asyncio.sleep(GATHER_S)
         finally:
@@ -104,6 +105,10 @@ class Reconciler:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _has_work(self) -> bool:
+        """Whether time alone can make something due: a deadline, a dead agent, hosts to be released."""
+        return bool(self._hub.waiting_jobs() or self._hub.active_jobs() or self._tasks.open_tasks())
 
     async def make_pass(self) -> None:
         """Look at every job once."""
