@@ -20,7 +20,6 @@ import ctypes
 import errno
 import functools
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -157,7 +156,7 @@ class Folder:
         What stands at `path` is never written to, so another name of the same file keeps its content.
         """
         with self._parent(path) as (folder, name):
-            part = f".{name[:200]}.{secrets.token_hex(4)}.part"
+            part = f".{name[:200]}.{os.urandom(4).hex()}.part"
             descriptor = os.open(part, _NEW_FILE_FLAGS, mode, dir_fd=folder)
             try:
                 with open(descriptor, "wb") as file:
@@ -234,6 +233,38 @@ class Folder:
         with self._parent(path) as (folder, name), self._parent(new_path) as (new_folder, new_name):
             os.rename(name, new_name, src_dir_fd=folder, dst_dir_fd=new_folder)
 
+    def holds(self, path: Path | str) -> bool:
+        """Return whether `path` is this folder or lies in it, whatever either of them is called.
+
+        Folders are compared as the kernel knows them, so a bind mount or a link does not hide one. A path that does not
+        exist lies where its parents do.
+        """
+        own = _identity(os.fstat(self._descriptor))
+        place = Path(os.path.realpath(path))
+        for folder in (place, *place.parents):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                if _identity(os.stat(folder)) == own:
+                    return True
+        return False
+
+    def lies_in(self, path: Path | str) -> bool:
+        """Return whether this folder is `path` or lies in it, as the kernel knows them."""
+        try:
+            wanted = _identity(os.stat(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        here = os.dup(self._descriptor)
+        try:
+            while (found := _identity(os.fstat(here))) != wanted:
+                above = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=here)
+                os.close(here)
+                here = above
+                if _identity(os.fstat(here)) == found:
+                    return False  # the root
+        finally:
+            os.close(here)
+        return True
+
     def _open_judged(self, path: str, flags: int, is_wanted: Callable[[int], bool], kind: str) -> int:
         descriptor = open_beneath(self._descriptor, path, _LOOK_FLAGS)
         try:
@@ -282,6 +313,10 @@ def open_beneath(folder: int, path: str, flags: int) -> int:
         os.close(descriptor)  # O_PATH opens the link itself
         raise _link_refused(path)
     return descriptor
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def parts_of(path: str) -> list[str]:

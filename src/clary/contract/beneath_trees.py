@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -122,7 +121,7 @@ def empty(top: Folder) -> None:
     """Remove everything below an open folder; what this process may not remove stays."""
     home = top.fileno()
     waiting = _names(home)
-    mark, num_moved = f".removed-{secrets.token_hex(4)}", 0
+    mark, num_moved = f".removed-{os.urandom(4).hex()}", 0
     while waiting:
         name = waiting.pop()
         with contextlib.suppress(OSError):
