@@ -48,6 +48,9 @@ default_python = "/opt/torch/bin/python"
 torch28 = "/opt/torch28/bin/python"
 own = "/home/me/project/.venv/bin/python"
 
+[file_systems]
+"fs-0123456789abcdef0" = {{ path = "/srv/datasets", access = "ro" }}
+
 [instance_types."ml.p4d.24xlarge"]
 gpus = 2
 rate_mbit_s = 10000

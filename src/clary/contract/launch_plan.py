@@ -56,7 +56,9 @@ class Channel:
     s3_uri: str | None  # s3://bucket/prefix, for S3 sources
     s3_data_type: str = "S3Prefix"  # S3Prefix, ManifestFile, AugmentedManifestFile
     s3_data_distribution: str = "FullyReplicated"  # FullyReplicated, ShardedByS3Key
-    file_system_path: str | None = None  # a folder of this machine, for file system sources
+    file_system_id: str | None = None  # for file system sources: FileSystemId of the request
+    file_system_path: str | None = None  # folder of this machine that stands for it, by the service's settings
+    file_system_folder: str = ""  # below that: DirectoryPath; strangers may have put links there
     file_system_access: str = "ro"  # ro, rw
     input_mode: InputMode = InputMode.FILE
     content_type: str | None = None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from clary.contract.errors import ContractError, Fault
+from clary.control.file_systems import check_entry
 from clary.control.type_overrides import OVERRIDES, check_override
 
 SETTINGS_FILE = "settings.toml"
@@ -205,6 +206,10 @@ class Settings:
     )
     images: Mapping[str, str] = _table("image pattern (repo:tag, * matches) = environment name", str)
     environments: Mapping[str, str] = _table("environment name = path of its Python interpreter", str)
+    file_systems: Mapping[str, Mapping[str, Any]] = _table(
+        "FileSystemId = a table: path, a folder of this machine that jobs may name; access, ro (the default) or rw",
+        dict,
+    )
     instance_types: Mapping[str, Mapping[str, Any]] = _table(f"a table per type: {', '.join(OVERRIDES)}", dict)
 
     @property
@@ -271,6 +276,8 @@ def _read_file(path: Path) -> dict[str, Any]:
     values = {name: _checked(name, value, source=str(path), read=_from_document) for name, value in document.items()}
     for instance_type, override in values.get("instance_types", {}).items():
         check_override(instance_type, override, source=str(path))
+    for file_system_id, entry in values.get("file_systems", {}).items():
+        check_entry(file_system_id, entry, source=str(path))
     return values
 
 

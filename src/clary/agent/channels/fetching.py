@@ -11,6 +11,7 @@ so that names go on telling what files hold. SageMaker documents the setting for
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from clary.agent.channels.selection import ChannelObject, Selection, select_obje
 from clary.agent.channels.unpacking import is_packed, with_unpacked_names, write_unpacked
 from clary.agent.disk_space import disk_errors_named, require_space
 from clary.agent.object_store import ObjectStore, whole_file
+from clary.contract.beneath import Folder
 from clary.contract.errors import AgentError, Fault
 from clary.contract.launch_plan import Channel, InputMode
 from clary.contract.ml_tree import MlTree
@@ -73,7 +75,7 @@ def fetch_channel(
     started = time.monotonic()
     folder = channel_folder(channel, tree)
     if channel.file_system_path is not None:
-        _require_folder(channel, Path(channel.file_system_path))
+        _require_folder(channel, channel.file_system_path)
         return ChannelFacts(name=channel.name, num_objects=0, size_bytes=0, seconds=time.monotonic() - started)
     manifests = cache.source(store) if cache is not None else None
     selection = select_objects(channel, store=store, manifests=manifests)
@@ -136,14 +138,18 @@ def channel_folder(channel: Channel, tree: MlTree) -> Path:
     return tree.channel(channel.name)
 
 
-def _require_folder(channel: Channel, path: Path) -> None:
-    if not path.is_dir():
+def _require_folder(channel: Channel, path: str) -> None:
+    try:
+        with Folder.at(path) as top:
+            top.folder(channel.file_system_folder).close()
+    except OSError as error:
+        shown = os.path.join(path, channel.file_system_folder)
         raise AgentError(
-            f"Channel {channel.name}: {path} is {'no folder' if path.exists() else 'not there'} on this host; "
-            "mount the file system at that path or correct the request.",
+            f"Channel {channel.name}: {shown} is no folder that can be had on this host: {error.strerror}. Mount the "
+            "file system there, or correct the request: links on the way are not followed.",
             fault=Fault.USER,
-            details={"channel": channel.name, "path": str(path)},
-        )
+            details={"channel": channel.name, "path": shown},
+        ) from error
 
 
 def _fetch_all(

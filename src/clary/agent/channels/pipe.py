@@ -10,6 +10,9 @@ a shuffle seed orders the objects anew in every epoch.
 
 An object that cannot be read must not look like the end of the data: the pipe then stays open without another byte,
 and `failure` (and the callback) tell the supervisor, which ends the program.
+
+The program owns the folder of the pipes and may put a link, a file or another folder in the place of any of them. So
+the folder is held open from `start` on, and a pipe is opened only where it is one: anything else ends the feeding.
 """
 
 from __future__ import annotations
@@ -22,18 +25,19 @@ import select
 import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
 
 from clary.agent.channels.fetching import channel_folder
 from clary.agent.channels.recordio import MAX_PAYLOAD_BYTES, record_header, record_padding
 from clary.agent.channels.selection import ChannelObject, Selection, select_objects
 from clary.agent.channels.unpacking import unpacked
 from clary.agent.object_store import ObjectStore
+from clary.contract.beneath import Folder
 from clary.contract.errors import AgentError, ClaryError, Fault
 from clary.contract.launch_plan import Channel
 from clary.contract.ml_tree import MlTree
 
 _POLL_S = 0.02  # until a stop is noticed, and until a reader that opened a pipe gets its first byte
+_PIPE_MODE = 0o644  # the program may run as another user
 _PIPE_BYTES = 1 << 20  # Linux lets any user have this much
 _READ_BYTES = 1 << 18
 _SPOOL_MEMORY_BYTES = 64 << 20  # of an unpacked object whose size must be known before it is sent
@@ -61,7 +65,8 @@ class PipeFeeder:
     ) -> None:
         self._channel = channel
         self._store = store
-        self._data = channel_folder(channel, tree).parent
+        self._tree = tree
+        self._folder: Folder | None = None  # of the pipes, from `start` to `stop`
         self._host_index = host_index
         self._num_hosts = num_hosts
         self._on_failure = on_failure
@@ -77,7 +82,9 @@ class PipeFeeder:
         Raises: AgentError, ObjectStoreError as `select_objects`; nothing was started then.
         """
         self._selection = select_objects(self._channel, store=self._store)
-        self._data.mkdir(parents=True, exist_ok=True)
+        place = channel_folder(self._channel, self._tree).parent.relative_to(self._tree.root)
+        with Folder.at(self._tree.root, create=True) as root:
+            self._folder = root.folder(str(place), create=True)
         self._make_pipe(0)
         self._thread.start()
 
@@ -86,7 +93,11 @@ class PipeFeeder:
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(_STOP_TIMEOUT_S)
-        self._path(self.num_epochs).unlink(missing_ok=True)
+        if self._folder is not None and not self._thread.is_alive():
+            with contextlib.suppress(OSError):  # the program has put a folder in its place
+                self._folder.remove(self._name(self.num_epochs), missing_ok=True)
+            self._folder.close()
+            self._folder = None
 
     def _run(self) -> None:
         try:
@@ -94,7 +105,7 @@ class PipeFeeder:
                 self._feed_epoch(self.num_epochs)
                 if self._stop.is_set():
                     return
-                self._path(self.num_epochs).unlink(missing_ok=True)
+                self._opened_folder().remove(self._name(self.num_epochs), missing_ok=True)
                 self._make_pipe(self.num_epochs + 1)
                 self.num_epochs += 1
         except ClaryError as error:
@@ -161,20 +172,23 @@ class PipeFeeder:
                 yield data
             yield record_padding(size_bytes)
 
-    def _path(self, epoch: int) -> Path:
-        return self._data / f"{self._channel.name}_{epoch}"
+    def _opened_folder(self) -> Folder:
+        assert self._folder is not None, "the feeding has begun and not ended"
+        return self._folder
+
+    def _name(self, epoch: int) -> str:
+        return f"{self._channel.name}_{epoch}"
 
     def _make_pipe(self, epoch: int) -> None:
-        path = self._path(epoch)
-        path.unlink(missing_ok=True)  # of an agent before this one
-        os.mkfifo(path)
-        path.chmod(0o644)  # the program may run as another user
+        folder, name = self._opened_folder(), self._name(epoch)
+        folder.remove(name, missing_ok=True)  # of an agent before this one
+        folder.make_fifo(name, mode=_PIPE_MODE)
 
     def _open(self, epoch: int) -> int | None:
         """Wait until the program opens the pipe; None if the feeding is stopped before."""
         while not self._stop.is_set():
             try:
-                pipe = os.open(self._path(epoch), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                pipe = self._opened_folder().open_fifo(self._name(epoch), os.O_WRONLY)
             except OSError as error:
                 if error.errno != errno.ENXIO:  # no reader yet
                     raise

@@ -7,8 +7,9 @@ Source: sagemaker-training 5.1.4, `entry_point.install`, `files.download_and_ext
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
+import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -18,6 +19,8 @@ from clary.agent.archives import ArchiveLimits, extract_tar
 from clary.agent.disk_space import disk_errors_named
 from clary.agent.object_store import parse_s3_uri
 from clary.contract import hyperparameters as hps
+from clary.contract.beneath import Folder
+from clary.contract.beneath_trees import copy_file, copy_tree
 from clary.contract.entry_points import EntryKind, EntryPoint, entry_kind, name_problem
 from clary.contract.errors import AgentError, Fault
 from clary.contract.launch_plan import LaunchPlan
@@ -30,6 +33,7 @@ REQUIREMENTS = "requirements.txt"
 _LISTED_NAMES = 12  # names of the archive that an error lists
 _COMMAND_MODE = 0o755
 _SCRIPT_SUFFIXES = (".py", ".sh")
+_FILE_SCHEME = "file://"
 
 
 class ObjectSource(Protocol):
@@ -53,9 +57,9 @@ class CodeFacts:
 
 def code_channel(plan: LaunchPlan) -> str | None:
     """Return the channel that must be fetched before the code can be unpacked; None if none must."""
-    source = _source(plan)
+    source = (_source(plan) or "").removeprefix(_FILE_SCHEME)
     data = PurePosixPath(MlTree(OPT_ML).data)
-    if source is None or not PurePosixPath(source).is_relative_to(data):
+    if not PurePosixPath(source).is_relative_to(data):
         return None
     parts = PurePosixPath(source).relative_to(data).parts
     return parts[0] if parts else None
@@ -73,13 +77,15 @@ def prepare_code(plan: LaunchPlan, store: ObjectSource, tree: MlTree) -> CodeFac
     source = _source(plan)
     tree.code.mkdir(parents=True, exist_ok=True)
     if source is not None:
-        _fetch(source, store, tree)
+        _fetch(source, store, plan=plan, tree=tree)
     if program is None:
         return CodeFacts(entry_point=None, folder=tree.code, seconds=time.monotonic() - started_s)
     entry_point = _find_entry_point(program, source, tree.code)
     requirements = tree.code / REQUIREMENTS
     is_command = entry_point.kind is EntryKind.COMMAND
-    has_requirements = requirements.is_file()
+    has_requirements = os.path.lexists(requirements)
+    if has_requirements:
+        _require_inside(requirements, tree.code, what="the source folder's")
     notes: tuple[str, ...] = ()
     if is_command and has_requirements:
         notes = (f"{REQUIREMENTS} is not installed because {entry_point.name} is a command, as on SageMaker",)
@@ -99,51 +105,62 @@ def _source(plan: LaunchPlan) -> str | None:
     return hps.platform_text(plan.hyperparameters, hps.SUBMIT_DIRECTORY)
 
 
-def _fetch(source: str, store: ObjectSource, tree: MlTree) -> None:
+def _fetch(source: str, store: ObjectSource, *, plan: LaunchPlan, tree: MlTree) -> None:
     if source.startswith("s3://"):
         uri = parse_s3_uri(source)
         with store.open_reader(uri.bucket, uri.key) as stream:
             extract_tar(stream, tree.code, limits=CODE_LIMITS, label=source)
         return
-    path = _local_path(source, tree)
-    if path.is_dir():
-        _copy_folder(path, tree.code)
-    elif path.is_file() and path.suffix in _SCRIPT_SUFFIXES:
-        with disk_errors_named(tree.code, needed_bytes=path.stat().st_size):
-            shutil.copy2(path, tree.code / path.name)
-    elif path.is_file():
-        with path.open("rb") as file:
-            extract_tar(file, tree.code, limits=CODE_LIMITS, label=source)
-    else:
+    home, below = _place_of(source, plan, tree)
+    try:
+        with Folder.at(home) as top, disk_errors_named(tree.code, needed_bytes=None):
+            if stat.S_ISDIR(top.status(below).st_mode):
+                with top.folder(below) as folder:
+                    _copy_folder(folder, tree.code)
+            elif PurePosixPath(below).suffix in _SCRIPT_SUFFIXES:
+                with Folder.at(tree.code) as target:
+                    copy_file(top, below, target, PurePosixPath(below).name)
+            else:
+                with open(top.open_file(below), "rb") as file:
+                    extract_tar(file, tree.code, limits=CODE_LIMITS, label=source)
+    except OSError as error:
         raise AgentError(
-            f"{hps.SUBMIT_DIRECTORY} is {source!r}: expected an s3:// archive, or an archive or folder on the host, "
-            "and there is no such file or folder. Check that the channel that holds it is part of InputDataConfig.",
+            f"{hps.SUBMIT_DIRECTORY} is {source!r}: expected an s3:// archive, or an archive or folder below /opt/ml, "
+            f"and it cannot be read: {error.strerror}. Check that the channel that holds it is part of "
+            "InputDataConfig; symbolic links are not followed.",
+            fault=Fault.USER,
+        ) from error
+
+
+def _place_of(source: str, plan: LaunchPlan, tree: MlTree) -> tuple[str, str]:
+    """Return a folder that no program can replace, and the way from there to a path of the program's world.
+
+    Raises: AgentError (fault USER) for a path that is not below `/opt/ml`: the agent would read it with rights that the
+        job does not have.
+    """
+    path = source.removeprefix(_FILE_SCHEME)
+    if not PurePosixPath(path).is_relative_to(OPT_ML) or ".." in PurePosixPath(path).parts:
+        raise AgentError(
+            f"{hps.SUBMIT_DIRECTORY} is {source!r}: expected s3://bucket/key or a path below /opt/ml. Nothing else of "
+            "this machine becomes the code of a job; upload it, or bring it as a channel.",
             fault=Fault.USER,
         )
+    below = PurePosixPath(path).relative_to(OPT_ML)
+    for channel in plan.channels:
+        place = MlTree(OPT_ML).channel(channel.name).relative_to(OPT_ML)
+        if channel.file_system_path is not None and below.is_relative_to(place):
+            return channel.file_system_path, os.path.join(channel.file_system_folder, str(below.relative_to(place)))
+    return str(tree.root), str(below)
 
 
-def _local_path(source: str, tree: MlTree) -> Path:
-    """Return where the agent finds a path of the program's world."""
-    pure = PurePosixPath(source)
-    if pure.is_relative_to(OPT_ML):
-        return tree.root / pure.relative_to(OPT_ML)
-    if not pure.is_absolute():
-        raise AgentError(
-            f"{hps.SUBMIT_DIRECTORY} is {source!r}: expected s3://bucket/key or an absolute path.", fault=Fault.USER
-        )
-    return Path(source)
-
-
-def _copy_folder(source: Path, target: Path) -> None:
-    if source.resolve() == target.resolve():
-        return
-    try:
-        with disk_errors_named(target, needed_bytes=None):
-            shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
-    except shutil.Error as error:
-        raise AgentError(
-            f"The source folder {source} could not be copied: {str(error)[:500]}", fault=Fault.USER
-        ) from error
+def _copy_folder(source: Folder, target: Path) -> None:
+    """Copy a folder of code; links are copied as text, and no content comes in through one. Raises: OSError."""
+    with Folder.at(target) as folder:
+        if os.path.samestat(os.fstat(source.fileno()), os.fstat(folder.fileno())):
+            return
+        if folder.lies_in(source.path):
+            raise OSError(errno.EINVAL, "the folder of the code itself lies in it")
+        copy_tree(source, folder)
 
 
 def _find_entry_point(program: str, source: str | None, folder: Path) -> EntryPoint:
@@ -157,16 +174,24 @@ def _find_entry_point(program: str, source: str | None, folder: Path) -> EntryPo
         return entry_point  # a module that the package installs
     if not path.exists():
         raise AgentError(_missing(program, source, folder), fault=Fault.USER)
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise AgentError(
-            f"{hps.PROGRAM}: {program!r} is a link that leads out of the source folder; put the file itself into it.",
-            fault=Fault.USER,
-        )
+    _require_inside(path, folder, what=f"{hps.PROGRAM}:")
     if path.is_dir():
         raise AgentError(f"{hps.PROGRAM}: {program!r} is a folder; name the file that starts it.", fault=Fault.USER)
     if kind is EntryKind.COMMAND:
         path.chmod(_COMMAND_MODE)
     return entry_point
+
+
+def _require_inside(path: Path, folder: Path, *, what: str) -> None:
+    """Refuse a link that leads out of the code: the agent would read what the job cannot.
+
+    Only before a program runs.
+    """
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise AgentError(
+            f"{what} {path.name!r} is a link that leads out of the source folder; put the file itself into it.",
+            fault=Fault.USER,
+        )
 
 
 def _missing(program: str, source: str | None, folder: Path) -> str:

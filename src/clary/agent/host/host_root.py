@@ -2,8 +2,9 @@
 
 Where: the first process of a host builds it after it has entered its namespaces and before it starts the program.
 A host that stands by gets /opt/ml and the last binds of its program later, from `late_binds`.
-Order: machine, private folders, hidden folders, system files, /opt/ml and binds, then hidden folders turn read-only
-and the old root is let go. Binds come after hiding, so that an environment inside a hidden folder can still be shown.
+Order: machine, private folders, system files, /opt/ml and binds, hidden folders, the binds inside those, then hidden
+folders turn read-only and the old root is let go. Hiding covers whatever a bind may have brought to such a place; only
+what is meant to be seen there, such as an environment inside a hidden folder, comes after it.
 Every path is made canonical against the machine before the first mount: a symbolic link followed below the new root
 would lead back into the old one.
 """
@@ -16,8 +17,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from clary.agent.host import kernel, kernel_views
-from clary.agent.host.late_binds import ML_FOLDER, make_mount_point, show_late_roots
-from clary.agent.host.machine_view import PRIVATE_FOLDERS, MachineView, copy_folder
+from clary.agent.host.bind_places import copy_content, opened_mount, opened_mount_point, opened_source
+from clary.agent.host.late_binds import ML_FOLDER, show_late_roots
+from clary.agent.host.machine_view import PRIVATE_FOLDERS, MachineView
 from clary.agent.host.mount_table import is_within, submounts
 
 _VAR_TMP = "/var/tmp"  # noqa: S108 - the program's own, as /tmp is
@@ -62,6 +64,7 @@ class _HostRoot:
             key=lambda bind: str(bind["target"]).count("/"),
         )
         hidden = {os.path.realpath(folder) for folder in (*order["hidden_folders"], order["scratch_folder"])}
+        self._never_shown = sorted(hidden)  # in file systems, wherever they lie
         self._hidden = sorted(folder for folder in hidden if not _is_private(folder) and os.path.isdir(folder))
 
     def build(self) -> list[str]:
@@ -71,10 +74,14 @@ class _HostRoot:
         resolver = _read_resolver()
         self._show_machine()
         self._mount_private_folders()
-        self._hide()
         self._write_system_files(resolver)
         for bind in self._binds:
-            self._bind(bind)
+            if not self._is_hidden(bind):
+                self._bind(bind)
+        self._hide()
+        for bind in self._binds:
+            if self._is_hidden(bind):
+                self._bind(bind)
         for folder in self._hidden:
             _make_only_this_read_only(self._new_root + folder)
         if self._order["late_roots"]:
@@ -95,6 +102,9 @@ class _HostRoot:
             )
         if self._view.missing_folders:
             self._not_isolated.append(f"Files: not visible to the program: {', '.join(self._view.missing_folders)}.")
+
+    def _is_hidden(self, bind: Mapping[str, Any]) -> bool:
+        return any(is_within(str(bind["target"]), folder) for folder in self._hidden)
 
     def _is_covered(self, path: str) -> bool:
         return _is_private(path) or any(is_within(path, folder) for folder in self._hidden)
@@ -145,27 +155,31 @@ class _HostRoot:
                     copy.write(content)
 
     def _bind(self, bind: Mapping[str, Any]) -> None:
-        source, target = bind["source"], self._new_root + bind["target"]
-        is_folder = os.path.isdir(source)
-        if not is_folder and not os.path.exists(source):
-            raise FileNotFoundError(f"bind {source} at {bind['target']}: the source does not exist")
-        try:
-            make_mount_point(target, is_folder=is_folder)
-        except OSError as error:
-            raise OSError(error.errno, f"make the place {bind['target']} for {source}: {error.strerror}") from error
+        with opened_source(bind, hidden=self._never_shown) as source:
+            is_folder = os.path.isdir(source)
+            try:
+                with opened_mount_point(self._new_root, bind["target"], is_folder=is_folder) as target:
+                    is_bound = self._mount_bind(bind, source, target, is_folder=is_folder)
+            except OSError as error:
+                raise OSError(error.errno, f"show {bind['source']} at {bind['target']}: {error.strerror}") from error
+        if is_bound and bind["read_only"]:
+            with opened_mount(self._new_root, bind["target"], is_folder=is_folder) as mounted:
+                kernel.make_read_only(mounted)
+
+    def _mount_bind(self, bind: Mapping[str, Any], source: str, target: str, *, is_folder: bool) -> bool:
+        """Mount a bind; return whether it is the source itself that is seen, and no layer or copy."""
         if bind["overlay"] and is_folder:
             if self._view.overlay(source, target):
-                return
+                return False
             if bind["copied_otherwise"]:
-                copy_folder(source, target)
-                return
+                copy_content(source, target)
+                return False
             self._not_isolated.append(
-                f"Files: what the program changes in {bind['target']} it changes in the machine's {source}, because no "
-                f"private layer could be laid over it ({self._view.refusal})."
+                f"Files: what the program changes in {bind['target']} it changes in the machine's {bind['source']}, "
+                f"because no private layer could be laid over it ({self._view.refusal})."
             )
         kernel.mount(source, target, flags=kernel.MS_BIND | kernel.MS_REC)
-        if bind["read_only"]:
-            kernel.make_read_only(target)
+        return True
 
 
 def _make_only_this_read_only(folder: str) -> None:

@@ -20,7 +20,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clary.agent.host import kernel
-from clary.agent.host.machine_view import MachineView, copy_folder
+from clary.agent.host.bind_places import copy_content, opened_mount_point
+from clary.agent.host.machine_view import MachineView
 from clary.agent.host.mount_table import is_within
 
 ML_FOLDER = "/opt/ml"
@@ -79,37 +80,30 @@ def mount_late_binds(binds: Sequence[Mapping[str, Any]], *, roots: Sequence[str]
     kernel.unmount(_target_of(ML_FOLDER), flags=kernel.MNT_DETACH)
     # Parents before children, so that a bind inside another lands on it.
     for number, bind in enumerate(sorted(binds, key=lambda bind: str(bind["target"]).count("/"))):
-        source, target = _place_of(bind["source"], roots), _target_of(bind["target"])
+        if bind.get("below") is not None:
+            raise ValueError(f"bind {bind['source']} at {bind['target']}: file systems do not come late")
+        source, place = _place_of(bind["source"], roots), _target_of(bind["target"])
         is_folder = os.path.isdir(source)
         if not is_folder and not os.path.exists(source):
             raise FileNotFoundError(f"bind {bind['source']} at {bind['target']}: the source does not exist")
-        make_mount_point(target, is_folder=is_folder)
-        if bind["overlay"] and is_folder:
-            if view.overlay(source, target):
-                continue
-            if bind["copied_otherwise"]:
-                copy_folder(source, target)
-                continue
-            not_isolated.append(
-                f"Files: what the program changes in {bind['target']} it changes in the machine's {bind['source']}, "
-                f"because no private layer could be laid over it ({view.refusal})."
-            )
-        if bind["read_only"]:
-            source = _read_only_copy(source, name=str(number), is_folder=is_folder)
-        kernel.mount(source, target, flags=kernel.MS_BIND | kernel.MS_REC)
+        with opened_mount_point("/", place, is_folder=is_folder) as target:
+            if bind["overlay"] and is_folder:
+                if view.overlay(source, target):
+                    continue
+                if bind["copied_otherwise"]:
+                    copy_content(source, target)
+                    continue
+                not_isolated.append(
+                    f"Files: what the program changes in {bind['target']} it changes in the machine's "
+                    f"{bind['source']}, because no private layer could be laid over it ({view.refusal})."
+                )
+            if bind["read_only"]:
+                source = _read_only_copy(source, name=str(number), is_folder=is_folder)
+            kernel.mount(source, target, flags=kernel.MS_BIND | kernel.MS_REC)
     kernel.unmount(_PLACE, flags=kernel.MNT_DETACH)
     os.rmdir(_PLACE)
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     return not_isolated
-
-
-def make_mount_point(path: str, *, is_folder: bool) -> None:
-    """Make what a mount can be put on, unless it is there."""
-    if is_folder:
-        os.makedirs(path, exist_ok=True)
-    elif not os.path.lexists(path):
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
 
 
 def _root_place(number: int) -> str:
@@ -138,7 +132,7 @@ def _read_only_copy(source: str, *, name: str, is_folder: bool) -> str:
     Namespaces that receive a mount receive it as it is made; a change to read-only afterwards they would not.
     """
     place = f"{_PLACE}/read-only-{name}"
-    make_mount_point(place, is_folder=is_folder)
-    kernel.mount(source, place, flags=kernel.MS_BIND | kernel.MS_REC)
+    with opened_mount_point("/", place, is_folder=is_folder) as target:
+        kernel.mount(source, target, flags=kernel.MS_BIND | kernel.MS_REC)
     kernel.make_read_only(place)
     return place

@@ -19,7 +19,6 @@ from clary.agent.host import kernel
 PRIVATE_FOLDERS = ("/proc", "/sys", "/dev", "/run", "/tmp")  # noqa: S108 - made anew for every host
 
 _OPTION_SEPARATORS = frozenset(',:\\"')
-_COPY_BYTES = 64 << 20  # of one call
 
 
 class MachineView:
@@ -141,35 +140,6 @@ class MachineView:
     def _bind_shared(self, path: str) -> None:
         kernel.mount(path, self._new_root + path, flags=kernel.MS_BIND | kernel.MS_REC)
         self.shared_folders.append(path)
-
-
-def copy_folder(source: str, target: str) -> None:
-    """Copy folders and files into an existing folder; nothing else is taken along. Raises: OSError.
-
-    Not shutil's: this process may be a user already who may not read where Python lies.
-    """
-    with os.scandir(source) as entries:
-        for entry in entries:
-            place = f"{target}/{entry.name}"
-            if entry.is_dir(follow_symlinks=False):
-                os.makedirs(place, exist_ok=True)
-                copy_folder(entry.path, place)
-            elif entry.is_file(follow_symlinks=False):
-                _copy_file(entry.path, place)
-
-
-def _copy_file(source: str, target: str) -> None:
-    reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        mode = stat.S_IMODE(os.fstat(reading).st_mode)
-        writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-        try:
-            while os.sendfile(writing, reading, None, _COPY_BYTES):
-                continue
-        finally:
-            os.close(writing)
-    finally:
-        os.close(reading)
 
 
 def _mount_overlay(target: str, options: str) -> None:

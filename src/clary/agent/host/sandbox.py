@@ -35,6 +35,7 @@ class Bind:
 
     source: str
     target: str
+    below: str | None = None  # of a file system: folder below `source` that is meant, reached without following a link
     read_only: bool = False
     overlay: bool = False
     copied_otherwise: bool = False

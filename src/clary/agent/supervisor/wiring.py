@@ -172,7 +172,7 @@ class HostSteps:
         facts = self._input.fetch(channel, store=self._open_store(), host_index=index, num_hosts=number)
         self._note(facts.notes)
         if channel.file_system_path is not None and self._plan.isolation is Isolation.PROCESSES:
-            self._link(channel, channel.file_system_path)
+            self._link(channel, os.path.join(channel.file_system_path, channel.file_system_folder))
 
     def restore_checkpoints(self) -> None:
         """Bring the checkpoints of earlier attempts and jobs."""
@@ -417,7 +417,14 @@ class HostSteps:
             if channel.file_system_path is not None:
                 target = MlTree(OPT_ML).channel(channel.name)
                 is_read_only = channel.file_system_access == "ro"
-                binds.append(Bind(source=channel.file_system_path, target=str(target), read_only=is_read_only))
+                binds.append(
+                    Bind(
+                        source=channel.file_system_path,
+                        below=channel.file_system_folder,
+                        target=str(target),
+                        read_only=is_read_only,
+                    )
+                )
         if self._plan.pool:
             seen_at = pool_cache(self._plan, self._host.name, MlTree(OPT_ML))
             binds.append(Bind(source=str(self._pool_cache), target=str(seen_at)))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clary.contract.launch_plan import Channel, InputMode, MetricDefinition, Output
+from clary.control.file_systems import folder_below
 
 DEFAULT_GROUP = "homogeneousCluster"
 DEFAULT_CHECKPOINT_PATH = "/opt/ml/checkpoints"
@@ -208,7 +209,8 @@ def _channel(item: Mapping[str, Any], default_mode: str) -> Channel:
         s3_uri=s3.get("S3Uri"),
         s3_data_type=s3.get("S3DataType", "S3Prefix"),
         s3_data_distribution=s3.get("S3DataDistributionType", "FullyReplicated"),
-        file_system_path=file_system.get("DirectoryPath"),
+        file_system_id=file_system.get("FileSystemId"),
+        file_system_folder=folder_below(file_system.get("DirectoryPath", ""), file_system.get("FileSystemType", "")),
         file_system_access=file_system.get("FileSystemAccessMode", "ro"),
         input_mode=InputMode(item.get("InputMode", default_mode)),
         content_type=item.get("ContentType"),

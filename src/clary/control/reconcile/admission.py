@@ -14,6 +14,7 @@ from clary.contract.clock import Clock
 from clary.contract.errors import WireError
 from clary.contract.launch_plan import Environment
 from clary.contract.rehearsals import DISKS_VARIABLE, disk_bytes
+from clary.control.file_systems import located, require_folder
 from clary.control.jobs import warm_pools
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
@@ -69,8 +70,8 @@ class Admission:
     def admit(self, request: Mapping[str, Any]) -> tuple[str, ...]:
         """Return notes on how the request maps to this machine.
 
-        Raises: WireError(ResourceLimitExceeded) for what can never fit, ValidationException for an unknown image, or
-            disks of a rehearsal that can not be had here.
+        Raises: WireError(ResourceLimitExceeded) for what can never fit, ValidationException for an unknown image,
+            disks of a rehearsal or file systems that can not be had here.
         """
         job = JobRequest(request)
         _, image_notes = self._resolve_image(job.image)
@@ -80,6 +81,8 @@ class Admission:
             raise WireError("ResourceLimitExceeded", refusal.reason)
         self._check_warm_pool_limit(job)
         self._check_disks(request, mapping)
+        for channel in job.channels:
+            require_folder(located(channel, self._settings.file_systems), home=self._settings.home_folder)
         return (*mapping.notes, *image_notes)
 
     def environment(self, image: str) -> Environment:

@@ -22,6 +22,7 @@ from clary.contract.launch_plan import (
     Resources,
 )
 from clary.contract.rehearsals import disk_bytes
+from clary.control.file_systems import located
 from clary.control.jobs import debug_request
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
@@ -66,6 +67,7 @@ def build_plan(
         environment: Python environment that stands for the image.
         pool: warm pool whose hosts these are; empty for hosts that come and go with the attempt.
         network_checked_for: job that had these very hosts last, if their links were found well.
+    Raises: WireError: a file system of the request is in the settings no more.
     """
     request = JobRequest(job.request)
     settings = site.settings
@@ -100,7 +102,7 @@ def build_plan(
         command=request.command,
         hyperparameters=dict(request.hyperparameters),
         user_environment=dict(request.environment),
-        channels=request.channels,
+        channels=tuple(located(channel, settings.file_systems) for channel in request.channels),
         output=request.output,
         object_store=site.object_store,
         job_endpoint=Endpoint(

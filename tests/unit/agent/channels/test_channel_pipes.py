@@ -176,3 +176,63 @@ def test_channel_without_objects_does_not_start(store, tmp_path):
         pass
     assert caught.value.fault is Fault.USER
     assert not (tmp_path / "input").exists()
+
+
+def replace(kind: str, place: Path, victim: Path) -> None:
+    """Put something else in the place of a pipe, as a program does."""
+    place.unlink()
+    if kind == "link":
+        place.symlink_to(victim)
+    elif kind == "hard link":
+        os.link(victim, place)
+    elif kind == "folder":
+        place.mkdir()
+    else:
+        place.write_bytes(b"")
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link", "folder", "file"])
+def test_what_is_put_in_place_of_a_pipe_is_not_written_to(kind, store, tmp_path):
+    victim = tmp_path / "machine" / "file"
+    victim.parent.mkdir()
+    victim.write_bytes(b"of the machine")
+    victim.chmod(0o600)
+    failures: list[Exception] = []
+    with feeding(store, tmp_path / "ml", on_failure=failures.append) as (_, tree):
+        replace(kind, tree.data / "train_0", victim)
+        end = time.monotonic() + DEADLINE_S
+        while not failures:
+            assert time.monotonic() < end, "nothing refused it"
+            time.sleep(0.005)
+    assert "cannot be fed" in str(failures[0])
+    assert victim.read_bytes() == b"of the machine"
+    assert victim.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_link_in_place_of_the_folder_of_pipes_leads_nowhere(store, tmp_path):
+    machine = tmp_path / "machine"
+    machine.mkdir()
+    for epoch in range(3):
+        (machine / f"train_{epoch}").write_bytes(b"of the machine")
+    with feeding(store, tmp_path / "ml") as (feeder, tree):
+        moved = tree.data.with_name("moved")
+        tree.data.rename(moved)
+        tree.data.symlink_to(machine)
+        with open(moved / "train_0", "rb", buffering=0) as pipe:
+            assert pipe.read(1)
+        with open(wait_for(moved / "train_1"), "rb", buffering=0) as pipe:
+            assert pipe.read(1)
+        wait_for(moved / "train_2")
+    assert sorted(path.read_bytes() for path in machine.iterdir()) == [b"of the machine"] * 3
+    assert feeder.failure is None
+    assert os.listdir(moved) == []
+
+
+def test_links_that_are_there_before_the_feeding_are_refused(store, tmp_path):
+    machine = tmp_path / "machine"
+    machine.mkdir()
+    (tmp_path / "ml" / "input").mkdir(parents=True)
+    (tmp_path / "ml" / "input" / "data").symlink_to(machine)
+    with pytest.raises(OSError, match="symbolic link"), feeding(store, tmp_path / "ml"):
+        pass
+    assert os.listdir(machine) == []

@@ -11,6 +11,7 @@ import pytest
 from clary.agent.environments.code import code_channel, prepare_code
 from clary.contract.entry_points import EntryKind
 from clary.contract.errors import AgentError, Fault
+from clary.contract.launch_plan import Channel
 from clary.contract.ml_tree import MlTree
 from clary.testing.launch_plans import make_plan
 
@@ -65,16 +66,18 @@ def test_code_from_an_archive_in_a_channel(tmp_path: Path) -> None:
     assert prepare_code(plan, FakeStore(), tree).entry_point.name == "src/train.py"
 
 
-def test_code_from_a_folder_of_the_host(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_code_from_a_folder_of_a_channel(tmp_path: Path, scheme: str) -> None:
+    tree = MlTree(tmp_path)
+    source = tree.channel("code") / "source"
+    source.mkdir(parents=True)
     (source / "run.sh").write_text("echo hi")
     (source / "requirements.txt").write_text("six")
-    plan = plan_of("run.sh", str(source))
-    facts = prepare_code(plan, FakeStore(), MlTree(tmp_path / "ml"))
-    assert code_channel(plan) is None
+    plan = plan_of("run.sh", f"{scheme}/opt/ml/input/data/code/source")
+    facts = prepare_code(plan, FakeStore(), tree)
+    assert code_channel(plan) == "code"
     assert facts.entry_point.kind is EntryKind.COMMAND
-    assert os.access(tmp_path / "ml" / "code" / "run.sh", os.X_OK)
+    assert os.access(tree.code / "run.sh", os.X_OK)
     assert facts.requirements_file is None
     assert "as on SageMaker" in facts.notes[0]
 
@@ -117,11 +120,73 @@ def test_program_without_source_says_so(tmp_path: Path) -> None:
 
 
 def test_source_that_is_not_there_is_the_users_error(tmp_path: Path) -> None:
-    with pytest.raises(AgentError, match="no such file or folder") as info:
+    with pytest.raises(AgentError, match="No such file or directory") as info:
         prepare_code(plan_of("train.py", "/opt/ml/input/data/code/x.tar.gz"), FakeStore(), MlTree(tmp_path))
     assert info.value.fault is Fault.USER
-    with pytest.raises(AgentError, match="expected s3://bucket/key or an absolute path"):
-        prepare_code(plan_of("train.py", "code"), FakeStore(), MlTree(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["code", "{machine}", "file://{machine}", "/", "/opt", "/opt/ml/../../{machine}", "file:///etc", "FILE:///etc",
+     "file://localhost/opt/ml/code", "//opt/ml/code/../../../etc", "/proc/self/cwd", "/opt/mlx"],
+)  # fmt: skip
+def test_nothing_of_the_machine_becomes_the_code_of_a_job(tmp_path: Path, source: str) -> None:
+    machine = tmp_path / "machine"
+    machine.mkdir()
+    (machine / "root.json").write_text("keys")
+    tree = MlTree(tmp_path / "ml")
+    with pytest.raises(AgentError, match="expected s3://bucket/key or a path below /opt/ml") as info:
+        prepare_code(plan_of("root.json", source.format(machine=machine)), FakeStore(), tree)
+    assert info.value.fault is Fault.USER
+    assert list(tree.code.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["code", "code/source", "code/source/train.py"])
+def test_links_on_the_way_to_the_code_are_not_followed(tmp_path: Path, place: str) -> None:
+    machine = tmp_path / "machine"
+    (machine / "source").mkdir(parents=True)
+    for name in ("train.py", "source/train.py"):
+        (machine / name).write_text("keys")
+    tree = MlTree(tmp_path / "ml")
+    link = tree.data / place
+    link.parent.mkdir(parents=True)
+    link.symlink_to(machine / "train.py" if place.endswith(".py") else machine)
+    with pytest.raises(AgentError, match="symbolic link"):
+        prepare_code(plan_of("train.py", "/opt/ml/input/data/code/source/train.py"), FakeStore(), tree)
+    assert list(tree.code.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["train.py", "requirements.txt"])
+def test_code_that_is_a_link_out_of_its_folder_is_not_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / "keys").write_text("keys")
+    tree = MlTree(tmp_path / "ml")
+    source = tree.channel("code")
+    source.mkdir(parents=True)
+    (source / "train.py").write_text("1")
+    (source / name).unlink(missing_ok=True)
+    (source / name).symlink_to(tmp_path / "keys")
+    with pytest.raises(AgentError, match=f"'{name}' is a link that leads out of the source folder"):
+        prepare_code(plan_of("train.py", "/opt/ml/input/data/code"), FakeStore(), tree)
+
+
+def test_code_in_a_file_system_is_read_below_its_folder(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    (shared / "sets" / "src").mkdir(parents=True)
+    (shared / "sets" / "src" / "train.py").write_text("1")
+    (shared / "sets" / "out").symlink_to("/etc")
+    channel = Channel(name="fs", s3_uri=None, file_system_path=str(shared), file_system_folder="sets")
+    tree = MlTree(tmp_path / "ml")
+    plan = plan_of("train.py", "/opt/ml/input/data/fs/src", channels=(channel,))
+    assert prepare_code(plan, FakeStore(), tree).entry_point is not None
+    assert (tree.code / "train.py").read_text() == "1"
+    plan = plan_of("passwd", "/opt/ml/input/data/fs/out", channels=(channel,))
+    with pytest.raises(AgentError, match="symbolic link"):
+        prepare_code(plan, FakeStore(), tree)
+
+
+def test_a_source_that_holds_the_folder_of_the_code_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AgentError, match="lies in it"):
+        prepare_code(plan_of("train.py", "/opt/ml"), FakeStore(), MlTree(tmp_path))
 
 
 def test_jobs_with_a_command_or_without_a_program_have_no_entry_point(tmp_path: Path) -> None:

@@ -61,7 +61,14 @@ def test_a_channel_takes_the_job_s_input_mode_unless_it_has_its_own():
                 "ChannelName": "b",
                 "InputMode": "FastFile",
                 "ShuffleConfig": {"Seed": 7},
-                "DataSource": {"FileSystemDataSource": {"DirectoryPath": "/d", "FileSystemAccessMode": "rw"}},
+                "DataSource": {
+                    "FileSystemDataSource": {
+                        "FileSystemId": "fs-00000000",
+                        "FileSystemType": "EFS",
+                        "DirectoryPath": "/d/e",
+                        "FileSystemAccessMode": "rw",
+                    }
+                },
             },
         ],
     )
@@ -71,12 +78,9 @@ def test_a_channel_takes_the_job_s_input_mode_unless_it_has_its_own():
         "s3://b/a",
         "FullyReplicated",
     )
-    assert (second.input_mode, second.shuffle_seed, second.file_system_path, second.file_system_access) == (
-        InputMode.FAST_FILE,
-        7,
-        "/d",
-        "rw",
-    )
+    assert (second.input_mode, second.shuffle_seed) == (InputMode.FAST_FILE, 7)
+    assert (second.file_system_id, second.file_system_folder, second.file_system_access) == ("fs-00000000", "d/e", "rw")
+    assert second.file_system_path is None  # the settings say which folder it is
 
 
 def test_checkpoints_have_a_folder_and_a_prefix():

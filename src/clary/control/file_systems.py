@@ -1,0 +1,128 @@
+"""Folders of this machine that jobs may have as file systems, FileSystemDataSource of SageMaker.
+
+Where: `settings` checks `[file_systems]` when it reads the file, admission checks what a request names when a job is
+created, and planning fills the folder in. The agent opens it once more when it makes the host
+(`agent.host.bind_places`).
+
+Whoever may create a job chooses FileSystemId and DirectoryPath, and the agent binds the folder with its own rights. So
+only folders of the settings can be had, what lies below them is reached without following a link, and nothing that
+holds the service's state folder, or lies in it, is ever shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from clary.contract.beneath import Folder, parts_of
+from clary.contract.errors import ContractError, Fault, WireError
+from clary.contract.launch_plan import Channel
+
+READ_ONLY = "ro"
+READ_WRITE = "rw"
+_KEYS = ("path", "access")
+_ID = re.compile("fs-[0-9a-f]{8,18}")  # FileSystemId of the API: this pattern, and 11 to 21 characters
+_LUSTRE = "FSxLustre"
+_KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
+
+FileSystems = Mapping[str, Mapping[str, Any]]  # setting `file_systems`
+
+
+def check_entry(file_system_id: str, entry: Mapping[str, Any], *, source: str) -> None:
+    """Refuse an entry of the settings that clients could not name, or that names no folder.
+
+    Args:
+        source: file that it comes from, named in the error.
+    Raises: ContractError naming file, entry and key, with what was expected and what came.
+    """
+    if not _ID.fullmatch(file_system_id):
+        raise _wrong(source, file_system_id, "a name like fs-0123456789abcdef0, which clients send", "another name")
+    unknown = [key for key in entry if key not in _KEYS]
+    if unknown:
+        raise _wrong(source, f"{file_system_id}.{unknown[0]}", f"one of {', '.join(_KEYS)}", "an unknown key")
+    path = entry.get("path")
+    if not isinstance(path, str) or not path.startswith("/") or "\0" in path:
+        raise _wrong(source, f"{file_system_id}.path", "an absolute path of this machine", repr(path))
+    access = entry.get("access", READ_ONLY)
+    if access not in (READ_ONLY, READ_WRITE):
+        raise _wrong(source, f"{file_system_id}.access", f"{READ_ONLY} or {READ_WRITE}", repr(access))
+
+
+def folder_below(directory_path: str, file_system_type: str) -> str:
+    """Return what of DirectoryPath lies below the entry's folder.
+
+    The first part of a path of FSx for Lustre is the mount name of the file system, which is no folder.
+    """
+    parts = [part for part in directory_path.split("/") if part not in ("", ".")]
+    return "/".join(parts[1:] if file_system_type == _LUSTRE else parts)
+
+
+def located(channel: Channel, file_systems: FileSystems) -> Channel:
+    """Return a channel with the folder of its file system filled in; one of another source as it is. Pure.
+
+    Raises: WireError(ValidationException) for a file system that the settings do not have, or not for writing.
+    """
+    if channel.file_system_id is None:
+        return channel
+    entry = file_systems.get(channel.file_system_id)
+    if entry is None:
+        raise _refused(
+            channel,
+            "the settings of this service name no such file system. To let jobs have a folder of this machine, add "
+            f'[file_systems] and below it the line "{channel.file_system_id}" = {{ path = "/the/folder", '
+            f'access = "{channel.file_system_access}" }} to settings.toml in the state folder, and start the service '
+            "again",
+        )
+    if channel.file_system_access == READ_WRITE and entry.get("access", READ_ONLY) != READ_WRITE:
+        raise _refused(
+            channel,
+            f"FileSystemAccessMode is {READ_WRITE}, and jobs may only read it. Ask for {READ_ONLY}, or set "
+            f'access = "{READ_WRITE}" for "{channel.file_system_id}" below [file_systems] in settings.toml and start '
+            "the service again",
+        )
+    return replace(channel, file_system_path=str(entry["path"]))
+
+
+def require_folder(channel: Channel, *, home: Path) -> None:
+    """Check that the folder of a located channel is there and shows nothing of the service's own.
+
+    Args:
+        home: the state folder.
+    Raises: WireError(ValidationException).
+    """
+    if channel.file_system_path is None:
+        return
+    path = channel.file_system_path
+    try:
+        with Folder.at(path) as top:
+            if top.holds(home) or top.lies_in(home):
+                raise _refused(
+                    channel,
+                    f"its folder {path} holds the state folder of the service or lies in it, and keys of all jobs with "
+                    f'that. Name another path for "{channel.file_system_id}" below [file_systems] in settings.toml',
+                )
+            if any(top.lies_in(folder) for folder in _KERNEL_FOLDERS):
+                raise _refused(channel, f"its folder {path} belongs to the kernel; name another one in settings.toml")
+            parts_of(channel.file_system_folder)
+            with top.folder(channel.file_system_folder) as folder:
+                if folder.holds(home) or folder.lies_in(home):  # by a mount below the entry's folder
+                    raise _refused(channel, f"{channel.file_system_folder!a} holds the state folder or lies in it")
+    except OSError as error:
+        raise _refused(
+            channel,
+            f"DirectoryPath names {channel.file_system_folder or '/'!a} below {path} of this machine, and that is not "
+            f"to be had: {error.strerror}. Name a folder that is there, by a path without links and without '..'",
+        ) from error
+
+
+def _refused(channel: Channel, reason: str) -> WireError:
+    return WireError(
+        "ValidationException", f"Channel {channel.name!r}: FileSystemId {channel.file_system_id}: {reason}."
+    )
+
+
+def _wrong(source: str, name: str, expected: str, got: str) -> ContractError:
+    return ContractError(f"{source}: file_systems.{name}: expected {expected}, got {got}", fault=Fault.USER)

@@ -1,0 +1,89 @@
+"""What a host is given of the machine, while others write links on the way: nothing else is shown, made or written."""
+
+import os
+from dataclasses import replace
+
+import pytest
+from host_world import DEADLINE_S, HostWorld, shell
+
+from clary.agent.host.sandbox import Bind
+from clary.agent.host.support import supports
+from clary.contract.errors import AgentError
+from clary.contract.launch_plan import Isolation
+
+TARGET = "/opt/ml/input/data/train"
+
+
+@pytest.fixture(params=[pytest.param("root", marks=pytest.mark.root), "user"])
+def world(request):
+    if request.param == "root" and os.geteuid() != 0:
+        pytest.skip("needs root")
+    if reason := supports(Isolation.NAMESPACES):
+        pytest.skip(reason)
+    world = HostWorld(request.param)
+    yield world
+    world.close()
+
+
+def refusal(world, sandbox):
+    with pytest.raises(AgentError) as caught:
+        world.start(shell("true"), sandbox=sandbox)
+    return str(caught.value)
+
+
+def test_a_folder_of_a_file_system_is_shown_with_the_access_that_was_asked(world):
+    shared = world.folder("shared")
+    (world.folder("shared/sets/one") / "file").write_text("data")
+    for is_read_only in (True, False):
+        bind = Bind(source=str(shared), below="sets/one", target=TARGET, read_only=is_read_only)
+        output = world.run(f"cat {TARGET}/file; touch {TARGET}/new", sandbox=world.sandbox(binds=(bind,)))
+        assert output.startswith("data")
+        assert ("Read-only" in output) == is_read_only
+    assert (shared / "sets" / "one" / "new").exists()
+
+
+@pytest.mark.parametrize("place", ["sets", "sets/one"])
+def test_a_link_that_is_put_into_a_file_system_is_not_shown(place, world):
+    shared, machine = world.folder("shared"), world.folder("machine")
+    world.folder("machine/one")
+    world.folder("shared/sets/one")
+    (shared / place).rename(shared / "moved")
+    (shared / place).symlink_to(machine)
+    bind = Bind(source=str(shared), below="sets/one", target=TARGET)
+    message = refusal(world, world.sandbox(binds=(bind,)))
+    assert str(shared) in message
+    assert "without following links" in message
+
+
+@pytest.mark.parametrize("below", ["", "state", "state/secrets"])
+def test_a_file_system_never_shows_what_is_hidden(below, world):
+    shared = world.folder("shared")
+    world.folder("shared/state/secrets")
+    bind = Bind(source=str(shared), below=below, target=TARGET)
+    hidden = (str(shared / "state"),)
+    message = refusal(world, world.sandbox(binds=(bind,), hidden_folders=hidden))
+    assert "which is hidden from programs" in message
+
+
+@pytest.mark.parametrize("place", ["input", "input/data", "input/data/train"])
+@pytest.mark.parametrize("is_overlay", [True, False])
+def test_a_host_beside_a_running_one_is_not_led_out_by_its_links(place, is_overlay, world):
+    """Rules run in a host that is made while the program runs, with the very same /opt/ml."""
+    channel, victim = world.folder("channel"), world.folder("victim")
+    (channel / "file").write_text("of the job")
+    sandbox = world.sandbox()
+    program, listener = world.start(
+        shell(
+            f"mkdir -p {TARGET}; cd /opt/ml; mv {place} moved; mkdir -p $(dirname {place}); ln -s {victim} {place};"
+            "echo linked; while [ ! -e /opt/ml/end ]; do sleep 0.05; done"
+        ),
+        sandbox=sandbox,
+    )
+    listener.wait_for("linked")
+    bind = Bind(source=str(channel), target=TARGET, overlay=is_overlay, copied_otherwise=True)
+    beside = world.sandbox(binds=(bind,))
+    assert "symbolic link" in refusal(world, replace(beside, ml_folder=sandbox.ml_folder))
+    assert os.listdir(victim) == []
+    with open(f"{sandbox.ml_folder}/end", "w"):
+        pass
+    assert program.wait(DEADLINE_S).exits[0].exit_code == 0
