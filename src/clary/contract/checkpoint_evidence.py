@@ -35,8 +35,8 @@ class Evidence(StrEnum):
 _VALUES = frozenset(item.value for item in Evidence)
 _WORDS = {
     Evidence.RENAMED: "renamed into place",
-    Evidence.MARKED: "with their writer's marker",
-    Evidence.CLOSED: "closed by their writer",
+    Evidence.MARKED: "with the writer's marker",
+    Evidence.CLOSED: "closed by the writer",
     Evidence.ENDED: "closed before the program ended with 0",
     Evidence.LOG: "kept as far as a log had got",
 }
@@ -58,7 +58,7 @@ def count_evidence(values: Iterable[str]) -> dict[str, int]:
 
 
 def statements_in_words(counts: Mapping[str, int]) -> str:
-    """Return `12 files closed by their writer, 1 file renamed into place`; empty if nothing was said of any."""
+    """Return `12 files closed by the writer, 1 file renamed into place`; empty if nothing was said of any."""
     return ", ".join(
         f"{_files(counts[item.value])} {words}" for item, words in _WORDS.items() if counts.get(item.value)
     )
