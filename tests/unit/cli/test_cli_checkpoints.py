@@ -284,8 +284,9 @@ def test_a_set_that_is_known_by_rest_or_not_at_all_is_never_called_whole(monkeyp
     assert capsys.readouterr().out.splitlines() == [
         "algo-1 set 12: nothing said so of 1 file but 43 s of rest: a\\x1b.pt",
         "algo-2 set 12: the manifest says nothing of 6 files, as those of earlier releases: a, b, c, d, e and 1 more",
-        "complete as stored; wholeness not known: nothing said so of 1 file but 43 s of rest; the manifest says nothing "
-        "of 6 files, as those of earlier releases (2 sets, 8 files, 33.0 MB read; 3 files closed by the writer)",
+        "complete as stored; wholeness not known: nothing said so of 1 file but 43 s of rest; the manifest "
+        "says nothing of 6 files, as those of earlier releases (2 sets, 8 files, 33.0 MB read; 3 files closed by the "
+        "writer)",
     ]
     row = set_row(entry(evidence={"closed": 3, "rested": 1}, least_rest_s=43.2), job_arn=entry()["job_arn"], now=NOW)
     assert row[7] == "3 closed, 1 rested for 43 s"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import posixpath
 import threading
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from clary.agent.checkpoints.evidence.observations import ProgramEnd
@@ -123,6 +124,16 @@ class HostCheckpoints:
             restored_bytes=restored.size_bytes,
         )
 
+    def watch(self, note: Callable[[str], None]) -> None:
+        """Begin to watch the folder; to be called before the program starts, so that none of its writes is missed."""
+        self._witness = Witness(
+            self.folder,
+            clock=SystemClock(),
+            note=note,
+            least_rest_s=_REST_INTERVALS * self._plan.checkpoint_interval_s,
+        )
+        self._witness.start()
+
     def start(self, listeners: Listeners, *, first_pid: int | None = None) -> None:
         """Begin to mirror.
 
@@ -157,14 +168,10 @@ class HostCheckpoints:
             step_counts=StepCountSource(self._counts_folder, self._restored.history.last),
         )
         publisher = Publisher(self.prefix, store, writer=self._writer, names=writer.names, note=listeners.note)
-        self._witness = Witness(
-            self.folder,
-            first_pid=first_pid,
-            clock=clock,
-            note=listeners.note,
-            least_rest_s=_REST_INTERVALS * self._plan.checkpoint_interval_s,
-        )
-        self._witness.start()
+        if self._witness is None:
+            self.watch(listeners.note)
+        assert self._witness is not None
+        self._witness.follow(first_pid)
         self._mirror = Mirror(
             self.folder,
             writer,
@@ -204,11 +211,10 @@ class HostCheckpoints:
 
     def close(self) -> None:
         """End, within a few seconds."""
-        if self._mirror is None:
-            return
-        self._mirror.give_up()
-        if not self._mirror.join(_JOIN_S):
-            logger.error("the mirror of checkpoints did not end in time; it ends with the process")
+        if self._mirror is not None:
+            self._mirror.give_up()
+            if not self._mirror.join(_JOIN_S):
+                logger.error("the mirror of checkpoints did not end in time; it ends with the process")
         if self._witness is not None:
             self._witness.close()
         for closer in self._closers:

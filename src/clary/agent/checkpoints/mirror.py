@@ -23,6 +23,7 @@ from clary.agent.checkpoints.scanning import scan
 from clary.agent.checkpoints.sights import Pace
 from clary.agent.checkpoints.storing import SetWriter, missing_paths
 from clary.contract.agent_protocol import CheckpointFacts
+from clary.contract.checkpoint_evidence import Evidence
 from clary.contract.clock import Clock
 from clary.contract.errors import ClaryError
 
@@ -211,7 +212,8 @@ class Mirror:
         torn = {path for path, file in files.items() if file.is_unfinished and file.facts is not None}
         self._torn = tuple(sorted(torn | {path for path in files if group_of(path) in choice.waiting}))
         for name, decisions in choice.unfinished.items():
-            path, decision = next(iter(sorted(decisions.items())))
+            # The surest one: of files beside it nothing may be known but that somebody ended.
+            path, decision = min(decisions.items(), key=lambda item: (item[1].evidence is Evidence.RESTED, item[0]))
             newest = f"set {self._writer.last.number}" if self._writer.last is not None else "no set"
             self._note_once(
                 f"checkpoints: {_in_words(name)} is left as it was in {newest}: {path!a} is not whole, "

@@ -206,6 +206,8 @@ class HostLife:
                 self._steps.use_interface(better)
                 self._log.say(f"the program meets its peers through {better}, which reaches all of them")
             self.companions.prepare()
+            if self._steps.checkpoints is not None:
+                self._steps.checkpoints.watch(lambda sentence: self._add_notes([sentence]))
             program = self._steps.start_program(self._log)
         except (ClaryError, OSError) as error:
             failure = failure_of(error)

@@ -96,6 +96,9 @@ class Checkpoints(Protocol):
     def is_mirroring(self) -> bool:
         """Whether `start` was called and neither `flush` nor `give_up` has ended the mirror."""
 
+    def watch(self, note: Callable[[str], None]) -> None:
+        """Begin to watch the folder; before the program starts, so that none of its writes is missed."""
+
     def start(self, listeners: Listeners, *, first_pid: int | None) -> None:
         """Begin to mirror the folder.
 

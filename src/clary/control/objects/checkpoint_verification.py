@@ -4,9 +4,9 @@ Where: `clary checkpoints verify JOB`; `server.verification_runs` runs it in the
 reading everything takes. Nothing is kept but sums, and hashing is done beside the event loop.
 
 A set is as stored if all that it names holds what it should: that is what a restore needs. It is whole if, besides,
-something but time says of every file that it was whole when it was stored (`contract.checkpoint_evidence`). What stands under the plain
-paths, for people and other tools, is compared too and told apart: there a file may be missing, or have the content of
-another host or of an older set, without any harm to a restore.
+something but time says of every file that it was whole when it was stored (`contract.checkpoint_evidence`). What stands
+under the plain paths, for people and other tools, is compared too and told apart: there a file may be missing, or have
+the content of another host or of an older set, without any harm to a restore.
 """
 
 from __future__ import annotations

@@ -29,9 +29,7 @@ class MirrorUnderTest:
         self.lines: list[str] = []
         self.notes: list[str] = []
         clock = SystemClock()
-        self.witness = Witness(
-            self.host.folder, first_pid=None, clock=clock, note=self.notes.append, least_rest_s=6 * INTERVAL_S
-        )
+        self.witness = Witness(self.host.folder, clock=clock, note=self.notes.append, least_rest_s=6 * INTERVAL_S)
         self.witness.start()
         self.mirror = Mirror(
             self.host.folder,

@@ -72,15 +72,15 @@ class Watched:
         self.witness = self.new_witness()
         self.writers: list[Writer] = []
 
-    def new_witness(self, *, first_pid: int | None = None) -> Witness:
+    def new_witness(self) -> Witness:
         witness = Witness(
             self.folder,
-            first_pid=first_pid or os.getpid(),
             clock=SystemClock(),
             note=self.notes.append,
             least_rest_s=REST_S,
         )
         witness.start()
+        witness.follow(os.getpid())
         return witness
 
     def write(self, program: str) -> Writer:

@@ -129,7 +129,10 @@ class FolderEvents:
         if event.mask & inotify.IS_FOLDER:
             self._take_folder(path, event.mask)
         else:
+            known = self._histories.get(path)
             self._take_file(path, event.mask)
+            if event.mask & inotify.MODIFY:
+                return known is None or known.written_s is None  # somebody begins to write: who was not there before?
         return bool(event.mask & (inotify.CREATE | inotify.CLOSE_WRITE | inotify.MOVED_TO))
 
     def _take_folder(self, path: str, mask: int) -> None:

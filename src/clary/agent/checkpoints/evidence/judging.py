@@ -17,14 +17,12 @@ few.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from clary.agent.checkpoints.evidence.observations import Death, Decision, Hold, Observation, ProgramEnd
 from clary.contract.checkpoint_evidence import Evidence
 
 REST_FACTOR = 10  # times the longest pause seen
-_LOG_NAME = re.compile(r".*\.(?:log|jsonl|csv|tsv|out|err)|events\.out\.tfevents\..*")
 
 
 def judge(
@@ -66,11 +64,6 @@ def judge(
     return _by_rest(seen, possible, now_s=now_s, least_rest_s=least_rest_s, end=end)
 
 
-def is_log(path: str) -> bool:
-    """Whether a file is a log by its name."""
-    return _LOG_NAME.fullmatch(path.rpartition("/")[2]) is not None
-
-
 def needed_rest_s(longest_pause_s: float, least_rest_s: float) -> float:
     """Return how long a file has to rest until that alone is enough."""
     return max(least_rest_s, REST_FACTOR * longest_pause_s)
@@ -95,7 +88,7 @@ def _by_rest(
     rested_s = now_s - seen.since_s
     needed_s = needed_rest_s(seen.longest_pause_s, least_rest_s)
     if possible:
-        why = f"{possible[0].words} when it was closed"
+        why = f"{possible[0].words}, and may have been its writer"
     elif seen.hold is Hold.APPENDED:
         why = f"{', '.join(seen.holders) or 'a process'} keeps it open and appends to it"
     else:

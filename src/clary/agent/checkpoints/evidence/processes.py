@@ -45,17 +45,18 @@ class _Living:
 class ProgramProcesses:
     """Belongs to whoever holds the witness's lock.
 
-    Args:
+    Attributes:
         first_pid: first process of the program, as this machine numbers it; None: nothing is known of any.
+        newest_s: when any process was last seen alive.
     """
 
-    def __init__(self, first_pid: int | None, clock: Clock) -> None:
-        self._first_pid = first_pid
+    def __init__(self, clock: Clock) -> None:
+        self.first_pid: int | None = None
+        self.newest_s = -inf
         self._clock = clock
         self._living: dict[int, _Living] = {}
         self._num_pidfds = 0
         self._deaths: list[Death] = []
-        self.newest_s = -inf  # when any process was last seen alive
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -74,10 +75,10 @@ class ProgramProcesses:
 
     def find(self) -> None:
         """Look for processes that have begun; reads the machine's process list."""
-        if self._first_pid is None:
+        if self.first_pid is None:
             return
         now_s = self._clock.monotonic()
-        for pid, entry in live_descendants(self._first_pid).items():
+        for pid, entry in live_descendants(self.first_pid).items():
             known = self._living.get(pid)
             if known is not None and known.started_at == entry.started_at:
                 continue

@@ -18,7 +18,7 @@ from math import inf
 from typing import Protocol
 
 from clary.agent.checkpoints.evidence.folder_events import FolderEvents, History
-from clary.agent.checkpoints.evidence.judging import is_log, judge
+from clary.agent.checkpoints.evidence.judging import judge
 from clary.agent.checkpoints.evidence.markers import MAX_POINTER_BYTES, marked
 from clary.agent.checkpoints.evidence.observations import Close, Death, Decision, Hold, Observation, ProgramEnd
 from clary.agent.checkpoints.evidence.open_files import (
@@ -32,6 +32,7 @@ from clary.agent.checkpoints.evidence.open_files import (
 )
 from clary.agent.checkpoints.evidence.processes import ProgramProcesses
 from clary.agent.checkpoints.folder import CheckpointFolder
+from clary.agent.checkpoints.log_names import is_log
 from clary.agent.checkpoints.scanning import FileFacts, Snapshot, facts_of, scan
 from clary.contract.clock import Clock
 
@@ -83,7 +84,6 @@ class Witness:
     """Watches one folder.
 
     Args:
-        first_pid: first process of the program, as this machine numbers it; None: nothing is known of any.
         note: told of each limit, once.
         least_rest_s: how long a file has to rest at least, where nothing else says that it is whole.
     """
@@ -92,7 +92,6 @@ class Witness:
         self,
         folder: CheckpointFolder,
         *,
-        first_pid: int | None,
         clock: Clock,
         note: Callable[[str], None],
         least_rest_s: float,
@@ -101,7 +100,7 @@ class Witness:
         self._clock = clock
         self._least_rest_s = least_rest_s
         self._events = FolderEvents(folder, clock=clock, note=note)
-        self._processes = ProgramProcesses(first_pid, clock)
+        self._processes = ProgramProcesses(clock)
         self._lock = threading.Lock()
         self._trails: dict[str, _Trail] = {}
         self._shared: dict[int, bool] = {}  # device -> whether other machines may write to it
@@ -113,7 +112,7 @@ class Witness:
         self._thread = threading.Thread(target=self._run, name="checkpoint-witness", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch; what lies in the folder now has no history. Does not raise."""
+        """Begin to watch, before the program does; what lies in the folder now has no history. Does not raise."""
         with self._lock:
             self._events.start()
             try:
@@ -124,8 +123,17 @@ class Witness:
             except OSError as error:
                 logger.warning("checkpoints: %s", error)  # the first look says so aloud
             self._looked_s = self._clock.monotonic()
-            self._look_for_processes()
         self._thread.start()
+
+    def follow(self, first_pid: int | None) -> None:
+        """Watch the program too.
+
+        Args:
+            first_pid: its first process, as this machine numbers it; None: its end tells nothing of files.
+        """
+        with self._lock:
+            self._processes.first_pid = first_pid
+            self._look_for_processes()
 
     def close(self) -> None:
         """End; harmless when repeated."""
@@ -301,26 +309,30 @@ class Witness:
         if room.f_bavail * room.f_frsize < _FULL_BYTES:
             self._full_s = now_s
 
-    def _look_for_processes(self) -> None:
+    def _look_for_processes(self) -> bool:
+        """Look who is alive; return whether it is too early to look again for processes that have begun."""
         now_s = self._clock.monotonic()
-        if now_s - self._found_s >= _FIND_S:
+        is_early = now_s - self._found_s < _FIND_S
+        if not is_early:
             self._processes.find()
             self._found_s = now_s
         self._processes.check()
+        return is_early
 
     def _run(self) -> None:
+        is_early = False
         try:
             while not self._is_closing.is_set():
                 waited = [self._wake_reader]
                 if self._events.descriptor is not None:
                     waited.append(self._events.descriptor)
-                ready, _, _ = select.select(waited, [], [], _TICK_S)
+                ready, _, _ = select.select(waited, [], [], _FIND_S if is_early else _TICK_S)
                 if self._is_closing.is_set():
                     return
                 began_s = self._clock.monotonic()
                 with self._lock:
                     if self._events.read() or not ready:
-                        self._look_for_processes()
+                        is_early = self._look_for_processes()
                     self._look_for_room(began_s)
                 self._is_closing.wait(max(_PAUSE_S, _NUM_PAUSES * (self._clock.monotonic() - began_s)))
         except Exception:  # boundary: agent supervisor; looks go on without what happens between them
