@@ -49,14 +49,14 @@ class Prefix:
     def delete(self, relative):
         self._s3.delete_object(Bucket=BUCKET, Key=self._prefix + relative)
 
-    def commit(self, host, number, contents, *, aside=False, **changes):
+    def commit(self, host, number, contents, *, aside=False, evidence="closed", **changes):
         """Store contents (path -> bytes) and a set of them, as an agent does."""
         entries = []
         for path, body in contents.items():
             digest = hashlib.sha256(body).hexdigest()
             key = content_key(host, digest[:32]) if aside else path
             self.put(key, body)
-            entries.append(CheckpointFile(path=path, size_bytes=len(body), sha256=digest, key=key))
+            entries.append(CheckpointFile(path=path, size_bytes=len(body), sha256=digest, key=key, evidence=evidence))
         facts = {"job_arn": self._arn, "attempt": 1, "taken_at": datetime.now(UTC), "files": tuple(entries)} | changes
         checkpoints = CheckpointSet(host=host, number=number, **facts)
         self.put(manifest_key(host, number), write_manifest(checkpoints))
@@ -69,7 +69,7 @@ def prefix(aws, job):
 
 def rows(service, job):
     lines = service.clary("checkpoints", job).stdout.splitlines()
-    assert lines[0].split() == ["HOST", "SET", "TAKEN", "AGE", "FILES", "SIZE", "ATTEMPT", "STATE"]
+    assert lines[0].split() == ["HOST", "SET", "TAKEN", "AGE", "FILES", "SIZE", "ATTEMPT", "EVIDENCE", "STATE"]
     # Below the table each host says how far it is.
     return [re.split(r"  +", line) for line in lines[1:] if not re.match(r"algo-\d+: ", line)]
 
@@ -87,9 +87,9 @@ def test_sets_are_listed_and_verified_whole(service, job, prefix):
     prefix.put("epoch-1/rank-1.pt", b"x" * 100)
     listed = {row[0]: row for row in rows(service, job)}
     assert listed["algo-1"][1] == "12"
-    assert listed["algo-1"][4:] == ["3", "1.0 MB", "1", "whole"]
-    assert listed["algo-2"][4:] == ["1", "100 B", "1", "whole"]
-    assert verify(service, job) == (0, ["whole: 2 sets, 4 files, 1.0 MB read"])
+    assert listed["algo-1"][4:] == ["3", "1.0 MB", "1", "3 closed", "whole"]
+    assert listed["algo-2"][4:] == ["1", "100 B", "1", "1 closed", "whole"]
+    assert verify(service, job) == (0, ["whole: 2 sets, 4 files, 1.0 MB read; 4 files closed by the writer"])
     document = json.loads(service.clary("checkpoints", job, "--json").stdout)
     assert [entry["is_newest"] for entry in document["sets"]] == [True, True]
 
@@ -110,6 +110,16 @@ def test_what_is_missing_cut_or_changed_is_named_and_the_exit_code_says_it(servi
     assert lines[-1].startswith("not whole: algo-1 set 1 (1 set, 4 files, ")
 
 
+def test_a_set_of_which_nothing_but_time_says_so_is_not_called_whole(service, job, prefix):
+    prefix.commit("algo-1", 1, {"a": b"1"}, evidence="rested")
+    assert rows(service, job)[0][-2:] == ["1 rested for 0 s", "complete"]
+    code, lines = verify(service, job)
+    assert (code, lines[-1]) == (
+        0,
+        "complete as stored; wholeness not known: nothing said so of 1 file but 0 s of rest (1 set, 1 file, 1 B read)",
+    )
+
+
 def test_plain_paths_that_differ_are_told_and_do_no_harm(service, job, prefix):
     prefix.commit("algo-1", 1, {"rank.pt": b"of algo-1"})
     prefix.commit("algo-2", 1, {"rank.pt": b"of algo-2", "only-2.pt": b"x"}, aside=True)
@@ -126,7 +136,10 @@ def test_one_host_and_one_set_can_be_verified_alone(service, job, prefix):
     prefix.commit("algo-1", 1, {"a": b"one"})
     prefix.commit("algo-1", 2, {"a": b"two!"})
     prefix.commit("algo-2", 2, {"b": b"two"}, aside=True)
-    assert verify(service, job, "--host", "algo-1") == (0, ["whole: 1 set, 1 file, 4 B read"])
+    assert verify(service, job, "--host", "algo-1") == (
+        0,
+        ["whole: 1 set, 1 file, 4 B read; 1 file closed by the writer"],
+    )
     code, lines = verify(service, job, "--set", "1")
     assert (code, lines[0]) == (1, "algo-1 set 1: a: has 4 bytes, expected 3")
     code, lines = verify(service, job, "--set", "2")
@@ -172,14 +185,14 @@ def test_hostile_and_damaged_manifests_are_rows_and_no_control_character_reaches
 def test_more_objects_than_a_page_of_a_listing_holds_are_all_seen(service, job, prefix):
     files = {f"shard-{number:04d}/part": str(number).encode() for number in range(1050)}
     prefix.commit("algo-1", 1, files)
-    assert rows(service, job)[0][4:] == ["1050", "3.1 kB", "1", "whole"]
+    assert rows(service, job)[0][4:] == ["1050", "3.1 kB", "1", "1050 closed", "whole"]
     assert verify(service, job)[1][-1].startswith("whole: 1 set, 1050 files, ")
 
 
 def test_a_file_larger_than_any_answer_held_in_memory_is_read_in_pieces(service, job, prefix):
     body = hashlib.sha256(b"seed").digest() * (48 * MIB // 32)
     prefix.commit("algo-1", 1, {"big": body})
-    assert verify(service, job) == (0, ["whole: 1 set, 1 file, 50.3 MB read"])
+    assert verify(service, job) == (0, ["whole: 1 set, 1 file, 50.3 MB read; 1 file closed by the writer"])
     prefix.put("big", body[:-1] + b"!")
     assert verify(service, job)[0] == 1
 
@@ -217,7 +230,8 @@ def test_what_agents_have_mirrored_is_listed_verified_and_described(service, aws
     newest = {}
     for row in reversed(rows(service, name)):
         newest[row[0]] = row
-    assert [newest[host][4:] for host in ("algo-1", "algo-2")] == [["2", "300.0 kB", "1", "whole"]] * 2
+    assert [newest[host][4:7] for host in ("algo-1", "algo-2")] == [["2", "300.0 kB", "1"]] * 2
+    assert [newest[host][-1] for host in ("algo-1", "algo-2")] == ["whole"] * 2
     code, lines = verify(service, name)
     assert (code, lines[-1].startswith("whole: 2 sets, 4 files, ")) == (0, True), lines
     (clash,) = [line for line in lines if "epoch-1/model.pt" in line]

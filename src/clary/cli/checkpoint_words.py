@@ -11,12 +11,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from clary.cli.tables import duration, visible
+from clary.contract.checkpoint_evidence import Evidence, doubts_in_words, statements_in_words
 
 KILO = 1000
 MAX_TEXT = 300
 MAX_NAMES = 5
 UNITS = ("kB", "MB", "GB", "TB", "PB", "EB")
-SET_HEADER = ("HOST", "SET", "TAKEN", "AGE", "FILES", "SIZE", "ATTEMPT", "STATE")
+SET_HEADER = ("HOST", "SET", "TAKEN", "AGE", "FILES", "SIZE", "ATTEMPT", "EVIDENCE", "STATE")
 
 
 def printable(text: object) -> str:
@@ -45,7 +46,7 @@ def set_row(entry: Mapping[str, Any], *, job_arn: str, now: datetime) -> tuple[s
     """Return the cells of a set below SET_HEADER."""
     state = f"{entry['state']}: {printable(entry['fault'])}" if entry["fault"] else entry["state"]
     if entry["taken_at"] is None:
-        return (entry["host"], str(entry["number"]), "-", "-", "-", "-", "-", state)
+        return (entry["host"], str(entry["number"]), "-", "-", "-", "-", "-", "-", state)
     taken = datetime.fromisoformat(entry["taken_at"])
     attempt = str(entry["attempt"])[:20]
     if entry["job_arn"] != job_arn:
@@ -58,6 +59,7 @@ def set_row(entry: Mapping[str, Any], *, job_arn: str, now: datetime) -> tuple[s
         str(entry["num_files"]),
         size(entry["size_bytes"]),
         attempt,
+        _evidence(entry),
         state,
     )
 
@@ -81,6 +83,26 @@ def finding_lines(report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def is_as_stored(report: Mapping[str, Any]) -> bool:
+    """Whether everything was read and holds what it should; a service of an older release says no more than that."""
+    return bool(report.get("is_as_stored", report["is_whole"]))
+
+
+def doubt_lines(report: Mapping[str, Any]) -> list[str]:
+    """Return a line for every set of which not everything is known to have been whole when it was stored."""
+    lines = []
+    for item in report["sets"]:
+        evidence = item.get("evidence") or {}
+        if doubts := doubts_in_words(evidence, least_rest_s=item.get("least_rest_s") or 0.0):
+            names = item.get("doubtful") or []
+            num_more = sum(number for text, number in evidence.items() if not Evidence.of(text).is_statement)
+            num_more -= len(names[:MAX_NAMES])
+            named = ", ".join(printable(name) for name in names[:MAX_NAMES])
+            more = f" and {num_more} more" if num_more > 0 else ""
+            lines.append(f"{item['host']} set {item['number']}: {doubts}: {named}{more}")
+    return lines
+
+
 def verdict_line(report: Mapping[str, Any]) -> str:
     """Return the last line of a verification."""
     sets = report["sets"]
@@ -88,8 +110,14 @@ def verdict_line(report: Mapping[str, Any]) -> str:
     read = f"{count(len(sets), 'set')}, {count(sum(item['num_read'] for item in sets), 'file')}, "
     read += f"{size(report['bytes_read'])} read"
     beside = f"; beside the sets, {count(num_plain, 'plain file')} missing or different, no harm to a restore"
+    evidence, least_rest_s = _all_evidence(sets)
+    said = statements_in_words(evidence)
     if report["is_whole"]:
-        return f"whole: {read}{beside if num_plain else ''}"
+        return f"whole: {read}{'; ' if said else ''}{said}{beside if num_plain else ''}"
+    if is_as_stored(report):
+        doubts = doubts_in_words(evidence, least_rest_s=least_rest_s)
+        tail = f"{'; ' if said else ''}{said}{beside if num_plain else ''}"
+        return f"complete as stored; wholeness not known: {doubts} ({read}{tail})"
     bad = [f"{item['host']} set {item['number']}" for item in sets if item["fault"] or item["wrong"]["count"]]
     parts = [", ".join(bad)] if bad else []
     parts += [f"ended early: {printable(report['error'])}"] if report["error"] else []
@@ -99,6 +127,26 @@ def verdict_line(report: Mapping[str, Any]) -> str:
 def _finding(found: Mapping[str, Any]) -> str:
     where = "" if found["key"] == found["path"] else f" ({printable(found['key'])})"
     return f"{printable(found['path'])}{where}: {printable(found['fault'])}"
+
+
+def _all_evidence(sets: Sequence[Mapping[str, Any]]) -> tuple[dict[str, int], float]:
+    """Return what says that files of all sets are whole, and the shortest rest of those of which time alone does."""
+    counts: dict[str, int] = {}
+    for item in sets:
+        for text, number in (item.get("evidence") or {}).items():
+            counts[text] = counts.get(text, 0) + number
+    rests_s = [item["least_rest_s"] for item in sets if (item.get("evidence") or {}).get(Evidence.RESTED.value)]
+    return counts, min(rests_s, default=0.0)
+
+
+def _evidence(entry: Mapping[str, Any]) -> str:
+    """Return what says that the files of a set are whole: `12 closed, 1 rested for 43 s`."""
+    parts = []
+    for text, number in (entry.get("evidence") or {}).items():
+        word = Evidence.of(text).value or "unknown"
+        rest = f" for {entry.get('least_rest_s') or 0.0:.0f} s" if word == Evidence.RESTED.value else ""
+        parts.append(f"{number} {word}{rest}")
+    return ", ".join(parts) or "-"
 
 
 def _rest(name: str, findings: Mapping[str, Any], words: str) -> list[str]:
@@ -126,6 +174,11 @@ def _mirror(facts: Mapping[str, Any], now: datetime) -> str:
         names = ", ".join(printable(name) for name in missed[:MAX_NAMES])
         more = f" and {len(missed) - MAX_NAMES} more" if len(missed) > MAX_NAMES else ""
         parts.append(f"NOT STORED at the end: {names}{more}")
+    torn: Sequence[str] = facts.get("torn") or ()
+    if torn:
+        names = ", ".join(printable(name) for name in torn[:MAX_NAMES])
+        more = f" and {len(torn) - MAX_NAMES} more" if len(torn) > MAX_NAMES else ""
+        parts.append(f"LEFT OUT at the end, cut short by it: {names}{more}")
     if facts.get("restored_files"):
         restored = f"{count(facts['restored_files'], 'file')}, {size(facts.get('restored_bytes') or 0)}"
         own_set = f" from set {facts['restored_set']}" if facts.get("restored_set") else ""

@@ -11,7 +11,9 @@ from typing import Any
 from clary.cli.checkpoint_words import (
     SET_HEADER,
     count,
+    doubt_lines,
     finding_lines,
+    is_as_stored,
     mirror_lines,
     printable,
     set_row,
@@ -41,7 +43,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the sets, or what a verification found; 0 only if everything that was verified is whole."""
+    """Print the sets, or what a verification found; 0 only if everything that was verified is as it was stored."""
     words = options.words
     if len(words) == 2 and words[0] == VERIFY:
         return _verify(connect(), words[1], options)
@@ -85,8 +87,8 @@ def _verify(connection: Connection, job: str, options: argparse.Namespace) -> in
     if options.json:
         print(json.dumps(report, indent=2))
     else:
-        print("\n".join([*finding_lines(report), verdict_line(report)]))
-    return 0 if report["is_whole"] else 1
+        print("\n".join([*finding_lines(report), *doubt_lines(report), verdict_line(report)]))
+    return 0 if is_as_stored(report) else 1
 
 
 def _set_number(text: str) -> int:

@@ -175,6 +175,7 @@ class CheckpointFacts:
     restored_files: int = 0
     restored_bytes: int = 0
     missed: tuple[str, ...] = ()  # at most 20 paths that the last flush did not store
+    torn: tuple[str, ...] = ()  # at most 20 that it left out, because they or files beside them are not whole
 
 
 @dataclass(frozen=True, kw_only=True)

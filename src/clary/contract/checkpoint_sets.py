@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from clary.contract.checkpoint_evidence import Evidence, count_evidence
 from clary.contract.errors import ContractError
 from clary.contract.plain import from_plain, to_plain
 from clary.contract.step_counts import StepCounts
@@ -45,6 +46,8 @@ class CheckpointFile:
     key: str  # of the object that holds it, below the prefix of CheckpointConfig.S3Uri
     mode: int = 0o644  # permission bits
     modified_ns: int = 0  # st_mtime_ns; restored, since some scripts take the newest file
+    evidence: str = ""  # value of `checkpoint_evidence.Evidence`: what says that it is whole
+    rested_s: float = 0.0  # how long it had been left alone, where nothing else says so
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +70,16 @@ class CheckpointSet:
     def size_bytes(self) -> int:
         """Bytes of all files."""
         return sum(file.size_bytes for file in self.files)
+
+    @property
+    def evidence_counts(self) -> dict[str, int]:
+        """Value of Evidence -> number of files."""
+        return count_evidence(file.evidence for file in self.files)
+
+    @property
+    def least_rest_s(self) -> float:
+        """How long the files that are known by rest alone had been left alone at least; 0 if there is none."""
+        return min((file.rested_s for file in self.files if file.evidence == Evidence.RESTED), default=0.0)
 
 
 def folded(key: str) -> str:

@@ -46,6 +46,8 @@ def entry(host="algo-1", number=12, **changes):
         "attempt": 1,
         "num_files": 4,
         "size_bytes": 16_500_000,
+        "evidence": {"closed": 4},
+        "least_rest_s": 0.0,
     }
     return values | changes
 
@@ -72,6 +74,7 @@ def report(*sets, **changes):
         "run": "r",
         "is_done": True,
         "is_whole": True,
+        "is_as_stored": changes.get("is_whole", True),
         "bytes_read": 33_000_000,
         "size_bytes": 33_000_000,
         "error": "",
@@ -91,6 +94,9 @@ def set_report(host="algo-1", number=12, **changes):
         "is_done": True,
         "wrong": findings(),
         "plain": findings(),
+        "evidence": {"closed": 4},
+        "least_rest_s": 0.0,
+        "doubtful": [],
     }
     return values | changes
 
@@ -98,17 +104,17 @@ def set_report(host="algo-1", number=12, **changes):
 def test_sets_are_a_table_with_age_size_attempt_and_state():
     text = checkpoints.listing("demo", page(entry(), entry("algo-2", 9, attempt=2)), now=NOW)
     rows = [line.split() for line in text.splitlines()]
-    assert rows[0] == ["HOST", "SET", "TAKEN", "AGE", "FILES", "SIZE", "ATTEMPT", "STATE"]
+    assert rows[0] == ["HOST", "SET", "TAKEN", "AGE", "FILES", "SIZE", "ATTEMPT", "EVIDENCE", "STATE"]
     taken = (NOW - timedelta(seconds=5)).astimezone()
-    assert rows[1] == f"algo-1 12 {taken:%Y-%m-%d %H:%M:%S} 5.0 s 4 16.5 MB 1 whole".split()
-    assert rows[2][-2:] == ["2", "whole"]
+    assert rows[1] == f"algo-1 12 {taken:%Y-%m-%d %H:%M:%S} 5.0 s 4 16.5 MB 1 4 closed whole".split()
+    assert rows[2][-4:] == ["2", "4", "closed", "whole"]
 
 
 def test_a_set_of_another_job_and_a_damaged_one_are_told():
     other = set_row(entry(job_arn="arn:x:training-job/be\x1bfore"), job_arn=entry()["job_arn"], now=NOW)
     assert other[6] == "1 of be\\x1bfore"
     damaged = entry(state="damaged", fault="no manifest\n\x1b[31m", taken_at=None)
-    assert set_row(damaged, job_arn="", now=NOW)[2:] == ("-",) * 5 + ("damaged: no manifest\\n\\x1b[31m",)
+    assert set_row(damaged, job_arn="", now=NOW)[2:] == ("-",) * 6 + ("damaged: no manifest\\n\\x1b[31m",)
 
 
 @pytest.mark.parametrize("taken", ["0001-01-01T00:00:00+00:00", "9999-12-31T23:59:59+00:00"])
@@ -182,7 +188,7 @@ def test_verify_asks_until_the_run_has_ended_and_passes_host_and_set_on(monkeypa
         {"verify": "1", "run": "r"},
         {"verify": "1", "run": "r"},
     ]
-    assert capsys.readouterr().out == "whole: 1 set, 4 files, 33.0 MB read\n"
+    assert capsys.readouterr().out == "whole: 1 set, 4 files, 33.0 MB read; 4 files closed by the writer\n"
 
 
 def test_every_wrong_file_has_a_line_and_the_last_line_is_the_verdict(monkeypatch, capsys):
@@ -222,7 +228,9 @@ def test_plain_files_that_differ_leave_the_verdict_whole(monkeypatch, capsys):
     code, _ = command(monkeypatch, [report(set_report(plain=findings(c="is missing")))], "verify", "demo")
     assert code == 0
     assert (
-        capsys.readouterr().out.splitlines()[-1].startswith("whole: 1 set, 4 files, 33.0 MB read; beside the sets, 1")
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .startswith("whole: 1 set, 4 files, 33.0 MB read; 4 files closed by the writer; beside the sets, 1")
     )
 
 
@@ -265,3 +273,21 @@ def test_what_is_printed_is_one_line_without_control_characters_or_turned_writin
     assert shown.startswith("a\\x1b]0;title\\x07\\n\\r\\x00\\u202egnp.exe")
     assert printable("gr\u00fc\u00dfe") == "gr\u00fc\u00dfe"
     assert len(printable("x" * 10_000)) < 400
+
+
+def test_a_set_that_is_known_by_rest_or_not_at_all_is_never_called_whole(monkeypatch, capsys):
+    rested = set_report(evidence={"closed": 3, "rested": 1}, least_rest_s=43.2, doubtful=["a\x1b.pt"])
+    old = set_report("algo-2", evidence={"": 6}, doubtful=["a", "b", "c", "d", "e", "f"])
+    verdict = {"is_whole": False, "is_as_stored": True}
+    code, _ = command(monkeypatch, [report(rested, old, **verdict)], "verify", "demo")
+    assert code == 0, "the bytes are as they were stored"
+    assert capsys.readouterr().out.splitlines() == [
+        "algo-1 set 12: nothing said so of 1 file but 43 s of rest: a\\x1b.pt",
+        "algo-2 set 12: the manifest says nothing of 6 files, as those of earlier releases: a, b, c, d, e and 1 more",
+        "complete as stored; wholeness not known: nothing said so of 1 file but 43 s of rest; the manifest "
+        "says nothing of 6 files, as those of earlier releases (2 sets, 8 files, 33.0 MB read; 3 files closed by the "
+        "writer)",
+    ]
+    row = set_row(entry(evidence={"closed": 3, "rested": 1}, least_rest_s=43.2), job_arn=entry()["job_arn"], now=NOW)
+    assert row[7] == "3 closed, 1 rested for 43 s"
+    assert set_row(entry(evidence={"": 4}), job_arn=entry()["job_arn"], now=NOW)[7] == "4 unknown"

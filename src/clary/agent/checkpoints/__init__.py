@@ -2,6 +2,7 @@
 
 places, folder, scanning   names that can be trusted; the folder as it is
 grouping, sights, choosing what of it belongs together, what has changed since when, what may be taken
+evidence, log_names        what says of a file that it is whole
 held_files, looking        files that are replaced before they have rested; looks one after the other
 uploading, storing         into sets (`contract.checkpoint_sets`)
 publishing                 and to where people look

@@ -1,6 +1,6 @@
 """What of the checkpoint folder may be taken into a set now, and why the rest waits. Pure.
 
-[Note: what is whole] A file is whole if nothing changed it for a moment, which is longer than any writer pauses: it was
+[Note: what is whole] A file is whole if something says so (`evidence`) and nothing changed it for a moment: then it is
 at rest. If its name never is, since another file takes its place before the moment is over, the file itself still can
 be: it is kept open, and has rested if it is the same at the end of the moment and gone from every name
 (`held_files`). A file that only grows is never taken as it is: nobody can tell a log from a checkpoint on its way.
@@ -8,7 +8,7 @@ be: it is kept open, and has rested if it is the same at the end of the moment a
 [Note: what belongs together] A group is taken whole, once all of it is at rest but for noise. Noise is taken file by
 file, whatever of it is whole; what was replaced together with others only while those are as they were taken, so that
 it meets nothing that was written with a later one of it. Of a group that has kept itself waiting for too long each file
-that is whole is taken by itself.
+that is whole is taken by itself; but not while a file of it is known to be unfinished.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from clary.agent.checkpoints.evidence.observations import Decision
 from clary.agent.checkpoints.scanning import FileFacts
 from clary.agent.checkpoints.sights import Pace, Sight
 
@@ -31,6 +32,10 @@ class Choice:
     single: Mapping[str, frozenset[str]] = field(default_factory=dict)  # group -> paths
     replaced: Mapping[str, FileFacts] = field(default_factory=dict)  # path -> the file that was whole there
     waiting: Mapping[str, str] = field(default_factory=dict)  # group -> what it waits for
+    unfinished: Mapping[str, Mapping[str, Decision]] = field(
+        default_factory=dict
+    )  # group that waits -> for these files
+    decisions: Mapping[str, Decision] = field(default_factory=dict)  # path -> what says that it is whole
 
     @property
     def is_empty(self) -> bool:
@@ -48,7 +53,8 @@ def choose(
         replaced: files that were whole when it began, though their names show others.
     """
     whole: set[str] = set()
-    all_noise, single, waiting = {}, {}, {}
+    all_noise, single, waiting, unfinished = {}, {}, {}, {}
+    decisions: dict[str, Decision] = {}
     files: dict[str, FileFacts] = {}
     for name, sight in sights.items():
         noise = sight.noise(now_s, pace)
@@ -60,15 +66,32 @@ def choose(
             whole.add(name)
         elif is_dirty:
             busy = {path for path, file in sight.files.items() if not file.is_at_rest(now_s, pace)}
-            is_impatient = sight.unrest_since_s is not None and now_s - sight.unrest_since_s > pace.patience_s
+            waited_for = {path: file.decision for path in busy - noise if (file := sight.files[path]).is_unfinished}
+            if waited_for:
+                unfinished[name] = {path: decision for path, decision in waited_for.items() if decision is not None}
+            has_waited = sight.unrest_since_s is not None and now_s - sight.unrest_since_s > pace.patience_s
+            is_impatient = has_waited and not waited_for
             if is_impatient:
                 single[name] = frozenset(sight.content.files.keys() - busy)
             else:
                 waiting[name] = f"{_named(busy - noise)} changed" if busy - noise else "its folders or links changed"
+        decisions |= {
+            path: file.decision
+            for path, file in sight.files.items()
+            if file.decision is not None and file.decision.is_whole
+        }
         for path in sight.content.files.keys() & (replaced or {}).keys():
             if is_impatient or (path in noise and (sight.files[path].changes_alone or not is_dirty)):
                 files[path] = (replaced or {})[path]
-    return Choice(whole=frozenset(whole), noise=all_noise, single=single, replaced=files, waiting=waiting)
+    return Choice(
+        whole=frozenset(whole),
+        noise=all_noise,
+        single=single,
+        replaced=files,
+        waiting=waiting,
+        unfinished=unfinished,
+        decisions=decisions,
+    )
 
 
 def to_hold(sights: Mapping[str, Sight], *, now_s: float, pace: Pace) -> list[str]:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import logging
 import posixpath
 import threading
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
+from clary.agent.checkpoints.evidence.observations import ProgramEnd
+from clary.agent.checkpoints.evidence.witness import Witness
 from clary.agent.checkpoints.folder import CheckpointFolder
 from clary.agent.checkpoints.history import Writer
 from clary.agent.checkpoints.mirror import Mirror
@@ -34,6 +37,7 @@ _BOUND_FOLDER = "checkpoints"  # beside the host's tree
 _STORE_TIMEOUT_S = 20.0
 _STORE_ATTEMPTS = 4  # they span 2 to 4 seconds; the next round tries again
 _JOIN_S = 5.0
+_REST_INTERVALS = 6  # half a minute, where nothing but time says that a file is whole
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 _UNIT = 1000
 
@@ -70,6 +74,7 @@ class HostCheckpoints:
         self._counts_folder = CheckpointFolder(tree.root, STEP_COUNTS_FOLDER)
         self._restored: Restored | None = None
         self._mirror: Mirror | None = None
+        self._witness: Witness | None = None
         self._closers: list[threading.Thread] = []
 
     def restore(self, store: ObjectStore) -> None:
@@ -119,8 +124,22 @@ class HostCheckpoints:
             restored_bytes=restored.size_bytes,
         )
 
-    def start(self, listeners: Listeners) -> None:
-        """Begin to mirror."""
+    def watch(self, note: Callable[[str], None]) -> None:
+        """Begin to watch the folder; to be called before the program starts, so that none of its writes is missed."""
+        self._witness = Witness(
+            self.folder,
+            clock=SystemClock(),
+            note=note,
+            least_rest_s=_REST_INTERVALS * self._plan.checkpoint_interval_s,
+        )
+        self._witness.start()
+
+    def start(self, listeners: Listeners, *, first_pid: int | None = None) -> None:
+        """Begin to mirror.
+
+        Args:
+            first_pid: first process of the program, as this machine numbers it; None: its end tells nothing of files.
+        """
         assert self._restored is not None, "the restore comes first"
         clock = SystemClock()
         # A client of its own: it is broken off without harm to anything else, and does not wait as long.
@@ -149,10 +168,15 @@ class HostCheckpoints:
             step_counts=StepCountSource(self._counts_folder, self._restored.history.last),
         )
         publisher = Publisher(self.prefix, store, writer=self._writer, names=writer.names, note=listeners.note)
+        if self._witness is None:
+            self.watch(listeners.note)
+        assert self._witness is not None
+        self._witness.follow(first_pid)
         self._mirror = Mirror(
             self.folder,
             writer,
             publisher,
+            judge=self._witness,
             progress=progress,
             listeners=listeners,
             break_off=break_off,
@@ -166,9 +190,14 @@ class HostCheckpoints:
         """Whether the mirror runs."""
         return self._mirror is not None and not self._mirror.is_given_up
 
-    def flush(self, limit_s: float) -> Flushed:
-        """Store what is left within `limit_s`; nothing is mirrored any more then."""
-        return self._mirror.flush(limit_s) if self._mirror is not None else Flushed()
+    def flush(self, limit_s: float, *, has_finished: bool = True) -> Flushed:
+        """Store what is left within `limit_s`; nothing is mirrored any more then.
+
+        Args:
+            has_finished: whether the program ended with 0; else what its end has cut short is left out.
+        """
+        end = ProgramEnd.FINISHED if has_finished else ProgramEnd.BROKEN
+        return self._mirror.flush(limit_s, end=end) if self._mirror is not None else Flushed()
 
     def hurry(self, limit_s: float) -> None:
         """Let a flush that runs, or the next one, take `limit_s` from now at most."""
@@ -182,11 +211,12 @@ class HostCheckpoints:
 
     def close(self) -> None:
         """End, within a few seconds."""
-        if self._mirror is None:
-            return
-        self._mirror.give_up()
-        if not self._mirror.join(_JOIN_S):
-            logger.error("the mirror of checkpoints did not end in time; it ends with the process")
+        if self._mirror is not None:
+            self._mirror.give_up()
+            if not self._mirror.join(_JOIN_S):
+                logger.error("the mirror of checkpoints did not end in time; it ends with the process")
+        if self._witness is not None:
+            self._witness.close()
         for closer in self._closers:
             closer.join(_JOIN_S)
 

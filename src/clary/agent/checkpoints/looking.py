@@ -7,8 +7,11 @@ kept open from the first look on.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from clary.agent.checkpoints.choosing import Choice, choose, to_hold
+from clary.agent.checkpoints.evidence.observations import Decision, ProgramEnd
+from clary.agent.checkpoints.evidence.witness import Judge
 from clary.agent.checkpoints.folder import CheckpointFolder
 from clary.agent.checkpoints.grouping import GroupContent, contents_of
 from clary.agent.checkpoints.held_files import HeldFiles
@@ -20,15 +23,18 @@ class Looks:
     """What is known of a folder; belongs to one thread. `forget` what is open after each round.
 
     Args:
+        judge: says of files whether they are whole.
         min_rest_s: how long a file that was replaced has to have lain unchanged before.
     """
 
-    def __init__(self, folder: CheckpointFolder, *, pace: Pace, min_rest_s: float) -> None:
+    def __init__(self, folder: CheckpointFolder, judge: Judge, *, pace: Pace, min_rest_s: float) -> None:
         self._folder = folder
+        self._judge = judge
         self._pace = pace
         self._held = HeldFiles(folder, min_rest_s=min_rest_s)
         self.snapshot = Snapshot()
         self.sights: dict[str, Sight] = {}
+        self._decisions: Mapping[str, Decision] = {}  # of the last look
 
     @property
     def held(self) -> Mapping[str, int]:
@@ -43,15 +49,18 @@ class Looks:
 
     def second(self, taken: Mapping[str, GroupContent], *, now_s: float) -> Choice:
         """Look again, when files at rest have shown it, and close what is not chosen. Raises: OSError."""
-        replaced = self._held.replaced()
+        # Whoever had them open then may have them open still, though their names are gone.
+        before = self._decisions
+        replaced = {path: facts for path, facts in self._held.replaced().items() if _is_whole(before.get(path))}
         self._look(taken, replaced.keys(), now_s)
         choice = choose(self.sights, replaced=replaced, now_s=now_s, pace=self._pace)
+        choice = replace(choice, decisions={**choice.decisions, **{path: before[path] for path in choice.replaced}})
         self._held.keep_only(choice.replaced)  # an upload may take long, and what is open takes room on the disk
         return choice
 
-    def last(self, taken: Mapping[str, GroupContent], *, now_s: float) -> Choice:
-        """Look when nobody writes any more: everything is at rest. Raises: OSError."""
-        self._look(taken, (), now_s)
+    def last(self, taken: Mapping[str, GroupContent], *, now_s: float, end: ProgramEnd = ProgramEnd.FINISHED) -> Choice:
+        """Look when nobody writes any more: what is whole is at rest. Raises: OSError."""
+        self._look(taken, (), now_s, end)
         return choose(self.sights, now_s=now_s, pace=Pace(settle_s=0.0, interval_s=self._pace.interval_s))
 
     def compare(self, taken: Mapping[str, GroupContent], choice: Choice, *, now_s: float) -> None:
@@ -62,7 +71,27 @@ class Looks:
         """Close what is kept open."""
         self._held.release()
 
-    def _look(self, taken: Mapping[str, GroupContent], replaced: Collection[str], now_s: float) -> None:
+    def _look(
+        self,
+        taken: Mapping[str, GroupContent],
+        replaced: Collection[str],
+        now_s: float,
+        end: ProgramEnd | None = None,
+    ) -> None:
         self.snapshot = scan(self._folder)
-        contents = contents_of(self.snapshot)
-        self.sights = follow(self.sights, contents, taken=taken, replaced=replaced, now_s=now_s, pace=self._pace)
+        known = {path: facts for content in taken.values() for path, facts in content.files.items()}
+        changed = [path for path, facts in self.snapshot.files.items() if known.get(path) != facts]
+        self._decisions = self._judge.decide(self.snapshot, changed, end=end)
+        self.sights = follow(
+            self.sights,
+            contents_of(self.snapshot),
+            taken=taken,
+            replaced=replaced,
+            decisions=self._decisions,
+            now_s=now_s,
+            pace=self._pace,
+        )
+
+
+def _is_whole(decision: Decision | None) -> bool:
+    return decision is not None and decision.is_whole

@@ -11,7 +11,10 @@ import threading
 from collections.abc import Callable
 
 from clary.agent.checkpoints.choosing import Choice
+from clary.agent.checkpoints.evidence.observations import ProgramEnd
+from clary.agent.checkpoints.evidence.witness import Judge
 from clary.agent.checkpoints.folder import CheckpointFolder
+from clary.agent.checkpoints.grouping import group_of
 from clary.agent.checkpoints.looking import Looks
 from clary.agent.checkpoints.outcomes import Flushed, Listeners, named
 from clary.agent.checkpoints.progress import Progress
@@ -20,6 +23,7 @@ from clary.agent.checkpoints.scanning import scan
 from clary.agent.checkpoints.sights import Pace
 from clary.agent.checkpoints.storing import SetWriter, missing_paths
 from clary.contract.agent_protocol import CheckpointFacts
+from clary.contract.checkpoint_evidence import Evidence
 from clary.contract.clock import Clock
 from clary.contract.errors import ClaryError
 
@@ -39,6 +43,7 @@ class Mirror:
     """Mirrors one folder.
 
     Args:
+        judge: says of files whether they are whole.
         break_off: ends every request to the store under way; does not wait.
         interval_s: from one round to the next.
     """
@@ -49,6 +54,7 @@ class Mirror:
         writer: SetWriter,
         publisher: Publisher,
         *,
+        judge: Judge,
         progress: Progress,
         listeners: Listeners,
         break_off: Callable[[], None],
@@ -64,13 +70,15 @@ class Mirror:
         self._break_off = break_off
         self._interval_s = interval_s
         self._pace = Pace(settle_s=min(settle_s, interval_s), interval_s=interval_s)
-        self._looks = Looks(folder, pace=self._pace, min_rest_s=_REST_SHARE * self._pace.settle_s)
+        self._looks = Looks(folder, judge, pace=self._pace, min_rest_s=_REST_SHARE * self._pace.settle_s)
         self._clock = clock
         self._changed = threading.Condition()
         self._is_final = False
         self._is_given_up = False
         self._is_done = False  # the thread of rounds has nothing left to do
         self._deadline_s: float | None = None  # of the flush, monotonic
+        self._end = ProgramEnd.FINISHED  # known once it is final
+        self._torn: tuple[str, ...] = ()  # that the flush leaves out
         self._noted: set[str] = set()
         self._told: CheckpointFacts | None = None
         self._num_hopeless = 0  # errors of the flush that another try hardly mends
@@ -89,10 +97,10 @@ class Mirror:
         self._rounds.start()
         self._watch.start()
 
-    def flush(self, limit_s: float) -> Flushed:
+    def flush(self, limit_s: float, *, end: ProgramEnd = ProgramEnd.FINISHED) -> Flushed:
         """Store what is left, now that the program is gone, within `limit_s`; the mirror has ended then."""
         with self._changed:
-            self._is_final = True
+            self._is_final, self._end = True, end
             self._set_deadline(limit_s)
             self._changed.notify_all()
             while not self._is_done and not self._is_given_up:
@@ -193,9 +201,24 @@ class Mirror:
             self._looks.forget()
 
     def _last_round(self) -> None:
-        choice = self._looks.last(self._writer.taken, now_s=self._clock.monotonic())
+        choice = self._looks.last(self._writer.taken, now_s=self._clock.monotonic(), end=self._end)
         self._saw()
+        self._leave_out_torn(choice)
         self._store(choice)
+
+    def _leave_out_torn(self, choice: Choice) -> None:
+        """Say what the last set goes without, because the program's end has cut it short."""
+        files = {path: file for sight in self._looks.sights.values() for path, file in sight.files.items()}
+        torn = {path for path, file in files.items() if file.is_unfinished and file.facts is not None}
+        self._torn = tuple(sorted(torn | {path for path in files if group_of(path) in choice.waiting}))
+        for name, decisions in choice.unfinished.items():
+            # The surest one: of files beside it nothing may be known but that somebody ended.
+            path, decision = min(decisions.items(), key=lambda item: (item[1].evidence is Evidence.RESTED, item[0]))
+            newest = f"set {self._writer.last.number}" if self._writer.last is not None else "no set"
+            self._note_once(
+                f"checkpoints: {_in_words(name)} is left as it was in {newest}: {path!a} is not whole, "
+                f"{decision.reason}; half a checkpoint is never stored over a whole one"
+            )
 
     def _saw(self) -> None:
         """Tell what a look saw."""
@@ -212,6 +235,16 @@ class Mirror:
                 f"left alone for {self._pace.settle_s:g} s or replaced by another file",
                 key=f"noise in {name}",
             )
+        for name, decisions in choice.unfinished.items():
+            since_s = self._looks.sights[name].unrest_since_s
+            has_waited = since_s is not None and self._clock.monotonic() - since_s > self._pace.patience_s
+            for path, decision in sorted(decisions.items())[:1]:
+                if has_waited or decision.is_torn:
+                    self._note_once(
+                        f"checkpoints: nothing new of {_in_words(name)} is stored, since {path!a} is not whole: "
+                        f"{decision.reason}; files that are kept open belong into a folder of their own",
+                        key=f"unfinished in {name}",
+                    )
         for name in choice.single:
             self._note_once(
                 f"checkpoints: {_in_words(name)} is written to without a pause of {self._pace.settle_s:g} s, so its "
@@ -281,15 +314,16 @@ class Mirror:
         error = ""
         try:
             snapshot = scan(self._folder)
-            missed = missing_paths(snapshot, self._writer.taken)
+            missing = missing_paths(snapshot, self._writer.taken)
+            missed = [path for path in missing if path not in self._torn]
             size_bytes = sum(snapshot.files[path].size_bytes for path in missed if path in snapshot.files)
         except OSError as caught:
             missed, size_bytes, error = ["."], 0, f"the folder cannot be read: {caught}"
-        self._progress.missed(tuple(missed), size_bytes=size_bytes)
+        self._progress.missed(tuple(missed), torn=self._torn, size_bytes=size_bytes)
         facts = self._publish_facts()
         if missed and not error:
             error = facts.error or "the object store did not take them in time"
-        return Flushed(missed=tuple(missed), error=error)
+        return Flushed(missed=tuple(missed), error=error, torn=self._torn)
 
     def _note_once(self, sentence: str, *, key: str = "") -> None:
         """Note a sentence unless it, or another with its key, was noted before."""

@@ -25,6 +25,7 @@ class Flushed:
 
     missed: tuple[str, ...] = ()  # paths whose last state, which may be that they were deleted, is in no set
     error: str = ""  # why, if anything was missed
+    torn: tuple[str, ...] = ()  # paths that were left out, since they, or files that belong to them, are not whole
 
 
 def named(paths: Sequence[str]) -> str:

@@ -111,10 +111,10 @@ class Progress:
         with self._lock:
             self._facts = replace(self._facts, error=error)
 
-    def missed(self, paths: tuple[str, ...], *, size_bytes: int) -> None:
-        """Take note of what the last flush did not store."""
+    def missed(self, paths: tuple[str, ...], *, torn: tuple[str, ...] = (), size_bytes: int) -> None:
+        """Take note of what the last flush did not store, and of what it left out because it is not whole."""
         with self._lock:
-            self._facts = replace(self._facts, missed=paths[:MAX_MISSED])
+            self._facts = replace(self._facts, missed=paths[:MAX_MISSED], torn=torn[:MAX_MISSED])
             self._dirty = replace(self._dirty, num_files=len(paths), size_bytes=size_bytes)
 
     def _is_stalled(self) -> bool:

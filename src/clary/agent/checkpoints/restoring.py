@@ -22,6 +22,7 @@ from pathlib import Path
 from clary.agent.checkpoints.folder import CheckpointFolder
 from clary.agent.checkpoints.history import History
 from clary.agent.checkpoints.listing import Listing, list_prefix
+from clary.agent.checkpoints.outcomes import named
 from clary.agent.checkpoints.places import Prefix
 from clary.agent.checkpoints.publishing import MAX_MANIFEST_BYTES
 from clary.agent.checkpoints.restore_plan import (
@@ -36,6 +37,7 @@ from clary.agent.checkpoints.scanning import STAGING, Snapshot, scan
 from clary.agent.checkpoints.step_counts import restored_counts
 from clary.agent.disk_space import disk_errors_named, require_space
 from clary.agent.object_store import ObjectStore
+from clary.contract.checkpoint_evidence import Evidence
 from clary.contract.checkpoint_sets import (
     OWN_FOLDER,
     Announcement,
@@ -166,7 +168,7 @@ class _Restore:
             sets=tuple(
                 (name, sets[name].number) for name in sorted(used, key=lambda n: (n != self._host, host_order(n)))
             ),
-            warnings=(*self._fallback_warnings(), *plan.warnings),
+            warnings=(*self._fallback_warnings(), *plan.warnings, *_doubts(plan, sets)),
             step_counts=restored_counts(sets.values(), own_host=self._host, order=host_order),
         )
 
@@ -356,6 +358,20 @@ class _Restore:
     @staticmethod
     def _key_of(item: RestoreItem) -> tuple[str, str]:
         return item.key, f"{item.file.sha256} {item.path}" if item.file is not None else ""
+
+
+def _doubts(plan: RestorePlan, sets: Mapping[str, CheckpointSet]) -> list[str]:
+    """Say of each set what of it is restored though nothing but time says that it was whole."""
+    rested: dict[str, list[RestoreItem]] = {}
+    for item in plan.items:
+        if item.file is not None and item.file.evidence == Evidence.RESTED:
+            rested.setdefault(item.host, []).append(item)
+    return [
+        f"checkpoints: of set {sets[host].number} of {host} nothing says that {named([item.path for item in items])} "
+        f"was whole but {min(item.file.rested_s for item in items if item.file is not None):.0f} s of rest; it is "
+        "restored all the same"
+        for host, items in sorted(rested.items())
+    ]
 
 
 def _is_of_object(error: ObjectStoreError) -> bool:

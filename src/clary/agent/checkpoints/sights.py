@@ -14,7 +14,8 @@ written is busy too, and a set without it would be half a checkpoint. What tells
   written slowly, whatever its size;
 - what is busy for very long, whatever it is.
 
-All else that is busy, new names above all, is taken for a save on its way and waited for.
+All else that is busy, new names above all, is taken for a save on its way and waited for. What is known to be not done
+- somebody has it open, or died writing it - is noise only once another file was saved twice beside it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from clary.agent.checkpoints.evidence.observations import Decision
 from clary.agent.checkpoints.grouping import NOTHING, GroupContent
 from clary.agent.checkpoints.scanning import FileFacts
 
@@ -64,10 +66,16 @@ class FileSight:
     taken: FileFacts | None = None  # what the newest set has of it
     dirty_since_s: float | None = None  # the first look that saw something else than that; None: nothing else
     rested_s: tuple[float, ...] = ()  # the last two looks that saw that it had been written and had come to rest
+    decision: Decision | None = None  # what is known of its being whole; None: nobody asked, it is as it was taken
 
     def is_at_rest(self, now_s: float, pace: Pace) -> bool:
-        """Whether the look at `now_s` saw it at rest."""
-        return now_s - self.since_s >= pace.settle_s
+        """Whether the look at `now_s` saw it at rest, and something says that it is whole."""
+        return now_s - self.since_s >= pace.settle_s and (self.decision is None or self.decision.is_whole)
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether it is known that its writer is not done with it, or never will be."""
+        return self.decision is not None and self.decision.is_blocking
 
     @property
     def changes_alone(self) -> bool:
@@ -78,8 +86,11 @@ class FileSight:
         """Whether it is busy for longer than it takes to be written.
 
         Args:
-            outlasts_saves: whether saves were done beside it, so that its size says how long that is.
+            outlasts_saves: whether saves were done beside it, so that its size says how long that is; what is known to
+                be unfinished is waited for as long as they were not.
         """
+        if self.is_unfinished and not outlasts_saves:
+            return False
         busy_s = 0.0 if self.is_at_rest(now_s, pace) else now_s - self.busy_since_s
         size_bytes = self.facts.size_bytes if self.facts is not None else 0
         is_small = outlasts_saves and size_bytes <= _NOISE_BYTES_A_SECOND * busy_s
@@ -114,7 +125,7 @@ class Sight:
 
     def _outlasts_saves(self, path: str, file: FileSight) -> bool:
         """Whether saves were done while a file was there, or busy."""
-        if path in self.old_names or file.taken is not None:
+        if (path in self.old_names or file.taken is not None) and not file.is_unfinished:
             return True
         rested_s = [other.rested_s[0] for other in self.files.values() if len(other.rested_s) == _NUM_RESTS]
         return max(rested_s, default=-inf) > file.busy_since_s
@@ -137,6 +148,7 @@ def follow(
     *,
     taken: Mapping[str, GroupContent],
     replaced: Collection[str] = (),
+    decisions: Mapping[str, Decision] | None = None,
     now_s: float,
     pace: Pace,
 ) -> dict[str, Sight]:
@@ -147,6 +159,7 @@ def follow(
         contents: what it saw; a group that is not there any more holds nothing.
         taken: what of each group stands in the newest set.
         replaced: files in whose place another one was found, though they were at rest themselves.
+        decisions: what is known of files that are not as they were taken.
     """
     found = {}
     for name in {*sights, *contents, *taken}:
@@ -154,7 +167,7 @@ def follow(
         known = before.files if before is not None else {}
         files: dict[str, FileSight] = {}
         for path in {*content.files, *known, *taken.get(name, NOTHING).files}:
-            file = _seen_again(known.get(path), content.files.get(path), now_s, pace)
+            file = _seen_again(known.get(path), content.files.get(path), (decisions or {}).get(path), now_s, pace)
             files[path] = (
                 file if file.is_replaced == (path in replaced) else replace(file, is_replaced=path in replaced)
             )
@@ -195,9 +208,12 @@ def compare(
     return found
 
 
-def _seen_again(before: FileSight | None, facts: FileFacts | None, now_s: float, pace: Pace) -> FileSight:
+def _seen_again(
+    before: FileSight | None, facts: FileFacts | None, decision: Decision | None, now_s: float, pace: Pace
+) -> FileSight:
     if before is None:
-        return FileSight(facts=facts, since_s=now_s, busy_since_s=now_s)
+        return FileSight(facts=facts, since_s=now_s, busy_since_s=now_s, decision=decision)
+    before = replace(before, decision=decision) if before.decision != decision else before
     if before.facts != facts:
         was_at_rest = before.busy_since_s > before.since_s
         return replace(before, facts=facts, since_s=now_s, busy_since_s=now_s if was_at_rest else before.busy_since_s)

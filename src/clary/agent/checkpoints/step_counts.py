@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from clary.agent.checkpoints.folder import CheckpointFolder
+from clary.agent.checkpoints.log_names import is_log
 from clary.contract.checkpoint_sets import CheckpointFile, CheckpointSet
 from clary.contract.plain import to_plain
 from clary.contract.step_counts import (
@@ -35,8 +36,7 @@ from clary.contract.step_counts import (
     read_rows,
 )
 
-LOG_ENDINGS = (".log", ".txt", ".csv", ".jsonl", ".wandb")
-LOG_NAME = ".tfevents."  # of TensorBoard
+_TEXT_ENDING = ".txt"  # a log or a small part of a checkpoint, which is not written last
 _MAX_FILES = 1024  # looked at, whatever a program has put there
 _MAX_PROCESSES = 16  # whose rows are read, those that stepped last: 230 kB each
 _MAX_KNOWN = 256  # moments whose counts are remembered
@@ -103,7 +103,7 @@ class StepCountSource:
 
 def newest_ns(files: Iterable[CheckpointFile]) -> int | None:
     """Return when the newest of some files was written, logs left out; None if there is none."""
-    return max((file.modified_ns for file in files if not _is_log(file.path)), default=None)
+    return max((file.modified_ns for file in files if not _may_be_log(file.path)), default=None)
 
 
 def restored_counts(
@@ -143,9 +143,8 @@ def _stepped_ns(rows: Iterable[CountsRow], at_ns: int) -> int:
     return max((row.at_ns for row in rows if row.at_ns <= at_ns), default=at_ns)
 
 
-def _is_log(path: str) -> bool:
-    name = path.rpartition("/")[2].lower()
-    return name.endswith(LOG_ENDINGS) or LOG_NAME in name
+def _may_be_log(path: str) -> bool:
+    return is_log(path) or path.lower().endswith(_TEXT_ENDING)
 
 
 def _read_processes(folder: CheckpointFolder) -> list[_Process]:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from clary.agent.checkpoints.choosing import Choice
+from clary.agent.checkpoints.evidence.observations import Decision
 from clary.agent.checkpoints.folder import CheckpointFolder
 from clary.agent.checkpoints.grouping import (
     NO_VERSION,
@@ -94,6 +95,7 @@ class SetWriter:
         self._unfinished = set(history.announced)  # under plain paths, of no set
         self._inherited = history.inherited
         self._of_others = history.of_others
+        self._decisions: Mapping[str, Decision] = {}  # what says of files that they are whole, for the set on its way
         self._known = self._known_files(history)  # what is in the store of the files as they were seen
 
     def take(self, snapshot: Snapshot, choice: Choice, *, held: Mapping[str, int] | None = None) -> bool:
@@ -109,6 +111,11 @@ class SetWriter:
         if self._step_counts is not None:
             self._step_counts.look()  # now: uploads take their time, and rows are not kept for ever
         contents = contents_of(snapshot)
+        self._decisions = choice.decisions
+        for path in choice.decisions.keys() & self._known.keys():
+            facts, file = self._known[path]
+            if facts in (snapshot.files.get(path), choice.replaced.get(path)):
+                self._known[path] = (facts, self._with_evidence(file))
         unread = self._store_new(self._own(_chosen_files(contents, choice)), held={})
         unread |= self._store_new(self._own(choice.replaced), held=held or {})
         versions, new_taken = self._new_versions(contents, choice)
@@ -148,7 +155,7 @@ class SetWriter:
         self._contents.update(upload.key for upload in uploads if upload.key != upload.path)
 
         def remember(upload: Upload, file: CheckpointFile) -> None:
-            self._known[upload.path] = (upload.facts, file)
+            self._known[upload.path] = (upload.facts, self._with_evidence(file))
 
         return self._uploader.store_all(uploads, on_stored=remember)
 
@@ -240,6 +247,12 @@ class SetWriter:
     def _stored(self, path: str, facts: FileFacts) -> CheckpointFile | None:
         known = self._known.get(path)
         return known[1] if known is not None and known[0] == facts else None
+
+    def _with_evidence(self, file: CheckpointFile) -> CheckpointFile:
+        decision = self._decisions.get(file.path)
+        if decision is None:
+            return file
+        return replace(file, evidence=decision.evidence.value, rested_s=round(decision.rested_s, 1))
 
     def _with_plain_key(self, file: CheckpointFile) -> CheckpointFile:
         """Name the plain path where the content is known to stand there by now: its own place can be given up then."""
@@ -343,12 +356,13 @@ def _differs(one: GroupVersion, other: GroupVersion) -> bool:
     return (
         (one.folders, dict(one.links)) != (other.folders, dict(other.links))
         or one.files.keys() != other.files.keys()
-        or any(_without_key(file) != _without_key(other.files[path]) for path, file in one.files.items())
+        or any(_content(file) != _content(other.files[path]) for path, file in one.files.items())
     )
 
 
-def _without_key(file: CheckpointFile) -> CheckpointFile:
-    return replace(file, key="")
+def _content(file: CheckpointFile) -> CheckpointFile:
+    """Return a file without where it lies and what says that it is whole: a set that differs in that alone is none."""
+    return replace(file, key="", evidence="", rested_s=0.0)
 
 
 def missing_paths(snapshot: Snapshot, taken: Mapping[str, GroupContent]) -> list[str]:

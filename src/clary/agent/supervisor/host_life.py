@@ -206,6 +206,8 @@ class HostLife:
                 self._steps.use_interface(better)
                 self._log.say(f"the program meets its peers through {better}, which reaches all of them")
             self.companions.prepare()
+            if self._steps.checkpoints is not None:
+                self._steps.checkpoints.watch(lambda sentence: self._add_notes([sentence]))
             program = self._steps.start_program(self._log)
         except (ClaryError, OSError) as error:
             failure = failure_of(error)
@@ -219,21 +221,21 @@ class HostLife:
             on_broken=lambda error: self._post(lambda: self._on_broken(watch, error)),
         )
         watch.start()
-        self._begin_mirror()
+        self._begin_mirror(program.init_pid)
         self.companions.begin_program(program)
         self._health.start()
         self._board.add_timing("start", time.monotonic() - started_s)
         self._add_notes(self._steps.notes)
         self._board.enter(HostPhase.RUNNING, init_pid=program.init_pid, not_isolated=program.not_isolated)
 
-    def _begin_mirror(self) -> None:
+    def _begin_mirror(self, first_pid: int | None) -> None:
         if self._steps.checkpoints is not None:
             listeners = Listeners(
                 tell=lambda facts: self._board.note(checkpoints=facts),
                 say=self._log.say,
                 note=lambda sentence: self._add_notes([sentence]),
             )
-            self._steps.checkpoints.start(listeners)
+            self._steps.checkpoints.start(listeners, first_pid=first_pid)
 
     def _on_exits(self, watch: ProgramWatch, exits: Sequence[ProcessExit]) -> None:
         if watch is not self._watch:
@@ -299,7 +301,8 @@ class HostLife:
             return
         # Told at once: if this host has failed, the others do not wait for its checkpoints.
         self._board.tell(**facts)
-        self._flush.begin(checkpoints, has_failed=end.failure is not None)
+        has_finished = end.failure is None and bool(watch.exits) and all(item.exit_code == 0 for item in watch.exits)
+        self._flush.begin(checkpoints, has_failed=end.failure is not None, has_finished=has_finished)
 
     def _on_flushed(self, outcome: Flushed) -> None:
         """The last checkpoints are stored, or will not be: only now the host has ended its program."""

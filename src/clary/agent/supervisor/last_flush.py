@@ -38,6 +38,7 @@ class LastFlush:
         self._thread: threading.Thread | None = None
         self._grace_ends_at_s: float | None = None
         self._is_of_failure = False
+        self._has_finished = False
 
     @property
     def is_running(self) -> bool:
@@ -55,8 +56,13 @@ class LastFlush:
         if self.is_running and self._checkpoints is not None:
             self._checkpoints.hurry(self._limit_s())
 
-    def begin(self, checkpoints: Checkpoints, *, has_failed: bool) -> None:
-        """Begin, now that nothing of the program runs any more."""
+    def begin(self, checkpoints: Checkpoints, *, has_failed: bool, has_finished: bool) -> None:
+        """Begin, now that nothing of the program runs any more.
+
+        Args:
+            has_finished: whether every process of it ended with 0.
+        """
+        self._has_finished = has_finished
         self._is_of_failure = self._is_of_failure or has_failed
         self._checkpoints = checkpoints
         limit_s = self._limit_s()
@@ -100,7 +106,7 @@ class LastFlush:
     def _run(self, limit_s: float) -> None:
         assert self._checkpoints is not None
         try:
-            outcome = self._checkpoints.flush(limit_s)
+            outcome = self._checkpoints.flush(limit_s, has_finished=self._has_finished)
         except Exception as error:  # boundary: agent supervisor; a host must end whatever its mirror does
             logger.exception("unexpected error while checkpoints were flushed")
             outcome = Flushed(missed=(".",), error=f"{type(error).__name__}: {error}")

@@ -96,11 +96,22 @@ class Checkpoints(Protocol):
     def is_mirroring(self) -> bool:
         """Whether `start` was called and neither `flush` nor `give_up` has ended the mirror."""
 
-    def start(self, listeners: Listeners) -> None:
-        """Begin to mirror the folder."""
+    def watch(self, note: Callable[[str], None]) -> None:
+        """Begin to watch the folder; before the program starts, so that none of its writes is missed."""
 
-    def flush(self, limit_s: float) -> Flushed:
-        """Store what is left, now that the program is gone, and end; takes hardly longer than `limit_s`."""
+    def start(self, listeners: Listeners, *, first_pid: int | None) -> None:
+        """Begin to mirror the folder.
+
+        Args:
+            first_pid: first process of the program, as this machine numbers it.
+        """
+
+    def flush(self, limit_s: float, *, has_finished: bool) -> Flushed:
+        """Store what is left, now that the program is gone, and end; takes hardly longer than `limit_s`.
+
+        Args:
+            has_finished: whether the program ended with 0; else what its end has cut short is left out.
+        """
 
     def hurry(self, limit_s: float) -> None:
         """Give a flush that runs no more than `limit_s` from now."""

@@ -13,10 +13,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from clary.contract.checkpoint_evidence import is_whole
 from clary.contract.checkpoint_sets import CheckpointSet
 from clary.contract.errors import ContractError, ObjectStoreError
 from clary.control.objects.checkpoint_manifests import (
@@ -43,7 +44,8 @@ PARALLEL_READS = 2
 class SetState(StrEnum):
     """What is known of a set without reading its files."""
 
-    WHOLE = "whole"  # every file is there with its size
+    WHOLE = "whole"  # every file is there with its size, and something but time says that it was whole when stored
+    COMPLETE = "complete"  # every file is there with its size; nothing but time, or nothing at all, says more
     INCOMPLETE = "incomplete"  # files are gone, or have another size; of older sets that is how it should be
     DAMAGED = "damaged"  # the manifest can not be read or believed
     UNREAD = "unread"  # there was no time to look
@@ -63,6 +65,8 @@ class SetEntry:
     attempt: int = 0
     num_files: int = 0
     size_bytes: int = 0
+    evidence: Mapping[str, int] = field(default_factory=dict)  # what says that files are whole -> how many
+    least_rest_s: float = 0.0  # of the files known by rest alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +210,8 @@ def _entry(
         state, fault = SetState.UNREAD, sizes
     elif fault := why_incomplete(outcome, sizes):
         state = SetState.INCOMPLETE
+    elif not is_whole(outcome.evidence_counts):
+        state = SetState.COMPLETE
     fault = fault[:MAX_FAULT_CHARACTERS]
     if not isinstance(outcome, CheckpointSet):
         return SetEntry(host=manifest.host, number=manifest.number, state=state, is_newest=is_newest, fault=fault)
@@ -220,6 +226,8 @@ def _entry(
         attempt=outcome.attempt,
         num_files=len(outcome.files),
         size_bytes=outcome.size_bytes,
+        evidence=outcome.evidence_counts,
+        least_rest_s=outcome.least_rest_s,
     )
 
 

@@ -3,9 +3,10 @@
 Where: `clary checkpoints verify JOB`; `server.verification_runs` runs it in the background, since it takes as long as
 reading everything takes. Nothing is kept but sums, and hashing is done beside the event loop.
 
-A set is whole if all that it names holds what it should: that is what a restore needs. What stands under the plain
-paths, for people and other tools, is compared too and told apart: there a file may be missing, or have the content of
-another host or of an older set, without any harm to a restore.
+A set is as stored if all that it names holds what it should: that is what a restore needs. It is whole if, besides,
+something but time says of every file that it was whole when it was stored (`contract.checkpoint_evidence`). What stands
+under the plain paths, for people and other tools, is compared too and told apart: there a file may be missing, or have
+the content of another host or of an older set, without any harm to a restore.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import http
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from clary.contract.checkpoint_evidence import Evidence, is_whole
 from clary.contract.checkpoint_sets import CheckpointFile, CheckpointSet
 from clary.contract.errors import ContractError, ObjectStoreError
 from clary.control.objects.checkpoint_manifests import (
@@ -28,6 +31,7 @@ from clary.control.objects.checkpoint_manifests import (
 from clary.control.objects.store_client import StoreClient
 
 MAX_FINDINGS = 1000  # of one kind, of one set; the rest is counted
+MAX_DOUBTFUL = 20  # files that are named, of a set
 MAX_NEWER = 5  # how often a host's newest set may be replaced while it is read
 READ_ATTEMPTS = 3  # of an object, if the store does not answer
 RETRY_PAUSE_S = 0.5
@@ -80,11 +84,19 @@ class SetReport:
     is_done: bool = False
     wrong: Findings = field(default_factory=Findings)
     plain: Findings = field(default_factory=Findings)  # under the plain paths; no harm to a restore
+    evidence: dict[str, int] = field(default_factory=dict)  # what says that files are whole -> how many
+    least_rest_s: float = 0.0  # of the files known by rest alone
+    doubtful: list[str] = field(default_factory=list)  # the first of the files of which only time, or nothing, says so
+
+    @property
+    def is_as_stored(self) -> bool:
+        """Whether everything of the set was read and holds what it should."""
+        return self.is_done and not self.fault and not self.wrong.count
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything of the set was read and holds what it should."""
-        return self.is_done and not self.fault and not self.wrong.count
+        """Whether, besides, something but time says that every file was whole when it was stored."""
+        return self.is_as_stored and is_whole(self.evidence)
 
 
 @dataclass(kw_only=True)
@@ -95,6 +107,11 @@ class VerificationReport:
     bytes_read: int = 0
     size_bytes: int = 0  # of all files of the sets that were reached
     error: str = ""  # why it ended early
+
+    @property
+    def is_as_stored(self) -> bool:
+        """Whether there is a set and every one is as it was stored."""
+        return bool(self.sets) and not self.error and all(report.is_as_stored for report in self.sets)
 
     @property
     def is_whole(self) -> bool:
@@ -130,7 +147,7 @@ async def _verify_target(
         current = SetReport(host=target.host, number=number)
         report.sets.append(current)
         await _verify_set(client, place, report, first_owner)
-        if current.is_whole or not target.follows or not remaining:
+        if current.is_as_stored or not target.follows or not remaining:
             break
         # [Note: sets that move] in `checkpoint_sets`: what an agent has just replaced is nobody's fault.
         found = await find_manifests(client, place, host=target.host)
@@ -154,6 +171,9 @@ async def _verify_set(
         return
     current.num_files = len(checkpoints.files)
     current.size_bytes = checkpoints.size_bytes
+    current.evidence, current.least_rest_s = checkpoints.evidence_counts, checkpoints.least_rest_s
+    doubtful = (file.path for file in checkpoints.files if not Evidence.of(file.evidence).is_statement)
+    current.doubtful = list(itertools.islice(doubtful, MAX_DOUBTFUL))
     report.size_bytes += checkpoints.size_bytes
     for file in checkpoints.files:
         fault = await _fault_of(client, place, file, file.key, report)

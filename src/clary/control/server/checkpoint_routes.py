@@ -74,7 +74,13 @@ class CheckpointRoutes:
             run = self._runs.start(job.name, partial(verify_sets, self._client, place, targets))
         is_done = await self._runs.wait(run)
         report = run.report
-        return {"run": run.number, "is_done": is_done, "is_whole": is_done and report.is_whole, **to_plain(report)}
+        return {
+            "run": run.number,
+            "is_done": is_done,
+            "is_whole": is_done and report.is_whole,
+            "is_as_stored": is_done and report.is_as_stored,
+            **to_plain(report),
+        }
 
 
 def choose(

@@ -8,6 +8,7 @@ from pathlib import Path
 from fake_checkpoint_store import FakeCheckpointStore
 from mirrored_folder import MirroredFolder
 
+from clary.agent.checkpoints.evidence.witness import Witness
 from clary.agent.checkpoints.mirror import Mirror
 from clary.agent.checkpoints.outcomes import Listeners
 from clary.agent.checkpoints.progress import Progress
@@ -28,10 +29,13 @@ class MirrorUnderTest:
         self.lines: list[str] = []
         self.notes: list[str] = []
         clock = SystemClock()
+        self.witness = Witness(self.host.folder, clock=clock, note=self.notes.append, least_rest_s=6 * INTERVAL_S)
+        self.witness.start()
         self.mirror = Mirror(
             self.host.folder,
             self.host.writer,
             self.host.publisher,
+            judge=self.witness,
             progress=Progress(CheckpointFacts(), interval_s=INTERVAL_S, clock=clock),
             listeners=Listeners(tell=self.facts.append, say=self.lines.append, note=self.notes.append),
             break_off=store.close,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fake_checkpoint_store import FakeCheckpointStore, FakeClock
+from fake_judge import FakeJudge
 
 from clary.agent.checkpoints.choosing import Choice
 from clary.agent.checkpoints.folder import CheckpointFolder
@@ -37,7 +38,10 @@ class MirroredFolder:
         self.prefix = Prefix(parse_s3_uri(uri))
         self.notes: list[str] = []
         self.clock = FakeClock()
-        self.looks = Looks(self.folder, pace=PACE, min_rest_s=0.0)  # the clock is a fake, files' times are not
+        self.judge = FakeJudge()
+        self.looks = Looks(
+            self.folder, self.judge, pace=PACE, min_rest_s=0.0
+        )  # the clock is a fake, files' times are not
         self.restored: Restored = restore(self.folder, self.prefix, store, host=host, first=hosts[0], others=hosts[1:])
         site = Writer(
             host=host,

@@ -29,12 +29,18 @@ class FakeCheckpoints:
         self.let_go = threading.Event()
         self.is_flushing = threading.Event()
 
-    def start(self, listeners: Listeners) -> None:
+    def watch(self, note: object) -> None:
+        self.is_watching = True
+
+    def start(self, listeners: Listeners, *, first_pid: int | None) -> None:
+        self.first_pid = first_pid
         self.listeners = listeners
+        assert self.is_watching, "before the program starts"
         self.is_mirroring = True
 
-    def flush(self, limit_s: float) -> Flushed:
+    def flush(self, limit_s: float, *, has_finished: bool) -> Flushed:
         self.limits_s.append(limit_s)
+        self.has_finished = has_finished
         self.is_flushing.set()
         self.let_go.wait(30)
         self.is_mirroring = False

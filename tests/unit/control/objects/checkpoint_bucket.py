@@ -86,6 +86,7 @@ class FakeStream:
 
 def file(path, body=b"content", *, key=None, **changes):
     facts = {"path": path, "size_bytes": len(body), "sha256": hashlib.sha256(body).hexdigest(), "key": key or path}
+    facts["evidence"] = "closed"
     return CheckpointFile(**(facts | changes))
 
 

@@ -40,12 +40,18 @@ function progressOf(facts) {
 
 function troubles(facts) {
   const missed = facts.missed ?? [];
-  const more = missed.length > MOST_NAMES ? ` and ${missed.length - MOST_NAMES} more` : "";
+  const torn = facts.torn ?? [];
   return [
     facts.stalled_since && `Stalled, began ${ago(facts.stalled_since)}`,
     facts.error && `Last error: ${facts.error}`,
-    missed.length > 0 && `Not stored at the end: ${missed.slice(0, MOST_NAMES).join(", ")}${more}`,
+    missed.length > 0 && `Not stored at the end: ${first(missed)}`,
+    torn.length > 0 && `Left out at the end, which has cut them short: ${first(torn)}`,
   ].filter(Boolean);
+}
+
+function first(names) {
+  const more = names.length > MOST_NAMES ? ` and ${names.length - MOST_NAMES} more` : "";
+  return `${names.slice(0, MOST_NAMES).join(", ")}${more}`;
 }
 
 function trouble(text) {

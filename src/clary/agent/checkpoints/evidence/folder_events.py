@@ -1,0 +1,262 @@
+"""What happened in the checkpoint folder, name by name: writes, closes, renames, in the order in which they came.
+
+Where: the witness lets it read whenever there is something, and at every look. A name's history is that of the file
+that has it; what is said of a file holds for the state in which the file was when it was said, and for no other.
+
+[Note: new folders] A program makes a folder and writes into it before anybody can watch it. So a folder is looked
+through once it is watched: what lies in it has no history, and what is whole of it is told by who has it open. A folder
+that was renamed into the tree is watched anew, and everything below it has been named with it.
+
+[Note: no watch] The kernel bounds watches (fs.inotify.max_user_watches) and queues (max_user_instances). Without, names
+have no history and are judged by who has them open; it is said once. A queue that runs over takes all histories away.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import inf
+
+from clary.agent.checkpoints.evidence import inotify
+from clary.agent.checkpoints.evidence.inotify import Event, Inotify
+from clary.agent.checkpoints.evidence.observations import Close
+from clary.agent.checkpoints.folder import CheckpointFolder, open_below
+from clary.agent.checkpoints.scanning import FileFacts, facts_of
+from clary.contract.clock import Clock
+
+_MAX_DEPTH = 100
+_MAX_WATCHES = 10_000  # of one folder: each costs the kernel about a kilobyte
+_MAX_HISTORIES = 100_000
+_LIMITS = {
+    errno.EMFILE: "fs.inotify.max_user_instances is reached",
+    errno.ENOSPC: "fs.inotify.max_user_watches is reached",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """What happened to the file that has a name.
+
+    Attributes:
+        facts: of the file when it was closed, renamed or linked; None if it was written to since.
+        is_named: whether it got its name whole, by a rename or a link.
+        close: when it was closed last.
+        written_s: when a write to it was last told; None if it was closed since.
+        longest_pause_s: between two writes to it.
+    """
+
+    facts: FileFacts | None = None
+    is_named: bool = False
+    close: Close | None = None
+    written_s: float | None = None
+    longest_pause_s: float = 0.0
+
+    def says_of(self, facts: FileFacts) -> bool:
+        """Whether what was said holds for this state of the file."""
+        return self.facts is not None and _state(self.facts) == _state(facts)
+
+
+class FolderEvents:
+    """Watches one folder and all below it; belongs to whoever holds the witness's lock.
+
+    Args:
+        note: told once of each limit that leaves folders unwatched.
+    """
+
+    def __init__(self, folder: CheckpointFolder, *, clock: Clock, note: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._note = note
+        self._noted: set[str] = set()
+        self._inotify: Inotify | None = None
+        self._paths: dict[int, str] = {}  # watch -> folder, empty for the folder itself
+        self._histories: dict[str, History] = {}
+        self._drained_s = -inf  # when there was last nothing left to read
+        self.longest_pause_s = 0.0  # of the files that were closed in the end
+
+    def start(self) -> None:
+        """Begin to watch."""
+        try:
+            self._inotify = Inotify()
+        except OSError as error:
+            self._tell_limit(error)
+            return
+        self._watch_all()
+
+    @property
+    def descriptor(self) -> int | None:
+        """What is readable when there is something to read; None if nothing is watched."""
+        return self._inotify.descriptor if self._inotify is not None else None
+
+    def read(self) -> bool:
+        """Take note of what has happened; return whether anything has that may need a look at processes."""
+        if self._inotify is None:
+            return False
+        began_s, is_news = self._clock.monotonic(), False
+        for event in self._inotify.read():
+            is_news = self._take(event) or is_news
+        self._drained_s = began_s
+        return is_news
+
+    def history(self, path: str) -> History | None:
+        """Return what happened to the file that has a name; None if nothing is known."""
+        return self._histories.get(path)
+
+    def close(self) -> None:
+        """End; harmless when repeated."""
+        if self._inotify is not None:
+            self._inotify.close()
+            self._inotify = None
+
+    def _take(self, event: Event) -> bool:
+        if event.mask & inotify.OVERFLOW:
+            self._histories.clear()
+            self._tell("the kernel's queue of events ran over (fs.inotify.max_queued_events)")
+            self._watch_all()
+            return True
+        above = self._paths.get(event.watch)
+        if above is None:
+            return False
+        if event.mask & inotify.IGNORED:
+            del self._paths[event.watch]
+            return False
+        path = f"{above}/{event.name}" if above else event.name
+        if not event.name:
+            return False
+        if event.mask & inotify.IS_FOLDER:
+            self._take_folder(path, event.mask)
+        else:
+            known = self._histories.get(path)
+            self._take_file(path, event.mask)
+            if event.mask & inotify.MODIFY:
+                return known is None or known.written_s is None  # somebody begins to write: who was not there before?
+        return bool(event.mask & (inotify.CREATE | inotify.CLOSE_WRITE | inotify.MOVED_TO))
+
+    def _take_folder(self, path: str, mask: int) -> None:
+        if mask & (inotify.MOVED_FROM | inotify.DELETE):
+            self._forget_below(path)
+        elif mask & (inotify.CREATE | inotify.MOVED_TO):
+            try:
+                descriptor = self._open(path)
+            except OSError:
+                return  # it has gone again; or it cannot be opened, which the next scan tells
+            self._watch_below(descriptor, path, is_named=bool(mask & inotify.MOVED_TO))
+
+    def _take_file(self, path: str, mask: int) -> None:
+        now_s = self._clock.monotonic()
+        known = self._histories.get(path, History())
+        if mask & (inotify.MOVED_FROM | inotify.DELETE):
+            self._histories.pop(path, None)
+            return
+        if mask & inotify.CREATE:
+            # A file that is made is written next. If it is not, and is not empty, it has come by a link.
+            known = History(facts=self._facts(path), is_named=True)
+            if known.facts is not None and not known.facts.size_bytes:
+                known = History()
+        elif mask & inotify.MOVED_TO:
+            known = History(facts=self._facts(path), is_named=True)
+        elif mask & inotify.MODIFY:
+            pause_s = now_s - known.written_s if known.written_s is not None else 0.0
+            known = replace(
+                known,
+                facts=None,
+                is_named=False,
+                written_s=now_s,
+                longest_pause_s=max(known.longest_pause_s, pause_s),
+            )
+        elif mask & inotify.CLOSE_WRITE:
+            self.longest_pause_s = max(self.longest_pause_s, known.longest_pause_s)
+            known = replace(
+                known,
+                facts=self._facts(path),
+                is_named=known.is_named and known.facts is not None,
+                written_s=None,
+                close=Close(after_s=self._drained_s, before_s=self._clock.monotonic()),
+            )
+        elif mask & inotify.ATTRIB and known.facts is not None:
+            # Times or permissions were set; what was written would have been told before.
+            known = replace(known, facts=self._facts(path))
+        if len(self._histories) < _MAX_HISTORIES or path in self._histories:
+            self._histories[path] = known
+
+    def _watch_all(self) -> None:
+        try:
+            descriptor = self._folder.open()
+        except OSError:
+            return  # the next scan says what is wrong with it
+        self._watch_below(descriptor, "", is_named=False)
+
+    def _watch_below(self, descriptor: int, path: str, *, is_named: bool, depth: int = 0) -> None:
+        """Watch an open folder, which is closed then, and those in it."""
+        assert self._inotify is not None
+        try:
+            if len(self._paths) >= _MAX_WATCHES:
+                raise OSError(errno.ENOSPC, f"more than {_MAX_WATCHES} folders")
+            self._paths[self._inotify.watch(descriptor)] = path
+            for name in os.listdir(descriptor):
+                below = f"{path}/{name}" if path else name
+                try:
+                    status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+                    if stat.S_ISDIR(status.st_mode) and depth < _MAX_DEPTH:
+                        self._watch_below(open_below(descriptor, name), below, is_named=is_named, depth=depth + 1)
+                    elif stat.S_ISREG(status.st_mode) and is_named:
+                        self._histories[below] = History(facts=facts_of(status), is_named=True)
+                except FileNotFoundError:
+                    continue
+        except OSError as error:
+            self._tell_limit(error)
+        finally:
+            os.close(descriptor)
+
+    def _forget_below(self, path: str) -> None:
+        assert self._inotify is not None
+        for watch, folder in list(self._paths.items()):
+            if folder == path or folder.startswith(f"{path}/"):
+                del self._paths[watch]
+                try:
+                    self._inotify.forget(watch)
+                except OSError:
+                    continue  # the folder was removed, and its watch with it
+        for name in [name for name in self._histories if name.startswith(f"{path}/")]:
+            del self._histories[name]
+
+    def _open(self, path: str) -> int:
+        descriptor = self._folder.open()
+        for part in path.split("/"):
+            try:
+                below = open_below(descriptor, part)
+            finally:
+                os.close(descriptor)
+            descriptor = below
+        return descriptor
+
+    def _facts(self, path: str) -> FileFacts | None:
+        above, _, name = path.rpartition("/")
+        try:
+            folder = self._open(above) if above else self._folder.open()
+            try:
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            finally:
+                os.close(folder)
+        except OSError:
+            return None
+        return facts_of(status) if stat.S_ISREG(status.st_mode) else None
+
+    def _tell_limit(self, error: OSError) -> None:
+        self._tell(_LIMITS.get(error.errno or 0, str(error)))
+
+    def _tell(self, why: str) -> None:
+        if why not in self._noted:
+            self._noted.add(why)
+            self._note(
+                f"checkpoints: not everything in the folder is watched: {why}. Renames there are not seen as such; "
+                "what is whole is told by who has files open"
+            )
+
+
+def _state(facts: FileFacts) -> tuple[int, int, int]:
+    """Return what tells one content from another; permissions and names of a file may change beside it."""
+    return facts.inode, facts.size_bytes, facts.modified_ns

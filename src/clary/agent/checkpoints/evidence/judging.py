@@ -1,0 +1,106 @@
+"""Whether a file is whole, from what was seen of it. Pure.
+
+[Note: what a close says] A writer that closes a file has said that it is done with it - unless the kernel closed it for
+a process that was ending. So a close counts if every process of the program that could have been the writer was seen
+alive after it, or ended with 0. A process that was killed while it was known to write leaves a torn file: only a
+rename, a marker or a new write can make that one whole again. Where it is merely possible, nothing is known but how
+long the file rests.
+
+[Note: rest] Of a file about which nothing says anything, time is all there is: ten times the longest pause that a
+writer was seen to make. What is known by rest alone is restored, and `verify` never calls it whole. A file that
+somebody has open does not rest, however long nothing is written; but for one that is only ever appended to.
+
+[Note: logs] Any beginning of a log is a log, so that a log may be taken whenever it is at rest for a moment, and
+whoever keeps one open holds up nothing. Nothing but its name tells it from a checkpoint on its way, and the names are
+few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from clary.agent.checkpoints.evidence.observations import Death, Decision, Hold, Observation, ProgramEnd
+from clary.contract.checkpoint_evidence import Evidence
+
+REST_FACTOR = 10  # times the longest pause seen
+
+
+def judge(
+    seen: Observation,
+    deaths: Sequence[Death],
+    *,
+    now_s: float,
+    least_rest_s: float,
+    end: ProgramEnd | None = None,
+) -> Decision:
+    """Return whether a file is whole.
+
+    Args:
+        deaths: of the program's processes, but those that are known to have ended with 0.
+        least_rest_s: how long a file has to rest at least, where nothing else says that it is whole.
+        end: how the program has ended; None while it runs.
+    """
+    if seen.is_log:
+        return Decision(is_whole=True, evidence=Evidence.LOG)
+    if seen.hold is Hold.HELD:
+        who = ", ".join(seen.holders) or "a process"
+        return Decision(is_whole=False, reason=f"{who} has it open for writing", is_blocking=True)
+    if seen.marker:
+        return Decision(is_whole=True, evidence=Evidence.MARKED)
+    if seen.is_named:
+        return Decision(is_whole=True, evidence=Evidence.RENAMED)
+    possible = [death for death in deaths if _may_have_closed(seen, death)]
+    told = [death for death in possible if death.pid in seen.writers or (death.is_sudden and seen.close is not None)]
+    if end is ProgramEnd.FINISHED:
+        return Decision(is_whole=True, evidence=Evidence.ENDED if possible or not _is_closed(seen) else Evidence.CLOSED)
+    if told and any(death.wait_status is not None for death in told):
+        reason = f"{told[0].words} before it had closed it"
+        return Decision(is_whole=False, reason=reason, is_blocking=True, is_torn=True)
+    if seen.was_disk_full:
+        reason = "the disk was full while it was written"
+        return Decision(is_whole=False, reason=reason, is_blocking=True, is_torn=True)
+    if _is_closed(seen) and not possible:
+        return Decision(is_whole=True, evidence=Evidence.CLOSED)
+    return _by_rest(seen, possible, now_s=now_s, least_rest_s=least_rest_s, end=end)
+
+
+def needed_rest_s(longest_pause_s: float, least_rest_s: float) -> float:
+    """Return how long a file has to rest until that alone is enough."""
+    return max(least_rest_s, REST_FACTOR * longest_pause_s)
+
+
+def _is_closed(seen: Observation) -> bool:
+    return seen.close is not None and seen.hold is not Hold.APPENDED
+
+
+def _may_have_closed(seen: Observation, death: Death) -> bool:
+    """Whether a close, seen or not, may have been that of a process that was ending."""
+    if seen.writers and death.pid not in seen.writers:
+        return False
+    if seen.close is None:
+        return death.noticed_s >= seen.since_s
+    return death.alive_s < seen.close.before_s and death.noticed_s >= seen.close.after_s
+
+
+def _by_rest(
+    seen: Observation, possible: Sequence[Death], *, now_s: float, least_rest_s: float, end: ProgramEnd | None
+) -> Decision:
+    rested_s = now_s - seen.since_s
+    needed_s = needed_rest_s(seen.longest_pause_s, least_rest_s)
+    if possible:
+        why = f"{possible[0].words}, and may have been its writer"
+    elif seen.hold is Hold.APPENDED:
+        why = f"{', '.join(seen.holders) or 'a process'} keeps it open and appends to it"
+    else:
+        why = "nothing says who wrote it"
+    if rested_s >= needed_s:
+        return Decision(is_whole=True, evidence=Evidence.RESTED, reason=why, rested_s=rested_s)
+    if end is ProgramEnd.BROKEN:
+        reason = f"{why}, and the program did not end well"
+        return Decision(is_whole=False, evidence=Evidence.RESTED, reason=reason, is_blocking=True, is_torn=True)
+    return Decision(
+        is_whole=False,
+        evidence=Evidence.RESTED,
+        reason=f"{why}: it has to rest for {needed_s:.0f} s",
+        rested_s=rested_s,
+    )

@@ -1,0 +1,88 @@
+"""Markers that known writers leave last, and what they say is whole. Pure.
+
+| marker | writer | says so of |
+|---|---|---|
+| `.metadata` | torch.distributed.checkpoint, by the rank that coordinates | its folder |
+| `trainer_state.json` | Trainer of transformers | its folder |
+| `checkpoint.json` beside `part-*.bin` | `clary.train.checkpoint` | its folder |
+| `latest`, which names a folder | DeepSpeed | that folder |
+| `latest_checkpointed_iteration.txt`, which holds a number | Megatron | `iter_NUMBER` beside it |
+
+A marker says nothing of what was written after it: a folder that is written again has the marker of the last time. In
+the checkpoint folder itself it says so of the files beside it and not of folders: those may be saves of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from clary.agent.checkpoints.scanning import FileFacts
+
+MAX_POINTER_BYTES = 256
+_OF_ITS_FOLDER = frozenset({".metadata", "trainer_state.json", "checkpoint.json"})
+_OURS = "checkpoint.json"
+_LATEST, _MEGATRON = "latest", "latest_checkpointed_iteration.txt"
+_PART = re.compile(r"part-\d{5,}\.bin")
+
+
+def marker_candidates(files: Mapping[str, FileFacts]) -> dict[str, str]:
+    """Return the paths that may be markers, and their names."""
+    found = {}
+    for path in files:
+        name = path.rpartition("/")[2]
+        if name in _OF_ITS_FOLDER or name in (_LATEST, _MEGATRON):
+            found[path] = name
+    return found
+
+
+def marked(
+    files: Mapping[str, FileFacts],
+    *,
+    is_whole: Callable[[str], bool],
+    text_of: Callable[[str], str],
+) -> dict[str, str]:
+    """Return file -> marker, of the files that a marker says are whole.
+
+    Args:
+        is_whole: whether a marker is whole itself.
+        text_of: what a marker that names a folder holds; empty if it cannot be read, or is too long for a name.
+    """
+    folders: dict[str, str] = {}  # folder, with a slash at its end unless it is the whole -> its marker
+    for path, name in marker_candidates(files).items():
+        above = path[: -len(name)]
+        if name == _OURS and not any(
+            _PART.fullmatch(other[len(above) :]) for other in files if other.startswith(above)
+        ):
+            continue
+        if not is_whole(path):
+            continue
+        folder = _named_folder(above, name, text_of) if name in (_LATEST, _MEGATRON) else above
+        if folder is not None:
+            folders[folder] = path
+    if not folders:
+        return {}
+    found = {}
+    for path, facts in files.items():
+        for folder in _folders_of(path):
+            if not folder and "/" in path:
+                break
+            marker = folders.get(folder)
+            if marker is not None and marker != path and facts.modified_ns <= files[marker].modified_ns:
+                found[path] = marker
+                break
+    return found
+
+
+def _named_folder(above: str, name: str, text_of: Callable[[str], str]) -> str | None:
+    text = text_of(above + name).strip()
+    if name == _MEGATRON:
+        return f"{above}iter_{int(text):07d}/" if text.isascii() and text.isdecimal() else None
+    is_name = bool(text) and text not in (".", "..") and "/" not in text and "\0" not in text
+    return f"{above}{text}/" if is_name else None
+
+
+def _folders_of(path: str) -> list[str]:
+    """Return the folders that a file lies in, innermost first, each with a slash at its end; the whole is empty."""
+    parts = path.split("/")[:-1]
+    return [*("/".join(parts[:depth]) + "/" for depth in range(len(parts), 0, -1)), ""]

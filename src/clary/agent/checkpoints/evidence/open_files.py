@@ -1,0 +1,166 @@
+"""Who can still write to a file without opening it: asked of the kernel, and of /proc for names.
+
+[Note: leases] The kernel grants a read lease on a file only while nobody has it open for writing. It counts descriptors
+of every process in every namespace, those that a child has inherited, those on their way through a socket, and shared
+memory maps whose descriptor was closed long ago. The lease is given back at once. Should a program open the file for
+writing in that moment, its `open` waits for that and nothing else; the signal that tells us so is one that is ignored.
+
+Leases take the file's owner or CAP_LEASE, and a file system that has them. On one that other machines share they tell
+nothing of those. Then the descriptors and maps of the program's processes are looked through: what is found is held,
+and of what is not found nothing is known.
+
+Source: fcntl(2) F_SETLEASE, F_SETSIG; proc(5) for /proc/PID/fd, fdinfo and maps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import stat
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from clary.agent.checkpoints.evidence.observations import Hold
+
+# Of /proc/self/mountinfo. FUSE is among them because nobody can tell what is behind it.
+_SHARED_TYPES = (
+    "nfs",
+    "cifs",
+    "smb",
+    "ceph",
+    "lustre",
+    "gpfs",
+    "glusterfs",
+    "9p",
+    "afs",
+    "beegfs",
+    "fuse",
+    "ocfs2",
+    "gfs2",
+)
+_NUM_MAP_FIELDS = 5
+
+
+@dataclass(frozen=True)
+class FileId:
+    """A file, whatever its names."""
+
+    device: int
+    inode: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """A process that has a file open for writing, or mapped so."""
+
+    pid: int
+    name: str
+    only_appends: bool
+
+    @property
+    def words(self) -> str:
+        """Who it is."""
+        return f"process {self.pid} ({self.name})"
+
+
+def probe(descriptor: int) -> Hold:
+    """Ask the kernel whether anybody has an open file open for writing too; UNKNOWN where it does not say."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)  # else a lease that is broken would end this process
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except BlockingIOError:
+        return Hold.HELD
+    except OSError:
+        return Hold.UNKNOWN
+    with contextlib.suppress(OSError):  # closing the descriptor gives it back too
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return Hold.FREE
+
+
+def file_id(descriptor: int) -> FileId:
+    """Return which file a descriptor stands for. Raises: OSError."""
+    status = os.fstat(descriptor)
+    return FileId(status.st_dev, status.st_ino)
+
+
+def is_shared_with_machines(device: int, *, mounts: str | None = None) -> bool:
+    """Whether other machines may write to a file system, so that this kernel knows nothing of their descriptors."""
+    text = mounts if mounts is not None else _read_text("/proc/self/mountinfo")
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in text.splitlines():
+        before, _, after = line.partition(" - ")
+        if before.split()[2:3] == [wanted]:
+            return after.split()[0].startswith(_SHARED_TYPES)
+    return False
+
+
+def find_holders(files: Collection[FileId], pids: Iterable[int]) -> dict[FileId, list[Holder]]:
+    """Return who of some processes has files open for writing; processes that cannot be looked into are left out."""
+    found: dict[FileId, list[Holder]] = {}
+    wanted = set(files)
+    if not wanted:
+        return found
+    for pid in pids:
+        held: dict[FileId, bool] = {}  # whether it only appends
+        for file, only_appends in _open_for_writing(pid, wanted):
+            held[file] = held.get(file, True) and only_appends
+        for file in _mapped_for_writing(pid, wanted):
+            held[file] = False
+        for file, only_appends in held.items():
+            found.setdefault(file, []).append(Holder(pid=pid, name=_name_of(pid), only_appends=only_appends))
+    return found
+
+
+def hold_of(kernel_says: Hold, holders: Collection[Holder]) -> Hold:
+    """Put together what the kernel and /proc say of a file. Pure."""
+    if kernel_says is Hold.FREE:
+        return Hold.FREE  # who was found has closed it since
+    if not holders:
+        return kernel_says
+    return Hold.APPENDED if all(holder.only_appends for holder in holders) else Hold.HELD
+
+
+def _open_for_writing(pid: int, wanted: Collection[FileId]) -> Iterator[tuple[FileId, bool]]:
+    folder = f"/proc/{pid}/fd"
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            with contextlib.suppress(OSError, ValueError):
+                status = os.stat(f"{folder}/{name}")  # of what it stands for; nothing is opened
+                file = FileId(status.st_dev, status.st_ino)
+                if not stat.S_ISREG(status.st_mode) or file not in wanted:
+                    continue
+                flags = _flags(_read_text(f"/proc/{pid}/fdinfo/{name}"))
+                if flags & os.O_ACCMODE != os.O_RDONLY:
+                    yield file, bool(flags & os.O_APPEND)
+
+
+def _flags(text: str) -> int:
+    """Return the flags of /proc/PID/fdinfo/FD. Raises: ValueError."""
+    fields: Mapping[str, str] = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    return int(fields.get("flags", "").strip() or "0", 8)
+
+
+def _mapped_for_writing(pid: int, wanted: Collection[FileId]) -> Iterator[FileId]:
+    inodes = {file.inode: file for file in wanted}
+    with contextlib.suppress(OSError, ValueError):
+        for line in _read_text(f"/proc/{pid}/maps").splitlines():
+            fields = line.split(None, _NUM_MAP_FIELDS)
+            # The device is left out: some file systems show another one here than stat does.
+            if len(fields) >= _NUM_MAP_FIELDS and fields[1][1] == "w" and fields[1][3] == "s":
+                file = inodes.get(int(fields[4]))
+                if file is not None:
+                    yield file
+
+
+def _name_of(pid: int) -> str:
+    try:
+        return ascii(_read_text(f"/proc/{pid}/comm").strip())[1:-1]
+    except OSError:
+        return "gone"
+
+
+def _read_text(path: str) -> str:
+    return Path(path).read_text(encoding="utf-8", errors="replace")

@@ -1,0 +1,339 @@
+"""Watches one checkpoint folder and its program, and says of files whether they are whole, and what says so.
+
+Where: the mirror starts it with the program; the looks ask it about what has changed. What it decides is `judging`'s.
+
+Threads: one of its own notes what happens between looks, above all who is alive after a close. The looks ask from
+theirs. One lock lies over both, and is held for no longer than reading takes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Protocol
+
+from clary.agent.checkpoints.evidence.folder_events import FolderEvents, History
+from clary.agent.checkpoints.evidence.judging import judge
+from clary.agent.checkpoints.evidence.markers import MAX_POINTER_BYTES, marked
+from clary.agent.checkpoints.evidence.observations import Close, Death, Decision, Hold, Observation, ProgramEnd
+from clary.agent.checkpoints.evidence.open_files import (
+    FileId,
+    Holder,
+    file_id,
+    find_holders,
+    hold_of,
+    is_shared_with_machines,
+    probe,
+)
+from clary.agent.checkpoints.evidence.processes import ProgramProcesses
+from clary.agent.checkpoints.folder import CheckpointFolder
+from clary.agent.checkpoints.log_names import is_log
+from clary.agent.checkpoints.scanning import FileFacts, Snapshot, facts_of, scan
+from clary.contract.clock import Clock
+
+_TICK_S = 2.0  # from one look at who is alive to the next, when nothing happens
+_PAUSE_S = 0.02  # after news, so that a crowd of them costs one look
+_NUM_PAUSES = 20  # of a look's own length, so that no more than a twentieth of a core goes there
+_FIND_S = 0.25  # between two readings of the machine's process list
+_FULL_BYTES = 1 << 20  # a disk with less room is full
+_JOIN_S = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+class Judge(Protocol):
+    """Says of files whether they are whole."""
+
+    def decide(
+        self, snapshot: Snapshot, paths: Collection[str], *, end: ProgramEnd | None = None
+    ) -> Mapping[str, Decision]:
+        """Return path -> decision, for files of a snapshot that was taken a moment ago.
+
+        Args:
+            paths: files that are not as the newest set has them.
+            end: how the program has ended; None while it runs.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Trail:
+    """What earlier looks have seen of a name."""
+
+    facts: FileFacts
+    since_s: float  # the first look that saw this state
+    before_s: float  # the look before that one; -inf if it was there when the witness began
+    begun_s: float  # the look before the first that saw it as it was after it was whole last
+    held_s: float | None = None  # the last look that saw somebody have it open
+    free_s: float | None = None  # the first look since then that saw that nobody has
+    writers: frozenset[int] = frozenset()  # of this inode
+    longest_pause_s: float = 0.0  # between the states that looks have seen, by the times of the file itself
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Probed:
+    kernel_says: Hold
+    file: FileId | None  # None: it is not there any more, or not as it was
+
+
+class Witness:
+    """Watches one folder.
+
+    Args:
+        note: told of each limit, once.
+        least_rest_s: how long a file has to rest at least, where nothing else says that it is whole.
+    """
+
+    def __init__(
+        self,
+        folder: CheckpointFolder,
+        *,
+        clock: Clock,
+        note: Callable[[str], None],
+        least_rest_s: float,
+    ) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._least_rest_s = least_rest_s
+        self._events = FolderEvents(folder, clock=clock, note=note)
+        self._processes = ProgramProcesses(clock)
+        self._lock = threading.Lock()
+        self._trails: dict[str, _Trail] = {}
+        self._shared: dict[int, bool] = {}  # device -> whether other machines may write to it
+        self._looked_s = -inf
+        self._found_s = -inf
+        self._full_s = -inf  # when the disk was last seen full
+        self._is_closing = threading.Event()
+        self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._thread = threading.Thread(target=self._run, name="checkpoint-witness", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch, before the program does; what lies in the folder now has no history. Does not raise."""
+        with self._lock:
+            self._events.start()
+            try:
+                for path, facts in scan(self._folder).files.items():
+                    self._trails[path] = _Trail(
+                        facts=facts, since_s=self._clock.monotonic(), before_s=-inf, begun_s=-inf
+                    )
+            except OSError as error:
+                logger.warning("checkpoints: %s", error)  # the first look says so aloud
+            self._looked_s = self._clock.monotonic()
+        self._thread.start()
+
+    def follow(self, first_pid: int | None) -> None:
+        """Watch the program too.
+
+        Args:
+            first_pid: its first process, as this machine numbers it; None: its end tells nothing of files.
+        """
+        with self._lock:
+            self._processes.first_pid = first_pid
+            self._look_for_processes()
+
+    def close(self) -> None:
+        """End; harmless when repeated."""
+        if self._is_closing.is_set():
+            return
+        self._is_closing.set()
+        os.write(self._wake_writer, b"x")
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_S)
+        with self._lock:
+            self._events.close()
+            self._processes.close()
+        os.close(self._wake_writer)
+        os.close(self._wake_reader)
+
+    def decide(
+        self, snapshot: Snapshot, paths: Collection[str], *, end: ProgramEnd | None = None
+    ) -> Mapping[str, Decision]:
+        """Return path -> decision; see `Judge`."""
+        with self._lock:
+            before_s, now_s = self._looked_s, self._clock.monotonic()
+            self._look_for_room(now_s)
+            self._events.read()
+            probed = {path: self._probe(path, snapshot.files[path]) for path in paths}
+            held = {p.file for p in probed.values() if p.file is not None and p.kernel_says is not Hold.FREE}
+            # After the probes: whoever is alive now has closed nothing of what was free then by ending.
+            if paths:
+                self._processes.find()
+                self._processes.check()
+            holders = find_holders(held, self._processes.pids)
+            deaths = self._deaths(end, before_s)
+            seen = {
+                path: self._observe(path, snapshot.files[path], probed[path], holders, now_s=now_s, before_s=before_s)
+                for path in paths
+            }
+            decisions = {path: self._judge(seen[path], deaths, end) for path in paths}
+            wanting = [path for path, decision in decisions.items() if not decision.evidence.is_statement]
+            if wanting:
+                markers = marked(
+                    snapshot.files,
+                    is_whole=lambda path: decisions[path].is_whole if path in decisions else True,
+                    text_of=self._text_of,
+                )
+                for path in wanting:
+                    if path in markers:
+                        decisions[path] = self._judge(replace(seen[path], marker=markers[path]), deaths, end)
+            self._trails = {path: trail for path, trail in self._trails.items() if path in snapshot.files}
+            for path, decision in decisions.items():
+                if decision.is_whole:
+                    self._trails[path] = replace(self._trails[path], begun_s=now_s)
+            self._looked_s = now_s
+            return decisions
+
+    def _judge(self, seen: Observation, deaths: list[Death], end: ProgramEnd | None) -> Decision:
+        return judge(seen, deaths, now_s=self._clock.monotonic(), least_rest_s=self._least_rest_s, end=end)
+
+    def _probe(self, path: str, facts: FileFacts) -> _Probed:
+        """Ask who has a file open."""
+        try:
+            descriptor = self._folder.open_file(path)
+        except OSError:
+            return _Probed(kernel_says=Hold.UNKNOWN, file=None)
+        try:
+            if facts_of(os.fstat(descriptor)) != facts:
+                return _Probed(kernel_says=Hold.HELD, file=None)  # it has just changed: somebody writes
+            file = file_id(descriptor)
+            kernel_says = probe(descriptor)
+            if kernel_says is Hold.FREE and self._is_shared(file.device):
+                kernel_says = Hold.UNKNOWN
+            return _Probed(kernel_says=kernel_says, file=file)
+        except OSError:
+            return _Probed(kernel_says=Hold.UNKNOWN, file=None)
+        finally:
+            os.close(descriptor)
+
+    def _is_shared(self, device: int) -> bool:
+        if device not in self._shared:
+            self._shared[device] = is_shared_with_machines(device)
+        return self._shared[device]
+
+    def _observe(
+        self,
+        path: str,
+        facts: FileFacts,
+        probed: _Probed,
+        all_holders: Mapping[FileId, list[Holder]],
+        *,
+        now_s: float,
+        before_s: float,
+    ) -> Observation:
+        holders = all_holders.get(probed.file, []) if probed.file is not None else []
+        hold = hold_of(probed.kernel_says, holders)
+        trail = self._follow(path, facts, now_s=now_s, before_s=before_s)
+        if hold in (Hold.HELD, Hold.APPENDED):
+            writers = trail.writers | {holder.pid for holder in holders}
+            trail = replace(trail, held_s=now_s, free_s=None, writers=writers)
+        elif hold is Hold.FREE and trail.free_s is None:
+            trail = replace(trail, free_s=now_s)
+        self._trails[path] = trail
+        history = self._events.history(path)
+        is_told = history is not None and history.says_of(facts)
+        longest_pause_s = max(trail.longest_pause_s, self._events.longest_pause_s)
+        if history is not None:
+            longest_pause_s = max(longest_pause_s, history.longest_pause_s)
+        return Observation(
+            hold=hold,
+            is_log=is_log(path),
+            since_s=trail.since_s,
+            holders=tuple(holder.words for holder in holders),
+            writers=trail.writers,
+            is_named=history is not None and is_told and history.is_named,
+            close=self._close_of(trail, history if is_told else None),
+            was_disk_full=self._full_s > -inf and trail.begun_s <= self._full_s <= trail.since_s,
+            longest_pause_s=longest_pause_s,
+        )
+
+    def _follow(self, path: str, facts: FileFacts, *, now_s: float, before_s: float) -> _Trail:
+        known = self._trails.get(path)
+        if known is None:
+            return _Trail(facts=facts, since_s=now_s, before_s=before_s, begun_s=before_s)
+        if known.facts == facts:
+            return known
+        is_same_file = known.facts.inode == facts.inode
+        pause_s = max(0.0, (facts.modified_ns - known.facts.modified_ns) / 1e9) if is_same_file else 0.0
+        was_held = known.held_s is not None and is_same_file
+        return _Trail(
+            facts=facts,
+            since_s=now_s,
+            before_s=before_s,
+            begun_s=known.begun_s if is_same_file else before_s,
+            writers=known.writers if is_same_file else frozenset(),
+            longest_pause_s=max(known.longest_pause_s, pause_s) if was_held else 0.0,
+        )
+
+    @staticmethod
+    def _close_of(trail: _Trail, history: History | None) -> Close | None:
+        """Return when the file was closed as it is now; None where nobody has seen that it was."""
+        if history is not None and history.close is not None:
+            return history.close
+        if trail.free_s is None:
+            return None
+        # Whoever wrote it while it was watched has it open no more.
+        after_s = trail.held_s if trail.held_s is not None else trail.before_s
+        return Close(after_s=after_s, before_s=trail.free_s) if after_s > -inf else None
+
+    def _deaths(self, end: ProgramEnd | None, before_s: float) -> list[Death]:
+        deaths = list(self._processes.deaths)
+        if end is ProgramEnd.BROKEN and not deaths:
+            alive_s = max(self._processes.newest_s, before_s)
+            deaths.append(
+                Death(pid=0, name="the program", alive_s=alive_s, noticed_s=self._clock.monotonic(), wait_status=None)
+            )
+        return deaths
+
+    def _text_of(self, path: str) -> str:
+        try:
+            descriptor = self._folder.open_file(path)
+        except OSError:
+            return ""
+        try:
+            data = os.read(descriptor, MAX_POINTER_BYTES + 1)
+        except OSError:
+            return ""
+        finally:
+            os.close(descriptor)
+        return data.decode(errors="replace") if len(data) <= MAX_POINTER_BYTES else ""
+
+    def _look_for_room(self, now_s: float) -> None:
+        try:
+            room = os.statvfs(self._folder.path)
+        except OSError:
+            return
+        if room.f_bavail * room.f_frsize < _FULL_BYTES:
+            self._full_s = now_s
+
+    def _look_for_processes(self) -> bool:
+        """Look who is alive; return whether it is too early to look again for processes that have begun."""
+        now_s = self._clock.monotonic()
+        is_early = now_s - self._found_s < _FIND_S
+        if not is_early:
+            self._processes.find()
+            self._found_s = now_s
+        self._processes.check()
+        return is_early
+
+    def _run(self) -> None:
+        is_early = False
+        try:
+            while not self._is_closing.is_set():
+                waited = [self._wake_reader]
+                if self._events.descriptor is not None:
+                    waited.append(self._events.descriptor)
+                ready, _, _ = select.select(waited, [], [], _FIND_S if is_early else _TICK_S)
+                if self._is_closing.is_set():
+                    return
+                began_s = self._clock.monotonic()
+                with self._lock:
+                    if self._events.read() or not ready:
+                        is_early = self._look_for_processes()
+                    self._look_for_room(began_s)
+                self._is_closing.wait(max(_PAUSE_S, _NUM_PAUSES * (self._clock.monotonic() - began_s)))
+        except Exception:  # boundary: agent supervisor; looks go on without what happens between them
+            logger.exception("unexpected error in the witness of checkpoints")

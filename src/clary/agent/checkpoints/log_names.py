@@ -1,0 +1,16 @@
+"""Which files of the checkpoint folder are logs. Pure.
+
+Nothing but its name tells a log from a checkpoint on its way: both grow. Names that checkpoints have too, `vocab.txt`
+for one, are not among them.
+"""
+
+from __future__ import annotations
+
+_ENDINGS = (".log", ".csv", ".tsv", ".jsonl", ".out", ".err", ".wandb")
+_TENSORBOARD = ".tfevents."
+
+
+def is_log(path: str) -> bool:
+    """Whether a file is a log by its name."""
+    name = path.rpartition("/")[2].lower()
+    return name.endswith(_ENDINGS) or _TENSORBOARD in name

@@ -1,0 +1,82 @@
+"""What says that a checkpoint file is whole, as manifests carry it and as people read it.
+
+Where: agents write it into sets (`agent.checkpoints.evidence` decides), the service and the command line show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from clary.contract.string_enum import StrEnum
+
+
+class Evidence(StrEnum):
+    """What says that a file is whole."""
+
+    UNKNOWN = ""  # nothing is known: a set of an earlier release, or evidence that this release does not know
+    RENAMED = "renamed"  # it was renamed or linked into its place
+    MARKED = "marked"  # a marker that known writers leave last was written after it
+    CLOSED = "closed"  # its last writer closed it, and lived on or ended with 0
+    ENDED = "ended"  # the program closed it and ended with 0
+    LOG = "log"  # it is a log by its name, of which any beginning is one; it says nothing of the files beside it
+    RESTED = "rested"  # time alone: it was left alone for ten times the longest pause seen
+
+    @classmethod
+    def of(cls, text: str) -> Evidence:
+        """Return what a manifest says; UNKNOWN for a word of a newer release."""
+        return cls(text) if text in _VALUES else cls.UNKNOWN
+
+    @property
+    def is_statement(self) -> bool:
+        """Whether somebody said so, and not time alone."""
+        return self not in (Evidence.UNKNOWN, Evidence.RESTED)
+
+
+_VALUES = frozenset(item.value for item in Evidence)
+_WORDS = {
+    Evidence.RENAMED: "renamed into place",
+    Evidence.MARKED: "with the writer's marker",
+    Evidence.CLOSED: "closed by the writer",
+    Evidence.ENDED: "closed before the program ended with 0",
+    Evidence.LOG: "kept as far as a log had got",
+}
+
+
+def is_whole(counts: Mapping[str, int]) -> bool:
+    """Whether something but time says so of every file.
+
+    Args:
+        counts: value of Evidence -> number of files.
+    """
+    return all(Evidence.of(text).is_statement for text, number in counts.items() if number)
+
+
+def count_evidence(values: Iterable[str]) -> dict[str, int]:
+    """Return value of Evidence -> how many there are, in the order of the enum."""
+    found = [Evidence.of(value) for value in values]
+    return {item.value: number for item in Evidence if (number := found.count(item))}
+
+
+def statements_in_words(counts: Mapping[str, int]) -> str:
+    """Return `12 files closed by the writer, 1 file renamed into place`; empty if nothing was said of any."""
+    return ", ".join(
+        f"{_files(counts[item.value])} {words}" for item, words in _WORDS.items() if counts.get(item.value)
+    )
+
+
+def doubts_in_words(counts: Mapping[str, int], *, least_rest_s: float) -> str:
+    """Return why wholeness is not known, in words; empty if it is.
+
+    Args:
+        least_rest_s: how long that of the files known by rest alone was left alone that was so for the shortest time.
+    """
+    parts = []
+    if number := counts.get(Evidence.RESTED.value, 0):
+        parts.append(f"nothing said so of {_files(number)} but {least_rest_s:.0f} s of rest")
+    if number := counts.get(Evidence.UNKNOWN.value, 0):
+        parts.append(f"the manifest says nothing of {_files(number)}, as those of earlier releases")
+    return "; ".join(parts)
+
+
+def _files(number: int) -> str:
+    return "1 file" if number == 1 else f"{number} files"

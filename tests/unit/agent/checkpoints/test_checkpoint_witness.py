@@ -1,0 +1,401 @@
+"""Real writers, each a process of its own, and what the witness says of what they write."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from clary.agent.checkpoints.evidence.observations import Decision, ProgramEnd
+from clary.agent.checkpoints.evidence.witness import Witness
+from clary.agent.checkpoints.folder import CheckpointFolder
+from clary.agent.checkpoints.scanning import scan
+from clary.contract.checkpoint_evidence import Evidence
+from clary.contract.clock import SystemClock
+
+PATIENCE_S = 20.0
+REST_S = 0.3
+
+# A program of one process below this one. It runs what the test says, and writes a line whenever that calls `here`.
+PREFACE = """
+import mmap, os, subprocess, sys, time
+def here(word):
+    print(word, flush=True)
+    sys.stdin.readline()
+os.chdir(sys.argv[1])
+"""
+
+
+class Writer:
+    """A program that writes into the folder and stops where it calls `here`."""
+
+    def __init__(self, folder: Path, program: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-S", "-c", PREFACE + textwrap.dedent(program), str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def reach(self, word: str) -> None:
+        """Wait until the program has come to a place."""
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline().strip() == word
+
+    def go_on(self) -> None:
+        """Let it leave the place."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def end(self) -> int:
+        """Let it come to its end."""
+        self.process.communicate("\n" * 9, timeout=PATIENCE_S)
+        return self.process.returncode
+
+
+class Watched:
+    """A folder with its witness; this process is the first of the program."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.folder = CheckpointFolder(path)
+        self.notes: list[str] = []
+        self.witness = self.new_witness()
+        self.writers: list[Writer] = []
+
+    def new_witness(self) -> Witness:
+        witness = Witness(
+            self.folder,
+            clock=SystemClock(),
+            note=self.notes.append,
+            least_rest_s=REST_S,
+        )
+        witness.start()
+        witness.follow(os.getpid())
+        return witness
+
+    def write(self, program: str) -> Writer:
+        self.writers.append(Writer(self.path, program))
+        return self.writers[-1]
+
+    def decide(self, path: str = "model", *, end: ProgramEnd | None = None) -> Decision:
+        snapshot = scan(self.folder)
+        return self.witness.decide(snapshot, list(snapshot.files), end=end)[path]
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline_s, scan(self.folder)
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    found = Watched(folder)
+    yield found
+    for writer in found.writers:
+        writer.process.kill()
+        writer.process.communicate()
+    found.witness.close()
+
+
+HALVES = {
+    "a stream": """
+        file = open("model", "wb")
+        file.write(b"x" * 1000); file.flush(); here("half")
+        file.write(b"x" * 1000); file.close(); here("whole")
+    """,
+    "a descriptor that a child has inherited": """
+        file = open("model", "wb", buffering=0)
+        file.write(b"x" * 1000)
+        child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=file)
+        file.close(); here("half")
+        child.communicate(b"x" * 1000); here("whole")
+    """,
+    "a sparse file with its size from the first": """
+        file = open("model", "wb", buffering=0)
+        file.truncate(1 << 20); os.pwrite(file.fileno(), b"x", 0); here("half")
+        os.pwrite(file.fileno(), b"x", (1 << 20) - 1); file.close(); here("whole")
+    """,
+    "a file whose room was taken beforehand": """
+        file = open("model", "wb", buffering=0)
+        os.posix_fallocate(file.fileno(), 0, 8192); here("half")
+        os.pwrite(file.fileno(), b"x" * 8192, 0); file.close(); here("whole")
+    """,
+    "a memory map without a descriptor": """
+        file = open("model", "w+b"); file.truncate(8192)
+        pages = mmap.mmap(file.fileno(), 8192); file.close()
+        pages[0:4] = b"half"; here("half")
+        pages[4096:5000] = b"x" * 904; pages.close(); here("whole")
+    """,
+    "the same bytes in place": """
+        open("model", "wb").write(b"a" * 8192)
+        file = open("model", "r+b", buffering=0)
+        file.write(b"b" * 4096); here("half")
+        file.write(b"b" * 4096); os.utime("model", (1, 1)); file.close(); here("whole")
+    """,
+    "another name of the same file, outside": """
+        file = open("../outside", "wb", buffering=0)
+        file.write(b"x" * 1000); os.link("../outside", "model"); here("half")
+        file.write(b"x" * 1000); file.close(); here("whole")
+    """,
+    "a file that was renamed while it was open": """
+        file = open("model.part", "wb", buffering=0)
+        file.write(b"x" * 1000); os.rename("model.part", "model"); here("half")
+        file.write(b"x" * 1000); file.close(); here("whole")
+    """,
+    "a file that is only appended to": """
+        file = open("model", "ab", buffering=0)
+        file.write(b"x" * 1000); here("half")
+        file.write(b"x" * 1000); file.close(); here("whole")
+    """,
+}
+
+
+@pytest.mark.parametrize("how", HALVES)
+def test_what_somebody_has_open_is_not_whole_and_is_once_it_is_closed(watched: Watched, how: str) -> None:
+    writer = watched.write(HALVES[how])
+    writer.reach("half")
+    before = watched.decide()
+    assert not before.is_whole, before
+    assert "appends" in before.reason if "appended" in how else before.is_blocking
+    assert f"process {writer.process.pid} " in before.reason or "child" in how
+    writer.go_on()
+    writer.reach("whole")
+    after = watched.decide()
+    assert after.is_whole, after
+    assert after.evidence in (Evidence.CLOSED, Evidence.RENAMED)
+
+
+WHOLE = {
+    "a rename": ("open('model.part', 'w').write('x'); os.rename('model.part', 'model')", Evidence.RENAMED),
+    "a rename from outside": ("open('../part', 'w').write('x'); os.rename('../part', 'model')", Evidence.RENAMED),
+    "a rename over another": (
+        "open('model', 'w').write('x'); open('part', 'w').write('xx'); os.replace('part', 'model')",
+        Evidence.RENAMED,
+    ),
+    "a link": ("open('../part', 'w').write('x'); os.link('../part', 'model'); os.unlink('../part')", Evidence.RENAMED),
+    "a close": ("open('model', 'w').write('x')", Evidence.CLOSED),
+    "a copy with its times": (
+        "import shutil; open('../part', 'w').write('x'); os.utime('../part', (1, 1)); shutil.copy2('../part', 'model')",
+        Evidence.CLOSED,
+    ),
+}
+
+
+@pytest.mark.parametrize("how", WHOLE)
+def test_what_says_that_a_file_is_whole_is_told(watched: Watched, how: str) -> None:
+    program, evidence = WHOLE[how]
+    writer = watched.write(f"{program}; here('whole')")
+    writer.reach("whole")
+    decision = watched.decide()
+    assert (decision.is_whole, decision.evidence) == (True, evidence), decision
+
+
+@pytest.mark.parametrize("rename", [True, False])
+def test_files_of_a_new_folder_are_whole_whether_or_not_it_was_watched_in_time(watched: Watched, rename: bool) -> None:
+    name = "part" if rename else "step"
+    writer = watched.write(
+        f"os.makedirs('{name}/a/b'); open('{name}/a/b/model', 'w').write('x'); "
+        + ("os.rename('part', 'step'); " if rename else "")
+        + "here('whole')"
+    )
+    writer.reach("whole")
+    decision = watched.decide("step/a/b/model")
+    assert (decision.is_whole, decision.evidence) == (True, Evidence.RENAMED if rename else Evidence.CLOSED)
+
+
+HALF = 'file = open("model", "wb", buffering=0); file.write(b"x" * 1000); here("half")'
+
+
+def test_a_writer_that_is_killed_leaves_a_torn_file_that_no_rest_makes_whole(watched: Watched) -> None:
+    writer = watched.write(HALF)
+    writer.reach("half")
+    watched.decide()
+    writer.process.kill()
+    writer.process.wait()
+    time.sleep(2 * REST_S)
+    decision = watched.decide()
+    assert (decision.is_whole, decision.is_torn) == (False, True), decision
+    assert f"process {writer.process.pid} " in decision.reason
+    assert "signal 9" in decision.reason
+    (watched.path / "model").write_bytes(b"y" * 2000)
+    assert watched.decide().is_whole, "it was written anew"
+
+
+def test_a_writer_that_is_killed_between_two_looks_leaves_a_torn_file(watched: Watched) -> None:
+    writer = watched.write(HALF)
+    writer.reach("half")
+    watched.wait_for(lambda: writer.process.pid in watched.witness._processes.pids)
+    writer.process.kill()
+    writer.process.wait()
+    decision = watched.decide()
+    assert (decision.is_whole, decision.is_torn) == (False, True), decision
+
+
+def test_a_program_that_was_killed_leaves_its_last_file_out_and_what_it_had_closed_in(watched: Watched) -> None:
+    writer = watched.write('open("before", "w").write("x"); here("one"); ' + HALF)
+    writer.reach("one")
+    watched.wait_for(lambda: writer.process.pid in watched.witness._processes.pids)
+    writer.go_on()
+    writer.reach("half")
+    writer.process.kill()
+    writer.process.wait()
+    assert not watched.decide(end=ProgramEnd.BROKEN).is_whole
+    assert watched.decide("before", end=ProgramEnd.BROKEN).evidence is Evidence.CLOSED
+    finished = watched.decide(end=ProgramEnd.FINISHED)
+    assert (finished.is_whole, finished.evidence) == (True, Evidence.ENDED)
+
+
+def test_a_child_that_ends_with_0_has_closed_what_it_wrote(watched: Watched) -> None:
+    writer = watched.write("subprocess.run(['cp', sys.executable, 'model']); here('whole')")
+    writer.reach("whole")
+    decision = watched.decide()
+    assert (decision.is_whole, decision.evidence) == (True, Evidence.CLOSED), decision
+
+
+def test_a_new_witness_knows_of_old_files_what_time_and_markers_tell(watched: Watched) -> None:
+    (watched.path / "dcp").mkdir()
+    for name in ("dcp/__0_0.distcp", "dcp/.metadata", "model"):
+        (watched.path / name).write_text("x")
+    watched.witness.close()
+    watched.witness = watched.new_witness()
+    decision = watched.decide()
+    assert (decision.is_whole, decision.is_blocking) == (False, False)
+    watched.wait_for(lambda: watched.decide().is_whole)
+    assert watched.decide().evidence is Evidence.RESTED
+    assert watched.decide().rested_s >= REST_S
+    assert watched.decide("dcp/__0_0.distcp").evidence is Evidence.MARKED
+
+
+def test_a_new_witness_finds_who_has_an_old_file_open(watched: Watched) -> None:
+    writer = watched.write(HALF)
+    writer.reach("half")
+    watched.witness.close()
+    watched.witness = watched.new_witness()
+    time.sleep(2 * REST_S)
+    decision = watched.decide()
+    assert decision.is_blocking
+    assert f"process {writer.process.pid} " in decision.reason
+    assert writer.end() == 0
+    assert watched.decide().evidence is Evidence.CLOSED
+
+
+def test_a_queue_that_runs_over_takes_no_statement_for_granted(watched: Watched, monkeypatch) -> None:
+    writer = watched.write(HALF)
+    writer.reach("half")
+    with watched.witness._lock:  # nobody reads
+        limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+        for number in range(limit // 2 + 10):
+            (watched.path / f"f{number % 2}").touch()
+            (watched.path / f"f{number % 2}").unlink()
+    watched.wait_for(lambda: any("ran over" in note for note in watched.notes))
+    assert watched.decide().is_blocking
+    writer.go_on()
+    writer.process.wait(PATIENCE_S)
+    assert watched.decide().evidence is Evidence.CLOSED
+
+
+def test_without_watches_files_are_judged_by_who_has_them_open(tmp_path: Path, monkeypatch) -> None:
+    def refuse(self: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("clary.agent.checkpoints.evidence.inotify.Inotify.__init__", refuse)
+    (tmp_path / "checkpoints").mkdir()
+    watched = Watched(tmp_path / "checkpoints")
+    try:
+        assert [note for note in watched.notes if "max_user_instances" in note] == watched.notes != []
+        writer = watched.write(HALF)
+        writer.reach("half")
+        assert watched.decide().is_blocking
+        assert writer.end() == 0
+        assert watched.decide().evidence is Evidence.CLOSED
+    finally:
+        watched.witness.close()
+
+
+def test_without_leases_and_on_shared_file_systems_maps_and_descriptors_are_found(
+    watched: Watched, monkeypatch
+) -> None:
+    monkeypatch.setattr("clary.agent.checkpoints.evidence.witness.is_shared_with_machines", lambda device: True)
+    for how in ("a stream", "a memory map without a descriptor"):
+        writer = watched.write(HALVES[how])
+        writer.reach("half")
+        watched.witness._processes.find()
+        assert watched.decide().is_blocking or watched.decide().is_blocking
+        writer.go_on()
+        writer.reach("whole")
+        assert watched.decide().evidence is Evidence.CLOSED, "a close was told"
+        assert writer.end() == 0
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="a file system of its own size takes root")
+def test_a_file_that_was_closed_on_a_full_disk_is_not_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], check=True, timeout=10)
+    watched = Watched(folder)
+    try:
+        writer = watched.write(
+            """
+            try:
+                with open("model", "wb") as file:
+                    file.write(b"x" * (8 << 20))
+            except OSError:
+                here("full")
+            """
+        )
+        writer.reach("full")
+        decision = watched.decide()
+        assert (decision.is_whole, decision.reason) == (False, "the disk was full while it was written")
+    finally:
+        for one in watched.writers:
+            one.process.kill()
+            one.process.communicate()
+        watched.witness.close()
+        subprocess.run(["umount", str(folder)], check=True, timeout=10)
+
+
+def test_a_folder_that_is_removed_and_made_again_is_watched_again(watched: Watched) -> None:
+    for _ in range(3):
+        writer = watched.write(
+            "os.mkdir('a'); open('a/part', 'w').write('x'); os.rename('a/part', 'a/model'); here('w')"
+        )
+        writer.reach("w")
+        time.sleep(0.1)
+        shutil.rmtree(watched.path / "a")
+    writer = watched.write(
+        "os.mkdir('a'); time.sleep(0.3); open('a/part', 'w').write('x'); os.rename('a/part', 'a/model'); here('w')"
+    )
+    writer.reach("w")
+    assert watched.decide("a/model").evidence is Evidence.RENAMED
+
+
+def test_nothing_stays_open_once_a_witness_is_closed(watched: Watched) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    witness = watched.new_witness()
+    witness.decide(scan(watched.folder), [])
+    witness.close()
+    witness.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_lease_that_is_broken_does_no_harm(watched: Watched) -> None:
+    writer = watched.write("for _ in range(3000): open('model', 'wb').close()\nhere('done')")
+    path = watched.path / "model"
+    watched.wait_for(path.exists)
+    while not select.select([writer.process.stdout], [], [], 0)[0]:
+        watched.decide()
+    writer.reach("done")
