@@ -22,6 +22,7 @@ from clary.control.engines.interpreters import InterpreterProbe
 from clary.control.engines.local.engine import LocalEngine
 from clary.control.engines.local.machine_census import dead_sockets, listening_ports
 from clary.control.objects.weed_process import StoreRecord, find_program, socket_paths
+from clary.control.scheduling.memory import gib
 from clary.control.scheduling.placement import capacity_of
 from clary.control.settings import Settings, load_settings
 from clary.control.state_folder import StateFolder
@@ -127,8 +128,8 @@ def _machine(engine: LocalEngine, settings: Settings) -> Finding:
     capacity = capacity_of(machine, settings)
     return Finding(
         "machine",
-        f"{machine}, {machine.memory_bytes / GIB:.0f} GiB: up to {capacity.max_hosts} hosts at once, "
-        f"{capacity.memory_per_host_bytes / GIB:.1f} GiB each",
+        f"{machine}, {machine.memory_bytes / GIB:.0f} GiB: up to {capacity.max_hosts} hosts at once, whose memory may "
+        f"add up to {gib(capacity.memory_bytes)}; one host may have {gib(capacity.memory_per_host_bytes)}",
     )
 
 

@@ -14,6 +14,7 @@ from clary.agent.host.program import Program
 from clary.contract.agent_protocol import ProcessExit
 from clary.contract.errors import AgentError, ClaryError, Fault
 from clary.contract.failure_reasons import FULL_DISK, OUT_OF_MEMORY
+from clary.contract.launch_plan import Resources
 
 _POLL_S = 0.1  # longest time until the exit of one process among several is noticed
 _MIB = 1024 * 1024
@@ -28,7 +29,7 @@ class HostProgram:
     Args:
         program: what runs.
         num_processes: how many processes it was started with.
-        memory_bytes: the host's memory limit, for the sentence about its effect; None if it has none.
+        resources: of the host, for the sentence about the effect of its memory limit.
         places: where the host's files lie, by the names that its program knows them by.
         feeders: feed the program's pipes; when one fails, the program is ended.
     """
@@ -38,13 +39,13 @@ class HostProgram:
         program: Program,
         *,
         num_processes: int,
-        memory_bytes: int | None,
+        resources: Resources,
         places: Mapping[str, Path],
         feeders: Sequence[PipeFeeder],
     ) -> None:
         self.num_processes = num_processes
         self._program = program
-        self._memory_bytes = memory_bytes
+        self._resources = resources
         self._places = dict(places)
         self._feeders = feeders
         self._seen: set[ProcessExit] = set()
@@ -93,11 +94,13 @@ class HostProgram:
     def out_of_memory(self) -> str | None:
         """Say in a sentence that the host's memory limit killed a process; None if it did not."""
         result = self._program.wait(0.0)
-        if result is None or not result.oom_kills or self._memory_bytes is None:
+        limit_bytes = self._resources.memory_bytes
+        if result is None or not result.oom_kills or limit_bytes is None:
             return None
+        advice = self._resources.memory_advice or "let the program use less of it"
         return (
-            f"the host's memory limit of {self._memory_bytes // _MIB} MiB was reached and {result.oom_kills} of its"
-            " processes were killed; use an instance type with more memory, or less of it"
+            f"the host's memory limit of {limit_bytes // _MIB} MiB was reached and {result.oom_kills} of its"
+            f" processes were killed; {advice}"
         )
 
     def full_disk(self) -> str | None:

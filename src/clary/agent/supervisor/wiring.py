@@ -242,7 +242,7 @@ class HostSteps:
         return HostProgram(
             program,
             num_processes=len(processes),
-            memory_bytes=sandbox.resources.memory_bytes,
+            resources=sandbox.resources,
             places=self._disk_places(),
             feeders=feeders,
         )
