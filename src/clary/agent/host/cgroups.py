@@ -4,7 +4,11 @@ Where: `program` creates it before the first process of a host, which then enter
 end. Both versions are served. The cgroup lies below the agent's own, so that limits set for the agent by an
 administrator or by an engine hold for its hosts too. Version 2 allows no cgroups with limits below one that holds
 processes; there the nearest ancestor is taken, but only past cgroups that limit nothing.
-Source: kernel Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst.
+
+All hosts of the machine lie in one cgroup, the family's, which to the scheduler is one party beside each other process
+group of the machine. It weighs what its hosts weigh together, and a host weighs as many ordinary processes as it may
+use processors; with a weight left as it comes all jobs together would get what one process elsewhere gets.
+Source: kernel Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst, scheduler/sched-design-CFS.rst.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from clary.contract.errors import AgentError
 from clary.contract.launch_plan import Resources
@@ -25,9 +30,7 @@ MAX_PROCESSES = 32768  # of one host; a fork bomb ends there
 _FAMILY_FOLDER = "clary"
 _CONTROLLERS = ("memory", "cpu", "pids")
 _CPU_PERIOD_US = 100_000
-_SHARES_PER_CPU = 1024  # version 1; its default for one cgroup
-_MIN_SHARES, _MAX_SHARES = 2, 262_144
-_MAX_WEIGHT = 10_000  # version 2
+_MAX_WEIGHT_CHECKS = 5  # of the family's weight, while other hosts come and go
 _MAKE_ATTEMPTS = 20
 _MAKE_PAUSE_S = 0.001
 # What the kernel says of a cgroup that is gone, and of one that is being removed (cgroup_mkdir, kernfs).
@@ -35,6 +38,21 @@ _VANISHED = (errno.ENOENT, errno.ENODEV)
 _TAKE_OVER_LIMIT_S = 2.0
 _REMOVE_LIMIT_S = 5.0
 _REMOVE_PAUSE_S = 0.005
+
+
+class _Weight(NamedTuple):
+    """How a version of cgroups writes weights; an ordinary process beside a cgroup weighs as much as `per_cpu`."""
+
+    file: str
+    per_cpu: int
+    least: int
+    most: int
+
+    def clamp(self, value: float) -> int:
+        return round(min(max(value, self.least), self.most))
+
+
+_WEIGHTS = {1: _Weight("cpu.shares", 1024, 2, 262_144), 2: _Weight("cpu.weight", 100, 1, 10_000)}
 
 
 @dataclass(frozen=True)
@@ -72,6 +90,10 @@ class CgroupTree:
         """Return the content of a control file."""
         with open(path, encoding="ascii") as file:
             return file.read()
+
+    def children(self, folder: str) -> list[str]:
+        """Return the folders of the cgroups right below one."""
+        return [entry.path for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
 
     def write(self, path: str, value: str) -> None:
         """Write a control file, which must exist."""
@@ -198,6 +220,8 @@ class HostCgroup:
             # The last host takes the family's folder with it.
             with contextlib.suppress(OSError):
                 self._tree.remove(os.path.dirname(folder))
+        if (folder := self._folders.get("cpu")) is not None:
+            self._weigh_family(os.path.dirname(folder), self._versions["cpu"])
         self._folders.clear()
         return refusal
 
@@ -213,6 +237,26 @@ class HostCgroup:
             except OSError:
                 if needed:
                     raise
+        if controller == "cpu":
+            self._weigh_family(os.path.dirname(folder), place.version)
+
+    def _weigh_family(self, family: str, version: int) -> None:
+        """Let the family weigh what its hosts weigh together, as far as the kernel takes such a number."""
+        weight = _WEIGHTS[version]
+        written = None
+        # Another agent may add or remove a host between the look and the write: look again after writing.
+        for _ in range(_MAX_WEIGHT_CHECKS):
+            total = 0
+            try:
+                for host in self._tree.children(family):
+                    with contextlib.suppress(OSError, ValueError):
+                        total += int(self._tree.read(f"{host}/{weight.file}"))
+                if total == 0 or total == written:
+                    return
+                self._tree.write(f"{family}/{weight.file}", str(weight.clamp(total)))
+            except OSError:
+                return  # the family has gone with its last host, or may not be written: it weighs what it did
+            written = total
 
     def _make_folder(self, place: CgroupPlace, controller: str, name: str) -> str:
         for attempt in range(_MAKE_ATTEMPTS):
@@ -337,17 +381,14 @@ def _settings(controller: str, version: int, resources: Resources) -> list[tuple
             return [("memory.max", limit, True), ("memory.swap.max", "0", False)]
         # Memory and swap together; refused below the memory limit, so it comes second.
         return [("memory.limit_in_bytes", limit, True), ("memory.memsw.limit_in_bytes", limit, False)]
-    shares = round(min(max(resources.num_cpus * _SHARES_PER_CPU, _MIN_SHARES), _MAX_SHARES))
+    weight = _WEIGHTS[version]
+    settings = [(weight.file, str(weight.clamp(resources.num_cpus * weight.per_cpu)), False)]
+    if not _has_quota(resources):
+        return settings
     quota = max(round(resources.num_cpus * _CPU_PERIOD_US), 1000)  # the kernel takes no less than a millisecond
     if version == 2:
-        # runc's conversion, so that both versions divide a busy machine alike.
-        weight = 1 + (shares - _MIN_SHARES) * (_MAX_WEIGHT - 1) // (_MAX_SHARES - _MIN_SHARES)
-        settings = [("cpu.weight", str(weight), False)]
-        return settings + ([("cpu.max", f"{quota} {_CPU_PERIOD_US}", True)] if _has_quota(resources) else [])
-    settings = [("cpu.shares", str(shares), False)]
-    if _has_quota(resources):
-        settings += [("cpu.cfs_period_us", str(_CPU_PERIOD_US), True), ("cpu.cfs_quota_us", str(quota), True)]
-    return settings
+        return [*settings, ("cpu.max", f"{quota} {_CPU_PERIOD_US}", True)]
+    return [*settings, ("cpu.cfs_period_us", str(_CPU_PERIOD_US), True), ("cpu.cfs_quota_us", str(quota), True)]
 
 
 def _reason(error: OSError) -> str:

@@ -94,6 +94,7 @@ class FakeCgroupTree(CgroupTree):
                 if os.path.isdir(f"{folder}/{name}"):
                     self._populate(f"{folder}/{name}", value.split()[-1:])
             return
+        os.truncate(path, 0)  # control files keep nothing of what was written before
         super().write(path, value)
 
     def _populate(self, folder, controllers, *, is_top=False):
@@ -124,7 +125,7 @@ def test_version_2_limits_memory_processors_and_processes(tmp_path):
         "memory.max": str(4 * GIB),
         "memory.swap.max": "0",
         "cpu.max": "200000 100000",
-        "cpu.weight": "79",
+        "cpu.weight": "200",
         "pids.max": "32768",
     }
 
@@ -139,6 +140,32 @@ def test_version_1_limits_memory_processors_and_processes(tmp_path):
     assert (memory / "memory.memsw.limit_in_bytes").read_text() == str(GIB)
     assert (cpu / "cpu.cfs_quota_us").read_text() == "50000"
     assert (cpu / "cpu.shares").read_text() == "512"
+
+
+@pytest.mark.parametrize(("version", "file", "per_cpu"), [(1, "cpu.shares", 1024), (2, "cpu.weight", 100)])
+def test_all_hosts_together_weigh_what_each_of_them_does(tmp_path, version, file, per_cpu):
+    tree = FakeCgroupTree(tmp_path, version=version)
+    hosts = [
+        HostCgroup.create(name, Resources(num_cpus=num_cpus, memory_bytes=None), tree=tree)
+        for name, num_cpus in (("one", 2), ("two", 0.5), ("three", 8))
+    ]
+    folder = next(folder for folder in hosts[0].folders if os.path.exists(f"{folder}/{file}"))
+    family = os.path.dirname(folder)
+    assert tree.read(f"{family}/{file}") == str(round(10.5 * per_cpu))
+    hosts[2].remove()
+    assert tree.read(f"{family}/{file}") == str(round(2.5 * per_cpu))
+    large = HostCgroup.create("large", Resources(num_cpus=4096, memory_bytes=None), tree=tree)
+    assert tree.read(f"{family}/{file}") == {1: "262144", 2: "10000"}[version]
+    for host in (*hosts[:2], large):
+        assert host.remove() is None
+    assert not os.path.exists(family)
+
+
+def test_family_that_may_not_be_weighed_is_no_error(tmp_path):
+    tree = FakeCgroupTree(tmp_path, version=1)
+    HostCgroup.create("first", Resources(num_cpus=1, memory_bytes=None), tree=tree)
+    tree.forbidden.add("cpu.shares")
+    assert HostCgroup.create("h", Resources(num_cpus=8, memory_bytes=None), tree=tree).not_enforced == ()
 
 
 def test_quota_is_left_out_where_the_host_may_use_the_whole_machine(tmp_path):
