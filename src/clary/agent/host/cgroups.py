@@ -3,7 +3,9 @@
 Where: `program` creates it before the first process of a host, which then enters it by itself, and removes it at the
 end. Both versions are served. The cgroup lies below the agent's own, so that limits set for the agent by an
 administrator or by an engine hold for its hosts too. Version 2 allows no cgroups with limits below one that holds
-processes; there the nearest ancestor is taken, but only past cgroups that limit nothing.
+processes; there the nearest ancestor is taken, but only past cgroups that limit nothing. Where the agent's own is all
+that there is, as below a user's service manager, in a container or in a cgroup that was prepared for a user, its
+processes move into a leaf of it.
 
 All hosts of the machine lie in one cgroup, the family's, which to the scheduler is one party beside each other process
 group of the machine. It weighs what its hosts weigh together, and a host weighs as many ordinary processes as it may
@@ -28,11 +30,15 @@ from clary.contract.launch_plan import Resources
 
 MAX_PROCESSES = 32768  # of one host; a fork bomb ends there
 _FAMILY_FOLDER = "clary"
+_LEAF_FOLDER = "clary-service"  # for the processes of a cgroup whose other children are to have limits
+_MOVE_ROUNDS = 20  # processes fork while they are moved
 _CONTROLLERS = ("memory", "cpu", "pids")
 _CPU_PERIOD_US = 100_000
 _MAX_WEIGHT_CHECKS = 5  # of the family's weight, while other hosts come and go
 _MAKE_ATTEMPTS = 20
 _MAKE_PAUSE_S = 0.001
+_NO_MEMORY_LIMIT = "Memory is not limited to"
+_WATCHED = " The agent watches the host's processes instead and ends them when they use more."
 # What the kernel says of a cgroup that is gone, and of one that is being removed (cgroup_mkdir, kernfs).
 _VANISHED = (errno.ENOENT, errno.ENODEV)
 _TAKE_OVER_LIMIT_S = 2.0
@@ -115,13 +121,23 @@ class HostCgroup:
         self._folders: dict[str, str] = {}  # controller -> folder
         self._versions: dict[str, int] = {}
         self._homes: dict[str, str] = {}  # folder -> the agent's own cgroup in the same hierarchy
+        self._may_move = True
+        self.limits_memory = False  # whether the kernel keeps the memory limit
         self.not_enforced: tuple[str, ...] = ()  # sentences
 
     @classmethod
-    def create(cls, name: str, resources: Resources, *, tree: CgroupTree | None = None) -> HostCgroup:
+    def create(
+        cls, name: str, resources: Resources, *, tree: CgroupTree | None = None, may_move: bool = True
+    ) -> HostCgroup:
         """Create the cgroup `name` and set the limits of `resources`.
 
         What cannot be had is told in `not_enforced` and is no error.
+
+        Args:
+            name: of the cgroup.
+            resources: of the host.
+            tree: the machine's, unless a test says otherwise.
+            may_move: whether processes of the agent's own cgroup may be moved into a leaf of it if nothing else helps.
 
         Raises:
             AgentError: a cgroup of that name holds processes already; nothing was changed.
@@ -129,13 +145,19 @@ class HostCgroup:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
             raise AgentError(f"cgroup name {name!r}: expected letters, digits, '.', '_' and '-', starting with one")
         cgroup = cls(tree or CgroupTree())
+        cgroup._may_move = may_move
         sentences = []
         for controller, wanted in _wanted(resources).items():
             try:
                 cgroup._add(controller, name, resources)
             except OSError as error:
                 if wanted:
-                    sentences.append(f"{wanted}: {_reason(error)}.")
+                    sentences.append(f"{wanted}: {_reason(error)}.{_WATCHED if controller == 'memory' else ''}")
+        cgroup.limits_memory = (
+            resources.memory_bytes is not None
+            and "memory" in cgroup._folders
+            and not any(sentence.startswith(_NO_MEMORY_LIMIT) for sentence in sentences)
+        )
         cgroup.not_enforced = tuple(sentences)
         return cgroup
 
@@ -226,8 +248,14 @@ class HostCgroup:
         return refusal
 
     def _add(self, controller: str, name: str, resources: Resources) -> None:
-        place = find_place(controller, mountinfo=self._tree.mountinfo(), membership=self._tree.membership())
-        folder = self._make_folder(place, controller, name)
+        place = self._place(controller)
+        try:
+            folder = self._make_folder(place, controller, name)
+        except OSError:
+            if place.version != 2 or not self._may_move or not self._move_into_leaf(place.own):
+                raise
+            place = self._place(controller)
+            folder = self._make_folder(place, controller, name)
         self._folders[controller] = folder
         self._versions[controller] = place.version
         self._homes[folder] = place.own
@@ -239,6 +267,31 @@ class HostCgroup:
                     raise
         if controller == "cpu":
             self._weigh_family(os.path.dirname(folder), place.version)
+
+    def _place(self, controller: str) -> CgroupPlace:
+        return find_place(controller, mountinfo=self._tree.mountinfo(), membership=self._tree.membership())
+
+    def _move_into_leaf(self, own: str) -> bool:
+        """Move all processes of the agent's own cgroup into a leaf, so that limits can be handed to its other children.
+
+        Returns: whether it holds none any more. What may not be moved stays, and so does all that was before.
+        """
+        if os.path.basename(own) == _LEAF_FOLDER:
+            return False
+        leaf = f"{own}/{_LEAF_FOLDER}"
+        try:
+            self._tree.make(leaf)
+            for _ in range(_MOVE_ROUNDS):
+                pids = self._tree.read(f"{own}/cgroup.procs").split()
+                if not pids:
+                    return True
+                for pid in pids:
+                    with contextlib.suppress(ProcessLookupError):
+                        self._tree.write(f"{leaf}/cgroup.procs", pid)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._tree.remove(leaf)  # refused where some have moved: there they are as well off as before
+        return False
 
     def _weigh_family(self, family: str, version: int) -> None:
         """Let the family weigh what its hosts weigh together, as far as the kernel takes such a number."""
@@ -267,6 +320,10 @@ class HostCgroup:
                     family = f"{place.own}/{_FAMILY_FOLDER}"
                     self._tree.make(family)
                 folder = f"{family}/{name}"
+                others = {made for key, made in self._folders.items() if self._versions[key] == place.version == 2}
+                if others - {folder}:
+                    # A process is in one cgroup of version 2: to enter this one it would have to leave the other.
+                    raise OSError(errno.EXDEV, "it could only be had in another cgroup than memory", family)
                 if folder not in self._folders.values():
                     self._make_fresh(folder)
             except OSError as error:
@@ -359,7 +416,7 @@ def _wanted(resources: Resources) -> dict[str, str]:
     """Return controller -> how the sentence begins if it cannot be had; empty if nothing is lost that was asked for."""
     memory = cpu = ""
     if resources.memory_bytes is not None:
-        memory = f"Memory is not limited to {resources.memory_bytes / 2**30:.1f} GiB"
+        memory = f"{_NO_MEMORY_LIMIT} {resources.memory_bytes / 2**30:.1f} GiB by the kernel"
     if _has_quota(resources):
         cpu = f"Processor time is not limited to {resources.num_cpus:g} CPUs"
     return dict(zip(_CONTROLLERS, (memory, cpu, ""), strict=True))
