@@ -37,7 +37,6 @@ _CPU_PERIOD_US = 100_000
 _MAX_WEIGHT_CHECKS = 5  # of the family's weight, while other hosts come and go
 _MAKE_ATTEMPTS = 20
 _MAKE_PAUSE_S = 0.001
-_NO_MEMORY_LIMIT = "Memory is not limited to"
 _WATCHED = " The agent watches the host's processes instead and ends them when they use more."
 # What the kernel says of a cgroup that is gone, and of one that is being removed (cgroup_mkdir, kernfs).
 _VANISHED = (errno.ENOENT, errno.ENODEV)
@@ -123,6 +122,7 @@ class HostCgroup:
         self._homes: dict[str, str] = {}  # folder -> the agent's own cgroup in the same hierarchy
         self._may_move = True
         self.limits_memory = False  # whether the kernel keeps the memory limit
+        self.why_memory_is_not_limited = ""
         self.not_enforced: tuple[str, ...] = ()  # sentences
 
     @classmethod
@@ -151,13 +151,11 @@ class HostCgroup:
             try:
                 cgroup._add(controller, name, resources)
             except OSError as error:
+                if controller == "memory":
+                    cgroup.why_memory_is_not_limited = _reason(error)
                 if wanted:
                     sentences.append(f"{wanted}: {_reason(error)}.{_WATCHED if controller == 'memory' else ''}")
-        cgroup.limits_memory = (
-            resources.memory_bytes is not None
-            and "memory" in cgroup._folders
-            and not any(sentence.startswith(_NO_MEMORY_LIMIT) for sentence in sentences)
-        )
+        cgroup.limits_memory = resources.memory_bytes is not None and not cgroup.why_memory_is_not_limited
         cgroup.not_enforced = tuple(sentences)
         return cgroup
 
@@ -183,6 +181,10 @@ class HostCgroup:
             ("" if self._versions[controller] == 2 else controller): folder
             for controller, folder in self._folders.items()
         }
+
+    def version_of(self, controller: str) -> int | None:
+        """Return the version of the cgroups in which this one has a controller; None where it has not."""
+        return self._versions.get(controller)
 
     def oom_kills(self) -> int:
         """Return how many processes the kernel killed at the memory limit; 0 where nobody counts."""
@@ -403,6 +405,18 @@ def find_place(controller: str, *, mountinfo: str, membership: str) -> CgroupPla
     return candidates[0]
 
 
+def can_move_into_leaf(tree: CgroupTree | None = None) -> bool:
+    """Whether a host could have limits if processes of this one's own cgroup moved into a leaf; moves nothing."""
+    tree = tree or CgroupTree()
+    try:
+        place = find_place("memory", mountinfo=tree.mountinfo(), membership=tree.membership())
+        has_memory = "memory" in tree.read(f"{place.own}/cgroup.controllers").split()
+    except OSError:
+        return False
+    files = [f"{place.own}/cgroup.{name}" for name in ("procs", "subtree_control")]
+    return place.version == 2 and has_memory and all(os.access(path, os.W_OK) for path in [place.own, *files])
+
+
 def _below(mount: str, top: str, path: str) -> str:
     """Return the folder of cgroup `path` in a hierarchy whose cgroup `top` is mounted at `mount`."""
     if top != "/" and (path == top or path.startswith(f"{top}/")):
@@ -416,7 +430,7 @@ def _wanted(resources: Resources) -> dict[str, str]:
     """Return controller -> how the sentence begins if it cannot be had; empty if nothing is lost that was asked for."""
     memory = cpu = ""
     if resources.memory_bytes is not None:
-        memory = f"{_NO_MEMORY_LIMIT} {resources.memory_bytes / 2**30:.1f} GiB by the kernel"
+        memory = f"Memory is not limited to {resources.memory_bytes / 2**30:.1f} GiB by the kernel"
     if _has_quota(resources):
         cpu = f"Processor time is not limited to {resources.num_cpus:g} CPUs"
     return dict(zip(_CONTROLLERS, (memory, cpu, ""), strict=True))
