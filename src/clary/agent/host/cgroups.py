@@ -244,8 +244,8 @@ class HostCgroup:
             # The last host takes the family's folder with it.
             with contextlib.suppress(OSError):
                 self._tree.remove(os.path.dirname(folder))
-        if (folder := self._folders.get("cpu")) is not None:
-            self._weigh_family(os.path.dirname(folder), self._versions["cpu"])
+        if "cpu" in self._folders:
+            self._weigh_family(os.path.dirname(self._folders["cpu"]), self._versions["cpu"])
         self._folders.clear()
         return refusal
 
@@ -369,8 +369,20 @@ class HostCgroup:
         return family
 
     def _hand_down(self, folder: str, controller: str) -> None:
-        if controller not in self._tree.read(f"{folder}/cgroup.subtree_control").split():
-            self._tree.write(f"{folder}/cgroup.subtree_control", f"+{controller}")
+        if controller in self._tree.read(f"{folder}/cgroup.subtree_control").split():
+            return
+        # The kernel refuses this for memory alone. With cpu or pids handed down from beside processes it takes what is
+        # below for threads of one domain and lets no process enter there.
+        if self._holds_processes(folder):
+            raise OSError(errno.EBUSY, "it holds processes", folder)
+        self._tree.write(f"{folder}/cgroup.subtree_control", f"+{controller}")
+
+    def _holds_processes(self, folder: str) -> bool:
+        try:
+            self._tree.read(f"{folder}/cgroup.type")
+        except FileNotFoundError:
+            return False  # the root of all, which may hold processes and hand down
+        return bool(self._tree.read(f"{folder}/cgroup.procs").strip())
 
     def _limits_something(self, folder: str) -> bool:
         # Not pids.max: systemd sets that everywhere, and a host gets one of its own.
