@@ -91,5 +91,6 @@ def test_files_in_a_hosts_own_shared_memory_count(world):
         memory_bytes=150 * MIB,
     )
     program.wait_for_exits(DEADLINE_S)
-    assert "OutOfMemory" in program.trouble().message
+    assert program.trouble().message.startswith("OutOfMemory: algo-1 used 0.")
+    assert "files in /dev/shm 0." in program.trouble().message
     program.close()

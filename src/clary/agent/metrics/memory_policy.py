@@ -23,9 +23,9 @@ MAX_NAMED = 4
 
 
 class ProcessUse(NamedTuple):
-    """Memory of one process."""
+    """Memory of one process, or of the files in a host's /dev/shm."""
 
-    pid: int
+    pid: int  # 0 for files
     name: str
     rank: int | None
     memory_bytes: int
@@ -62,8 +62,8 @@ def excess_in_words(host: str, used_bytes: int, limit_bytes: int, uses: Sequence
 
 
 def _in_words(use: ProcessUse) -> str:
-    who = f"{use.name} (rank {use.rank})" if use.rank is not None else f"{use.name} (process {use.pid})"
-    return f"{who} {_gib(use.memory_bytes)}"
+    which = f" (rank {use.rank})" if use.rank is not None else f" (process {use.pid})" if use.pid else ""
+    return f"{use.name}{which} {_gib(use.memory_bytes)}"
 
 
 def _gib(size_bytes: int) -> str:

@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from clary.agent.metrics.memory_policy import ProcessUse, excess_in_words, needs_exact, pause_s
@@ -56,7 +56,7 @@ class MemoryWatch:
         self._host = host
         self._limit_bytes = limit_bytes
         self._advice = advice
-        self._shared_memory = f"/proc/{first_pid}/root/dev/shm" if has_own_shared_memory else None
+        self._has_own_shared_memory = has_own_shared_memory
         self._on_excess = on_excess
         self._table = ProcessTable(first_pid, ranks=ranks, members=None, max_open_files=_MAX_OPEN_FILES)
         self._stopping = threading.Event()
@@ -93,7 +93,7 @@ class MemoryWatch:
         """Return what the host uses, never less than it does, and what its processes use if that was looked at."""
         self._table.look()
         readings = self._table.read()
-        in_files = 0 if self._shared_memory is None else _bytes_in(self._shared_memory)
+        in_files = _bytes_in_shared_memory(readings) if self._has_own_shared_memory else 0
         rough = sum(reading.memory_bytes for reading in readings.values()) + in_files
         if not needs_exact(rough, self._limit_bytes):
             return rough, []
@@ -104,6 +104,8 @@ class MemoryWatch:
             own += anonymous
             shared += shmem
             uses.append(ProcessUse(pid, _name_of(pid), reading.rank, anonymous + shmem))
+        if in_files:
+            uses.append(ProcessUse(0, "files in /dev/shm", None, in_files))
         # Files of /dev/shm that are mapped as well count once.
         return own + max(shared, in_files), uses
 
@@ -139,8 +141,11 @@ def _name_of(pid: int) -> str:
     return "a process"
 
 
-def _bytes_in(folder: str) -> int:
-    with contextlib.suppress(OSError):
-        facts = os.statvfs(folder)
-        return (facts.f_blocks - facts.f_bfree) * facts.f_frsize
+def _bytes_in_shared_memory(pids: Iterable[int]) -> int:
+    """Return what lies in the /dev/shm of a host, seen through one of its processes; 0 if none lets us."""
+    for pid in pids:
+        # The first process forbids to be traced, which closes its root to an agent that is not root.
+        with contextlib.suppress(OSError):
+            facts = os.statvfs(f"/proc/{pid}/root/dev/shm")
+            return (facts.f_blocks - facts.f_bfree) * facts.f_frsize
     return 0
