@@ -15,7 +15,7 @@ READ_BY_PROGRAMS := src/clary/contract src/clary/train src/clary/compat src/clar
                     src/clary/agent/zygote/clary_zygote.py
 export CLARY_COMMAND := $(BIN)/clary
 
-.PHONY: setup quickstart test native-test check format bench faults fuzz clean
+.PHONY: setup quickstart test native-test test-cgroup2 check format bench faults fuzz clean
 
 quickstart: $(STAMPS)/service.stamp $(STAMPS)/native.stamp $(STAMPS)/train.stamp $(STAMPS)/sdk2.stamp
 	@sh tools/write_first_settings.sh $(CURDIR)/.venvs/train/bin/python
@@ -55,6 +55,10 @@ FAULTS ?= 1000
 faults: $(STAMPS)/service.stamp $(STAMPS)/train.stamp
 	$(BIN)/python -m clary.testing.fault_runner --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) \
 		$(if $(DATABASE_URL),--database-url "$(DATABASE_URL)") --python $(CURDIR)/.venvs/train/bin/python $(FAULT_ARGS)
+
+# Cgroups of version 2 under Debian's kernel, by emulation: minutes, and no part of any other run.
+test-cgroup2: $(STAMPS)/service.stamp
+	$(BIN)/python tools/test_cgroup2.py
 
 # Every target for FUZZ_SECONDS; FUZZ_TARGETS="wire s3" names some. What was found is kept in fuzz/corpus.
 fuzz: $(STAMPS)/fuzz.stamp

@@ -18,7 +18,7 @@ from benchmarks.service import running_service
 from clary.testing.many_jobs.crowd import CrowdPlan, CrowdReport, run_crowd
 from clary.testing.many_jobs.service_watch import Sample
 
-SETTINGS = "max_hosts = 4\nstop_grace_s = 10.0\n"
+SETTINGS = "max_hosts = 4\nmemory_overcommit = 32.0\nstop_grace_s = 10.0\n"
 QUICK_S = 20.0
 MIB = 1024**2
 GOAL_GROWTH_MIB = 32.0

@@ -43,7 +43,7 @@ QUICK_KILLS, QUICK_SCALE = 3, 10.0
 MAX_KILLS_A_JOB = 75  # setting max_restarts ends at 100
 STEPS_UNHARMED = 20  # before the first failure: the oracle's rate
 SEED = 20
-SETTINGS = f"max_hosts = {NUM_HOSTS}\nmax_restarts = 100\ncheckpoint_interval_s = 0.2\n"
+SETTINGS = f"max_hosts = {NUM_HOSTS}\nmemory_overcommit = 32.0\nmax_restarts = 100\ncheckpoint_interval_s = 0.2\n"
 GOAL = ">= 0.98 of the ceiling"
 GOAL_RATIO = 0.98
 PEER_NOTE = (

@@ -74,6 +74,7 @@ def run(quick: bool) -> Iterator[Line]:
             "spot_time_scale": scale,
             "prices_file": str(prices),
             "max_hosts": MOST_HOSTS,
+            "memory_overcommit": 32.0,
             "stop_grace_s": 120 / scale,  # two minutes of the trace
             "checkpoint_interval_s": 0.2,
         }

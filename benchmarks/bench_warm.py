@@ -48,7 +48,7 @@ NUM_RANKS = 4
 NUM_SAMPLES = 20
 KEEP_ALIVE_S = 600
 SETTLE_S = 6.0  # hosts that were kept make themselves ready for the next job while nobody waits
-SETTINGS = "max_hosts = 8\n" + INSTANCE_SETTINGS
+SETTINGS = "max_hosts = 8\nmemory_overcommit = 32.0\n" + INSTANCE_SETTINGS
 COLD_GB, WARM_GB = 31, 30
 NUM_OBJECTS, OBJECT_BYTES = 20, 64 * 1024
 DATA = "bench/warm-data/"

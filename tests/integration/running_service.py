@@ -20,6 +20,7 @@ UP_ATTEMPTS = 3
 ASKS_STS = ("v2_model_trainer.py", "v2_execution_role.py")
 SETTINGS = f"""
 max_hosts = 8
+memory_overcommit = 32.0
 stop_grace_s = 10.0
 [images]
 "team/bring-your-own:*" = "train"

@@ -10,7 +10,7 @@ from clary.testing.many_jobs.records import Life
 
 pytestmark = [pytest.mark.timeout(450), pytest.mark.xdist_group("many_jobs")]
 
-SETTINGS = "max_hosts = 4\nstop_grace_s = 10.0\n"
+SETTINGS = "max_hosts = 4\nmemory_overcommit = 32.0\nstop_grace_s = 10.0\n"
 PLAN = CrowdPlan(num_clients=8, num_jobs=50, seconds=8.0, settle_s=2.0, look_interval_s=10.0)
 MIB = 1024**2
 MAX_GROWTH_BYTES = 32 * MIB  # since the start of the service; 2 to 5 were seen

@@ -22,6 +22,7 @@ from clary.control.engines.interpreters import InterpreterProbe
 from clary.control.engines.local.engine import LocalEngine
 from clary.control.engines.local.machine_census import dead_sockets, listening_ports
 from clary.control.objects.weed_process import StoreRecord, find_program, socket_paths
+from clary.control.scheduling.memory import gib
 from clary.control.scheduling.placement import capacity_of
 from clary.control.settings import Settings, load_settings
 from clary.control.state_folder import StateFolder
@@ -62,6 +63,7 @@ def run(options: argparse.Namespace) -> int:
         _checked("object store", lambda: Finding("object store", settings.s3_endpoint_url or find_program())),
         _checked("environment", lambda: _environment(settings)),
         _checked("machine", lambda: _machine(engine, settings)),
+        _checked("memory limits", lambda: _memory_limits(engine, settings)),
         *_isolation(engine),
         Finding("not isolated", ROLES_ARE_NAMES),
         _disk(folder),
@@ -127,9 +129,16 @@ def _machine(engine: LocalEngine, settings: Settings) -> Finding:
     capacity = capacity_of(machine, settings)
     return Finding(
         "machine",
-        f"{machine}, {machine.memory_bytes / GIB:.0f} GiB: up to {capacity.max_hosts} hosts at once, "
-        f"{capacity.memory_per_host_bytes / GIB:.1f} GiB each",
+        f"{machine}, {machine.memory_bytes / GIB:.0f} GiB: up to {capacity.max_hosts} hosts at once, whose memory may "
+        f"add up to {gib(capacity.memory_bytes)}; one host may have {gib(capacity.memory_per_host_bytes)}",
     )
+
+
+def _memory_limits(engine: LocalEngine, settings: Settings) -> Finding:
+    """Say who keeps the memory limits of hosts: what the running service found out, or what one started here would."""
+    running = find_running(settings)
+    told = "" if running is None else running.record.memory_limits
+    return Finding("memory limits", told or engine.memory_limits(looks_only=True))
 
 
 def _isolation(engine: LocalEngine) -> list[Finding]:

@@ -43,6 +43,7 @@ def run(options: argparse.Namespace) -> int:
     if connection.record.tls_url:
         print(f"  tls    {connection.record.tls_url}")
     print(f"  state  {folder.root}")
+    print(f"  memory limits of hosts are {connection.record.memory_limits}")
     print(f"  log    {folder.service_log}")
     print('  use    eval "$(clary env)"')
     print("  pages  clary console")

@@ -93,6 +93,7 @@ class Resources:
 
     num_cpus: float
     memory_bytes: int | None  # None: not limited
+    memory_advice: str = ""  # what to do on this machine where that is too little
     gpu_indices: tuple[int, ...] = ()  # GPUs of this machine that belong to the host
     link: Link = field(default_factory=Link)
 

@@ -87,7 +87,16 @@ class Settings:
     standby_hosts: bool = _setting(
         True, "have an interpreter with torch imported stand by on hosts that wait for a job, to become its ranks"
     )
-    memory_per_host_bytes: int = _setting(0, "memory limit of a host; 0 divides four fifths of the machine", least=0)
+    memory_per_host_bytes: int = _setting(
+        0, "most memory that a host may use; 0 is what its instance type has, as far as this machine has it", least=0
+    )
+    memory_overcommit: float = _setting(
+        1.0,
+        "how many times this machine's memory, less a reserve for the system, the limits of hosts that run at once may "
+        "add up to; a job waits while its own do not fit",
+        least=1,
+        most=1000,
+    )
     clamp_processes: bool = _setting(True, "lower an instance type's processes per host to this machine's CPUs or GPUs")
     default_python: str = _setting("", "interpreter for images that no rule names; empty looks for one with torch")
     stop_grace_s: float = _setting(120.0, "from SIGTERM to SIGKILL", least=0)

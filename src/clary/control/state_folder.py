@@ -41,6 +41,7 @@ class ServiceRecord:
     proxy_url: str
     region: str
     version: str
+    memory_limits: str = ""  # who keeps those of hosts, in words
 
     @property
     def process(self) -> ProcessId:

@@ -23,7 +23,7 @@ class FakeEngine:
     """
 
     def __init__(self, machine: Machine | None = None) -> None:
-        self._machine = machine or Machine(num_cpus=2, memory_bytes=8 * GIB)
+        self._machine = machine or Machine(num_cpus=2, memory_bytes=8192 * GIB)  # no job waits for memory by chance
         self.launch_errors: list[Exception] = []
         self.start_errors: list[Exception] = []
         self.release_errors: list[Exception] = []

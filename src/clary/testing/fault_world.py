@@ -33,6 +33,7 @@ DOWN_TIMEOUT_S = 90.0
 HOME_MIB, HOSTS_MIB = 640, 256
 SETTINGS = """
 max_hosts = 10
+memory_overcommit = 32.0
 stop_grace_s = 5.0
 internet = false
 [images]

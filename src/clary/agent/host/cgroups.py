@@ -3,8 +3,14 @@
 Where: `program` creates it before the first process of a host, which then enters it by itself, and removes it at the
 end. Both versions are served. The cgroup lies below the agent's own, so that limits set for the agent by an
 administrator or by an engine hold for its hosts too. Version 2 allows no cgroups with limits below one that holds
-processes; there the nearest ancestor is taken, but only past cgroups that limit nothing.
-Source: kernel Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst.
+processes; there the nearest ancestor is taken, but only past cgroups that limit nothing. Where the agent's own is all
+that there is, as below a user's service manager, in a container or in a cgroup that was prepared for a user, its
+processes move into a leaf of it.
+
+All hosts of the machine lie in one cgroup, the family's, which to the scheduler is one party beside each other process
+group of the machine. It weighs what its hosts weigh together, and a host weighs as many ordinary processes as it may
+use processors; with a weight left as it comes all jobs together would get what one process elsewhere gets.
+Source: kernel Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst, scheduler/sched-design-CFS.rst.
 """
 
 from __future__ import annotations
@@ -17,24 +23,41 @@ import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from clary.contract.errors import AgentError
 from clary.contract.launch_plan import Resources
 
 MAX_PROCESSES = 32768  # of one host; a fork bomb ends there
 _FAMILY_FOLDER = "clary"
+_LEAF_FOLDER = "clary-service"  # for the processes of a cgroup whose other children are to have limits
+_MOVE_ROUNDS = 20  # processes fork while they are moved
 _CONTROLLERS = ("memory", "cpu", "pids")
 _CPU_PERIOD_US = 100_000
-_SHARES_PER_CPU = 1024  # version 1; its default for one cgroup
-_MIN_SHARES, _MAX_SHARES = 2, 262_144
-_MAX_WEIGHT = 10_000  # version 2
+_MAX_WEIGHT_CHECKS = 5  # of the family's weight, while other hosts come and go
 _MAKE_ATTEMPTS = 20
 _MAKE_PAUSE_S = 0.001
+_WATCHED = " The agent watches the host's processes instead and ends them when they use more."
 # What the kernel says of a cgroup that is gone, and of one that is being removed (cgroup_mkdir, kernfs).
 _VANISHED = (errno.ENOENT, errno.ENODEV)
 _TAKE_OVER_LIMIT_S = 2.0
 _REMOVE_LIMIT_S = 5.0
 _REMOVE_PAUSE_S = 0.005
+
+
+class _Weight(NamedTuple):
+    """How a version of cgroups writes weights; an ordinary process beside a cgroup weighs as much as `per_cpu`."""
+
+    file: str
+    per_cpu: int
+    least: int
+    most: int
+
+    def clamp(self, value: float) -> int:
+        return round(min(max(value, self.least), self.most))
+
+
+_WEIGHTS = {1: _Weight("cpu.shares", 1024, 2, 262_144), 2: _Weight("cpu.weight", 100, 1, 10_000)}
 
 
 @dataclass(frozen=True)
@@ -73,6 +96,10 @@ class CgroupTree:
         with open(path, encoding="ascii") as file:
             return file.read()
 
+    def children(self, folder: str) -> list[str]:
+        """Return the folders of the cgroups right below one."""
+        return [entry.path for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
+
     def write(self, path: str, value: str) -> None:
         """Write a control file, which must exist."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -93,13 +120,24 @@ class HostCgroup:
         self._folders: dict[str, str] = {}  # controller -> folder
         self._versions: dict[str, int] = {}
         self._homes: dict[str, str] = {}  # folder -> the agent's own cgroup in the same hierarchy
+        self._may_move = True
+        self.limits_memory = False  # whether the kernel keeps the memory limit
+        self.why_memory_is_not_limited = ""
         self.not_enforced: tuple[str, ...] = ()  # sentences
 
     @classmethod
-    def create(cls, name: str, resources: Resources, *, tree: CgroupTree | None = None) -> HostCgroup:
+    def create(
+        cls, name: str, resources: Resources, *, tree: CgroupTree | None = None, may_move: bool = True
+    ) -> HostCgroup:
         """Create the cgroup `name` and set the limits of `resources`.
 
         What cannot be had is told in `not_enforced` and is no error.
+
+        Args:
+            name: of the cgroup.
+            resources: of the host.
+            tree: the machine's, unless a test says otherwise.
+            may_move: whether processes of the agent's own cgroup may be moved into a leaf of it if nothing else helps.
 
         Raises:
             AgentError: a cgroup of that name holds processes already; nothing was changed.
@@ -107,13 +145,17 @@ class HostCgroup:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
             raise AgentError(f"cgroup name {name!r}: expected letters, digits, '.', '_' and '-', starting with one")
         cgroup = cls(tree or CgroupTree())
+        cgroup._may_move = may_move
         sentences = []
         for controller, wanted in _wanted(resources).items():
             try:
                 cgroup._add(controller, name, resources)
             except OSError as error:
+                if controller == "memory":
+                    cgroup.why_memory_is_not_limited = _reason(error)
                 if wanted:
-                    sentences.append(f"{wanted}: {_reason(error)}.")
+                    sentences.append(f"{wanted}: {_reason(error)}.{_WATCHED if controller == 'memory' else ''}")
+        cgroup.limits_memory = resources.memory_bytes is not None and not cgroup.why_memory_is_not_limited
         cgroup.not_enforced = tuple(sentences)
         return cgroup
 
@@ -139,6 +181,10 @@ class HostCgroup:
             ("" if self._versions[controller] == 2 else controller): folder
             for controller, folder in self._folders.items()
         }
+
+    def version_of(self, controller: str) -> int | None:
+        """Return the version of the cgroups in which this one has a controller; None where it has not."""
+        return self._versions.get(controller)
 
     def oom_kills(self) -> int:
         """Return how many processes the kernel killed at the memory limit; 0 where nobody counts."""
@@ -198,12 +244,20 @@ class HostCgroup:
             # The last host takes the family's folder with it.
             with contextlib.suppress(OSError):
                 self._tree.remove(os.path.dirname(folder))
+        if "cpu" in self._folders:
+            self._weigh_family(os.path.dirname(self._folders["cpu"]), self._versions["cpu"])
         self._folders.clear()
         return refusal
 
     def _add(self, controller: str, name: str, resources: Resources) -> None:
-        place = find_place(controller, mountinfo=self._tree.mountinfo(), membership=self._tree.membership())
-        folder = self._make_folder(place, controller, name)
+        place = self._place(controller)
+        try:
+            folder = self._make_folder(place, controller, name)
+        except OSError:
+            if place.version != 2 or not self._may_move or not self._move_into_leaf(place.own):
+                raise
+            place = self._place(controller)
+            folder = self._make_folder(place, controller, name)
         self._folders[controller] = folder
         self._versions[controller] = place.version
         self._homes[folder] = place.own
@@ -213,6 +267,51 @@ class HostCgroup:
             except OSError:
                 if needed:
                     raise
+        if controller == "cpu":
+            self._weigh_family(os.path.dirname(folder), place.version)
+
+    def _place(self, controller: str) -> CgroupPlace:
+        return find_place(controller, mountinfo=self._tree.mountinfo(), membership=self._tree.membership())
+
+    def _move_into_leaf(self, own: str) -> bool:
+        """Move all processes of the agent's own cgroup into a leaf, so that limits can be handed to its other children.
+
+        Returns: whether it holds none any more. What may not be moved stays, and so does all that was before.
+        """
+        if os.path.basename(own) == _LEAF_FOLDER:
+            return False
+        leaf = f"{own}/{_LEAF_FOLDER}"
+        try:
+            self._tree.make(leaf)
+            for _ in range(_MOVE_ROUNDS):
+                pids = self._tree.read(f"{own}/cgroup.procs").split()
+                if not pids:
+                    return True
+                for pid in pids:
+                    with contextlib.suppress(ProcessLookupError):
+                        self._tree.write(f"{leaf}/cgroup.procs", pid)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._tree.remove(leaf)  # refused where some have moved: there they are as well off as before
+        return False
+
+    def _weigh_family(self, family: str, version: int) -> None:
+        """Let the family weigh what its hosts weigh together, as far as the kernel takes such a number."""
+        weight = _WEIGHTS[version]
+        written = None
+        # Another agent may add or remove a host between the look and the write: look again after writing.
+        for _ in range(_MAX_WEIGHT_CHECKS):
+            total = 0
+            try:
+                for host in self._tree.children(family):
+                    with contextlib.suppress(OSError, ValueError):
+                        total += int(self._tree.read(f"{host}/{weight.file}"))
+                if total == 0 or total == written:
+                    return
+                self._tree.write(f"{family}/{weight.file}", str(weight.clamp(total)))
+            except OSError:
+                return  # the family has gone with its last host, or may not be written: it weighs what it did
+            written = total
 
     def _make_folder(self, place: CgroupPlace, controller: str, name: str) -> str:
         for attempt in range(_MAKE_ATTEMPTS):
@@ -223,6 +322,10 @@ class HostCgroup:
                     family = f"{place.own}/{_FAMILY_FOLDER}"
                     self._tree.make(family)
                 folder = f"{family}/{name}"
+                others = {made for key, made in self._folders.items() if self._versions[key] == place.version == 2}
+                if others - {folder}:
+                    # A process is in one cgroup of version 2: to enter this one it would have to leave the other.
+                    raise OSError(errno.EXDEV, "it could only be had in another cgroup than memory", family)
                 if folder not in self._folders.values():
                     self._make_fresh(folder)
             except OSError as error:
@@ -266,8 +369,20 @@ class HostCgroup:
         return family
 
     def _hand_down(self, folder: str, controller: str) -> None:
-        if controller not in self._tree.read(f"{folder}/cgroup.subtree_control").split():
-            self._tree.write(f"{folder}/cgroup.subtree_control", f"+{controller}")
+        if controller in self._tree.read(f"{folder}/cgroup.subtree_control").split():
+            return
+        # The kernel refuses this for memory alone. With cpu or pids handed down from beside processes it takes what is
+        # below for threads of one domain and lets no process enter there.
+        if self._holds_processes(folder):
+            raise OSError(errno.EBUSY, "it holds processes", folder)
+        self._tree.write(f"{folder}/cgroup.subtree_control", f"+{controller}")
+
+    def _holds_processes(self, folder: str) -> bool:
+        try:
+            self._tree.read(f"{folder}/cgroup.type")
+        except FileNotFoundError:
+            return False  # the root of all, which may hold processes and hand down
+        return bool(self._tree.read(f"{folder}/cgroup.procs").strip())
 
     def _limits_something(self, folder: str) -> bool:
         # Not pids.max: systemd sets that everywhere, and a host gets one of its own.
@@ -302,6 +417,18 @@ def find_place(controller: str, *, mountinfo: str, membership: str) -> CgroupPla
     return candidates[0]
 
 
+def can_move_into_leaf(tree: CgroupTree | None = None) -> bool:
+    """Whether a host could have limits if processes of this one's own cgroup moved into a leaf; moves nothing."""
+    tree = tree or CgroupTree()
+    try:
+        place = find_place("memory", mountinfo=tree.mountinfo(), membership=tree.membership())
+        has_memory = "memory" in tree.read(f"{place.own}/cgroup.controllers").split()
+    except OSError:
+        return False
+    files = [f"{place.own}/cgroup.{name}" for name in ("procs", "subtree_control")]
+    return place.version == 2 and has_memory and all(os.access(path, os.W_OK) for path in [place.own, *files])
+
+
 def _below(mount: str, top: str, path: str) -> str:
     """Return the folder of cgroup `path` in a hierarchy whose cgroup `top` is mounted at `mount`."""
     if top != "/" and (path == top or path.startswith(f"{top}/")):
@@ -315,7 +442,7 @@ def _wanted(resources: Resources) -> dict[str, str]:
     """Return controller -> how the sentence begins if it cannot be had; empty if nothing is lost that was asked for."""
     memory = cpu = ""
     if resources.memory_bytes is not None:
-        memory = f"Memory is not limited to {resources.memory_bytes / 2**30:.1f} GiB"
+        memory = f"Memory is not limited to {resources.memory_bytes / 2**30:.1f} GiB by the kernel"
     if _has_quota(resources):
         cpu = f"Processor time is not limited to {resources.num_cpus:g} CPUs"
     return dict(zip(_CONTROLLERS, (memory, cpu, ""), strict=True))
@@ -337,17 +464,14 @@ def _settings(controller: str, version: int, resources: Resources) -> list[tuple
             return [("memory.max", limit, True), ("memory.swap.max", "0", False)]
         # Memory and swap together; refused below the memory limit, so it comes second.
         return [("memory.limit_in_bytes", limit, True), ("memory.memsw.limit_in_bytes", limit, False)]
-    shares = round(min(max(resources.num_cpus * _SHARES_PER_CPU, _MIN_SHARES), _MAX_SHARES))
+    weight = _WEIGHTS[version]
+    settings = [(weight.file, str(weight.clamp(resources.num_cpus * weight.per_cpu)), False)]
+    if not _has_quota(resources):
+        return settings
     quota = max(round(resources.num_cpus * _CPU_PERIOD_US), 1000)  # the kernel takes no less than a millisecond
     if version == 2:
-        # runc's conversion, so that both versions divide a busy machine alike.
-        weight = 1 + (shares - _MIN_SHARES) * (_MAX_WEIGHT - 1) // (_MAX_SHARES - _MIN_SHARES)
-        settings = [("cpu.weight", str(weight), False)]
-        return settings + ([("cpu.max", f"{quota} {_CPU_PERIOD_US}", True)] if _has_quota(resources) else [])
-    settings = [("cpu.shares", str(shares), False)]
-    if _has_quota(resources):
-        settings += [("cpu.cfs_period_us", str(_CPU_PERIOD_US), True), ("cpu.cfs_quota_us", str(quota), True)]
-    return settings
+        return [*settings, ("cpu.max", f"{quota} {_CPU_PERIOD_US}", True)]
+    return [*settings, ("cpu.cfs_period_us", str(_CPU_PERIOD_US), True), ("cpu.cfs_quota_us", str(quota), True)]
 
 
 def _reason(error: OSError) -> str:

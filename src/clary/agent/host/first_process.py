@@ -185,6 +185,11 @@ class FirstProcess:
         if self._cgroup is not None:
             self._cgroup.kill_all()
 
+    @property
+    def is_memory_limited(self) -> bool:
+        """Whether the kernel keeps the host's memory limit."""
+        return self._cgroup is not None and self._cgroup.limits_memory
+
     def oom_kills(self) -> int:
         """Return how many processes the kernel has killed because the host's memory limit was reached."""
         return 0 if self._cgroup is None else self._cgroup.oom_kills()

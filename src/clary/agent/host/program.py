@@ -160,6 +160,11 @@ class Program:
         return self._record.not_isolated
 
     @property
+    def is_memory_limited(self) -> bool:
+        """Whether the kernel keeps the host's memory limit; if not, somebody has to watch."""
+        return self._first_process.is_memory_limited
+
+    @property
     def num_forked(self) -> int:
         """How many of the processes began in the interpreter that stood ready; 0 unless the host stood by."""
         return self._record.num_forked

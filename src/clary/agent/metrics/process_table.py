@@ -39,15 +39,21 @@ class ProcessTable:
         first_pid: first process of the host, as this machine numbers it.
         ranks: pid -> global rank, of those that the agent itself has started as ranks.
         members: lists the pids of a cgroup; None where there is none.
+        max_open_files: of /proc that it keeps open at most.
     """
 
     def __init__(
-        self, first_pid: int, *, ranks: Mapping[int, int], members: Callable[[], Iterable[int] | None] | None
+        self,
+        first_pid: int,
+        *,
+        ranks: Mapping[int, int],
+        members: Callable[[], Iterable[int] | None] | None,
+        max_open_files: int = MAX_OPEN_FILES,
     ) -> None:
         self._first_pid = first_pid
         self._ranks = ranks
         self._members = members
-        self._budget = OpenFiles(MAX_OPEN_FILES)
+        self._budget = OpenFiles(max_open_files)
         self._known: dict[int, _Process] = {}
         self._strangers: set[int] = set()
 

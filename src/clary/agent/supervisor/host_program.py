@@ -11,9 +11,11 @@ from pathlib import Path
 from clary.agent.channels import PipeFeeder
 from clary.agent.disk_space import free_bytes
 from clary.agent.host.program import Program
+from clary.agent.metrics.memory_watch import MemoryWatch
 from clary.contract.agent_protocol import ProcessExit
 from clary.contract.errors import AgentError, ClaryError, Fault
 from clary.contract.failure_reasons import FULL_DISK, OUT_OF_MEMORY
+from clary.contract.launch_plan import Resources
 
 _POLL_S = 0.1  # longest time until the exit of one process among several is noticed
 _MIB = 1024 * 1024
@@ -26,9 +28,11 @@ class HostProgram:
     """The program of one host, as `steps.RunningProgram` describes it.
 
     Args:
+        name: of the host.
         program: what runs.
         num_processes: how many processes it was started with.
-        memory_bytes: the host's memory limit, for the sentence about its effect; None if it has none.
+        resources: of the host; its memory limit is kept by a watch where the kernel does not.
+        has_own_shared_memory: whether the host's /dev/shm is its own.
         places: where the host's files lie, by the names that its program knows them by.
         feeders: feed the program's pipes; when one fails, the program is ended.
     """
@@ -37,18 +41,22 @@ class HostProgram:
         self,
         program: Program,
         *,
+        name: str,
         num_processes: int,
-        memory_bytes: int | None,
+        resources: Resources,
+        has_own_shared_memory: bool,
         places: Mapping[str, Path],
         feeders: Sequence[PipeFeeder],
     ) -> None:
         self.num_processes = num_processes
         self._program = program
-        self._memory_bytes = memory_bytes
+        self._resources = resources
+        self._has_own_shared_memory = has_own_shared_memory
         self._places = dict(places)
         self._feeders = feeders
         self._seen: set[ProcessExit] = set()
         self._trouble: ClaryError | None = None
+        self._watch = self._watch_memory(name)
 
     @property
     def init_pid(self) -> int | None:
@@ -93,11 +101,13 @@ class HostProgram:
     def out_of_memory(self) -> str | None:
         """Say in a sentence that the host's memory limit killed a process; None if it did not."""
         result = self._program.wait(0.0)
-        if result is None or not result.oom_kills or self._memory_bytes is None:
+        limit_bytes = self._resources.memory_bytes
+        if result is None or not result.oom_kills or limit_bytes is None:
             return None
+        advice = self._resources.memory_advice or "let the program use less of it"
         return (
-            f"the host's memory limit of {self._memory_bytes // _MIB} MiB was reached and {result.oom_kills} of its"
-            " processes were killed; use an instance type with more memory, or less of it"
+            f"the host's memory limit of {limit_bytes // _MIB} MiB was reached and {result.oom_kills} of its"
+            f" processes were killed; {advice}"
         )
 
     def full_disk(self) -> str | None:
@@ -121,9 +131,34 @@ class HostProgram:
 
     def close(self) -> None:
         """Kill what is left, pass on the last output, free what the program held; harmless when repeated."""
+        if self._watch is not None:
+            self._watch.stop()
         self._program.close()
         for feeder in self._feeders:
             feeder.stop()
+
+    def _watch_memory(self, name: str) -> MemoryWatch | None:
+        """Watch what the host uses where the kernel does not keep its limit."""
+        limit_bytes = self._resources.memory_bytes
+        if limit_bytes is None or self._program.is_memory_limited or not self._program.init_pid:
+            return None
+        watch = MemoryWatch(
+            name,
+            first_pid=self._program.init_pid,
+            ranks=self._program.ranks_by_pid(),
+            limit_bytes=limit_bytes,
+            advice=self._resources.memory_advice,
+            has_own_shared_memory=self._has_own_shared_memory,
+            on_excess=self._end_for_excess,
+        )
+        watch.start()
+        return watch
+
+    def _end_for_excess(self, words: str) -> None:
+        """End the program for the memory it uses; comes from the watch's thread."""
+        if self._trouble is None:
+            self._trouble = AgentError(f"{OUT_OF_MEMORY}: {words}", fault=Fault.ALGORITHM)
+            self.send_signal(signal.SIGKILL)
 
     def _end_if_starved(self) -> None:
         """End the program when its data does not come any more: it would wait for ever."""

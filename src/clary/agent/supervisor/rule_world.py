@@ -108,4 +108,6 @@ def _resources(host: Resources) -> Resources:
     memory_bytes = host.memory_bytes
     if memory_bytes is not None:
         memory_bytes = min(memory_bytes, max(_LEAST_MEMORY_BYTES, memory_bytes // _MEMORY_SHARE))
-    return replace(host, num_cpus=min(_MAX_CPUS, host.num_cpus), memory_bytes=memory_bytes, gpu_indices=())
+    return replace(
+        host, num_cpus=min(_MAX_CPUS, host.num_cpus), memory_bytes=memory_bytes, memory_advice="", gpu_indices=()
+    )

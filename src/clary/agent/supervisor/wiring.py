@@ -241,8 +241,10 @@ class HostSteps:
             raise
         return HostProgram(
             program,
+            name=self._host.name,
             num_processes=len(processes),
-            memory_bytes=sandbox.resources.memory_bytes,
+            resources=sandbox.resources,
+            has_own_shared_memory=sandbox.isolation is Isolation.NAMESPACES,
             places=self._disk_places(),
             feeders=feeders,
         )

@@ -161,6 +161,12 @@ class Admission:
                 job_name=job.name,
                 num_hosts=len(job.hosts) or JobRequest(job.request).num_hosts,
                 gpu_indices=job.held_gpus,
+                memory_bytes=self._memory_held(job),
             )
             for job in (*self._hub.active_jobs(), *returning)
         ]
+
+    def _memory_held(self, job: TrainingJob) -> int:
+        if job.plan is None:  # it waits with hosts of its own pool
+            return self.mapping(JobRequest(job.request)).memory_bytes
+        return sum(host["resources"]["memory_bytes"] or 0 for host in job.plan.get("hosts", ()))

@@ -3,8 +3,9 @@
 Where: `map_hosts` runs when a job is created (notes for `describe`, refusal of what can never fit) and when its plan is
 made; the reconcile loop asks `decide` for each waiting job, oldest first. Pure: no clock, no files, no processes.
 
-The machine's CPUs and memory are shared by limits, not reserved: every host may use as many CPUs as its type has, and
-`Capacity.max_hosts` bounds how many hosts there are. GPUs belong to one job at a time.
+CPUs are shared by limits, not reserved: every host may use as many as its type has, and `Capacity.max_hosts` bounds
+how many hosts there are. Memory is given out once: a job starts when what its hosts may use fits beside what others'
+may, unless setting `memory_overcommit` says otherwise. GPUs belong to one job at a time.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from clary.contract.launch_plan import Resources
-from clary.control.scheduling.catalogue import GIB, LOCAL_GPU, InstanceShape
+from clary.control.scheduling import memory
+from clary.control.scheduling.catalogue import LOCAL_GPU, InstanceShape
 from clary.control.scheduling.machine import Machine
-from clary.control.settings import Settings
+from clary.control.settings import SETTINGS_FILE, Settings
 
 MIN_HOSTS = 4  # hosts that even a one-CPU machine runs at once
 HOSTS_PER_CPU = 2
-MEMORY_SHARE = 0.8  # of the machine, for all hosts together; the rest is for the service and the object store
 MAX_NAMES_IN_REASON = 5
 
 
@@ -38,14 +39,19 @@ class Capacity:
 
     max_hosts: int
     num_gpus: int
-    memory_per_host_bytes: int
+    memory_per_host_bytes: int  # the most that one host may use
+    memory_bytes: int  # what the limits of all hosts may add up to
 
 
 def capacity_of(machine: Machine, settings: Settings) -> Capacity:
     """Return the capacity that the settings leave of `machine`."""
-    max_hosts = settings.max_hosts or max(MIN_HOSTS, HOSTS_PER_CPU * machine.num_cpus)
-    memory = settings.memory_per_host_bytes or int(machine.memory_bytes * MEMORY_SHARE / max_hosts)
-    return Capacity(max_hosts=max_hosts, num_gpus=machine.num_gpus, memory_per_host_bytes=memory)
+    free = machine.memory_bytes - memory.reserve_bytes(machine.memory_bytes)
+    return Capacity(
+        max_hosts=settings.max_hosts or max(MIN_HOSTS, HOSTS_PER_CPU * machine.num_cpus),
+        num_gpus=machine.num_gpus,
+        memory_per_host_bytes=min(settings.memory_per_host_bytes or free, free),
+        memory_bytes=int(free * settings.memory_overcommit),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +74,11 @@ class HostMapping:
     hosts: tuple[HostShare, ...]
     num_gpus: int  # distinct GPUs of this machine that the job holds; fewer than its hosts want when they share
     notes: tuple[str, ...]
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the limits of its hosts add up to."""
+        return sum(host.resources.memory_bytes or 0 for host in self.hosts)
 
     def resources(self, gpus: Sequence[Sequence[int]]) -> dict[str, Resources]:
         """Return each host's resources with the GPUs that `Place.gpus` gave it, by host name."""
@@ -95,13 +106,16 @@ def map_hosts(
     """
     capacity = capacity_of(machine, settings)
     gpus_by_group, num_gpus, notes = _divide_gpus(groups, shapes, machine)
+    given = _divide_memory(groups, shapes, capacity)
     hosts: list[HostShare] = []
     for group, gpus_per_host in zip(groups, gpus_by_group, strict=True):
         shape = shapes[group.instance_type]
         if shape.explanation:
             notes.append(shape.explanation)
         processes = _processes(shape, gpus_per_host, machine, settings, notes)
-        resources = _resources(shape, machine, capacity, settings, notes)
+        resources = _cpus_and_link(shape, machine, notes)
+        sizes = given[len(hosts) : len(hosts) + group.num_hosts]
+        advice = _memory_advice(shape, sizes, num_hosts=len(given), capacity=capacity, settings=settings, notes=notes)
         hosts.extend(
             HostShare(
                 name=f"algo-{index + 1}",
@@ -110,9 +124,9 @@ def map_hosts(
                 instance_type=group.instance_type,
                 processes_per_host=processes,
                 num_gpus=gpus_per_host,
-                resources=resources,
+                resources=replace(resources, memory_bytes=size, memory_advice=advice),
             )
-            for index in range(len(hosts), len(hosts) + group.num_hosts)
+            for index, size in enumerate(sizes, start=len(hosts))
         )
     return HostMapping(hosts=tuple(hosts), num_gpus=num_gpus, notes=tuple(dict.fromkeys(notes)))
 
@@ -125,6 +139,7 @@ class Need:
     instance_type: str  # of its first group; named in refusals
     gpus_per_host: tuple[int, ...]  # one entry a host
     num_gpus: int  # distinct GPUs; fewer than the sum when hosts share
+    memory_bytes: int = 0  # of all its hosts
 
     @classmethod
     def of(cls, job_name: str, mapping: HostMapping) -> Need:
@@ -134,6 +149,7 @@ class Need:
             instance_type=mapping.hosts[0].instance_type,
             gpus_per_host=tuple(host.num_gpus for host in mapping.hosts),
             num_gpus=mapping.num_gpus,
+            memory_bytes=mapping.memory_bytes,
         )
 
     @property
@@ -149,6 +165,7 @@ class Holding:
     job_name: str
     num_hosts: int
     gpu_indices: tuple[int, ...] = ()
+    memory_bytes: int = 0  # what the limits of its hosts add up to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +213,10 @@ def decide(need: Need, running: Sequence[Holding], *, capacity: Capacity, queue_
     if need.num_gpus > len(free_gpus):
         held = [(holding.job_name, len(holding.gpu_indices)) for holding in running if holding.gpu_indices]
         return Wait(reason=_waiting("GPU", need.num_gpus, len(free_gpus), capacity.num_gpus, held))
+    free_bytes = capacity.memory_bytes - sum(holding.memory_bytes for holding in running)
+    # What runs under older settings may hold more than there is: that is no reason to wait once nothing is left.
+    if need.memory_bytes > free_bytes and any(holding.memory_bytes for holding in running):
+        return Wait(reason=_waiting_for_memory(need, max(free_bytes, 0), running, capacity))
     return Place(gpus=_assign_gpus(need, free_gpus[: need.num_gpus]))
 
 
@@ -275,21 +296,55 @@ def _units(shape: InstanceShape) -> str:
     return _count(shape.num_accelerators, "NeuronCore", "NeuronCores")
 
 
-def _resources(
-    shape: InstanceShape, machine: Machine, capacity: Capacity, settings: Settings, notes: list[str]
-) -> Resources:
+def _divide_memory(
+    groups: Sequence[InstanceGroup], shapes: Mapping[str, InstanceShape], capacity: Capacity
+) -> list[int]:
+    """Return how much memory each host may use, in the order of hosts."""
+    wanted = [
+        min(shapes[group.instance_type].memory_bytes, capacity.memory_per_host_bytes)
+        for group in groups
+        for _ in range(group.num_hosts)
+    ]
+    return memory.fair_shares(wanted, capacity.memory_bytes)
+
+
+def _memory_advice(
+    shape: InstanceShape,
+    sizes: Sequence[int],
+    *,
+    num_hosts: int,
+    capacity: Capacity,
+    settings: Settings,
+    notes: list[str],
+) -> str:
+    """Note how hosts of one group differ from their type in memory; returns what to do where that is too little."""
+    given = min(sizes, default=shape.memory_bytes)
+    bound = memory.bound_of(
+        given,
+        promised=shape.memory_bytes,
+        of_machine=capacity.memory_per_host_bytes,
+        per_host_setting=settings.memory_per_host_bytes,
+    )
+    note = memory.note_of(
+        bound,
+        instance_type=shape.name,
+        promised=shape.memory_bytes,
+        given=given,
+        of_machine=capacity.memory_bytes,
+        num_hosts=num_hosts,
+    )
+    notes.extend([note] if note else [])
+    most_bytes = int(capacity.memory_bytes / settings.memory_overcommit)
+    return memory.advice_of(bound, instance_type=shape.name, most_bytes=most_bytes)
+
+
+def _cpus_and_link(shape: InstanceShape, machine: Machine, notes: list[str]) -> Resources:
     num_cpus = min(shape.num_cpus, machine.num_cpus)
     if num_cpus < shape.num_cpus:
         notes.append(f"{shape.name} has {shape.num_cpus} CPUs; its hosts share this machine's {machine.num_cpus}")
-    memory = min(shape.memory_bytes, capacity.memory_per_host_bytes)
-    if memory < shape.memory_bytes:
-        notes.append(
-            f"{shape.name} has {_gib(shape.memory_bytes)} of memory; here a host may use {_gib(memory)} "
-            f"(setting memory_per_host_bytes{'' if settings.memory_per_host_bytes else ', or fewer max_hosts'})"
-        )
     if shape.name == LOCAL_GPU and machine.num_gpus == 0:
         notes.append("local_gpu was asked for and this machine has no GPU: the job runs on CPUs")
-    return Resources(num_cpus=float(num_cpus), memory_bytes=memory, link=shape.link)
+    return Resources(num_cpus=float(num_cpus), memory_bytes=None, link=shape.link)
 
 
 def _assign_gpus(need: Need, free_gpus: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -311,6 +366,20 @@ def _waiting(unit: str, num_needed: int, num_free: int, num_all: int, held: Sequ
     return f"Needs {_count(num_needed, unit, unit + 's')}; {free}: {', '.join(shown)}."
 
 
+def _waiting_for_memory(need: Need, free_bytes: int, running: Sequence[Holding], capacity: Capacity) -> str:
+    held = [(holding.job_name, holding.memory_bytes) for holding in running if holding.memory_bytes]
+    shown = [f"{name} holds {memory.gib(size)}" for name, size in held[:MAX_NAMES_IN_REASON]]
+    if rest := held[MAX_NAMES_IN_REASON:]:
+        shown.append(f"{len(rest)} more jobs hold {memory.gib(sum(size for _, size in rest))}")
+    hosts = _count(need.num_hosts, "host", "hosts")
+    return (
+        f"Needs {memory.gib(need.memory_bytes)} of memory for {hosts} of {need.instance_type}; "
+        f"{memory.gib(free_bytes)} of {memory.gib(capacity.memory_bytes)} are free: {', '.join(shown)}. "
+        f'To run more at once, {SETTINGS_FILE} can promise less to a host (memory_gib in [instance_types."'
+        f'{need.instance_type}"], or memory_per_host_bytes) or more than there is (memory_overcommit).'
+    )
+
+
 def _some_names(names: Sequence[str]) -> str:
     shown = ", ".join(names[:MAX_NAMES_IN_REASON])
     rest = len(names) - MAX_NAMES_IN_REASON
@@ -319,7 +388,3 @@ def _some_names(names: Sequence[str]) -> str:
 
 def _count(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
-
-
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / GIB:.3g} GiB" if size_bytes < 100 * GIB else f"{size_bytes / GIB:.0f} GiB"

@@ -139,6 +139,7 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
             prices=prices,
             rehearsals=rehearsing,
         )
+        memory_limits = engine.memory_limits()
         isolation = engine.isolation()[0]  # makes a network to find out: before anybody waits for an answer
         gateway = AgentGateway(hub, logs, store, dumps, clock, profiles=profiles)
         samples = SampleGateway(store.series, clock)
@@ -213,10 +214,12 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
                 proxy_url=urls.proxy,
                 region=settings.region,
                 version=__version__,
+                memory_limits=memory_limits,
             )
         )
         stack.callback(folder.service_record_path.unlink, missing_ok=True)
         log.info("clary %s answers at %s (isolation: %s)", __version__, urls.api, isolation.value)
+        log.info("memory limits of hosts are %s", memory_limits)
         await leave.wait()
         await rehearsing.interrupt()  # before their jobs end, which would look like a verdict
         await _end_jobs(hub, reconciler)

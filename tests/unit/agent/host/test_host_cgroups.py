@@ -33,9 +33,10 @@ class FakeCgroupTree(CgroupTree):
     """Plain files; new groups get the files of the controllers handed down to them, as in the kernel."""
 
     def __init__(self, root, *, version, own="/system.slice/clary.service", busy=(), forbidden=()):
+        """`busy` names groups that hold processes: version 2 hands nothing down from them."""
         self.root, self.version, self.own = root, version, own
-        self.busy = set(busy)  # groups that hold processes: version 2 hands nothing down from them
-        self.forbidden = set(forbidden)  # control files that cannot be written
+        self.members = {}  # pid -> group, where a test lets processes move
+        self.forbidden = set(forbidden)  # control files that cannot be written, by name or by path
         if version == 2:
             self._populate(root, ("memory", "cpu", "pids"), is_top=True)
             folder = root
@@ -43,6 +44,8 @@ class FakeCgroupTree(CgroupTree):
                 (folder / "cgroup.subtree_control").write_text("memory cpu pids")
                 folder = folder / name
                 self.make(str(folder))
+            for name in busy:
+                (root / name / "cgroup.procs").write_text("77\n")
         else:
             for controller in FILES[1]:
                 (root / controller).mkdir()
@@ -80,11 +83,11 @@ class FakeCgroupTree(CgroupTree):
 
     def write(self, path, value):
         name = os.path.basename(path)
-        if name in self.forbidden:
+        if name in self.forbidden or os.path.relpath(path, self.root) in self.forbidden:
             raise PermissionError(errno.EACCES, "Permission denied", path)
         if name == "cgroup.subtree_control":
             folder = os.path.dirname(path)
-            if os.path.relpath(folder, self.root) in self.busy:
+            if "memory" in value and self.read(f"{folder}/cgroup.procs"):  # cpu and pids are taken, to no use
                 raise OSError(errno.EBUSY, "Device or resource busy", path)
             value = f"{self.read(path)} {value.removeprefix('+')}".strip()
             with open(path, "w") as file:
@@ -94,10 +97,25 @@ class FakeCgroupTree(CgroupTree):
                 if os.path.isdir(f"{folder}/{name}"):
                     self._populate(f"{folder}/{name}", value.split()[-1:])
             return
+        if name == "cgroup.procs" and self.members:
+            self.move(int(value), os.path.dirname(path))
+            return
+        os.truncate(path, 0)  # control files keep nothing of what was written before
         super().write(path, value)
+
+    def move(self, pid, folder):
+        """Let a process be in a group, as it is in one at a time."""
+        self.members[pid] = str(folder)
+        for group in {folder, *self.root.rglob("cgroup.procs")}:
+            group = os.path.dirname(group) if os.path.basename(group) == "cgroup.procs" else group
+            pids = [str(pid) for pid, place in self.members.items() if place == str(group)]
+            with open(f"{group}/cgroup.procs", "w") as file:
+                file.write("\n".join(pids))
 
     def _populate(self, folder, controllers, *, is_top=False):
         names = ["cgroup.procs", *(["cgroup.subtree_control"] if self.version == 2 else [])]
+        if self.version == 2 and not is_top:
+            names.append("cgroup.type")
         if not is_top:
             names += [name for controller in controllers for name in FILES[self.version][controller]]
         for name in names:
@@ -124,7 +142,7 @@ def test_version_2_limits_memory_processors_and_processes(tmp_path):
         "memory.max": str(4 * GIB),
         "memory.swap.max": "0",
         "cpu.max": "200000 100000",
-        "cpu.weight": "79",
+        "cpu.weight": "200",
         "pids.max": "32768",
     }
 
@@ -139,6 +157,32 @@ def test_version_1_limits_memory_processors_and_processes(tmp_path):
     assert (memory / "memory.memsw.limit_in_bytes").read_text() == str(GIB)
     assert (cpu / "cpu.cfs_quota_us").read_text() == "50000"
     assert (cpu / "cpu.shares").read_text() == "512"
+
+
+@pytest.mark.parametrize(("version", "file", "per_cpu"), [(1, "cpu.shares", 1024), (2, "cpu.weight", 100)])
+def test_all_hosts_together_weigh_what_each_of_them_does(tmp_path, version, file, per_cpu):
+    tree = FakeCgroupTree(tmp_path, version=version)
+    hosts = [
+        HostCgroup.create(name, Resources(num_cpus=num_cpus, memory_bytes=None), tree=tree)
+        for name, num_cpus in (("one", 2), ("two", 0.5), ("three", 8))
+    ]
+    folder = next(folder for folder in hosts[0].folders if os.path.exists(f"{folder}/{file}"))
+    family = os.path.dirname(folder)
+    assert tree.read(f"{family}/{file}") == str(round(10.5 * per_cpu))
+    hosts[2].remove()
+    assert tree.read(f"{family}/{file}") == str(round(2.5 * per_cpu))
+    large = HostCgroup.create("large", Resources(num_cpus=4096, memory_bytes=None), tree=tree)
+    assert tree.read(f"{family}/{file}") == {1: "262144", 2: "10000"}[version]
+    for host in (*hosts[:2], large):
+        assert host.remove() is None
+    assert not os.path.exists(family)
+
+
+def test_family_that_may_not_be_weighed_is_no_error(tmp_path):
+    tree = FakeCgroupTree(tmp_path, version=1)
+    HostCgroup.create("first", Resources(num_cpus=1, memory_bytes=None), tree=tree)
+    tree.forbidden.add("cpu.shares")
+    assert HostCgroup.create("h", Resources(num_cpus=8, memory_bytes=None), tree=tree).not_enforced == ()
 
 
 def test_quota_is_left_out_where_the_host_may_use_the_whole_machine(tmp_path):
@@ -163,10 +207,59 @@ def test_version_2_never_leaves_a_limit_that_somebody_set_for_the_agent(tmp_path
     cgroup = HostCgroup.create("h", Resources(num_cpus=1, memory_bytes=4 * GIB), tree=tree)
     assert cgroup.entry_files == ()
     assert [sentence.split(":")[0] for sentence in cgroup.not_enforced] == [
-        "Memory is not limited to 4.0 GiB",
+        "Memory is not limited to 4.0 GiB by the kernel",
         "Processor time is not limited to 1 CPUs",
     ]
-    assert "Device or resource busy" in cgroup.not_enforced[0]
+    assert "it holds processes" in cgroup.not_enforced[0]
+
+
+class FakeDelegatedTree(FakeCgroupTree):
+    """A group that belongs to the user, with the service and a shell in it; nothing above may be written."""
+
+    def __init__(self, root, **options):
+        forbidden = ["user/cgroup.subtree_control", "user/cgroup.procs"]
+        super().__init__(root, version=2, own="/user/alice", forbidden=forbidden, **options)
+        for pid in (41, 42):
+            self.move(pid, root / "user" / "alice")
+
+    def make(self, folder):
+        if not os.path.isdir(folder) and os.path.dirname(folder) in (f"{self.root}", f"{self.root}/user"):
+            if not self.members:
+                return super().make(folder)  # by root, before the user comes
+            raise PermissionError(errno.EACCES, "Permission denied", folder)
+        return super().make(folder)
+
+    def membership(self):
+        return f"0::/{os.path.relpath(self.members[42], self.root)}\n"
+
+
+def test_delegated_group_hands_limits_down_after_its_processes_moved_into_a_leaf(tmp_path):
+    tree = FakeDelegatedTree(tmp_path)
+    own = tmp_path / "user" / "alice"
+    for name in ("first", "second"):
+        cgroup = HostCgroup.create(name, Resources(num_cpus=2, memory_bytes=GIB), tree=tree)
+        assert (cgroup.not_enforced, cgroup.limits_memory) == ((), True)
+        assert cgroup.entry_files == (f"{own}/clary/{name}/cgroup.procs",)
+        assert cgroup.home_files == (f"{own}/clary-service/cgroup.procs",)
+        assert tree.read(f"{own}/clary/{name}/memory.max") == str(GIB)
+    assert set(tree.members.values()) == {f"{own}/clary-service"}
+
+
+def test_looking_moves_nothing(tmp_path):
+    tree = FakeDelegatedTree(tmp_path)
+    cgroup = HostCgroup.create("h", Resources(num_cpus=2, memory_bytes=GIB), tree=tree, may_move=False)
+    assert not cgroup.limits_memory
+    assert set(tree.members.values()) == {f"{tmp_path}/user/alice"}
+    assert not (tmp_path / "user" / "alice" / "clary-service").exists()
+
+
+def test_group_whose_processes_may_not_be_moved_stays_as_it_was(tmp_path):
+    tree = FakeDelegatedTree(tmp_path)
+    tree.forbidden.add("user/alice/clary-service/cgroup.procs")
+    cgroup = HostCgroup.create("h", Resources(num_cpus=2, memory_bytes=GIB), tree=tree)
+    assert not cgroup.limits_memory
+    assert "The agent watches the host's processes instead" in cgroup.not_enforced[0]
+    assert not (tmp_path / "user" / "alice" / "clary-service").exists()
 
 
 @pytest.mark.parametrize(("version", "file"), [(1, "memory.limit_in_bytes"), (2, "memory.max")])
@@ -174,7 +267,7 @@ def test_limit_that_cannot_be_written_is_told(tmp_path, version, file):
     tree = FakeCgroupTree(tmp_path, version=version, forbidden=[file])
     cgroup = HostCgroup.create("h", Resources(num_cpus=8, memory_bytes=GIB), tree=tree)
     (sentence,) = cgroup.not_enforced
-    assert sentence.startswith("Memory is not limited to 1.0 GiB: Permission denied")
+    assert sentence.startswith("Memory is not limited to 1.0 GiB by the kernel: Permission denied")
     assert file in sentence
 
 
@@ -256,7 +349,7 @@ def test_family_that_others_take_away_meanwhile_is_made_again(tmp_path, version,
 def test_family_that_never_lasts_is_told_and_not_tried_forever(tmp_path):
     tree = FakeTreeWithRivals(tmp_path, version=2, error_number=errno.ENODEV, times=10_000)
     cgroup = HostCgroup.create("h", Resources(num_cpus=1, memory_bytes=GIB), tree=tree)
-    assert "Memory is not limited to 1.0 GiB: No such device" in cgroup.not_enforced[0]
+    assert "Memory is not limited to 1.0 GiB by the kernel: No such device" in cgroup.not_enforced[0]
 
 
 def test_group_that_holds_processes_is_refused(tmp_path, monkeypatch):

@@ -301,7 +301,7 @@ async def test_the_tenth_host_s_lines_do_not_go_to_the_first_host_s_stream(tmp_p
     (tmp_path / "ten").mkdir()
     async with ControlPlane.open(tmp_path / "ten") as plane:
         plane.admission._capacity = type(plane.admission._capacity)(
-            max_hosts=20, num_gpus=0, memory_per_host_bytes=1 << 30
+            max_hosts=20, num_gpus=0, memory_per_host_bytes=1 << 30, memory_bytes=1 << 50
         )
         await plane.create(num_hosts=11)
         await plane.passes()

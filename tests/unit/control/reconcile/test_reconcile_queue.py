@@ -153,7 +153,9 @@ async def test_a_defect_while_planning_is_an_internal_failure_of_that_job_alone(
 
 async def test_a_job_that_can_never_fit_any_more_fails_for_want_of_capacity(plane):
     await plane.create("big", num_hosts=4)
-    plane.admission._capacity = type(plane.admission._capacity)(max_hosts=2, num_gpus=0, memory_per_host_bytes=1)
+    plane.admission._capacity = type(plane.admission._capacity)(
+        max_hosts=2, num_gpus=0, memory_per_host_bytes=1, memory_bytes=1 << 50
+    )
     await plane.passes()
     assert (await plane.describe("big"))["FailureReason"].startswith("CapacityError: The account-level service limit")
 

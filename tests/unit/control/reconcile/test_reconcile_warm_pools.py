@@ -275,3 +275,20 @@ async def test_a_pool_whose_agent_ends_with_the_job_is_not_waited_for(plane):
     plane.engine.end_pool_agent(pool, "algo-1")
     await plane.passes(2)
     assert plane.engine.released_pools == [pool]
+
+
+async def test_kept_hosts_give_way_to_a_job_that_waits_for_their_memory(tmp_path):
+    machine = Machine(num_cpus=8, memory_bytes=16 * GIB)
+    async with ControlPlane.open(tmp_path, engine=FakeEngine(machine)) as plane:
+        await plane.create("kept", ResourceConfig=RESOURCES)
+        pool = await serve(plane, "kept")
+        large = {"InstanceType": "ml.p3.2xlarge", "InstanceCount": 1, "VolumeSizeInGB": 1}
+        await plane.create("large", ResourceConfig=large)
+        reason = plane.admission.pending_reason(await plane.job("large"))
+        assert reason.startswith("Needs 14.4 GiB of memory for 1 host of ml.p3.2xlarge; 6.4 GiB of 14.4 GiB are free: ")
+        assert "kept holds 8 GiB. To run more at once, settings.toml can" in reason
+        await come_back(plane, "kept", pool)
+        assert (await status_of(plane, "kept"))["Status"] == "Terminated"
+        await plane.passes()
+        assert plane.engine.released_pools == [pool]
+        assert plane.hub.live_job("large").attempt == 1

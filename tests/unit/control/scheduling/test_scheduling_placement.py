@@ -56,17 +56,6 @@ def test_type_that_fits_the_machine_has_no_notes():
     assert mapping.hosts[0].resources.num_cpus == 2.0
 
 
-def test_memory_is_the_machine_share_with_a_note():
-    mapping = mapping_of(("g", "ml.m5.4xlarge", 1))
-    assert mapping.hosts[0].resources.memory_bytes == 4 * GIB  # four fifths of 20 GiB, for 4 hosts
-    assert any("64 GiB of memory; here a host may use 4 GiB" in note for note in mapping.notes)
-
-
-def test_memory_setting_wins_over_the_machine_share():
-    settings = Settings(memory_per_host_bytes=GIB)
-    assert mapping_of(("g", "ml.t3.medium", 1), settings=settings).hosts[0].resources.memory_bytes == GIB
-
-
 def test_groups_number_hosts_in_order_and_keep_their_types():
     mapping = mapping_of(("gpu", "ml.g5.12xlarge", 1), ("cpu", "ml.c5.xlarge", 2), machine=GPU_BOX)
     assert [(h.name, h.instance_group, h.num_gpus) for h in mapping.hosts] == [
@@ -102,7 +91,7 @@ def test_link_comes_from_settings():
 
 
 def test_wait_says_who_holds_what():
-    capacity = Capacity(max_hosts=4, num_gpus=0, memory_per_host_bytes=GIB)
+    capacity = Capacity(max_hosts=4, num_gpus=0, memory_per_host_bytes=GIB, memory_bytes=4 * GIB)
     running = [Holding(job_name="a", num_hosts=2), Holding(job_name="b", num_hosts=1)]
     need = Need(job_name="c", instance_type="ml.c5.xlarge", gpus_per_host=(0, 0), num_gpus=0)
     assert decide(need, running, capacity=capacity) == Wait(
@@ -111,7 +100,7 @@ def test_wait_says_who_holds_what():
 
 
 def test_what_can_never_fit_is_refused_in_the_words_of_the_service():
-    capacity = Capacity(max_hosts=4, num_gpus=0, memory_per_host_bytes=GIB)
+    capacity = Capacity(max_hosts=4, num_gpus=0, memory_per_host_bytes=GIB, memory_bytes=4 * GIB)
     need = Need(job_name="c", instance_type="ml.p3.2xlarge", gpus_per_host=(0,) * 5, num_gpus=0)
     decision = decide(need, [Holding(job_name="a", num_hosts=2)], capacity=capacity)
     assert isinstance(decision, Refuse)
@@ -132,7 +121,11 @@ def test_capacity_of_a_small_machine_is_four_hosts_and_the_setting_wins():
 def scenarios(draw):
     num_gpus = draw(st.integers(0, 8))
     machine = Machine(num_cpus=draw(st.integers(1, 16)), memory_bytes=64 * GIB, num_gpus=num_gpus)
-    settings = Settings(max_hosts=draw(st.integers(0, 9)), clamp_processes=draw(st.booleans()))
+    settings = Settings(
+        max_hosts=draw(st.integers(0, 9)),
+        clamp_processes=draw(st.booleans()),
+        memory_overcommit=draw(st.sampled_from([1.0, 1.0, 3.5, 40.0])),
+    )
     kinds = st.sampled_from(["ml.c5.xlarge", "ml.p4d.24xlarge", "ml.g5.12xlarge", "local_gpu", "ml.box.3gpu"])
     group = st.tuples(st.just("g"), kinds, st.integers(1, 6))
     jobs = draw(st.lists(st.lists(group, min_size=1, max_size=2), min_size=1, max_size=12))
@@ -171,9 +164,17 @@ def test_queue_is_first_come_first_served_and_never_over_capacity(scenario):
             assert [len(gpus) for gpus in decision.gpus] == list(need.gpus_per_host)
             held = {index for gpus in decision.gpus for index in gpus}
             assert len(held) == need.num_gpus
-            running.append(Holding(job_name=need.job_name, num_hosts=need.num_hosts, gpu_indices=tuple(sorted(held))))
+            running.append(
+                Holding(
+                    job_name=need.job_name,
+                    num_hosts=need.num_hosts,
+                    gpu_indices=tuple(sorted(held)),
+                    memory_bytes=need.memory_bytes,
+                )
+            )
             started.append(need.job_name)
             assert sum(holding.num_hosts for holding in running) <= capacity.max_hosts
+            assert sum(holding.memory_bytes for holding in running) <= capacity.memory_bytes
             all_gpus = [index for holding in running for index in holding.gpu_indices]
             assert len(all_gpus) == len(set(all_gpus))
             assert all(index < machine.num_gpus for index in all_gpus)

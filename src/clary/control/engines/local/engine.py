@@ -40,6 +40,7 @@ from clary.control.engines.local.agent_processes import LastingProcess
 from clary.control.engines.local.attempt_record import POOL_ATTEMPT, AttemptRecord
 from clary.control.engines.local.isolation import choose_isolation
 from clary.control.engines.local.machine_facts import measure_machine
+from clary.control.engines.local.memory_limits import memory_limits
 from clary.control.engines.local.network_spec import RELEASED_FILE
 from clary.control.scheduling.machine import Machine
 from clary.control.settings import Settings
@@ -86,6 +87,14 @@ class LocalEngine:
             environment = agent_processes.process_environment(self._environ, "probe")
             self._isolation = choose_isolation(self._settings.isolation, environment)
         return self._isolation
+
+    def memory_limits(self, *, looks_only: bool = False) -> str:
+        """Return who keeps the memory limits of hosts, in words.
+
+        Args:
+            looks_only: whether no process of this one's cgroup may be moved to find out.
+        """
+        return memory_limits(agent_processes.process_environment(self._environ, "probe"), looks_only=looks_only)
 
     async def launch(self, plan: LaunchPlan) -> LaunchPlan:
         """Make the attempt's folder and network, or find them made."""

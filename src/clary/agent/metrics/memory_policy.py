@@ -1,0 +1,70 @@
+"""When the memory of a host that no cgroup limits is looked at, and what is said when it is too much. Pure.
+
+Where: `memory_watch` looks. A look is cheap or exact: the cheap one adds up what processes have resident, which counts
+shared pages once for each of them and so never too little; only where that comes near the limit are the pages told
+apart, which costs a walk through page tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+GIB = 1024**3
+
+ROUGH_SHARE = 0.8  # of the limit: a cheap sum below it needs no exact one
+# Faster than two processors fill fresh pages: from one look to the next nobody passes the limit by much.
+FASTEST_BYTES_PER_S = 8 * GIB
+SHORTEST_PAUSE_S = 0.01
+LONGEST_PAUSE_S = 0.5
+LONGEST_COST_PAUSE_S = 0.25
+PAUSE_PER_COST = 4  # looks take at most a fifth of a processor, even near the limit
+MAX_NAMED = 4
+
+
+class ProcessUse(NamedTuple):
+    """Memory of one process, or of the files in a host's /dev/shm."""
+
+    pid: int  # 0 for files
+    name: str
+    rank: int | None
+    memory_bytes: int
+
+
+def needs_exact(rough_bytes: int, limit_bytes: int) -> bool:
+    """Whether a cheap sum is so near the limit that pages have to be told apart."""
+    return rough_bytes > limit_bytes * ROUGH_SHARE
+
+
+def pause_s(used_bytes: int, limit_bytes: int, *, cost_s: float) -> float:
+    """Return how long to wait for the next look.
+
+    Args:
+        used_bytes: of the last look.
+        limit_bytes: of the host.
+        cost_s: how long the last look took.
+    """
+    by_room = max(limit_bytes - used_bytes, 0) / FASTEST_BYTES_PER_S
+    by_cost = min(cost_s * PAUSE_PER_COST, LONGEST_COST_PAUSE_S)
+    return min(max(by_room, by_cost, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
+
+
+def excess_in_words(host: str, used_bytes: int, limit_bytes: int, uses: Sequence[ProcessUse], *, advice: str) -> str:
+    """Say that a host used more than its limit and was ended for it, by whom, and what to do."""
+    largest = sorted(uses, key=lambda use: use.memory_bytes, reverse=True)
+    named = [_in_words(use) for use in largest[:MAX_NAMED]]
+    if rest := largest[MAX_NAMED:]:
+        named.append(f"{len(rest)} more with {_gib(sum(use.memory_bytes for use in rest))}")
+    return (
+        f"{host} used {_gib(used_bytes)}, its memory limit is {_gib(limit_bytes)}, and all its processes were ended: "
+        f"{', '.join(named)}; {advice or 'let the program use less of it'}"
+    )
+
+
+def _in_words(use: ProcessUse) -> str:
+    which = f" (rank {use.rank})" if use.rank is not None else f" (process {use.pid})" if use.pid else ""
+    return f"{use.name}{which} {_gib(use.memory_bytes)}"
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / GIB:.2f} GiB"

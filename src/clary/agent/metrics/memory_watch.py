@@ -1,0 +1,151 @@
+"""Ends a host that uses more memory than it may, where no cgroup can do it.
+
+Where: `HostProgram` starts one for a program whose limit the kernel does not keep; policy is `memory_policy`'s. What a
+host uses are the pages that its processes have to themselves, shared ones once, swap included, and what lies in its
+own /dev/shm. Pages of files do not count: the kernel takes them back by itself. This is a limit for programs that
+mean no harm: memory that is held without being mapped (a memfd) is not seen.
+Source: proc(5) for smaps_rollup and statm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from clary.agent.metrics.memory_policy import ProcessUse, excess_in_words, needs_exact, pause_s
+from clary.agent.metrics.process_table import ProcessTable
+
+_MAX_OPEN_FILES = 128  # of an agent's 1024; the table of what is measured has most of the others
+_KIB = 1024
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_JOIN_LIMIT_S = 5.0
+_OWN = (b"Pss_Anon:", b"Pss_Shmem:", b"SwapPss:")
+
+logger = logging.getLogger(__name__)
+
+
+class MemoryWatch:
+    """Watches the processes of one host from a thread of its own, until it is stopped or has ended the host.
+
+    Args:
+        host: its name, for the words.
+        first_pid: first process of the host, as this machine numbers it.
+        ranks: pid -> global rank.
+        limit_bytes: what the host may use.
+        advice: what to do on this machine where that is too little.
+        has_own_shared_memory: whether the host's /dev/shm is its own, so that all that lies in it counts.
+        on_excess: called once, from the watch's thread, with what to say; has to end the host.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        *,
+        first_pid: int,
+        ranks: Mapping[int, int],
+        limit_bytes: int,
+        advice: str,
+        has_own_shared_memory: bool,
+        on_excess: Callable[[str], None],
+    ) -> None:
+        self._host = host
+        self._limit_bytes = limit_bytes
+        self._advice = advice
+        self._has_own_shared_memory = has_own_shared_memory
+        self._on_excess = on_excess
+        self._table = ProcessTable(first_pid, ranks=ranks, members=None, max_open_files=_MAX_OPEN_FILES)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"clary-memory-{host}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the watch; harmless when repeated, and from the watch's own thread."""
+        self._stopping.set()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_LIMIT_S)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                began_s = time.monotonic()
+                used_bytes, uses = self._look()
+                if used_bytes > self._limit_bytes:
+                    if not self._stopping.is_set():
+                        words = excess_in_words(self._host, used_bytes, self._limit_bytes, uses, advice=self._advice)
+                        self._on_excess(words)
+                    return
+                cost_s = time.monotonic() - began_s
+                self._stopping.wait(pause_s(used_bytes, self._limit_bytes, cost_s=cost_s))
+        except Exception:  # boundary: agent supervisor; a program is not ended because nobody can read its memory
+            logger.exception("memory of %s is not watched any more", self._host)
+        finally:
+            self._table.close()
+
+    def _look(self) -> tuple[int, list[ProcessUse]]:
+        """Return what the host uses, never less than it does, and what its processes use if that was looked at."""
+        self._table.look()
+        readings = self._table.read()
+        in_files = _bytes_in_shared_memory(readings) if self._has_own_shared_memory else 0
+        rough = sum(reading.memory_bytes for reading in readings.values()) + in_files
+        if not needs_exact(rough, self._limit_bytes):
+            return rough, []
+        own = shared = 0
+        uses = []
+        for pid, reading in readings.items():
+            anonymous, shmem = _pages_of(pid)
+            own += anonymous
+            shared += shmem
+            uses.append(ProcessUse(pid, _name_of(pid), reading.rank, anonymous + shmem))
+        if in_files:
+            uses.append(ProcessUse(0, "files in /dev/shm", None, in_files))
+        # Files of /dev/shm that are mapped as well count once.
+        return own + max(shared, in_files), uses
+
+
+def parse_own_pages(text: bytes) -> tuple[int, int]:
+    """Return private bytes, swap included, and shared bytes of a process, of /proc/PID/smaps_rollup. Pure.
+
+    Raises: ValueError, IndexError, KeyError.
+    """
+    kib = {}
+    for line in text.splitlines():
+        words = line.split()
+        if words[0] in _OWN:
+            kib[words[0]] = int(words[1])
+    return (kib[b"Pss_Anon:"] + kib.get(b"SwapPss:", 0)) * _KIB, kib[b"Pss_Shmem:"] * _KIB
+
+
+def _pages_of(pid: int) -> tuple[int, int]:
+    """Return private and shared bytes of a process; (0, 0) of one that has ended."""
+    with contextlib.suppress(OSError, ValueError, IndexError, KeyError):
+        return parse_own_pages(Path(f"/proc/{pid}/smaps_rollup").read_bytes())
+    # Closed to us, as that of a process that forbids to be traced: what it shares with files is left out.
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = Path(f"/proc/{pid}/statm").read_bytes().split()
+        return (int(fields[1]) - int(fields[2])) * _PAGE_BYTES, 0
+    return 0, 0
+
+
+def _name_of(pid: int) -> str:
+    # Not the command line: people write secrets into theirs.
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+        return file.read().strip()
+    return "a process"
+
+
+def _bytes_in_shared_memory(pids: Iterable[int]) -> int:
+    """Return what lies in the /dev/shm of a host, seen through one of its processes; 0 if none lets us."""
+    for pid in pids:
+        # The first process forbids to be traced, which closes its root to an agent that is not root.
+        with contextlib.suppress(OSError):
+            facts = os.statvfs(f"/proc/{pid}/root/dev/shm")
+            return (facts.f_blocks - facts.f_bfree) * facts.f_frsize
+    return 0

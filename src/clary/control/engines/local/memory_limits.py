@@ -1,0 +1,64 @@
+"""Who keeps the memory limits of hosts here, in a sentence.
+
+Where: the service asks once when it starts, so that `clary up` and `clary doctor` can say it before the first job. The
+answer is the agent's own (`clary.agent.host.memory_support`), which tries to have a limit.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from clary.contract.memory_keepers import MemoryKeeper
+
+PROBE_COMMAND = (sys.executable, "-S", "-m", "clary.agent.host.memory_support")
+PROBE_TIMEOUT_S = 20.0
+
+_KEPT = {
+    MemoryKeeper.CGROUP_1: "kept by the kernel (cgroups of version 1)",
+    MemoryKeeper.CGROUP_2: "kept by the kernel (cgroups of version 2)",
+    MemoryKeeper.DELEGATED: "kept by the kernel (a cgroup of version 2 that belongs to this user)",
+    MemoryKeeper.WATCH: (
+        "kept by watching: the agent adds up what the processes of a host use and ends the host soon after it passes "
+        "its limit"
+    ),
+}
+_ADVICE = (
+    "For the kernel to keep them, start the service as root, or on a machine with systemd by: "
+    "systemd-run --user --scope -p Delegate=yes clary up"
+)
+
+
+def memory_limits(environ: Mapping[str, str], *, looks_only: bool = False) -> str:
+    """Return who keeps memory limits, why no better one does, and what to do about it.
+
+    Args:
+        environ: of agents.
+        looks_only: whether no process may be moved to another cgroup to find out.
+    """
+    try:
+        done = subprocess.run(
+            [*PROBE_COMMAND, *(["--look"] if looks_only else [])],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PROBE_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"not known: the probe did not run: {error}"
+    try:
+        answer = json.loads(done.stdout)
+        return in_words(MemoryKeeper(answer["kept_by"]), answer["why"])
+    except (ValueError, KeyError, TypeError):
+        return f"not known: the probe ended with exit code {done.returncode}: {done.stderr.strip()[-500:]}"
+
+
+def in_words(keeper: MemoryKeeper, why: str) -> str:
+    """Return the sentence for a keeper. Pure."""
+    if keeper is not MemoryKeeper.WATCH:
+        return _KEPT[keeper]
+    return f"{_KEPT[keeper]}, because no cgroup can limit it ({why or 'no reason given'}). {_ADVICE}"

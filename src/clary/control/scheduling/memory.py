@@ -1,0 +1,109 @@
+"""How much memory the hosts of a job get on this machine, and what to do where that is too little. Pure.
+
+Where: `placement` asks when it maps a job's hosts and when it decides whether a job may start. The rule, in order:
+the machine keeps a reserve for the system and the service; a host asks for what its instance type promises, never for
+more than the rest of the machine; where the hosts of one job ask for more than there is, the smallest asks are met
+and the others get equal parts. So a host's limit depends on the job, the machine and the settings alone, never on
+what else runs: a job that fitted yesterday fits today. Why: docs/adr/0027-memory-of-hosts.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from clary.control.settings import SETTINGS_FILE
+
+MIB = 1024**2
+GIB = 1024**3
+
+RESERVE_SHARE = 0.1  # of the machine's memory, for the system, the service, its object store and agents
+LEAST_RESERVE_BYTES = GIB  # an embedded object store under load takes about 650 MiB, the service 200 MiB
+MOST_RESERVE_BYTES = 16 * GIB
+MOST_RESERVE_SHARE = 0.25  # of a machine too small for the least reserve
+
+
+class Bound(StrEnum):
+    """What decided how much memory a host gets."""
+
+    TYPE = "type"  # it gets what its type promises
+    MACHINE = "machine"  # it gets all that the machine has for jobs
+    SHARED = "shared"  # the hosts of its job divide what the machine has
+    SETTING = "setting"  # memory_per_host_bytes is less than any of these
+
+
+def reserve_bytes(memory_bytes: int) -> int:
+    """Return what a machine with so much memory keeps from jobs: a tenth, from 1 to 16 GiB, at most a quarter."""
+    wanted = min(max(int(memory_bytes * RESERVE_SHARE), LEAST_RESERVE_BYTES), MOST_RESERVE_BYTES)
+    return min(wanted, int(memory_bytes * MOST_RESERVE_SHARE))
+
+
+def fair_shares(wanted: Sequence[int], total: int) -> list[int]:
+    """Divide `total` bytes so that nobody gets more than it wants and what is short is short for the largest alone.
+
+    Returns:
+        One number for each of `wanted`, whole MiB where less than is wanted; their sum is at most `total`.
+    """
+    shares = [0] * len(wanted)
+    left, smallest_first = total, sorted(range(len(wanted)), key=lambda index: wanted[index])
+    for position, index in enumerate(smallest_first):
+        part = left // (len(wanted) - position)
+        shares[index] = wanted[index] if wanted[index] <= part else max(part // MIB * MIB, min(part, MIB))
+        left -= shares[index]
+    return shares
+
+
+def bound_of(given: int, *, promised: int, of_machine: int, per_host_setting: int) -> Bound:
+    """Return what decided that a host gets `given` bytes.
+
+    Args:
+        given: from `fair_shares`.
+        promised: by the instance type.
+        of_machine: what the machine has for jobs.
+        per_host_setting: memory_per_host_bytes; 0 if it is not set.
+    """
+    if given == promised:
+        return Bound.TYPE
+    if given == per_host_setting:
+        return Bound.SETTING
+    return Bound.MACHINE if given == of_machine else Bound.SHARED
+
+
+def note_of(bound: Bound, *, instance_type: str, promised: int, given: int, of_machine: int, num_hosts: int) -> str:
+    """Say in what a host's memory differs from its type's; empty where it does not."""
+    why = {
+        Bound.TYPE: "",
+        Bound.MACHINE: "all that this machine has for jobs",
+        Bound.SHARED: f"the {num_hosts} hosts of the job divide the {gib(of_machine)} that this machine has for jobs",
+        Bound.SETTING: "setting memory_per_host_bytes",
+    }[bound]
+    return f"{instance_type} has {gib(promised)} of memory; here a host may use {gib(given)} ({why})" if why else ""
+
+
+def advice_of(bound: Bound, *, instance_type: str, most_bytes: int) -> str:
+    """Say what to do on this machine when a host's memory was too little.
+
+    Args:
+        bound: what decided how much the host got.
+        instance_type: of the host.
+        most_bytes: what the machine could give to one host.
+    """
+    if bound is Bound.TYPE:
+        return (
+            f"an instance type with more memory gives it up to {gib(most_bytes)} on this machine, as does memory_gib "
+            f'in [instance_types."{instance_type}"] of {SETTINGS_FILE}'
+        )
+    if bound is Bound.SETTING:
+        return f"setting memory_per_host_bytes limits every host here: raise it, up to {gib(most_bytes)}"
+    less = "use less of it, with smaller batches or fewer processes for instance, or a machine with more"
+    if bound is Bound.MACHINE:
+        return f"that is all that this machine has for jobs, and no instance type changes it: {less}"
+    return (
+        "the hosts of the job divide what this machine has for jobs, and no instance type changes it: fewer hosts get "
+        f"more each; or {less}"
+    )
+
+
+def gib(size_bytes: int) -> str:
+    """Write a size in GiB, in three digits."""
+    return f"{size_bytes / GIB:.3g} GiB" if size_bytes < 100 * GIB else f"{size_bytes / GIB:.0f} GiB"

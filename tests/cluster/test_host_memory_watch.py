@@ -1,0 +1,96 @@
+"""A program whose memory no cgroup limits is ended by its agent, with one cause."""
+
+import os
+
+import pytest
+from host_world import DEADLINE_S, HostWorld, python, shell
+
+from clary.agent.host import first_process
+from clary.agent.host.cgroups import CgroupTree, HostCgroup
+from clary.agent.supervisor.host_program import HostProgram
+from clary.contract.errors import Fault
+
+MIB = 1024 * 1024
+GROWING = """
+import time
+kept = []
+while True:
+    kept.append(bytearray(b"x" * (8 << 20))); time.sleep(0.005)
+"""
+
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="namespaces of several users need root")]
+
+
+class FakeMachineWithoutCgroups(CgroupTree):
+    """What a user without any right to cgroups sees."""
+
+    def mountinfo(self):
+        return ""
+
+    def membership(self):
+        return ""
+
+
+@pytest.fixture(params=["root", "user", "plain"])
+def world(request, monkeypatch):
+    create = HostCgroup.create
+    monkeypatch.setattr(
+        first_process.HostCgroup,
+        "create",
+        lambda name, resources: create(name, resources, tree=FakeMachineWithoutCgroups()),
+    )
+    world = HostWorld(request.param)
+    yield world
+    world.close()
+
+
+def host_program(world, *processes, memory_bytes):
+    sandbox = world.sandbox(memory_bytes=memory_bytes)
+    program, listener = world.start(*processes, sandbox=sandbox)
+    return listener, HostProgram(
+        program,
+        name="algo-1",
+        num_processes=len(processes),
+        resources=sandbox.resources,
+        has_own_shared_memory=world.mode != "plain",
+        places={},
+        feeders=(),
+    )
+
+
+def test_program_without_a_cgroup_is_ended_at_its_memory_limit(world):
+    _, program = host_program(world, python(GROWING), shell("exec sleep 60", rank=1), memory_bytes=150 * MIB)
+    exits = [*program.wait_for_exits(DEADLINE_S)]
+    while len(exits) < 2:
+        exits += program.wait_for_exits(DEADLINE_S)
+    assert all(end.is_consequence for end in exits)
+    trouble = program.trouble()
+    assert trouble.fault is Fault.ALGORITHM
+    assert not trouble.retryable
+    assert trouble.message.startswith("OutOfMemory: algo-1 used 0.")
+    assert "its memory limit is 0.15 GiB" in trouble.message
+    assert "(rank 0)" in trouble.message
+    program.close()
+
+
+def test_program_without_a_cgroup_within_its_limit_is_left_alone(world):
+    _, program = host_program(world, python("x = bytearray(b'x' * (40 << 20))"), memory_bytes=150 * MIB)
+    assert [end.exit_code for end in program.wait_for_exits(DEADLINE_S)] == [0]
+    program.close()
+    assert program.trouble() is None
+    assert "The agent watches the host's processes instead" in " ".join(program.not_isolated)
+
+
+@pytest.mark.parametrize("world", ["root", "user"], indirect=True)  # plain processes share the machine's
+def test_files_in_a_hosts_own_shared_memory_count(world):
+    script = "exec 2>&1; head -c 100M /dev/zero > /dev/shm/a; head -c 100M /dev/zero > /dev/shm/b; sleep 60"
+    _, program = host_program(
+        world,
+        python("import time; x = bytearray(b'x' * (70 << 20)); time.sleep(60)"),
+        shell(script, rank=1),
+        memory_bytes=150 * MIB,
+    )
+    program.wait_for_exits(DEADLINE_S)
+    assert program.trouble().message.startswith("OutOfMemory: algo-1 used 0.")
+    assert "files in /dev/shm 0." in program.trouble().message
+    program.close()
