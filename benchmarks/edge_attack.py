@@ -21,7 +21,7 @@ NUM_THREADS = 4
 
 def attack_json(port: int, end_s: float) -> int:
     """Post 8 MB of empty lists to the door for signing in, from four threads."""
-    body = b"[" + b"[]," * (8 * MIB // 3) + b"[]]"
+    body = b"[" + b"[]," * 2_700_000 + b"[]]"
     answered = []
 
     def post() -> None:

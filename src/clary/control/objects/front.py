@@ -13,6 +13,7 @@ import logging
 import re
 import secrets
 from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
@@ -26,6 +27,7 @@ from clary.contract.errors import WireError
 from clary.contract.launch_plan import Endpoint
 from clary.control.objects import payloads, s3_request
 from clary.control.objects.authentication import Caller, FindSecret, authenticate
+from clary.control.objects.deletion_limit import DeletionLimit
 from clary.control.objects.s3_request import S3Request
 from clary.control.objects.store_client import (
     CONNECT_TIMEOUT_S,
@@ -118,6 +120,7 @@ class S3Front:
         self._skew_s = skew_s
         self._forward_encryption = forward_encryption
         self._bucket_of_own_host = bucket_of_own_host
+        self._deletions = DeletionLimit()
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
@@ -147,8 +150,9 @@ class S3Front:
             caller = self._authenticate(request, raw_path, raw_query, host_bucket=bucket)
             asked = s3_request.parse_request(request.method, f"/{bucket}{raw_path}" if bucket else raw_path, raw_query)
             resource = asked.resource
-            outgoing = await self._translate(request, asked, caller, body)
-            return await self._exchange(request, asked, outgoing, body)
+            with self._deletions.entered(caller.access_key_id) if asked.is_delete_objects else nullcontext():
+                outgoing = await self._translate(request, asked, caller, body)
+                return await self._exchange(request, asked, outgoing, body)
         except WireError as error:
             return _error_response(request, body.error or error, resource)
 

@@ -51,9 +51,11 @@ class AwsHandler:
             authorization = self._verifier.judge_head(head, protocol=protocol)
         except WireError as error:
             return Refusal(answer=serialize_error(error, protocol=protocol, request_id=str(uuid4()), service=None))
-        # By address too: a key's name is no secret, and who knows it must not use up the share of its owner.
-        client = f"key {authorization.access_key_id} at {head.remote}"
-        return Admission(client=client, max_body_bytes=self._max_body_bytes, is_known=True)
+        # Without a hash of the body the head proves nothing: the name of a key is no secret. Then the address pays, and
+        # the connection gives way like that of a stranger.
+        is_proved = head.header("x-amz-content-sha256") is not None
+        client = f"key {authorization.access_key_id}" if is_proved else f"somebody at {head.remote}"
+        return Admission(client=client, max_body_bytes=self._max_body_bytes, is_known=is_proved)
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
         """Return the answer to one request."""

@@ -20,9 +20,9 @@ from clary.control.server import (
 from clary.control.server.access import Access, require_csrf
 from clary.control.server.console_routes import ConsoleRoutes
 from clary.control.server.edge.gates import STRANGER_BODY_BYTES, Admission, Refusal, admit_strangers
-from clary.control.server.edge.guesses import GuessLimiter
+from clary.control.server.edge.guesses import GuessLimiter, too_many_guesses
 from clary.control.server.internal_http import error_answer, finite_answer
-from clary.control.server.sign_in import CODE_PATH, SignIn, too_many_guesses
+from clary.control.server.sign_in import CODE_PATH, SignIn
 from clary.control.server.sign_in import PATH as SESSION_PATH
 from clary.control.wire.messages import HttpRequest, HttpResponse
 

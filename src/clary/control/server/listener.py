@@ -23,7 +23,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
@@ -31,17 +30,22 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
 
-from aiohttp import StreamReader, web
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.http import RawRequestMessage
-from multidict import CIMultiDict
+from aiohttp import web
 
 from clary.contract.errors import EngineError, Fault, WireError
 from clary.control.server.edge import matching
-from clary.control.server.edge.bodies import BUSY_STATUS, read_body, too_large
+from clary.control.server.edge.answers import (
+    ListenerRequest,
+    error_answer,
+    make_request,
+    new_request_id,
+    refusal,
+    whole_answer,
+)
+from clary.control.server.edge.bodies import read_body, too_large
 from clary.control.server.edge.body_budget import BodyBudget, BodyTicket
 from clary.control.server.edge.connection_table import ConnectionTable
-from clary.control.server.edge.connections import MAX_HEAD_BYTES, GuardedConnection, GuardedServer
+from clary.control.server.edge.connections import MAX_HEAD_BYTES, GuardedConnection, GuardedServer, HandshakeSite
 from clary.control.server.edge.gates import Admission, Gate, Refusal, admit_strangers
 from clary.control.server.edge.host_names import HostNames
 from clary.control.wire.messages import HttpRequest, HttpResponse
@@ -51,26 +55,17 @@ MAX_LINE_BYTES = 16 * 1024  # request line; presigned URLs are long
 MAX_HEADER_BYTES = 16 * 1024  # one header
 LINGER_S = 2.0  # how long the rest of a refused body is thrown away, so that the client can read the answer
 KEEPALIVE_S = 75.0
-TLS_HANDSHAKE_S = 5.0
 READ_BUFFER_BYTES = 64 * 1024  # of each connection; it holds twice as many at most
 BODY_BUDGET_BYTES = 64 * 1024 * 1024
 MAX_CONNECTIONS = 2048
 MAX_HEADERS = 100
 SHUTDOWN_S = 5.0
 BACKLOG = 1024
-JSON_ERROR_TYPE = "application/x-amz-json-1.1"
 
 _log = logging.getLogger(__name__)
 
 ApiHandler = Callable[[HttpRequest], Awaitable[HttpResponse]]
 RequestHandler = Callable[["ListenerRequest"], Awaitable[web.StreamResponse]]
-
-
-class ListenerRequest(web.BaseRequest):
-    """A request with an id of its own; `objects.front` puts the id into its answers too."""
-
-    ATTRS = web.BaseRequest.ATTRS | frozenset({"clary_request_id"})
-    clary_request_id = ""
 
 
 class StreamingHandler(Protocol):
@@ -171,7 +166,7 @@ class Listener:
         server = GuardedServer(
             self._dispatch,
             table=ConnectionTable(self._max_connections),
-            request_factory=_make_request,
+            request_factory=make_request,
             access_log=None,
             auto_decompress=False,  # an object is stored as it was sent
             max_line_size=MAX_LINE_BYTES,
@@ -213,13 +208,13 @@ class Listener:
                 details={"host": self._host, "port": port},
             ) from error
         self._ports.append(listening.getsockname()[1])
-        await _Site(self._runner, listening, ssl_context=tls_context, backlog=BACKLOG).start()
+        await HandshakeSite(self._runner, listening, ssl_context=tls_context, backlog=BACKLOG).start()
 
     async def _dispatch(self, request: ListenerRequest) -> web.StreamResponse:
         """Give a request to the first route that matches; one of the named boundaries for broad except."""
-        request_id = request.clary_request_id = _new_request_id()
+        request_id = request.clary_request_id = new_request_id()
         try:
-            refused = self._refusal(request)
+            refused = self._head_refusal(request)
             if refused is not None:
                 return refused
             for route in self.routes:
@@ -231,19 +226,21 @@ class Listener:
         except Exception:  # noqa: BLE001 - the HTTP edge, a named boundary
             _log.exception("request %s: %s %s failed", request_id, request.method, request.raw_path[:200])
             message = f"An internal error occurred; the service's log has it under request id {request_id}."
-            return _error(request, 500, "InternalFailure", message)
+            return error_answer(request, 500, "InternalFailure", message)
 
-    def _refusal(self, request: ListenerRequest) -> web.Response | None:
+    def _head_refusal(self, request: ListenerRequest) -> web.Response | None:
         """Return the answer to a head that no handler sees."""
         size = sum(len(name) + len(value) for name, value in request.raw_headers)
         if size > MAX_HEAD_BYTES:
-            return _error(request, 431, "RequestHeaderSectionTooLarge", f"headers have {MAX_HEAD_BYTES} bytes at most")
+            return error_answer(
+                request, 431, "RequestHeaderSectionTooLarge", f"headers have {MAX_HEAD_BYTES} bytes at most"
+            )
         is_s3 = matching.is_signed_for_s3(request)
         length = request.content_length or 0
         if not is_s3 and length > self._max_body_bytes and not matching.looks_like_s3(request):
-            return _wire_error(request, too_large(self._max_body_bytes))
+            return refusal(request, too_large(self._max_body_bytes))
         reason = self._host_names.why_refused(request.headers.get("Host")) if self._host_names is not None else None
-        return None if reason is None else _error(request, 403, "MisdirectedRequest", reason)
+        return None if reason is None else error_answer(request, 403, "MisdirectedRequest", reason)
 
     def _api(self, handler: ApiHandler, gate: Gate | None) -> RequestHandler:
         async def handle(request: ListenerRequest) -> web.StreamResponse:
@@ -264,7 +261,7 @@ class Listener:
                 verdict = gate(head)
             if isinstance(verdict, Refusal):
                 await asyncio.sleep(verdict.delay_s)
-                return _web_response(request, verdict.answer)
+                return whole_answer(request, verdict.answer)
             if verdict.is_known:
                 _settle(request)
             most = min(verdict.max_body_bytes, self._max_body_bytes)
@@ -272,8 +269,8 @@ class Listener:
                 try:
                     body = await read_body(request, max_bytes=most, ticket=ticket, timeout_s=self._body_timeout_s)
                 except WireError as error:
-                    return _wire_error(request, error)
-                return _web_response(request, await handler(replace(head, body=body)))
+                    return refusal(request, error)
+                return whole_answer(request, await handler(replace(head, body=body)))
 
         return handle
 
@@ -289,33 +286,6 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     except ImportError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
-
-
-def _make_request(
-    message: RawRequestMessage,
-    payload: StreamReader,
-    protocol: web.RequestHandler,
-    writer: AbstractStreamWriter,
-    task: asyncio.Task[None],
-) -> ListenerRequest:
-    return ListenerRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())
-
-
-class _Site(web.SockSite):
-    """A site whose clients have a few seconds for the handshake of TLS; until its end no connection is counted."""
-
-    async def start(self) -> None:
-        """Listen."""
-        await web.BaseSite.start(self)
-        server = self._runner.server
-        assert server is not None, "the runner was set up"
-        self._server = await asyncio.get_running_loop().create_server(
-            server,
-            sock=self._sock,
-            ssl=self._ssl_context,
-            backlog=self._backlog,
-            ssl_handshake_timeout=None if self._ssl_context is None else TLS_HANDSHAKE_S,
-        )
 
 
 def _reading(
@@ -349,44 +319,8 @@ async def _no_such_path(request: HttpRequest) -> HttpResponse:
     return HttpResponse(404, [("Content-Type", "application/json")], body.encode())
 
 
-def _web_response(request: ListenerRequest, answer: HttpResponse) -> web.Response:
-    headers = CIMultiDict(answer.headers)
-    headers.setdefault("X-Amzn-RequestId", request.clary_request_id)
-    response = web.Response(status=answer.status, body=answer.body, headers=headers)
-    _close_after_rest(request, response)
-    return response
-
-
-def _wire_error(request: ListenerRequest, error: WireError) -> web.Response:
-    response = _error(request, error.http_status, error.code, error.message)
-    if error.http_status == BUSY_STATUS:
-        response.headers["Retry-After"] = "1"
-    return response
-
-
-def _error(request: ListenerRequest, status: int, code: str, message: str) -> web.Response:
-    response = web.Response(
-        status=status,
-        body=json.dumps({"__type": code, "message": message}).encode(),
-        content_type=JSON_ERROR_TYPE,
-        headers={"X-Amzn-RequestId": request.clary_request_id, "X-Amzn-ErrorType": code},
-    )
-    _close_after_rest(request, response)
-    return response
-
-
-def _new_request_id() -> str:
-    digits = os.urandom(16).hex()
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
-
-
 def _version() -> str:
     try:
         return version("clary")
     except PackageNotFoundError:
         return "unknown"
-
-
-def _close_after_rest(request: ListenerRequest, response: web.Response) -> None:
-    if request.body_exists and not request.content.at_eof():
-        response.force_close()  # the rest of the body would be taken for the next request

@@ -185,7 +185,9 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
             max_body_bytes=settings.max_body_bytes,
             console=ConsoleRoutes(services, samples, admin_token=secrets.admin_token),
         )
-        metrics = MetricsPage(hub, samples, clock, token=secrets.metrics_token, access=settings.metrics_page)
+        metrics = MetricsPage(
+            hub, samples, clock, token=secrets.metrics_token, access=settings.metrics_page, guesses=guesses
+        )
         await rehearsing.load()
         stack.push_async_callback(rehearsing.interrupt)
         verifier = SignatureVerifier(

@@ -16,11 +16,10 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import math
 from typing import Any
 
 from clary.contract.errors import WireError
-from clary.control.server.edge.guesses import GuessLimiter, WrongGuess
+from clary.control.server.edge.guesses import GuessLimiter, too_many_guesses
 from clary.control.server.internal_http import bearer_token, json_answer, read_json
 from clary.control.server.sessions import CODE_S, SESSION_S, Session, Sessions
 from clary.control.wire.messages import HttpRequest, HttpResponse
@@ -101,12 +100,6 @@ class SignIn:
         name = self._sessions.cookie_name(is_secure=is_secure)
         secure = "; Secure" if is_secure else ""
         return ("Set-Cookie", f"{name}={value}; HttpOnly; SameSite=Strict; Path=/; Max-Age={max_age_s}{secure}")
-
-
-def too_many_guesses(address: str, wrong: WrongGuess) -> WireError:
-    """Return the error of a wrong token that follows on many."""
-    message = f"too many wrong tokens from {address}: try again in {math.ceil(wrong.retry_after_s)} s"
-    return WireError("TooManyRequests", message, http_status=429)
 
 
 def not_signed_in() -> WireError:

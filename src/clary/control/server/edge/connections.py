@@ -19,6 +19,7 @@ from clary.control.server.edge.connection_table import ConnectionTable
 HEAD_DEADLINE_S = 10.0  # from the first byte of a request to the end of its headers; and for the first byte of all
 MAX_HEAD_BYTES = 64 * 1024  # request line and headers
 ANSWER_DEADLINE_S = 60.0  # for a client to take a whole answer that is not streamed
+TLS_HANDSHAKE_S = 5.0
 LOG_EVERY_S = 10.0  # between two words on connections that were not taken in
 FILES_PER_CONNECTION = 2  # a stream of S3 has another one to the store
 OTHER_FILES = 256  # logs, the database, agents
@@ -174,3 +175,20 @@ def allowed_connections(wanted: int) -> int:
     if soft == resource.RLIM_INFINITY:
         return wanted
     return max(LEAST_CONNECTIONS, min(wanted, (soft - OTHER_FILES) // FILES_PER_CONNECTION))
+
+
+class HandshakeSite(web.SockSite):
+    """A site whose clients have a few seconds for the handshake of TLS; until its end no connection is counted."""
+
+    async def start(self) -> None:
+        """Listen."""
+        await web.BaseSite.start(self)
+        server = self._runner.server
+        assert server is not None, "the runner was set up"
+        self._server = await asyncio.get_running_loop().create_server(
+            server,
+            sock=self._sock,
+            ssl=self._ssl_context,
+            backlog=self._backlog,
+            ssl_handshake_timeout=None if self._ssl_context is None else TLS_HANDSHAKE_S,
+        )

@@ -7,10 +7,12 @@ try: somebody else may guess from the same address, and the owner's token opens 
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 from clary.contract.clock import Clock
+from clary.contract.errors import WireError
 
 MAX_WRONG = 10  # of one address within WRONG_S that are answered at once
 WRONG_S = 60.0
@@ -52,3 +54,9 @@ class GuessLimiter:
         excess = self._excess[address] = self._excess.get(address, 0) + 1
         delay_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(excess, 10))
         return WrongGuess(delay_s=delay_s, retry_after_s=retry_after_s)
+
+
+def too_many_guesses(address: str, wrong: WrongGuess) -> WireError:
+    """Return the error of a wrong token that follows on many."""
+    message = f"too many wrong tokens from {address}: try again in {math.ceil(wrong.retry_after_s)} s"
+    return WireError("TooManyRequests", message, http_status=429)
