@@ -15,6 +15,8 @@ from aiohttp import web
 
 from clary.contract.errors import EngineError
 from clary.control.server import tls
+from clary.control.server.edge.body_budget import BodyBudget
+from clary.control.server.edge.gates import Admission, Refusal
 from clary.control.server.listener import Listener, new_event_loop
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
@@ -247,3 +249,83 @@ def test_service_loop_is_uvloop_where_it_is_installed() -> None:
     loop = new_event_loop()
     assert type(loop).__module__.startswith("uvloop")
     loop.close()
+
+
+def known_by_token(head: HttpRequest) -> Admission | Refusal:
+    if head.header("authorization") is None:
+        return Refusal(answer=HttpResponse(403, [], b"who?"))
+    return Admission(client="somebody", max_body_bytes=LIMIT * 100, is_known=True)
+
+
+@pytest.fixture
+async def guarded() -> AsyncIterator[Listener]:
+    """A listener with places for eight connections and a budget of a tenth of a megabyte."""
+    listener = Listener(
+        "127.0.0.1",
+        0,
+        aws_handler=answer_aws,
+        aws_gate=known_by_token,
+        s3_front=FakeFront(),
+        max_body_bytes=LIMIT * 100,
+        body_budget=BodyBudget(200_000),
+        max_connections=8,
+        body_timeout_s=1.0,
+    )
+    await listener.start()
+    yield listener
+    await listener.close()
+
+
+async def test_no_body_is_asked_for_of_somebody_unknown(guarded: Listener) -> None:
+    announced = request("POST", "/", "X-Amz-Target: T", "Expect: 100-continue", f"Content-Length: {LIMIT * 50}")
+    head, _ = await exchange(guarded, announced)
+    assert head.startswith("HTTP/1.1 403")
+    assert "Connection: close" in head
+
+
+async def test_bodies_beyond_the_budget_are_sent_away_and_come_again(guarded: Listener) -> None:
+    known = ["X-Amz-Target: T", "Authorization: x"]
+    reader, writer = await asyncio.open_connection("127.0.0.1", guarded.port)
+    writer.write(request("POST", "/", *known, "Content-Length: 165000") + b"x" * 160_000)
+    await writer.drain()
+    await asyncio.sleep(0.2)
+    head, body = await exchange(guarded, request("POST", "/", *known, body=b"y" * 200_000))
+    assert head.startswith("HTTP/1.1 503")
+    assert "Retry-After: 1" in head
+    assert "Please try again" in json.loads(body)["message"]
+    head, _ = await exchange(guarded, request("POST", "/", *known, body=b"y" * 60_000))
+    assert head.startswith("HTTP/1.1 200"), "an ordinary request passes"
+    writer.write(b"x" * 5_000)
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+    writer.close()
+    head, _ = await exchange(guarded, request("POST", "/", *known, body=b"y" * 150_000))
+    assert head.startswith("HTTP/1.1 200")
+
+
+async def test_slow_strangers_make_way_for_the_next_client(guarded: Listener) -> None:
+    slow = [await asyncio.open_connection("127.0.0.1", guarded.port) for _ in range(12)]
+    for _, writer in slow:
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\n")
+    await asyncio.sleep(0.1)
+    head, _ = await exchange(guarded, request("GET", "/clary/v1/health"))
+    assert head.startswith("HTTP/1.1 200")
+    assert await slow[0][0].read() == b"", "the first one was closed"
+    for _, writer in slow:
+        writer.close()
+
+
+async def test_those_who_are_known_keep_their_places(guarded: Listener) -> None:
+    known = [await asyncio.open_connection("127.0.0.1", guarded.port) for _ in range(4)]
+    for _, writer in known:
+        writer.write(request("POST", "/", "X-Amz-Target: T", "Authorization: x", "Content-Length: 2"))
+        await writer.drain()
+    await asyncio.sleep(0.1)
+    head, body = await exchange(guarded, request("GET", "/clary/v1/health"))
+    assert (head.startswith("HTTP/1.1 503"), b"too many connections" in body) == (True, True)
+    for reader, writer in known:
+        writer.write(b"{}")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+    head, _ = await exchange(guarded, request("GET", "/clary/v1/health"))
+    assert head.startswith("HTTP/1.1 200")
+    for _, writer in known:
+        writer.close()

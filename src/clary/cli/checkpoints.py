@@ -22,6 +22,7 @@ from clary.cli.checkpoint_words import (
 )
 from clary.cli.connection import Connection, connect
 from clary.cli.tables import table
+from clary.cli.terminal_text import draw_over
 from clary.contract.errors import ClaryError, Fault
 
 VERIFY = "verify"
@@ -79,11 +80,11 @@ def _verify(connection: Connection, job: str, options: argparse.Namespace) -> in
     while not report["is_done"]:
         if shows_progress:
             progress = f"{size(report['bytes_read'])} read, {size(report['size_bytes'])} to read or more"
-            print(f"\r{progress:<60}", end="", file=sys.stderr, flush=True)
+            draw_over(sys.stderr, progress)
         # The service answers when the run has ended, or after a few seconds.
         report = connection.job_page(job, "checkpoints", {VERIFY: "1", "run": report["run"]})
     if shows_progress:
-        print(f"\r{'':<60}\r", end="", file=sys.stderr, flush=True)
+        draw_over(sys.stderr, "")
     if options.json:
         print(json.dumps(report, indent=2))
     else:

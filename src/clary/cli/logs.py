@@ -17,6 +17,7 @@ from typing import Any
 from clary.cli.connection import Connection, connect
 from clary.cli.health_words import has_colours
 from clary.cli.moments import moment_ms
+from clary.cli.terminal_text import ended_colours
 from clary.cli.training_words import progress_text
 from clary.contract.errors import ClaryError, Fault
 
@@ -133,4 +134,5 @@ def _text(line: dict[str, Any], options: argparse.Namespace) -> str:
     if options.timestamps:
         moment = datetime.fromtimestamp(line["at_ms"] / 1000, UTC).astimezone()
         prefix = f"{moment.isoformat(timespec='milliseconds')} {prefix}"
-    return f"{prefix} | {line['text']}"
+    text = ended_colours(line["text"]) if sys.stdout.isatty() else line["text"]
+    return f"{prefix} | {text}"

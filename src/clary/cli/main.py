@@ -35,6 +35,7 @@ from clary.cli import (
     top,
     up,
 )
+from clary.cli.terminal_text import guarded_terminals
 from clary.contract.errors import ClaryError, Fault, WireError
 
 COMMANDS = (
@@ -93,6 +94,11 @@ class _Commands:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    with guarded_terminals():
+        return _main(arguments)
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     parser = _Parser(prog="clary", description="SageMaker Training on machines you own.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"clary {__version__}")
     commands = _Commands(parser)

@@ -12,6 +12,7 @@ from typing import Any
 
 from clary.cli.connection import Connection, connect
 from clary.cli.profile_words import profile_text, states_text
+from clary.cli.terminal_text import draw_over
 from clary.contract.deep_profiles import MAX_STEPS, MAX_WINDOW_S
 from clary.contract.errors import ClaryError, Fault
 
@@ -93,13 +94,13 @@ class _Progress:
         """Say where the ranks stand."""
         words = "reading traces" if not page["missing"] else states_text(page["states"])
         if self._is_on and words != self._last:
-            print(f"\r\033[K{self._job}: {words}", end="", file=sys.stderr, flush=True)
+            draw_over(sys.stderr, f"{self._job}: {words}")
             self._last = words
 
     def end(self) -> None:
         """Take the line away."""
         if self._last:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+            draw_over(sys.stderr, "")
 
 
 def _ranks(text: str) -> list[int]:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from clary.cli.checkpoint_words import count
 from clary.cli.connection import Connection, connect
-from clary.cli.tables import json_text, table
+from clary.cli.tables import json_text, table, visible
 from clary.cli.top_words import HEADER, SERIES, JobRow, job_row, moved, rows_with_hosts, screen
 from clary.contract.errors import ClaryError, WireError
 
@@ -137,7 +137,9 @@ def _draw(window: Screen, rows: list[JobRow], *, opened: frozenset[str], chosen:
     for index, (line, is_chosen) in enumerate(lines):
         # The window may have become smaller meanwhile, and some letters are two columns wide.
         with contextlib.suppress(curses.error):
-            window.addnstr(index, 0, line, max(0, width - 1), curses.A_REVERSE if is_chosen else curses.A_NORMAL)
+            window.addnstr(
+                index, 0, visible(line), max(0, width - 1), curses.A_REVERSE if is_chosen else curses.A_NORMAL
+            )
     window.refresh()
 
 

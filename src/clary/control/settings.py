@@ -53,6 +53,12 @@ class Settings:
     home: str = _setting("~/.clary", "state folder: database, objects, logs, keys, caches; only by the variable")
     host: str = _setting("127.0.0.1", "address on which the service listens", pattern=r"\S+")
     port: int = _port(4570, "port of the service; 0 takes a free one")
+    host_names: str = _setting(
+        "",
+        "further names under which clients reach the service, with commas between, `*.` in front for all below one; "
+        "requests under other names than these, localhost, `host`, this machine's and AWS's are refused",
+        pattern=r"[A-Za-z0-9.,*_ -]*",
+    )
     tls_port: int = _port(4571, "second port, TLS under a private CA, for clients that insist on https; 0 is off")
     region: str = _setting(
         "us-west-2", "region that clients name; framework estimators need a real one", pattern="[a-z0-9-]+"
@@ -74,6 +80,18 @@ class Settings:
     clock_skew_s: float = _setting(300.0, "how far a signature's time may be off", least=0)
     max_body_bytes: int = _setting(
         8 * 1024 * 1024, "largest body of an API request; S3 objects are not limited", least=1
+    )
+    body_budget_bytes: int = _setting(
+        64 * 1024 * 1024,
+        "bytes of API requests' bodies that are held at once, besides the first 64 KiB of each; one client has half of "
+        "it at most; who comes then is told to come again",
+        least=1,
+    )
+    max_connections: int = _setting(
+        2048,
+        "connections that are open at once; half are kept for this machine's own address, and another address has a "
+        "quarter at most; lowered to what open files allow",
+        least=4,
     )
     isolation: str = _setting(
         "auto",

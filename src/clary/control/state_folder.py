@@ -117,6 +117,16 @@ class StateFolder:
         return self.root / "secrets" / "revoked-sessions.json"
 
     @property
+    def used_signatures(self) -> Path:
+        """Signatures of changes that were carried out lately, against replays."""
+        return self.root / "run" / "used-signatures"
+
+    @property
+    def has_secrets(self) -> bool:
+        """Whether keys were made: some service has run for this folder."""
+        return (self.root / "secrets" / "root.json").exists()
+
+    @property
     def service_log(self) -> Path:
         """What the service prints."""
         return self.root / "service.log"

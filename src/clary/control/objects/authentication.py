@@ -107,7 +107,9 @@ def authenticate(
         return _authenticate_presigned(request, headers, presigned, find_secret=find_secret, now=now, skew_s=skew_s)
     parameters = _parameters(request.query)
     if "AWSAccessKeyId" in parameters and "Signature" in parameters:
-        return _authenticate_version_2(request, parameters, find_secret=find_secret, now=now, host_bucket=host_bucket)
+        return _authenticate_version_2(
+            request, parameters, find_secret=find_secret, now=now, skew_s=skew_s, host_bucket=host_bucket
+        )
     raise WireError("AccessDenied", "Access Denied: the request is not signed.", http_status=FORBIDDEN)
 
 
@@ -182,14 +184,24 @@ def _authenticate_version_2(
     *,
     find_secret: FindSecret,
     now: datetime,
+    skew_s: float,
     host_bucket: str | None,
 ) -> Caller:
     secret = _secret(parameters["AWSAccessKeyId"], find_secret)
     expires = parameters.get("Expires", "")
     if not (expires.isascii() and expires.isdigit() and len(expires) <= MAX_EXPIRES_DIGITS):
         raise WireError("AccessDenied", "Query-string authentication requires Expires", http_status=FORBIDDEN)
-    if now.timestamp() > int(expires):
+    left_s = int(expires) - now.timestamp()
+    if left_s < 0:
         raise WireError("AccessDenied", "Request has expired", http_status=FORBIDDEN)
+    # It does not say when it was signed: as long as more than a week is left, it is none that may exist.
+    if left_s > sigv4.PRESIGNED_MAX_EXPIRES_S + skew_s:
+        raise WireError(
+            "AccessDenied",
+            f"Expires must be less than a week (in seconds: {sigv4.PRESIGNED_MAX_EXPIRES_S}) in the future, as for "
+            "Signature Version 4: presign again for a shorter time",
+            http_status=FORBIDDEN,
+        )
     # Signers move such headers into the query of the URL; they are signed as headers.
     lowered = {name.lower(): value for name, value in parameters.items()}
     signed = {name: value for name, value in lowered.items() if name.startswith(("x-amz-", "content-"))}

@@ -8,10 +8,12 @@ Bodies flow in both directions as they come, with back-pressure; [Note: the last
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
@@ -25,6 +27,7 @@ from clary.contract.errors import WireError
 from clary.contract.launch_plan import Endpoint
 from clary.control.objects import payloads, s3_request
 from clary.control.objects.authentication import Caller, FindSecret, authenticate
+from clary.control.objects.deletion_limit import DeletionLimit
 from clary.control.objects.s3_request import S3Request
 from clary.control.objects.store_client import (
     CONNECT_TIMEOUT_S,
@@ -96,6 +99,7 @@ class S3Front:
         skew_s: how far the time of a request may be off.
         forward_encryption: pass x-amz-server-side-encryption headers on. False for the embedded store, which has no
             KMS: there they are dropped, nothing is encrypted, and no answer says it was.
+        bucket_of_own_host: bucket in front of one of the service's own names, None if a Host has none.
     """
 
     def __init__(
@@ -107,6 +111,7 @@ class S3Front:
         clock: Clock,
         skew_s: float,
         forward_encryption: bool = False,
+        bucket_of_own_host: Callable[[str], str | None] = lambda _host: None,
     ) -> None:
         self._store = store_endpoint
         self._find_secret = find_secret
@@ -114,6 +119,8 @@ class S3Front:
         self._clock = clock
         self._skew_s = skew_s
         self._forward_encryption = forward_encryption
+        self._bucket_of_own_host = bucket_of_own_host
+        self._deletions = DeletionLimit()
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
@@ -130,19 +137,22 @@ class S3Front:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one S3 request; refusals are answers too, in S3's XML shape.
 
-        The bucket stands in the path, or in the Host where that is an AWS name of S3 (old clients behind the proxy,
-        which know no endpoint variable). Nothing is read of the body of a refused request.
+        The bucket stands in the path, or in the Host: before an AWS name of S3 (old clients behind the proxy, which
+        know no endpoint variable), or before a name of the service's own. Nothing is read of the body of a refused
+        request.
         """
         body = _IncomingBody(request)
         resource = request.raw_path.partition("?")[0]
         try:
             raw_path, raw_query = s3_request.split_target(request.raw_path)
-            bucket = s3_request.bucket_of_host(request.headers.get("Host", ""))
+            host = request.headers.get("Host", "")
+            bucket = s3_request.bucket_of_host(host) or self._bucket_of_own_host(host)
             caller = self._authenticate(request, raw_path, raw_query, host_bucket=bucket)
             asked = s3_request.parse_request(request.method, f"/{bucket}{raw_path}" if bucket else raw_path, raw_query)
             resource = asked.resource
-            outgoing = await self._translate(request, asked, caller, body)
-            return await self._exchange(request, asked, outgoing, body)
+            with self._deletions.entered(caller.access_key_id) if asked.is_delete_objects else nullcontext():
+                outgoing = await self._translate(request, asked, caller, body)
+                return await self._exchange(request, asked, outgoing, body)
         except WireError as error:
             return _error_response(request, body.error or error, resource)
 
@@ -371,7 +381,8 @@ async def _look_at_deleted_keys(outgoing: _Outgoing) -> _Outgoing:
                 raise WireError(
                     "MalformedXML", f"The XML you provided is longer than {s3_request.MAX_DELETE_BYTES} bytes."
                 )
-    s3_request.check_delete_objects(content)
+    # Thousands of elements take a while; other requests are answered meanwhile.
+    await asyncio.to_thread(s3_request.check_delete_objects, content)
     return _Outgoing(headers=outgoing.headers, payload_hash=outgoing.payload_hash, data=content)
 
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 from clary.contract.errors import WireError
+from clary.control.server.internal_http import bearer_token
 from clary.control.server.sessions import Session, Sessions
 from clary.control.server.sign_in import cookie_of, not_signed_in
 from clary.control.wire.messages import HttpRequest
@@ -42,7 +43,7 @@ class Access:
         """
         if request.header("authorization") is not None:
             return None  # which no page of another origin can send unasked; whoever reads it decides
-        cookie = cookie_of(request)
+        cookie = cookie_of(request, self._sessions.cookie_name(is_secure=request.is_secure))
         if request.method not in _SAFE_METHODS:
             _require_own_origin(request, must_say=cookie is not None)
         return None if cookie is None else self._sessions.read(cookie)
@@ -61,6 +62,12 @@ class Access:
         require_csrf(request, session)
         headers = [*_without_cookie(request), ("Authorization", f"Bearer {self._admin_token}")]
         return replace(request, headers=headers, hides_secrets=True)
+
+    def require_admin(self, request: HttpRequest) -> None:
+        """Raise what `let_in` does, and WireError 403 for a token that is not the admin's."""
+        inside = self.let_in(request)
+        if not hmac.compare_digest(bearer_token(inside).encode(), self._admin_token.encode()):
+            raise WireError("AccessDenied", "the token does not open this service", http_status=403)
 
 
 def require_csrf(request: HttpRequest, session: Session) -> None:

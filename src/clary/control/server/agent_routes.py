@@ -43,13 +43,16 @@ class AgentRoutes:
         self._samples = samples
         self._training = training
 
-    async def handle(self, request: HttpRequest) -> HttpResponse:
-        """Answer one agent; raises WireError with the status to send."""
+    def authorize(self, request: HttpRequest) -> tuple[TrainingJob, str, str]:
+        """Return job, host and action of a request with the right token; raises WireError with the status to send."""
         match [unquote(part) for part in request.raw_path.removeprefix(PREFIX).split("/")]:
             case [name, attempt, host, action] if _NUMBER.fullmatch(attempt):
-                job = self._gateway.authorize(name, int(attempt), host, bearer_token(request))
-            case _:
-                raise WireError("NotFound", f"no such agent path: {request.raw_path}", http_status=404)
+                return self._gateway.authorize(name, int(attempt), host, bearer_token(request)), host, action
+        raise WireError("NotFound", f"no such agent path: {request.raw_path}", http_status=404)
+
+    async def handle(self, request: HttpRequest) -> HttpResponse:
+        """Answer one agent; raises WireError with the status to send."""
+        job, host, action = self.authorize(request)
         match (request.method, action):
             case ("GET", "assignment"):
                 return json_answer(to_plain(self._gateway.assignment(job)))

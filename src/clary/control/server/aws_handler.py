@@ -1,14 +1,21 @@
 """One AWS request from bytes to bytes: route, verify, parse, validate, dispatch, serialise.
 
-Where: the listener hands over everything that is neither S3 nor the service's own. `WireError` becomes an answer in
-the caller's protocol here; what else is raised is the listener's to answer.
+Where: the listener asks `admit` before it reads a body, and hands over everything that is neither S3 nor the service's
+own. `WireError` becomes an answer in the caller's protocol here; what else is raised is the listener's to answer.
+
+A large body is hashed, parsed and validated in a thread, one at a time, so that other requests are answered meanwhile.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
 from uuid import uuid4
 
+from clary.contract import sigv4
 from clary.contract.errors import WireError
+from clary.control.server.edge.gates import Admission, Refusal
 from clary.control.services.call import Call, Services
 from clary.control.services.dispatch import dispatch
 from clary.control.wire.messages import HttpRequest, HttpResponse
@@ -19,23 +26,52 @@ from clary.control.wire.serializing import serialize, serialize_error
 from clary.control.wire.signatures import SignatureVerifier
 from clary.control.wire.validation import validate
 
+LARGE_BODY_BYTES = 64 * 1024  # of this size a body takes a few milliseconds
+
+_Run = Callable[..., Awaitable[Any]]  # a function and its arguments, at once or in a thread
+
 
 class AwsHandler:
-    """Answers requests of every service but S3."""
+    """Answers requests of every service but S3.
 
-    def __init__(self, services: Services, verifier: SignatureVerifier) -> None:
+    Args:
+        max_body_bytes: largest body of a request.
+    """
+
+    def __init__(self, services: Services, verifier: SignatureVerifier, *, max_body_bytes: int = 1 << 23) -> None:
         self._services = services
         self._verifier = verifier
+        self._max_body_bytes = max_body_bytes
+        self._large = asyncio.Semaphore(1)  # threads that parse hold each other up, and the event loop
+
+    def admit(self, head: HttpRequest) -> Admission | Refusal:
+        """Judge a request by its head: a body comes only from somebody who names a key that is known."""
+        protocol = protocol_of(head)
+        try:
+            authorization = self._verifier.judge_head(head, protocol=protocol)
+        except WireError as error:
+            return Refusal(answer=serialize_error(error, protocol=protocol, request_id=str(uuid4()), service=None))
+        # Without a hash of the body the head proves nothing: the name of a key is no secret. Then the address pays, and
+        # the connection gives way like that of a stranger.
+        is_proved = head.header("x-amz-content-sha256") is not None
+        client = f"key {authorization.access_key_id}" if is_proved else f"somebody at {head.remote}"
+        return Admission(client=client, max_body_bytes=self._max_body_bytes, is_known=is_proved)
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
         """Return the answer to one request."""
+        if len(request.body) > LARGE_BODY_BYTES or (request.body and request.header("content-encoding") is not None):
+            async with self._large:
+                return await self._answer(request, asyncio.to_thread)
+        return await self._answer(request, _at_once)
+
+    async def _answer(self, request: HttpRequest, run: _Run) -> HttpResponse:
         request_id = str(uuid4())
         operation: Operation | None = None
         try:
-            operation = route(request)
-            authorization = self._verifier.verify(request, operation=operation)
-            params = parse(request, operation)
-            validate(operation, params)
+            operation = await run(route, request)
+            body_hash = await run(sigv4.payload_hash, request.body)
+            authorization = self._verifier.verify(request, body_hash, operation=operation)
+            params = await run(_params, request, operation)
             call = Call(
                 services=self._services,
                 params=params,
@@ -49,3 +85,13 @@ class AwsHandler:
             protocol = operation.protocol if operation is not None else protocol_of(request)
             service = operation.service if operation is not None else None
             return serialize_error(error, protocol=protocol, request_id=request_id, service=service)
+
+
+async def _at_once(call: Callable[..., Any], *arguments: Any) -> Any:
+    return call(*arguments)
+
+
+def _params(request: HttpRequest, operation: Operation) -> dict[str, Any]:
+    params = parse(request, operation)
+    validate(operation, params)
+    return params

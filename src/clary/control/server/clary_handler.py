@@ -5,7 +5,10 @@ People come by token or by the console's cookie (`access`); agents have tokens o
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 from clary.contract.errors import WireError
+from clary.control.reconcile.training_gateway import MAX_STATUS_BYTES
 from clary.control.server import (
     agent_routes,
     people_routes,
@@ -16,6 +19,8 @@ from clary.control.server import (
 )
 from clary.control.server.access import Access, require_csrf
 from clary.control.server.console_routes import ConsoleRoutes
+from clary.control.server.edge.gates import STRANGER_BODY_BYTES, Admission, Refusal, admit_strangers
+from clary.control.server.edge.guesses import GuessLimiter, too_many_guesses
 from clary.control.server.internal_http import error_answer, finite_answer
 from clary.control.server.sign_in import CODE_PATH, SignIn
 from clary.control.server.sign_in import PATH as SESSION_PATH
@@ -35,6 +40,8 @@ class ClaryHandler:
         sign_in: gives out cookies; comes with `access`.
         console: pages about many jobs; None has none.
         status: programs' word on their progress; None takes none.
+        guesses: counts wrong tokens; None counts none.
+        max_body_bytes: largest body of somebody who is known.
     """
 
     def __init__(
@@ -49,6 +56,8 @@ class ClaryHandler:
         sign_in: SignIn | None = None,
         console: ConsoleRoutes | None = None,
         status: status_routes.StatusRoutes | None = None,
+        guesses: GuessLimiter | None = None,
+        max_body_bytes: int = 1 << 23,
     ) -> None:
         self._agents = agents
         self._pools = pools
@@ -59,6 +68,38 @@ class ClaryHandler:
         self._sign_in = sign_in
         self._console = console
         self._status = status
+        self._guesses = guesses
+        self._max_body_bytes = max_body_bytes
+
+    def admit(self, head: HttpRequest) -> Admission | Refusal:
+        """Judge a request by its head: only a token or cookie that opens its page lets more than a few bytes come."""
+        try:
+            return self._admission(head)
+        except WireError as error:
+            guessed = (head.header("authorization") or "").lower().startswith("bearer ")
+            if self._guesses is None or not guessed or error.http_status != HTTPStatus.FORBIDDEN:
+                return Refusal(answer=error_answer(error))
+            wrong = self._guesses.note_wrong(head.remote)
+            told = too_many_guesses(head.remote, wrong) if wrong.retry_after_s else error
+            return Refusal(answer=error_answer(told), delay_s=wrong.delay_s)
+
+    def _admission(self, head: HttpRequest) -> Admission:
+        most = self._max_body_bytes
+        if head.raw_path.startswith(agent_routes.PREFIX):
+            job, host, _ = self._agents.authorize(head)
+            return Admission(client=f"agent of {host} of {job.name}", max_body_bytes=most, is_known=True)
+        if head.raw_path.startswith(pool_routes.PREFIX):
+            pool, host = self._pools.authorize(head)
+            return Admission(client=f"agent of {host} of {pool}", max_body_bytes=STRANGER_BODY_BYTES, is_known=True)
+        if head.raw_path.startswith(status_routes.PREFIX) and self._status is not None:
+            job, host = self._status.authorize(head)
+            most = MAX_STATUS_BYTES
+            return Admission(client=f"program of {host} of {job.name}", max_body_bytes=most, is_known=True)
+        if head.raw_path in (SESSION_PATH, CODE_PATH):
+            return admit_strangers(head)
+        if self._access is not None:
+            self._access.require_admin(head)
+        return Admission(client="owner", max_body_bytes=most, is_known=True)
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
         """Answer one request below /clary/v1/."""
@@ -70,20 +111,20 @@ class ClaryHandler:
             if request.raw_path.startswith(status_routes.PREFIX) and self._status is not None:
                 return await self._status.handle(request)
             if request.raw_path in (SESSION_PATH, CODE_PATH):
-                return self._answer_sign_in(request)
+                return await self._answer_sign_in(request)
             if self._access is not None:
                 request = self._access.let_in(request)
             return finite_answer(await self._answer_person(request))
         except WireError as error:
             return error_answer(error)
 
-    def _answer_sign_in(self, request: HttpRequest) -> HttpResponse:
+    async def _answer_sign_in(self, request: HttpRequest) -> HttpResponse:
         if self._access is None or self._sign_in is None:
             raise WireError("NotFound", "this service has no console", http_status=404)
         session = self._access.session_of(request)
         if request.method == "DELETE" and session is not None:
             require_csrf(request, session)
-        return self._sign_in.handle(request, session)
+        return await self._sign_in.handle(request, session)
 
     async def _answer_person(self, request: HttpRequest) -> HttpResponse:
         if request.raw_path.startswith(people_routes.PREFIX):

@@ -7,7 +7,10 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from clary.contract.errors import WireError
+from clary.control.wire.json_bounds import has_more_values
 from clary.control.wire.messages import HttpRequest, HttpResponse
+
+MAX_VALUES = 500_000  # agents send 60,000 numbers of metrics at once (agent.metrics.row_store)
 
 # What pages hold changes all the time and may be hostile text: no browser keeps it, or takes it for anything but JSON.
 JSON_HEADERS = [
@@ -26,7 +29,9 @@ def bearer_token(request: HttpRequest) -> str:
 
 
 def read_json(request: HttpRequest) -> Any:
-    """Return the JSON body; raises WireError 400 if it is none."""
+    """Return the JSON body; raises WireError 400 if it is none, or has values beyond reason."""
+    if has_more_values(request.body, MAX_VALUES):
+        raise WireError("SerializationException", f"the body has more than {MAX_VALUES} values")
     try:
         return json.loads(request.body)
     except (ValueError, RecursionError) as error:

@@ -12,6 +12,8 @@ Where: outermost part of the service. Below it: `clary_handler` (agents and the 
 
 S3 comes first because a bucket may be called `clary`.
 
+A handler's gate judges a request by its head: who asks is known, or claimed with a known key, before a body is read.
+
 No request ends the service: what a handler does not catch becomes a 500 with the request's id, and the traceback goes
 to the log. Broken HTTP is answered by the HTTP library with 400 before any handler sees it.
 """
@@ -21,52 +23,49 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
 
-from aiohttp import StreamReader, web
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.http import RawRequestMessage
-from multidict import CIMultiDict
+from aiohttp import web
 
-from clary.contract.errors import EngineError, Fault
+from clary.contract.errors import EngineError, Fault, WireError
+from clary.control.server.edge import matching
+from clary.control.server.edge.answers import (
+    ListenerRequest,
+    error_answer,
+    make_request,
+    new_request_id,
+    refusal,
+    whole_answer,
+)
+from clary.control.server.edge.bodies import read_body, too_large
+from clary.control.server.edge.body_budget import BodyBudget, BodyTicket
+from clary.control.server.edge.connection_table import ConnectionTable
+from clary.control.server.edge.connections import MAX_HEAD_BYTES, GuardedConnection, GuardedServer, HandshakeSite
+from clary.control.server.edge.gates import Admission, Gate, Refusal, admit_strangers
+from clary.control.server.edge.host_names import HostNames
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
-HEALTH_PATH = "/clary/v1/health"
-INTERNAL_PREFIX = "/clary/v1/"
-METRICS_PATH = "/metrics"
-CONSOLE_PATH = "/console"
 BODY_TIMEOUT_S = 30.0  # for the whole body of an API request
 MAX_LINE_BYTES = 16 * 1024  # request line; presigned URLs are long
 MAX_HEADER_BYTES = 16 * 1024  # one header
 LINGER_S = 2.0  # how long the rest of a refused body is thrown away, so that the client can read the answer
 KEEPALIVE_S = 75.0
+READ_BUFFER_BYTES = 64 * 1024  # of each connection; it holds twice as many at most
+BODY_BUDGET_BYTES = 64 * 1024 * 1024
+MAX_CONNECTIONS = 2048
+MAX_HEADERS = 100
 SHUTDOWN_S = 5.0
 BACKLOG = 1024
-API_CONTENT_TYPES = (
-    "application/x-amz-json",
-    "application/json",
-    "application/x-www-form-urlencoded",
-    "application/cbor",
-)
-JSON_ERROR_TYPE = "application/x-amz-json-1.1"
 
 _log = logging.getLogger(__name__)
 
 ApiHandler = Callable[[HttpRequest], Awaitable[HttpResponse]]
 RequestHandler = Callable[["ListenerRequest"], Awaitable[web.StreamResponse]]
-
-
-class ListenerRequest(web.BaseRequest):
-    """A request with an id of its own; `objects.front` puts the id into its answers too."""
-
-    ATTRS = web.BaseRequest.ATTRS | frozenset({"clary_request_id"})
-    clary_request_id = ""
 
 
 class StreamingHandler(Protocol):
@@ -97,6 +96,11 @@ class Listener:
         metrics_handler: answers GET /metrics; None leaves the path to S3.
         console_handler: answers browsers that open / or /console; None leaves the paths to AWS and S3.
         max_body_bytes: largest body of a request that is not S3.
+        aws_gate: judges heads of AWS requests before their bodies are read; None lets every body come.
+        clary_gate: the same for clary_handler.
+        host_names: names under which requests are answered; None answers under every name.
+        body_budget: bytes of bodies that are held at once; None is a budget of its own.
+        max_connections: that are open at once.
         tls_context: certificate of the TLS port; None has no such port.
         tls_port: 0 takes a free one.
         body_timeout_s: seconds for the whole body of a request that is not S3.
@@ -113,6 +117,11 @@ class Listener:
         metrics_handler: ApiHandler | None = None,
         console_handler: ApiHandler | None = None,
         max_body_bytes: int,
+        aws_gate: Gate | None = None,
+        clary_gate: Gate | None = None,
+        host_names: HostNames | None = None,
+        body_budget: BodyBudget | None = None,
+        max_connections: int = MAX_CONNECTIONS,
         tls_context: ssl.SSLContext | None = None,
         tls_port: int = 0,
         body_timeout_s: float = BODY_TIMEOUT_S,
@@ -123,17 +132,20 @@ class Listener:
         self._wanted_tls_port = tls_port
         self._max_body_bytes = max_body_bytes
         self._body_timeout_s = body_timeout_s
+        self._host_names = host_names
+        self._budget = body_budget or BodyBudget(BODY_BUDGET_BYTES)
+        self._max_connections = max_connections
         self._runner: web.ServerRunner | None = None
         self._ports: list[int] = []
         self._health = json.dumps({"status": "ok", "version": _version()}).encode()
         self.routes: Sequence[Route] = (
-            Route("s3", _is_signed_for_s3, s3_front.handle),
-            Route("health", _is_health, self._answer_health),
-            Route("clary", _is_internal, self._api(clary_handler or _no_such_path)),
-            *([Route("metrics", _is_metrics, self._api(metrics_handler))] if metrics_handler is not None else []),
-            *([Route("console", _is_console, self._api(console_handler))] if console_handler is not None else []),
-            Route("s3-unsigned", _looks_like_s3, s3_front.handle),
-            Route("aws", lambda _: True, self._api(aws_handler)),
+            Route("s3", matching.is_signed_for_s3, _settled(s3_front)),
+            Route("health", matching.is_health, self._answer_health),
+            Route("clary", matching.is_internal, self._api(clary_handler or _no_such_path, clary_gate)),
+            *_reading("metrics", matching.is_metrics, metrics_handler, self._api),
+            *_reading("console", matching.is_console, console_handler, self._api),
+            Route("s3-unsigned", matching.looks_like_s3, s3_front.handle),
+            Route("aws", lambda _: True, self._api(aws_handler, aws_gate)),
         )
 
     @property
@@ -151,16 +163,18 @@ class Listener:
 
         Raises: EngineError if an address can not be had; then nothing listens.
         """
-        server = web.Server(
-            self._dispatch,  # type: ignore[arg-type]  # the factory makes what it takes
-            request_factory=_make_request,
+        server = GuardedServer(
+            self._dispatch,
+            table=ConnectionTable(self._max_connections),
+            request_factory=make_request,
             access_log=None,
             auto_decompress=False,  # an object is stored as it was sent
             max_line_size=MAX_LINE_BYTES,
             max_field_size=MAX_HEADER_BYTES,
+            max_headers=MAX_HEADERS,
             keepalive_timeout=KEEPALIVE_S,
             lingering_time=LINGER_S,
-            read_bufsize=256 * 1024,
+            read_bufsize=READ_BUFFER_BYTES,
         )
         self._runner = web.ServerRunner(server, shutdown_timeout=SHUTDOWN_S)
         await self._runner.setup()
@@ -194,12 +208,15 @@ class Listener:
                 details={"host": self._host, "port": port},
             ) from error
         self._ports.append(listening.getsockname()[1])
-        await web.SockSite(self._runner, listening, ssl_context=tls_context, backlog=BACKLOG).start()
+        await HandshakeSite(self._runner, listening, ssl_context=tls_context, backlog=BACKLOG).start()
 
     async def _dispatch(self, request: ListenerRequest) -> web.StreamResponse:
         """Give a request to the first route that matches; one of the named boundaries for broad except."""
-        request_id = request.clary_request_id = _new_request_id()
+        request_id = request.clary_request_id = new_request_id()
         try:
+            refused = self._head_refusal(request)
+            if refused is not None:
+                return refused
             for route in self.routes:
                 if route.matches(request):
                     return await route.handle(request)
@@ -209,60 +226,53 @@ class Listener:
         except Exception:  # noqa: BLE001 - the HTTP edge, a named boundary
             _log.exception("request %s: %s %s failed", request_id, request.method, request.raw_path[:200])
             message = f"An internal error occurred; the service's log has it under request id {request_id}."
-            return _error(request, 500, "InternalFailure", message)
+            return error_answer(request, 500, "InternalFailure", message)
 
-    def _api(self, handler: ApiHandler) -> RequestHandler:
-        async def handle(request: ListenerRequest) -> web.StreamResponse:
-            body = b""
-            if request.body_exists:
-                length = request.content_length
-                if length is not None and length > self._max_body_bytes:
-                    return self._too_large(request)
-                try:
-                    async with asyncio.timeout(self._body_timeout_s):
-                        received = await self._read_body(request)
-                except TimeoutError:
-                    message = f"The request's body did not arrive within {self._body_timeout_s:.0f} s."
-                    return _error(request, 408, "RequestTimeoutException", message)
-                if received is None:
-                    return self._too_large(request)
-                body = received
-            raw_path, _, query = request.raw_path.partition("?")
-            answer = await handler(
-                HttpRequest(
-                    request.method,
-                    raw_path,
-                    query,
-                    list(request.headers.items()),
-                    body,
-                    remote=request.remote or "",
-                    is_secure=request.secure,
-                )
+    def _head_refusal(self, request: ListenerRequest) -> web.Response | None:
+        """Return the answer to a head that no handler sees."""
+        size = sum(len(name) + len(value) for name, value in request.raw_headers)
+        if size > MAX_HEAD_BYTES:
+            return error_answer(
+                request, 431, "RequestHeaderSectionTooLarge", f"headers have {MAX_HEAD_BYTES} bytes at most"
             )
-            headers = CIMultiDict(answer.headers)
-            headers.setdefault("X-Amzn-RequestId", request.clary_request_id)
-            return web.Response(status=answer.status, body=answer.body, headers=headers)
+        is_s3 = matching.is_signed_for_s3(request)
+        length = request.content_length or 0
+        if not is_s3 and length > self._max_body_bytes and not matching.looks_like_s3(request):
+            return refusal(request, too_large(self._max_body_bytes))
+        reason = self._host_names.why_refused(request.headers.get("Host")) if self._host_names is not None else None
+        return None if reason is None else error_answer(request, 403, "MisdirectedRequest", reason)
+
+    def _api(self, handler: ApiHandler, gate: Gate | None) -> RequestHandler:
+        async def handle(request: ListenerRequest) -> web.StreamResponse:
+            raw_path, _, query = request.raw_path.partition("?")
+            head = HttpRequest(
+                request.method,
+                raw_path,
+                query,
+                list(request.headers.items()),
+                remote=request.remote or "",
+                is_secure=request.secure,
+            )
+            if gate is None:
+                verdict: Admission | Refusal = Admission(
+                    client=head.remote, max_body_bytes=self._max_body_bytes, is_known=False
+                )
+            else:
+                verdict = gate(head)
+            if isinstance(verdict, Refusal):
+                await asyncio.sleep(verdict.delay_s)
+                return whole_answer(request, verdict.answer)
+            if verdict.is_known:
+                _settle(request)
+            most = min(verdict.max_body_bytes, self._max_body_bytes)
+            with BodyTicket(self._budget, verdict.client) as ticket:
+                try:
+                    body = await read_body(request, max_bytes=most, ticket=ticket, timeout_s=self._body_timeout_s)
+                except WireError as error:
+                    return refusal(request, error)
+                return whole_answer(request, await handler(replace(head, body=body)))
 
         return handle
-
-    async def _read_body(self, request: web.BaseRequest) -> bytes | None:
-        """Return the body, or None as soon as it is longer than the limit."""
-        if request.headers.get("Expect", "").lower() == "100-continue":
-            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            # What was written is no part of the answer, whose headers must still go out first.
-            request.writer.output_size = 0
-        pieces: list[bytes] = []
-        num_bytes = 0
-        while piece := await request.content.readany():
-            num_bytes += len(piece)
-            if num_bytes > self._max_body_bytes:
-                return None
-            pieces.append(piece)
-        return b"".join(pieces)
-
-    def _too_large(self, request: ListenerRequest) -> web.Response:
-        message = f"The request's body is longer than {self._max_body_bytes} bytes."
-        return _error(request, 413, "RequestEntityTooLarge", message)
 
     async def _answer_health(self, request: ListenerRequest) -> web.StreamResponse:
         headers = {"X-Amzn-RequestId": request.clary_request_id}
@@ -278,80 +288,35 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def _make_request(
-    message: RawRequestMessage,
-    payload: StreamReader,
-    protocol: web.RequestHandler,
-    writer: AbstractStreamWriter,
-    task: asyncio.Task[None],
-) -> ListenerRequest:
-    return ListenerRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())
+def _reading(
+    name: str,
+    matches: Callable[[web.BaseRequest], bool],
+    handler: ApiHandler | None,
+    api: Callable[..., RequestHandler],
+) -> list[Route]:
+    """Return the route to pages that are only read; none without a handler."""
+    return [] if handler is None else [Route(name, matches, api(handler, admit_strangers))]
 
 
-def _is_health(request: web.BaseRequest) -> bool:
-    return request.raw_path == HEALTH_PATH and request.method == "GET"
+def _settled(front: StreamingHandler) -> RequestHandler:
+    """Have the front answer what is signed for S3; without a key it answers at once and reads no body."""
+
+    async def handle(request: ListenerRequest) -> web.StreamResponse:
+        _settle(request)
+        return await front.handle(request)
+
+    return handle
 
 
-def _is_metrics(request: web.BaseRequest) -> bool:
-    """Whether a scraper asks; S3's own requests for a bucket of that name are signed, and were taken before."""
-    return request.method == "GET" and request.raw_path.partition("?")[0] == METRICS_PATH
-
-
-def _is_console(request: web.BaseRequest) -> bool:
-    """Whether a browser asks for the console: clients of AWS sign, name an action, or take no HTML."""
-    path, _, query = request.raw_path.partition("?")
-    if request.method not in ("GET", "HEAD") or "Authorization" in request.headers:
-        return False
-    if path == "/":
-        return "text/html" in request.headers.get("Accept", "") and "Action=" not in query
-    return path == CONSOLE_PATH or path.startswith(f"{CONSOLE_PATH}/")
-
-
-def _is_internal(request: web.BaseRequest) -> bool:
-    return request.raw_path.startswith(INTERNAL_PREFIX)
-
-
-def _is_signed_for_s3(request: web.BaseRequest) -> bool:
-    """Whether the scope of the signature, in headers or query, is S3's."""
-    authorization = request.headers.get("Authorization")
-    if authorization is not None:
-        # Version 2, which starts so, belongs to S3 alone (and is refused there).
-        return "/s3/aws4_request" in authorization or authorization.startswith("AWS ")
-    query = request.raw_path.partition("?")[2]
-    if "X-Amz-Credential=" in query:
-        return "%2Fs3%2Faws4_request" in query or "/s3/aws4_request" in query
-    return "AWSAccessKeyId=" in query and "Action=" not in query
-
-
-def _looks_like_s3(request: web.BaseRequest) -> bool:
-    """Whether a request that is not signed for S3 is no request of another AWS service either."""
-    headers = request.headers
-    query = request.raw_path.partition("?")[2]
-    if "Authorization" in headers or "X-Amz-Target" in headers or "Action=" in query or "X-Amz-Credential=" in query:
-        return False
-    return not headers.get("Content-Type", "").startswith(API_CONTENT_TYPES)
+def _settle(request: ListenerRequest) -> None:
+    connection = request.protocol
+    if isinstance(connection, GuardedConnection):
+        connection.settle()
 
 
 async def _no_such_path(request: HttpRequest) -> HttpResponse:
     body = json.dumps({"__type": "UnknownOperationException", "message": f"no such path: {request.raw_path[:200]}"})
     return HttpResponse(404, [("Content-Type", "application/json")], body.encode())
-
-
-def _error(request: ListenerRequest, status: int, code: str, message: str) -> web.Response:
-    response = web.Response(
-        status=status,
-        body=json.dumps({"__type": code, "message": message}).encode(),
-        content_type=JSON_ERROR_TYPE,
-        headers={"X-Amzn-RequestId": request.clary_request_id, "X-Amzn-ErrorType": code},
-    )
-    if request.body_exists and not request.content.at_eof():
-        response.force_close()  # the rest of the body would be taken for the next request
-    return response
-
-
-def _new_request_id() -> str:
-    digits = os.urandom(16).hex()
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def _version() -> str:

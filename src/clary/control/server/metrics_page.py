@@ -9,6 +9,7 @@ A training job's label is `training_job`: `job` is what Prometheus calls the scr
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections import Counter
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.sample_gateway import LastValues, SampleGateway
 from clary.control.series.exposition import CONTENT_TYPE, COUNTER, Family, exposed_name, text_of
 from clary.control.server.checkpoint_routes import checkpoint_facts
+from clary.control.server.edge.guesses import GuessLimiter, too_many_guesses
 from clary.control.server.internal_http import bearer_token, error_answer
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
@@ -38,14 +40,25 @@ class MetricsPage:
         clock: for waiting times.
         token: opens the page.
         access: value of the setting `metrics_page`.
+        guesses: counts wrong tokens; None counts none.
     """
 
-    def __init__(self, hub: JobHub, samples: SampleGateway, clock: Clock, *, token: str, access: str) -> None:
+    def __init__(
+        self,
+        hub: JobHub,
+        samples: SampleGateway,
+        clock: Clock,
+        *,
+        token: str,
+        access: str,
+        guesses: GuessLimiter | None = None,
+    ) -> None:
         self._hub = hub
         self._samples = samples
         self._clock = clock
         self._token = token
         self._access = access
+        self._guesses = guesses
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
         """Answer one request."""
@@ -53,6 +66,10 @@ class MetricsPage:
             if self._access == OFF:
                 raise WireError("NotFound", "setting metrics_page is off", http_status=404)
             if self._access != OPEN and not hmac.compare_digest(bearer_token(request).encode(), self._token.encode()):
+                wrong = self._guesses.note_wrong(request.remote) if self._guesses is not None else None
+                if wrong is not None and wrong.retry_after_s:
+                    await asyncio.sleep(wrong.delay_s)
+                    raise too_many_guesses(request.remote, wrong)
                 message = "the token does not open /metrics; `clary metrics --token` prints the one that does"
                 raise WireError("AccessDenied", message, http_status=403)
         except WireError as error:

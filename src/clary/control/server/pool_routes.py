@@ -27,13 +27,17 @@ class PoolRoutes:
     def __init__(self, gateway: PoolGateway) -> None:
         self._gateway = gateway
 
-    async def handle(self, request: HttpRequest) -> HttpResponse:
-        """Answer one agent; raises WireError with the status to send."""
+    def authorize(self, request: HttpRequest) -> tuple[str, str]:
+        """Return pool and host of a request with the right token; raises WireError with the status to send."""
         match [unquote(part) for part in request.raw_path.removeprefix(PREFIX).split("/")]:
             case [pool, host, "assignment"] if _POOL.fullmatch(pool) and _HOST.fullmatch(host):
                 self._gateway.authorize(pool, bearer_token(request))
-            case _:
-                raise WireError("NotFound", f"no such path of a pool: {request.raw_path}", http_status=404)
+                return pool, host
+        raise WireError("NotFound", f"no such path of a pool: {request.raw_path}", http_status=404)
+
+    async def handle(self, request: HttpRequest) -> HttpResponse:
+        """Answer one agent; raises WireError with the status to send."""
+        pool, host = self.authorize(request)
         query = query_of(request)
         try:
             wait_s = min(float(query.get("wait_s", "0")), MAX_WAIT_S)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import ssl
 from contextlib import AsyncExitStack
 from functools import partial
@@ -60,6 +61,10 @@ from clary.control.server.clary_handler import ClaryHandler
 from clary.control.server.connect_proxy import ConnectProxy
 from clary.control.server.console_files import ConsoleFiles
 from clary.control.server.console_routes import ConsoleRoutes
+from clary.control.server.edge.body_budget import BodyBudget
+from clary.control.server.edge.connections import allowed_connections
+from clary.control.server.edge.guesses import GuessLimiter
+from clary.control.server.edge.host_names import HostNames
 from clary.control.server.listener import Listener
 from clary.control.server.metrics_page import MetricsPage
 from clary.control.server.ownership import cancel, database_lease, sole_owner
@@ -78,6 +83,7 @@ from clary.control.settings import Settings
 from clary.control.state_folder import JOB_KEY_PREFIX, RootSecrets, ServiceRecord, StateFolder
 from clary.control.store.logs import LogStore
 from clary.control.store.store import Store
+from clary.control.wire.replay_journal import ReplayJournal, read_boot_id
 from clary.control.wire.routing import default_router
 from clary.control.wire.signatures import SignatureVerifier
 
@@ -94,11 +100,20 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
     """
     folder = StateFolder(settings.home_folder)
     folder.create()
+    is_first = not folder.has_secrets
     secrets = folder.load_secrets()
     clock = SystemClock()
     prices = load_prices(settings.prices_file)
     async with AsyncExitStack() as stack:
         stack.enter_context(sole_owner(folder))
+        journal = ReplayJournal(
+            folder.used_signatures,
+            skew_s=settings.clock_skew_s,
+            now=clock.now(),
+            is_first=is_first,
+            boot_id=read_boot_id(),
+        )
+        stack.callback(journal.close)
         ports = choose_ports(settings, folder.read_service_record())
         urls = ports.urls(settings)
         object_store = await _object_store(stack, settings, folder, secrets)
@@ -156,6 +171,7 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
             rehearsal_pages=RehearsalPages(services, rehearsing, faults),
         )
         spot = SpotRoutes(market, admin_token=secrets.admin_token)
+        guesses = GuessLimiter(clock)
         sessions = Sessions(secrets.session_key, folder.revoked_sessions, clock)
         handler = ClaryHandler(
             AgentRoutes(gateway, samples, training),
@@ -165,13 +181,23 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
             rehearsals,
             access=Access(sessions, admin_token=secrets.admin_token),
             status=StatusRoutes(training),
-            sign_in=SignIn(sessions, admin_token=secrets.admin_token, clock=clock),
+            sign_in=SignIn(sessions, admin_token=secrets.admin_token, guesses=guesses),
+            guesses=guesses,
+            max_body_bytes=settings.max_body_bytes,
             console=ConsoleRoutes(services, samples, admin_token=secrets.admin_token),
         )
-        metrics = MetricsPage(hub, samples, clock, token=secrets.metrics_token, access=settings.metrics_page)
+        metrics = MetricsPage(
+            hub, samples, clock, token=secrets.metrics_token, access=settings.metrics_page, guesses=guesses
+        )
         await rehearsing.load()
         stack.push_async_callback(rehearsing.interrupt)
-        await _listen(stack, services, handler, metrics, ports=ports, secrets=secrets, object_store=object_store)
+        verifier = SignatureVerifier(
+            partial(_find_secret, secrets, hub), clock, skew_s=settings.clock_skew_s, journal=journal
+        )
+        aws_handler = AwsHandler(services, verifier, max_body_bytes=settings.max_body_bytes)
+        await _listen(
+            stack, services, aws_handler, handler, metrics, ports=ports, secrets=secrets, object_store=object_store
+        )
         (folder.client / SAGEMAKER_CONFIG).write_text(sagemaker_config(settings))
         reconciler = Reconciler(
             hub=hub,
@@ -235,6 +261,7 @@ def _spot_schedule(settings: Settings) -> SpotSchedule | None:
 async def _listen(
     stack: AsyncExitStack,
     services: Services,
+    aws_handler: AwsHandler,
     handler: ClaryHandler,
     metrics: MetricsPage,
     *,
@@ -246,6 +273,7 @@ async def _listen(
     settings = services.settings
     default_router()  # reads the service models now and not within the first request
     find_secret = partial(_find_secret, secrets, services.hub)
+    names = HostNames(_own_names(settings), service_names(settings.region))
     front = S3Front(
         object_store,
         find_secret,
@@ -253,16 +281,21 @@ async def _listen(
         clock=services.clock,
         skew_s=settings.clock_skew_s,
         forward_encryption=bool(settings.s3_endpoint_url),
+        bucket_of_own_host=names.bucket_of,
     )
     await front.start()
     stack.push_async_callback(front.close)
-    verifier = SignatureVerifier(find_secret, services.clock, skew_s=settings.clock_skew_s)
     listener = Listener(
         settings.host,
         ports.api,
-        aws_handler=AwsHandler(services, verifier).handle,
+        aws_handler=aws_handler.handle,
+        aws_gate=aws_handler.admit,
         s3_front=front,
         clary_handler=handler.handle,
+        clary_gate=handler.admit,
+        host_names=names,
+        body_budget=BodyBudget(settings.body_budget_bytes),
+        max_connections=allowed_connections(settings.max_connections),
         metrics_handler=metrics.handle,
         console_handler=ConsoleFiles().handle,
         max_body_bytes=settings.max_body_bytes,
@@ -314,6 +347,11 @@ def _find_secret(secrets: RootSecrets, hub: JobHub, access_key_id: str) -> str |
             ):
                 return secrets.job_secret(access_key_id)
     return None
+
+
+def _own_names(settings: Settings) -> list[str]:
+    """Return the names under which this machine is reached; numbers need none."""
+    return [settings.host, socket.gethostname(), *settings.host_names.split(",")]
 
 
 def _tls_context(settings: Settings) -> ssl.SSLContext | None:

@@ -62,6 +62,15 @@ class Sessions:
         self._revoked = _read_revoked(revoked_path)
         self._codes: dict[str, float] = {}  # digest of a code -> its end, monotonic
 
+    def cookie_name(self, *, is_secure: bool) -> str:
+        """Return the name of this state folder's cookies.
+
+        Browsers keep cookies by host and not by port: two services of one machine need two names. With `__Host-` in
+        front a browser takes a cookie over TLS alone, and from no other host of the domain.
+        """
+        name = f"clary_session_{self._sign(b'name', b'')[:6].hex()}"
+        return f"__Host-{name}" if is_secure else name
+
     def begin(self) -> tuple[Session, str]:
         """Return a new session of the owner, and its cookie."""
         facts = {"id": secrets.token_urlsafe(16), "user": OWNER, "end": int(self._now_s() + SESSION_S)}

@@ -13,50 +13,22 @@ server and no proxy ever sees.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
-import math
-from collections import OrderedDict, deque
 from typing import Any
 
-from clary.contract.clock import Clock
 from clary.contract.errors import WireError
+from clary.control.server.edge.guesses import GuessLimiter, too_many_guesses
 from clary.control.server.internal_http import bearer_token, json_answer, read_json
 from clary.control.server.sessions import CODE_S, SESSION_S, Session, Sessions
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
 PATH = "/clary/v1/session"
 CODE_PATH = "/clary/v1/session-code"
-COOKIE = "clary_session"
-MAX_WRONG = 10  # tokens and codes from one address within WRONG_S; then nobody signs in from there for a while
-WRONG_S = 60.0
-MAX_ADDRESSES = 1000  # that are remembered; the one longest unheard of goes
 MAX_SECRET_LENGTH = 4096
 
 _log = logging.getLogger(__name__)
-
-
-class SignInLimiter:
-    """Counts wrong tokens by address."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._wrong: OrderedDict[str, deque[float]] = OrderedDict()
-
-    def wait_s(self, address: str) -> float:
-        """Return how long an address has to wait before it may try again; 0 if it may now."""
-        moments = self._wrong.get(address)
-        if moments is None or len(moments) < MAX_WRONG:
-            return 0.0
-        return max(0.0, moments[0] + WRONG_S - self._clock.monotonic())
-
-    def note_wrong(self, address: str) -> None:
-        """Count a wrong token."""
-        moments = self._wrong.setdefault(address, deque(maxlen=MAX_WRONG))
-        moments.append(self._clock.monotonic())
-        self._wrong.move_to_end(address)
-        while len(self._wrong) > MAX_ADDRESSES:
-            self._wrong.popitem(last=False)
 
 
 class SignIn:
@@ -65,26 +37,26 @@ class SignIn:
     Args:
         sessions: makes and ends sessions.
         admin_token: what a person signs in with.
-        clock: for the limit on wrong tokens.
+        guesses: counts wrong tokens and codes.
     """
 
-    def __init__(self, sessions: Sessions, *, admin_token: str, clock: Clock) -> None:
+    def __init__(self, sessions: Sessions, *, admin_token: str, guesses: GuessLimiter) -> None:
         self._sessions = sessions
         self._admin_token = admin_token
-        self._limiter = SignInLimiter(clock)
+        self._guesses = guesses
 
-    def handle(self, request: HttpRequest, session: Session | None) -> HttpResponse:
+    async def handle(self, request: HttpRequest, session: Session | None) -> HttpResponse:
         """Answer one request of somebody with this session, or none; raises WireError with the status to send."""
         if request.raw_path == CODE_PATH:
             return self._new_code(request)
         match request.method:
             case "POST":
-                return self._begin(request)
+                return await self._begin(request)
             case "DELETE":
                 if session is not None:
                     self._sessions.revoke(session)
                 answer = json_answer({})
-                answer.headers.append(_set_cookie("", is_secure=request.is_secure, max_age_s=0))
+                answer.headers.append(self._set_cookie("", is_secure=request.is_secure, max_age_s=0))
                 return answer
             case "GET" | "HEAD" if session is not None:
                 return json_answer(_facts(session))
@@ -92,19 +64,19 @@ class SignIn:
                 raise not_signed_in()
         raise WireError("MethodNotAllowed", f"a session has no {request.method[:20]}", http_status=405)
 
-    def _begin(self, request: HttpRequest) -> HttpResponse:
+    async def _begin(self, request: HttpRequest) -> HttpResponse:
         kind, secret = _secret_of(read_json(request))
-        # Not held off by wrong tokens: nobody guesses a code, and programs of jobs share the owner's address.
-        is_right = kind == "code" and self._sessions.redeem(secret)
-        wait_s = 0.0 if is_right else self._limiter.wait_s(request.remote)
-        if wait_s > 0:
-            message = f"too many wrong tokens from {request.remote}: try again in {math.ceil(wait_s)} s"
-            raise WireError("TooManyRequests", message, http_status=429)
-        if kind == "token":
+        # Looked at before anything is counted: programs of jobs may guess from the owner's address.
+        if kind == "code":
+            is_right = self._sessions.redeem(secret)
+        else:
             given = secret.strip().encode("utf-8", "surrogatepass")
             is_right = hmac.compare_digest(given, self._admin_token.encode())
         if not is_right:
-            self._limiter.note_wrong(request.remote)
+            wrong = self._guesses.note_wrong(request.remote)
+            await asyncio.sleep(wrong.delay_s)
+            if wrong.retry_after_s:
+                raise too_many_guesses(request.remote, wrong)
             _log.warning("a wrong token or code for the console came from %s", request.remote)
             raise WireError(
                 "AccessDenied",
@@ -113,7 +85,7 @@ class SignIn:
             )
         session, cookie = self._sessions.begin()
         answer = json_answer(_facts(session))
-        answer.headers.append(_set_cookie(cookie, is_secure=request.is_secure, max_age_s=SESSION_S))
+        answer.headers.append(self._set_cookie(cookie, is_secure=request.is_secure, max_age_s=SESSION_S))
         return answer
 
     def _new_code(self, request: HttpRequest) -> HttpResponse:
@@ -124,19 +96,24 @@ class SignIn:
             raise WireError("AccessDenied", "the token does not open this service", http_status=403)
         return json_answer({"code": self._sessions.new_code(), "valid_s": CODE_S})
 
+    def _set_cookie(self, value: str, *, is_secure: bool, max_age_s: int) -> tuple[str, str]:
+        name = self._sessions.cookie_name(is_secure=is_secure)
+        secure = "; Secure" if is_secure else ""
+        return ("Set-Cookie", f"{name}={value}; HttpOnly; SameSite=Strict; Path=/; Max-Age={max_age_s}{secure}")
+
 
 def not_signed_in() -> WireError:
     """Return the error of somebody who has neither a session nor a token."""
     return WireError("NotSignedIn", "sign in first: `clary console` prints a link", http_status=401)
 
 
-def cookie_of(request: HttpRequest) -> str | None:
-    """Return the session cookie of a request; None if there is none, or there are several."""
+def cookie_of(request: HttpRequest, cookie_name: str) -> str | None:
+    """Return the cookie of this name; None if there is none, or there are several."""
     found = []
     # Several headers of the name were joined with commas, which no cookie of ours contains.
     for pair in (request.header("cookie") or "").replace(",", ";").split(";"):
         name, _, value = pair.strip().partition("=")
-        if name == COOKIE:
+        if name == cookie_name:
             found.append(value)
     return found[0] if len(found) == 1 else None
 
@@ -158,8 +135,3 @@ def _facts(session: Session) -> dict[str, Any]:
         "csrf": session.csrf,
         "ends_at_ms": session.ends_at_s * 1000,
     }
-
-
-def _set_cookie(value: str, *, is_secure: bool, max_age_s: int) -> tuple[str, str]:
-    secure = "; Secure" if is_secure else ""
-    return ("Set-Cookie", f"{COOKIE}={value}; HttpOnly; SameSite=Strict; Path=/; Max-Age={max_age_s}{secure}")

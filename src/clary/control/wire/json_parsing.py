@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from clary.control.wire.json_bounds import MAX_VALUES, has_more_values
 from clary.control.wire.scalars import (
     INTEGER_BITS,
     MisfitError,
@@ -33,9 +34,11 @@ def load_document(body: bytes) -> Any:
     """Read one JSON document, strictly.
 
     Raises: MisfitError for anything that two readers could understand differently or that no store can keep: bytes
-        that are not UTF-8, duplicate keys, NaN and infinities, U+0000, lone surrogates, nesting or numbers beyond
-        reason.
+        that are not UTF-8, duplicate keys, NaN and infinities, U+0000, lone surrogates, nesting, numbers or a
+        number of values beyond reason.
     """
+    if has_more_values(body):
+        raise MisfitError(f"the body has more than {MAX_VALUES} values")
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:

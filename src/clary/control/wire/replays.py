@@ -12,21 +12,33 @@ from __future__ import annotations
 from datetime import datetime
 from threading import Lock
 
+from clary.control.wire.replay_journal import KEPT_BYTES, ReplayJournal
+
 BUCKET_S = 5
 MAX_SIGNATURES = 500_000  # about 60 MB; five minutes at 1,600 changes per second
-KEPT_BYTES = 16  # of a signature's 32: enough that two never collide by chance
 
 
 class ReplayGuard:
-    """Remembers signatures by the time that they were made."""
+    """Remembers signatures by the time that they were made.
 
-    def __init__(self, *, skew_s: float, max_signatures: int = MAX_SIGNATURES) -> None:
+    Args:
+        skew_s: how long before and after its time a signature is good.
+        max_signatures: that are remembered at once.
+        journal: keeps them over restarts of the service; None keeps none.
+    """
+
+    def __init__(
+        self, *, skew_s: float, max_signatures: int = MAX_SIGNATURES, journal: ReplayJournal | None = None
+    ) -> None:
         self._skew_s = skew_s
         self._max_signatures = max_signatures
         self._buckets: dict[int, set[bytes]] = {}
         self._count = 0
         self._floor = 0  # no bucket below this one is trusted any more
         self._lock = Lock()
+        self._journal = journal
+        for second, kept in journal.seen if journal is not None else ():
+            self._add(second // BUCKET_S, kept)
 
     def is_new(self, signature: str, *, signed_at: datetime, now: datetime) -> bool:
         """Remember a signature; False if it was there before, or if its time has been forgotten."""
@@ -36,15 +48,25 @@ class ReplayGuard:
             self._forget_below(_bucket_of(now) - int(self._skew_s // BUCKET_S) - 1)
             if bucket < self._floor:
                 return False
-            seen = self._buckets.setdefault(bucket, set())
-            if kept in seen:
+            trusted_from = self._journal.trusted_from if self._journal is not None else None
+            if trusted_from is not None and signed_at < trusted_from:
                 return False
-            seen.add(kept)
-            self._count += 1
-            while self._count > self._max_signatures:
-                self._floor = min(self._buckets) + 1
-                self._forget_below(self._floor)
+            if not self._add(bucket, kept):
+                return False
+            if self._journal is not None:
+                self._journal.note(int(signed_at.timestamp()), kept, now=now)
             return True
+
+    def _add(self, bucket: int, kept: bytes) -> bool:
+        seen = self._buckets.setdefault(bucket, set())
+        if kept in seen:
+            return False
+        seen.add(kept)
+        self._count += 1
+        while self._count > self._max_signatures:
+            self._floor = min(self._buckets) + 1
+            self._forget_below(self._floor)
+        return True
 
     def __len__(self) -> int:
         return self._count

@@ -17,6 +17,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
@@ -26,6 +27,7 @@ from clary.contract.clock import Clock
 from clary.contract.errors import ContractError, WireError
 from clary.control.wire.messages import HttpRequest
 from clary.control.wire.models import Operation, Protocol
+from clary.control.wire.replay_journal import ReplayJournal
 from clary.control.wire.replays import ReplayGuard
 from clary.control.wire.serializing import RETRY_AFTER_MS
 
@@ -63,13 +65,21 @@ class SignatureVerifier:
     Args:
         find_secret: access key id -> secret access key, None for a key that is not known.
         skew_s: how far a signature's time may lie before or after ours.
+        journal: keeps used signatures over restarts; None forgets them.
     """
 
-    def __init__(self, find_secret: Callable[[str], str | None], clock: Clock, *, skew_s: float) -> None:
+    def __init__(
+        self,
+        find_secret: Callable[[str], str | None],
+        clock: Clock,
+        *,
+        skew_s: float,
+        journal: ReplayJournal | None = None,
+    ) -> None:
         self._find_secret = find_secret
         self._clock = clock
         self._skew_s = skew_s
-        self._replays = ReplayGuard(skew_s=skew_s)
+        self._replays = ReplayGuard(skew_s=skew_s, journal=journal)
 
     def verify(
         self, request: HttpRequest, payload: bytes | str | None = None, *, operation: Operation | None = None
@@ -85,36 +95,14 @@ class SignatureVerifier:
         check = _Check(operation.protocol if operation is not None else Protocol.JSON_1_1)
         body = request.body if payload is None else payload
         body_hash = body if isinstance(body, str) else hashlib.sha256(body).hexdigest()
-        presigned = None
-        try:
-            header = request.header("authorization")
-            if header is not None:
-                authorization = sigv4.parse_authorization(header)
-                query = request.query
-            else:
-                presigned = sigv4.parse_presigned(request.query)
-                if presigned is None:
-                    raise check.refused(Refusal.MISSING, "Missing Authentication Token: sign the request with SigV4.")
-                authorization, query = presigned.authorization, presigned.unsigned_query
-            amz_date = presigned.amz_date if presigned is not None else _date_of(request)
-            signed_at = sigv4.parse_date(amz_date)
-        except ContractError as error:
-            raise check.refused(Refusal.MALFORMED, error.message) from error
-        check.scope(authorization, amz_date, operation)
-        check.signed_headers(authorization, request, is_presigned=presigned is not None)
-        now = self._clock.now()
-        expires_s = presigned.expires_s if presigned is not None else self._skew_s
-        check.time(signed_at, now, skew_s=self._skew_s, expires_s=expires_s)
-        secret = self._find_secret(authorization.access_key_id)
-        if secret is None:
-            raise check.refused(Refusal.UNKNOWN_KEY, "The security token included in the request is invalid.")
+        head = self._read_head(request, check)
+        check.scope(head.authorization, head.amz_date, operation)
+        secret = self._check_head(head, request, check)
         check.payload(request, body_hash)
-        if not _is_signed_by(secret, authorization, request, query=query, amz_date=amz_date, body_hash=body_hash):
-            raise check.refused(
-                Refusal.WRONG,
-                "The request signature we calculated does not match the signature you provided. Check your AWS Secret "
-                "Access Key and signing method. Consult the service documentation for details.",
-            )
+        authorization = head.authorization
+        if not _is_signed_by(secret, head, request, body_hash=body_hash):
+            raise check.wrong()
+        signed_at, now = head.signed_at, self._clock.now()
         # Only proved signatures are remembered, so that strangers can not fill the memory.
         is_guarded = operation is not None and is_changing(operation.name)
         if is_guarded and not self._replays.is_new(authorization.signature, signed_at=signed_at, now=now):
@@ -126,6 +114,69 @@ class SignatureVerifier:
             replayed.details[RETRY_AFTER_MS] = REPLAY_RETRY_AFTER_MS
             raise replayed
         return authorization
+
+    def judge_head(self, request: HttpRequest, *, protocol: Protocol = Protocol.JSON_1_1) -> sigv4.Authorization:
+        """Return whose request this would be, before its body is read.
+
+        A head with x-amz-content-sha256 is proved: the signature covers the body's hash, which is compared when the
+        body has come. One without it names a key that is known, at a time that is now; most clients send no hash.
+        What has passed here is still to be verified with its body.
+
+        Raises: WireError for a head with which no body could pass.
+        """
+        check = _Check(protocol)
+        head = self._read_head(request, check)
+        check.scope(head.authorization, head.amz_date, None)
+        secret = self._check_head(head, request, check)
+        claimed = request.header("x-amz-content-sha256")
+        if claimed is not None and not _is_signed_by(secret, head, request, body_hash=claimed):
+            raise check.wrong()
+        return head.authorization
+
+    def _read_head(self, request: HttpRequest, check: _Check) -> _Head:
+        try:
+            header = request.header("authorization")
+            if header is not None:
+                amz_date = _date_of(request)
+                return _Head(
+                    authorization=sigv4.parse_authorization(header),
+                    query=request.query,
+                    amz_date=amz_date,
+                    signed_at=sigv4.parse_date(amz_date),
+                )
+            presigned = sigv4.parse_presigned(request.query)
+            if presigned is None:
+                raise check.refused(Refusal.MISSING, "Missing Authentication Token: sign the request with SigV4.")
+            return _Head(
+                authorization=presigned.authorization,
+                query=presigned.unsigned_query,
+                amz_date=presigned.amz_date,
+                signed_at=sigv4.parse_date(presigned.amz_date),
+                expires_s=presigned.expires_s,
+            )
+        except ContractError as error:
+            raise check.refused(Refusal.MALFORMED, error.message) from error
+
+    def _check_head(self, head: _Head, request: HttpRequest, check: _Check) -> str:
+        """Return the secret of the head's key, once all but the signature is as it should be."""
+        check.signed_headers(head.authorization, request, is_presigned=head.expires_s is not None)
+        expires_s = self._skew_s if head.expires_s is None else head.expires_s
+        check.time(head.signed_at, self._clock.now(), skew_s=self._skew_s, expires_s=expires_s)
+        secret = self._find_secret(head.authorization.access_key_id)
+        if secret is None:
+            raise check.refused(Refusal.UNKNOWN_KEY, "The security token included in the request is invalid.")
+        return secret
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Head:
+    """What headers or query say of a signature."""
+
+    authorization: sigv4.Authorization
+    query: str  # as it was signed
+    amz_date: str
+    signed_at: datetime
+    expires_s: float | None = None  # of a presigned URL
 
 
 def is_changing(operation_name: str) -> bool:
@@ -143,6 +194,14 @@ class _Check:
         """Return the error for a refusal."""
         code = _QUERY_CODES[refusal] if self._is_query else refusal.value
         return WireError(code, message, http_status=_STATUS.get(refusal, _FORBIDDEN_STATUS))
+
+    def wrong(self) -> WireError:
+        """Return the error of a signature that was made with another key, or over something else."""
+        return self.refused(
+            Refusal.WRONG,
+            "The request signature we calculated does not match the signature you provided. Check your AWS Secret "
+            "Access Key and signing method. Consult the service documentation for details.",
+        )
 
     def scope(self, authorization: sigv4.Authorization, amz_date: str, operation: Operation | None) -> None:
         """Refuse a credential scope for another day or service."""
@@ -198,16 +257,9 @@ class _Check:
             )
 
 
-def _is_signed_by(
-    secret: str,
-    authorization: sigv4.Authorization,
-    request: HttpRequest,
-    *,
-    query: str,
-    amz_date: str,
-    body_hash: str,
-) -> bool:
-    signing_request = sigv4.SigningRequest(request.method, request.raw_path, query, request.headers)
+def _is_signed_by(secret: str, head: _Head, request: HttpRequest, *, body_hash: str) -> bool:
+    authorization = head.authorization
+    signing_request = sigv4.SigningRequest(request.method, request.raw_path, head.query, request.headers)
     key = sigv4.signing_key(secret, date=authorization.date, region=authorization.region, service=authorization.service)
     canonical = ""
     # Clients sign what they send, or the canonical form of it; for nearly all requests the two are one.
@@ -224,7 +276,7 @@ def _is_signed_by(
         )
         if canonical == previous:
             return False
-        text = sigv4.string_to_sign(canonical, amz_date=amz_date, scope=authorization.scope)
+        text = sigv4.string_to_sign(canonical, amz_date=head.amz_date, scope=authorization.scope)
         if hmac.compare_digest(sigv4.signature(key, text), authorization.signature):
             return True
     return False

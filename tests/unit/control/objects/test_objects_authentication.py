@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hmac
 from datetime import UTC, datetime, timedelta
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import boto3
 import pytest
@@ -185,3 +187,16 @@ def test_presigned_url_of_version_2_may_name_its_bucket_in_the_host() -> None:
 def test_presigned_url_of_version_2_with_a_number_of_thousands_of_digits_is_refused() -> None:
     request = sigv4.SigningRequest("GET", "/b/k", f"AWSAccessKeyId=USER&Signature=x&Expires={'9' * 5000}", [])
     assert refused(request) == ("AccessDenied", 403)
+
+
+@pytest.mark.parametrize(("days", "code"), [(6, None), (8, "AccessDenied"), (50 * 365, "AccessDenied")])
+def test_presigned_url_of_version_2_is_good_for_a_week_at_most(days: int, code: str | None) -> None:
+    expires = int(NOW.timestamp()) + days * 86400
+    text = f"GET\n\n\n{expires}\n/b/k"
+    digest = base64.b64encode(hmac.digest(USER.secret_access_key.encode(), text.encode(), "sha1")).decode()
+    query = f"AWSAccessKeyId=USER&Signature={quote(digest, safe='')}&Expires={expires}"
+    request = sigv4.SigningRequest("GET", "/b/k", query, [])
+    if code is None:
+        assert check(request).access_key_id == "USER"
+    else:
+        assert refused(request) == (code, 403)

@@ -174,3 +174,26 @@ async def test_body_that_stops_coming_ends_at_the_deadline() -> None:
 
     passed, code = await collect(payloads.read_pieces(FakeSource(), idle_timeout_s=0.01))
     assert (passed, code) == ([], "RequestTimeout")
+
+
+class FakeDripping:
+    """A client that sends a byte now and then, or a megabyte."""
+
+    def __init__(self, num_bytes: int, pieces: int) -> None:
+        self.num_bytes, self.left = num_bytes, pieces
+
+    async def readany(self) -> bytes:
+        await asyncio.sleep(0.02)
+        self.left -= 1
+        return b"x" * self.num_bytes if self.left >= 0 else b""
+
+
+async def test_body_that_drips_ends_although_something_comes_all_the_time() -> None:
+    passed, code = await collect(payloads.read_pieces(FakeDripping(1, 1000), idle_timeout_s=0.1))
+    assert code == "RequestTimeout"
+    assert len(passed) < 10
+
+
+async def test_body_that_comes_on_may_take_many_times_the_deadline() -> None:
+    passed, code = await collect(payloads.read_pieces(FakeDripping(payloads.LEAST_BYTES, 20), idle_timeout_s=0.1))
+    assert (len(passed), code) == (20, "")

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from clary.control.server.console_files import FOLDER, MEDIA_TYPES, SAFETY_HEADERS, ConsoleFiles
-from clary.control.server.listener import _is_console
+from clary.control.server.edge import matching
 from clary.control.wire.messages import HttpRequest
 
 
@@ -126,4 +126,4 @@ def test_every_file_of_the_package_has_a_known_type():
     ],
 )
 def test_browsers_reach_the_console_and_clients_of_aws_do_not(method, path, headers, is_console):
-    assert _is_console(SimpleNamespace(method=method, raw_path=path, headers=headers)) is is_console
+    assert matching.is_console(SimpleNamespace(method=method, raw_path=path, headers=headers)) is is_console

@@ -6,6 +6,7 @@ or one that was killed and started again, never make two networks for one attemp
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import socket
 import sys
@@ -28,6 +29,7 @@ ANCHOR_TIMEOUT_S = 30.0  # to make a network; measured: 0.15 s for 3 hosts
 POLL_S = 0.005
 NETWORK_BASE = ipaddress.IPv4Address("10.77.0.0")
 SMALL_PREFIX, SMALL_HOSTS, LARGE_PREFIX = 24, 250, 16
+FIRST_SOURCE, NUM_SOURCES = ipaddress.IPv4Address("127.64.0.1"), (1 << 22) - 2  # up to 127.127.255.254
 ANCHOR_COMMAND = (sys.executable, "-S", "-m", "clary.control.engines.local.fabric")
 
 # Starts a command with its log and returns the child, which the engine reaps.
@@ -82,8 +84,23 @@ def network_spec(plan: LaunchPlan, folder: Path, relays: Sequence[RelaySpec]) ->
         folder=str(folder),
         prefix_length=address_of(0, len(plan.hosts))[1],
         hosts=tuple(host_spec(host) for host in plan.hosts),
-        relays=tuple(relays),
+        relays=tuple(_with_source(relay, source_of(folder)) for relay in relays),
     )
+
+
+def source_of(folder: Path) -> str:
+    """Return the loopback address that a network's connections to the service come from.
+
+    So the service tells programs of one job from those of others and from its owner, by address. Two networks with one
+    address share the bounds of one client, and nothing else.
+    """
+    number = int.from_bytes(hashlib.sha256(str(folder).encode()).digest()[:3], "big") % NUM_SOURCES
+    return str(FIRST_SOURCE + number)
+
+
+def _with_source(relay: RelaySpec, source: str) -> RelaySpec:
+    # Only what ends on loopback can come from there.
+    return relay._replace(source_address=source) if relay.target_address.startswith("127.") else relay
 
 
 def ensure_anchor(spec: NetworkSpec, *, start: Start) -> NetworkReady:

@@ -32,6 +32,7 @@ class RelaySpec(NamedTuple):
     port: int
     target_address: str
     target_port: int
+    source_address: str = ""  # of this network alone; empty: the machine's
 
 
 class NetworkSpec(NamedTuple):

@@ -1,0 +1,81 @@
+"""What may reach a terminal: text and colours, and no other order that a terminal would obey.
+
+Where: `main` puts the guard before stdout and stderr of every command where they are terminals. Log lines, tags, names
+of channels and reasons of failures are written by strangers; a terminal takes orders from text - to set the clipboard
+(OSC 52), to change its title, to move over lines that were printed - and some terminals answer as if somebody typed.
+Pipes and files get every byte: what reads them may want it. `clary logs --json` and setting `log_ansi` are unchanged.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
+
+# Select Graphic Rendition: colours, bold and the like (ECMA-48, 8.3.117).
+_GRAPHIC = r"\x1b\[[0-9;:]{0,64}m"
+# All other controls but line end and tab, and what turns the direction of writing, so that a line is read for another.
+_ORDER = re.compile(
+    rf"{_GRAPHIC}|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
+)
+_RESET = "\x1b[0m"
+
+
+def safe_text(text: str) -> str:
+    """Return a text whose only orders to a terminal are colours; all others are spelled out."""
+    return _ORDER.sub(_spelled, text)
+
+
+def _spelled(found: re.Match[str]) -> str:
+    order = found[0]
+    return order if len(order) > 1 else order.encode("unicode_escape").decode()
+
+
+class GuardedTerminal:
+    """A stream to a terminal that writes safe text; everything else is the stream's."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text, made safe; return its length."""
+        self.stream.write(safe_text(text))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        """Write several."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def guarded_terminals() -> Iterator[None]:
+    """Put the guard before stdout and stderr where they are terminals."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (_guarded(stream) for stream in before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def draw_over(stream: TextIO, text: str) -> None:
+    """Replace the present line of a terminal by a text; an empty one takes the line away."""
+    raw = stream.stream if isinstance(stream, GuardedTerminal) else stream
+    raw.write(f"\r\x1b[K{safe_text(text)}")
+    raw.flush()
+
+
+def ended_colours(text: str) -> str:
+    """Return a line after which no colour goes on."""
+    return f"{text}{_RESET}" if "\x1b[" in text else text
+
+
+def _guarded(stream: TextIO) -> TextIO:
+    is_terminal = stream is not None and not isinstance(stream, GuardedTerminal) and stream.isatty()
+    return cast("TextIO", GuardedTerminal(stream)) if is_terminal else stream

@@ -1,0 +1,43 @@
+"""How many lists of keys to delete are held at once: they are read whole, unlike every other body of S3.
+
+Where: `front` enters it before it reads such a body. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from clary.contract.errors import WireError
+
+MOST_OF_A_KEY = 8  # a list has up to 2 MiB
+MOST_IN_ALL = 64
+
+
+class DeletionLimit:
+    """Counts requests by access key."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    @contextmanager
+    def entered(self, access_key_id: str) -> Iterator[None]:
+        """Count a request while it lasts.
+
+        Raises: WireError SlowDown, which clients answer by coming again.
+        """
+        if self._counts[access_key_id] >= MOST_OF_A_KEY or self._counts.total() >= MOST_IN_ALL:
+            raise WireError(
+                "SlowDown",
+                f"Please reduce your request rate: {MOST_OF_A_KEY} DeleteObjects of one key, and {MOST_IN_ALL} in all, "
+                "are carried out at once.",
+                http_status=503,
+            )
+        self._counts[access_key_id] += 1
+        try:
+            yield
+        finally:
+            self._counts[access_key_id] -= 1
+            if not self._counts[access_key_id]:
+                del self._counts[access_key_id]

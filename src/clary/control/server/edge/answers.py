@@ -1,0 +1,79 @@
+"""Requests with ids, and the answers to them that no handler makes.
+
+Where: the listener.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+
+from aiohttp import StreamReader, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http import RawRequestMessage
+from multidict import CIMultiDict
+
+from clary.contract.errors import WireError
+from clary.control.server.edge.bodies import BUSY_STATUS
+from clary.control.wire.messages import HttpResponse
+
+JSON_ERROR_TYPE = "application/x-amz-json-1.1"
+
+
+class ListenerRequest(web.BaseRequest):
+    """A request with an id of its own; `objects.front` puts the id into its answers too."""
+
+    ATTRS = web.BaseRequest.ATTRS | frozenset({"clary_request_id"})
+    clary_request_id = ""
+
+
+def make_request(
+    message: RawRequestMessage,
+    payload: StreamReader,
+    protocol: web.RequestHandler,
+    writer: AbstractStreamWriter,
+    task: asyncio.Task[None],
+) -> ListenerRequest:
+    """Make what the listener serves; the HTTP library's factory."""
+    return ListenerRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())
+
+
+def new_request_id() -> str:
+    """Return an id in the form that AWS gives to requests."""
+    digits = os.urandom(16).hex()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def whole_answer(request: ListenerRequest, answer: HttpResponse) -> web.Response:
+    """Return a handler's answer as the HTTP library's."""
+    headers = CIMultiDict(answer.headers)
+    headers.setdefault("X-Amzn-RequestId", request.clary_request_id)
+    response = web.Response(status=answer.status, body=answer.body, headers=headers)
+    _close_after_rest(request, response)
+    return response
+
+
+def refusal(request: ListenerRequest, error: WireError) -> web.Response:
+    """Return an error in the shape of AWS's JSON errors."""
+    response = error_answer(request, error.http_status, error.code, error.message)
+    if error.http_status == BUSY_STATUS:
+        response.headers["Retry-After"] = "1"
+    return response
+
+
+def error_answer(request: ListenerRequest, status: int, code: str, message: str) -> web.Response:
+    """Return an error that has this status, code and message."""
+    response = web.Response(
+        status=status,
+        body=json.dumps({"__type": code, "message": message}).encode(),
+        content_type=JSON_ERROR_TYPE,
+        headers={"X-Amzn-RequestId": request.clary_request_id, "X-Amzn-ErrorType": code},
+    )
+    _close_after_rest(request, response)
+    return response
+
+
+def _close_after_rest(request: ListenerRequest, response: web.Response) -> None:
+    if request.body_exists and not request.content.at_eof():
+        response.force_close()  # the rest of the body would be taken for the next request

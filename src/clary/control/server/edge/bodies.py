@@ -1,0 +1,52 @@
+"""Reads the body of an API request within its bounds: length, budget and time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from clary.contract.errors import WireError
+from clary.control.server.edge.body_budget import BodyTicket
+
+BUSY_STATUS = 503  # AWS clients and agents send such a request again after a while
+
+
+async def read_body(request: web.BaseRequest, *, max_bytes: int, ticket: BodyTicket, timeout_s: float) -> bytes:
+    """Return the whole body, after telling a waiting client to send it.
+
+    Args:
+        max_bytes: longer ones are refused as soon as that is known.
+        ticket: accounts for what is held.
+        timeout_s: seconds for the whole body.
+    Raises: WireError 413, 408, or 503 where the budget of bodies is used up.
+    """
+    if not request.body_exists:
+        return b""
+    if request.content_length is not None and request.content_length > max_bytes:
+        raise too_large(max_bytes)
+    if request.headers.get("Expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        # What was written is no part of the answer, whose headers must still go out first.
+        request.writer.output_size = 0
+    pieces: list[bytes] = []
+    num_bytes = 0
+    try:
+        async with asyncio.timeout(timeout_s):
+            while piece := await request.content.readany():
+                num_bytes += len(piece)
+                if num_bytes > max_bytes:
+                    raise too_large(max_bytes)
+                reason = ticket.grow(len(piece))
+                if reason:
+                    raise WireError("ServiceUnavailable", f"Please try again later: {reason}.", http_status=BUSY_STATUS)
+                pieces.append(piece)
+    except TimeoutError:
+        message = f"The request's body did not arrive within {timeout_s:g} s."
+        raise WireError("RequestTimeoutException", message, http_status=408) from None
+    return b"".join(pieces)
+
+
+def too_large(max_bytes: int) -> WireError:
+    """Return the error of a body that is longer than its bound."""
+    return WireError("RequestEntityTooLarge", f"The request's body is longer than {max_bytes} bytes.", http_status=413)

@@ -1,0 +1,77 @@
+"""How many bytes of bodies the service holds at once, of one client and in all.
+
+Where: `bodies` takes bytes as they come and gives them back when the request is answered. Pure.
+
+The first bytes of each body are free: the number of connections bounds them. So an ordinary request passes while
+somebody uses up the budget with large ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Self
+
+FREE_BYTES = 64 * 1024  # of each body
+
+
+class BodyBudget:
+    """Counts bytes by client.
+
+    Args:
+        total_bytes: of all clients together; one has half of it at most.
+    """
+
+    def __init__(self, total_bytes: int) -> None:
+        self._total_bytes = total_bytes
+        self._client_bytes = max(1, total_bytes // 2)
+        self._held: Counter[str] = Counter()
+        self._num_held = 0
+
+    @property
+    def num_held_bytes(self) -> int:
+        """Bytes that are held beyond the free ones."""
+        return self._num_held
+
+    def take(self, client: str, num_bytes: int) -> str:
+        """Take bytes for a client; return why there are none, or an empty text."""
+        if self._held[client] + num_bytes > self._client_bytes:
+            return f"large requests of this client hold {self._client_bytes} bytes already, the most for one"
+        if self._num_held + num_bytes > self._total_bytes:
+            return f"large requests hold {self._total_bytes} bytes already, the most in all (setting body_budget_bytes)"
+        self._held[client] += num_bytes
+        self._num_held += num_bytes
+        return ""
+
+    def give_back(self, client: str, num_bytes: int) -> None:
+        """Take bytes off a client's account."""
+        self._held[client] -= num_bytes
+        self._num_held -= num_bytes
+        if not self._held[client]:
+            del self._held[client]
+
+
+class BodyTicket:
+    """The bytes of one body; a context manager that gives them back."""
+
+    def __init__(self, budget: BodyBudget, client: str) -> None:
+        self._budget = budget
+        self._client = client
+        self._num_read = 0
+        self._num_taken = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._num_taken:
+            self._budget.give_back(self._client, self._num_taken)
+            self._num_taken = 0
+
+    def grow(self, num_bytes: int) -> str:
+        """Account for bytes that have come; return why they can not be held, or an empty text."""
+        self._num_read += num_bytes
+        wanted = max(0, self._num_read - FREE_BYTES) - self._num_taken
+        reason = self._budget.take(self._client, wanted) if wanted > 0 else ""
+        if not reason and wanted > 0:
+            self._num_taken += wanted
+        return reason

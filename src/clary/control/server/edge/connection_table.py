@@ -1,0 +1,103 @@
+"""Which connections may be open at once, and which one gives way to a new one.
+
+Where: `connections` asks when a connection arrives and closes what this names. Pure: keys stand for connections.
+
+This machine's own address has half of all places; other addresses, those of jobs among them, share the other half, and
+one of them has half of that at most. So no stranger and no job takes the owner's places. A connection gives way while
+it serves nobody who is known: it is idle, its request is not complete, or its answer is refused and lies unread. Of
+those the one goes that has been so the longest. Who sends a request a byte at a time is closed for the next client and
+keeps nobody out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+OWN_ADDRESSES = frozenset({"127.0.0.1", "::1"})  # jobs come from other addresses of the loopback network
+
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True)
+class Arrival(Generic[Key]):
+    """What becomes of a new connection."""
+
+    is_accepted: bool
+    evicted: Key | None = None  # to be closed; the table has forgotten it
+    reason: str = ""  # why it is not accepted, or what was closed for it
+
+
+class ConnectionTable(Generic[Key]):
+    """Counts connections by address.
+
+    Args:
+        most: connections at once, at least 4.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most_own = most - most // 2
+        self._most_others = most // 2
+        self._most_of_one = max(1, most // 4)
+        self._peers: dict[Key, str] = {}
+        self._counts: Counter[str] = Counter()
+        self._num_others = 0
+        self._yielding: dict[str, OrderedDict[Key, None]] = {}  # by address, the longest first
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def arrive(self, key: Key, peer: str) -> Arrival[Key]:
+        """Take a connection from an address in, if there is a place or one that gives way."""
+        evicted, reason = None, ""
+        limit = self._most_own if peer in OWN_ADDRESSES else self._most_of_one
+        if self._counts[peer] >= limit:
+            evicted, reason = self._first_yielding(peer), f"{peer} has {limit} connections, the most that it may have"
+        elif peer not in OWN_ADDRESSES and self._num_others >= self._most_others:
+            greediest = max(self._yielding, key=self._num_yielding_of_others, default=peer)
+            evicted = self._first_yielding(greediest) if greediest not in OWN_ADDRESSES else None
+            reason = f"other addresses than this machine's have {self._most_others} connections, the most in all"
+        if reason and evicted is None:
+            return Arrival(is_accepted=False, reason=reason)
+        if evicted is not None:
+            self.leave(evicted)
+        self._peers[key] = peer
+        self._counts[peer] += 1
+        self._num_others += peer not in OWN_ADDRESSES
+        self.unsettle(key)
+        return Arrival(is_accepted=True, evicted=evicted, reason=reason)
+
+    def settle(self, key: Key) -> None:
+        """Note that a connection serves a client that is known: it gives way to nobody."""
+        peer = self._peers.get(key)
+        if peer is not None and peer in self._yielding:
+            self._yielding[peer].pop(key, None)
+            if not self._yielding[peer]:
+                del self._yielding[peer]
+
+    def unsettle(self, key: Key) -> None:
+        """Note that a connection serves nobody who is known, from now on."""
+        peer = self._peers.get(key)
+        if peer is not None:
+            waiting = self._yielding.setdefault(peer, OrderedDict())
+            waiting[key] = None
+            waiting.move_to_end(key)
+
+    def leave(self, key: Key) -> None:
+        """Forget a connection; one that is not known is no error."""
+        self.settle(key)
+        peer = self._peers.pop(key, None)
+        if peer is None:
+            return
+        self._num_others -= peer not in OWN_ADDRESSES
+        self._counts[peer] -= 1
+        if not self._counts[peer]:
+            del self._counts[peer]
+
+    def _first_yielding(self, peer: str) -> Key | None:
+        waiting = self._yielding.get(peer)
+        return next(iter(waiting)) if waiting else None
+
+    def _num_yielding_of_others(self, peer: str) -> int:
+        return -1 if peer in OWN_ADDRESSES else len(self._yielding[peer])

@@ -1,0 +1,194 @@
+"""Connections with bounds: how many, how long a head may take, how long it may be, how long an answer may lie unread.
+
+Where: the listener serves with `GuardedServer`. The HTTP library bounds a single header and their number; it has no
+deadline for a head and no bound on its length as a whole. `connection_table` decides who is taken in.
+Times are the event loop's, which no step of the clock moves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from typing import Any, cast
+
+from aiohttp import web
+
+from clary.control.server.edge.connection_table import ConnectionTable
+
+HEAD_DEADLINE_S = 10.0  # from the first byte of a request to the end of its headers; and for the first byte of all
+MAX_HEAD_BYTES = 64 * 1024  # request line and headers
+ANSWER_DEADLINE_S = 60.0  # for a client to take a whole answer that is not streamed
+TLS_HANDSHAKE_S = 5.0
+LOG_EVERY_S = 10.0  # between two words on connections that were not taken in
+FILES_PER_CONNECTION = 2  # a stream of S3 has another one to the store
+OTHER_FILES = 256  # logs, the database, agents
+LEAST_CONNECTIONS = 16
+
+_log = logging.getLogger(__name__)
+
+
+class GuardedServer(web.Server):
+    """Makes guarded connections that share one table."""
+
+    def __init__(self, *args: Any, table: ConnectionTable[GuardedConnection], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.table = table
+        self._next_word_s = 0.0
+
+    def __call__(self) -> web.RequestHandler:
+        """Make the protocol of one connection."""
+        return GuardedConnection(self, loop=self._loop, **self._kwargs)
+
+    def tell(self, text: str) -> None:
+        """Log that a connection was closed or refused, now and then."""
+        now_s = self._loop.time()
+        if now_s >= self._next_word_s:
+            self._next_word_s = now_s + LOG_EVERY_S
+            _log.warning("%s (of such lines one in %g s is logged)", text, LOG_EVERY_S)
+
+
+class GuardedConnection(web.RequestHandler):
+    """One connection; the library's protocol with deadlines of its own."""
+
+    __slots__ = ("_guarded_by", "_head_bytes", "_head_timer", "_is_answering")
+
+    def __init__(self, server: GuardedServer, **options: Any) -> None:
+        super().__init__(server, **options)
+        self._guarded_by = server
+        self._is_answering = False  # from the end of a head to the end of its answer
+        self._head_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection in, or refuse it with 503."""
+        peer = transport.get_extra_info("peername")
+        arrival = self._guarded_by.table.arrive(self, peer[0] if isinstance(peer, tuple) else "")
+        if arrival.reason:
+            self._guarded_by.tell(
+                f"{arrival.reason}: a connection was {'refused' if not arrival.is_accepted else 'closed'}"
+            )
+        if arrival.evicted is not None:
+            arrival.evicted.abort()
+        if not arrival.is_accepted:
+            self._force_close = True  # what comes is not read
+            writing = cast("asyncio.Transport", transport)
+            writing.write(
+                _answer("503 Service Unavailable", "too many connections; try again later", "Retry-After: 1\r\n")
+            )
+            writing.close()
+            return
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Forget the connection."""
+        self._guarded_by.table.leave(self)
+        self._end_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, and count what comes before a head is complete."""
+        num_before = self._request_count
+        super().data_received(data)
+        if self._request_count != num_before:
+            self._is_answering = True
+            self._head_bytes = 0
+            self._end_waiting()
+        elif data and not self._is_answering:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse("431 Request Header Fields Too Large", f"a head has {MAX_HEAD_BYTES} bytes at most")
+            elif self._head_timer is None:
+                self._wait_for_head()
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send an answer; one that is whole has a deadline, and while it lies unread the connection may give way."""
+        try:
+            if not isinstance(resp, web.Response):
+                return await super().finish_response(request, resp, start_time)
+            self._guarded_by.table.unsettle(self)
+            async with asyncio.timeout(ANSWER_DEADLINE_S):
+                return await super().finish_response(request, resp, start_time)
+        except TimeoutError:
+            self.abort()
+            return resp, True
+        finally:
+            self._guarded_by.table.unsettle(self)
+            # The rest of a body that is thrown away is no head.
+            self._is_answering = bool(self._messages) or not request.content.is_eof()
+
+    def settle(self) -> None:
+        """Note that the request under way is that of a known client: the connection gives way to nobody."""
+        self._guarded_by.table.settle(self)
+
+    def unsettle(self) -> None:
+        """Note that the connection may give way although a request is under way."""
+        self._guarded_by.table.unsettle(self)
+
+    def abort(self) -> None:
+        """Close at once, whatever is still to be sent."""
+        transport = self.transport
+        self.force_close()
+        if transport is not None:
+            transport.abort()
+
+    def _wait_for_head(self) -> None:
+        self._head_timer = asyncio.get_running_loop().call_later(HEAD_DEADLINE_S, self._end_late_head)
+
+    def _end_waiting(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _end_late_head(self) -> None:
+        self._head_timer = None
+        if self._is_answering:
+            return
+        if self._head_bytes:
+            self._refuse("408 Request Timeout", f"a request's head arrives within {HEAD_DEADLINE_S:g} s")
+        else:
+            self.abort()  # it never said a word
+
+    def _refuse(self, status: str, text: str) -> None:
+        self._end_waiting()
+        if self.transport is not None:
+            self.transport.write(_answer(status, text))
+        self.force_close()
+
+
+def _answer(status: str, text: str, headers: str = "") -> bytes:
+    body = text.encode()
+    head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n{headers}"
+    return f"{head}Connection: close\r\n\r\n".encode() + body
+
+
+def allowed_connections(wanted: int) -> int:
+    """Return how many connections this process can serve; raises its limit of open files as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted * FILES_PER_CONNECTION + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    return max(LEAST_CONNECTIONS, min(wanted, (soft - OTHER_FILES) // FILES_PER_CONNECTION))
+
+
+class HandshakeSite(web.SockSite):
+    """A site whose clients have a few seconds for the handshake of TLS; until its end no connection is counted."""
+
+    async def start(self) -> None:
+        """Listen."""
+        await web.BaseSite.start(self)
+        server = self._runner.server
+        assert server is not None, "the runner was set up"
+        self._server = await asyncio.get_running_loop().create_server(
+            server,
+            sock=self._sock,
+            ssl=self._ssl_context,
+            backlog=self._backlog,
+            ssl_handshake_timeout=None if self._ssl_context is None else TLS_HANDSHAKE_S,
+        )

@@ -1,0 +1,35 @@
+"""What a gate says of a request's head, before any of its body is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from clary.control.wire.messages import HttpRequest, HttpResponse
+
+STRANGER_BODY_BYTES = 8 * 1024  # of a request whose head names nobody
+
+
+@dataclass(frozen=True, kw_only=True)
+class Admission:
+    """The body may come."""
+
+    client: str  # whose share of the budget of bodies it takes
+    max_body_bytes: int
+    is_known: bool  # whether the head names a client; else the connection gives way to others
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """The answer is ready; the body is not read."""
+
+    answer: HttpResponse
+    delay_s: float = 0.0  # before it is sent
+
+
+Gate = Callable[[HttpRequest], Admission | Refusal]  # is given a request without its body
+
+
+def admit_strangers(head: HttpRequest) -> Admission:
+    """Admit whoever comes with a body that costs nothing; for pages that everybody may read."""
+    return Admission(client=f"a reader at {head.remote}", max_body_bytes=STRANGER_BODY_BYTES, is_known=False)

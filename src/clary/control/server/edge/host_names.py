@@ -1,0 +1,73 @@
+"""Under which names the service answers, so that no page of another site reaches it by a name of its own.
+
+Where: `listener` asks for each request. A page of `evil.example` may have its name resolve to 127.0.0.1; its requests
+are then of one origin with it, and only their Host header tells (DNS rebinding). Numbers are always answered: no name
+was resolved. Pure.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+
+LOCAL_NAME = "localhost"  # and what ends in it; RFC 6761 section 6.3: never asked of the network
+
+
+class HostNames:
+    """Knows the names of one service.
+
+    Args:
+        own: names of the service itself, in any case; a bucket may stand in front of each.
+        others: names of AWS that lead here; `*.` in front stands for one or several labels.
+    """
+
+    def __init__(self, own: Iterable[str], others: Iterable[str] = ()) -> None:
+        lowered = {name.strip().rstrip(".").lower() for name in own} - {""}
+        foreign = {name.lower() for name in others}
+        patterns = {name for name in lowered | foreign if name.startswith("*.")}
+        self._own = frozenset(lowered - patterns) | {LOCAL_NAME}
+        self._exact = self._own | (foreign - patterns)
+        self._suffixes = tuple(sorted(name[1:] for name in patterns))
+
+    def why_refused(self, host: str | None) -> str | None:
+        """Return why a request with this Host header is refused, None if it is answered.
+
+        A request without the header is answered: no browser leaves it out.
+        """
+        if host is None:
+            return None
+        name = _name_of(host)
+        if _is_number(name) or name in self._exact or name.endswith(self._suffixes):
+            return None
+        # A client that puts the bucket in front of the service's name.
+        if self.bucket_of(host) is not None:
+            return None
+        shown = name[:80].encode("ascii", "backslashreplace").decode()
+        return (
+            f"this service does not answer for the name {shown!r}: use its address or localhost, or add the name to "
+            "setting host_names"
+        )
+
+    def bucket_of(self, host: str) -> str | None:
+        """Return what stands in front of one of the service's own names, as in `bucket.localhost:4570`."""
+        name = _name_of(host)
+        if name in self._exact or _is_number(name):
+            return None
+        found = [own for own in self._own if name.endswith(f".{own}")]
+        return name.removesuffix(f".{max(found, key=len)}") if found else None
+
+
+def _name_of(host: str) -> str:
+    """Return the name of a Host header without its port."""
+    text = host.strip()
+    if text.startswith("["):
+        return text[1:].partition("]")[0].lower()
+    return text.partition(":")[0].rstrip(".").lower()
+
+
+def _is_number(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return False
+    return True

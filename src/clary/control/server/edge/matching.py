@@ -1,0 +1,65 @@
+"""Which handler a request is for, by its head alone.
+
+Where: the listener's routes, in their order.
+"""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+HEALTH_PATH = "/clary/v1/health"
+INTERNAL_PREFIX = "/clary/v1/"
+METRICS_PATH = "/metrics"
+CONSOLE_PATH = "/console"
+API_CONTENT_TYPES = (
+    "application/x-amz-json",
+    "application/json",
+    "application/x-www-form-urlencoded",
+    "application/cbor",
+)
+
+
+def is_health(request: web.BaseRequest) -> bool:
+    """Whether somebody asks whether the service lives."""
+    return request.raw_path == HEALTH_PATH and request.method == "GET"
+
+
+def is_metrics(request: web.BaseRequest) -> bool:
+    """Whether a scraper asks; S3's own requests for a bucket of that name are signed, and were taken before."""
+    return request.method == "GET" and request.raw_path.partition("?")[0] == METRICS_PATH
+
+
+def is_console(request: web.BaseRequest) -> bool:
+    """Whether a browser asks for the console: clients of AWS sign, name an action, or take no HTML."""
+    path, _, query = request.raw_path.partition("?")
+    if request.method not in ("GET", "HEAD") or "Authorization" in request.headers:
+        return False
+    if path == "/":
+        return "text/html" in request.headers.get("Accept", "") and "Action=" not in query
+    return path == CONSOLE_PATH or path.startswith(f"{CONSOLE_PATH}/")
+
+
+def is_internal(request: web.BaseRequest) -> bool:
+    """Whether the path is the service's own."""
+    return request.raw_path.startswith(INTERNAL_PREFIX)
+
+
+def is_signed_for_s3(request: web.BaseRequest) -> bool:
+    """Whether the scope of the signature, in headers or query, is S3's."""
+    authorization = request.headers.get("Authorization")
+    if authorization is not None:
+        # Version 2, which starts so, belongs to S3 alone (and is refused there).
+        return "/s3/aws4_request" in authorization or authorization.startswith("AWS ")
+    query = request.raw_path.partition("?")[2]
+    if "X-Amz-Credential=" in query:
+        return "%2Fs3%2Faws4_request" in query or "/s3/aws4_request" in query
+    return "AWSAccessKeyId=" in query and "Action=" not in query
+
+
+def looks_like_s3(request: web.BaseRequest) -> bool:
+    """Whether a request that is not signed for S3 is no request of another AWS service either."""
+    headers = request.headers
+    query = request.raw_path.partition("?")[2]
+    if "Authorization" in headers or "X-Amz-Target" in headers or "Action=" in query or "X-Amz-Credential=" in query:
+        return False
+    return not headers.get("Content-Type", "").startswith(API_CONTENT_TYPES)

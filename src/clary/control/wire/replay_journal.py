@@ -1,0 +1,132 @@
+"""Signatures that were used, on disk, so that a service that starts again still refuses them.
+
+Where: `replays` notes each one here before its request is carried out; the service opens the journal at its start.
+
+[Note: what survives] A record is handed to the kernel and not forced to the disk, which would cost every change some
+milliseconds. It survives the end of the service, however sudden, and not that of the machine. The journal therefore
+names the boot that it was written in. One of another boot, or none where there was a service before, may lack records:
+then every change that was signed before this start is refused as used. Its client is told to sign it again, as AWS
+clients do by themselves. Nobody is refused for a request that is under way while the service alone starts again, and
+a client whose clock is behind waits for as long as it is behind, once after the machine has gone down.
+
+Two files: `current` is written to; when it is old enough it becomes `previous`, all of which has expired when the next
+one takes its place.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+KEPT_BYTES = 16  # of a signature's 32: enough that two never collide by chance
+MARGIN_S = 60.0
+_RECORD = struct.Struct(f">Q{KEPT_BYTES}s")  # second of signing, start of the signature
+_HEADER = b"clary-signatures 1 "
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+_log = logging.getLogger(__name__)
+
+
+class ReplayJournal:
+    """Reads what an earlier service noted, and notes what this one sees.
+
+    Args:
+        folder: made if absent.
+        skew_s: how long before and after its time a signature is good.
+        now: time of the start.
+        is_first: whether the state folder is new, so that no signature can have been used.
+        boot_id: of this machine's present boot; empty where it is not known.
+    """
+
+    def __init__(self, folder: Path, *, skew_s: float, now: datetime, is_first: bool, boot_id: str) -> None:
+        self._folder = folder
+        self._keep_s = 2 * skew_s + MARGIN_S
+        self._boot_id = boot_id
+        self._descriptor: int | None = None
+        self._began = now
+        self.seen: Sequence[tuple[int, bytes]] = ()
+        self.trusted_from: datetime | None = None
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        previous, _ = self._read("previous")
+        current, is_whole = self._read("current")
+        oldest_s = now.timestamp() - self._keep_s
+        self.seen = [record for record in (*previous, *current) if record[0] >= oldest_s]
+        if not is_whole and not is_first:
+            self.trusted_from = now
+            _log.info(
+                "signatures used before the machine's last start may be unknown: changes signed before are refused"
+            )
+        try:
+            self._begin(self.seen)
+            (folder / "previous").unlink(missing_ok=True)
+        except OSError as error:
+            self._give_up(error)
+
+    def note(self, second: int, kept: bytes, *, now: datetime) -> None:
+        """Keep a signature; once the disk takes no more, the next start trusts nothing that is signed before it."""
+        if self._descriptor is None:
+            return
+        try:
+            if (now - self._began).total_seconds() >= self._keep_s:
+                self.close()
+                (self._folder / "current").replace(self._folder / "previous")
+                self._began = now
+                self._begin(())
+            record = _RECORD.pack(second, kept)
+            if os.write(self._descriptor, record) != len(record):
+                raise OSError("the disk took a part of a record only")
+        except OSError as error:
+            self._give_up(error)
+
+    def close(self) -> None:
+        """Close the file; what is noted stays."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _begin(self, records: Sequence[tuple[int, bytes]]) -> None:
+        draft = self._folder / "current.new"
+        content = _HEADER + self._boot_id.encode() + b"\n" + b"".join(_RECORD.pack(*record) for record in records)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+        self._descriptor = os.open(draft, flags, 0o600)
+        if os.write(self._descriptor, content) != len(content):
+            raise OSError("the disk took a part of the journal only")
+        draft.replace(self._folder / "current")
+
+    def _give_up(self, error: OSError) -> None:
+        _log.warning(
+            "cannot write %s: %s; after the next start, changes signed before it are refused", self._folder, error
+        )
+        self.close()
+        try:
+            (self._folder / "current").unlink(missing_ok=True)
+        except OSError as again:
+            _log.warning("cannot remove %s/current: %s", self._folder, again)
+
+    def _read(self, name: str) -> tuple[list[tuple[int, bytes]], bool]:
+        """Return a file's records, and whether it is there and of this boot; a torn end is left out."""
+        try:
+            content = (self._folder / name).read_bytes()
+        except FileNotFoundError:
+            return [], False
+        except OSError as error:
+            _log.warning("cannot read %s/%s: %s", self._folder, name, error)
+            return [], False
+        header, newline, body = content.partition(b"\n")
+        if not newline or not header.startswith(_HEADER):
+            return [], False
+        whole = body[: len(body) - len(body) % _RECORD.size]
+        is_ours = bool(self._boot_id) and header.removeprefix(_HEADER) == self._boot_id.encode()
+        return [(second, kept) for second, kept in _RECORD.iter_unpack(whole)], is_ours
+
+
+def read_boot_id() -> str:
+    """Return the id of this machine's present boot; empty where the system has none."""
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
