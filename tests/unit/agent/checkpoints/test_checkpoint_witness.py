@@ -247,7 +247,7 @@ def test_a_writer_that_is_killed_between_two_looks_leaves_a_torn_file(watched: W
 def test_a_program_that_was_killed_leaves_its_last_file_out_and_what_it_had_closed_in(watched: Watched) -> None:
     writer = watched.write('open("before", "w").write("x"); here("one"); ' + HALF)
     writer.reach("one")
-    watched.wait_for(lambda: writer.process.pid in watched.witness._processes.pids)
+    assert watched.decide("before").is_whole
     writer.go_on()
     writer.reach("half")
     writer.process.kill()
@@ -377,8 +377,11 @@ def test_a_folder_that_is_removed_and_made_again_is_watched_again(watched: Watch
         time.sleep(0.1)
         shutil.rmtree(watched.path / "a")
     writer = watched.write(
-        "os.mkdir('a'); time.sleep(0.3); open('a/part', 'w').write('x'); os.rename('a/part', 'a/model'); here('w')"
+        "os.mkdir('a'); here('m'); open('a/part', 'w').write('x'); os.rename('a/part', 'a/model'); here('w')"
     )
+    writer.reach("m")
+    watched.witness.decide(scan(watched.folder), [])
+    writer.go_on()
     writer.reach("w")
     assert watched.decide("a/model").evidence is Evidence.RENAMED
 
