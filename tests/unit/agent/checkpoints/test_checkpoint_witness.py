@@ -258,6 +258,18 @@ def test_a_program_that_was_killed_leaves_its_last_file_out_and_what_it_had_clos
     assert (finished.is_whole, finished.evidence) == (True, Evidence.ENDED)
 
 
+def test_a_kill_long_after_a_close_takes_nothing_away_from_it(watched: Watched) -> None:
+    writer = watched.write("os.mkdir('a'); open('a/model', 'w').write('x'); here('one'); " + HALF)
+    writer.reach("one")
+    watched.wait_for(lambda: writer.process.pid in watched.witness._processes.pids)
+    time.sleep(0.5)
+    writer.go_on()
+    writer.reach("half")
+    writer.process.kill()
+    writer.process.wait()
+    assert watched.decide("a/model").evidence is Evidence.CLOSED, "though no look has come before the kill"
+
+
 def test_a_child_that_ends_with_0_has_closed_what_it_wrote(watched: Watched) -> None:
     writer = watched.write("subprocess.run(['cp', sys.executable, 'model']); here('whole')")
     writer.reach("whole")

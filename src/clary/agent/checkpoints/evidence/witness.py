@@ -100,7 +100,7 @@ class Witness:
         self._folder = folder
         self._clock = clock
         self._least_rest_s = least_rest_s
-        self._events = FolderEvents(folder, clock=clock, note=note)
+        self._events = FolderEvents(folder, is_free=self._is_free, clock=clock, note=note)
         self._processes = ProgramProcesses(clock)
         self._lock = threading.Lock()
         self._trails: dict[str, _Trail] = {}
@@ -201,14 +201,19 @@ class Witness:
             if facts_of(os.fstat(descriptor)) != facts:
                 return _Probed(kernel_says=Hold.HELD, file=None)  # it has just changed: somebody writes
             file = file_id(descriptor)
-            kernel_says = probe(descriptor)
-            if kernel_says is Hold.FREE and self._is_shared(file.device):
-                kernel_says = Hold.UNKNOWN
-            return _Probed(kernel_says=kernel_says, file=file)
+            return _Probed(kernel_says=self._hold(descriptor, file), file=file)
         except OSError:
             return _Probed(kernel_says=Hold.UNKNOWN, file=None)
         finally:
             os.close(descriptor)
+
+    def _is_free(self, descriptor: int) -> bool:
+        return self._hold(descriptor, file_id(descriptor)) is Hold.FREE
+
+    def _hold(self, descriptor: int, file: FileId) -> Hold:
+        """Return what the kernel says of an open file; it knows nothing of other machines."""
+        found = probe(descriptor)
+        return Hold.UNKNOWN if found is Hold.FREE and self._is_shared(file.device) else found
 
     def _is_shared(self, device: int) -> bool:
         if device not in self._shared:
