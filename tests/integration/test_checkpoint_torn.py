@@ -39,7 +39,7 @@ log.write("begun"); log.flush()
 if sys.argv[1] == "in a child that is killed":
     child = subprocess.Popen([sys.executable, "-c", WRITE_HALF], stdout=subprocess.PIPE)
     child.stdout.readline()
-    time.sleep(1)
+    time.sleep(4)
     child.kill(); child.wait()
     print("HALF", flush=True)
     time.sleep(600)

@@ -247,7 +247,7 @@ def test_a_writer_that_is_killed_between_two_looks_leaves_a_torn_file(watched: W
 def test_a_program_that_was_killed_leaves_its_last_file_out_and_what_it_had_closed_in(watched: Watched) -> None:
     writer = watched.write('open("before", "w").write("x"); here("one"); ' + HALF)
     writer.reach("one")
-    watched.wait_for(lambda: writer.process.pid in watched.witness._processes.pids)
+    assert watched.decide("before").is_whole
     writer.go_on()
     writer.reach("half")
     writer.process.kill()
@@ -256,6 +256,18 @@ def test_a_program_that_was_killed_leaves_its_last_file_out_and_what_it_had_clos
     assert watched.decide("before", end=ProgramEnd.BROKEN).evidence is Evidence.CLOSED
     finished = watched.decide(end=ProgramEnd.FINISHED)
     assert (finished.is_whole, finished.evidence) == (True, Evidence.ENDED)
+
+
+def test_a_kill_long_after_a_close_takes_nothing_away_from_it(watched: Watched) -> None:
+    writer = watched.write("os.mkdir('a'); open('a/model', 'w').write('x'); here('one'); " + HALF)
+    writer.reach("one")
+    watched.wait_for(lambda: writer.process.pid in watched.witness._processes.pids)
+    time.sleep(0.5)
+    writer.go_on()
+    writer.reach("half")
+    writer.process.kill()
+    writer.process.wait()
+    assert watched.decide("a/model").evidence is Evidence.CLOSED, "though no look has come before the kill"
 
 
 def test_a_child_that_ends_with_0_has_closed_what_it_wrote(watched: Watched) -> None:
@@ -377,8 +389,11 @@ def test_a_folder_that_is_removed_and_made_again_is_watched_again(watched: Watch
         time.sleep(0.1)
         shutil.rmtree(watched.path / "a")
     writer = watched.write(
-        "os.mkdir('a'); time.sleep(0.3); open('a/part', 'w').write('x'); os.rename('a/part', 'a/model'); here('w')"
+        "os.mkdir('a'); here('m'); open('a/part', 'w').write('x'); os.rename('a/part', 'a/model'); here('w')"
     )
+    writer.reach("m")
+    watched.witness.decide(scan(watched.folder), [])
+    writer.go_on()
     writer.reach("w")
     assert watched.decide("a/model").evidence is Evidence.RENAMED
 

@@ -4,8 +4,8 @@ Where: the witness lets it read whenever there is something, and at every look. 
 that has it; what is said of a file holds for the state in which the file was when it was said, and for no other.
 
 [Note: new folders] A program makes a folder and writes into it before anybody can watch it. So a folder is looked
-through once it is watched: what lies in it has no history, and what is whole of it is told by who has it open. A folder
-that was renamed into the tree is watched anew, and everything below it has been named with it.
+through once it is watched: what nobody has open any more was closed before that. A folder that was renamed into the
+tree is watched anew, and everything below it has been named with it.
 
 [Note: no watch] The kernel bounds watches (fs.inotify.max_user_watches) and queues (max_user_instances). Without, names
 have no history and are judged by who has them open; it is said once. A queue that runs over takes all histories away.
@@ -63,11 +63,20 @@ class FolderEvents:
     """Watches one folder and all below it; belongs to whoever holds the witness's lock.
 
     Args:
+        is_free: whether nobody has an open file open for writing too.
         note: told once of each limit that leaves folders unwatched.
     """
 
-    def __init__(self, folder: CheckpointFolder, *, clock: Clock, note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: CheckpointFolder,
+        *,
+        is_free: Callable[[int], bool],
+        clock: Clock,
+        note: Callable[[str], None],
+    ) -> None:
         self._folder = folder
+        self._is_free = is_free
         self._clock = clock
         self._note = note
         self._noted: set[str] = set()
@@ -143,7 +152,7 @@ class FolderEvents:
                 descriptor = self._open(path)
             except OSError:
                 return  # it has gone again; or it cannot be opened, which the next scan tells
-            self._watch_below(descriptor, path, is_named=bool(mask & inotify.MOVED_TO))
+            self._watch_below(descriptor, path, is_named=bool(mask & inotify.MOVED_TO), is_new=True)
 
     def _take_file(self, path: str, mask: int) -> None:
         now_s = self._clock.monotonic()
@@ -189,8 +198,13 @@ class FolderEvents:
             return  # the next scan says what is wrong with it
         self._watch_below(descriptor, "", is_named=False)
 
-    def _watch_below(self, descriptor: int, path: str, *, is_named: bool, depth: int = 0) -> None:
-        """Watch an open folder, which is closed then, and those in it."""
+    def _watch_below(self, descriptor: int, path: str, *, is_named: bool, is_new: bool = False, depth: int = 0) -> None:
+        """Watch an open folder, which is closed then, and those in it.
+
+        Args:
+            is_named: whether it was renamed into the tree.
+            is_new: whether it has come since the watch began, and so has all that is in it.
+        """
         assert self._inotify is not None
         try:
             if len(self._paths) >= _MAX_WATCHES:
@@ -201,13 +215,32 @@ class FolderEvents:
                 try:
                     status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
                     if stat.S_ISDIR(status.st_mode) and depth < _MAX_DEPTH:
-                        self._watch_below(open_below(descriptor, name), below, is_named=is_named, depth=depth + 1)
+                        inner = open_below(descriptor, name)
+                        self._watch_below(inner, below, is_named=is_named, is_new=is_new, depth=depth + 1)
                     elif stat.S_ISREG(status.st_mode) and is_named:
                         self._histories[below] = History(facts=facts_of(status), is_named=True)
+                    elif stat.S_ISREG(status.st_mode) and is_new:
+                        self._histories[below] = self._found(below)
                 except FileNotFoundError:
                     continue
         except OSError as error:
             self._tell_limit(error)
+        finally:
+            os.close(descriptor)
+
+    def _found(self, path: str) -> History:
+        """Return what is known of a file that was written before its folder was watched."""
+        try:
+            descriptor = self._folder.open_file(path)
+        except OSError:
+            return History()
+        try:
+            facts = facts_of(os.fstat(descriptor))
+            if not self._is_free(descriptor):
+                return History()
+            return History(facts=facts, close=Close(after_s=-inf, before_s=self._clock.monotonic()))
+        except OSError:
+            return History()
         finally:
             os.close(descriptor)
 

@@ -39,7 +39,8 @@ from clary.contract.clock import Clock
 _TICK_S = 2.0  # from one look at who is alive to the next, when nothing happens
 _PAUSE_S = 0.02  # after news, so that a crowd of them costs one look
 _NUM_PAUSES = 20  # of a look's own length, so that no more than a twentieth of a core goes there
-_FIND_S = 0.25  # between two readings of the machine's process list
+_FIND_S = 0.25  # at least, between two readings of the machine's process list
+_FILE_CLOCK_S = 0.01  # that times of files are behind, at most: a tick of the kernel's clock
 _FULL_BYTES = 1 << 20  # a disk with less room is full
 _JOIN_S = 5.0
 
@@ -99,13 +100,13 @@ class Witness:
         self._folder = folder
         self._clock = clock
         self._least_rest_s = least_rest_s
-        self._events = FolderEvents(folder, clock=clock, note=note)
+        self._events = FolderEvents(folder, is_free=self._is_free, clock=clock, note=note)
         self._processes = ProgramProcesses(clock)
         self._lock = threading.Lock()
         self._trails: dict[str, _Trail] = {}
         self._shared: dict[int, bool] = {}  # device -> whether other machines may write to it
         self._looked_s = -inf
-        self._found_s = -inf
+        self._find_again_s = -inf  # not before
         self._full_s = -inf  # when the disk was last seen full
         self._is_closing = threading.Event()
         self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -200,14 +201,19 @@ class Witness:
             if facts_of(os.fstat(descriptor)) != facts:
                 return _Probed(kernel_says=Hold.HELD, file=None)  # it has just changed: somebody writes
             file = file_id(descriptor)
-            kernel_says = probe(descriptor)
-            if kernel_says is Hold.FREE and self._is_shared(file.device):
-                kernel_says = Hold.UNKNOWN
-            return _Probed(kernel_says=kernel_says, file=file)
+            return _Probed(kernel_says=self._hold(descriptor, file), file=file)
         except OSError:
             return _Probed(kernel_says=Hold.UNKNOWN, file=None)
         finally:
             os.close(descriptor)
+
+    def _is_free(self, descriptor: int) -> bool:
+        return self._hold(descriptor, file_id(descriptor)) is Hold.FREE
+
+    def _hold(self, descriptor: int, file: FileId) -> Hold:
+        """Return what the kernel says of an open file; it knows nothing of other machines."""
+        found = probe(descriptor)
+        return Hold.UNKNOWN if found is Hold.FREE and self._is_shared(file.device) else found
 
     def _is_shared(self, device: int) -> bool:
         if device not in self._shared:
@@ -245,7 +251,7 @@ class Witness:
             holders=tuple(holder.words for holder in holders),
             writers=trail.writers,
             is_named=history is not None and is_told and history.is_named,
-            close=self._close_of(trail, history if is_told else None),
+            close=self._close_of(trail, history if is_told else None, written_s=self._written_s(facts)),
             was_disk_full=self._full_s > -inf and trail.begun_s <= self._full_s <= trail.since_s,
             longest_pause_s=longest_pause_s,
         )
@@ -269,15 +275,24 @@ class Witness:
         )
 
     @staticmethod
-    def _close_of(trail: _Trail, history: History | None) -> Close | None:
+    def _close_of(trail: _Trail, history: History | None, *, written_s: float) -> Close | None:
         """Return when the file was closed as it is now; None where nobody has seen that it was."""
-        if history is not None and history.close is not None:
-            return history.close
-        if trail.free_s is None:
+        closed = history.close if history is not None else None
+        if closed is not None:
+            after_s, before_s = closed.after_s, closed.before_s
+        elif trail.free_s is not None:
+            # Whoever wrote it while it was watched has it open no more.
+            after_s, before_s = trail.held_s if trail.held_s is not None else trail.before_s, trail.free_s
+        else:
             return None
-        # Whoever wrote it while it was watched has it open no more.
-        after_s = trail.held_s if trail.held_s is not None else trail.before_s
-        return Close(after_s=after_s, before_s=trail.free_s) if after_s > -inf else None
+        if closed is None and after_s == -inf:
+            return None  # it was there before anybody watched, and nobody knows who left it so
+        return Close(after_s=written_s if after_s < written_s < before_s else after_s, before_s=before_s)
+
+    def _written_s(self, facts: FileFacts) -> float:
+        """Return a moment before the last write to a file, as its times tell; a time that was set back is earlier."""
+        offset_s = self._clock.now().timestamp() - self._clock.monotonic()
+        return min(facts.modified_ns, facts.changed_ns) / 1e9 - offset_s - _FILE_CLOCK_S
 
     def _deaths(self, end: ProgramEnd | None, before_s: float) -> list[Death]:
         deaths = list(self._processes.deaths)
@@ -311,13 +326,14 @@ class Witness:
 
     def _look_for_processes(self) -> bool:
         """Look who is alive; return whether it is too early to look again for processes that have begun."""
-        now_s = self._clock.monotonic()
-        is_early = now_s - self._found_s < _FIND_S
-        if not is_early:
-            self._processes.find()
-            self._found_s = now_s
         self._processes.check()
-        return is_early
+        now_s = self._clock.monotonic()
+        if now_s < self._find_again_s:
+            return True
+        self._processes.find()
+        took_s = self._clock.monotonic() - now_s
+        self._find_again_s = now_s + max(_FIND_S, _NUM_PAUSES * took_s)
+        return False
 
     def _run(self) -> None:
         is_early = False
@@ -329,11 +345,10 @@ class Witness:
                 ready, _, _ = select.select(waited, [], [], _FIND_S if is_early else _TICK_S)
                 if self._is_closing.is_set():
                     return
-                began_s = self._clock.monotonic()
                 with self._lock:
                     if self._events.read() or not ready:
                         is_early = self._look_for_processes()
-                    self._look_for_room(began_s)
-                self._is_closing.wait(max(_PAUSE_S, _NUM_PAUSES * (self._clock.monotonic() - began_s)))
+                    self._look_for_room(self._clock.monotonic())
+                self._is_closing.wait(_PAUSE_S)
         except Exception:  # boundary: agent supervisor; looks go on without what happens between them
             logger.exception("unexpected error in the witness of checkpoints")
