@@ -195,7 +195,7 @@ def _boot(kernel: Path, image: Path) -> str:
     command = [
         *("qemu-system-x86_64", "-machine", "pc,accel=tcg", "-cpu", "max", "-smp", "2", "-m", str(MEMORY_MIB)),
         *("-nographic", "-no-reboot", "-nic", "none", "-kernel", str(kernel), "-initrd", str(image)),
-        *("-append", "console=ttyS0 quiet panic=1 cgroup_no_v1=all random.trust_cpu=on mitigations=off"),
+        *("-append", "console=ttyS0 quiet loglevel=1 panic=1 cgroup_no_v1=all random.trust_cpu=on mitigations=off"),
     ]
     lines = []
     with subprocess.Popen(
@@ -213,7 +213,7 @@ def _boot(kernel: Path, image: Path) -> str:
 
 
 def _write_result(text: str, summary: str, took_s: float) -> None:
-    kernel = re.search(r"^KERNEL (.*)$", text, re.MULTILINE)
+    kernel = re.search(r"KERNEL (.*)$", text, re.MULTILINE)
     tests = re.findall(r"^(\S+\.py::\S+(?:\[.*\])?) (PASSED|FAILED|ERROR|SKIPPED)", text, re.MULTILINE)
     measured = re.findall(r"^MEASURED (.*)$", text, re.MULTILINE)
     RESULT.write_text(
