@@ -56,6 +56,7 @@ MAX_HEADER_BYTES = 16 * 1024  # one header
 LINGER_S = 2.0  # how long the rest of a refused body is thrown away, so that the client can read the answer
 KEEPALIVE_S = 75.0
 READ_BUFFER_BYTES = 64 * 1024  # of each connection; it holds twice as many at most
+RECEIVE_BUFFER_BYTES = 512 * 1024  # of each connection, in the kernel
 BODY_BUDGET_BYTES = 64 * 1024 * 1024
 MAX_CONNECTIONS = 2048
 MAX_HEADERS = 100
@@ -199,6 +200,8 @@ class Listener:
         listening = socket.socket(family, socket.SOCK_STREAM)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Each connection inherits it: what nobody reads lies in the kernel's memory, up to 32 MiB of each.
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
             listening.bind((self._host, port))
         except OSError as error:
             listening.close()

@@ -19,6 +19,7 @@ from clary.control.server.edge.connection_table import ConnectionTable
 HEAD_DEADLINE_S = 10.0  # from the first byte of a request to the end of its headers; and for the first byte of all
 MAX_HEAD_BYTES = 64 * 1024  # request line and headers
 ANSWER_DEADLINE_S = 60.0  # for a client to take a whole answer that is not streamed
+MAX_REST_BYTES = 512 * 1024  # of a refused body that are thrown away, so that its client reads the answer
 TLS_HANDSHAKE_S = 5.0
 LOG_EVERY_S = 10.0  # between two words on connections that were not taken in
 FILES_PER_CONNECTION = 2  # a stream of S3 has another one to the store
@@ -51,13 +52,14 @@ class GuardedServer(web.Server):
 class GuardedConnection(web.RequestHandler):
     """One connection; the library's protocol with deadlines of its own."""
 
-    __slots__ = ("_guarded_by", "_head_bytes", "_head_timer", "_is_answering")
+    __slots__ = ("_guarded_by", "_head_bytes", "_head_timer", "_is_answering", "_rest_bytes")
 
     def __init__(self, server: GuardedServer, **options: Any) -> None:
         super().__init__(server, **options)
         self._guarded_by = server
         self._is_answering = False  # from the end of a head to the end of its answer
         self._head_bytes = 0
+        self._rest_bytes: int | None = None  # thrown away since an answer; None while there is no such rest
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -94,7 +96,12 @@ class GuardedConnection(web.RequestHandler):
         if self._request_count != num_before:
             self._is_answering = True
             self._head_bytes = 0
+            self._rest_bytes = None
             self._end_waiting()
+        elif self._rest_bytes is not None:
+            self._rest_bytes += len(data)
+            if self._rest_bytes > MAX_REST_BYTES and self.transport is not None:
+                self.transport.pause_reading()  # for good: the library closes the connection after lingering_time
         elif data and not self._is_answering:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
@@ -118,7 +125,16 @@ class GuardedConnection(web.RequestHandler):
         finally:
             self._guarded_by.table.unsettle(self)
             # The rest of a body that is thrown away is no head.
-            self._is_answering = bool(self._messages) or not request.content.is_eof()
+            has_rest = not request.content.is_eof()
+            self._is_answering = bool(self._messages) or has_rest
+            self._rest_bytes = 0 if has_rest else None
+
+    def log_exception(self, *args: Any, **options: Any) -> None:
+        """Log what went wrong, but for errors of a connection that is gone: strangers make as many as they like."""
+        if self.transport is None:
+            self.logger.debug(*args, **options)
+        else:
+            super().log_exception(*args, **options)
 
     def settle(self) -> None:
         """Note that the request under way is that of a known client: the connection gives way to nobody."""
