@@ -129,11 +129,11 @@ class Folder:
 
     def open_file(self, path: str, flags: int = os.O_RDONLY) -> int:
         """Return a descriptor of a regular file that is there, for reading unless `flags` say otherwise."""
-        return self._open_judged(path, flags, stat.S_ISREG, "a regular file")
+        return open_regular(self._descriptor, path, flags)
 
     def open_fifo(self, path: str, flags: int) -> int:
         """Return a descriptor of a named pipe, which never waits for the other end. Raises: ENXIO without a reader."""
-        return self._open_judged(path, flags, stat.S_ISFIFO, "a named pipe")
+        return _open_judged(self._descriptor, path, flags, is_wanted=stat.S_ISFIFO, kind="a named pipe")
 
     def read(self, path: str, *, max_bytes: int) -> bytes:
         """Return the first `max_bytes` of a regular file."""
@@ -265,16 +265,6 @@ class Folder:
             os.close(here)
         return True
 
-    def _open_judged(self, path: str, flags: int, is_wanted: Callable[[int], bool], kind: str) -> int:
-        descriptor = open_beneath(self._descriptor, path, _LOOK_FLAGS)
-        try:
-            status = os.fstat(descriptor)
-            if not is_wanted(status.st_mode):
-                raise _other_kind(path, kind, status)
-            return os.open(f"/proc/self/fd/{descriptor}", flags | _SAFE_FLAGS)
-        finally:
-            os.close(descriptor)
-
     @contextlib.contextmanager
     def _parent(self, path: str) -> Iterator[tuple[int, str]]:
         """Yield the open folder of a path, and its last part."""
@@ -305,14 +295,33 @@ def open_beneath(folder: int, path: str, flags: int) -> int:
         descriptor = _openat2(folder, "/".join(parts) or ".", flags) if _has_openat2() else _walk(folder, parts, flags)
     except OSError as error:
         # O_DIRECTORY hides that the last part is a link.
-        if isinstance(error, NotADirectoryError) and _ends_in_link(folder, parts):
+        if error.errno == errno.ELOOP or (isinstance(error, NotADirectoryError) and _ends_in_link(folder, parts)):
             raise _link_refused(path) from error
         error.filename = path
         raise
-    if flags & os.O_PATH and stat.S_ISLNK(os.fstat(descriptor).st_mode):
-        os.close(descriptor)  # O_PATH opens the link itself
-        raise _link_refused(path)
+    try:
+        if flags & os.O_PATH and stat.S_ISLNK(os.fstat(descriptor).st_mode):  # O_PATH opens the link itself
+            raise _link_refused(path)
+    except OSError:
+        os.close(descriptor)
+        raise
     return descriptor
+
+
+def open_regular(folder: int, path: str, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file that is there below an open folder, as `Folder.open_file` does. Raises: OSError."""
+    return _open_judged(folder, path, flags, is_wanted=stat.S_ISREG, kind="a regular file")
+
+
+def _open_judged(folder: int, path: str, flags: int, *, is_wanted: Callable[[int], bool], kind: str) -> int:
+    descriptor = open_beneath(folder, path, _LOOK_FLAGS)
+    try:
+        status = os.fstat(descriptor)
+        if not is_wanted(status.st_mode):
+            raise _other_kind(path, kind, status)
+        return os.open(f"/proc/self/fd/{descriptor}", flags | _SAFE_FLAGS)
+    finally:
+        os.close(descriptor)
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -7,7 +7,7 @@ worked out, so no member can be written through one.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 import stat
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ from clary.agent.archives.members import (
     refused,
 )
 from clary.agent.disk_space import disk_errors_named
+from clary.contract.beneath import Folder
 from clary.contract.errors import AgentError
 
 _COPY_BYTES = 1 << 20
 _MAX_LINKS_FOLLOWED = 40  # as Linux; a longer chain cannot be opened anyway
 _IMPLIED_FOLDER_MODE = 0o755
-_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -72,7 +72,7 @@ class _Unpacking:
     def __init__(self, folder: Path, *, label: str) -> None:
         self._folder = folder
         self._label = label
-        self._root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._root = Folder.at(folder)
         self._parent: tuple[tuple[str, ...], int] | None = None  # the folder of the last member, kept open
         self._links: dict[tuple[str, ...], str] = {}  # symbolic links still to be made
         self.num_files = 0
@@ -83,7 +83,7 @@ class _Unpacking:
 
     def __exit__(self, *_: object) -> None:
         self._forget_parent()
-        os.close(self._root)
+        self._root.close()
 
     def add(self, member: Member) -> None:
         """Write one member, or remember it if it is a symbolic link."""
@@ -181,21 +181,13 @@ class _Unpacking:
 
     def _open_folders(self, member: Member, folders: tuple[str, ...], *, create: bool = True) -> int:
         """Open a folder below the root, making what is missing; the caller closes the descriptor."""
-        current = os.dup(self._root)
         try:
-            for part in folders:
-                if create:
-                    _make_folder(part, current)
-                below = os.open(part, _FOLDER_FLAGS, dir_fd=current)
-                os.close(current)
-                current = below
-        except NotADirectoryError as error:  # also what O_NOFOLLOW gives for a symbolic link
-            os.close(current)
-            raise self._refused(member, "a part of its path is a file or a link, not a folder") from error
-        except BaseException:
-            os.close(current)
+            with self._root.folder("/".join(folders), create=create, mode=_IMPLIED_FOLDER_MODE) as folder:
+                return folder.detach()
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                raise self._refused(member, "a part of its path is a file or a link, not a folder") from error
             raise
-        return current
 
     def _forget_parent(self) -> None:
         if self._parent is not None:
@@ -246,8 +238,3 @@ class _Unpacking:
 
     def _refused(self, member: Member, reason: str) -> AgentError:
         return refused(self._label, member.name, reason)
-
-
-def _make_folder(name: str, parent: int) -> None:
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(name, _IMPLIED_FOLDER_MODE, dir_fd=parent)

@@ -32,14 +32,13 @@ from clary.agent.archives.links import NO_MOUNTS, Mounts, Parts, on_disk, resolv
 from clary.agent.archives.members import Member, MemberKind
 from clary.agent.archives.tar_writer import TarWriter
 from clary.agent.notes import NoteBook
+from clary.contract.beneath import Folder, open_regular
 from clary.contract.errors import AgentError, Fault
 from clary.contract.ml_tree import OPT_ML
 
 _MAX_DEPTH = 200  # folders in one another
 _MAX_DETOURS = 4  # folders reached by a link from a folder reached by a link
 _MODE_BITS = 0o777
-_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,11 +213,9 @@ class _Walk:
     def _file(self, folder: int, name: str, path: Parts) -> Iterator[Member]:
         shown = "/".join(path)
         with _read_errors_named(path):
-            descriptor = os.open(name, _FILE_FLAGS, dir_fd=folder)
+            descriptor = open_regular(folder, name)
         with io.FileIO(descriptor, "r") as file:
             facts = os.fstat(descriptor)
-            if not stat.S_ISREG(facts.st_mode):
-                raise AgentError(f"{shown!a} stopped being a regular file while results were written.")
             content = _FixedSize(file, facts.st_size, path)
             yield Member(
                 path=path,
@@ -293,17 +290,8 @@ class _Walk:
     def _open_folder(self, parts: Parts) -> int:
         """Open a folder below home part by part; no link is followed, whoever put one there meanwhile."""
         start, below_start = on_disk(self._home, parts, self._mounts)
-        current = os.open(start, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            with _read_errors_named(parts):
-                for part in below_start:
-                    below = os.open(part, _FOLDER_FLAGS, dir_fd=current)
-                    os.close(current)
-                    current = below
-        except BaseException:
-            os.close(current)
-            raise
-        return current
+        with _read_errors_named(parts), Folder.at(start) as top, top.folder("/".join(below_start)) as folder:
+            return folder.detach()
 
 
 class _FixedSize:

@@ -11,8 +11,6 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import os
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clary.agent.object_store import ObjectStore, parse_s3_uri
+from clary.contract.beneath import Folder
+from clary.contract.beneath_trees import entries
 from clary.contract.errors import ClaryError
 
 INTERVAL_S = 3.0  # between looks at the folder
@@ -29,8 +29,6 @@ MOST_LOAD = 50  # times as long as a look at the folder takes, is the time to th
 MAX_FILES = 200_000  # of one folder; what is beyond is not stored
 LAST_NAMES = ("ended", "END_OF_JOB.ts")  # first part of paths that say that a training is over
 _MAX_KEY_BYTES = 1024  # of S3
-_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 logger = logging.getLogger(__name__)
 
@@ -105,9 +103,10 @@ class FolderMirror:
         self._thread = threading.Thread(target=self._run, name="folder-mirror", daemon=True)
         self._thread.start()
 
-    def opened(self) -> contextlib.AbstractContextManager[int]:
-        """Open the folder, no link followed. Raises: OSError."""
-        return _opened(self._home, self._below)
+    def opened(self) -> Folder:
+        """Open the folder, no link followed. Raises: OSError, also where a link has taken its place."""
+        with Folder.at(self._home) as home:
+            return home.folder("/".join(self._below))
 
     def hurry(self) -> None:
         """Say that nobody writes any more: a round follows at once, and others as before until `finish`."""
@@ -209,21 +208,19 @@ class FolderMirror:
         again_s = max(AGAIN_S, stored.mark[1] / AGAIN_BYTES_PER_S)
         return stored.mark != mark and (is_quiet or time.monotonic() - stored.at_s >= again_s)
 
-    def _store_file(self, folder: int, name: str, mark: _Mark) -> str:
+    def _store_file(self, folder: Folder, name: str, mark: _Mark) -> str:
         """Store a file; return why it can not be read, empty if it can. Raises: ClaryError, OSError of the store."""
         assert self._store is not None
         key = self._key(name)
         if len(key.encode()) > _MAX_KEY_BYTES:
             return f"a name of {len(key.encode())} bytes is too long for S3: {key[:80]}..."
         try:
-            descriptor = _open_below(folder, name)
+            descriptor = folder.open_file(name)
         except FileNotFoundError:
             return ""
         except OSError as error:
             return f"{name}: {error}"
         with open(descriptor, "rb", buffering=0) as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return ""
             self._store.upload_stream(self._uri.bucket, key, _Bounded(file, mark[1]))
         self._stored[name] = _Stored(mark, time.monotonic())
         return ""
@@ -246,49 +243,19 @@ class _Bounded:
         return data
 
 
-def _open_below(folder: int, name: str) -> int:
-    """Open a file in an open folder, part by part. Raises: OSError."""
-    *above, last = name.split("/")
-    here = os.dup(folder)
-    try:
-        for part in above:
-            deeper = os.open(part, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=here)
-            os.close(here)
-            here = deeper
-        return os.open(last, _FILE_FLAGS, dir_fd=here)
-    finally:
-        os.close(here)
-
-
 def _is_last(name: str) -> bool:
     return name.split("/")[0] in LAST_NAMES
 
 
-def _files(folder: int) -> Iterator[tuple[str, _Mark]]:
+def _files(folder: Folder) -> Iterator[tuple[str, _Mark]]:
     """Yield the plain files below an open folder; those that are being written under another name are left out."""
     number = 0
-    for where, _, names, here in os.fwalk(".", dir_fd=folder, follow_symlinks=False):
-        for name in names:
-            path = os.path.normpath(os.path.join(where, name))
-            if name.startswith(".") or number >= MAX_FILES:
-                continue
-            with contextlib.suppress(OSError, UnicodeEncodeError):
-                path.encode()
-                facts = os.stat(name, dir_fd=here, follow_symlinks=False)
-                if stat.S_ISREG(facts.st_mode):
-                    number += 1
-                    yield path, (facts.st_ino, facts.st_size, facts.st_mtime_ns)
-
-
-@contextlib.contextmanager
-def _opened(home: Path, below: tuple[str, ...]) -> Iterator[int]:
-    """Open a folder step by step. Raises: OSError, also where a link has taken its place."""
-    descriptor = os.open(home, _FOLDER_FLAGS)
-    try:
-        for part in below:
-            deeper = os.open(part, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=descriptor)
-            os.close(descriptor)
-            descriptor = deeper
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    for entry in entries(folder):
+        if number >= MAX_FILES:
+            return
+        if not entry.is_file or entry.path.rpartition("/")[2].startswith("."):
+            continue
+        with contextlib.suppress(UnicodeEncodeError):
+            entry.path.encode()
+            number += 1
+            yield entry.path, (entry.status.st_ino, entry.status.st_size, entry.status.st_mtime_ns)

@@ -6,13 +6,12 @@ Where: `host_dump`. Programs write these files and may write anything: what is n
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from clary.agent.autopsy import process_state
+from clary.contract.beneath import Folder
 from clary.contract.collective_records import (
     DTYPES,
     ENDING,
@@ -31,41 +30,40 @@ from clary.contract.stack_dumps import CollectiveCall, CollectiveGroup, LeftCall
 
 MAX_FILES = 1024  # read: the folder is the program's
 _MAX_NAMES = 10_000  # looked at
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NS_PER_S = 1e9
 _DIGITS = 4  # of seconds
 
 
-def read_records(folder: Path, roots: Sequence[str] = ("",)) -> list[CallRecord]:
+def read_records(home: Path, roots: Sequence[str] = ("",), *, below: Sequence[str] = ()) -> list[CallRecord]:
     """Return the records that a folder has or leads to; none if there is no such folder.
 
     Args:
+        home: a folder that the program cannot replace.
         roots: folders below which the program may see its `/dev/shm`, as `/proc/PID/root`.
+        below: the way from `home` to the folder of the records; the program may put links on it.
     """
-    records = (_read(folder / name) or _read_linked(folder / name, roots) for name in _names_in(folder))
-    return [record for record in records if record is not None]
-
-
-def _names_in(folder: Path) -> list[str]:
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        ours = (entry.name for entry in itertools.islice(entries, _MAX_NAMES) if entry.name.endswith(ENDING))
-        return sorted(itertools.islice(ours, MAX_FILES))
+    with contextlib.suppress(OSError), Folder.at(home) as top, top.folder("/".join(below)) as folder:
+        names = [name for name in folder.names(limit=_MAX_NAMES) if name.endswith(ENDING)]
+        records = (_read(folder, name) or _read_linked(folder, name, roots) for name in sorted(names)[:MAX_FILES])
+        return [record for record in records if record is not None]
     return []
 
 
-def _read_linked(link: Path, roots: Sequence[str]) -> CallRecord | None:
-    target = _target(link)
-    found = (_read(Path(f"{root}{target}")) for root in roots) if target else ()
-    return next((record for record in found if record is not None), None)
-
-
-def _target(link: Path) -> str:
-    """Return where a record lies in memory; empty if the link leads anywhere else."""
+def _read_linked(folder: Folder, name: str, roots: Sequence[str]) -> CallRecord | None:
+    """Return the record in memory that a link names, as a process of the program sees it."""
     try:
-        target = os.readlink(link)
+        target = folder.read_link(name)
     except OSError:
-        return ""
-    return target if is_memory_path(target) else ""
+        return None
+    if not is_memory_path(target):
+        return None
+    for root in roots:
+        # The program owns what lies below its root: a link there would lead into this process's own.
+        home, below = (root, target.lstrip("/")) if root else os.path.split(target)
+        with contextlib.suppress(OSError), Folder.at(home) as top:
+            if (record := _read(top, below)) is not None:
+                return record
+    return None
 
 
 def match(
@@ -152,14 +150,12 @@ def _newest_ns(record: CallRecord) -> int:
     return max(map(_newest_of, record.groups), default=0)
 
 
-def _read(path: Path) -> CallRecord | None:
+def _read(folder: Folder, path: str) -> CallRecord | None:
     try:
-        descriptor = os.open(path, _FLAGS)
+        descriptor = folder.open_file(path)
     except OSError:
         return None
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
         data = os.pread(descriptor, FILE_BYTES, 0)
         return read_record(data, os.pread(descriptor, FILE_BYTES, 0))
     except OSError:

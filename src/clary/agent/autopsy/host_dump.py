@@ -20,6 +20,7 @@ from clary.agent.autopsy.stacks import find_py_spy, read_stacks
 from clary.contract.collective_records import CallRecord
 from clary.contract.processes import ProcessEntry, live_descendants
 from clary.contract.stack_dumps import MAX_PROCESSES, HostDump, ProcessDump, SocketState
+from clary.contract.step_records import FOLDER as STEPS_FOLDER
 
 LIMIT_S = 20.0  # for the stacks of a host; processes whose turn has not come by then have none
 WATCHED_S = 0.7  # in which a process that gets on waits for many things, one that is held up for none
@@ -38,7 +39,7 @@ def dump_host(
     addresses: Sequence[str],
     ranks: Mapping[int, int],
     now: datetime,
-    calls_folder: Path | None = None,
+    ml_folder: Path | None = None,
     is_ending: Callable[[], bool] = lambda: False,
 ) -> HostDump:
     """Look at every process below the first one of a host; blocks for about `LIMIT_S` at most.
@@ -51,7 +52,7 @@ def dump_host(
         addresses: of the host.
         ranks: process -> rank, of those that the agent has started itself.
         now: time of day.
-        calls_folder: where ranks leave their last collectives; None reads none.
+        ml_folder: `/opt/ml`, in which ranks leave their last collectives; None reads none.
         is_ending: whether nobody wants it any more: no further process is looked at then.
     """
     entries = live_descendants(first_pid)
@@ -63,7 +64,7 @@ def dump_host(
     own = {pid: _Counters.of(pid).since(before) for pid, before in begin.items()}
     # Its first process may stand outside of what the program sees.
     roots = [f"/proc/{pid}/root" for pid in (*order[:_NUM_ROOTS], first_pid)]
-    records = read_records(calls_folder, roots) if calls_folder is not None else []
+    records = read_records(ml_folder, roots, below=STEPS_FOLDER) if ml_folder is not None else []
     now_ns = time.monotonic_ns()
     recorded, left = match(records, {pid: own_number(pid) for pid in entries} if records else {}, known)
     connections = next(filter(None, map(read_connections, (first_pid, *order))), {})

@@ -41,6 +41,8 @@ _PIPE_MODE = 0o644  # the program may run as another user
 _PIPE_BYTES = 1 << 20  # Linux lets any user have this much
 _READ_BYTES = 1 << 18
 _SPOOL_MEMORY_BYTES = 64 << 20  # of an unpacked object whose size must be known before it is sent
+# What opening or making a pipe says where the program has put something else, or nothing, in its place.
+_REPLACED = (errno.ELOOP, errno.EPERM, errno.EISDIR, errno.ENOENT, errno.EEXIST)
 _STOP_TIMEOUT_S = 90.0  # a read from the store may last this long before it notices
 
 
@@ -111,7 +113,10 @@ class PipeFeeder:
         except ClaryError as error:
             self._fail(error)
         except OSError as error:
-            self._fail(AgentError(f"Channel {self._channel.name}: its pipe cannot be fed: {error}"))
+            is_replaced = error.errno in _REPLACED
+            hint = "; the program must leave the pipe where it is" if is_replaced else ""
+            fault = Fault.USER if is_replaced else Fault.INTERNAL
+            self._fail(AgentError(f"Channel {self._channel.name}: its pipe cannot be fed: {error}{hint}", fault=fault))
 
     def _fail(self, error: ClaryError) -> None:
         if self._stop.is_set():

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -58,10 +57,7 @@ class HeldFiles:
             except OSError:
                 _close(descriptor)  # a network file system has lost it
                 continue
-            if stat.S_ISREG(status.st_mode):
-                self._held[path] = _Held(descriptor=descriptor, facts=facts_of(status))
-            else:
-                _close(descriptor)
+            self._held[path] = _Held(descriptor=descriptor, facts=facts_of(status))
 
     def replaced(self) -> dict[str, FileFacts]:
         """Return those that rested and lost their last name then, unchanged since they were opened.

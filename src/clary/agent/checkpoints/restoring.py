@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
+import stat
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -37,6 +37,8 @@ from clary.agent.checkpoints.scanning import STAGING, Snapshot, scan
 from clary.agent.checkpoints.step_counts import restored_counts
 from clary.agent.disk_space import disk_errors_named, require_space
 from clary.agent.object_store import ObjectStore
+from clary.contract.beneath import Folder
+from clary.contract.beneath_trees import remove_tree
 from clary.contract.checkpoint_evidence import Evidence
 from clary.contract.checkpoint_sets import (
     OWN_FOLDER,
@@ -92,7 +94,7 @@ def restore(
     started_s = time.monotonic()
     folder.make()
     staging = folder.path / f"{STAGING}-{host}"  # plain processes of several hosts may share a folder
-    shutil.rmtree(staging, ignore_errors=True)
+    _remove_staging(folder, staging)
     try:
         return _Restore(
             folder, prefix, store, host=host, first=first, hosts={host, first, *others}, staging=staging
@@ -100,7 +102,7 @@ def restore(
     except OSError as error:
         raise AgentError(f"Checkpoints cannot be written below {folder.path}: {error}") from error
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        _remove_staging(folder, staging)
 
 
 class _NotWholeError(Exception):
@@ -158,7 +160,7 @@ class _Restore:
             except _NotWholeError as error:
                 self._wrong.setdefault(error.item.host, {})[sets[error.item.host].number] = error.reason
         self._put_in_place(plan)
-        shutil.rmtree(self._staging, ignore_errors=True)
+        _remove_staging(self._folder, self._staging)
         used = {item.host for item in plan.items if item.host}
         return Restored(
             history=self._history(listing, plan, sets, unfinished_paths(announcements, sets)),
@@ -240,7 +242,8 @@ class _Restore:
         items = [item for item in plan.items if self._key_of(item) not in self._staged]
         if not items:
             return
-        self._staging.mkdir(exist_ok=True)
+        with Folder(self._folder.open()) as root:
+            root.folder(self._staging.name, create=True).close()
         stop = threading.Event()
 
         def work(number: int, item: RestoreItem) -> None:
@@ -278,22 +281,20 @@ class _Restore:
 
     def _put_in_place(self, plan: RestorePlan) -> None:
         """Give every file its name. Raises: OSError."""
-        root = self._folder.path
-        for item in plan.items:
-            *folders, name = item.path.split("/")
-            place = _real_folder(root, folders) / name
-            if place.is_dir() and not place.is_symlink():
-                shutil.rmtree(place)  # of an earlier job in a folder that is not made anew
-            self._staged[self._key_of(item)].replace(place)
-        for path in plan.folders:
-            _real_folder(root, path.split("/"))
-        for path, target in plan.links.items():
-            *folders, name = path.split("/")
-            place = _real_folder(root, folders) / name
-            if place.is_symlink() or place.is_file():
-                place.unlink()
-            with contextlib.suppress(FileExistsError):  # of another host that shares the folder
-                place.symlink_to(target)
+        with Folder(self._folder.open()) as root:
+            for item in plan.items:
+                _make_folders(root, item.path.rpartition("/")[0])
+                if _is_folder(root, item.path):
+                    remove_tree(root, item.path)  # of an earlier job in a folder that is not made anew
+                root.rename(f"{self._staging.name}/{self._staged[self._key_of(item)].name}", item.path)
+            for path in plan.folders:
+                _make_folders(root, path)
+            for path, target in plan.links.items():
+                _make_folders(root, path.rpartition("/")[0])
+                if not _is_folder(root, path):
+                    root.remove(path, missing_ok=True)
+                with contextlib.suppress(FileExistsError):  # of another host that shares the folder
+                    root.make_link(path, target)
 
     def _history(
         self, listing: Listing, plan: RestorePlan, sets: Mapping[str, CheckpointSet], unfinished: frozenset[str]
@@ -387,12 +388,23 @@ def _sha256(place: Path) -> str:
     return digest.hexdigest()
 
 
-def _real_folder(root: Path, parts: list[str]) -> Path:
-    """Make folders below `root`, in the place of links and files if need be, and return the last."""
-    place = root
-    for part in parts:
-        place /= part
-        if place.is_symlink() or (place.exists() and not place.is_dir()):
-            place.unlink()
-        place.mkdir(exist_ok=True)
-    return place
+def _remove_staging(folder: CheckpointFolder, staging: Path) -> None:
+    with contextlib.suppress(OSError), Folder(folder.open()) as root:
+        remove_tree(root, staging.name)
+
+
+def _make_folders(root: Folder, path: str) -> None:
+    """Make folders below `root`, in the place of links and files if need be."""
+    parts = path.split("/") if path else []
+    for depth in range(1, len(parts) + 1):
+        place = "/".join(parts[:depth])
+        if root.exists(place) and not _is_folder(root, place):
+            root.remove(place)
+        root.folder(place, create=True).close()
+
+
+def _is_folder(root: Folder, path: str) -> bool:
+    try:
+        return stat.S_ISDIR(root.status(path).st_mode)
+    except FileNotFoundError:
+        return False

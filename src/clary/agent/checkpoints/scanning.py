@@ -6,6 +6,7 @@ the folder in which sets are kept. What vanishes while it is looked at was not t
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from clary.contract.checkpoint_sets import OWN_FOLDER
 
 _MAX_DEPTH = 100  # folders in one another, each of them open
 _MODE_BITS = 0o777
+_REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 STAGING = f"{OWN_FOLDER}.restoring"  # where a restore puts files together, so that they only need a new name then
 _NOT_REGULAR = "left out, no regular file (a socket, named pipe or device)"
 _LEAVES = "left out, symbolic links that leave the folder"
@@ -115,7 +117,9 @@ class _Walk:
                     return False
                 self.links[path] = target
                 return True
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError as error:
+            if error.errno not in _REPLACED:
+                raise
             return False  # replaced or removed meanwhile: the next look sees what it is now
         if not stat.S_ISREG(status.st_mode):
             self._leave_out(_NOT_REGULAR, path)

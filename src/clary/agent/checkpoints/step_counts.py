@@ -12,14 +12,13 @@ import contextlib
 import json
 import logging
 import os
-import stat
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import islice
 
 from clary.agent.checkpoints.folder import CheckpointFolder
 from clary.agent.checkpoints.log_names import is_log
+from clary.contract.beneath import Folder
 from clary.contract.checkpoint_sets import CheckpointFile, CheckpointSet
 from clary.contract.plain import to_plain
 from clary.contract.step_counts import (
@@ -40,8 +39,6 @@ _TEXT_ENDING = ".txt"  # a log or a small part of a checkpoint, which is not wri
 _MAX_FILES = 1024  # looked at, whatever a program has put there
 _MAX_PROCESSES = 16  # whose rows are read, those that stepped last: 230 kB each
 _MAX_KNOWN = 256  # moments whose counts are remembered
-_READABLE = 0o644
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 logger = logging.getLogger(__name__)
 
@@ -123,17 +120,12 @@ def leave_restored(folder: CheckpointFolder, counts: RestoredCounts) -> None:
     """Put what is known into an otherwise empty folder; only while no program runs. Never raises."""
     try:
         folder.make()
-        descriptor = folder.open()
-        try:
-            for name in os.listdir(descriptor):  # of an earlier attempt in a folder that was not made anew
+        with Folder(folder.open()) as opened:
+            for name in opened.names():  # of an earlier attempt in a folder that was not made anew
                 with contextlib.suppress(IsADirectoryError):
-                    os.unlink(name, dir_fd=descriptor)
+                    opened.remove(name)
             if counts != RestoredCounts():
-                with open(os.open(RESTORED_FILE, _NEW_FILE, _READABLE, dir_fd=descriptor), "wb") as file:
-                    os.fchmod(file.fileno(), _READABLE)  # whatever the agent's umask is
-                    file.write(json.dumps(to_plain(counts)).encode())
-        finally:
-            os.close(descriptor)
+                opened.write(RESTORED_FILE, json.dumps(to_plain(counts)).encode())
     except OSError as error:
         logger.warning("the debugger's steps begin with 0: %s", error)
 
@@ -149,12 +141,8 @@ def _may_be_log(path: str) -> bool:
 
 def _read_processes(folder: CheckpointFolder) -> list[_Process]:
     """Return the processes of the first worker, as they began: it writes checkpoints, and others may be ahead."""
-    descriptor = folder.open()
-    try:
-        with os.scandir(descriptor) as entries:
-            names = [entry.name for entry in islice(entries, _MAX_FILES) if entry.name.endswith(ENDING)]
-    finally:
-        os.close(descriptor)
+    with Folder(folder.open()) as opened:
+        names = [name for name in opened.names(limit=_MAX_FILES) if name.endswith(ENDING)]
     found = []
     for name in names:
         data, written_ns = _read_start(folder, name, HEADER_BYTES)
@@ -175,7 +163,7 @@ def _read_start(folder: CheckpointFolder, name: str, num_bytes: int) -> tuple[by
         return b"", 0  # a link, or gone
     try:
         facts = os.fstat(descriptor)
-        return (os.read(descriptor, num_bytes), facts.st_mtime_ns) if stat.S_ISREG(facts.st_mode) else (b"", 0)
+        return os.read(descriptor, num_bytes), facts.st_mtime_ns
     except OSError:
         return b"", 0
     finally:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from clary.contract.beneath import Folder
 from clary.contract.launch_plan import Channel, HostPlan, Isolation, LaunchPlan
 from clary.contract.ml_tree import OPT_ML, MlTree
 from clary.contract.step_counts import FOLDER as STEP_COUNTS_FOLDER
@@ -131,15 +132,17 @@ def write_tree(plan: LaunchPlan, host: HostPlan, tree: MlTree) -> None:
     Raises: OSError, a full disk for one.
     """
     inside = inside_tree(plan, tree)
-    for folder in _folders(plan, host, tree):
-        folder.mkdir(parents=True, exist_ok=True)
-    _write(tree, "hyperparameters", dict(plan.hyperparameters))
-    _write(tree, "resourceconfig", resource_config(plan, host))
-    _write(tree, "inputdataconfig", input_data_config(plan, host))
-    for stem, document in config_documents(plan, inside).items():
-        _write(tree, stem, document)
     token = status_token(plan.agent_token, job=plan.job_name, attempt=plan.attempt, host=host.name)
-    status_token_file(tree).write_text(token, encoding="ascii")
+    with Folder.at(tree.root, create=True) as root:
+        for folder in _folders(plan, host, tree):
+            root.folder(str(folder.relative_to(tree.root)), create=True).close()
+        with root.folder(str(tree.config.relative_to(tree.root))) as config:
+            _write(config, "hyperparameters", dict(plan.hyperparameters))
+            _write(config, "resourceconfig", resource_config(plan, host))
+            _write(config, "inputdataconfig", input_data_config(plan, host))
+            for stem, document in config_documents(plan, inside).items():
+                _write(config, stem, document)
+        root.write("/".join(STATUS_TOKEN_FILE), token.encode("ascii"))
 
 
 def _folders(plan: LaunchPlan, host: HostPlan, tree: MlTree) -> Sequence[Path]:
@@ -170,6 +173,6 @@ def _channel_entry(channel: Channel) -> dict[str, str]:
     }
 
 
-def _write(tree: MlTree, stem: str, document: Any) -> None:
+def _write(config: Folder, stem: str, document: Any) -> None:
     # ASCII escapes carry every string, half surrogate pairs included, and parse back to the very same value.
-    (tree.config / f"{stem}.json").write_text(json.dumps(document, ensure_ascii=True), encoding="ascii")
+    config.write(f"{stem}.json", json.dumps(document, ensure_ascii=True).encode("ascii"))

@@ -21,11 +21,11 @@ Source: PEP 420; torch 2.5 "Autoloading Out-of-Tree Extension".
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 
 import clary
 from clary.agent.environments.config_files import run_folder
+from clary.contract.beneath import Folder
 from clary.contract.ml_tree import MlTree
 
 PACKAGE_FOLDER = Path(clary.__file__).parent  # of this installation; hosts see it at the same path
@@ -59,14 +59,14 @@ def write_train_library(tree: MlTree, *, package_folder: Path = PACKAGE_FOLDER) 
     State after failure: what was written stays; the next call writes the rest.
     Raises: OSError, a full disk for one.
     """
-    folder = library_folder(tree)
-    links = {folder / "clary" / wing: package_folder / wing for wing in _WINGS}
-    links |= {folder / name: package_folder / "compat" / name for name in _COMPAT}
-    for place, source in links.items():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            os.symlink(source, place)
-    metadata = folder / f"clary-{clary.__version__}.dist-info"
-    metadata.mkdir(exist_ok=True)
-    (metadata / "METADATA").write_text(_METADATA, encoding="utf-8")
-    (metadata / "entry_points.txt").write_text(_ENTRY_POINTS, encoding="ascii")
+    links = {f"clary/{wing}": package_folder / wing for wing in _WINGS}
+    links |= {name: package_folder / "compat" / name for name in _COMPAT}
+    place = library_folder(tree).relative_to(tree.root)
+    with Folder.at(tree.root, create=True) as root, root.folder(str(place), create=True) as folder:
+        folder.folder("clary", create=True).close()
+        for name, source in links.items():
+            with contextlib.suppress(FileExistsError):
+                folder.make_link(name, str(source))
+        with folder.folder(f"clary-{clary.__version__}.dist-info", create=True) as metadata:
+            metadata.write("METADATA", _METADATA.encode())
+            metadata.write("entry_points.txt", _ENTRY_POINTS.encode("ascii"))

@@ -8,46 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import time
 from collections.abc import Sequence
 
-_OWNER_ONLY = 0o700
+from clary.contract import beneath_trees
+from clary.contract.beneath import Folder
+
 _CGROUP_LIMIT_S = 10.0  # each; nobody waits for it where the agent has died, and nobody else would remove them
 _CGROUP_PAUSE_S = 0.005
 
 
 def remove_tree(folder: str) -> None:
-    """Remove `folder` with everything in it; what the user may not remove stays.
+    """Remove `folder` with everything in it, following no link; what the user may not remove stays.
 
-    Programs write trees of any depth, with permissions of any kind, and an overlay leaves folders without any. So each
-    folder is opened up before it is entered, and folders below the second level are moved up first, which needs
-    neither recursion nor paths longer than the kernel takes.
+    Programs write trees of any depth, with permissions of any kind, and an overlay leaves folders without any.
     """
-    with contextlib.suppress(OSError):
-        os.chmod(folder, _OWNER_ONLY)
-    waiting = [f"{folder}/{name}" for name in _entries(folder)]
-    num_moved = 0
-    while waiting:
-        path = waiting.pop()
-        with contextlib.suppress(OSError):
-            if not _is_folder(path):
-                os.unlink(path)
-                continue
-            os.chmod(path, _OWNER_ONLY)
-            for name in _entries(path):
-                inner = f"{path}/{name}"
-                if _is_folder(inner):
-                    os.chmod(inner, _OWNER_ONLY)  # moving a folder writes to its "..", so it has to be writable
-                    aside = f"{folder}/.removed-{num_moved}"
-                    num_moved += 1
-                    os.rename(inner, aside)
-                    waiting.append(aside)
-                else:
-                    os.unlink(inner)
-            os.rmdir(path)
-    with contextlib.suppress(OSError):
-        os.rmdir(folder)
+    above, name = os.path.split(folder.rstrip("/"))
+    with contextlib.suppress(OSError), Folder.at(above) as parent:
+        beneath_trees.remove_tree(parent, name)
 
 
 def remove_cgroups(folders: Sequence[str], *, home_files: Sequence[str]) -> None:
@@ -71,14 +49,3 @@ def _go_home(home_files: Sequence[str]) -> None:
     for path in home_files:
         with contextlib.suppress(OSError), open(path, "w") as file:
             file.write("0")
-
-
-def _is_folder(path: str) -> bool:
-    return stat.S_ISDIR(os.lstat(path).st_mode)
-
-
-def _entries(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []

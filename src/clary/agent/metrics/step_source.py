@@ -10,15 +10,14 @@ Programs write these files and may write anything: what is no row of numbers is 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-import stat
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 
 from clary.agent.metrics.program_source import MAX_RANKS
 from clary.agent.metrics.sources import Slowly, Values
+from clary.contract.beneath import Folder
 from clary.contract.step_records import (
     ENDING,
     HEADER_BYTES,
@@ -34,7 +33,6 @@ from clary.contract.step_records import (
 _MAX_NAMES = 10_000  # looked at: the folder is the program's
 MAX_FILES = 4 * MAX_RANKS  # kept open; programs that start ranks anew leave some behind
 _ROWS_AT_ONCE = 16
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _DIGITS = 7  # of seconds: tenths of microseconds
 
 
@@ -42,11 +40,13 @@ class StepSource:
     """Reads the files of one host's ranks.
 
     Args:
-        folder: where they appear.
+        home: a folder that the program cannot replace.
+        below: the way from there to the folder in which they appear; the program may put links on it.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, home: Path, below: Sequence[str] = ()) -> None:
+        self._home = home
+        self._below = "/".join(below)
         self._slowly = Slowly()
         self._files: dict[str, _File] = {}
         self._refused: set[str] = set()
@@ -74,18 +74,15 @@ class StepSource:
         self._files.clear()
 
     def _look(self) -> None:
-        names = []
-        with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
-            ours = (entry.name for entry in entries if entry.name.endswith(ENDING))
-            names = sorted(itertools.islice(ours, _MAX_NAMES))
-        for name in names:
-            if name in self._files or name in self._refused or len(self._files) >= MAX_FILES:
-                continue
-            file = _opened(self._folder / name)
-            if isinstance(file, _File):
-                self._files[name] = file
-            elif file is Unfit.FOR_EVER and len(self._refused) < MAX_FILES:
-                self._refused.add(name)
+        with contextlib.suppress(OSError), Folder.at(self._home) as home, home.folder(self._below) as folder:
+            for name in sorted(name for name in folder.names(limit=_MAX_NAMES) if name.endswith(ENDING)):
+                if name in self._files or name in self._refused or len(self._files) >= MAX_FILES:
+                    continue
+                file = _opened(folder, name)
+                if isinstance(file, _File):
+                    self._files[name] = file
+                elif file is Unfit.FOR_EVER and len(self._refused) < MAX_FILES:
+                    self._refused.add(name)
 
 
 class Unfit(Enum):
@@ -144,20 +141,19 @@ class _File:
         return sorted(row for row in found if row.number > after)
 
 
-def _opened(path: Path) -> _File | Unfit:
+def _opened(folder: Folder, name: str) -> _File | Unfit:
     try:
-        descriptor = os.open(path, _FLAGS)
+        descriptor = folder.open_file(name)
     except OSError:
         return Unfit.FOR_EVER
     unfit = Unfit.FOR_EVER
     with contextlib.suppress(OSError):
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            header = os.pread(descriptor, HEADER_BYTES, 0)
-            rank = read_header(header)
-            if rank is not None:
-                return _File(descriptor, rank)
-            if len(header) < HEADER_BYTES:
-                unfit = Unfit.STILL
+        header = os.pread(descriptor, HEADER_BYTES, 0)
+        rank = read_header(header)
+        if rank is not None:
+            return _File(descriptor, rank)
+        if len(header) < HEADER_BYTES:
+            unfit = Unfit.STILL
     os.close(descriptor)
     return unfit
 

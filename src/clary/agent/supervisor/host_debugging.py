@@ -6,11 +6,9 @@ are uploaded, before the host is done. Nothing in here raises into the host's li
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
 from clary.agent.rules.rule_processes import RuleProcesses
 from clary.agent.supervisor.fact_board import FactBoard
@@ -21,8 +19,6 @@ from clary.contract.statuses import RuleStatus
 
 FINISH_S = 60.0  # for rules to read what is left, and for the last files to be stored
 END_OF_JOB = "END_OF_JOB.ts"  # smdebug's name; of a job of one host
-_MARK_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _JOIN_S = 5.0
 _LOOK_S = 0.1  # between two looks at whether waiting is of use
 
@@ -150,31 +146,14 @@ class HostDebugging:
 
     def _set_end(self, mirror: Mirror, path: str, *, is_ended: bool) -> None:
         """Leave the file that ends a trial, for a program that could not do so itself, or take it away."""
-        *above, name = path.split("/")
         try:
-            with mirror.opened() as folder, _opened_below(folder, above, is_made=is_ended) as place:
-                if is_ended:
-                    os.close(os.open(name, _MARK_FLAGS, dir_fd=place))
-                else:
-                    os.unlink(name, dir_fd=place)
+            with mirror.opened() as folder:
+                if not is_ended:
+                    folder.remove(path)
+                elif not folder.exists(path):
+                    folder.folder(path.rpartition("/")[0], create=True).close()
+                    folder.write(path, b"")
         except FileNotFoundError:
             pass
         except OSError as error:
             logger.warning("the end of the training can not be marked: %s", error)
-
-
-@contextlib.contextmanager
-def _opened_below(folder: int, parts: Sequence[str], *, is_made: bool) -> Iterator[int]:
-    """Open a folder in an open one, no link followed. Raises: OSError."""
-    here = os.dup(folder)
-    try:
-        for part in parts:
-            if is_made:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(part, dir_fd=here)
-            deeper = os.open(part, _FOLDER_FLAGS, dir_fd=here)
-            os.close(here)
-            here = deeper
-        yield here
-    finally:
-        os.close(here)

@@ -100,7 +100,7 @@ class HostMetrics:
             return
         has_own_network = self._plan.isolation is Isolation.NAMESPACES
         self._sampling.add(lambda: ProgramSource(first_pid, ranks=ranks, has_own_network=has_own_network))
-        self._sampling.add(lambda: StepSource(ml_folder.joinpath(*STEPS_FOLDER)))
+        self._sampling.add(lambda: StepSource(ml_folder, STEPS_FOLDER))
         if has_own_network and len(self._plan.hosts) > 1:
             self._sampling.add(lambda: ConnectionSource(first_pid))
 

@@ -6,13 +6,14 @@ for plain processes, which see the machine's own files, it is meant as it stands
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from clary.agent.artifacts.folder_mirror import FolderMirror
+from clary.agent.host.leftovers import remove_tree
 from clary.agent.host.sandbox import Bind
 from clary.agent.object_store import ObjectStore
+from clary.contract.beneath import Folder
 from clary.contract.job_rules import MirrorPlan
 from clary.contract.launch_plan import Endpoint, Isolation, LaunchPlan
 from clary.contract.ml_tree import OPT_ML, MlTree
@@ -41,8 +42,9 @@ class MirroredPlace:
     def make(self) -> None:
         """Make the folder, empty where it lies beside the tree; only safe while no program runs. Raises: OSError."""
         if self.bind is not None:
-            shutil.rmtree(self.path, ignore_errors=True)  # of the job that had this host before
-        self.path.mkdir(parents=True, exist_ok=True)
+            remove_tree(str(self.path))  # of the job that had this host before
+        with Folder.at(self.home, create=True) as home:
+            home.folder("/".join(self.below), create=True).close()
 
     def open(self) -> FolderMirror:
         """Return what mirrors it; not started."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -11,6 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from clary.agent.environments.config_files import config_documents, inside_tree
 from clary.agent.environments.variables import CONFIG_FILE_VARIABLES
+from clary.agent.host.leftovers import remove_tree
 from clary.agent.host.program import Program
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
 from clary.agent.launchers import LaunchContext
@@ -50,7 +50,7 @@ def make_rule_world(
         tree: `/opt/ml` as the agent sees it.
         began_at: when this host began with the attempt: after all programs of the one before, before any of its own.
     """
-    shutil.rmtree(folder, ignore_errors=True)  # of the job that had this host before
+    remove_tree(str(folder))  # of the job that had this host before
     is_isolated = plan.isolation is Isolation.NAMESPACES
     is_marked = any(mirror.marks_end for mirror in plan.mirrors)
     is_shared = len(plan.hosts) > 1 and is_marked

@@ -19,7 +19,6 @@ from clary.agent.autopsy.host_dump import LIMIT_S, dump_host
 from clary.agent.service_client import AttemptOver, BackOff, ServiceRefused, ServiceUnreachable
 from clary.contract.launch_plan import HostPlan
 from clary.contract.stack_dumps import HostDump
-from clary.contract.step_records import FOLDER as STEPS_FOLDER
 
 _JOIN_S = 2.0
 UNASKED = 0  # number of a dump that nobody has asked for
@@ -41,7 +40,7 @@ class StackDumps:
         self._send = send
         self._first_pid: int | None = None
         self._ranks: Callable[[], Mapping[int, int]] = dict
-        self._calls_folder: Path | None = None
+        self._ml_folder: Path | None = None
         self._newest = UNASKED  # number of the newest request that was taken up
         self._taking = threading.Lock()
         self._sending = threading.Lock()  # dumps share a connection
@@ -53,7 +52,7 @@ class StackDumps:
     ) -> None:
         """Say what runs: the first process of the program, which of its processes are which ranks, its `/opt/ml`."""
         self._first_pid, self._ranks = first_pid, ranks
-        self._calls_folder = ml_folder.joinpath(*STEPS_FOLDER) if ml_folder is not None else None
+        self._ml_folder = ml_folder
 
     def forget(self) -> None:
         """Say that nothing runs any more."""
@@ -107,7 +106,7 @@ class StackDumps:
                     addresses=(self._host.address,),
                     ranks=self._ranks(),
                     now=now,
-                    calls_folder=self._calls_folder,
+                    ml_folder=self._ml_folder,
                     is_ending=self._ending.is_set,
                 )
             except Exception as failure:  # boundary: a dump must not end what it looks at

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -95,7 +94,7 @@ class StandbyKeeper:
             return
         folder = Path(example.plan.pool_folder) / self._host
         if self._num_places == 0:
-            shutil.rmtree(folder / PLACES_FOLDER, ignore_errors=True)  # of an agent that was killed
+            remove_tree(str(folder / PLACES_FOLDER))  # of an agent that was killed
         self._num_places += 1
         place = folder / PLACES_FOLDER / str(self._num_places)
         late_roots = [path for path in (Path(example.plan.cache_folder), folder / POOL_CACHE_FOLDER) if path.is_dir()]
@@ -116,7 +115,7 @@ class StandbyKeeper:
             )
         except (AgentError, OSError) as error:
             logger.warning("no host stands by: %s", error)
-            shutil.rmtree(place, ignore_errors=True)
+            remove_tree(str(place))
             return
         with self._lock:
             self._standby, self._place = standby, place

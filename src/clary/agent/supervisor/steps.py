@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -11,6 +10,7 @@ from typing import Protocol
 from clary.agent.checkpoints.outcomes import Flushed, Listeners
 from clary.agent.rules.rule_processes import RuleWorld
 from clary.contract.agent_protocol import CheckpointFacts, Clue, ProcessExit, StagedPart, UploadRole
+from clary.contract.beneath import Folder
 from clary.contract.errors import ClaryError
 from clary.contract.job_rules import MirrorPlan
 from clary.contract.launch_plan import LaunchPlan
@@ -137,7 +137,7 @@ class Mirror(Protocol):
     def start(self) -> None:
         """Begin."""
 
-    def opened(self) -> AbstractContextManager[int]:
+    def opened(self) -> Folder:
         """Open the folder, no link followed. Raises: OSError."""
 
     def hurry(self) -> None:

@@ -11,12 +11,12 @@ import asyncio
 import logging
 import os
 import shutil
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from clary.contract.agent_protocol import HostPhase, LogBlock
+from clary.contract.beneath import Folder
 from clary.contract.clock import Clock
 from clary.contract.errors import ClaryError
 from clary.contract.log_blocks import SEGMENT_SUFFIX, SPOOL_FOLDER, parse_blocks
@@ -81,9 +81,7 @@ async def _salvage(logs: LineStore, stream: str, folder: Path, *, host: str, bas
 
 def _read(path: Path) -> list[LogBlock]:
     """Return the whole blocks of a file; a link, or anything else that is no file of an agent, has none."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size > MAX_FILE_BYTES:
+    with Folder.at(path.parent) as folder, open(folder.open_file(path.name), "rb") as file:
+        if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
             raise ValueError(f"{path} is no file of an agent")
         return parse_blocks(file.read(MAX_FILE_BYTES))[0]

@@ -8,6 +8,7 @@ import tarfile
 
 import pytest
 
+from clary.agent.archives import trees
 from clary.agent.artifacts import upload_results
 from clary.contract.agent_protocol import StagedPart, UploadRole
 from clary.contract.errors import AgentError, ObjectStoreError
@@ -315,14 +316,14 @@ def test_leftovers_of_earlier_attempts_are_removed_too(one):
 
 def test_results_that_cannot_be_read_are_an_error_naming_them(one, monkeypatch):
     one.write("algo-1", "model/weights.bin", "w")
-    real_open = os.open
+    real_open = trees.open_regular
 
-    def refuse(path, *args, **kwargs):
-        if path == "weights.bin":
+    def refuse(folder, name):
+        if name == "weights.bin":
             raise OSError(5, "Input/output error")
-        return real_open(path, *args, **kwargs)
+        return real_open(folder, name)
 
-    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(trees, "open_regular", refuse)
     with pytest.raises(AgentError, match=r"weights\.bin.*Input/output error"):
         one.lead()
 

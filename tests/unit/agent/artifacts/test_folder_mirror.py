@@ -6,6 +6,7 @@ import time
 import pytest
 
 from clary.agent.artifacts.folder_mirror import FolderMirror
+from clary.contract.beneath import Folder
 from clary.testing.fake_object_store import FakeObjectStore
 
 LIMIT_S = 60.0
@@ -142,14 +143,14 @@ def test_the_end_of_a_training_that_saved_nothing_is_not_stored(mirror, store, f
 def test_a_file_that_can_not_be_read_keeps_no_other_from_the_store(mirror, store, folder, monkeypatch):
     (folder / "a").write_text("hidden")
     (folder / "b").write_text("shown")
-    real = os.open
+    real = Folder.open_file
 
-    def refusing(path, *args, **kwargs):
+    def refusing(opened, path):
         if path == "a":
             raise PermissionError(13, "Permission denied", path)
-        return real(path, *args, **kwargs)
+        return real(opened, path)
 
-    monkeypatch.setattr(os, "open", refusing)
+    monkeypatch.setattr(Folder, "open_file", refusing)
     mirror.start()
     wait_for(lambda: keys(store) == ["b"])
     assert not mirror.finish(LIMIT_S)

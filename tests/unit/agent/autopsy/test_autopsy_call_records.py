@@ -26,6 +26,7 @@ from clary.contract.collective_records import (
 )
 from clary.contract.plain import from_plain, to_plain
 from clary.contract.stack_dumps import HostDump
+from clary.contract.step_records import FOLDER as STEPS_FOLDER
 
 WORLD = GroupFacts("0", "gloo", 4, 1, (0, 1, 2, 3))
 SECOND_NS = 1_000_000_000
@@ -111,8 +112,10 @@ def test_a_dump_holds_the_calls_of_processes_and_of_ended_ranks(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         now_ns = time.monotonic_ns()
-        write(tmp_path, 3, process.pid, CallRow(41, now_ns, 0, 4, -1, 1, 1, WAITED_FOR))
-        write(tmp_path, 2, 99_999_999, CallRow(40, now_ns, now_ns + 5, 4, -1, 1, 1, FINISHED))
+        folder = tmp_path.joinpath(*STEPS_FOLDER)
+        folder.mkdir(parents=True)
+        write(folder, 3, process.pid, CallRow(41, now_ns, 0, 4, -1, 1, 1, WAITED_FOR))
+        write(folder, 2, 99_999_999, CallRow(40, now_ns, now_ns + 5, 4, -1, 1, 1, FINISHED))
         dump = dump_host(
             os.getpid(),
             number=1,
@@ -121,7 +124,7 @@ def test_a_dump_holds_the_calls_of_processes_and_of_ended_ranks(tmp_path):
             addresses=(),
             ranks={process.pid: 3},
             now=datetime.now(UTC),
-            calls_folder=tmp_path,
+            ml_folder=tmp_path,
             is_ending=lambda: True,
         )
     finally:

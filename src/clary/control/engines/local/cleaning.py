@@ -8,10 +8,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import shutil
+import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from clary.contract.beneath import Folder
+from clary.contract.beneath_trees import remove_tree
 
 MNT_DETACH = 2
 CGROUP_FAMILY = "clary"  # folder of all hosts' cgroups, below the agent's own cgroup
@@ -100,27 +103,9 @@ def remove_trees(folder: Path) -> list[str]:
     """
     if not folder.is_dir() or mounts_below(folder):
         return []
-    removed = []
-    for path in folder.iterdir():
-        if path.is_symlink() or not path.is_dir():
-            continue
-        shutil.rmtree(path, ignore_errors=True)
-        if path.exists():
-            _make_accessible(path)  # an overlay's work folder has no permissions at all
-            shutil.rmtree(path, ignore_errors=True)
-        if not path.exists():
-            removed.append(str(path))
-    return removed
-
-
-def _make_accessible(folder: Path) -> None:
-    os.chmod(folder, 0o700)
-    for base, names, _ in os.walk(folder):
-        for name in names:
-            path = os.path.join(base, name)
-            if not os.path.islink(path):
-                with contextlib.suppress(OSError):
-                    os.chmod(path, 0o700)
+    with Folder.at(folder) as top:
+        folders = [name for name in top.names() if stat.S_ISDIR(top.status(name).st_mode)]
+        return [str(folder / name) for name in folders if remove_tree(top, name)]
 
 
 def _unescape(text: str) -> str:
