@@ -19,6 +19,7 @@ from clary.contract.errors import ContractError, Fault
 from clary.contract.launch_plan import Credentials, Endpoint
 from clary.contract.processes import ProcessId
 from clary.control.client_files import SAGEMAKER_CONFIG, sagemaker_config
+from clary.control.egress.policy import EgressPolicy
 from clary.control.engines.images import resolve
 from clary.control.engines.interpreters import InterpreterProbe
 from clary.control.engines.local.engine import LocalEngine
@@ -60,6 +61,7 @@ from clary.control.server.clary_handler import ClaryHandler
 from clary.control.server.connect_proxy import ConnectProxy
 from clary.control.server.console_files import ConsoleFiles
 from clary.control.server.console_routes import ConsoleRoutes
+from clary.control.server.egress_site import egress_policy
 from clary.control.server.listener import Listener
 from clary.control.server.metrics_page import MetricsPage
 from clary.control.server.ownership import cancel, database_lease, sole_owner
@@ -116,7 +118,10 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
         hub.listen(lambda _, job: traces.take(job))
         await hub.load()
 
-        engine = LocalEngine(settings, urls.api, relayed_urls=[urls.proxy] if urls.proxy else [])
+        egress = await asyncio.to_thread(
+            egress_policy, settings, folder, os.environ, ports=ports, object_store=object_store
+        )
+        engine = LocalEngine(settings, urls.api, relayed_urls=[urls.proxy] if urls.proxy else [], egress=egress)
         resolve_image = partial(resolve, settings=settings, probe=InterpreterProbe())
         market = SpotMarket(hub, clock, _spot_schedule(settings))
         faults = LocalFaults(engine, settings.home_folder)
@@ -170,7 +175,9 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
         metrics = MetricsPage(hub, samples, clock, token=secrets.metrics_token, access=settings.metrics_page)
         await rehearsing.load()
         stack.push_async_callback(rehearsing.interrupt)
-        await _listen(stack, services, handler, metrics, ports=ports, secrets=secrets, object_store=object_store)
+        await _listen(
+            stack, services, handler, metrics, ports=ports, secrets=secrets, object_store=object_store, egress=egress
+        )
         (folder.client / SAGEMAKER_CONFIG).write_text(sagemaker_config(settings))
         reconciler = Reconciler(
             hub=hub,
@@ -238,6 +245,7 @@ async def _listen(
     ports: Ports,
     secrets: RootSecrets,
     object_store: Endpoint,
+    egress: EgressPolicy,
 ) -> None:
     """Start the S3 front, the listener and the proxy."""
     settings = services.settings
@@ -273,7 +281,7 @@ async def _listen(
             settings.host,
             tls_port=ports.tls,
             own_names=service_names(settings.region),
-            has_internet=settings.internet,
+            policy=egress,
         )
         await proxy.start(ports.proxy)
         stack.push_async_callback(proxy.close)

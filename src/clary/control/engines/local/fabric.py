@@ -155,7 +155,9 @@ async def _serve(spec: NetworkSpec, network: Network, switch: _SwitchChild | Non
     from clary.control.engines.local import relay as relays
 
     tasks = [
-        asyncio.create_task(relays.serve(listener, relays.RelayTarget(relay.target_address, relay.target_port)))
+        asyncio.create_task(
+            relays.serve(listener, relays.RelayTarget(relay.target_address, relay.target_port, relay.rides_restarts))
+        )
         for listener, relay in network.listeners
     ]
     if network.links:
