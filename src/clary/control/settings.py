@@ -17,6 +17,7 @@ from typing import Any
 
 from clary.contract.errors import ContractError, Fault
 from clary.control.egress.entries import parse_entry
+from clary.control.permissions.grants import FULL, OWN
 from clary.control.type_overrides import OVERRIDES, check_override
 
 SETTINGS_FILE = "settings.toml"
@@ -72,6 +73,12 @@ class Settings:
     database_url: str = _setting("", "SQLAlchemy URL; empty is SQLite in the state folder", is_secret=True)
     internet: bool = _setting(
         True, "let programs reach the internet through the service's proxy: port 443 of public addresses"
+    )
+    job_api_access: str = _setting(
+        OWN,
+        "own or full: what the key of a job's programs opens; own: what the job's request names in S3, its own "
+        "outputs, logs and runs, and no other job; full: everything that the owner's key opens",
+        pattern=f"{OWN}|{FULL}",
     )
     reachable_networks: tuple[str, ...] = _texts(
         "services of your own network that programs may reach, such as a package registry, MLflow or a database: "

@@ -26,7 +26,6 @@ from clary.control.engines.local.engine import LocalEngine
 from clary.control.engines.local.rehearsal_faults import LocalFaults
 from clary.control.jobs import deadlines, events
 from clary.control.jobs.training_job import EndCause
-from clary.control.jobs.warm_pools import is_parked
 from clary.control.objects.front import S3Front
 from clary.control.objects.lookup import ObjectLookup
 from clary.control.objects.seaweed import EmbeddedStore
@@ -62,6 +61,7 @@ from clary.control.server.connect_proxy import ConnectProxy
 from clary.control.server.console_files import ConsoleFiles
 from clary.control.server.console_routes import ConsoleRoutes
 from clary.control.server.egress_site import egress_policy
+from clary.control.server.job_keys import JobKeys
 from clary.control.server.listener import Listener
 from clary.control.server.metrics_page import MetricsPage
 from clary.control.server.ownership import cancel, database_lease, sole_owner
@@ -77,7 +77,7 @@ from clary.control.server.status_routes import StatusRoutes
 from clary.control.server.tls import ensure_certificates, server_context, service_names
 from clary.control.services.call import Services
 from clary.control.settings import Settings
-from clary.control.state_folder import JOB_KEY_PREFIX, RootSecrets, ServiceRecord, StateFolder
+from clary.control.state_folder import RootSecrets, ServiceRecord, StateFolder
 from clary.control.store.logs import LogStore
 from clary.control.store.store import Store
 from clary.control.wire.routing import default_router
@@ -250,10 +250,11 @@ async def _listen(
     """Start the S3 front, the listener and the proxy."""
     settings = services.settings
     default_router()  # reads the service models now and not within the first request
-    find_secret = partial(_find_secret, secrets, services.hub)
+    keys = JobKeys(secrets, services.hub, settings)
     front = S3Front(
         object_store,
-        find_secret,
+        keys.find_secret,
+        find_grants=keys.find_grants,
         account_id=settings.account_id,
         clock=services.clock,
         skew_s=settings.clock_skew_s,
@@ -261,11 +262,11 @@ async def _listen(
     )
     await front.start()
     stack.push_async_callback(front.close)
-    verifier = SignatureVerifier(find_secret, services.clock, skew_s=settings.clock_skew_s)
+    verifier = SignatureVerifier(keys.find_secret, services.clock, skew_s=settings.clock_skew_s)
     listener = Listener(
         settings.host,
         ports.api,
-        aws_handler=AwsHandler(services, verifier).handle,
+        aws_handler=AwsHandler(services, verifier, find_grants=keys.find_grants).handle,
         s3_front=front,
         clary_handler=handler.handle,
         metrics_handler=metrics.handle,
@@ -304,21 +305,6 @@ async def _object_store(
     endpoint = await embedded.start()
     stack.push_async_callback(embedded.stop)
     return endpoint
-
-
-def _find_secret(secrets: RootSecrets, hub: JobHub, access_key_id: str) -> str | None:
-    """Return the secret of the owner's key, or of the key of an attempt whose hosts still exist."""
-    if access_key_id == secrets.access_key_id:
-        return secrets.secret_access_key
-    if access_key_id.startswith(JOB_KEY_PREFIX):
-        for job in hub.active_jobs():
-            if (
-                not is_parked(job)
-                and job.plan is not None
-                and job.plan["job_endpoint"]["credentials"]["access_key_id"] == access_key_id
-            ):
-                return secrets.job_secret(access_key_id)
-    return None
 
 
 def _tls_context(settings: Settings) -> ssl.SSLContext | None:
