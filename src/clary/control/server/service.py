@@ -77,6 +77,7 @@ from clary.control.server.status_routes import StatusRoutes
 from clary.control.server.tls import ensure_certificates, server_context, service_names
 from clary.control.services.call import Services
 from clary.control.settings import Settings
+from clary.control.shared_words import shared_by_settings
 from clary.control.state_folder import RootSecrets, ServiceRecord, StateFolder
 from clary.control.store.logs import LogStore
 from clary.control.store.store import Store
@@ -158,6 +159,7 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
             checkpoints=checkpoints,
             rehearsals=rehearsals,
             rehearsal_pages=RehearsalPages(services, rehearsing, faults),
+            shared=lambda has_network: shared_by_settings(settings, egress.reachable, has_network=has_network),
         )
         spot = SpotRoutes(market, admin_token=secrets.admin_token)
         sessions = Sessions(secrets.session_key, folder.revoked_sessions, clock)
