@@ -15,7 +15,14 @@ from typing import Any
 from clary.control.settings import FIELDS, SETTINGS_FILE, Settings, type_of, variable_of
 
 TARGET = Path(__file__).parent.parent / "docs/settings.md"
-TYPES = {str: "text", int: "whole number", float: "number", bool: "true or false", dict: "table"}
+TYPES = {
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+    dict: "table",
+    tuple: "list of texts",
+}
 HEAD = f"""# Settings
 
 Written by `python tools/make_settings_page.py` from `src/clary/control/settings.py`; change it there.

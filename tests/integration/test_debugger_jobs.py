@@ -87,6 +87,11 @@ def rule(name, invoke=None, **parameters):
     }
 
 
+def gate(name):
+    """Return variables of a job that waits for an object; the whole address opens the place to the job's key."""
+    return {"GO": f"rules/{name}/go", "GATE": f"s3://{BUCKET}/rules/{name}/go"}
+
+
 def hook():
     return {
         "S3OutputPath": f"s3://{BUCKET}/tensors/",
@@ -211,7 +216,7 @@ def test_rules_see_the_workers_of_all_hosts_and_a_laptop_reads_them_meanwhile(se
         name,
         {"train.py": script},
         instance_count=2,
-        Environment={"RATE": "0.05", "STEPS": "2000", "PAUSE": "0.15", "GO": f"rules/{name}/go"},
+        Environment={"RATE": "0.05", "STEPS": "2000", "PAUSE": "0.15", **gate(name)},
         DebugHookConfig=config,
         DebugRuleConfigurations=[rule("both", "Both", source_s3_uri=source), rule("VanishingGradient")],
     )

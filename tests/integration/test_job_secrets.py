@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(600), pytest.mark.xdist_g
 START_TIMEOUT_S = 150
 SNOOP_TIMEOUT_S = 300
 VICTIM_RUNS_S = 900
+FULL = 'job_api_access = "full"'  # the program looks for keys in all that the service would ever show a job
 ISOLATIONS = ("namespaces", "processes")
 
 
@@ -116,7 +117,9 @@ def refusal_of(aws, path, headers):
 def snooped(request):
     """The program's findings in one kind of isolation."""
     home = ROOT / ".cache" / f"job-secrets-{request.param}-{time.time_ns()}"
-    service = start_service(home, SETTINGS.replace("max_hosts = 8", f'max_hosts = 8\nisolation = "{request.param}"'))
+    service = start_service(
+        home, SETTINGS.replace("max_hosts = 8", f'max_hosts = 8\nisolation = "{request.param}"\n{FULL}')
+    )
     try:
         yield Snooped(service, request.param)
     finally:
@@ -175,7 +178,7 @@ def test_no_output_of_the_service_holds_a_key(snooped):
 def test_what_is_not_kept_apart_is_said(snooped):
     doctor = snooped.outputs["doctor"]
     shown = snooped.outputs["describe"]
-    assert "a job's own key opens every bucket and every job" in doctor
+    assert "a job's own key opens every bucket and every job" in doctor  # job_api_access, so that it looks at all
     if snooped.isolation == "processes":
         assert "programs can read the service's keys" in doctor
         assert "not isolated" in shown

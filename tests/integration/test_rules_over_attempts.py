@@ -124,7 +124,7 @@ def test_a_job_that_is_reclaimed_ends_with_the_statuses_of_its_last_attempt_and_
         name,
         {"train.py": SCRIPT},
         instance_count=2,
-        Environment={"GO": f"rules/{name}/go"},
+        Environment={"GO": f"rules/{name}/go", "GATE": f"s3://{BUCKET}/rules/{name}/go"},  # opens it to the key
         EnableManagedSpotTraining=True,
         StoppingCondition={"MaxRuntimeInSeconds": 600, "MaxWaitTimeInSeconds": 900},
         CheckpointConfig={"S3Uri": f"s3://{BUCKET}/checkpoints/{name}"},

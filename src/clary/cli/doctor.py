@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -17,19 +18,22 @@ from typing import Any
 from clary.cli.connection import connect, find_running
 from clary.cli.health_words import has_colours, health_text, is_bad
 from clary.contract.errors import ClaryError, Fault
+from clary.control.egress.entries import Reachable, parse_entry
+from clary.control.egress.package_indexes import index_entries
 from clary.control.engines.images import default_python
 from clary.control.engines.interpreters import InterpreterProbe
 from clary.control.engines.local.engine import LocalEngine
 from clary.control.engines.local.machine_census import dead_sockets, listening_ports
 from clary.control.objects.weed_process import StoreRecord, find_program, socket_paths
+from clary.control.permissions.grants import OWN
 from clary.control.scheduling.memory import gib
 from clary.control.scheduling.placement import capacity_of
 from clary.control.settings import Settings, load_settings
+from clary.control.shared_words import OWN_ACCESS, shared_by_settings
 from clary.control.state_folder import StateFolder
 
 GIB = 1024**3
 MIN_FREE_BYTES = 5 * GIB
-ROLES_ARE_NAMES = "Roles are names here: a job's own key opens every bucket and every job of this service."
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,8 @@ def run(options: argparse.Namespace) -> int:
         _checked("machine", lambda: _machine(engine, settings)),
         _checked("memory limits", lambda: _memory_limits(engine, settings)),
         *_isolation(engine),
-        Finding("not isolated", ROLES_ARE_NAMES),
+        *[Finding("not isolated", sentence) for sentence in shared_by_settings(settings, _reachable(settings))],
+        *([Finding("job keys", OWN_ACCESS)] if settings.job_api_access == OWN else []),
         _disk(folder),
         *[Finding("left behind", text, is_problem=True) for text in asyncio.run(engine.leftovers())],
         *[Finding("left behind", text, is_problem=True) for text in _store_leftovers(settings, folder)],
@@ -139,6 +144,12 @@ def _memory_limits(engine: LocalEngine, settings: Settings) -> Finding:
     running = find_running(settings)
     told = "" if running is None else running.record.memory_limits
     return Finding("memory limits", told or engine.memory_limits(looks_only=True))
+
+
+def _reachable(settings: Settings) -> tuple[Reachable, ...]:
+    """Return what programs reach of the owner's network, if the service runs in an environment like this one."""
+    named = (parse_entry(text) for text in settings.reachable_networks)
+    return tuple(dict.fromkeys((*named, *index_entries(os.environ))))
 
 
 def _isolation(engine: LocalEngine) -> list[Finding]:

@@ -11,7 +11,9 @@ from typing import Any
 
 from clary.cli.connection import Connection, find_running
 from clary.contract.errors import ClaryError
+from clary.control.egress.entries import parse_entry
 from clary.control.settings import Settings, load_settings, variable_of
+from clary.control.shared_words import shared_by_settings
 from clary.control.state_folder import StateFolder
 
 START_TIMEOUT_S = 60.0
@@ -42,6 +44,8 @@ def run(options: argparse.Namespace) -> int:
     print(f"clary runs at {connection.record.url}  (ready in {time.monotonic() - started_at:.1f} s)")
     if connection.record.tls_url:
         print(f"  tls    {connection.record.tls_url}")
+    for sentence in shared_by_settings(settings, [parse_entry(text) for text in settings.reachable_networks]):
+        print(f"  !!     {sentence}")
     print(f"  state  {folder.root}")
     print(f"  memory limits of hosts are {connection.record.memory_limits}")
     print(f"  log    {folder.service_log}")

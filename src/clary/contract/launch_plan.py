@@ -121,6 +121,7 @@ class NetworkPlan:
     anchor_pid: int | None = None  # process that holds the network namespaces; None without isolation
     namespace_paths: Mapping[str, str] = field(default_factory=dict)  # host name -> file to setns(CLONE_NEWNET) to
     user_namespace_path: str | None = None  # file to setns(CLONE_NEWUSER) to before that; None where root made them
+    relayed_names: Mapping[str, str] = field(default_factory=dict)  # name -> address, beside those of hosts
     master_port: int = 7777  # 7777 where hosts have their own network, a free port where they share one
 
 

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from clary.contract.errors import ContractError, Fault
+from clary.control.egress.entries import parse_entry
 from clary.control.file_systems import check_entry
+from clary.control.permissions.grants import FULL, OWN
 from clary.control.type_overrides import OVERRIDES, check_override
 
 SETTINGS_FILE = "settings.toml"
@@ -40,6 +42,11 @@ def _setting(
 
 def _table(help_text: str, value_type: type) -> Any:
     return field(default_factory=dict, metadata={"help": help_text, "value_type": value_type})
+
+
+def _texts(help_text: str, check: Callable[[str], Any]) -> Any:
+    """Declare a list of texts; `check` raises ValueError for one that can not be."""
+    return field(default=(), metadata={"help": help_text, "check": check})
 
 
 def _port(default: int, help_text: str) -> Any:
@@ -71,7 +78,21 @@ class Settings:
         "clary", "bucket that the SDKs use by default", pattern=r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
     )
     database_url: str = _setting("", "SQLAlchemy URL; empty is SQLite in the state folder", is_secret=True)
-    internet: bool = _setting(True, "let programs reach the internet through the service's proxy (HTTPS only)")
+    internet: bool = _setting(
+        True, "let programs reach the internet through the service's proxy: port 443 of public addresses"
+    )
+    job_api_access: str = _setting(
+        OWN,
+        "own or full: what the key of a job's programs opens; own: what the job's request names in S3, its own "
+        "outputs, logs and runs, and no other job; full: everything that the owner's key opens",
+        pattern=f"{OWN}|{FULL}",
+    )
+    reachable_networks: tuple[str, ...] = _texts(
+        "services of your own network that programs may reach, such as a package registry, MLflow or a database: "
+        '"10.1.0.0/16" (every TCP port), "192.168.7.20:5432", "registry.lan:8080"; of this machine only an address '
+        'with a port, "127.0.0.1:8088", that is none of Clary\'s own; not in force with EnableNetworkIsolation',
+        parse_entry,
+    )
     s3_endpoint_url: str = _setting(
         "", "object store to use; empty starts the embedded SeaweedFS", pattern=r"(https?://\S+)?"
     )
@@ -259,7 +280,7 @@ def variable_of(name: str) -> str:
 
 
 def type_of(name: str) -> type:
-    """Return the type of a setting's value: str, int, float, bool, or dict for a table."""
+    """Return the type of a setting's value: str, int, float, bool, tuple for a list of texts, dict for a table."""
     default = getattr(Settings, name, None)
     return dict if default is None else type(default)
 
@@ -316,6 +337,9 @@ def _checked(name: str, value: Any, *, source: str, read: Callable[[type, Any], 
         converted = read(wanted, value)
         if wanted is dict:
             _require_values(converted, metadata["value_type"])
+        elif wanted is tuple:
+            for text in converted:
+                metadata["check"](text)
         elif wanted is str:
             if metadata["pattern"] and not re.fullmatch(metadata["pattern"], converted):
                 raise ValueError(f"expected text like {metadata['pattern']}")
@@ -323,8 +347,9 @@ def _checked(name: str, value: Any, *, source: str, read: Callable[[type, Any], 
             _require_within(converted, least=metadata["least"], most=metadata["most"])
     except ValueError as error:
         shown = "(hidden)" if metadata.get("is_secret") else repr(value)
+        kind = "a list of texts" if wanted is tuple else wanted.__name__
         raise ContractError(
-            f"{source}: setting {name} expects {wanted.__name__}, got {shown} ({error})", fault=Fault.USER
+            f"{source}: setting {name} expects {kind}, got {shown} ({error})", fault=Fault.USER
         ) from error
     return converted
 
@@ -336,6 +361,8 @@ def _from_text(wanted: type, text: str) -> Any:
         return WORDS[text.strip().lower()]
     if wanted is str:
         return text
+    if wanted is tuple:
+        return tuple(part.strip() for part in text.split(",") if part.strip())
     try:
         return wanted(text)
     except ValueError:
@@ -345,6 +372,10 @@ def _from_text(wanted: type, text: str) -> Any:
 def _from_document(wanted: type, value: Any) -> Any:
     if wanted is float and type(value) is int:
         return float(value)
+    if wanted is tuple and isinstance(value, list):
+        if not all(isinstance(text, str) for text in value):
+            raise ValueError("expected text for every one")
+        return tuple(value)
     if type(value) is not wanted:  # a bool is an int to isinstance
         name = "table" if isinstance(value, dict) else type(value).__name__
         raise ValueError(f"this is {name}")

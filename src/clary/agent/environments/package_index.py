@@ -7,14 +7,13 @@ Source: pip documentation, "Configuration"; uv documentation, "Compatibility wit
 
 from __future__ import annotations
 
-import configparser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from clary.contract.pip_options import pip_options
+
 _INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
-_SECTIONS = ("global", "install")
-_OPTIONS = ("index-url", "extra-index-url", "find-links", "trusted-host", "no-index", "cert")
 
 
 def uv_index_variables(machine: Mapping[str, str], prefix: str) -> dict[str, str]:
@@ -26,7 +25,7 @@ def uv_index_variables(machine: Mapping[str, str], prefix: str) -> dict[str, str
     """
     if any(name in machine for name in _INDEX_VARIABLES):
         return {}
-    options = _pip_options(machine, prefix)
+    options = pip_options(machine, prefix)
     variables = {}
     extra = _existing(options.get("extra-index-url", "").split())
     links = _existing(options.get("find-links", "").split())
@@ -46,37 +45,7 @@ def uv_index_variables(machine: Mapping[str, str], prefix: str) -> dict[str, str
 
 def is_without_index(machine: Mapping[str, str], prefix: str) -> bool:
     """Whether pip would ask no index at all (`no-index`), for which uv has an option but no variable."""
-    return _pip_options(machine, prefix).get("no-index", "").lower() in ("1", "true", "yes", "on")
-
-
-def _pip_options(machine: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """Read pip's options from its files, later files over earlier ones, then from its variables."""
-    home = Path(machine.get("HOME", "/"))
-    config_home = Path(machine.get("XDG_CONFIG_HOME", home / ".config"))
-    files = [
-        Path("/etc/xdg/pip/pip.conf"),
-        Path("/etc/pip.conf"),
-        home / ".pip/pip.conf",
-        config_home / "pip/pip.conf",
-        Path(prefix, "pip.conf"),
-    ]
-    if "PIP_CONFIG_FILE" in machine:
-        files.append(Path(machine["PIP_CONFIG_FILE"]))
-    options: dict[str, str] = {}
-    for file in files:
-        parser = configparser.RawConfigParser()
-        try:
-            parser.read_string(file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, configparser.Error):
-            continue  # absent or not pip's format: pip itself then says so
-        for section in _SECTIONS:
-            if parser.has_section(section):
-                options |= {name: parser.get(section, name) for name in _OPTIONS if parser.has_option(section, name)}
-    for name in _OPTIONS:
-        variable = f"PIP_{name.replace('-', '_').upper()}"
-        if machine.get(variable):
-            options[name] = machine[variable]
-    return options
+    return pip_options(machine, prefix).get("no-index", "").lower() in ("1", "true", "yes", "on")
 
 
 def _existing(places: Sequence[str]) -> list[str]:

@@ -79,6 +79,7 @@ CONFIG_FILE_VARIABLES = {
     "debughookconfig": "SMDEBUG_CONFIG_FILE_PATH",
     "tensorboardoutputconfig": "TENSORBOARD_CONFIG_FILE_PATH",
 }
+PROXY_VARIABLES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy")
 _INHERITED_PREFIXES = ("PIP_", "UV_")
 # With one of these the user wants to be heard by a server.
 _WANDB_ONLINE = frozenset({"WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL"})
@@ -186,12 +187,12 @@ def service_variables(
         variables["SAGEMAKER_BASE_DIR"] = str(inside.root)  # the toolkit's own way to a tree elsewhere
     if plan.isolation is Isolation.NAMESPACES:
         # Hosts have no route to a proxy of the machine; theirs comes through the relay.
-        for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy"):
+        for name in PROXY_VARIABLES:
             variables.pop(name, None)
         if plan.proxy_url is not None and not plan.network_isolation:
-            variables |= {"HTTPS_PROXY": plan.proxy_url, "https_proxy": plan.proxy_url}
-    if any(name.lower() in ("http_proxy", "https_proxy") for name in variables):
-        _keep_from_proxy(variables, endpoint.url)
+            variables |= dict.fromkeys(PROXY_VARIABLES, plan.proxy_url)
+    if any(name in PROXY_VARIABLES for name in variables):
+        _keep_from_proxy(variables, plan)
     return variables
 
 
@@ -384,9 +385,11 @@ def _is_inherited(name: str) -> bool:
     return name in INHERITED or name.startswith(_INHERITED_PREFIXES)
 
 
-def _keep_from_proxy(variables: dict[str, str], endpoint_url: str) -> None:
-    """Make sure that calls to this service and between hosts never pass a proxy of this machine."""
-    endpoint_host = endpoint_url.partition("://")[2].partition("/")[0].rpartition(":")[0].strip("[]")
+def _keep_from_proxy(variables: dict[str, str], plan: LaunchPlan) -> None:
+    """Make sure that calls to this service and between hosts never pass a proxy."""
+    endpoint_host = plan.job_endpoint.url.partition("://")[2].partition("/")[0].rpartition(":")[0].strip("[]")
+    hosts = [text for host in plan.hosts for text in (host.name, host.address) if text]
+    direct = ["localhost", "127.0.0.1", endpoint_host, *hosts]
     for name in ("NO_PROXY", "no_proxy"):
         listed = [item for item in variables.get(name, "").split(",") if item]
-        variables[name] = ",".join(dict.fromkeys([*listed, "localhost", "127.0.0.1", endpoint_host]))
+        variables[name] = ",".join(dict.fromkeys([*listed, *direct]))

@@ -399,7 +399,7 @@ class HostSteps:
             ml_folder=str(self._tree.root),
             network_namespace_path=plan.network.namespace_paths.get(host.name),
             user_namespace_path=plan.network.user_namespace_path,
-            hosts_file={other.name: other.address for other in plan.hosts},
+            hosts_file={**plan.network.relayed_names, **{other.name: other.address for other in plan.hosts}},
             resources=host.resources if self._disk is None else self._disk.beside(host.resources),
             cgroup_name=host_cgroup_name(plan.job_name, plan.attempt, host=host.name, work_folder=plan.work_folder),
             binds=(*self._binds(environment_folder), *extra_binds) if plan.isolation is Isolation.NAMESPACES else (),

@@ -9,6 +9,7 @@ Bodies flow in both directions as they come, with back-pressure; [Note: the last
 from __future__ import annotations
 
 import asyncio
+import http
 import logging
 import re
 import secrets
@@ -28,6 +29,7 @@ from clary.contract.launch_plan import Endpoint
 from clary.control.objects import payloads, s3_request
 from clary.control.objects.authentication import Caller, FindSecret, authenticate
 from clary.control.objects.deletion_limit import DeletionLimit
+from clary.control.objects.permit import Permit
 from clary.control.objects.s3_request import S3Request
 from clary.control.objects.store_client import (
     CONNECT_TIMEOUT_S,
@@ -36,9 +38,11 @@ from clary.control.objects.store_client import (
     sign_for_store,
     store_url,
 )
+from clary.control.permissions.grants import Grants
 
 REQUEST_ID = "clary_request_id"  # attribute in which the listener leaves the id of a request
 STORE_TIMEOUT_S = 300.0  # without a byte from the store; completing a large multipart upload is slow
+MAX_LISTING_BYTES = 8 * 1024 * 1024  # 1000 keys of 1 KiB, escaped and with all that is said of each
 SMALL_BODY_BYTES = 64 * 1024  # up to this a body is verified first and sent in one piece
 RETRY_AFTER_S = 1
 
@@ -100,6 +104,7 @@ class S3Front:
         forward_encryption: pass x-amz-server-side-encryption headers on. False for the embedded store, which has no
             KMS: there they are dropped, nothing is encrypted, and no answer says it was.
         bucket_of_own_host: bucket in front of one of the service's own names, None if a Host has none.
+        find_grants: what a key opens; None for everything. Called for every request.
     """
 
     def __init__(
@@ -112,6 +117,7 @@ class S3Front:
         skew_s: float,
         forward_encryption: bool = False,
         bucket_of_own_host: Callable[[str], str | None] = lambda _host: None,
+        find_grants: Callable[[str], Grants | None] = lambda _: None,
     ) -> None:
         self._store = store_endpoint
         self._find_secret = find_secret
@@ -121,6 +127,7 @@ class S3Front:
         self._forward_encryption = forward_encryption
         self._bucket_of_own_host = bucket_of_own_host
         self._deletions = DeletionLimit()
+        self._find_grants = find_grants
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
@@ -150,9 +157,10 @@ class S3Front:
             caller = self._authenticate(request, raw_path, raw_query, host_bucket=bucket)
             asked = s3_request.parse_request(request.method, f"/{bucket}{raw_path}" if bucket else raw_path, raw_query)
             resource = asked.resource
+            permit = Permit(self._find_grants(caller.access_key_id), request, asked)
             with self._deletions.entered(caller.access_key_id) if asked.is_delete_objects else nullcontext():
-                outgoing = await self._translate(request, asked, caller, body)
-                return await self._exchange(request, asked, outgoing, body)
+                outgoing = await self._translate(request, asked, caller, body, permit)
+                return await self._exchange(request, asked, outgoing, body, permit)
         except WireError as error:
             return _error_response(request, body.error or error, resource)
 
@@ -169,9 +177,9 @@ class S3Front:
         )
 
     async def _translate(
-        self, request: web.BaseRequest, asked: S3Request, caller: Caller, body: _IncomingBody
+        self, request: web.BaseRequest, asked: S3Request, caller: Caller, body: _IncomingBody, permit: Permit
     ) -> _Outgoing:
-        headers = self._translate_headers(request, asked)
+        headers = permit.with_clear_source(self._translate_headers(request, asked))
         by_name = {name.lower(): value for name, value in headers}
         copy_source = by_name.get("x-amz-copy-source")
         if copy_source is not None:
@@ -183,7 +191,7 @@ class S3Front:
                 f"Keys that end in '/' can not hold content in this store: {asked.key[:200]!r}. Choose another key.",
             )
         outgoing = await _choose_body(request, headers, caller, body)
-        return await _look_at_deleted_keys(outgoing) if asked.is_delete_objects else outgoing
+        return await _look_at_deleted_keys(outgoing, permit) if asked.is_delete_objects else outgoing
 
     def _translate_headers(self, request: web.BaseRequest, asked: S3Request) -> list[tuple[str, str]]:
         headers = [(name.lower(), value) for name, value in request.headers.items()]
@@ -212,7 +220,7 @@ class S3Front:
         return kept
 
     async def _exchange(
-        self, request: web.BaseRequest, asked: S3Request, outgoing: _Outgoing, body: _IncomingBody
+        self, request: web.BaseRequest, asked: S3Request, outgoing: _Outgoing, body: _IncomingBody, permit: Permit
     ) -> web.StreamResponse:
         assert self._session is not None, "start() has not been called"
         query = encode_query([(name, value) for name, value in asked.query if not name.lower().startswith("x-amz-")])
@@ -246,6 +254,8 @@ class S3Front:
                 )
             if asked.key.endswith("/") and answer.headers.get("ETag") == _IMPLIED_FOLDER_ETAG:
                 raise WireError("NoSuchKey", "The specified key does not exist.", http_status=404)
+            if permit.is_filtered and answer.status == http.HTTPStatus.OK:
+                return await _filtered(request, answer, permit)
             return await _relay(request, answer)
         finally:
             # A connection on which a body may still be on its way must not be used again.
@@ -365,7 +375,7 @@ def _without_framing(name: str, value: str) -> str:
     return ",".join(part for part in re.split(r"\s*,\s*", value) if part.lower() != "aws-chunked")
 
 
-async def _look_at_deleted_keys(outgoing: _Outgoing) -> _Outgoing:
+async def _look_at_deleted_keys(outgoing: _Outgoing, permit: Permit) -> _Outgoing:
     """Hold a DeleteObjects body, which is small, and check its keys before the store sees it."""
     if outgoing.payload_hash == sigv4.STREAMING_UNSIGNED_TRAILER:
         raise WireError(
@@ -382,7 +392,7 @@ async def _look_at_deleted_keys(outgoing: _Outgoing) -> _Outgoing:
                     "MalformedXML", f"The XML you provided is longer than {s3_request.MAX_DELETE_BYTES} bytes."
                 )
     # Thousands of elements take a while; other requests are answered meanwhile.
-    await asyncio.to_thread(s3_request.check_delete_objects, content)
+    permit.check_deleted(await asyncio.to_thread(s3_request.check_delete_objects, content))
     return _Outgoing(headers=outgoing.headers, payload_hash=outgoing.payload_hash, data=content)
 
 
@@ -405,6 +415,20 @@ async def _relay(request: web.BaseRequest, answer: aiohttp.ClientResponse) -> we
         if request.transport is not None:
             request.transport.abort()
     return response
+
+
+async def _filtered(request: web.BaseRequest, answer: aiohttp.ClientResponse, permit: Permit) -> web.Response:
+    """Send a listing on without what the caller may not see."""
+    content = b""
+    async for piece in answer.content.iter_any():
+        content += piece
+        if len(content) > MAX_LISTING_BYTES:
+            raise WireError("InternalError", "The store's listing is too long to be looked at.", http_status=500)
+    return web.Response(
+        body=permit.filter_listing(content),
+        content_type="application/xml",
+        headers={"X-Amzn-RequestId": _request_id(request)},
+    )
 
 
 def _content_length(request: web.BaseRequest, headers: dict[str, str]) -> int | None:

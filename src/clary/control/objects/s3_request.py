@@ -136,8 +136,8 @@ def check_key(key: str, *, is_read: bool) -> None:
     raise _refused_key(key, reason)
 
 
-def check_copy_source(value: str) -> None:
-    """Check the object that x-amz-copy-source names.
+def check_copy_source(value: str) -> tuple[str, str]:
+    """Return bucket and key of the object that x-amz-copy-source names.
 
     Raises: WireError InvalidArgument, InvalidBucketName or NoSuchKey.
     """
@@ -148,10 +148,11 @@ def check_copy_source(value: str) -> None:
         raise WireError("InvalidArgument", "Copy Source must mention the source bucket and key: sourcebucket/sourcekey")
     check_bucket(unquote(bucket))
     check_key(key, is_read=True)
+    return unquote(bucket), key
 
 
-def check_delete_objects(body: bytes) -> None:
-    """Check every key of a DeleteObjects body; one bad key refuses the request, and nothing is deleted.
+def check_delete_objects(body: bytes) -> list[str]:
+    """Return the keys of a DeleteObjects body; one bad key refuses the request, and nothing is deleted.
 
     Raises: WireError MalformedXML, InvalidArgument or KeyTooLongError.
     """
@@ -188,6 +189,7 @@ def check_delete_objects(body: bytes) -> None:
         ) from error
     for key in keys:
         check_key(key, is_read=False)
+    return keys
 
 
 def _decode_key(raw_key: str) -> str:

@@ -1,35 +1,43 @@
-"""An HTTPS proxy for clients that insist on AWS's own addresses, and for programs that want the internet.
+"""A proxy for clients that insist on AWS's own addresses, and for programs that want the internet or the owner's LAN.
 
 Where: `clary env --tls` sets HTTPS_PROXY to it, so that https://sts.<region>.amazonaws.com ends at the service's TLS
 port and no other shell or file of the user is touched; programs inside hosts, which have no route of their own, get it
-through their relay when setting `internet` allows. Only CONNECT is answered:
+through their relay. It answers CONNECT, and requests with a URL of http://:
 
     names that the certificate covers -> the TLS port
     every other name of AWS           -> refused: nothing meant for AWS leaves the machine
-    addresses of this machine         -> refused: they are not the internet
-    everything else                   -> connected as asked by a client on this machine, or refused where setting
-                                         `internet` is off; never a link-local address, where clouds keep credentials
+    everything else                   -> what `egress.policy` allows a client on this machine: the internet at port 443
+                                         and what setting `reachable_networks` names
+
+[Note: a refusal looks at nothing] A name is looked up once, every address that it has is judged before anything is
+connected, and the connection goes to a judged address. What is refused is refused before anybody has looked whether
+something listens there, so that neither the words nor the time of the answer tell.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import logging
-import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from clary.contract.errors import EngineError, Fault
+from clary.control.egress import forwarding, own_addresses, tunnels
+from clary.control.egress.addresses import Address
+from clary.control.egress.heads import Asked, BadHead, body_length, read_request
+from clary.control.egress.policy import Decision, EgressPolicy
+from clary.control.egress.resolver import Resolver
+from clary.control.egress.tunnels import close
 from clary.control.server.acceptor import Acceptor
 
 log = logging.getLogger(__name__)
 
 HEAD_TIMEOUT_S = 10.0  # for a client to say what it wants
-CONNECT_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 10.0  # for the name and all of its addresses together
+IDLE_TIMEOUT_S = 900.0  # without a byte either way; longer than any upload of results pauses
 MAX_HEAD_BYTES = 16 * 1024
-PIECE_BYTES = 256 * 1024
-CLOSE_TIMEOUT_S = 2.0
-MAX_PORT = 65535
+MAX_CONNECTIONS = 512  # clients at once, tunnels and heads together; each takes two descriptors
 # Of every partition; botocore, endpoints.json, dnsSuffix.
 AWS_DOMAINS = (
     "amazonaws.com",
@@ -38,7 +46,8 @@ AWS_DOMAINS = (
     "api.amazonwebservices.com.cn",
     "api.aws",
 )
-_REQUEST_LINE = re.compile(r"CONNECT (\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253}):([0-9]{1,5}) HTTP/1\.[01]")
+
+Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class ConnectProxy:
@@ -46,16 +55,30 @@ class ConnectProxy:
 
     Args:
         host: address to listen on.
-        tls_port: of the service, on the same address.
+        tls_port: of the service, on the same address; 0 where it has none.
         own_names: names of AWS that lead to the TLS port; `*.` in front stands for one label, as in a certificate.
-        has_internet: whether names outside AWS are connected.
+        has_internet: whether names outside AWS are connected, where there is no `policy`.
+        policy: says what is; None connects to the internet or to nothing, as `has_internet` says.
+        is_own: whether an address is this machine's; None asks the kernel.
     """
 
-    def __init__(self, host: str, *, tls_port: int, own_names: frozenset[str], has_internet: bool) -> None:
+    def __init__(
+        self,
+        host: str,
+        *,
+        tls_port: int,
+        own_names: frozenset[str],
+        has_internet: bool = False,
+        policy: EgressPolicy | None = None,
+        is_own: Callable[[Address], bool] | None = None,
+    ) -> None:
         self._host = host
         self._tls_port = tls_port
         self._own_names = own_names
-        self._has_internet = has_internet
+        policy = policy or EgressPolicy(has_internet=has_internet)
+        self._policy = replace(policy, own_ports=policy.own_ports | {tls_port})
+        self._is_own = is_own or own_addresses.is_own
+        self._resolver = Resolver()
         self._acceptor = Acceptor(self._serve_logged, limit=MAX_HEAD_BYTES)
 
     @property
@@ -69,69 +92,108 @@ class ConnectProxy:
         Raises: EngineError if the port can not be had.
         """
         try:
-            return self._acceptor.start(self._host, port)
+            taken = self._acceptor.start(self._host, port)
         except OSError as error:
             raise EngineError(f"can not listen on {self._host}:{port}: {error}", fault=Fault.USER) from error
+        self._policy = replace(self._policy, own_ports=self._policy.own_ports | {taken})
+        return taken
 
     async def close(self) -> None:
         """Stop listening and break off what is connected."""
         await self._acceptor.close()
+        self._resolver.close()
 
     async def _serve_logged(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await self._serve(reader, writer)
+            await self._serve((reader, writer))
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             log.debug("proxy: connection ended: %s", error)
+            writer.transport.abort()  # what was cut must not look complete
         finally:
-            await _close(writer)
+            await close(writer)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, near: Ends) -> None:
+        reader, writer = near
+        if self.num_connections > MAX_CONNECTIONS:
+            message = f"this proxy serves {MAX_CONNECTIONS} connections at once; close some, or try again"
+            await _answer(writer, "503 Service Unavailable", message)
+            return
         async with asyncio.timeout(HEAD_TIMEOUT_S):
             head = await reader.readuntil(b"\r\n\r\n")
-        line = _REQUEST_LINE.fullmatch(head.partition(b"\r\n")[0].decode("latin-1"))
-        if line is None or not 1 <= int(line[2]) <= MAX_PORT:
-            await _answer(writer, "405 Method Not Allowed", "this proxy answers CONNECT HOST:PORT only")
+        try:
+            asked = read_request(head)
+            body_length(asked)
+        except BadHead as error:
+            await _answer(writer, "405 Method Not Allowed", str(error))
             return
-        name, port = line[1].strip("[]").lower().rstrip("."), int(line[2])
-        target, refusal = self._choose(name, port, is_from_here=_is_from_here(writer))
-        if target is None:
-            await _answer(writer, "403 Forbidden", refusal)
+        far = await self._connect(asked, writer)
+        if far is None:
             return
+        try:
+            if asked.is_tunnel:
+                writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                await tunnels.join(near, far, idle_timeout_s=IDLE_TIMEOUT_S)
+                return
+            try:
+                await forwarding.forward(asked, near, far, idle_timeout_s=IDLE_TIMEOUT_S)
+            except BadHead as error:
+                await _answer(writer, "502 Bad Gateway", f"{asked.place}: {error}")
+        except BaseException:
+            far[1].transport.abort()
+            raise
+        finally:
+            await close(far[1])
+
+    async def _connect(self, asked: Asked, writer: asyncio.StreamWriter) -> Ends | None:
+        """Return both ends of a connection to what a client asks for; None if it has been told why not."""
+        if self._is_ours(asked.name) and asked.is_tunnel and self._tls_port:
+            decision, port = Decision((self._host,)), self._tls_port
+        else:
+            port = asked.port
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    decision = await self._decide(asked, is_from_here=_is_from_here(writer))
+            except (OSError, TimeoutError, UnicodeError) as error:  # a name like "a..b" has no encoding for DNS
+                await _answer(writer, "502 Bad Gateway", f"{asked.place} can not be found: {error or 'no answer'}")
+                return None
+        if not decision.is_allowed:
+            log.debug("proxy: refused: %s", decision.reason)
+            await _answer(writer, "403 Forbidden", decision.reason)
+            return None
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                far_reader, far_writer = await asyncio.open_connection(*target)
-        except (OSError, TimeoutError, UnicodeError) as error:  # a name like "a..b" has no encoding for DNS
-            await _answer(writer, "502 Bad Gateway", f"{name}:{port} can not be reached: {error or 'no answer'}")
-            return
-        try:
-            if not self._is_ours(name) and _is_own(far_writer):
-                await _answer(writer, "403 Forbidden", f"{name} is this machine's own; only the internet is offered")
-                return
-            writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-            await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
-        finally:
-            await _close(far_writer)
+                return await _open(decision.addresses, port)
+        except (OSError, TimeoutError) as error:
+            await _answer(writer, "502 Bad Gateway", f"{asked.place} can not be reached: {error or 'no answer'}")
+            return None
+
+    async def _decide(self, asked: Asked, *, is_from_here: bool) -> Decision:
+        name, port = asked.name, asked.port
+        if self._is_ours(name) or f".{name}".endswith(tuple(f".{domain}" for domain in AWS_DOMAINS)):
+            return Decision(
+                reason=f"{name} belongs to AWS and is not offered here; nothing meant for AWS leaves this machine"
+            )
+        if not is_from_here:
+            return Decision(reason=f"{name}: this service connects clients on its own machine only")
+        asked_first = self._policy.may_ask(name, port, is_plain_http=not asked.is_tunnel)
+        if not asked_first.is_allowed:
+            return asked_first
+        resolved = await self._resolver.resolve(name, port)
+        return self._policy.judge(name, port, resolved, is_own=self._is_own, is_plain_http=not asked.is_tunnel)
 
     def _is_ours(self, name: str) -> bool:
         return name in self._own_names or f"*.{name.partition('.')[2]}" in self._own_names
 
-    def _choose(self, name: str, port: int, *, is_from_here: bool) -> tuple[tuple[str, int] | None, str]:
-        """Return where to connect, or None and why not."""
-        if self._is_ours(name):
-            return (self._host, self._tls_port), ""
-        if f".{name}".endswith(tuple(f".{domain}" for domain in AWS_DOMAINS)):
-            return None, f"{name} belongs to AWS and is not offered here; nothing meant for AWS leaves this machine"
-        if not self._has_internet:
-            return None, f"{name}: this service connects to nothing else (setting internet)"
-        if not is_from_here:
-            return None, f"{name}: this service connects clients on its own machine only"
-        return (name, port), ""
 
-
-def _is_own(writer: asyncio.StreamWriter) -> bool:
-    """Whether a connection ended at this machine, or at a link-local address, where clouds keep keys."""
-    peer = _address(writer, "peername")
-    return peer.is_loopback or peer.is_link_local or peer == _address(writer, "sockname")
+async def _open(addresses: Sequence[str], port: int) -> Ends:
+    """Connect to the first address that answers; raises the last one's OSError."""
+    for address in addresses[:-1]:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S / len(addresses)):
+                return await asyncio.open_connection(address, port, limit=MAX_HEAD_BYTES)
+        except (OSError, TimeoutError) as error:
+            log.debug("proxy: %s:%d: %s", address, port, error)
+    return await asyncio.open_connection(addresses[-1], port, limit=MAX_HEAD_BYTES)
 
 
 def _is_from_here(writer: asyncio.StreamWriter) -> bool:
@@ -146,27 +208,8 @@ def _address(writer: asyncio.StreamWriter, end: str) -> ipaddress.IPv4Address | 
     return getattr(address, "ipv4_mapped", None) or address
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy until the end and pass the end on; the other direction goes on."""
-    try:
-        while piece := await reader.read(PIECE_BYTES):
-            writer.write(piece)
-            await writer.drain()
-    finally:
-        with contextlib.suppress(OSError, RuntimeError):
-            if writer.can_write_eof():
-                writer.write_eof()
-
-
 async def _answer(writer: asyncio.StreamWriter, status: str, text: str) -> None:
     body = text.encode()
     head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     writer.write(head.encode() + body)
     await writer.drain()
-
-
-async def _close(writer: asyncio.StreamWriter) -> None:
-    writer.close()
-    with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await writer.wait_closed()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from urllib.parse import unquote
@@ -58,6 +58,7 @@ class PeopleRoutes:
         checkpoints: answers for checkpoints; None has no such page.
         rehearsals: strikes jobs that were made for it; None has no such pages.
         rehearsal_pages: rehearsals that people ask for; None has no such page.
+        shared: sentences on what the settings share; is told whether the job has a network.
     """
 
     def __init__(
@@ -68,12 +69,14 @@ class PeopleRoutes:
         checkpoints: CheckpointRoutes | None = None,
         rehearsals: RehearsalActions | None = None,
         rehearsal_pages: RehearsalPages | None = None,
+        shared: Callable[[bool], Sequence[str]] = lambda _: (),
     ) -> None:
         self._services = services
         self._admin_token = admin_token
         self._checkpoints = checkpoints
         self._rehearsals = rehearsals
         self._rehearsal_pages = rehearsal_pages
+        self._shared = shared
         self._stragglers = StragglerPages(services)
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
@@ -192,8 +195,13 @@ class PeopleRoutes:
             "checkpoints": checkpoint_facts(job),
             "rules": [to_plain(item) for kind in RuleKind for item in evaluations_of(job, kind)],
             "warnings": [*job.warnings, *_notes(hosts)],
-            "not_isolated": sorted({text for record in job.hosts.values() for text in record.facts.not_isolated}),
+            "not_isolated": self._not_isolated(job),
         }
+
+    def _not_isolated(self, job: TrainingJob) -> list[str]:
+        """Return what its hosts found shared, and what the settings share."""
+        of_hosts = sorted({text for record in job.hosts.values() for text in record.facts.not_isolated})
+        return [*of_hosts, *self._shared(not JobRequest(job.request).has_network_isolation)]
 
     async def _progress(self, job: TrainingJob) -> dict[str, Any] | None:
         progress = await job_progress(self._services, job)

@@ -20,13 +20,13 @@ from clary.contract.errors import ContractError, Fault
 from clary.contract.launch_plan import Credentials, Endpoint
 from clary.contract.processes import ProcessId
 from clary.control.client_files import SAGEMAKER_CONFIG, sagemaker_config
+from clary.control.egress.policy import EgressPolicy
 from clary.control.engines.images import resolve
 from clary.control.engines.interpreters import InterpreterProbe
 from clary.control.engines.local.engine import LocalEngine
 from clary.control.engines.local.rehearsal_faults import LocalFaults
 from clary.control.jobs import deadlines, events
 from clary.control.jobs.training_job import EndCause
-from clary.control.jobs.warm_pools import is_parked
 from clary.control.objects.front import S3Front
 from clary.control.objects.lookup import ObjectLookup
 from clary.control.objects.seaweed import EmbeddedStore
@@ -65,6 +65,8 @@ from clary.control.server.edge.body_budget import BodyBudget
 from clary.control.server.edge.connections import allowed_connections
 from clary.control.server.edge.guesses import GuessLimiter
 from clary.control.server.edge.host_names import HostNames
+from clary.control.server.egress_site import egress_policy
+from clary.control.server.job_keys import JobKeys
 from clary.control.server.listener import Listener
 from clary.control.server.metrics_page import MetricsPage
 from clary.control.server.ownership import cancel, database_lease, sole_owner
@@ -80,7 +82,8 @@ from clary.control.server.status_routes import StatusRoutes
 from clary.control.server.tls import ensure_certificates, server_context, service_names
 from clary.control.services.call import Services
 from clary.control.settings import Settings
-from clary.control.state_folder import JOB_KEY_PREFIX, RootSecrets, ServiceRecord, StateFolder
+from clary.control.shared_words import shared_by_settings
+from clary.control.state_folder import RootSecrets, ServiceRecord, StateFolder
 from clary.control.store.logs import LogStore
 from clary.control.store.store import Store
 from clary.control.wire.replay_journal import ReplayJournal, read_boot_id
@@ -131,7 +134,10 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
         hub.listen(lambda _, job: traces.take(job))
         await hub.load()
 
-        engine = LocalEngine(settings, urls.api, relayed_urls=[urls.proxy] if urls.proxy else [])
+        egress = await asyncio.to_thread(
+            egress_policy, settings, folder, os.environ, ports=ports, object_store=object_store
+        )
+        engine = LocalEngine(settings, urls.api, relayed_urls=[urls.proxy] if urls.proxy else [], egress=egress)
         resolve_image = partial(resolve, settings=settings, probe=InterpreterProbe())
         market = SpotMarket(hub, clock, _spot_schedule(settings))
         faults = LocalFaults(engine, settings.home_folder)
@@ -169,6 +175,7 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
             checkpoints=checkpoints,
             rehearsals=rehearsals,
             rehearsal_pages=RehearsalPages(services, rehearsing, faults),
+            shared=lambda has_network: shared_by_settings(settings, egress.reachable, has_network=has_network),
         )
         spot = SpotRoutes(market, admin_token=secrets.admin_token)
         guesses = GuessLimiter(clock)
@@ -191,12 +198,21 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
         )
         await rehearsing.load()
         stack.push_async_callback(rehearsing.interrupt)
-        verifier = SignatureVerifier(
-            partial(_find_secret, secrets, hub), clock, skew_s=settings.clock_skew_s, journal=journal
+        keys = JobKeys(secrets, hub, settings)
+        verifier = SignatureVerifier(keys.find_secret, clock, skew_s=settings.clock_skew_s, journal=journal)
+        aws_handler = AwsHandler(
+            services, verifier, find_grants=keys.find_grants, max_body_bytes=settings.max_body_bytes
         )
-        aws_handler = AwsHandler(services, verifier, max_body_bytes=settings.max_body_bytes)
         await _listen(
-            stack, services, aws_handler, handler, metrics, ports=ports, secrets=secrets, object_store=object_store
+            stack,
+            services,
+            aws_handler,
+            handler,
+            metrics,
+            ports=ports,
+            keys=keys,
+            object_store=object_store,
+            egress=egress,
         )
         (folder.client / SAGEMAKER_CONFIG).write_text(sagemaker_config(settings))
         reconciler = Reconciler(
@@ -266,17 +282,18 @@ async def _listen(
     metrics: MetricsPage,
     *,
     ports: Ports,
-    secrets: RootSecrets,
+    keys: JobKeys,
     object_store: Endpoint,
+    egress: EgressPolicy,
 ) -> None:
     """Start the S3 front, the listener and the proxy."""
     settings = services.settings
     default_router()  # reads the service models now and not within the first request
-    find_secret = partial(_find_secret, secrets, services.hub)
     names = HostNames(_own_names(settings), service_names(settings.region))
     front = S3Front(
         object_store,
-        find_secret,
+        keys.find_secret,
+        find_grants=keys.find_grants,
         account_id=settings.account_id,
         clock=services.clock,
         skew_s=settings.clock_skew_s,
@@ -309,7 +326,7 @@ async def _listen(
             settings.host,
             tls_port=ports.tls,
             own_names=service_names(settings.region),
-            has_internet=settings.internet,
+            policy=egress,
         )
         await proxy.start(ports.proxy)
         stack.push_async_callback(proxy.close)
@@ -332,21 +349,6 @@ async def _object_store(
     endpoint = await embedded.start()
     stack.push_async_callback(embedded.stop)
     return endpoint
-
-
-def _find_secret(secrets: RootSecrets, hub: JobHub, access_key_id: str) -> str | None:
-    """Return the secret of the owner's key, or of the key of an attempt whose hosts still exist."""
-    if access_key_id == secrets.access_key_id:
-        return secrets.secret_access_key
-    if access_key_id.startswith(JOB_KEY_PREFIX):
-        for job in hub.active_jobs():
-            if (
-                not is_parked(job)
-                and job.plan is not None
-                and job.plan["job_endpoint"]["credentials"]["access_key_id"] == access_key_id
-            ):
-                return secrets.job_secret(access_key_id)
-    return None
 
 
 def _own_names(settings: Settings) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from clary.contract.clock import Clock
 from clary.control.jobs.training_job import TrainingJob
+from clary.control.permissions.grants import Grants
 from clary.control.reconcile.dump_desk import DumpDesk
 from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.profile_desk import ProfileDesk
@@ -69,6 +70,7 @@ class Call:
     region: str
     access_key_id: str
     request_id: str
+    grants: Grants | None = None  # of the key of a job; None for the owner's, or a job's that opens everything
 
     def arn(self, resource: str) -> str:
         """Return the SageMaker ARN of `resource` in the caller's region."""

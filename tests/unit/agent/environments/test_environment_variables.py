@@ -146,12 +146,26 @@ def test_collectives_use_the_interface_on_which_hosts_meet() -> None:
 
 def test_calls_to_the_service_pass_no_proxy_of_the_machine() -> None:
     machine = {"https_proxy": "http://proxy:3128", "NO_PROXY": "intern"}
-    variables = service(make_plan(isolation=Isolation.PROCESSES), machine)
+    plan = make_plan(isolation=Isolation.PROCESSES)
+    variables = service(plan, machine)
     endpoint = variables["AWS_ENDPOINT_URL"].split("/")[2].split(":")[0]
     assert variables["https_proxy"] == "http://proxy:3128"
-    assert variables["NO_PROXY"].split(",") == list(dict.fromkeys(["intern", "localhost", "127.0.0.1", endpoint]))
-    assert variables["no_proxy"].split(",") == list(dict.fromkeys(["localhost", "127.0.0.1", endpoint]))
+    direct = ["localhost", "127.0.0.1", endpoint, "algo-1", *filter(None, [plan.host("algo-1").address])]
+    assert variables["NO_PROXY"].split(",") == list(dict.fromkeys(["intern", *direct]))
+    assert variables["no_proxy"].split(",") == list(dict.fromkeys(direct))
     assert "https_proxy" not in service(make_plan(), machine), "isolated hosts have no route to it"
+
+
+def test_isolated_hosts_get_the_proxy_of_the_service_for_all_but_themselves() -> None:
+    machine = {"https_proxy": "http://proxy:3128", "HTTP_PROXY": "http://proxy:3128"}
+    plan = make_plan(proxy_url="http://127.0.0.1:4572", hosts=make_hosts(2))
+    variables = service(plan, machine)
+    for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy"):
+        assert variables[name] == "http://127.0.0.1:4572"
+    for host in plan.hosts:
+        assert {host.name, host.address} <= set(variables["NO_PROXY"].split(","))
+    shut = service(make_plan(proxy_url="http://127.0.0.1:4572", network_isolation=True), machine)
+    assert not [name for name in shut if name.lower().endswith("_proxy")], "EnableNetworkIsolation"
 
 
 def test_isolated_hosts_use_eth0_and_plain_ones_loopback_and_their_own_tree(tmp_path: Path) -> None:

@@ -8,14 +8,14 @@ import socket
 import pytest
 
 from clary.contract.errors import EngineError
+from clary.control.egress.entries import parse_entry
+from clary.control.egress.policy import EgressPolicy
 from clary.control.server import connect_proxy
 from clary.control.server.acceptor import Acceptor
 from clary.control.server.connect_proxy import ConnectProxy
 from clary.control.server.tls import service_names
 
 DEADLINE_S = 5
-
-REALLY_OWN = connect_proxy._is_own
 
 
 class EchoServer:
@@ -59,19 +59,13 @@ async def elsewhere():
 
 
 @pytest.fixture
-def own_addresses(monkeypatch):
-    """The judgement of addresses as it really is; other tests let a listener of this machine stand for the internet."""
-    monkeypatch.setattr(connect_proxy, "_is_own", REALLY_OWN)
-
-
-@pytest.fixture
-async def start(tls_port, monkeypatch):
-    """Start proxies; every test leaves none of their tasks."""
+async def start(tls_port):
+    """Start proxies that reach `entries` beside the internet; every test leaves none of their tasks."""
     proxies = []
-    monkeypatch.setattr(connect_proxy, "_is_own", lambda writer: False)
 
-    async def start(**options):
-        values = {"tls_port": tls_port, "own_names": service_names("eu-west-1"), "has_internet": True, **options}
+    async def start(*entries, has_internet=True, **options):
+        policy = EgressPolicy(has_internet=has_internet, reachable=tuple(map(parse_entry, entries)))
+        values = {"tls_port": tls_port, "own_names": service_names("eu-west-1"), "policy": policy, **options}
         proxies.append(ConnectProxy("127.0.0.1", **values))
         return await proxies[-1].start()
 
@@ -147,12 +141,22 @@ async def test_other_names_of_aws_are_refused(start, monkeypatch, name):
     assert b"nothing meant for AWS leaves this machine" in body
 
 
-async def test_other_names_are_connected_only_with_internet(start, elsewhere):
-    assert await ask(await start(), connect(f"127.0.0.1:{elsewhere.port}")) == (200, b"elsewhere:hello")
-    status, body = await ask(await start(has_internet=False), connect(f"127.0.0.1:{elsewhere.port}"))
+@pytest.mark.parametrize("has_internet", [True, False])
+async def test_what_the_owner_names_is_connected_and_nothing_beside_it(start, elsewhere, has_internet):
+    place = f"127.0.0.1:{elsewhere.port}"
+    assert await ask(await start(place, has_internet=has_internet), connect(place)) == (200, b"elsewhere:hello")
+    status, body = await ask(await start("127.0.0.1:1", has_internet=has_internet), connect(place))
     assert status == 403
-    assert b"setting internet" in body
+    assert b"reachable_networks" in body
     assert elsewhere.num_connections == 1
+
+
+async def test_the_services_own_ports_are_shut_whatever_is_named(start, tls_port):
+    port = await start(f"127.0.0.1:{tls_port}")
+    status, _ = await ask(port, connect(f"127.0.0.1:{tls_port}"))
+    assert status == 403
+    status, _ = await ask(port, connect(f"127.0.0.1:{port}"))
+    assert status == 403
 
 
 async def test_names_that_only_look_like_ours_are_not(start, elsewhere):
@@ -163,7 +167,8 @@ async def test_names_that_only_look_like_ours_are_not(start, elsewhere):
 
 async def test_what_does_not_answer_is_a_bad_gateway(start, elsewhere):
     await elsewhere.close()
-    status, body = await ask(await start(), connect(f"127.0.0.1:{elsewhere.port}"))
+    place = f"127.0.0.1:{elsewhere.port}"
+    status, body = await ask(await start(place), connect(place))
     assert status == 502
     assert b"can not be reached" in body
     await elsewhere.start()
@@ -173,43 +178,58 @@ async def test_what_hangs_is_a_bad_gateway_at_the_deadline(start, monkeypatch):
     async def hang(*args, **options):
         await asyncio.sleep(60)
 
-    async with connection(await start()) as (reader, writer):
+    async with connection(await start("127.0.0.1:9")) as (reader, writer):
         monkeypatch.setattr(asyncio, "open_connection", hang)
         monkeypatch.setattr(connect_proxy, "CONNECT_TIMEOUT_S", 0.05)
-        writer.write(connect("slow.example:443"))
+        writer.write(connect("127.0.0.1:9"))
         assert b" 502 " in await reader.readline()
 
 
-@pytest.mark.parametrize("address", ["169.254.169.254", "::ffff:169.254.169.254", "fe80::1%eth0"])
-async def test_addresses_where_clouds_keep_credentials_are_refused_whatever_their_name(
-    start, own_addresses, elsewhere, monkeypatch, address
-):
-    really = asyncio.open_connection
+@pytest.mark.parametrize("address", ["169.254.169.254", "::ffff:169.254.169.254", "fe80::1%eth0", "10.0.0.1"])
+async def test_every_address_of_a_name_is_judged_before_anything_is_connected(start, monkeypatch, address):
+    async def resolve(self, name, port):
+        return ["93.184.216.34", address]
 
-    async def pretend(host, port):
-        reader, writer = await really("127.0.0.1", elsewhere.port)
-        tell = writer.get_extra_info
-        monkeypatch.setattr(
-            writer, "get_extra_info", lambda name: (address, port) if name == "peername" else tell(name)
-        )
-        return reader, writer
+    async def never(*args, **options):
+        raise AssertionError("nothing is connected")
 
-    port = await start()
-    async with connection(port) as (reader, writer):
-        monkeypatch.setattr(asyncio, "open_connection", pretend)
-        writer.write(connect("innocent.example:80"))
+    monkeypatch.setattr(connect_proxy.Resolver, "resolve", resolve)
+    async with connection(await start()) as (reader, writer):
+        monkeypatch.setattr(connect_proxy, "_open", never)
+        writer.write(connect("innocent.example:443"))
         assert b" 403 " in await reader.readline()
 
 
-async def test_what_listens_on_this_machine_is_not_the_internet(start, own_addresses, elsewhere):
-    status, body = await ask(await start(), connect(f"127.0.0.1:{elsewhere.port}"))
-    assert status == 403
-    assert b"this machine's own" in body
+async def test_a_name_is_looked_up_once_and_connected_where_it_was_judged(start, elsewhere, monkeypatch):
+    answers = [["127.0.0.1"], ["10.0.0.1"]]  # what it moves to must never be seen
+
+    async def resolve(self, name, port):
+        return answers.pop(0)
+
+    monkeypatch.setattr(connect_proxy.Resolver, "resolve", resolve)
+    port = await start(f"moving.example:{elsewhere.port}")
+    assert await ask(port, connect(f"moving.example:{elsewhere.port}")) == (200, b"elsewhere:hello")
+    assert answers == [["10.0.0.1"]]
+
+
+@pytest.mark.parametrize(
+    "name", ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "127.1", "2130706433"]
+)
+async def test_open_and_closed_ports_of_this_machine_are_refused_alike(start, elsewhere, name):
+    """The very same words, and nothing has been connected that could have made a difference in time."""
+    proxy = await start()
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and does not listen
+        ports = [elsewhere.port, closed.getsockname()[1]]
+        answers = [await ask(proxy, connect(f"{name}:{port}")) for port in ports]
+    assert [status for status, _ in answers] == [403, 403]
+    assert len({body.replace(str(port).encode(), b"PORT") for port, (_, body) in zip(ports, answers, strict=True)}) == 1
+    assert elsewhere.num_connections == 0
 
 
 async def test_a_client_of_another_machine_gets_names_of_ours_alone(start, elsewhere, monkeypatch):
     monkeypatch.setattr(connect_proxy, "_is_from_here", lambda writer: False)
-    port = await start()
+    port = await start(f"127.0.0.1:{elsewhere.port}")
     status, body = await ask(port, connect(f"127.0.0.1:{elsewhere.port}"))
     assert status == 403
     assert b"its own machine only" in body
@@ -219,7 +239,11 @@ async def test_a_client_of_another_machine_gets_names_of_ours_alone(start, elsew
 @pytest.mark.parametrize(
     "head",
     [
-        b"GET http://example.com/ HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET https://example.com/ HTTP/1.1\r\n\r\n",
+        b"GET http://user@example.com/ HTTP/1.1\r\n\r\n",
+        b"GET http://example.com:99999/ HTTP/1.1\r\n\r\n",
+        b"CONNECT [fe80::1%25eth0]:80 HTTP/1.1\r\n\r\n",
         b"CONNECT example.com HTTP/1.1\r\n\r\n",
         b"CONNECT :443 HTTP/1.1\r\n\r\n",
         b"CONNECT example.com:0 HTTP/1.1\r\n\r\n",
@@ -246,7 +270,7 @@ async def test_hostile_heads_are_answered_and_the_proxy_goes_on(start, head):
 async def test_names_that_can_not_be_looked_up_do_no_harm(start, name):
     port = await start()
     status, _ = await ask(port, connect(name))
-    assert status in (405, 502)
+    assert status in (403, 405, 502)
     assert await ask(port, connect("sts.amazonaws.com:443")) == (200, b"tls:hello")
 
 
@@ -278,8 +302,9 @@ async def test_each_direction_ends_by_itself(start):
             writer.close()
 
     server = await asyncio.start_server(speak_first, "127.0.0.1", 0)
-    async with server, connection(await start()) as (reader, writer):
-        writer.write(connect(f"127.0.0.1:{server.sockets[0].getsockname()[1]}"))
+    place = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, connection(await start(place)) as (reader, writer):
+        writer.write(connect(place))
         assert await reader.read(-1) == b"HTTP/1.1 200 Connection established\r\n\r\nbye"
         writer.write(b"still here")
         writer.write_eof()
@@ -294,6 +319,27 @@ async def test_a_megabyte_passes_unchanged_both_ways(start):
         writer.write(content)
         writer.write_eof()
         assert await reader.read(-1) == b"tls:" + content
+
+
+async def test_a_tunnel_through_which_nothing_passes_ends(start, monkeypatch):
+    monkeypatch.setattr(connect_proxy, "IDLE_TIMEOUT_S", 0.1)
+    async with connection(await start()) as (reader, writer):
+        writer.write(connect("sts.amazonaws.com:443"))
+        await reader.readuntil(b"\r\n\r\n")
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read(-1) == b""
+
+
+async def test_too_many_connections_are_told_so_at_once(start, monkeypatch):
+    monkeypatch.setattr(connect_proxy, "MAX_CONNECTIONS", 1)
+    port = await start()
+    async with connection(port) as (reader, writer):
+        writer.write(connect("sts.amazonaws.com:443"))
+        await reader.readuntil(b"\r\n\r\n")
+        status, body = await ask(port, b"")
+        assert status == 503
+        assert b"1 connections at once" in body
+    await asyncio.sleep(0)
 
 
 async def test_close_breaks_off_what_is_connected(tls_port):

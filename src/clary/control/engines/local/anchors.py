@@ -18,11 +18,12 @@ from urllib.parse import urlsplit
 
 from clary.contract.errors import EngineError
 from clary.contract.launch_plan import HostPlan, LaunchPlan, NetworkPlan
+from clary.control.egress.outlets import Outlet
 from clary.control.engines.local import agent_processes
 from clary.control.engines.local.agent_processes import LastingProcess
 from clary.control.engines.local.attempt_record import NetworkReady, read_ready
 from clary.control.engines.local.fabric import EXIT_FAILED, EXIT_HELD
-from clary.control.engines.local.network_spec import HostSpec, NetworkSpec, RelaySpec, write_spec
+from clary.control.engines.local.network_spec import SPEC_FILE, HostSpec, NetworkSpec, RelaySpec, read_spec, write_spec
 
 ANCHOR_LOG = "anchor.log"
 ANCHOR_TIMEOUT_S = 30.0  # to make a network; measured: 0.15 s for 3 hosts
@@ -30,6 +31,7 @@ POLL_S = 0.005
 NETWORK_BASE = ipaddress.IPv4Address("10.77.0.0")
 SMALL_PREFIX, SMALL_HOSTS, LARGE_PREFIX = 24, 250, 16
 FIRST_SOURCE, NUM_SOURCES = ipaddress.IPv4Address("127.64.0.1"), (1 << 22) - 2  # up to 127.127.255.254
+NETWORK = ipaddress.IPv4Network((NETWORK_BASE, LARGE_PREFIX))
 ANCHOR_COMMAND = (sys.executable, "-S", "-m", "clary.control.engines.local.fabric")
 
 # Starts a command with its log and returns the child, which the engine reaps.
@@ -58,6 +60,31 @@ def relays_to(urls: Sequence[str]) -> tuple[RelaySpec, ...]:
             target_port=parts.port,
         )
     return tuple(relays.values())
+
+
+def relays_of(outlets: Sequence[Outlet], own: Sequence[RelaySpec]) -> tuple[RelaySpec, ...]:
+    """Return the relays that make places of the owner's network reachable inside hosts, under their own addresses.
+
+    Args:
+        outlets: the places.
+        own: relays to the service, whose ports are not given away.
+    """
+    taken = {(relay.address, relay.port) for relay in own}
+    names: dict[tuple[str, int], list[str]] = {}
+    for outlet in outlets:
+        names.setdefault((outlet.address, outlet.port), []).extend([outlet.name] if outlet.name else [])
+    return tuple(
+        RelaySpec(
+            port=port,
+            target_address=address,
+            target_port=port,
+            address=address,
+            names=tuple(names_of_place),
+            rides_restarts=False,
+        )
+        for (address, port), names_of_place in names.items()
+        if (address, port) not in taken
+    )
 
 
 def address_of(index: int, num_hosts: int) -> tuple[str, int]:
@@ -137,8 +164,8 @@ def ensure_anchor(spec: NetworkSpec, *, start: Start) -> NetworkReady:
     )
 
 
-def with_network(plan: LaunchPlan, ready: NetworkReady) -> LaunchPlan:
-    """Return the plan with the network that the anchor holds."""
+def with_network(plan: LaunchPlan, ready: NetworkReady, folder: Path) -> LaunchPlan:
+    """Return the plan with the network that the anchor of this folder holds."""
     num_hosts = len(plan.hosts)
     network = NetworkPlan(
         interface="eth0",
@@ -147,6 +174,8 @@ def with_network(plan: LaunchPlan, ready: NetworkReady) -> LaunchPlan:
         namespace_paths={name: f"/proc/{ready.pid}/fd/{descriptor}" for name, descriptor in ready.namespaces.items()},
         user_namespace_path=f"/proc/{ready.pid}/ns/user" if ready.has_user_namespace else None,
         master_port=NetworkPlan().master_port,
+        # As that anchor was told, which may be older than this launch: names move.
+        relayed_names=read_spec(str(folder / SPEC_FILE)).relayed_names,
     )
     hosts = tuple(replace(host, address=address_of(host.index, num_hosts)[0]) for host in plan.hosts)
     return replace(plan, network=network, hosts=hosts)

@@ -12,6 +12,7 @@ A warm pool has network and agents in a folder of its own, <home>/jobs/<pool>/1,
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import socket
@@ -24,6 +25,8 @@ from typing import TypeVar
 from clary.contract.errors import EngineError
 from clary.contract.launch_plan import Isolation, LaunchPlan
 from clary.contract.processes import ProcessId
+from clary.control.egress.outlets import outlets_of
+from clary.control.egress.policy import EgressPolicy
 from clary.control.engines.interface import CutOff, Released
 from clary.control.engines.local import (
     agent_processes,
@@ -41,7 +44,7 @@ from clary.control.engines.local.attempt_record import POOL_ATTEMPT, AttemptReco
 from clary.control.engines.local.isolation import choose_isolation
 from clary.control.engines.local.machine_facts import measure_machine
 from clary.control.engines.local.memory_limits import memory_limits
-from clary.control.engines.local.network_spec import RELEASED_FILE
+from clary.control.engines.local.network_spec import RELEASED_FILE, RelaySpec
 from clary.control.scheduling.machine import Machine
 from clary.control.settings import Settings
 
@@ -49,6 +52,8 @@ JOBS_FOLDER = "jobs"
 MIN_FREE_BYTES = 4 * 1024 * 1024  # for an agent's log, its spool and the files that describe the job
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class LocalEngine:
@@ -59,6 +64,7 @@ class LocalEngine:
         service_url: where agents report, and programs find AWS: http://ADDRESS:PORT.
         relayed_urls: other URLs of the service that programs inside hosts must reach; none by default.
         environ: what agents inherit, less the service's own variables; None is this process's environment.
+        egress: says which places of the owner's network hosts reach; None: none.
     """
 
     def __init__(
@@ -68,9 +74,11 @@ class LocalEngine:
         *,
         relayed_urls: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
+        egress: EgressPolicy | None = None,
     ) -> None:
         self._settings = settings
         self._relayed_urls = (service_url, *relayed_urls)
+        self._egress = egress
         self._environ = dict(os.environ if environ is None else environ)
         self._isolation: tuple[Isolation, tuple[str, ...]] | None = None
         self._locks: dict[Path, asyncio.Lock] = {}
@@ -225,14 +233,24 @@ class LocalEngine:
             attempt_record.write_record(folder, replace(record, master_port=port))
             return anchors.without_network(plan, master_port=port)
         # EnableNetworkIsolation: programs may call nobody but their job's other hosts, AWS included.
-        relays = () if plan.network_isolation else anchors.relays_to(self._relayed_urls)
+        relays = () if plan.network_isolation else self._relays(plan)
         spec = anchors.network_spec(plan, folder, relays)
 
         def start(command: Sequence[str], log_path: Path) -> LastingProcess:
             environment = agent_processes.process_environment(self._environ, record.mark)
             return self._start(command, log_path, environment)
 
-        return anchors.with_network(plan, anchors.ensure_anchor(spec, start=start))
+        return anchors.with_network(plan, anchors.ensure_anchor(spec, start=start), folder)
+
+    def _relays(self, plan: LaunchPlan) -> tuple[RelaySpec, ...]:
+        """Return the ways out of the hosts: to the service, and to what the owner lets programs reach."""
+        own = anchors.relays_to(self._relayed_urls)
+        if self._egress is None:
+            return own
+        found = outlets_of(self._egress, taken=anchors.NETWORK)
+        for text in found.missing:
+            _log.warning("job %s: its hosts reach this through the proxy at most: %s", plan.job_name, text)
+        return own + anchors.relays_of(found.places, own)
 
     def _start_agents(self, plan: LaunchPlan, folder: Path) -> None:
         if attempt_record.is_released(folder):

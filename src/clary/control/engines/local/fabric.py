@@ -156,7 +156,15 @@ async def _serve(spec: NetworkSpec, network: Network, switch: _SwitchChild | Non
 
     tasks = [
         asyncio.create_task(
-            relays.serve(listener, relays.RelayTarget(relay.target_address, relay.target_port, relay.source_address))
+            relays.serve(
+                listener,
+                relays.RelayTarget(
+                    relay.target_address,
+                    relay.target_port,
+                    source=relay.source_address,
+                    rides_restarts=relay.rides_restarts,
+                ),
+            )
         )
         for listener, relay in network.listeners
     ]

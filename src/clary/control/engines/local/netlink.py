@@ -1,4 +1,4 @@
-"""The few rtnetlink requests that a job's network needs: bridge, veth pair, address, up, token bucket, neighbour.
+"""The few rtnetlink requests of a job's network: bridge, veth pair, address, route, up, token bucket, neighbour.
 
 Where: `network_building` and `network_faults` call this inside the namespace that they have joined. A `Netlink` socket
 belongs to the network namespace in which it was made, whichever namespace its thread joins later. iproute2 is not
@@ -16,6 +16,7 @@ import struct
 from types import TracebackType
 from typing import Self
 
+RTM_NEWROUTE = 24
 RTM_NEWLINK, RTM_NEWADDR, RTM_NEWNEIGH, RTM_DELNEIGH, RTM_NEWQDISC = 16, 20, 28, 29, 36
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_REPLACE, NLM_F_EXCL, NLM_F_CREATE = 0x1, 0x4, 0x100, 0x200, 0x400
 NLMSG_ERROR = 2
@@ -25,6 +26,9 @@ IFLA_ADDRESS, IFLA_IFNAME, IFLA_MASTER, IFLA_LINKINFO, IFLA_NET_NS_FD = 1, 3, 10
 IFLA_INFO_KIND, IFLA_INFO_DATA = 1, 2
 VETH_INFO_PEER = 1
 IFA_ADDRESS, IFA_LOCAL = 1, 2
+RTA_DST, RTA_OIF = 1, 4
+RT_TABLE_LOCAL = 255
+RTPROT_BOOT, RT_SCOPE_HOST, RTN_LOCAL = 3, 254, 2
 NDA_DST, NDA_LLADDR = 1, 2
 NUD_PERMANENT = 0x80
 TCA_KIND, TCA_OPTIONS = 1, 2
@@ -91,6 +95,14 @@ class Netlink:
         header = struct.pack("BBBBI", socket.AF_INET, prefix_length, 0, 0, self.index(name))
         body = header + _attribute(IFA_LOCAL, packed) + _attribute(IFA_ADDRESS, packed)
         self._request(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, body)
+
+    def add_local_route(self, name: str, address: str) -> None:
+        """Take packets to an IPv4 address for one's own, as those to an address of the interface."""
+        packed = socket.inet_aton(address)
+        kinds = (0, 0, RT_TABLE_LOCAL, RTPROT_BOOT, RT_SCOPE_HOST, RTN_LOCAL)
+        header = struct.pack("BBBBBBBBI", socket.AF_INET, 8 * len(packed), *kinds, 0)
+        body = header + _attribute(RTA_DST, packed) + _u32(RTA_OIF, self.index(name))
+        self._request(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, body)
 
     def set_neighbour(self, name: str, address: str, *, hardware_address: bytes | None) -> None:
         """Say for good which Ethernet address an IPv4 address has behind an interface; None: it is to be asked for."""

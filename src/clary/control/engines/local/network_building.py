@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from clary.control.engines.local import namespaces
 from clary.control.engines.local.netlink import Netlink
-from clary.control.engines.local.network_spec import HostSpec, NetworkSpec, RelaySpec
+from clary.control.engines.local.network_spec import LOOPBACK, HostSpec, NetworkSpec, RelaySpec
 
 CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21  # linux/capability.h
 BRIDGE = "br0"
@@ -206,10 +206,23 @@ def _listen(spec: NetworkSpec, hosts: dict[str, int]) -> list[tuple[socket.socke
     listeners = []
     for host in spec.hosts:
         namespaces.setns(hosts[host.name], namespaces.CLONE_NEWNET)
+        _add_relayed_addresses(spec)
         for relay in spec.relays:
-            listener = _step(f"port {relay.port} of {host.name}", make_listener, relay.port)
+            at = "" if relay.address == LOOPBACK else f" at {relay.address}"
+            listener = _step(f"port {relay.port}{at} of {host.name}", make_listener, relay.port, address=relay.address)
             listeners.append((listener, relay))
     return listeners
+
+
+def _add_relayed_addresses(spec: NetworkSpec) -> None:
+    """Give the host, whose namespace this thread is in, the addresses of what it reaches through relays.
+
+    By a route of kind `local` and not as addresses of lo: programs that ask for a host's addresses do not see them.
+    """
+    addresses = {relay.address for relay in spec.relays if not relay.address.startswith("127.")}
+    with Netlink() as here:
+        for address in sorted(addresses):
+            _step(f"route to {address}", here.add_local_route, "lo", address)
 
 
 def _open_links(spec: NetworkSpec, hosts: dict[str, int]) -> list[socket.socket]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 SPEC_FILE = "network.json"
 READY_FILE = "network-ready.json"
 RELEASED_FILE = "released"
+LOOPBACK = "127.0.0.1"
 
 
 class HostSpec(NamedTuple):
@@ -27,11 +29,14 @@ class HostSpec(NamedTuple):
 
 
 class RelaySpec(NamedTuple):
-    """A port of every host's 127.0.0.1 that leads to an address of the machine."""
+    """A port of an address of every host, its 127.0.0.1 unless said otherwise, that leads out of it."""
 
     port: int
     target_address: str
     target_port: int
+    address: str = LOOPBACK  # that the host gets for this, unless it is a loopback one, which it has
+    names: Sequence[str] = ()  # that stand for `address` in the host's /etc/hosts
+    rides_restarts: bool = True  # whether a target that refuses is tried again, because it is the service
     source_address: str = ""  # of this network alone; empty: the machine's
 
 
@@ -42,6 +47,11 @@ class NetworkSpec(NamedTuple):
     prefix_length: int
     hosts: tuple[HostSpec, ...]
     relays: tuple[RelaySpec, ...]
+
+    @property
+    def relayed_names(self) -> dict[str, str]:
+        """Name -> address, for /etc/hosts of every host."""
+        return {name: relay.address for relay in self.relays for name in relay.names}
 
     @property
     def is_switched_by_us(self) -> bool:

@@ -1,8 +1,9 @@
-"""The hosts' one way out: connections to a port of a host's own 127.0.0.1 end at this service.
+"""The hosts' one way out: connections to some ports inside a host end at this service, or where the owner allows.
 
 Where: the anchor of a job's network serves this in its event loop. A listening socket stays in the network namespace
 in which it was made (a host's), while the sockets that this module opens belong to the anchor's own (the machine's).
-Programs inside therefore reach the service under the same URL as everybody else, and nothing but the service.
+Programs inside therefore reach the service under the same URL as everybody else, and what setting
+`reachable_networks` names with a port under its own address.
 Bytes are passed on as they come, with bounded buffers; the end of one direction is passed on as such, and an aborted
 connection is aborted on the other side too, so that a cut transfer never looks complete.
 """
@@ -22,6 +23,7 @@ CONNECT_DEADLINE_S = 10.0  # rides over a restart of the service
 CONNECT_RETRY_S = 0.1
 OUT_OF_RESOURCES_PAUSE_S = 0.1
 _BIND_ADDRESS_NO_PORT = 24  # IP_BIND_ADDRESS_NO_PORT of linux/in.h, which Python 3.11 has no name for
+MAX_CONNECTIONS = 4096  # at once of one listener; more wait in the backlog until one ends
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: close sends RST
 
 
@@ -31,17 +33,18 @@ class RelayTarget(NamedTuple):
     address: str
     port: int
     source: str = ""  # address that connections come from; empty lets the machine choose
+    rides_restarts: bool = True  # try again for a while where nothing listens
 
 
-def make_listener(port: int) -> socket.socket:
-    """Listen on 127.0.0.1:`port` of the network namespace that the calling thread is in.
+def make_listener(port: int, *, address: str = "127.0.0.1") -> socket.socket:
+    """Listen on a port of an address of the network namespace that the calling thread is in.
 
     Raises: OSError if the port is taken.
     """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", port))
+        listener.bind((address, port))
         listener.listen(BACKLOG)
         listener.setblocking(False)
     except OSError:
@@ -56,6 +59,8 @@ async def serve(listener: socket.socket, target: RelayTarget) -> None:
     connections: set[asyncio.Task[None]] = set()
     try:
         while True:
+            while len(connections) >= MAX_CONNECTIONS:
+                await asyncio.wait(connections, return_when=asyncio.FIRST_COMPLETED)
             try:
                 inner, _ = await loop.sock_accept(listener)
             except OSError as error:
@@ -107,7 +112,7 @@ async def _connect(target: RelayTarget) -> socket.socket:
                 await loop.sock_connect(outer, (target.address, target.port))
         except ConnectionRefusedError:
             outer.close()
-            if loop.time() + CONNECT_RETRY_S > deadline:
+            if not target.rides_restarts or loop.time() + CONNECT_RETRY_S > deadline:
                 raise
             await asyncio.sleep(CONNECT_RETRY_S)
         except BaseException:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from clary.contract.errors import WireError
+from clary.control.permissions.tracking_rules import MADE_BY
 from clary.control.services.call import Call
 from clary.control.services.sagemaker.tags import MAX_TAGS, check_tags
 from clary.control.store.errors import BadToken
@@ -58,6 +59,8 @@ def new_tags(call: Call) -> dict[str, str]:
     tags = check_tags(call.params.get("Tags") or ())
     if len(tags) > MAX_TAGS:
         raise WireError("ResourceLimitExceeded", f"a resource can have {MAX_TAGS} tags at most, got {len(tags)}.")
+    if call.grants is not None:
+        tags[MADE_BY] = call.grants.job_id  # by which the job knows its own again
     return tags
 
 

@@ -1,0 +1,119 @@
+"""Which targets programs may be connected to. Pure: names were resolved before, once, and are not asked for again.
+
+Where: `connect_proxy` asks before it resolves a name (`may_ask`) and judges every address that the name has (`judge`)
+before it opens a connection; `outlets` judges what hosts reach without a proxy. The refusal says nothing of what
+listens at the target, because nobody has looked.
+
+    an entry of `reachable_networks` covers it    -> connected; of this machine only by a port of the entry's own
+    an address of the internet, port 443          -> connected where setting `internet` is on
+    everything else                               -> refused
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from clary.control.egress.addresses import Address, is_internet, is_never, plain
+from clary.control.egress.entries import Reachable, is_name, literal
+
+INTERNET_PORT = 443
+ADVICE = "the owner of the service may name it in setting reachable_networks"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Where to connect, in this order; without addresses: why not."""
+
+    addresses: tuple[str, ...] = ()
+    reason: str = ""
+
+    @property
+    def is_allowed(self) -> bool:
+        """Whether there is somewhere to connect."""
+        return bool(self.addresses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EgressPolicy:
+    """What the settings allow.
+
+    Args:
+        has_internet: setting `internet`.
+        reachable: setting `reachable_networks`, and what else the owner has named.
+        own_ports: ports of this machine that belong to the service itself and its store.
+        own_places: addresses and ports elsewhere that do, such as its database's.
+    """
+
+    has_internet: bool
+    reachable: tuple[Reachable, ...] = ()
+    own_ports: frozenset[int] = frozenset()
+    own_places: frozenset[tuple[Address, int]] = frozenset()
+
+    def may_ask(self, name: str, port: int, *, is_plain_http: bool = False) -> Decision:
+        """Decide before a name is looked up whether any of its addresses could be allowed.
+
+        Where there is no internet, names that no entry lists are not even looked up: DNS would be a way out.
+        Returns: a decision whose only address is the name itself.
+        """
+        address = literal(name)
+        if address is None and not is_name(name):
+            return Decision(reason=f"{name!r} is neither a name nor an address as usually written")
+        entries = [entry for entry in self.reachable if entry.has_port(port)]
+        by_internet = self.has_internet and port == INTERNET_PORT and not is_plain_http
+        if by_internet or any(entry.name == name for entry in entries):
+            return Decision((name,))
+        if any(entry.network is not None for entry in entries) and (address is not None or self.has_internet):
+            return Decision((name,))
+        return Decision(reason=self._why_not(name, port))
+
+    def judge(
+        self,
+        name: str,
+        port: int,
+        resolved: Sequence[str],
+        *,
+        is_own: Callable[[Address], bool],
+        is_plain_http: bool = False,
+    ) -> Decision:
+        """Decide on a target by all its addresses: one that is not allowed refuses it as a whole.
+
+        Args:
+            name: as the client gave it, in lower case.
+            port: that it asks for.
+            resolved: every address that the name has now, as `getaddrinfo` spells them.
+            is_own: whether a plain address is this machine's.
+            is_plain_http: whether the client asks for http:// and not for a tunnel; only entries allow that.
+        """
+        asked = self.may_ask(name, port, is_plain_http=is_plain_http)
+        if not asked.is_allowed:
+            return asked
+        by_internet = self.has_internet and port == INTERNET_PORT and not is_plain_http
+        for text in resolved:
+            address = plain(text)
+            here = address.is_loopback or is_own(address)
+            is_ours = (here and port in self.own_ports) or (address, port) in self.own_places
+            if is_never(address) or is_ours:
+                return Decision(reason=self._why_not(name, port))
+            covered = any(self._covers(entry, name, address, port, is_here=here) for entry in self.reachable)
+            if not covered and not (by_internet and not here and is_internet(address)):
+                return Decision(reason=self._why_not(name, port))
+        return Decision(tuple(dict.fromkeys(resolved)))
+
+    def _covers(self, entry: Reachable, name: str, address: Address, port: int, *, is_here: bool) -> bool:
+        if not entry.has_port(port):
+            return False
+        if is_here and entry.port is None:
+            return False
+        if entry.name:
+            return entry.name == name
+        if is_here and entry.address is None:
+            return False  # a network never names this machine
+        return entry.network is not None and address in entry.network
+
+    def _why_not(self, name: str, port: int) -> str:
+        shown = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+        offer = f"the internet at port {INTERNET_PORT}" if self.has_internet else "no internet (setting internet)"
+        if self.reachable:
+            offer += " and what setting reachable_networks names"
+        return f"{shown} is not offered to programs here: they get {offer}; {ADVICE}"

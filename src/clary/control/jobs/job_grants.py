@@ -1,0 +1,127 @@
+"""What the key of a job's attempts opens, read from the job's request. Pure.
+
+Where: `server.job_keys` asks for it when a request comes that an attempt's key has signed.
+
+The owner wrote the request, so every s3:// address in its hyperparameters, arguments and environment counts as named by
+the owner: functions sent by `@remote`, scripts with `--train s3://...` and the like read and write there. What the SDKs
+put into requests by themselves opens no more than it has to.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from clary.contract import hyperparameters as hps
+from clary.control.jobs.job_request import JobRequest
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.permissions.grants import Grants, Place
+
+COMPONENT_SUFFIX, TRIAL_SUFFIX = "-aws-training-job", "-aws-trial"
+RUN_GROUP = "default-run-group-{}"  # trial that `sagemaker.experiments.Run` keeps an experiment's runs in
+ARTIFACTS_FOLDER = "trial-component-artifacts"  # where Run stores files, below the default bucket
+MAX_TEXT = 1 << 20  # of what is searched for addresses
+
+# To the end of the text, a quote or what no address holds; or to a gap behind which the next address begins.
+_WHOLE = re.compile(
+    r"""s3[an]?://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(/[^"'`\\<>|\r\n]*?)?(?=$|["'`\\<>|\r\n]|[\s,;]+s3)"""
+)
+_WORD = re.compile(
+    r"""s3[an]?://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:(/[^\s"'`\\<>|,;)\]}]*)|(?=[\s"'`\\<>|,;)\]}]|$))"""
+)
+_WILDCARD = re.compile(r"[*?\[{]")
+# Members beside OutputDataConfig below which a job has a folder of its own name.
+_OUTPUTS = ("OutputDataConfig", "DebugHookConfig", "TensorBoardOutputConfig", "ProfilerConfig")
+_RULES = ("DebugRuleConfigurations", "ProfilerRuleConfigurations")
+
+
+def grants_of(job: TrainingJob, *, default_bucket: str) -> Grants:
+    """Return the grants of a job.
+
+    Args:
+        job: whose request names places.
+        default_bucket: of the SDKs, where runs of experiments store files.
+    """
+    request = JobRequest(job.request)
+    config = job.request.get("ExperimentConfig") or {}
+    experiment, run = str(config.get("ExperimentName") or ""), str(config.get("RunName") or "")
+    components = {job.name + COMPONENT_SUFFIX, run}
+    artifacts = [Place(default_bucket, f"{ARTIFACTS_FOLDER}/{name}") for name in sorted(components) if name]
+    trials = {job.name + TRIAL_SUFFIX, str(config.get("TrialName") or "")}
+    if experiment:
+        trials.add(RUN_GROUP.format(experiment))
+    return Grants(
+        job_name=job.name,
+        job_arn=job.arn,
+        job_id=f"{job.name}:{job.created_at.isoformat()}",
+        reads=_unique(_reads(request)),
+        writes=_unique([*_outputs(request), *artifacts, *_named(request)]),
+        experiments=_lowered({experiment}),
+        trials=_lowered(trials),
+        components=_lowered(components),
+    )
+
+
+def places_in(text: str) -> Iterator[Place]:
+    """Yield every place that a text names as s3://bucket/key, also within JSON and command lines."""
+    for pattern in (_WHOLE, _WORD):
+        for found in pattern.finditer(text[:MAX_TEXT]):
+            key = (found[2] or "").strip("/").rstrip()
+            wildcard = _WILDCARD.search(key)
+            # Of s3://bucket/data/*.csv the folder is named.
+            yield Place(found[1], key if wildcard is None else key[: wildcard.start()].rpartition("/")[0])
+
+
+def _reads(request: JobRequest) -> Iterator[Place]:
+    for channel in request.channels:
+        if channel.s3_uri is not None:
+            # What a channel delivers is what begins with its text, and a manifest is one object.
+            yield _place(channel.s3_uri, is_prefix=channel.s3_data_type == "S3Prefix")
+    for value in _text_of(request.hyperparameters.get(hps.SUBMIT_DIRECTORY, "")):
+        yield from places_in(value)
+    for member in _RULES:
+        for rule in request.request.get(member) or ():
+            yield from places_in(json.dumps(rule.get("RuleParameters") or {}))
+
+
+def _outputs(request: JobRequest) -> Iterator[Place]:
+    configs: list[Any] = [request.request.get(member) for member in _OUTPUTS]
+    for member in _RULES:
+        configs += request.request.get(member) or ()
+    for config in configs:
+        uri = (config or {}).get("S3OutputPath")
+        if uri:
+            yield _place(f"{uri.rstrip('/')}/{request.name}")
+    if request.checkpoint_s3_uri:
+        yield _place(request.checkpoint_s3_uri)
+
+
+def _named(request: JobRequest) -> Iterator[Place]:
+    texts = [value for name, value in request.hyperparameters.items() if name not in hps.TOOLKIT_KEYS]
+    texts += request.environment.values()
+    texts += request.command or ()
+    texts += request.request.get("AlgorithmSpecification", {}).get("ContainerArguments") or ()
+    for text in texts:
+        for value in _text_of(text):
+            yield from places_in(value)
+
+
+def _text_of(value: str) -> Iterator[str]:
+    """Yield a value as it stands, and what it holds as JSON, which the SDKs write strings as."""
+    parsed = hps.parse_value(value)
+    yield parsed if isinstance(parsed, str) else value
+
+
+def _place(uri: str, *, is_prefix: bool = False) -> Place:
+    bucket, _, key = uri.partition("://")[2].partition("/")
+    return Place(bucket, key.lstrip("/") if is_prefix else key.strip("/"), is_prefix)
+
+
+def _lowered(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(name.lower() for name in names if name)
+
+
+def _unique(places: Iterable[Place]) -> tuple[Place, ...]:
+    return tuple(dict.fromkeys(place for place in places if place.bucket))

@@ -1,0 +1,1 @@
+"""What a key may do: the key of an attempt opens what its job's request names, and the owner's opens everything."""

@@ -1,0 +1,119 @@
+"""Which operations of AWS's JSON and query APIs the key of a job may call: one table, and no other answer is yes.
+
+Where: `server.aws_handler` asks once a request is verified, parsed and validated, before it reaches its handler. What
+is not in the table is refused, so that a new operation is shut until somebody opens it here. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from clary.control.permissions import tracking_rules
+from clary.control.permissions.grants import ALLOWED, Decision, Grants, Refused
+
+Params = Mapping[str, Any]
+Rule = Callable[[Grants, Params], bool]
+
+
+def _always(grants: Grants, params: Params) -> bool:
+    del grants, params
+    return True
+
+
+def _own_job(grants: Grants, params: Params) -> bool:
+    return bool(params.get("TrainingJobName") == grants.job_name)
+
+
+def _own_arn(grants: Grants, params: Params) -> bool:
+    return bool(params.get("ResourceArn") == grants.job_arn)
+
+
+def _own_stream(grants: Grants, params: Params) -> bool:
+    return str(params.get("logStreamName", "")).startswith(f"{grants.job_name}/")
+
+
+def _own_streams(grants: Grants, params: Params) -> bool:
+    own = f"{grants.job_name}/"
+    names = params.get("logStreamNames") or ()
+    if names:
+        return all(str(name).startswith(own) for name in names) and "logStreamNamePrefix" not in params
+    return str(params.get("logStreamNamePrefix", "")).startswith(own)
+
+
+def _own_metric(grants: Grants, metric: Params) -> bool:
+    """Whether a metric is the job's own: of its name, or of one of its hosts, and of nothing beside."""
+    dimensions = metric.get("Dimensions") or ()
+    return bool(dimensions) and all(
+        (item.get("Name"), item.get("Value")) == ("TrainingJobName", grants.job_name)
+        or (item.get("Name") == "Host" and str(item.get("Value", "")).startswith(f"{grants.job_name}/"))
+        for item in dimensions
+    )
+
+
+def _own_metrics(grants: Grants, params: Params) -> bool:
+    queries = params.get("MetricDataQueries") or ()
+    return bool(queries) and all(
+        not query.get("MetricStat") or _own_metric(grants, query["MetricStat"].get("Metric") or {}) for query in queries
+    )
+
+
+RULES: Mapping[tuple[str, str], Rule] = {
+    ("sagemaker", "DescribeTrainingJob"): _own_job,
+    ("sagemaker", "StopTrainingJob"): _own_job,
+    ("logs", "DescribeLogGroups"): _always,  # there is one, and its name is no secret
+    ("logs", "DescribeLogStreams"): _own_streams,
+    ("logs", "GetLogEvents"): _own_stream,
+    ("logs", "FilterLogEvents"): _own_streams,
+    ("sts", "GetCallerIdentity"): _always,
+    ("iam", "GetRole"): _always,  # answers of these are the same for every name
+    ("iam", "GetUser"): _always,
+    ("iam", "ListAttachedRolePolicies"): _always,
+    ("cloudwatch", "GetMetricStatistics"): _own_metric,
+    ("cloudwatch", "GetMetricData"): _own_metrics,
+    ("cloudwatch", "ListMetrics"): _own_metric,
+    ("cloudwatch", "PutMetricData"): _always,  # which the service does not know, and says so
+}
+
+
+def decide(grants: Grants, service: str, operation: str, params: Params) -> Decision:
+    """Decide on one call.
+
+    Args:
+        grants: of the key.
+        service: as the model calls it, such as `sagemaker`.
+        operation: such as `DescribeTrainingJob`.
+        params: parsed and valid.
+    """
+    if (service, operation) in (("sagemaker", "ListTags"), *tracking_rules.OPERATIONS):
+        if operation == "ListTags" and _own_arn(grants, params):
+            return ALLOWED
+        decision = tracking_rules.decide(grants, operation, params)
+    else:
+        rule = RULES.get((service, operation))
+        decision = Decision(rule is not None and rule(grants, params))
+    if decision.is_allowed:
+        return decision
+    return refused(grants, service, operation, params)
+
+
+def refused(grants: Grants, service: str, operation: str, params: Params) -> Decision:
+    """Return the refusal of a call."""
+    return Refused(grants, f"{service}:{operation}", _resource(params), _expected(service)).decision()
+
+
+def _expected(service: str) -> str:
+    if service == "logs":
+        return "the log streams of its own job, by their names or a prefix that is the job's name and a slash"
+    return (
+        "its own job, the experiment, trial and run that its ExperimentConfig names, and what it has made of these "
+        "itself"
+    )
+
+
+def _resource(params: Params) -> str:
+    """Return what a call is about, for people: the first member that names something."""
+    for name, value in params.items():
+        if isinstance(value, str) and name.endswith(("Name", "Arn", "Prefix")):
+            return value
+    return "*"

@@ -1,0 +1,135 @@
+"""What the key of one attempt opens, as plain data, and the answer to each question about it.
+
+Where: `jobs.job_grants` derives grants from a job's request; `s3_rules`, `api_rules` and `tracking_rules` decide by
+them. The owner's key has no grants and opens everything. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+SETTING = "job_api_access"
+OWN, FULL = "own", "full"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Objects of a bucket: one key and everything below it as below a folder, or every key that begins with a text."""
+
+    bucket: str
+    key: str = ""  # without slash at its end; empty for the whole bucket
+    is_prefix: bool = False
+
+    def covers(self, bucket: str, key: str) -> bool:
+        """Whether an object belongs to the place."""
+        if bucket != self.bucket:
+            return False
+        if self.is_prefix or not self.key:
+            return key.startswith(self.key)
+        return key == self.key or key.startswith(f"{self.key}/")
+
+    def covers_all_below(self, bucket: str, prefix: str) -> bool:
+        """Whether every key that begins with a prefix belongs to the place."""
+        if bucket != self.bucket:
+            return False
+        return prefix.startswith(self.key if self.is_prefix or not self.key else f"{self.key}/")
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.key}{'*' if self.is_prefix else ''}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grants:
+    """What one job's request names."""
+
+    job_name: str
+    job_arn: str
+    job_id: str  # stays the same over the job's attempts, and another job of the name has another
+    reads: tuple[Place, ...] = ()
+    writes: tuple[Place, ...] = ()  # which may be read, too
+    experiments: frozenset[str] = frozenset()  # in lower case, as are the next two
+    trials: frozenset[str] = frozenset()
+    components: frozenset[str] = frozenset()
+
+    def may_read(self, bucket: str, key: str) -> bool:
+        """Whether an object may be read."""
+        return any(place.covers(bucket, key) for place in (*self.reads, *self.writes))
+
+    def may_write(self, bucket: str, key: str) -> bool:
+        """Whether an object may be written and removed."""
+        return any(place.covers(bucket, key) for place in self.writes)
+
+    def may_list(self, bucket: str, prefix: str) -> bool:
+        """Whether every key that begins with a prefix may be seen."""
+        return any(place.covers_all_below(bucket, prefix) for place in (*self.reads, *self.writes))
+
+    def knows_bucket(self, bucket: str) -> bool:
+        """Whether anything of a bucket is open."""
+        return any(place.bucket == bucket for place in (*self.reads, *self.writes))
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether something is allowed, and if not, why."""
+
+    is_allowed: bool
+    reason: str = ""
+    # Allowed if all of these were made by this very job, or are not there: kind and name of records of experiments.
+    if_made: tuple[tuple[str, str], ...] = ()
+    # Of a listing, only what the key may see goes out.
+    is_filtered: bool = False
+
+
+ALLOWED = Decision(True)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The words of one refusal: who asked for what on which resource, and what would be open."""
+
+    grants: Grants
+    action: str  # sagemaker:CreateTrainingJob
+    resource: str
+    expected: str = "its own job only"
+
+    def decision(self) -> Decision:
+        """Return the refusal as a decision."""
+        return Decision(False, self.text())
+
+    def text(self) -> str:
+        """Return the sentence that the client prints."""
+        return (
+            f"User: job {self.grants.job_name} (by its own key) is not authorized to perform: {self.action} on "
+            f"resource: {self.resource[:300]}. The key of a job opens {self.expected}; the owner of the service opens "
+            f'everything to all jobs with setting {SETTING} = "{FULL}"'
+        )
+
+
+def all_of(decisions: Iterable[Decision]) -> Decision:
+    """Return one decision for several: the first refusal, else what all of them ask for together."""
+    found = list(decisions)
+    for decision in found:
+        if not decision.is_allowed:
+            return decision
+    return Decision(True, if_made=tuple(record for decision in found for record in decision.if_made))
+
+
+@dataclass(frozen=True, kw_only=True)
+class S3Asked:
+    """An S3 request as rules see it; copy source and keys to delete are parsed already."""
+
+    method: str
+    bucket: str
+    key: str
+    query: tuple[tuple[str, str], ...] = ()
+    copy_sources: tuple[tuple[str, str], ...] = ()
+    deleted_keys: tuple[str, ...] | None = None  # of DeleteObjects, once its body is read
+    parameters: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parameters", frozenset(name for name, _ in self.query))
+
+    def values(self, name: str) -> list[str]:
+        """Return every value of a parameter."""
+        return [value for parameter, value in self.query if parameter == name]

@@ -1,0 +1,115 @@
+"""Which experiments, trials, components and artifacts the key of a job may use.
+
+Where: `api_rules` for operations of experiments. A job has what its ExperimentConfig names, its own component, and what
+it makes itself: what that is stands in a tag, which the caller of `decide` looks at (`Decision.if_made`). Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from clary.control.permissions.grants import ALLOWED, Decision, Grants, all_of
+
+Params = Mapping[str, Any]
+
+MADE_BY = "clary:made-by-job"  # tag of what a job's key has made
+EXPERIMENT, TRIAL, COMPONENT, ARTIFACT = "experiment", "experiment-trial", "experiment-trial-component", "artifact"
+NO = Decision(False)
+# Member that names a record -> its kind, as in ARNs.
+_MEMBERS = {
+    "ExperimentName": EXPERIMENT,
+    "TrialName": TRIAL,
+    "TrialComponentName": COMPONENT,
+}
+# Operation -> members that have to name something of the job's own; others of the operation are free.
+_NEEDS: Mapping[str, tuple[str, ...]] = {
+    "CreateExperiment": ("ExperimentName",),
+    "DescribeExperiment": ("ExperimentName",),
+    "UpdateExperiment": ("ExperimentName",),
+    "CreateTrial": ("ExperimentName", "TrialName"),
+    "DescribeTrial": ("TrialName",),
+    "UpdateTrial": ("TrialName",),
+    "AssociateTrialComponent": ("TrialName", "TrialComponentName"),
+    "DisassociateTrialComponent": ("TrialName", "TrialComponentName"),
+    "CreateTrialComponent": ("TrialComponentName",),
+    "DescribeTrialComponent": ("TrialComponentName",),
+    "UpdateTrialComponent": ("TrialComponentName",),
+    "CreateArtifact": (),
+    "BatchPutMetrics": ("TrialComponentName",),
+}
+_OF_ARNS: Mapping[str, tuple[str, ...]] = {
+    "DescribeArtifact": ("ArtifactArn",),
+    "UpdateArtifact": ("ArtifactArn",),
+    "AddAssociation": ("SourceArn", "DestinationArn"),
+    "DeleteAssociation": ("SourceArn", "DestinationArn"),
+    "ListTags": ("ResourceArn",),
+}
+_LISTINGS = ("ListTrials", "ListTrialComponents", "ListAssociations")
+# Names that the service gives to what belongs to jobs; such records may come to be when they are first asked for.
+_OF_JOBS = ("-aws-training-job", "-aws-trial")
+_OTHERS = ("Search", "BatchGetMetrics")
+OPERATIONS = frozenset(
+    ("sagemaker-metrics" if name.startswith("Batch") else "sagemaker", name)
+    for name in (*_NEEDS, *_OF_ARNS, *_LISTINGS, *_OTHERS)
+)
+
+
+def decide(grants: Grants, operation: str, params: Params) -> Decision:
+    """Decide on one call of an operation of `OPERATIONS`."""
+    if operation in _NEEDS:
+        return all_of(_named(grants, _MEMBERS[member], params.get(member)) for member in _NEEDS[operation])
+    if operation in _OF_ARNS:
+        return all_of(_by_arn(grants, params.get(member)) for member in _OF_ARNS[operation])
+    if operation == "BatchGetMetrics":
+        queries = params.get("MetricQueries") or ()
+        return all_of(_by_arn(grants, query.get("ResourceArn")) for query in queries) if queries else NO
+    if operation == "Search":
+        return _of_search(grants, params)
+    return _of_listing(grants, operation, params)
+
+
+def _of_listing(grants: Grants, operation: str, params: Params) -> Decision:
+    """Allow lists that are narrowed to something of the job's own, and say nothing of other jobs."""
+    if operation == "ListAssociations":
+        narrowed = [_by_arn(grants, params[name]) for name in ("SourceArn", "DestinationArn") if name in params]
+        return all_of(narrowed) if narrowed else NO
+    if operation == "ListTrialComponents":
+        return Decision(params.get("SourceArn") == grants.job_arn)
+    named = [member for member in ("ExperimentName", "TrialComponentName") if member in params]
+    return all_of(_named(grants, _MEMBERS[member], params[member]) for member in named) if named else NO
+
+
+def _of_search(grants: Grants, params: Params) -> Decision:
+    """Allow a search for components where one of the things that must hold is the name of one of the job's own."""
+    expression = params.get("SearchExpression") or {}
+    if params.get("Resource") != "ExperimentTrialComponent" or expression.get("Operator", "And") != "And":
+        return NO
+    for item in expression.get("Filters") or ():
+        if item.get("Name") == "TrialComponentName" and item.get("Operator", "Equals") == "Equals":
+            return _named(grants, COMPONENT, item.get("Value"))
+    return NO
+
+
+def _named(grants: Grants, kind: str, name: Any) -> Decision:
+    """Decide on a record by its name, or its ARN where one stands for it."""
+    if not isinstance(name, str) or not name:
+        return NO
+    if name.lower().startswith("arn:"):
+        return _by_arn(grants, name, kind=kind)
+    own = {EXPERIMENT: grants.experiments, TRIAL: grants.trials, COMPONENT: grants.components}.get(kind, frozenset())
+    if name.lower() in own:
+        return ALLOWED
+    if "/" in name or name.lower().endswith(_OF_JOBS):
+        return NO
+    return Decision(True, if_made=((kind, name),))
+
+
+def _by_arn(grants: Grants, arn: Any, *, kind: str | None = None) -> Decision:
+    """Decide on a record by its ARN; handlers look at the name in it, whatever its region says."""
+    if not isinstance(arn, str):
+        return NO
+    its_kind, slash, name = arn.rpartition(":")[2].partition("/")
+    if not slash or its_kind not in (EXPERIMENT, TRIAL, COMPONENT, ARTIFACT) or (kind or its_kind) != its_kind:
+        return NO
+    return _named(grants, its_kind, name) if not name.lower().startswith("arn:") else NO

@@ -1,0 +1,71 @@
+"""Whose key a request is signed with, and what it opens: the owner's, or that of an attempt whose hosts still exist.
+
+Where: `service` gives it to the S3 front and to `aws_handler`, which ask the rules of `permissions`. The key of an
+attempt dies with the attempt: another try has another one, a pool that waits for its next job has none.
+"""
+
+from __future__ import annotations
+
+from clary.contract.errors import WireError
+from clary.control.jobs.job_grants import grants_of
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.jobs.warm_pools import is_parked
+from clary.control.permissions.grants import FULL, Grants
+from clary.control.reconcile.hub import JobHub
+from clary.control.settings import Settings
+from clary.control.state_folder import JOB_KEY_PREFIX, RootSecrets
+
+FORBIDDEN = 403
+MAX_REMEMBERED = 256
+
+
+class JobKeys:
+    """Knows every key that is good now.
+
+    Args:
+        secrets: of the service.
+        hub: knows which jobs have hosts.
+        settings: `job_api_access`, and names of the service's own.
+    """
+
+    def __init__(self, secrets: RootSecrets, hub: JobHub, settings: Settings) -> None:
+        self._secrets = secrets
+        self._hub = hub
+        self._settings = settings
+        self._grants: dict[str, tuple[TrainingJob, Grants]] = {}
+
+    def find_secret(self, access_key_id: str) -> str | None:
+        """Return the secret of a key; None for one that is not known, or not any more."""
+        if access_key_id == self._secrets.access_key_id:
+            return self._secrets.secret_access_key
+        return None if self._job_of(access_key_id) is None else self._secrets.job_secret(access_key_id)
+
+    def find_grants(self, access_key_id: str) -> Grants | None:
+        """Return what a key opens; None for one that opens everything.
+
+        Raises: WireError(AccessDenied) for a key that has ended since its signature was verified.
+        """
+        if access_key_id == self._secrets.access_key_id:
+            return None
+        job = self._job_of(access_key_id)
+        if job is None:
+            raise WireError("AccessDenied", "The attempt that this key belongs to has ended.", http_status=FORBIDDEN)
+        if self._settings.job_api_access == FULL:
+            return None
+        known = self._grants.get(access_key_id)
+        if known is not None and known[0].request is job.request:
+            return known[1]
+        grants = grants_of(job, default_bucket=self._settings.default_bucket)
+        while len(self._grants) >= MAX_REMEMBERED:
+            del self._grants[next(iter(self._grants))]
+        self._grants[access_key_id] = (job, grants)
+        return grants
+
+    def _job_of(self, access_key_id: str) -> TrainingJob | None:
+        if not access_key_id.startswith(JOB_KEY_PREFIX):
+            return None
+        for job in self._hub.active_jobs():
+            plan = job.plan
+            if plan is not None and plan["job_endpoint"]["credentials"]["access_key_id"] == access_key_id:
+                return None if is_parked(job) else job
+        return None

@@ -1,0 +1,35 @@
+"""What of this machine and its network jobs share by the owner's settings, in sentences.
+
+Where: `clary describe` says them of a job, `clary doctor` and `clary up` of the service. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from clary.control.egress.entries import Reachable
+from clary.control.permissions.grants import FULL
+from clary.control.settings import Settings
+
+FULL_ACCESS = (
+    "Roles are names here: a job's own key opens every bucket and every job of this service (setting job_api_access)."
+)
+OWN_ACCESS = "A job's key opens what the job's request names in S3, its own outputs, logs and runs, and no other job."
+
+
+def shared_by_settings(settings: Settings, reachable: Sequence[Reachable], *, has_network: bool = True) -> list[str]:
+    """Return what is shared beyond what every job gets.
+
+    Args:
+        settings: of the service.
+        reachable: what programs reach of the owner's network.
+        has_network: False for a job with EnableNetworkIsolation, which reaches nothing.
+    """
+    sentences = [FULL_ACCESS] if settings.job_api_access == FULL else []
+    if reachable and has_network:
+        places = ", ".join(str(entry) for entry in reachable)
+        sentences.append(
+            f"Programs reach services of this machine's network: {places} (setting reachable_networks, and package "
+            "indexes that pip and uv use here)."
+        )
+    return sentences
