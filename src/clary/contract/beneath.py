@@ -1,0 +1,393 @@
+"""Files below an open folder, reached without following a link.
+
+Where: the agent and the service use it for every folder that a program owns or owned. The program may put a link, a
+named pipe, a socket or a device in the place of any file or folder at any moment, and the agent has more rights than
+the program. So a path is resolved by the kernel from a descriptor, and what it names is judged before it is opened.
+
+Two ways lead to a file, and both refuse the same paths: openat2(2) resolves the whole path in one call (Linux 5.6);
+elsewhere the path is walked folder by folder, each opened with O_NOFOLLOW. Both refuse absolute paths and `..`.
+
+[Note: judged before opened] Opening is an act: it wakes the writer of a pipe, it rewinds a tape, and it hangs on a pipe
+that has no writer. So a path is first opened with O_PATH, which touches nothing. fstat(2) then says what it is, and the
+very same inode is opened through /proc/self/fd, which no rename can change.
+Source: openat2(2), open(2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import functools
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it since 3.11
+
+FILE_MODE = 0o644
+FOLDER_MODE = 0o755
+
+_SYS_OPENAT2 = 437  # on every architecture but alpha
+_RESOLVE_NO_MAGICLINKS = 0x02
+_RESOLVE_NO_SYMLINKS = 0x04
+_RESOLVE_BENEATH = 0x08
+_RESOLVE = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
+_ABSENT = (errno.ENOSYS, errno.EPERM)  # an old kernel; a filter of system calls that does not know the call
+_MAX_BLOCKED = 16  # times that openat2 may answer EAGAIN, which it does when folders are moved meanwhile
+
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_LOOK_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_SAFE_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+
+_KINDS = {
+    stat.S_IFREG: "a regular file",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class Folder:
+    """An open folder, and what lies below it.
+
+    A path is text below the folder, with `/`; empty text names the folder itself. Every method raises OSError: ELOOP
+    where the path holds a link, ENOENT and ENOTDIR as usual, EINVAL for a path that is absolute or holds `..`, and
+    EPERM for a file of another kind than the method opens.
+
+    Args:
+        descriptor: of the folder; the object owns it from now on.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    @classmethod
+    def at(cls, path: Path | str, *, create: bool = False) -> Folder:
+        """Open a folder by a path that no stranger can change; links on the way are followed.
+
+        Args:
+            create: make the folder and its parents if they are missing.
+        """
+        if create:
+            os.makedirs(path, exist_ok=True)
+        return cls(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the descriptor; harmless when repeated."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def fileno(self) -> int:
+        """Return the descriptor, which stays this object's."""
+        return self._descriptor
+
+    def detach(self) -> int:
+        """Return the descriptor, which is the caller's from now on."""
+        descriptor, self._descriptor = self._descriptor, -1
+        return descriptor
+
+    @property
+    def path(self) -> str:
+        """Path by which this process reaches the very folder, whatever becomes of its name; valid while it is open."""
+        return f"/proc/self/fd/{self._descriptor}"
+
+    def folder(self, path: str = "", *, create: bool = False, mode: int = FOLDER_MODE) -> Folder:
+        """Open a folder.
+
+        Args:
+            create: make the folder and its parents if they are missing.
+            mode: of the folders that are made.
+        """
+        if not create:
+            return Folder(open_beneath(self._descriptor, path, _FOLDER_FLAGS))
+        here = os.dup(self._descriptor)
+        try:
+            for part in parts_of(path):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, mode, dir_fd=here)
+                below = open_beneath(here, part, _FOLDER_FLAGS)
+                os.close(here)
+                here = below
+        except BaseException:
+            os.close(here)
+            raise
+        return Folder(here)
+
+    def open_file(self, path: str, flags: int = os.O_RDONLY) -> int:
+        """Return a descriptor of a regular file that is there, for reading unless `flags` say otherwise."""
+        return self._open_judged(path, flags, stat.S_ISREG, "a regular file")
+
+    def open_fifo(self, path: str, flags: int) -> int:
+        """Return a descriptor of a named pipe, which never waits for the other end. Raises: ENXIO without a reader."""
+        return self._open_judged(path, flags, stat.S_ISFIFO, "a named pipe")
+
+    def read(self, path: str, *, max_bytes: int) -> bytes:
+        """Return the first `max_bytes` of a regular file."""
+        with open(self.open_file(path), "rb", buffering=0) as file:
+            pieces = []
+            while max_bytes > 0 and (piece := file.read(max_bytes)):
+                pieces.append(piece)
+                max_bytes -= len(piece)
+        return b"".join(pieces)
+
+    def write(self, path: str, data: bytes, *, mode: int = FILE_MODE) -> None:
+        """Put a file at `path`, whole or not at all, in the place of what stands there."""
+        with self.replacing(path, mode=mode) as file:
+            file.write(data)
+
+    @contextlib.contextmanager
+    def replacing(self, path: str, *, mode: int = FILE_MODE) -> Iterator[BinaryIO]:
+        """Yield a new file that takes the place of what stands at `path` once the block has ended without an error.
+
+        What stands at `path` is never written to, so another name of the same file keeps its content.
+        """
+        with self._parent(path) as (folder, name):
+            part = f".{name[:200]}.{secrets.token_hex(4)}.part"
+            descriptor = os.open(part, _NEW_FILE_FLAGS, mode, dir_fd=folder)
+            try:
+                with open(descriptor, "wb") as file:
+                    os.fchmod(descriptor, mode)  # whatever the umask is
+                    yield file
+                os.rename(part, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(part, dir_fd=folder)
+                raise
+
+    def names(self, path: str = "", *, limit: int | None = None) -> list[str]:
+        """Return the names in a folder, in no order, the first `limit` that the kernel gives if there are more."""
+        with self.folder(path) as folder, os.scandir(folder.fileno()) as entries:
+            return [entry.name for entry in islice(entries, limit)]
+
+    def status(self, path: str) -> os.stat_result:
+        """Return what stands at `path`; a link in its last place is described and not followed."""
+        if not parts_of(path):
+            return os.fstat(self._descriptor)
+        with self._parent(path) as (folder, name):
+            return os.stat(name, dir_fd=folder, follow_symlinks=False)
+
+    def exists(self, path: str) -> bool:
+        """Return whether anything stands at `path`; a link on the way there hides it."""
+        try:
+            self.status(path)
+        except OSError:
+            return False
+        return True
+
+    def read_link(self, path: str) -> str:
+        """Return the text of a link."""
+        with self._parent(path) as (folder, name):
+            return os.readlink(name, dir_fd=folder)
+
+    def make_link(self, path: str, target: str) -> None:
+        """Make a symbolic link. Raises: EEXIST."""
+        with self._parent(path) as (folder, name):
+            os.symlink(target, name, dir_fd=folder)
+
+    def make_fifo(self, path: str, *, mode: int) -> None:
+        """Make a named pipe. Raises: EEXIST."""
+        with self._parent(path) as (folder, name):
+            os.mkfifo(name, mode, dir_fd=folder)
+            with _looked_at(folder, name) as (descriptor, status):
+                # The program may have put another file there by now: only what was made a moment ago may change.
+                if stat.S_ISFIFO(status.st_mode) and status.st_nlink == 1 and status.st_uid == os.geteuid():
+                    os.chmod(f"/proc/self/fd/{descriptor}", mode)  # whatever the umask is
+
+    def set_mode(self, path: str, mode: int) -> None:
+        """Set the permission bits of a regular file or folder."""
+        with self._parent(path) as (folder, name), _looked_at(folder, name) as (descriptor, status):
+            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+                raise _other_kind(path, "a regular file or folder", status)
+            os.chmod(f"/proc/self/fd/{descriptor}", mode)
+
+    def remove(self, path: str, *, missing_ok: bool = False) -> None:
+        """Remove a name that is no folder; a link is removed itself."""
+        with self._parent(path) as (folder, name):
+            try:
+                os.unlink(name, dir_fd=folder)
+            except FileNotFoundError:
+                if not missing_ok:
+                    raise
+
+    def remove_folder(self, path: str) -> None:
+        """Remove an empty folder."""
+        with self._parent(path) as (folder, name):
+            os.rmdir(name, dir_fd=folder)
+
+    def rename(self, path: str, new_path: str) -> None:
+        """Give a name below this folder another one, in the place of a file that stands there."""
+        with self._parent(path) as (folder, name), self._parent(new_path) as (new_folder, new_name):
+            os.rename(name, new_name, src_dir_fd=folder, dst_dir_fd=new_folder)
+
+    def _open_judged(self, path: str, flags: int, is_wanted: Callable[[int], bool], kind: str) -> int:
+        descriptor = open_beneath(self._descriptor, path, _LOOK_FLAGS)
+        try:
+            status = os.fstat(descriptor)
+            if not is_wanted(status.st_mode):
+                raise _other_kind(path, kind, status)
+            return os.open(f"/proc/self/fd/{descriptor}", flags | _SAFE_FLAGS)
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _parent(self, path: str) -> Iterator[tuple[int, str]]:
+        """Yield the open folder of a path, and its last part."""
+        *above, name = parts_of(path) or ("",)
+        if not name:
+            raise OSError(errno.EINVAL, "a path below the folder is expected, not the folder itself", path)
+        if not above:
+            yield self._descriptor, name
+            return
+        folder = open_beneath(self._descriptor, "/".join(above), _FOLDER_FLAGS)
+        try:
+            yield folder, name
+        finally:
+            os.close(folder)
+
+
+def open_beneath(folder: int, path: str, flags: int) -> int:
+    """Open what lies at `path` below an open folder; no link is followed, in no part of the path.
+
+    Where: `Folder` is built on it; use that, which also judges what it opens.
+    Args:
+        folder: descriptor of the folder; stays open.
+        flags: of open(2); files are not made.
+    Raises: OSError: ELOOP where the path holds a link, EINVAL for an absolute path and for `..`.
+    """
+    parts = parts_of(path)
+    try:
+        descriptor = _openat2(folder, "/".join(parts) or ".", flags) if _has_openat2() else _walk(folder, parts, flags)
+    except OSError as error:
+        # O_DIRECTORY hides that the last part is a link.
+        if isinstance(error, NotADirectoryError) and _ends_in_link(folder, parts):
+            raise _link_refused(path) from error
+        error.filename = path
+        raise
+    if flags & os.O_PATH and stat.S_ISLNK(os.fstat(descriptor).st_mode):
+        os.close(descriptor)  # O_PATH opens the link itself
+        raise _link_refused(path)
+    return descriptor
+
+
+def parts_of(path: str) -> list[str]:
+    """Return the parts of a path below a folder. Raises: OSError: EINVAL for an absolute path, `..` and NUL."""
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if path.startswith("/") or ".." in parts or "\0" in path:
+        raise OSError(errno.EINVAL, "expected a path below the folder, without '..'", path)
+    return parts
+
+
+@contextlib.contextmanager
+def _looked_at(folder: int, name: str) -> Iterator[tuple[int, os.stat_result]]:
+    """Yield an O_PATH descriptor of a name in an open folder, and what it is."""
+    descriptor = os.open(name, _LOOK_FLAGS, dir_fd=folder)
+    try:
+        yield descriptor, os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _other_kind(path: str, kind: str, status: os.stat_result) -> OSError:
+    if stat.S_ISLNK(status.st_mode):
+        return _link_refused(path)
+    if stat.S_ISDIR(status.st_mode):
+        return IsADirectoryError(errno.EISDIR, f"expected {kind}, found a folder", path)
+    return OSError(errno.EPERM, f"expected {kind}, found {_KINDS.get(stat.S_IFMT(status.st_mode), 'another')}", path)
+
+
+def _link_refused(path: str) -> OSError:
+    return OSError(errno.ELOOP, "a part of it is a symbolic link, which is not followed", path)
+
+
+def _ends_in_link(folder: int, parts: list[str]) -> bool:
+    try:
+        above = open_beneath(folder, "/".join(parts[:-1]), _FOLDER_FLAGS)
+    except OSError:
+        return False
+    try:
+        return stat.S_ISLNK(os.stat(parts[-1] if parts else ".", dir_fd=above, follow_symlinks=False).st_mode)
+    except OSError:
+        return False
+    finally:
+        os.close(above)
+
+
+class _OpenHow(ctypes.Structure):
+    """struct open_how of linux/openat2.h."""
+
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+@functools.cache
+def _has_openat2() -> bool:
+    """Return whether the kernel has openat2(2) and lets this process call it."""
+    try:
+        root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.close(_openat2(root, ".", os.O_PATH | os.O_CLOEXEC))
+        finally:
+            os.close(root)
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return False
+        raise
+    return True
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _openat2(folder: int, path: str, flags: int) -> int:
+    how = _OpenHow(flags=flags, mode=0, resolve=_RESOLVE)
+    number = 0
+    for _ in range(_MAX_BLOCKED):
+        descriptor = _libc().syscall(
+            ctypes.c_long(_SYS_OPENAT2),
+            ctypes.c_int(folder),
+            ctypes.c_char_p(os.fsencode(path)),
+            ctypes.byref(how),
+            ctypes.c_size_t(ctypes.sizeof(how)),
+        )
+        if descriptor >= 0:
+            return int(descriptor)
+        number = ctypes.get_errno()
+        if number not in (errno.EAGAIN, errno.EINTR):
+            break
+    raise OSError(number, os.strerror(number), path)
+
+
+def _walk(folder: int, parts: list[str], flags: int) -> int:
+    """Open a path folder by folder, for kernels without openat2."""
+    if not parts:
+        return os.open(".", flags, dir_fd=folder)
+    here = os.dup(folder)
+    try:
+        for depth, part in enumerate(parts[:-1], start=1):
+            try:
+                below = os.open(part, _FOLDER_FLAGS, dir_fd=here)
+            except NotADirectoryError as error:
+                if _ends_in_link(here, [part]):
+                    raise _link_refused("/".join(parts[:depth])) from error
+                raise
+            os.close(here)
+            here = below
+        return os.open(parts[-1], flags | os.O_NOFOLLOW, dir_fd=here)
+    finally:
+        os.close(here)
