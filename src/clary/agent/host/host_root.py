@@ -17,7 +17,7 @@ from typing import Any
 
 from clary.agent.host import kernel, kernel_views
 from clary.agent.host.late_binds import ML_FOLDER, make_mount_point, show_late_roots
-from clary.agent.host.machine_view import PRIVATE_FOLDERS, MachineView, copy_folder
+from clary.agent.host.machine_view import LAYERS_FOLDER, PRIVATE_FOLDERS, MachineView, copy_folder
 from clary.agent.host.mount_table import is_within, submounts
 
 _VAR_TMP = "/var/tmp"  # noqa: S108 - the program's own, as /tmp is
@@ -46,7 +46,7 @@ class _HostRoot:
         self._scratch = order["scratch_folder"]
         self._new_root = f"{self._scratch}/root"
         self._view = MachineView(
-            self._new_root, layers_folder=f"{self._scratch}/layers", in_user_namespace=in_user_namespace
+            self._new_root, layers_folder=f"{self._scratch}/{LAYERS_FOLDER}", in_user_namespace=in_user_namespace
         )
         self._not_isolated: list[str] = []
         # Canonical places; parents before children, so that a bind inside another lands on it.
@@ -66,7 +66,7 @@ class _HostRoot:
 
     def build(self) -> list[str]:
         kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
-        for folder in ("root", "layers", "tmp", "var-tmp", "empty-ml"):
+        for folder in ("root", LAYERS_FOLDER, "tmp", "var-tmp", "empty-ml"):
             os.mkdir(f"{self._scratch}/{folder}")
         resolver = _read_resolver()
         self._show_machine()
@@ -153,9 +153,12 @@ class _HostRoot:
             make_mount_point(target, is_folder=is_folder)
         except OSError as error:
             raise OSError(error.errno, f"make the place {bind['target']} for {source}: {error.strerror}") from error
+        kept_as = bind.get("kept_as", "")
         if bind["overlay"] and is_folder:
-            if self._view.overlay(source, target):
+            if self._view.overlay(source, target, kept_as=kept_as):
                 return
+            if kept_as:
+                raise OSError(f"no private layer could be laid over {source}: {self._view.refusal}")
             if bind["copied_otherwise"]:
                 copy_folder(source, target)
                 return
