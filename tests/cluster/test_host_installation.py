@@ -7,8 +7,10 @@ import signal
 import stat
 import subprocess
 import sys
+import tarfile
 import threading
 import uuid
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -81,14 +83,32 @@ class Lab:
         (source / "requirements.txt").write_text(requirements)
         return source
 
-    def prepare(self, source: Path, *, memory_bytes: int | None = None, **options: object) -> PreparedEnvironment:
+    def index(self, *archives: Path) -> Path:
+        """Write an index of the owner's own with these archives; returns its folder `simple`."""
+        simple = self.world.folder("mirror/simple")
+        for archive in archives:
+            page = simple / archive.name.partition("-")[0] / "index.html"
+            page.parent.mkdir()
+            page.write_text(f'<a href="../../{archive.name}">{archive.name}</a>')
+            archive.rename(simple.parent / archive.name)
+        return simple
+
+    def prepare(
+        self,
+        source: Path,
+        *,
+        memory_bytes: int | None = None,
+        index: Path | None = None,
+        **options: object,
+    ) -> PreparedEnvironment:
         sandbox = self.world.sandbox(own_network=True, memory_bytes=memory_bytes, hidden_folders=(str(self.home),))
-        machine = {"PATH": os.environ["PATH"], "HOME": str(self.home), "PIP_NO_INDEX": "1"}
+        machine = {"PATH": os.environ["PATH"], "HOME": str(self.home)}
+        machine |= {"PIP_NO_INDEX": "1"} if index is None else {"UV_DEFAULT_INDEX": index.as_uri()}
         return prepare_environment(
             self.image,
             source / "requirements.txt",
             self.caches,
-            world=InstallationWorld(sandbox=sandbox, proxies={}, is_offline=True),
+            world=InstallationWorld(sandbox=sandbox, proxies={}, is_offline=index is None),
             machine=machine,
             **options,
         )
@@ -229,6 +249,30 @@ return {}
     lab.prepare(source)
     assert not list(lab.caches.rglob("poison"))
     assert not (source / "beside.txt").exists()
+
+
+def test_what_indexes_have_built_is_kept_for_other_jobs_and_what_they_have_not_is_not(lab: Lab) -> None:
+    place = lab.world.folder("archives")
+    wheel = place / "gamma-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, text in {
+            "gamma.py": "V = 1",
+            "gamma-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: gamma\nVersion: 1.0\n",
+            "gamma-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            "gamma-1.0.dist-info/RECORD": "gamma.py,,\n",
+        }.items():
+            archive.writestr(name, text)
+    project = lab.source("open(os.environ['UV_CACHE_DIR'] + '/poison', 'w').close()\nreturn 'built'") / "evil"
+    (project / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n")
+    with tarfile.open(place / "evil-1.0.tar.gz", "w:gz") as archive:
+        archive.add(project, "evil-1.0")
+    index = lab.index(wheel, place / "evil-1.0.tar.gz")
+    lab.prepare(lab.source("", requirements="gamma\n"), index=index)
+    kept = {path.name for path in lab.caches.rglob("*")}
+    assert "gamma.py" in kept
+    prepared = lab.prepare(lab.source("", requirements="gamma\nevil\n"), index=index)
+    assert facts_of(prepared) == "built"
+    assert {path.name for path in lab.caches.glob("uv-hosts/**/*")}.isdisjoint({"poison", "evil.py", "backend.py"})
 
 
 def test_packages_that_run_at_every_start_run_in_hosts_only(lab: Lab) -> None:
