@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from host_world import HostWorld, eventually, pids_with
 
+from clary.agent.environments import requirements
 from clary.agent.environments.installation import InstallationWorld
 from clary.agent.environments.requirements import PreparedEnvironment, prepare_environment
 from clary.contract.errors import AgentError, Fault
@@ -181,6 +182,20 @@ return {}
     assert (library_of(attacked) / "alpha.py").read_text().startswith("V = 666")
     assert lab.module.read_text() == shared.read_text() == "V = 1\n"
     assert stat.S_IMODE(lab.module.stat().st_mode) == 0o644
+
+
+def test_copies_share_no_file_where_no_layer_can_be_laid_over_them(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requirements, "why_no_overlay", lambda folder: "this kernel refuses it")
+    attack = """
+(path,) = glob.glob(ENVIRONMENT + "/lib/python3*/site-packages/alpha.py")
+open(path, "r+").write("V = 666")
+return {}
+"""
+    prepared = lab.prepare(lab.source(attack))
+    copy = library_of(prepared) / "alpha.py"
+    assert (copy.read_text(), lab.module.read_text()) == ("V = 666", "V = 1\n")
+    assert copy.stat().st_nlink == 1
+    assert "a full copy, because no layer" in prepared.notes[-1]
 
 
 def test_what_a_build_leaves_has_no_rights_and_leads_nowhere(lab: Lab) -> None:

@@ -245,7 +245,7 @@ class Installation:
         for path in (*local_folders(variables), *certificates):
             # What holds a hidden folder would show it.
             is_open = any(Path(hidden).is_relative_to(path.resolve()) for hidden in self.world.sandbox.hidden_folders)
-            if path.is_absolute() and path.exists() and not is_open:
+            if path.is_absolute() and path != Path("/") and path.exists() and not is_open:
                 binds.append(Bind(source=str(path), target=str(path), read_only=True))
         return tuple(dict.fromkeys(binds))
 

@@ -56,6 +56,8 @@ _PLAIN = re.compile(
     re.ASCII,
 )
 _ADDRESS = re.compile(rf"{_NAME}\s*(?:\[[^\]]*\])?\s*@\s*", re.ASCII)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_REASON_CHARACTERS = 1000  # of a reason, which holds a stranger's names
 _COPY_BYTES = 1 << 20
 
 
@@ -175,7 +177,8 @@ def _option(line: str) -> tuple[str, str]:
 
 
 def _refused(reason: str) -> AgentError:
-    return AgentError(f"The requirements cannot be installed: {reason}.", fault=Fault.USER)
+    text = _CONTROL.sub("?", reason)[:_REASON_CHARACTERS]
+    return AgentError(f"The requirements cannot be installed: {text}.", fault=Fault.USER)
 
 
 def source_digest(source: Path, *, check: Callable[[], None]) -> str:

@@ -227,7 +227,7 @@ def _taken_over(task: _Task, installation: Installation) -> list[str]:
     own.restore(folder)
     if not left_out:
         return []
-    names = ", ".join(left_out)[:_NOTE_CHARACTERS]
+    names = ", ".join(map(ascii, left_out))[:_NOTE_CHARACTERS]
     return [f"left out of the environment, as neither file, folder nor link: {names}"]
 
 

@@ -417,7 +417,9 @@ class HostSteps:
         folder = Path(python).parent.parent
         shown = base_folders(folder) or _shown((str(folder.resolve()),))
         inside = inside_tree(plan, self._tree)
-        variables = service_variables(plan, self._host, inside, python=python, shims_folder="", machine=os.environ)
+        # The job's own variables do not count: what is installed is kept for others who ask for the same.
+        bare = replace(plan, user_environment={})
+        variables = service_variables(bare, self._host, inside, python=python, shims_folder="", machine=os.environ)
         own_network = plan.network.namespace_paths.get(self._host.name)
         return InstallationWorld(
             sandbox=self._sandbox(tuple(_interpreter_binds(shown))),
