@@ -9,6 +9,7 @@ import struct
 import subprocess
 import time
 import zipfile
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -176,6 +177,49 @@ def test_requirements_that_cannot_be_had_fail_the_job_with_the_installers_words(
     reason = failure_of(described)
     assert reason.startswith("ClientError")
     assert "iniconfig==999.0" in reason
+
+
+# Builds a package without any other, and says what it met while it did.
+BUILD = """
+import os, zipfile
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    with open("VICTIM", "w") as file:
+        file.write("was here")
+    try:
+        met = open("KEYS").read()
+    except OSError as error:
+        met = type(error).__name__
+    files = {
+        "met.py": f"print('met', {os.uname().nodename!r}, {met!r}, {sorted(os.listdir('/sys/class/net'))!r})",
+        "met-1.0.dist-info/METADATA": "Metadata-Version: 2.1\\nName: met\\nVersion: 1.0\\n",
+        "met-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
+        "met-1.0.dist-info/RECORD": "met.py,,\\n",
+    }
+    with zipfile.ZipFile(os.path.join(folder, "met-1.0-py3-none-any.whl"), "w") as wheel:
+        for path, text in files.items():
+            wheel.writestr(path, text)
+    return "met-1.0-py3-none-any.whl"
+"""
+PROJECT = '[build-system]\nrequires = []\nbuild-backend = "build"\nbackend-path = ["."]\n'
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("place", ["", "package/"], ids=["package of the entry point", "local requirement"])
+def test_build_scripts_of_a_job_are_kept_in_its_host(aws, service, place):
+    victim = Path(f"/opt/clary-victim-{os.getpid()}-{time.time_ns()}")
+    build = BUILD.replace("VICTIM", str(victim)).replace("KEYS", str(service.home / "secrets" / "root.json"))
+    files = {f"{place}build.py": build, f"{place}pyproject.toml": PROJECT, "train.py": "import met"}
+    files |= {"requirements.txt": f"./{place}\n"} if place else {"setup.py": ""}
+    program = "train.py" if place else "met"
+    try:
+        described = run(aws, script_request(aws, unique("build"), files, program=program, EnableNetworkIsolation=True))
+        log = log_of(aws, described["TrainingJobName"])
+        assert described["TrainingJobStatus"] == "Completed", log
+        # A host without a way out has its own network, in which it meets the job's other hosts.
+        assert any(line.startswith("met algo-1 FileNotFoundError") for line in log), log
+        assert not victim.exists()
+    finally:
+        victim.unlink(missing_ok=True)
 
 
 def test_a_bash_script_is_an_entry_point_and_gets_the_arguments(aws):

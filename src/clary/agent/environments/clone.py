@@ -1,12 +1,14 @@
 """A copy of a Python environment that shares its files with the original.
 
 Where: `requirements` installs into such copies, so that the original stays as it is and nothing of it is fetched
-again. Files are hard links where the file system allows it: a gigabyte of torch takes a second and no space. Who
-writes into the copy must replace files and never write into them; uv and pip do so.
+again. Files are hard links where the file system allows it: a gigabyte of torch takes a second and no space. Whoever
+writes into a linked file of the copy writes into the original, so hosts never get the copy itself to write to: they get
+a layer over it (`requirements`), or a copy that shares nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -23,21 +25,24 @@ _OWN_PROGRAMS = ("python", "activate", "Activate.ps1", "deactivate")
 _OWN_ENTRIES = frozenset({"pyvenv.cfg", "lib64", "bin"})
 
 
-def clone_environment(facts: InterpreterFacts, folder: Path) -> Path:
+def clone_environment(facts: InterpreterFacts, folder: Path, *, shares_files: bool = True) -> Path:
     """Build a copy of an environment in `folder` and return its interpreter.
 
     `folder` must be where the copy stays: its programs name their interpreter by path.
+
+    Args:
+        shares_files: whether files are links; else their content is copied.
     State after failure: `folder` holds a part of the copy and is to be deleted.
     Raises: AgentError if venv fails; OSError, a full disk for one.
     """
     _make_venv(facts, folder)
     library = folder / facts.library_folder
     if facts.is_virtual:
-        _link_tree(Path(facts.prefix), folder, skip=_OWN_ENTRIES)
+        _link_tree(Path(facts.prefix), folder, skip=_OWN_ENTRIES, shares=shares_files)
     for site_folder in facts.site_folders:  # a base interpreter's, and those behind --system-site-packages
         if not (facts.is_virtual and Path(site_folder).is_relative_to(facts.prefix)):
-            _link_tree(Path(site_folder), library, skip=frozenset())
-    _copy_programs(facts, folder / "bin")
+            _link_tree(Path(site_folder), library, skip=frozenset(), shares=shares_files)
+    _copy_programs(facts, folder / "bin", shares=shares_files)
     return folder / "bin" / "python"
 
 
@@ -54,7 +59,7 @@ def _make_venv(facts: InterpreterFacts, folder: Path) -> None:
         raise AgentError(f"{' '.join(command)} failed: {error}") from error
 
 
-def _link_tree(source: Path, target: Path, *, skip: frozenset[str]) -> None:
+def _link_tree(source: Path, target: Path, *, skip: frozenset[str], shares: bool) -> None:
     """Link every file below `source` into `target`; names that `target` has already are kept."""
     target.mkdir(parents=True, exist_ok=True)
     with os.scandir(source) as entries:
@@ -63,23 +68,24 @@ def _link_tree(source: Path, target: Path, *, skip: frozenset[str]) -> None:
             if entry.name in skip:
                 continue
             if entry.is_dir(follow_symlinks=False):
-                _link_tree(Path(entry.path), place, skip=frozenset())
+                _link_tree(Path(entry.path), place, skip=frozenset(), shares=shares)
             elif not os.path.lexists(place):
-                _link_entry(Path(entry.path), place)
+                _link_entry(Path(entry.path), place, shares=shares)
 
 
-def _link_entry(source: Path, place: Path) -> None:
+def _link_entry(source: Path, place: Path, *, shares: bool) -> None:
     if source.is_symlink():
         place.symlink_to(os.readlink(source))
         return
-    try:
-        os.link(source, place)
-    except OSError:  # another file system, a foreign owner under protected_hardlinks, too many links
-        if source.is_file():
-            shutil.copy2(source, place)
+    if shares:
+        with contextlib.suppress(OSError):  # another file system, a foreign owner under protected_hardlinks, many links
+            os.link(source, place)
+            return
+    if source.is_file():
+        shutil.copy2(source, place)
 
 
-def _copy_programs(facts: InterpreterFacts, target: Path) -> None:
+def _copy_programs(facts: InterpreterFacts, target: Path, *, shares: bool) -> None:
     """Copy the programs that packages brought, with the copy's interpreter in their first line."""
     source = Path(facts.scripts_folder)
     names = source.iterdir() if facts.is_virtual else map(Path, facts.script_files)
@@ -90,7 +96,7 @@ def _copy_programs(facts: InterpreterFacts, target: Path) -> None:
             continue
         rewritten = _with_interpreter(path, source, target)
         if rewritten is None:
-            _link_entry(path, place)
+            _link_entry(path, place, shares=shares)
         else:
             place.write_bytes(rewritten)
             shutil.copymode(path, place)

@@ -1,19 +1,21 @@
 """Where packages come from: pip's configuration of this machine, in uv's words.
 
-Where: `requirements` gives the result to uv, which does not read pip's configuration itself. Settings for uv that the
-machine already has win.
+Where: `installation` gives the result to uv, which does not read pip's configuration itself. Settings for uv that the
+machine already has win. Of the owner's secrets, an installation gets those of the configured indexes and no other.
 Source: pip documentation, "Configuration"; uv documentation, "Compatibility with pip".
 """
 
 from __future__ import annotations
 
+import netrc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from clary.contract.pip_options import pip_options
 
 _INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
+_INDEX_LISTS = {"UV_FIND_LINKS": ",", "UV_INDEX": None, "UV_EXTRA_INDEX_URL": None}  # variable -> what separates
 
 
 def uv_index_variables(machine: Mapping[str, str], prefix: str) -> dict[str, str]:
@@ -46,6 +48,54 @@ def uv_index_variables(machine: Mapping[str, str], prefix: str) -> dict[str, str
 def is_without_index(machine: Mapping[str, str], prefix: str) -> bool:
     """Whether pip would ask no index at all (`no-index`), for which uv has an option but no variable."""
     return pip_options(machine, prefix).get("no-index", "").lower() in ("1", "true", "yes", "on")
+
+
+def local_folders(variables: Mapping[str, str]) -> tuple[Path, ...]:
+    """Return the folders of this machine that UV_* variables name as places of packages.
+
+    Of an index, whose pages name files beside it, the folder around `simple` is returned.
+    """
+    found = []
+    for name in _INDEX_VARIABLES:
+        for place in _places(variables, name):
+            plain = place if name == "UV_FIND_LINKS" else place.partition("=")[2] or place
+            is_file = plain.startswith("file:")
+            path = Path(unquote(urlsplit(plain).path) if is_file else plain).expanduser()
+            if (is_file or "://" not in plain) and path.is_absolute() and path.exists():
+                found.append(path.parent if path.name == "simple" else path)
+    return tuple(dict.fromkeys(found))
+
+
+def with_credentials(variables: Mapping[str, str], machine: Mapping[str, str]) -> dict[str, str]:
+    """Return `variables` with what the owner's .netrc knows of the indexes in them.
+
+    The file itself, which opens other places too, is nothing for an installation to see.
+    """
+    place = Path(machine.get("NETRC") or Path(machine.get("HOME", "/"), ".netrc"))
+    try:
+        known = netrc.netrc(place)
+    except (OSError, netrc.NetrcParseError, UnicodeDecodeError):
+        return dict(variables)
+    filled = dict(variables)
+    for name in _INDEX_VARIABLES:
+        places = [_with_login(place, known) for place in _places(variables, name)]
+        if places:
+            filled[name] = (_INDEX_LISTS.get(name) or " ").join(places)
+    return filled
+
+
+def _places(variables: Mapping[str, str], name: str) -> list[str]:
+    value = variables.get(name, "")
+    return [place.strip() for place in value.split(_INDEX_LISTS.get(name)) if place.strip()]
+
+
+def _with_login(place: str, known: netrc.netrc) -> str:
+    parts = urlsplit(place.partition("=")[2] if "=" in place.partition("://")[0] else place)
+    login = known.authenticators(parts.hostname) if parts.scheme in ("http", "https") and parts.hostname else None
+    if login is None or "@" in parts.netloc or parts.hostname not in known.hosts:
+        return place
+    user, _, password = login
+    return place.replace("://", f"://{quote(user, safe='')}:{quote(password or '', safe='')}@", 1)
 
 
 def _existing(places: Sequence[str]) -> list[str]:

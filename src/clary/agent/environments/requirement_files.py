@@ -1,95 +1,230 @@
-"""What an installation depends on: requirement files with all that they name, as one hash.
+"""What requirement files ask for: read with bounds, sorted by what an installation of them may depend on.
 
-Where: `requirements` keeps environments under this hash; whatever changes what would be installed must change it.
+Where: `requirements` reads them before anything is installed. The files are a stranger's: the agent reads regular files
+below the source folder and nothing else, and puts what it has read before the installer.
+
+A line is one of these:
+    plain     a package by name and version, from the indexes of this machine
+    include   another requirement or constraint file of the source folder
+    remote    an option, or a package by its address
+    local     a path, and every line that is not understood: it may depend on anything in the source folder
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
-import json
+import os
+import posixpath
+import re
 import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from clary.agent.environments.interpreter import InterpreterFacts
+from clary.contract.beneath import Folder
+from clary.contract.beneath_trees import Entry, entries
+from clary.contract.errors import AgentError, Fault
+from clary.contract.ml_tree import OPT_ML, MlTree
 
-_SCHEME = 1  # raised when environments are built in another way
+MAX_FILE_BYTES = 1024 * 1024
+MAX_FILES = 64
+MAX_DEPTH = 16  # of files that include one another
 _NESTED = ("-r", "--requirement", "-c", "--constraint")
 _EDITABLE = ("-e", "--editable")
-_ARCHIVE_SUFFIXES = (".whl", ".tar.gz", ".zip", ".tar.bz2", ".tgz")
+_PLACES = ("-i", "--index-url", "--extra-index-url", "-f", "--find-links")
+_SWITCHES = (
+    "--pre",
+    "--prefer-binary",
+    "--no-binary",
+    "--only-binary",
+    "--no-index",
+    "--trusted-host",
+    "--require-hashes",
+    "--use-feature",
+)
+_REMOTE = re.compile(r"(git\+)?(https?|ssh)://")
+_ARCHIVE = re.compile(r"\.(whl|zip|tgz|tar(\.\w+)?)$", re.IGNORECASE)
+_COMMENT = re.compile(r"(^|\s)#.*$")
+_HASH = re.compile(r"\s--hash[=\s]\w+:[0-9a-fA-F]+")
+_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
+_VERSION = r"(?:===|[<>=!~]=|[<>])\s*[A-Za-z0-9.*+!_-]+"
+_PLAIN = re.compile(
+    rf"({_NAME})\s*(?:\[\s*(?:{_NAME}(?:\s*,\s*{_NAME})*)?\s*\])?"
+    rf"\s*\(?\s*(?:{_VERSION}(?:\s*,\s*{_VERSION})*)?\s*,?\s*\)?\s*(?:;[\w\s.'\"<>=!~()+*-]*)?",
+    re.ASCII,
+)
+_ADDRESS = re.compile(rf"{_NAME}\s*(?:\[[^\]]*\])?\s*@\s*", re.ASCII)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_REASON_CHARACTERS = 1000  # of a reason, which holds a stranger's names
 _COPY_BYTES = 1 << 20
 
 
-def installation_key(facts: InterpreterFacts, requirements_file: Path | None, package_folder: Path | None) -> str:
-    """Return the name under which an environment with these requirements is kept: 32 hexadecimal digits.
+@dataclass(frozen=True, kw_only=True)
+class RequirementFiles:
+    """A requirement file with all that it includes."""
 
-    Files that cannot be read are left to the installer, which says what is wrong with them.
+    name: str  # of the file that was asked for, below the source folder
+    files: Mapping[str, bytes]  # name below the source folder -> content
+    plain: tuple[str, ...]  # requirements by name and version
+    has_options: bool  # whether other places than this machine's indexes, or other rules, are asked for
+    needs_source: bool  # whether the installation may depend on the rest of the source folder
+
+
+def read_requirements(source: Path, name: str) -> RequirementFiles:
+    """Read a requirement file of the folder `source` with all that it includes.
+
+    Files that are absent are left to the installer, which says what is wrong.
+    Raises: AgentError with fault USER for a file that is no regular file of that folder, is too large or includes
+        itself, and for too many files.
     """
-    digest = hashlib.sha256()
-    digest.update(json.dumps([_SCHEME, facts.python, facts.version, facts.prefix, facts.distributions]).encode())
-    if requirements_file is not None:
-        _add_file(digest, requirements_file, requirements_file.parent, set())
-    if package_folder is not None:
-        _add_content(digest, package_folder)
-    return digest.hexdigest()[:32]
+    with Folder.at(source) as folder:
+        reader = _Reader(folder, os.path.realpath(source))
+        reader.read(name, ())
+    return RequirementFiles(
+        name=name,
+        files=dict(reader.files),
+        plain=tuple(reader.plain),
+        has_options=reader.has_options,
+        needs_source=reader.needs_source,
+    )
 
 
-def _add_file(digest: hashlib._Hash, file: Path, base: Path, seen: set[Path]) -> None:
-    resolved = file.resolve()
-    if resolved in seen:
-        return
-    seen.add(resolved)
-    try:
-        text = file.read_bytes()
-    except OSError:
-        return
-    digest.update(b"file\0%d\0" % len(text))
-    digest.update(text)
-    for line in text.decode("utf-8", "replace").replace("\\\n", " ").splitlines():
-        _add_line(digest, line, file.parent, base, seen)
+class _Reader:
+    def __init__(self, folder: Folder, real_folder: str) -> None:
+        self._folder = folder
+        self._real_folder = real_folder
+        self.files: dict[str, bytes] = {}
+        self.plain: list[str] = []
+        self.has_options = self.needs_source = False
+
+    def read(self, name: str, above: tuple[str, ...]) -> None:
+        if name in above:
+            raise _refused(f"{name} includes itself, by way of {' and '.join(above[above.index(name) :])}")
+        if name in self.files:
+            return
+        if len(self.files) >= MAX_FILES or len(above) >= MAX_DEPTH:
+            raise _refused(f"more than {MAX_FILES} files are included, or more than {MAX_DEPTH} in one another")
+        try:
+            content = self._content(name)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise _refused(f"{name} cannot be read as a file of the source folder: {error.strerror}") from error
+        if len(content) > MAX_FILE_BYTES:
+            raise _refused(f"{name} is longer than {MAX_FILE_BYTES} bytes")
+        self.files[name] = content
+        text = content.decode("utf-8-sig", "replace").replace("\\\r\n", " ").replace("\\\n", " ")
+        for line in re.split(r"\r\n|\r|\n", text):
+            self._take(_COMMENT.sub("", line).strip(), name, above)
+
+    def _content(self, name: str) -> bytes:
+        try:
+            return self._folder.read(name, max_bytes=MAX_FILE_BYTES + 1)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+        # A link to another file of the folder is as good as that file; nobody changes the folder at this time.
+        place = os.path.relpath(os.path.realpath(posixpath.join(self._real_folder, name)), self._real_folder)
+        if place.startswith(".."):
+            raise _refused(f"{name} is a link that leads out of the source folder; put the file itself into it")
+        return self._folder.read(place, max_bytes=MAX_FILE_BYTES + 1)
+
+    def _take(self, line: str, name: str, above: tuple[str, ...]) -> None:
+        if not line:
+            return
+        if line.startswith("-"):
+            self._take_option(line, name, above)
+        elif (plain := _HASH.sub("", line)) and _PLAIN.fullmatch(plain) and not _ARCHIVE.search(plain.split(";")[0]):
+            self.plain.append(line)
+        elif not _REMOTE.match(_ADDRESS.sub("", line, count=1)):
+            self.needs_source = True
+
+    def _take_option(self, line: str, name: str, above: tuple[str, ...]) -> None:
+        option, value = _option(line)
+        if option in _NESTED and not _REMOTE.match(value):
+            self.read(_inside(value, name), (*above, name))
+            return
+        self.has_options = self.has_options or option not in _EDITABLE
+        is_known = option in (*_NESTED, *_SWITCHES) or (option in (*_PLACES, *_EDITABLE) and bool(_REMOTE.match(value)))
+        self.needs_source = self.needs_source or not is_known
 
 
-def _add_line(digest: hashlib._Hash, line: str, folder: Path, base: Path, seen: set[Path]) -> None:
-    """Add what a line names: nested files relative to the file itself, packages relative to `base`, as pip does."""
-    try:
-        words = shlex.split(line, comments=True)
-    except ValueError:
-        return
-    option, value = _option(words)
-    if option in _NESTED:
-        if "://" not in value:
-            _add_file(digest, folder / value, base, seen)
-    elif option in _EDITABLE:
-        digest.update(str((base / value).resolve()).encode())  # an editable install is bound to its folder
-    elif words:
-        path = _local_path(line.strip() if "@" in line else words[0], base)
-        if path is not None:
-            _add_content(digest, path)
+def _inside(value: str, name: str) -> str:
+    """Return what an include names, below the source folder."""
+    place = value.removeprefix("file://").removeprefix("file:")
+    code = str(MlTree(OPT_ML).code)
+    if place.startswith(f"{code}/"):
+        place = posixpath.relpath(place, code)
+    elif not place.startswith("/"):
+        place = posixpath.normpath(posixpath.join(posixpath.dirname(name), place))
+    if not value or "\0" in place or place.startswith(("/", "..")):
+        raise _refused(f"{name} includes {value!r}: files that it names lie in the source folder")
+    return place
 
 
-def _option(words: list[str]) -> tuple[str, str]:
+def _option(line: str) -> tuple[str, str]:
     """Return the option of a line and its value, from `-r x`, `-rx`, `--requirement x` and `--requirement=x`."""
-    if not words or not words[0].startswith("-"):
-        return "", ""
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        words = line.split()
     name, has_value, value = words[0].partition("=")
-    if not has_value and not name.startswith("--") and len(name) > len("-r"):
-        return name[:2], name[2:]
+    if not name.startswith("--") and len(words[0]) > len("-r"):
+        return words[0][:2], words[0][2:].removeprefix("=")
     return name, value if has_value else " ".join(words[1:2])
 
 
-def _local_path(requirement: str, base: Path) -> Path | None:
-    place = requirement.partition("@")[2].strip() if "@" in requirement else requirement
-    place = place.split(";")[0].split("#")[0].strip().removeprefix("file://").removeprefix("file:")
-    if "://" in place or not place:
-        return None
-    looks_local = place.startswith((".", "/")) or "/" in place or place.endswith(_ARCHIVE_SUFFIXES)
-    path = base / place.split("[")[0]
-    return path if looks_local and path.exists() else None
+def _refused(reason: str) -> AgentError:
+    text = _CONTROL.sub("?", reason)[:_REASON_CHARACTERS]
+    return AgentError(f"The requirements cannot be installed: {text}.", fault=Fault.USER)
 
 
-def _add_content(digest: hashlib._Hash, path: Path) -> None:
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    for file in files:
-        digest.update(str(file.relative_to(path) if file != path else file.name).encode("utf-8", "surrogateescape"))
-        with file.open("rb") as stream:
-            while data := stream.read(_COPY_BYTES):
-                digest.update(data)
+def source_digest(source: Path, *, check: Callable[[], None]) -> str:
+    """Return a hash of all that the folder `source` holds; no link is followed.
+
+    Args:
+        check: called for each entry; raises if the time is up.
+    Raises: OSError.
+    """
+    digest = hashlib.sha256()
+    with Folder.at(source) as folder:
+        for entry in sorted(entries(folder), key=lambda entry: entry.path):
+            check()
+            _add_entry(digest, folder, entry)
+    return digest.hexdigest()
+
+
+def _add_entry(digest: hashlib._Hash, folder: Folder, entry: Entry) -> None:
+    mode = entry.status.st_mode
+    _add(digest, entry.path, f"{mode & 0o170111:o}", folder.read_link(entry.path) if entry.is_link else "")
+    if entry.is_file:
+        content = hashlib.sha256()
+        with open(folder.open_file(entry.path), "rb", buffering=0) as file:
+            while data := file.read(_COPY_BYTES):
+                content.update(data)
+        digest.update(content.digest())
+
+
+def installation_key(facts: InterpreterFacts, asked: RequirementFiles | None, *what: str) -> str:
+    """Return the name under which an environment with these requirements is kept: 32 hexadecimal digits.
+
+    Args:
+        facts: of the environment that is copied.
+        asked: the requirement files.
+        what: whatever else makes another environment.
+    """
+    digest = hashlib.sha256()
+    _add(digest, facts.python, facts.version, facts.prefix, *facts.distributions)
+    for name, content in sorted(asked.files.items()) if asked is not None else ():
+        _add(digest, name, hashlib.sha256(content).hexdigest())
+    _add(digest, "", *what)
+    return digest.hexdigest()[:32]
+
+
+def _add(digest: hashlib._Hash, *texts: str) -> None:
+    for text in texts:
+        data = text.encode("utf-8", "surrogateescape")
+        digest.update(b"%d:" % len(data))
+        digest.update(data)

@@ -1,48 +1,65 @@
 """The Python environment of a job: the image's own, or a copy of it with the user's requirements installed.
 
 Where: the supervisor calls `prepare_environment` after the code is there and before the program starts. Copies are
-kept in `<cache>/environments/<hash>` for later jobs with the same requirements.
+kept in `<cache>/environments/<hash>` for later jobs whose installation would have seen the same.
+
+    <hash>/            the copy
+    <hash>.complete    says that it is whole; written last, where no build script could write it
+    <hash>.building/   what lives as long as the installation
+    <hash>.lock        keeps builders apart
 
 [Note: copies are built in place]
-Programs of an environment name their interpreter by path, so a copy is built where it stays and becomes valid by a
-marker file written last. A lock keeps builders apart; uv inherits the lock, so that it stays locked while an uv runs on
-whose agent was killed. What stands there without the marker is the rest of a failure and is deleted.
+Programs of an environment name their interpreter by path, so a copy is built where it stays and becomes valid by its
+marker. Where hosts have layers nobody but the agent writes into the copy, so a host of an agent that was killed cannot
+disturb the next builder while it dies. What stands there without the marker is the rest of a failure and is deleted.
+
+[Note: what the agent does with a finished copy]
+A stranger's build may have written any file of it. So outside of hosts no program of it is started, no link in it is
+followed and no file of it is read; which interpreter is behind it the agent knows from the image's environment.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
+import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from clary.agent.environments.clone import clone_environment
+from clary.agent.environments.installation import Installation, InstallationWorld
 from clary.agent.environments.interpreter import InterpreterFacts, inspect_interpreter, require_interpreter
-from clary.agent.environments.package_index import is_without_index, uv_index_variables
-from clary.agent.environments.requirement_files import installation_key
+from clary.agent.environments.layer_merge import merge_layer
+from clary.agent.environments.requirement_files import (
+    RequirementFiles,
+    installation_key,
+    read_requirements,
+    source_digest,
+)
+from clary.agent.host.host_command import CommandResult
+from clary.agent.host.overlay_support import why_no_overlay
+from clary.contract.beneath import Folder
+from clary.contract.beneath_trees import remove_tree
 from clary.contract.errors import AgentError, Fault
 from clary.contract.launch_plan import Environment
 
 INSTALL_TIMEOUT_S = 1800.0  # requirements that compile for half an hour belong into an environment of their own
+_SCHEME = "2"  # raised when environments are built in another way
 _POLL_S = 0.05
-_KILL_WAIT_S = 10.0
 _LAST_LINES = 15  # of uv's output that an error shows
-_MARKER = ".clary-complete"
-_INSTALLED = re.compile(r"^ \+ (\S+)", re.MULTILINE)
-# Of the machine's environment, what an installation may see: build scripts of packages run in it.
-_PASSED = ("PATH", "HOME", "TMPDIR", "LANG", "TZ", "NETRC", "LD_LIBRARY_PATH", "CC", "CXX", "CFLAGS")
-_PASSED_PREFIXES = ("LC_", "XDG_", "SSL_", "PIP_", "UV_", "CARGO_", "CUDA_")
-_PASSED_SUFFIXES = ("_proxy", "_PROXY", "_CA_BUNDLE")
+_LAST_CHARACTERS = 4000
+_NOTE_CHARACTERS = 1000
+_INSTALLED = re.compile(r"^ \+ (\S{1,200})", re.MULTILINE)
+_NOT_PRINTED = re.compile(r"[^\x20-\x7e\n\t\u00a0-\uffff]")
+_BIN = "bin"
+_SETTINGS = "pyvenv.cfg"
+_MAX_SETTINGS_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +70,7 @@ class PreparedEnvironment:
     folder: Path  # root of the environment
     seconds: float
     was_cached: bool  # nothing had to be installed
+    base_prefix: str = ""  # root of the interpreter behind a copy; empty for the image's own environment
     notes: tuple[str, ...] = ()
 
 
@@ -61,6 +79,7 @@ def prepare_environment(
     requirements_file: Path | None,
     cache_folder: Path,
     *,
+    world: InstallationWorld,
     package_folder: Path | None = None,
     machine: Mapping[str, str] | None = None,
     stop: threading.Event | None = None,
@@ -71,61 +90,78 @@ def prepare_environment(
     The image's environment is never changed. What it already holds counts as installed and is not fetched.
 
     Args:
-        package_folder: folder with setup.py that is installed as well.
+        requirements_file: a file in the job's source folder.
+        world: where uv and what it builds may run.
+        package_folder: the source folder, if it has a setup.py that is to be installed as well.
         machine: environment of the agent, for PATH, HOME and where packages come from; None takes the process's.
         stop: breaks an installation off when set.
         timeout_s: for waiting on another builder and for the installation, together.
     State after failure: nothing is kept; the next call starts afresh.
     Raises: AgentError: fault USER if requirements cannot be installed, with uv's last lines; INFRASTRUCTURE if the
-        interpreter or uv is missing.
+        interpreter or uv is missing, or no host could be made.
     """
     started_s = time.monotonic()
     require_interpreter(environment.python)
-    if requirements_file is None and package_folder is None:
+    source = package_folder or (requirements_file and requirements_file.parent)
+    if source is None:
         return PreparedEnvironment(
             python=environment.python, folder=Path(environment.python).parent.parent, seconds=0.0, was_cached=True
         )
-    task = _Installation(
+    task = _Task(
+        label=str(requirements_file or package_folder),
         facts=inspect_interpreter(environment.python),
-        requirements_file=requirements_file,
-        package_folder=package_folder,
+        source=source,
+        asked=None if requirements_file is None else read_requirements(source, requirements_file.name),
+        is_package=package_folder is not None,
+        world=world,
+        cache_folder=cache_folder,
         machine=os.environ if machine is None else machine,
         stop=stop or threading.Event(),
         deadline_s=started_s + timeout_s,
     )
-    folder = cache_folder / "environments" / installation_key(task.facts, requirements_file, package_folder)
-    was_cached = (folder / _MARKER).exists()
+    copies = cache_folder / "environments"
+    copies.mkdir(parents=True, exist_ok=True)
+    folder = copies / task.key()
     notes: tuple[str, ...] = ()
+    was_cached = _is_whole(folder)
     if not was_cached:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder.with_suffix(".lock"), task) as lock:
-            was_cached = (folder / _MARKER).exists()  # another builder may have come first
+        with _locked(folder.with_suffix(".lock"), task):
+            was_cached = _is_whole(folder)  # another builder may have come first
             if not was_cached:
-                notes = _build(task, folder, uv_cache=cache_folder / "uv", lock=lock)
+                notes = _build(task, folder)
     if was_cached:
         notes = (f"{Path(task.label).name} was installed for an earlier job: its environment comes cached",)
     return PreparedEnvironment(
-        python=str(folder / "bin" / "python"),
+        python=str(folder / _BIN / "python"),
         folder=folder,
         seconds=time.monotonic() - started_s,
         was_cached=was_cached,
+        base_prefix=str(Path(task.facts.base_python).parent.resolve().parent),
         notes=notes,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Installation:
+class _Task:
+    label: str  # how messages call what is installed
     facts: InterpreterFacts
-    requirements_file: Path | None
-    package_folder: Path | None
+    source: Path
+    asked: RequirementFiles | None
+    is_package: bool
+    world: InstallationWorld
+    cache_folder: Path
     machine: Mapping[str, str]
     stop: threading.Event
     deadline_s: float  # on the monotonic clock
 
-    @property
-    def label(self) -> str:
-        """How messages call what is installed."""
-        return str(self.requirements_file or self.package_folder)
+    def key(self) -> str:
+        """Return the name of the copy: of all that the installation sees."""
+        what = [_SCHEME, str(self.world.sandbox.isolation), str(self.is_package)]
+        if self.is_package or self.asked is None or self.asked.needs_source:
+            what.append(source_digest(self.source, check=self.check))
+            if not self.world.is_isolated:
+                what.append(str(self.source))  # where an editable installation points to
+        return installation_key(self.facts, self.asked, *what)
 
     def check(self) -> None:
         """Raise if the installation is to be given up."""
@@ -139,103 +175,129 @@ class _Installation:
             )
 
 
-def _build(task: _Installation, folder: Path, *, uv_cache: Path, lock: int) -> tuple[str, ...]:
-    if folder.exists():
-        shutil.rmtree(folder)
+def _is_whole(folder: Path) -> bool:
+    return folder.with_suffix(".complete").exists() and folder.is_dir()
+
+
+def _build(task: _Task, folder: Path) -> tuple[str, ...]:
+    place = folder.with_suffix(".building")
+    _remove(folder.with_suffix(".complete"), place, folder)
     try:
-        python = clone_environment(task.facts, folder)
-        output = _install(task, python, uv_cache=uv_cache, lock=lock)
-        (folder / _MARKER).touch()
+        place.mkdir()
+        place.chmod(0o755)  # users of hosts pass it
+        refusal = why_no_overlay(place) if task.world.is_isolated else None
+        # Without layers a program may write into the copy, so it shares no file with the image.
+        clone_environment(task.facts, folder, shares_files=refusal is None)
+        installation = Installation(
+            world=task.world,
+            environment_folder=folder,
+            place=place,
+            cache_folder=task.cache_folder,
+            source=task.source,
+            asked=task.asked,
+            is_package=task.is_package,
+            prefix=task.facts.prefix,
+            machine=task.machine,
+            has_layers=task.world.is_isolated and refusal is None,
+            check=task.check,
+        )
+        result = installation.run()
+        if result.exit_code != 0:
+            raise _failure(task, result)
+        notes = _taken_over(task, installation) if task.world.is_isolated else []
+        if refusal is not None:
+            notes.append(f"the environment is a full copy, because no layer can be laid over a shared one: {refusal}")
+        folder.with_suffix(".complete").touch()
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
         raise
-    installed = _INSTALLED.findall(output)
-    return (f"installed {', '.join(installed)}",) if installed else ()
+    finally:
+        _remove(place)
+    installed = ", ".join(_INSTALLED.findall(result.output))[:_NOTE_CHARACTERS]
+    return (*([f"installed {installed}"] if installed else []), *notes)
 
 
-def _install(task: _Installation, python: Path, *, uv_cache: Path, lock: int) -> str:
-    command = [_find_uv(task.machine), "pip", "install", "--python", str(python), "--color", "never", "--no-progress"]
-    if is_without_index(task.machine, task.facts.prefix):
-        command.append("--no-index")
-    if task.requirements_file is not None:
-        command += ["-r", str(task.requirements_file)]
-    if task.package_folder is not None:
-        command.append(str(task.package_folder))
-    environment = {
-        **{name: value for name, value in task.machine.items() if _is_passed(name)},
-        **uv_index_variables(task.machine, task.facts.prefix),
-        "UV_CACHE_DIR": str(uv_cache),
-        # Links replace what is in their way, so files shared with the original are never written into.
-        "UV_LINK_MODE": "hardlink",
-        "UV_PYTHON_DOWNLOADS": "never",
-        "UV_SYSTEM_CERTS": "1",  # as pip: this machine's certificates, with those of its company
-    }
-    working_folder = (task.requirements_file or python).parent if task.package_folder is None else task.package_folder
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            command,
-            cwd=working_folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            pass_fds=(lock,),  # see [Note: copies are built in place]
+def _taken_over(task: _Task, installation: Installation) -> list[str]:
+    """Put what was installed into the copy; returns what there is to say of it."""
+    folder = installation.environment_folder
+    if not installation.kept.is_dir():
+        raise AgentError(f"{task.label}: the host ended in a way that left nothing of the installation", retryable=True)
+    own = _OwnFiles.of(folder)
+    left_out = merge_layer(installation.kept, folder, is_whole=not installation.has_layers, check=task.check)
+    own.restore(folder)
+    if not left_out:
+        return []
+    names = ", ".join(map(ascii, left_out))[:_NOTE_CHARACTERS]
+    return [f"left out of the environment, as neither file, folder nor link: {names}"]
+
+
+@dataclass(frozen=True)
+class _OwnFiles:
+    """What the agent itself goes by in a copy: its interpreter's links and settings. No package changes them."""
+
+    settings: bytes
+    links: dict[str, str] = field(default_factory=dict)  # name in bin -> text
+
+    @classmethod
+    def of(cls, folder: Path) -> _OwnFiles:
+        with Folder.at(folder) as root:
+            names = [name for name in root.names(_BIN) if name.startswith("python")]
+            paths = [path for path in (f"{_BIN}/{name}" for name in names) if _is_link(root, path)]
+            return cls(
+                root.read(_SETTINGS, max_bytes=_MAX_SETTINGS_BYTES), {path: root.read_link(path) for path in paths}
+            )
+
+    def restore(self, folder: Path) -> None:
+        with Folder.at(folder) as root:
+            if not root.exists(_BIN) or not stat.S_ISDIR(root.status(_BIN).st_mode):
+                remove_tree(root, _BIN)
+            for path, text in self.links.items():
+                remove_tree(root, path)
+                root.folder(_BIN, create=True).close()
+                root.make_link(path, text)
+            remove_tree(root, _SETTINGS)
+            root.write(_SETTINGS, self.settings)
+
+
+def _is_link(root: Folder, path: str) -> bool:
+    return stat.S_ISLNK(root.status(path).st_mode)
+
+
+def _failure(task: _Task, result: CommandResult) -> AgentError:
+    text = _NOT_PRINTED.sub("?", result.output)[-_LAST_CHARACTERS:]
+    last_lines = "\n".join(text.strip().splitlines()[-_LAST_LINES:])
+    cause = f"{result.starved}. " if result.starved else ""
+    network = ""
+    if task.world.is_offline:
+        network = (
+            "\nThe job's host has no way to the internet, so only packages of this machine's folders and those that "
+            "earlier jobs fetched can be installed."
         )
-        code = _wait(process, task.check)
-        output.seek(0)
-        text = output.read().decode("utf-8", "replace")
-    if code != 0:
-        last_lines = "\n".join(text.strip().splitlines()[-_LAST_LINES:])
-        raise AgentError(
-            f"{task.label} cannot be installed: uv ended with {code}.\n{last_lines}",
-            fault=Fault.USER,
-            details={"exit_code": code},
-        )
-    return text
+    return AgentError(
+        f"{task.label} cannot be installed: {cause}uv ended with {result.exit_code}.\n{last_lines}{network}",
+        fault=Fault.USER,
+        details={"exit_code": result.exit_code},
+    )
 
 
-def _wait(process: subprocess.Popen[bytes], check: Callable[[], None]) -> int:
-    """Wait for a process; kill its whole group when `check` raises."""
-    try:
-        while True:
-            try:
-                return process.wait(timeout=_POLL_S)
-            except subprocess.TimeoutExpired:
-                check()
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(timeout=_KILL_WAIT_S)
-        raise
-
-
-def _find_uv(machine: Mapping[str, str]) -> str:
-    beside = Path(sys.executable).parent / "uv"
-    found = str(beside) if beside.is_file() else shutil.which("uv", path=machine.get("PATH"))
-    if found is None:
-        raise AgentError(
-            "Requirements are installed with uv, which is neither beside the agent's interpreter nor in PATH. "
-            "Install it: pip install uv"
-        )
-    return found
+def _remove(*places: Path) -> None:
+    for place in places:
+        with Folder.at(place.parent) as folder:
+            if not remove_tree(folder, place.name):
+                raise AgentError(f"{place} could not be removed; it is in the way of an installation")
 
 
 @contextmanager
-def _locked(path: Path, task: _Installation) -> Iterator[int]:
-    """Hold an exclusive lock on `path`; gives its descriptor."""
+def _locked(path: Path, task: _Task) -> Iterator[None]:
+    """Hold an exclusive lock on `path`."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         while True:
-            try:
+            with contextlib.suppress(BlockingIOError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            except BlockingIOError:
-                task.check()
-                time.sleep(_POLL_S)
-        yield descriptor
+            task.check()
+            time.sleep(_POLL_S)
+        yield
     finally:
         os.close(descriptor)
-
-
-def _is_passed(name: str) -> bool:
-    return name in _PASSED or name.startswith(_PASSED_PREFIXES) or name.endswith(_PASSED_SUFFIXES)

@@ -22,6 +22,7 @@ import clary
 from clary.agent.host.cgroups import HostCgroup
 from clary.agent.host.keeper import MAX_MESSAGE_BYTES
 from clary.agent.host.leftovers import remove_tree
+from clary.agent.host.machine_view import LAYERS_FOLDER, UPPER_FOLDER
 from clary.agent.host.program_order import host_order, process_orders
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
 from clary.contract.errors import AgentError
@@ -203,10 +204,22 @@ class FirstProcess:
         self.control.close()
         self._remote_control.close()
         os.close(self._errors)
+        self._keep_layers()
         refusal = None if self._cgroup is None else self._cgroup.remove()
         if self._scratch_folder:
             remove_tree(self._scratch_folder)
         return refusal
+
+    def _keep_layers(self) -> None:
+        """Move the layers that somebody wants out of what is removed, if nothing can write to them any more."""
+        # One that was killed may have left the host's process 1, and with it the program, to live on for a moment.
+        if self._init is None or self._init.poll() != 0:
+            return
+        for name in filter(None, (bind.kept_as for bind in self._sandbox.binds)):
+            layer = f"{self._scratch_folder}/{LAYERS_FOLDER}/{name}/{UPPER_FOLDER}"
+            with contextlib.suppress(FileNotFoundError):  # the host was never made
+                os.chmod(layer, 0o755)  # noqa: S103 - the program may have closed it, and moving writes to its ".."
+                os.rename(layer, f"{self._sandbox.host_folder}/{name}")
 
 
 def _in_memory(name: str, order: Mapping[str, Any]) -> int:

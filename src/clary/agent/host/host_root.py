@@ -19,7 +19,7 @@ from typing import Any
 from clary.agent.host import kernel, kernel_views
 from clary.agent.host.bind_places import copy_content, opened_mount, opened_mount_point, opened_source
 from clary.agent.host.late_binds import ML_FOLDER, show_late_roots
-from clary.agent.host.machine_view import PRIVATE_FOLDERS, MachineView
+from clary.agent.host.machine_view import LAYERS_FOLDER, PRIVATE_FOLDERS, MachineView
 from clary.agent.host.mount_table import is_within, submounts
 
 _VAR_TMP = "/var/tmp"  # noqa: S108 - the program's own, as /tmp is
@@ -48,7 +48,7 @@ class _HostRoot:
         self._scratch = order["scratch_folder"]
         self._new_root = f"{self._scratch}/root"
         self._view = MachineView(
-            self._new_root, layers_folder=f"{self._scratch}/layers", in_user_namespace=in_user_namespace
+            self._new_root, layers_folder=f"{self._scratch}/{LAYERS_FOLDER}", in_user_namespace=in_user_namespace
         )
         self._not_isolated: list[str] = []
         # Canonical places; parents before children, so that a bind inside another lands on it.
@@ -69,7 +69,7 @@ class _HostRoot:
 
     def build(self) -> list[str]:
         kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
-        for folder in ("root", "layers", "tmp", "var-tmp", "empty-ml"):
+        for folder in ("root", LAYERS_FOLDER, "tmp", "var-tmp", "empty-ml"):
             os.mkdir(f"{self._scratch}/{folder}")
         resolver = _read_resolver()
         self._show_machine()
@@ -168,9 +168,12 @@ class _HostRoot:
 
     def _mount_bind(self, bind: Mapping[str, Any], source: str, target: str, *, is_folder: bool) -> bool:
         """Mount a bind; return whether it is the source itself that is seen, and no layer or copy."""
+        kept_as = bind.get("kept_as", "")
         if bind["overlay"] and is_folder:
-            if self._view.overlay(source, target):
+            if self._view.overlay(source, target, kept_as=kept_as):
                 return False
+            if kept_as:
+                raise OSError(f"no private layer could be laid over {bind['source']}: {self._view.refusal}")
             if bind["copied_otherwise"]:
                 copy_content(source, target)
                 return False

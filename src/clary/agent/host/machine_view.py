@@ -18,6 +18,9 @@ from clary.agent.host import kernel
 
 PRIVATE_FOLDERS = ("/proc", "/sys", "/dev", "/run", "/tmp")  # noqa: S108 - made anew for every host
 
+LAYERS_FOLDER = "layers"  # of a host's scratch folder
+UPPER_FOLDER = "upper"  # of a layer: what was changed
+
 _OPTION_SEPARATORS = frozenset(',:\\"')
 
 
@@ -62,11 +65,15 @@ class MachineView:
         self._rebuilt = frozenset(folder for cut in cuts for folder in _parents(cut))
         self._rebuild("/")
 
-    def overlay(self, lower: str, target: str) -> bool:
-        """Mount a private, writable layer over `lower` at `target`; False, with `refusal` set, if it cannot be had."""
-        layer = f"{self._layers_folder}/{self._num_layers}"
+    def overlay(self, lower: str, target: str, *, kept_as: str = "") -> bool:
+        """Mount a private, writable layer over `lower` at `target`; False, with `refusal` set, if it cannot be had.
+
+        Args:
+            kept_as: name of the layer for who takes it over when the host has ended.
+        """
+        layer = f"{self._layers_folder}/{kept_as or self._num_layers}"
         self._num_layers += 1
-        upper, work = f"{layer}/upper", f"{layer}/work"
+        upper, work = f"{layer}/{UPPER_FOLDER}", f"{layer}/work"
         os.makedirs(upper)
         os.mkdir(work)
         # The merged folder takes mode and owner from the upper one.
@@ -82,6 +89,9 @@ class MachineView:
             )
             if self._in_user_namespace:
                 options += ",userxattr"
+            elif kept_as:
+                # Whoever takes the layer over finds whole files and folders in it, whatever this kernel's defaults are.
+                options += ",redirect_dir=nofollow,metacopy=off"
             _mount_overlay(target, options)
         except OSError as error:
             self.refusal = str(error)

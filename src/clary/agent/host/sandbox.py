@@ -31,6 +31,8 @@ class Bind:
     With `overlay` the program may change what it sees while `source` stays as it is: an environment into which it
     may `pip install`. Where the kernel refuses the overlay, the source is bound writable and `not_isolated` says so;
     with `copied_otherwise` it is copied to the target instead, which has to be a place of the host's own.
+    With `kept_as` the overlay's layer, which holds what was changed, is found at `host_folder/<kept_as>` once the host
+    has ended by itself or by order; where the kernel refuses the overlay, no host is made.
     """
 
     source: str
@@ -39,6 +41,7 @@ class Bind:
     read_only: bool = False
     overlay: bool = False
     copied_otherwise: bool = False
+    kept_as: str = ""  # one folder name; not for binds that come late
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clary.agent.host.sandbox import ProcessSpec
-from clary.agent.launchers.open_mpi import OpenMpi, find_open_mpi
+from clary.agent.launchers.open_mpi import Ask, OpenMpi, find_open_mpi
 from clary.agent.launchers.shim_files import RANK_SHIM, SHIMS_FOLDER
 from clary.contract.distribution import Distribution, DistributionKind, read_distribution
 from clary.contract.entry_points import EntryKind, EntryPoint
@@ -127,8 +127,13 @@ def make_context(
     library_folder: str,
     variables: Mapping[str, str],
     entry_point: EntryPoint | None,
+    ask: Ask,
 ) -> LaunchContext:
-    """Gather what launchers need; looks for programs in the PATH of `variables`."""
+    """Gather what launchers need; looks for programs in the PATH of `variables`.
+
+    Args:
+        ask: runs a process where the program will run, and returns what it prints.
+    """
     distribution = read_distribution(plan.hyperparameters)
     uses_mpi = distribution.kind in (DistributionKind.MPI, DistributionKind.MODELPARALLEL)
     return LaunchContext(
@@ -141,7 +146,9 @@ def make_context(
         entry_point=entry_point,
         arguments=cli_arguments(plan.hyperparameters),
         distribution=distribution,
-        open_mpi=find_open_mpi(variables) if uses_mpi and plan.command is None else None,
+        open_mpi=find_open_mpi(variables, working_folder=str(inside.code), ask=ask)
+        if uses_mpi and plan.command is None
+        else None,
         train_program=shutil.which("train", path=variables.get("PATH")),
     )
 

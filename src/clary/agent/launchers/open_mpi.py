@@ -1,19 +1,21 @@
 """A real mpirun of Open MPI, where the environment or the machine has one.
 
 Where: `make_context` looks once a job; the mpi launchers choose by what it found. MPICH and Intel MPI are passed over:
-their mpirun has other options, and ranks are then started by Clary itself.
+their mpirun has other options, and ranks are then started by Clary itself. The job chooses PATH, may have installed an
+mpirun of its own and may have variables that load code into any program, so it is asked where the job's program runs.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from clary.agent.host.sandbox import ProcessSpec
+
+Ask = Callable[[ProcessSpec], str]  # runs a process where the program runs, and returns what it prints
 _VERSION = re.compile(r"\((?:Open MPI|OpenRTE)\)\s+(\d+)\.")  # OpenRTE: called by another name than mpirun
-_TIMEOUT_S = 20.0
+_QUESTION = 'found=$(command -v mpirun) && echo "$found" && exec "$found" --version </dev/null'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,21 +26,15 @@ class OpenMpi:
     major: int
 
 
-def find_open_mpi(environment: Mapping[str, str]) -> OpenMpi | None:
+def find_open_mpi(environment: Mapping[str, str], *, working_folder: str, ask: Ask) -> OpenMpi | None:
     """Return the mpirun that the program would find in PATH, if it is Open MPI's."""
-    mpirun = shutil.which("mpirun", path=environment.get("PATH"))
-    if mpirun is None:
-        return None
-    try:
-        done = subprocess.run(
-            [mpirun, "--version"],
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    match = _VERSION.search(done.stdout)
-    return OpenMpi(mpirun=mpirun, major=int(match[1])) if match else None
+    question = ProcessSpec(
+        argv=("/bin/sh", "-c", _QUESTION),
+        environment=dict(environment),
+        working_folder=working_folder,
+        rank=None,
+        local_rank=0,
+    )
+    mpirun, _, words = ask(question).partition("\n")
+    match = _VERSION.search(words)
+    return OpenMpi(mpirun=mpirun, major=int(match[1])) if match and mpirun.startswith("/") else None

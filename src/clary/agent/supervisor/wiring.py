@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,11 +22,13 @@ from clary.agent.checkpoints.host_checkpoints import HostCheckpoints
 from clary.agent.disk_space import disk_errors_named
 from clary.agent.environments.code import CodeFacts, code_channel, prepare_code
 from clary.agent.environments.config_files import channels_of, errors_folder, inside_tree, run_folder, write_tree
+from clary.agent.environments.installation import InstallationWorld
 from clary.agent.environments.requirements import PreparedEnvironment, prepare_environment
 from clary.agent.environments.stop_notice import write_stop_notice
 from clary.agent.environments.train_library import PACKAGE_FOLDER, library_folder, write_train_library
-from clary.agent.environments.variables import POOL_CACHE_FOLDER, pool_cache, program_variables
+from clary.agent.environments.variables import POOL_CACHE_FOLDER, pool_cache, program_variables, service_variables
 from clary.agent.health.host_checks import available_memory
+from clary.agent.host.host_command import run_in_host
 from clary.agent.host.own_disk import OwnDisk
 from clary.agent.host.program import Program
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
@@ -58,9 +61,12 @@ _CLOSE_S = 5.0
 _STORE_ATTEMPTS = 8  # they span 18 to 36 seconds: an object store that is started anew is back by then
 WANDB_SECRETS = "secrets.env"  # beside the code, as `wandb.sagemaker_auth` names it
 _SECRETS_BYTES = 64 * 1024
+_ASK_LIMIT_S = 20.0
 _SSH_FOLDER = "ssh"  # beside the hosts' folders, with what is theirs in common
 # Launchers whose originals run the ranks under mpirun --tag-output.
 _TAGGED_KINDS = (DistributionKind.PYTORCHDDP_OR_SMDDP, DistributionKind.MPI, DistributionKind.MODELPARALLEL)
+
+PROXY_VARIABLES = ("http_proxy", "https_proxy", "no_proxy")
 
 # Folders that every host has one of its own of (`agent.host.machine_view`).
 PRIVATE_TOPS = ("/tmp", "/var/tmp", "/run", "/dev")  # noqa: S108 - looked at, not written to
@@ -187,6 +193,7 @@ class HostSteps:
             self._plan.environment,
             self._code.requirements_file,
             Path(self._plan.cache_folder),
+            world=self._installation_world(),
             package_folder=self._code.package_folder,
             stop=self._stopping,
         )
@@ -220,6 +227,7 @@ class HostSteps:
             library_folder=str(library_folder(inside)),
             variables=variables,
             entry_point=self._code.entry_point,
+            ask=self._ask,
         )
         launcher = select(context)
         processes = launcher.build(context)
@@ -228,7 +236,7 @@ class HostSteps:
         for index, process in enumerate(processes):
             log.open(index, rank=process.rank, prefix=_prefix(context, process))
         ssh = self._ssh(variables.get("HOME")) if launcher.uses_ssh else ()
-        sandbox = self._sandbox(self._environment.folder, extra_binds=ssh)
+        sandbox = self._sandbox((*self._binds(self._environment), *ssh))
         feeders = self._start_feeders()
         try:
             if self._standby is None:
@@ -249,6 +257,21 @@ class HostSteps:
             feeders=feeders,
         )
 
+    def _ask(self, process: ProcessSpec) -> str:
+        """Return what a program that the job may have brought prints; it runs where the job's program will."""
+        assert self._environment is not None
+        deadline_s = time.monotonic() + _ASK_LIMIT_S
+
+        def check() -> None:
+            if self._stopping.is_set() or time.monotonic() > deadline_s:
+                raise AgentError(f"{process.argv[0]} did not answer within {_ASK_LIMIT_S:g} s")
+
+        try:
+            return run_in_host(process, self._sandbox(self._binds(self._environment)), check=check).output
+        except AgentError as error:
+            self._note([f"what {process.argv[0]} is could not be found out: {error.message}"])
+            return ""
+
     def _brings_wandb_key(self) -> bool:
         """Whether the code has the file that `wandb.sagemaker_auth` writes into it."""
         place = (self._tree.code / WANDB_SECRETS).relative_to(self._tree.root)
@@ -262,7 +285,7 @@ class HostSteps:
         """Return where rules over the program's tensors run: beside it, on a host of their own that sees the same."""
         assert self._context is not None
         assert self._environment is not None
-        sandbox = self._sandbox(self._environment.folder, extra_binds=())
+        sandbox = self._sandbox(self._binds(self._environment))
         return make_rule_world(
             self._plan,
             self._context,
@@ -389,7 +412,26 @@ class HostSteps:
         with disk_errors_named(self._folder, needed_bytes=None):
             return prepare_ssh(shared_folder, self._folder, addresses=addresses, home=home)
 
-    def _sandbox(self, environment_folder: Path, *, extra_binds: tuple[Bind, ...]) -> Sandbox:
+    def _installation_world(self) -> InstallationWorld:
+        """Return where requirements are installed: a host like the program's, before there is one."""
+        plan = self._plan
+        python = plan.environment.python
+        folder = Path(python).parent.parent
+        shown = base_folders(folder) or _shown((str(folder.resolve()),))
+        inside = inside_tree(plan, self._tree)
+        # The job's own variables do not count: what is installed is kept for others who ask for the same.
+        bare = replace(plan, user_environment={})
+        variables = service_variables(bare, self._host, inside, python=python, shims_folder="", machine=os.environ)
+        own_network = plan.network.namespace_paths.get(self._host.name)
+        return InstallationWorld(
+            sandbox=self._sandbox(tuple(_interpreter_binds(shown))),
+            proxies={name: value for name, value in variables.items() if name.lower() in PROXY_VARIABLES},
+            is_offline=plan.isolation is Isolation.NAMESPACES
+            and (plan.network_isolation or (plan.proxy_url is None and own_network is not None)),
+        )
+
+    def _sandbox(self, binds: tuple[Bind, ...]) -> Sandbox:
+        """Return a host of the job; two of one name do not live at the same time."""
         plan, host = self._plan, self._host
         home = service_home(plan)
         return Sandbox(
@@ -402,17 +444,20 @@ class HostSteps:
             hosts_file={**plan.network.relayed_names, **{other.name: other.address for other in plan.hosts}},
             resources=host.resources if self._disk is None else self._disk.beside(host.resources),
             cgroup_name=host_cgroup_name(plan.job_name, plan.attempt, host=host.name, work_folder=plan.work_folder),
-            binds=(*self._binds(environment_folder), *extra_binds) if plan.isolation is Isolation.NAMESPACES else (),
+            binds=binds if plan.isolation is Isolation.NAMESPACES else (),
             hidden_folders=(str(home),) if home is not None else (),
         )
 
-    def _binds(self, environment_folder: Path) -> tuple[Bind, ...]:
+    def _binds(self, environment: PreparedEnvironment) -> tuple[Bind, ...]:
         # Seen at the same path wherever this package lies, /tmp included, which hosts have one of their own of.
         binds = [Bind(source=str(PACKAGE_FOLDER), target=str(PACKAGE_FOLDER), read_only=True)]
-        binds += [Bind(source=folder, target=folder, read_only=True) for folder in base_folders(environment_folder)]
+        # Of a copy, in which a stranger's packages are installed, nothing is read.
+        prefix = environment.base_prefix
+        binds += _interpreter_binds(_shown((prefix,)) if prefix else base_folders(environment.folder))
         home = service_home(self._plan)
+        environment_folder = environment.folder
         # A system's own interpreter is part of the machine's files, which hosts have as a private copy anyhow.
-        if (environment_folder / "pyvenv.cfg").exists() or (home is not None and home in environment_folder.parents):
+        if prefix or _is_virtual(environment_folder) or (home is not None and home in environment_folder.parents):
             # An overlay: pip inside the job changes what the job sees, and no other job.
             binds.append(Bind(source=str(environment_folder), target=str(environment_folder), overlay=True))
         for channel in self._channels.values():
@@ -447,8 +492,20 @@ def base_folders(environment_folder: Path) -> tuple[str, ...]:
     except OSError:
         return ()
     homes = [line.partition("=")[2].strip() for line in lines if line.partition("=")[0].strip() == "home"]
-    prefixes = [Path(home).resolve().parent for home in homes]
-    return tuple(str(path) for path in prefixes if any(Path(top) in path.parents for top in PRIVATE_TOPS))
+    return _shown(str(Path(home).resolve().parent) for home in homes)
+
+
+def _shown(prefixes: Iterable[str]) -> tuple[str, ...]:
+    """Return those roots of interpreters that hosts would not see."""
+    return tuple(path for path in prefixes if any(Path(top) in Path(path).parents for top in PRIVATE_TOPS))
+
+
+def _interpreter_binds(folders: Iterable[str]) -> list[Bind]:
+    return [Bind(source=folder, target=folder, read_only=True) for folder in folders]
+
+
+def _is_virtual(environment_folder: Path) -> bool:
+    return (environment_folder / "pyvenv.cfg").exists()
 
 
 def service_home(plan: LaunchPlan) -> Path | None:

@@ -1,4 +1,7 @@
-"""Environments with requirements: cloned, kept, and the original never touched. Real uv, local wheels, no network."""
+"""Environments with requirements: cloned, kept, and the original never touched. Real uv, local wheels, no network.
+
+Plain processes here; what strangers may do in hosts with namespaces is in `tests/cluster/test_host_installation.py`.
+"""
 
 import base64
 import hashlib
@@ -6,16 +9,19 @@ import os
 import subprocess
 import sys
 import threading
+import uuid
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from clary.agent.environments.package_index import uv_index_variables
+from clary.agent.environments.installation import InstallationWorld
+from clary.agent.environments.package_index import local_folders, uv_index_variables, with_credentials
 from clary.agent.environments.requirements import PreparedEnvironment, prepare_environment
+from clary.agent.host.sandbox import Sandbox
 from clary.contract.errors import AgentError, Fault
-from clary.contract.launch_plan import Environment
+from clary.contract.launch_plan import Environment, Isolation, Resources
 
 
 def write_wheel(folder: Path, name: str, version: str, files: dict[str, str], script: str = "") -> Path:
@@ -80,7 +86,23 @@ def prepare(environment: Environment, folder: Path, text: str, wheels: Path, **o
     code.mkdir(exist_ok=True)
     (code / "requirements.txt").write_text(text)
     machine = {"PATH": os.environ["PATH"], "HOME": str(folder), "PIP_FIND_LINKS": str(wheels), "PIP_NO_INDEX": "1"}
-    return prepare_environment(environment, code / "requirements.txt", folder / "cache", machine=machine, **options)
+    world = plain_world(folder)
+    return prepare_environment(
+        environment, code / "requirements.txt", folder / "cache", world=world, machine=machine, **options
+    )
+
+
+def plain_world(folder: Path) -> InstallationWorld:
+    sandbox = Sandbox(
+        isolation=Isolation.PROCESSES,
+        hostname="algo-1",
+        host_folder=str(folder),
+        ml_folder=str(folder),
+        hosts_file={},
+        resources=Resources(num_cpus=1.0, memory_bytes=None),
+        cgroup_name=f"test-{os.getpid()}-{uuid.uuid4().hex[:8]}",
+    )
+    return InstallationWorld(sandbox=sandbox, proxies={}, is_offline=False)
 
 
 def evaluate(prepared: PreparedEnvironment, expression: str) -> str:
@@ -89,7 +111,7 @@ def evaluate(prepared: PreparedEnvironment, expression: str) -> str:
 
 
 def test_without_requirements_the_environment_is_taken_as_it_is(original: Environment, tmp_path: Path) -> None:
-    prepared = prepare_environment(original, None, tmp_path)
+    prepared = prepare_environment(original, None, tmp_path, world=plain_world(tmp_path))
     assert prepared.python == original.python
     assert prepared.was_cached
     assert not list(tmp_path.iterdir())
@@ -167,7 +189,7 @@ def test_requirement_that_does_not_exist_is_the_users_error_and_leaves_nothing(
 
 def test_rest_of_a_broken_installation_is_built_anew(original: Environment, tmp_path: Path, wheels: Path) -> None:
     first = prepare(original, tmp_path, "beta\n", wheels)
-    (first.folder / ".clary-complete").unlink()
+    first.folder.with_suffix(".complete").unlink()
     (first.folder / "bin" / "beta").write_text("half a file")
     second = prepare(original, tmp_path, "beta\n", wheels)
     assert not second.was_cached
@@ -208,7 +230,7 @@ def test_base_interpreter_can_be_cloned_too(tmp_path: Path, wheels: Path) -> Non
 def test_missing_interpreter_is_named(tmp_path: Path) -> None:
     environment = Environment(name="x", python=str(tmp_path / "bin" / "python"), image="x")
     with pytest.raises(AgentError, match=r"bin/python cannot be used: there is no such file"):
-        prepare_environment(environment, None, tmp_path)
+        prepare_environment(environment, None, tmp_path, world=plain_world(tmp_path))
 
 
 def test_pip_configuration_becomes_uvs(tmp_path: Path) -> None:
@@ -223,3 +245,46 @@ def test_pip_configuration_becomes_uvs(tmp_path: Path) -> None:
     assert variables["UV_FIND_LINKS"] == f"{tmp_path}/links"
     assert variables["UV_INSECURE_HOST"] == "mirror two"
     assert uv_index_variables({"HOME": str(tmp_path), "UV_INDEX_URL": "https://uv"}, str(tmp_path)) == {}
+
+
+def test_folders_of_packages_are_known_with_what_their_pages_point_to(tmp_path: Path) -> None:
+    for name in ("links", "mirror/simple"):
+        (tmp_path / name).mkdir(parents=True)
+    variables = {
+        "UV_FIND_LINKS": f"{tmp_path}/links,https://far/links,relative",
+        "UV_INDEX": f"own=file://{tmp_path}/mirror/simple https://far/simple {tmp_path}/missing",
+    }
+    assert set(local_folders(variables)) == {tmp_path / "links", tmp_path / "mirror"}
+
+
+def test_an_installation_gets_the_keys_of_indexes_and_no_others(tmp_path: Path) -> None:
+    (tmp_path / ".netrc").write_text(
+        "machine index.example login me password s3/cret\nmachine other.example login root password hidden\n"
+        "default login anybody password open\n"
+    )
+    variables = {
+        "UV_DEFAULT_INDEX": "https://index.example/simple",
+        "UV_INDEX": "own=https://index.example/own https://me:mine@index.example/x https://unknown.example/simple",
+        "SSL_CERT_FILE": "/etc/certs",
+    }
+    filled = with_credentials(variables, {"HOME": str(tmp_path)})
+    assert filled["UV_DEFAULT_INDEX"] == "https://me:s3%2Fcret@index.example/simple"
+    assert filled["UV_INDEX"].split() == [
+        "own=https://me:s3%2Fcret@index.example/own",
+        "https://me:mine@index.example/x",
+        "https://unknown.example/simple",
+    ]
+    assert "hidden" not in str(filled)
+    assert "open" not in str(filled)
+    assert filled["SSL_CERT_FILE"] == "/etc/certs"
+
+
+def test_settings_of_uv_in_a_source_folder_have_no_effect(original: Environment, tmp_path: Path, wheels: Path) -> None:
+    (tmp_path / "code").mkdir()
+    hidden = tmp_path / "code" / "hidden"
+    hidden.mkdir()
+    write_wheel(hidden, "hidden", "1.0", {"hidden.py": ""})
+    for name, table in (("uv.toml", ""), ("pyproject.toml", "[tool.uv]\n")):
+        (tmp_path / "code" / name).write_text(f'{table}find-links = ["{hidden}"]\n')
+    with pytest.raises(AgentError, match="hidden was not found"):
+        prepare(original, tmp_path, "hidden\n", wheels)

@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from clary.agent.host.sandbox import ProcessSpec
 from clary.agent.launchers import SHIMS_FOLDER, LaunchContext, make_context, select
 from clary.agent.launchers.open_mpi import OpenMpi, find_open_mpi
 from clary.agent.launchers.shim_files import MPI_SHIM, PARAMETER_SERVER_SHIM, RANK_SHIM
@@ -45,6 +47,7 @@ def context_of(
         library_folder=LIBRARY,
         variables={"PATH": "/nowhere", "SM_HOSTS": "x", **(variables or {})},
         entry_point=entry_point,
+        ask=ask_nobody,
     )
     assert context.open_mpi is None
     return context
@@ -357,6 +360,15 @@ def test_job_that_says_nowhere_what_runs_is_the_users_error() -> None:
     assert info.value.fault is Fault.USER
 
 
+def ask_here(process: ProcessSpec) -> str:
+    done = subprocess.run(process.argv, env=dict(process.environment), capture_output=True, text=True, check=False)
+    return done.stdout
+
+
+def ask_nobody(process: ProcessSpec) -> str:
+    return ""
+
+
 @pytest.mark.parametrize(
     ("version", "major"),
     [("mpirun (Open MPI) 4.1.4", 4), ("mpirun (Open MPI) 5.0.11", 5), ("HYDRA build details:", None)],
@@ -365,6 +377,15 @@ def test_only_open_mpis_mpirun_counts(tmp_path: Path, version: str, major: int |
     mpirun = tmp_path / "mpirun"
     mpirun.write_text(f"#!/bin/sh\necho '{version}'\n")
     mpirun.chmod(0o755)
-    found = find_open_mpi({"PATH": str(tmp_path)})
+    found = find_open_mpi({"PATH": str(tmp_path)}, working_folder="/", ask=ask_here)
     assert (found.major if found else None) == major
-    assert find_open_mpi({"PATH": str(tmp_path / "empty")}) is None
+    assert found is None or found.mpirun == str(mpirun)
+    assert find_open_mpi({"PATH": str(tmp_path / "empty")}, working_folder="/", ask=ask_here) is None
+
+
+def test_the_jobs_own_mpirun_is_asked_where_its_program_runs(tmp_path: Path) -> None:
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    mpirun.chmod(0o755)
+    assert find_open_mpi({"PATH": str(tmp_path)}, working_folder="/", ask=ask_nobody) is None
+    assert not (tmp_path / "ran").exists()

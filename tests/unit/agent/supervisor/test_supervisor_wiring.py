@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from clary.agent.environments.requirements import PreparedEnvironment
 from clary.agent.environments.variables import program_variables
 from clary.agent.supervisor import wiring
 from clary.agent.supervisor.small_files import read_start
@@ -153,7 +154,8 @@ def test_hosts_see_this_installation_at_its_own_path_and_cannot_change_it(steps_
     steps.build_tree()
     library = steps._tree.root / ".clary" / "python"
     target = (library / "clary" / "train").readlink()
-    binds = [bind for bind in steps._binds(Path(sys.prefix)) if Path(bind.target) in target.parents]
+    environment = PreparedEnvironment(python=sys.executable, folder=Path(sys.prefix), seconds=0.0, was_cached=True)
+    binds = [bind for bind in steps._binds(environment) if Path(bind.target) in target.parents]
     assert [(bind.source == bind.target, bind.read_only) for bind in binds] == [(True, True)]
 
 

@@ -1,0 +1,114 @@
+"""What a host has changed in a folder of the machine, taken over once the host is gone.
+
+Where: `requirements` lets a host install into an overlay of an environment's copy and then merges the overlay's layer
+into the copy. What a stranger's build left there is judged like everything of a stranger's: links are moved and never
+followed, files lose owners, rights and attributes that mean something outside of hosts, and whatever is neither file,
+folder nor link stays behind. Files replace files: nothing is written into one that other environments share.
+Source: kernel Documentation/filesystems/overlayfs.rst, "whiteouts and opaque directories".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from clary.contract.beneath import Folder
+from clary.contract.beneath_trees import empty, remove_tree
+from clary.contract.errors import AgentError, Fault
+
+MAX_DEPTH = 64  # of folders in one another; packages have ten
+_OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")
+_FOLDER_MODE = 0o755
+_FILE_MODE = 0o644
+_EXECUTE = 0o111
+_OWNER_ONLY = 0o700
+
+
+def merge_layer(layer: Path, target: Path, *, is_whole: bool, check: Callable[[], None]) -> tuple[str, ...]:
+    """Move what `layer` holds into `target`; return the names of what was left out.
+
+    Both lie on one file system and nobody else writes to them.
+
+    Args:
+        layer: of an overlay over `target`; or, with `is_whole`, all that `target` is to hold.
+        check: called for each folder; raises if the time is up.
+    State after failure: `target` is half changed and to be deleted.
+    Raises: AgentError with fault USER for a tree that is too deep; OSError.
+    """
+    merge = _Merge(check)
+    with Folder.at(layer) as source, Folder.at(target) as place:
+        if is_whole:
+            empty(place)
+        merge.folder(source, place, "", 0)
+    return tuple(merge.left_out)
+
+
+class _Merge:
+    def __init__(self, check: Callable[[], None]) -> None:
+        self._check = check
+        self.left_out: list[str] = []
+
+    def folder(self, source: Folder, target: Folder, path: str, depth: int) -> None:
+        self._check()
+        if depth > MAX_DEPTH:
+            raise AgentError(
+                f"The installation made more than {MAX_DEPTH} folders in one another, at {path[:200]!a}.",
+                fault=Fault.USER,
+            )
+        for name in os.listdir(source.fileno()):
+            status = os.stat(name, dir_fd=source.fileno(), follow_symlinks=False)
+            inner = f"{path}/{name}" if path else name
+            if stat.S_ISDIR(status.st_mode):
+                self._subfolder(source, target, name, inner, depth)
+            elif stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:  # a whiteout: the host has removed the name
+                remove_tree(target, name)
+            elif stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
+                if stat.S_ISREG(status.st_mode):
+                    _make_plain(source, name, status)
+                elif os.geteuid() == 0:
+                    os.chown(name, 0, os.getegid(), dir_fd=source.fileno(), follow_symlinks=False)
+                _make_way(target, name, for_folder=False)
+                os.rename(name, name, src_dir_fd=source.fileno(), dst_dir_fd=target.fileno())
+            else:
+                self.left_out.append(inner)
+
+    def _subfolder(self, source: Folder, target: Folder, name: str, path: str, depth: int) -> None:
+        os.chmod(name, _OWNER_ONLY, dir_fd=source.fileno())  # which may be one that its owner may not enter
+        with source.folder(name) as below:
+            if any(_attribute(below, attribute) == b"y" for attribute in _OPAQUE):
+                remove_tree(target, name)
+            _make_way(target, name, for_folder=True)
+            with target.folder(name, create=True, mode=_FOLDER_MODE) as place:
+                self.folder(below, place, path, depth + 1)
+
+
+def _make_plain(folder: Folder, name: str, status: os.stat_result) -> None:
+    """Give a regular file the owner, the rights and the attributes of one that the agent has made."""
+    os.chmod(name, _OWNER_ONLY, dir_fd=folder.fileno())
+    descriptor = folder.open_file(name)
+    try:
+        if os.geteuid() == 0:
+            os.fchown(descriptor, 0, os.getegid())
+        for attribute in os.listxattr(descriptor):
+            with contextlib.suppress(PermissionError):  # of a security module, which gives a file its own
+                os.removexattr(descriptor, attribute)
+        os.fchmod(descriptor, _FILE_MODE | (_EXECUTE if status.st_mode & _EXECUTE else 0))
+    finally:
+        os.close(descriptor)
+
+
+def _make_way(target: Folder, name: str, *, for_folder: bool) -> None:
+    """Remove what a name cannot replace."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISDIR(target.status(name).st_mode) != for_folder:
+            remove_tree(target, name)
+
+
+def _attribute(folder: Folder, name: str) -> bytes:
+    try:
+        return os.getxattr(folder.fileno(), name)
+    except OSError:
+        return b""

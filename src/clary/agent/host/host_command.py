@@ -1,0 +1,76 @@
+"""One command run to its end in a host of its own: where a stranger's code may run before there is a program.
+
+Where: installations of requirements (`environments.installation`), and questions to programs that a job brought with
+it. The host is ended before the answer is given, so nothing of the command runs on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from clary.agent.host.program import Program
+from clary.agent.host.sandbox import ProcessSpec, Sandbox
+from clary.contract.errors import AgentError
+from clary.contract.failure_reasons import OUT_OF_MEMORY
+
+KEPT_BYTES = 256 * 1024  # of the output's end; a build may print for ever
+_POLL_S = 0.05
+_MIB = 1024 * 1024
+_SIGNAL_CODE = 128  # added to a signal, as shells do
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandResult:
+    """How a command ended."""
+
+    exit_code: int  # 128 and the signal's number for one that a signal ended
+    output: str  # the last `KEPT_BYTES` of standard output and standard error
+    starved: str = ""  # a sentence, if the host's memory limit killed a process
+
+
+def run_in_host(process: ProcessSpec, sandbox: Sandbox, *, check: Callable[[], None]) -> CommandResult:
+    """Make a host, run one command in it, end the host.
+
+    Args:
+        process: the command.
+        sandbox: the host; with plain processes the command runs as one.
+        check: called often; what it raises ends the command.
+    Raises: AgentError: the host could not be made, or ended before the command did.
+    """
+    tail = _Tail()
+    with Program.start((process,), sandbox, on_output=tail.add) as program:
+        while (result := program.wait(_POLL_S)) is None:
+            check()
+    if result.lost_why and not result.oom_kills:
+        raise AgentError(f"{process.argv[0]} on {sandbox.hostname}: {result.lost_why}", retryable=True)
+    (end,) = result.exits
+    return CommandResult(
+        exit_code=end.exit_code if end.exit_code is not None else _SIGNAL_CODE + (end.signal or 0),
+        output=tail.text(),
+        starved=_starved(result.oom_kills, sandbox.resources.memory_bytes),
+    )
+
+
+def _starved(oom_kills: int, memory_bytes: int | None) -> str:
+    if not oom_kills or memory_bytes is None:
+        return ""
+    return (
+        f"{OUT_OF_MEMORY}: the host's memory limit of {memory_bytes // _MIB} MiB was reached and {oom_kills} of its "
+        "processes were killed"
+    )
+
+
+class _Tail:
+    """The end of an output."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def add(self, _: int, data: bytes) -> None:
+        self._data += data
+        if len(self._data) > 2 * KEPT_BYTES:
+            del self._data[:-KEPT_BYTES]
+
+    def text(self) -> str:
+        return bytes(self._data[-KEPT_BYTES:]).decode("utf-8", "replace")
