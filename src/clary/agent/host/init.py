@@ -7,7 +7,7 @@ the kernel kills a PID namespace whose first process is gone. A parent-death sig
 it fires when the agent's *thread* ends.
 
 no_new_privs is not set, as in a container: sudo, ping and mpirun's helpers work. Capabilities are Docker's defaults
-less MKNOD (`kernel.KEPT_CAPABILITIES`).
+less MKNOD (`kernel.KEPT_CAPABILITIES`); system calls are filtered (`call_filter`); keys of the session are left behind.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any
 
 from clary.agent.host import kernel
 from clary.agent.host.census import Census, DescendantCensus, NamespaceCensus
+from clary.agent.host.confinement import UNCONFINED, Confinement, make_confinement
 from clary.agent.host.keeper import Keeper
 from clary.agent.host.leftovers import remove_cgroups, remove_tree
 from clary.agent.host.standing_by import stand_by
@@ -60,7 +61,14 @@ def _run(order: Mapping[str, Any], control: socket.socket) -> None:
     if order["isolation"] == "processes":
         kernel.adopt_orphans()
         _announce(control)
-        _keep(order, control, census=DescendantCensus(), dies_with_keeper=True, not_isolated=order["not_isolated"])
+        _keep(
+            order,
+            control,
+            census=DescendantCensus(),
+            dies_with_keeper=True,
+            not_isolated=order["not_isolated"],
+            confinement=UNCONFINED,
+        )
         _clean_up_if_alone(order, control)
         return
     # Imported late, because plain processes have no use for it, but before this process becomes somebody who may not
@@ -137,8 +145,11 @@ def _keep_host(
             os.close(network)
         kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWUTS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWCGROUP)
         kernel.set_hostname(order["hostname"])
+        with contextlib.suppress(OSError):  # a kernel without keys, or a container that forbids them
+            kernel.join_new_session_keyring()
         not_isolated = build_root()
         kernel.limit_capabilities()
+        confinement, unconfined = make_confinement()
         # Once more: a change of rights may have taken the first one back.
         kernel.die_with_parent(signal.SIGKILL)
         _keep(
@@ -146,7 +157,8 @@ def _keep_host(
             control,
             census=NamespaceCensus(),
             dies_with_keeper=False,
-            not_isolated=[*order["not_isolated"], *not_isolated],
+            not_isolated=[*order["not_isolated"], *not_isolated, *unconfined],
+            confinement=confinement,
             in_user_namespace=in_user_namespace,
         )
     except Exception as error:  # noqa: BLE001 - boundary: as in main, which this fork never returns to
@@ -162,18 +174,32 @@ def _keep(
     census: Census,
     dies_with_keeper: bool,
     not_isolated: list[str],
+    confinement: Confinement,
     in_user_namespace: bool = False,
 ) -> None:
     """Keep the program, after waiting for it if the host is one that stands by."""
     processes, zygote = order["processes"], None
     if order["standby"] is not None:
-        start = stand_by(order, control, dies_with_keeper=dies_with_keeper, in_user_namespace=in_user_namespace)
+        start = stand_by(
+            order,
+            control,
+            dies_with_keeper=dies_with_keeper,
+            in_user_namespace=in_user_namespace,
+            confinement=confinement,
+        )
         if start is None:
             census.kill_all()
             return
         processes, zygote = start.processes, start.zygote
         not_isolated = [*not_isolated, *start.not_isolated]
-    keeper = Keeper(processes, control, census=census, dies_with_keeper=dies_with_keeper, zygote=zygote)
+    keeper = Keeper(
+        processes,
+        control,
+        census=census,
+        dies_with_keeper=dies_with_keeper,
+        confinement=confinement,
+        zygote=zygote,
+    )
     keeper.run(not_isolated=not_isolated)
 
 

@@ -8,6 +8,7 @@ Source: mount(2), mount_setattr(2), pivot_root(2), unshare(2), setns(2), prctl(2
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import os
 
@@ -33,6 +34,7 @@ CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 
 _PR_SET_PDEATHSIG = 1
+_PR_GET_SECCOMP = 21
 _PR_SET_DUMPABLE = 4
 _PR_CAPBSET_READ = 23
 _PR_CAPBSET_DROP = 24
@@ -42,6 +44,12 @@ _PR_CAP_AMBIENT_CLEAR_ALL = 4
 
 _CAPABILITY_VERSION_3 = 0x20080522
 _HIGHEST_CAPABILITY = 63  # the bounding set has at most 64 bits; PR_CAPBSET_READ tells which exist
+
+_SECCOMP_NUMBERS = {"x86_64": 317, "aarch64": 277}
+_SECCOMP_SET_MODE_FILTER = 1
+_SECCOMP_SPECULATION_ALLOWED = 4  # kernels before 5.16 would slow every program of the host down without it
+_KEYCTL_NUMBERS = {"x86_64": 250, "aarch64": 219}
+_KEYCTL_JOIN_SESSION_KEYRING = 1
 
 _SYS_MOUNT_SETATTR = 442  # the same number on every architecture; kernel >= 5.12
 _AT_FDCWD = -100
@@ -79,6 +87,10 @@ class _CapabilityHeader(ctypes.Structure):
 
 class _CapabilityData(ctypes.Structure):
     _fields_ = [("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32)]
+
+
+class _FilterProgram(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
 
 
 class _MountAttributes(ctypes.Structure):
@@ -188,6 +200,40 @@ def limit_capabilities(kept: frozenset[int] = KEPT_CAPABILITIES) -> None:
     for half in data:
         half.inheritable = 0
     _check(libc.capset(ctypes.byref(header), data), "capset")
+
+
+def has_call_filters() -> bool:
+    """Whether the kernel filters system calls and this architecture's number of the call for it is known."""
+    is_known = os.uname().machine in _SECCOMP_NUMBERS
+    return is_known and _libc().prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) >= 0
+
+
+def filter_calls(instructions: bytes) -> None:
+    """Have the kernel judge every later system call of this process and its descendants by a BPF program.
+
+    Without no_new_privs, so that set-user-id programs work; that takes CAP_SYS_ADMIN in the user namespace.
+    """
+    program = _FilterProgram(len(instructions) // 8, instructions)
+    number = _SECCOMP_NUMBERS[os.uname().machine]
+    for flags in (_SECCOMP_SPECULATION_ALLOWED, 0):  # kernels before 4.17 know no such flag
+        result = _libc().syscall(
+            ctypes.c_long(number),
+            ctypes.c_uint(_SECCOMP_SET_MODE_FILTER),
+            ctypes.c_uint(flags),
+            ctypes.byref(program),
+        )
+        if result == 0:
+            return
+    _check(result, "seccomp SECCOMP_SET_MODE_FILTER")
+
+
+def join_new_session_keyring() -> None:
+    """Leave the session's keyring, and every key that hangs on it, for an empty one."""
+    number = _KEYCTL_NUMBERS.get(os.uname().machine)
+    if number is None:
+        raise OSError(errno.ENOSYS, "keyctl: its number on this architecture is not known")
+    result = _libc().syscall(ctypes.c_long(number), ctypes.c_int(_KEYCTL_JOIN_SESSION_KEYRING), None)
+    _check(-1 if result < 0 else 0, "keyctl JOIN_SESSION_KEYRING")
 
 
 def _prctl(option: int, argument: int) -> None:
