@@ -13,7 +13,6 @@ less MKNOD (`kernel.KEPT_CAPABILITIES`); system calls are filtered (`call_filter
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import select
@@ -29,6 +28,7 @@ from clary.agent.host.census import Census, DescendantCensus, NamespaceCensus
 from clary.agent.host.confinement import UNCONFINED, Confinement, make_confinement
 from clary.agent.host.keeper import Keeper
 from clary.agent.host.leftovers import remove_cgroups, remove_tree
+from clary.agent.host.program_users import ProgramUsers, open_program_users, shared_users, why_not_mapped
 from clary.agent.host.standing_by import stand_by
 
 _FAILED_EXIT_CODE = 70  # sysexits.h EX_SOFTWARE
@@ -76,6 +76,7 @@ def _run(order: Mapping[str, Any], control: socket.socket) -> None:
     from clary.agent.host.host_root import build_host_root
 
     in_user_namespace, network = _enter_outer_namespaces(order)
+    users, why_no_users = (None, []) if in_user_namespace else open_program_users(order)
     kernel.unshare(kernel.CLONE_NEWPID)
     inner = os.fork()
     if inner == 0:
@@ -85,7 +86,9 @@ def _run(order: Mapping[str, Any], control: socket.socket) -> None:
             control,
             network=network,
             in_user_namespace=in_user_namespace,
-            build_root=functools.partial(build_host_root, order, in_user_namespace=in_user_namespace),
+            users=users,
+            why_no_users=why_no_users,
+            build_root=lambda users: build_host_root(order, in_user_namespace=in_user_namespace, users=users),
         )
         os._exit(0)
     for process in order["processes"]:
@@ -135,7 +138,9 @@ def _keep_host(
     *,
     network: int | None,
     in_user_namespace: bool,
-    build_root: Callable[[], list[str]],
+    users: ProgramUsers | None,
+    why_no_users: list[str],
+    build_root: Callable[[ProgramUsers | None], list[str]],
 ) -> None:
     try:
         kernel.forbid_tracing()
@@ -147,9 +152,13 @@ def _keep_host(
         kernel.set_hostname(order["hostname"])
         with contextlib.suppress(OSError):  # a kernel without keys, or a container that forbids them
             kernel.join_new_session_keyring()
-        not_isolated = build_root()
+        kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+        if users is not None:
+            users, unmapped = _mapped_or_none(users, order)
+            why_no_users = why_no_users or unmapped
+        not_isolated = [*why_no_users, *build_root(users)]
         kernel.limit_capabilities()
-        confinement, unconfined = make_confinement()
+        confinement, unconfined = make_confinement(users)
         # Once more: a change of rights may have taken the first one back.
         kernel.die_with_parent(signal.SIGKILL)
         _keep(
@@ -160,11 +169,21 @@ def _keep_host(
             not_isolated=[*order["not_isolated"], *not_isolated, *unconfined],
             confinement=confinement,
             in_user_namespace=in_user_namespace,
+            users=users,
         )
     except Exception as error:  # noqa: BLE001 - boundary: as in main, which this fork never returns to
         report = {"kind": "failed", "message": f"{type(error).__name__}: {error}"}
         control.send(json.dumps(report).encode())
         os._exit(_FAILED_EXIT_CODE)
+
+
+def _mapped_or_none(users: ProgramUsers, order: Mapping[str, Any]) -> tuple[ProgramUsers | None, list[str]]:
+    """Return the users, or None and why, where what programs write could not be theirs."""
+    folders = (order["ml_folder"], order["scratch_folder"])
+    if reason := why_not_mapped(users, folders=folders, scratch_folder=order["scratch_folder"]):
+        os.close(users.namespace)
+        return None, [shared_users(reason)]
+    return users, []
 
 
 def _keep(
@@ -176,6 +195,7 @@ def _keep(
     not_isolated: list[str],
     confinement: Confinement,
     in_user_namespace: bool = False,
+    users: ProgramUsers | None = None,
 ) -> None:
     """Keep the program, after waiting for it if the host is one that stands by."""
     processes, zygote = order["processes"], None
@@ -185,6 +205,7 @@ def _keep(
             control,
             dies_with_keeper=dies_with_keeper,
             in_user_namespace=in_user_namespace,
+            users=users,
             confinement=confinement,
         )
         if start is None:

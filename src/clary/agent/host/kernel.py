@@ -7,10 +7,12 @@ Source: mount(2), mount_setattr(2), pivot_root(2), unshare(2), setns(2), prctl(2
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import functools
 import os
+from collections.abc import Iterator
 
 MS_RDONLY = 1
 MS_NOSUID = 2
@@ -51,6 +53,12 @@ _SECCOMP_SPECULATION_ALLOWED = 4  # kernels before 5.16 would slow every program
 _KEYCTL_NUMBERS = {"x86_64": 250, "aarch64": 219}
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 
+_SYS_OPEN_TREE = 428  # these three have the same number on every architecture
+_SYS_MOVE_MOUNT = 429
+_OPEN_TREE_CLONE = 1
+_MOVE_MOUNT_FROM_DESCRIPTOR = 4
+_AT_EMPTY_PATH = 0x1000
+_MOUNT_ATTR_IDMAP = 0x00100000
 _SYS_MOUNT_SETATTR = 442  # the same number on every architecture; kernel >= 5.12
 _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
@@ -139,6 +147,47 @@ def make_read_only(target: str) -> None:
     mount("none", target, flags=MS_REMOUNT | MS_BIND | MS_RDONLY | kept)
 
 
+def bind_mapped(source: str, target: str, *, users: int, read_only: bool = False) -> None:
+    """Show `source` and all mounts below it at `target`, with owners as a user namespace counts them.
+
+    Args:
+        source: file or folder, of a file system that maps owners (ext4, xfs, btrfs and tmpfs do; kernel >= 5.12).
+        target: mount point.
+        users: descriptor of the user namespace; a file of user 0 belongs to its root there.
+        read_only: whether nothing can be changed.
+    """
+    what = f"bind {source} at {target} with other owners"
+    tree = _libc().syscall(
+        ctypes.c_long(_SYS_OPEN_TREE),
+        ctypes.c_int(_AT_FDCWD),
+        os.fsencode(source),
+        ctypes.c_uint(_OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE),
+    )
+    _check(min(tree, 0), what)
+    try:
+        attributes = _MountAttributes(_MOUNT_ATTR_IDMAP | (_MOUNT_ATTR_RDONLY if read_only else 0), 0, 0, users)
+        result = _libc().syscall(
+            ctypes.c_long(_SYS_MOUNT_SETATTR),
+            ctypes.c_int(tree),
+            b"",
+            ctypes.c_uint(_AT_EMPTY_PATH | _AT_RECURSIVE),
+            ctypes.byref(attributes),
+            ctypes.c_size_t(ctypes.sizeof(attributes)),
+        )
+        _check(result, what)
+        result = _libc().syscall(
+            ctypes.c_long(_SYS_MOVE_MOUNT),
+            ctypes.c_int(tree),
+            b"",
+            ctypes.c_int(_AT_FDCWD),
+            os.fsencode(target),
+            ctypes.c_uint(_MOVE_MOUNT_FROM_DESCRIPTOR),
+        )
+        _check(result, what)
+    finally:
+        os.close(tree)
+
+
 def pivot_root_to(folder: str) -> None:
     """Make `folder`, a mount point, the root of this mount namespace and let go of the old root.
 
@@ -200,6 +249,19 @@ def limit_capabilities(kept: frozenset[int] = KEPT_CAPABILITIES) -> None:
     for half in data:
         half.inheritable = 0
     _check(libc.capset(ctypes.byref(header), data), "capset")
+
+
+@contextlib.contextmanager
+def files_of(owner: int) -> Iterator[None]:
+    """Have this thread make files as another user and group, with that user's rights to files alone."""
+    libc = _libc()
+    libc.setfsgid(ctypes.c_uint(owner))
+    libc.setfsuid(ctypes.c_uint(owner))
+    try:
+        yield
+    finally:
+        libc.setfsuid(ctypes.c_uint(os.geteuid()))
+        libc.setfsgid(ctypes.c_uint(os.getegid()))
 
 
 def has_call_filters() -> bool:

@@ -22,6 +22,7 @@ from typing import Any
 from clary.agent.host import kernel
 from clary.agent.host.machine_view import MachineView, copy_folder
 from clary.agent.host.mount_table import is_within
+from clary.agent.host.program_users import ProgramUsers
 
 ML_FOLDER = "/opt/ml"
 _PLACE = "/run/.clary-late"  # /run is a tmpfs of the host's own
@@ -60,7 +61,13 @@ def leave_late_roots() -> None:
     kernel.unmount(_PLACE, flags=kernel.MNT_DETACH)
 
 
-def mount_late_binds(binds: Sequence[Mapping[str, Any]], *, roots: Sequence[str], in_user_namespace: bool) -> list[str]:
+def mount_late_binds(
+    binds: Sequence[Mapping[str, Any]],
+    *,
+    roots: Sequence[str],
+    in_user_namespace: bool,
+    users: ProgramUsers | None = None,
+) -> list[str]:
     """Mount `binds`, take the late roots away, and share no mounts any more; returns what is not isolated.
 
     Args:
@@ -68,13 +75,14 @@ def mount_late_binds(binds: Sequence[Mapping[str, Any]], *, roots: Sequence[str]
             One of them is the program's /opt/ml.
         roots: as `show_late_roots` got them; without any there can be no binds.
         in_user_namespace: whether this process has its rights from a user namespace.
+        users: of the programs, if they are others than this process's.
 
     Raises:
         OSError: a mount was refused; the text names it. The host is of no use then.
     """
     if not roots:
         return []
-    view = MachineView("", layers_folder=_LAYERS, in_user_namespace=in_user_namespace)
+    view = MachineView("", layers_folder=_LAYERS, in_user_namespace=in_user_namespace, users=users)
     not_isolated: list[str] = []
     kernel.unmount(_target_of(ML_FOLDER), flags=kernel.MNT_DETACH)
     # Parents before children, so that a bind inside another lands on it.
@@ -83,9 +91,9 @@ def mount_late_binds(binds: Sequence[Mapping[str, Any]], *, roots: Sequence[str]
         is_folder = os.path.isdir(source)
         if not is_folder and not os.path.exists(source):
             raise FileNotFoundError(f"bind {bind['source']} at {bind['target']}: the source does not exist")
-        make_mount_point(target, is_folder=is_folder)
+        make_mount_point(target, is_folder=is_folder, view=view)
         if bind["overlay"] and is_folder:
-            if view.overlay(source, target):
+            if view.overlay(source, target, is_mapped=True):
                 continue
             if bind["copied_otherwise"]:
                 copy_folder(source, target)
@@ -94,22 +102,23 @@ def mount_late_binds(binds: Sequence[Mapping[str, Any]], *, roots: Sequence[str]
                 f"Files: what the program changes in {bind['target']} it changes in the machine's {bind['source']}, "
                 f"because no private layer could be laid over it ({view.refusal})."
             )
-        if bind["read_only"]:
+        if bind["read_only"] and users is None:
             source = _read_only_copy(source, name=str(number), is_folder=is_folder)
-        kernel.mount(source, target, flags=kernel.MS_BIND | kernel.MS_REC)
+        if said := view.bind(source, target, read_only=bind["read_only"] and users is not None):
+            not_isolated.append(f"Files: {bind['target']} belongs to nobody; {said}.")
+    not_isolated += view.strangeness()
     kernel.unmount(_PLACE, flags=kernel.MNT_DETACH)
     os.rmdir(_PLACE)
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     return not_isolated
 
 
-def make_mount_point(path: str, *, is_folder: bool) -> None:
+def make_mount_point(path: str, *, is_folder: bool, view: MachineView) -> None:
     """Make what a mount can be put on, unless it is there."""
     if is_folder:
-        os.makedirs(path, exist_ok=True)
-    elif not os.path.lexists(path):
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+        view.make_folder(path)
+    else:
+        view.make_file(path)
 
 
 def _root_place(number: int) -> str:
@@ -138,7 +147,10 @@ def _read_only_copy(source: str, *, name: str, is_folder: bool) -> str:
     Namespaces that receive a mount receive it as it is made; a change to read-only afterwards they would not.
     """
     place = f"{_PLACE}/read-only-{name}"
-    make_mount_point(place, is_folder=is_folder)
+    if is_folder:
+        os.mkdir(place)
+    else:
+        os.close(os.open(place, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
     kernel.mount(source, place, flags=kernel.MS_BIND | kernel.MS_REC)
     kernel.make_read_only(place)
     return place

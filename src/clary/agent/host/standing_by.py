@@ -18,6 +18,7 @@ from typing import Any
 from clary.agent.host import late_binds
 from clary.agent.host.confinement import Confinement
 from clary.agent.host.keeper import IGNORED_SIGNALS, MAX_MESSAGE_BYTES
+from clary.agent.host.program_users import ProgramUsers
 from clary.agent.host.zygote_process import MAX_DESCRIPTORS, Zygote
 
 
@@ -36,6 +37,7 @@ def stand_by(
     *,
     dies_with_keeper: bool,
     in_user_namespace: bool,
+    users: ProgramUsers | None,
     confinement: Confinement,
 ) -> Start | None:
     """Hold an interpreter ready until the start order comes; None if the agent lets go instead.
@@ -45,6 +47,7 @@ def stand_by(
         control: socket to the agent.
         dies_with_keeper: as for `Keeper`.
         in_user_namespace: whether this process has its rights from a user namespace.
+        users: of the programs, if they are others than this process's.
         confinement: what the interpreter enters.
 
     Raises:
@@ -65,7 +68,9 @@ def stand_by(
     if start is None:
         zygote.end()
         return None
-    not_isolated = late_binds.mount_late_binds(start["binds"], roots=roots, in_user_namespace=in_user_namespace)
+    not_isolated = late_binds.mount_late_binds(
+        start["binds"], roots=roots, in_user_namespace=in_user_namespace, users=users
+    )
     return Start(processes=start["processes"], not_isolated=not_isolated, zygote=zygote)
 
 

@@ -26,6 +26,8 @@ from clary.agent.environments.stop_notice import write_stop_notice
 from clary.agent.environments.train_library import PACKAGE_FOLDER, library_folder, write_train_library
 from clary.agent.environments.variables import POOL_CACHE_FOLDER, pool_cache, program_variables
 from clary.agent.health.host_checks import available_memory
+from clary.agent.host.interpreter_folders import interpreter_binds, needs_overlay, why_not_visible
+from clary.agent.host.looking_ahead import look_ahead
 from clary.agent.host.own_disk import OwnDisk
 from clary.agent.host.program import Program
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
@@ -45,7 +47,7 @@ from clary.contract.agent_protocol import Clue, StagedPart, UploadRole
 from clary.contract.cgroup_names import host_cgroup_name
 from clary.contract.clock import SystemClock
 from clary.contract.distribution import DistributionKind
-from clary.contract.errors import AgentError
+from clary.contract.errors import AgentError, Fault
 from clary.contract.job_rules import MirrorPlan
 from clary.contract.launch_plan import Channel, InputMode, Isolation, LaunchPlan
 from clary.contract.ml_tree import OPT_ML, MlTree
@@ -61,9 +63,6 @@ _SECRETS_BYTES = 64 * 1024
 _SSH_FOLDER = "ssh"  # beside the hosts' folders, with what is theirs in common
 # Launchers whose originals run the ranks under mpirun --tag-output.
 _TAGGED_KINDS = (DistributionKind.PYTORCHDDP_OR_SMDDP, DistributionKind.MPI, DistributionKind.MODELPARALLEL)
-
-# Folders that every host has one of its own of (`agent.host.machine_view`).
-PRIVATE_TOPS = ("/tmp", "/var/tmp", "/run", "/dev")  # noqa: S108 - looked at, not written to
 
 
 class HostSteps:
@@ -133,6 +132,8 @@ class HostSteps:
 
     def build_tree(self) -> None:
         """Make `/opt/ml` with its folders and configuration files."""
+        if self._plan.isolation is Isolation.NAMESPACES:
+            look_ahead()
         with disk_errors_named(self._tree.root, needed_bytes=None):
             if self._host.disk_bytes is not None:
                 self._disk = OwnDisk(
@@ -229,6 +230,8 @@ class HostSteps:
             log.open(index, rank=process.rank, prefix=_prefix(context, process))
         ssh = self._ssh(variables.get("HOME")) if launcher.uses_ssh else ()
         sandbox = self._sandbox(self._environment.folder, extra_binds=ssh)
+        if sandbox.isolation is Isolation.NAMESPACES and (reason := why_not_visible(processes, sandbox)):
+            raise AgentError(reason, fault=Fault.USER)
         feeders = self._start_feeders()
         try:
             if self._standby is None:
@@ -397,20 +400,23 @@ class HostSteps:
             ml_folder=str(self._tree.root),
             network_namespace_path=plan.network.namespace_paths.get(host.name),
             user_namespace_path=plan.network.user_namespace_path,
+            mapped_users=plan.network.mapped_users,
             hosts_file={other.name: other.address for other in plan.hosts},
             resources=host.resources if self._disk is None else self._disk.beside(host.resources),
             cgroup_name=host_cgroup_name(plan.job_name, plan.attempt, host=host.name, work_folder=plan.work_folder),
             binds=(*self._binds(environment_folder), *extra_binds) if plan.isolation is Isolation.NAMESPACES else (),
+            visible_folders=plan.visible_folders,
+            shows_whole_machine=plan.shows_whole_machine,
             hidden_folders=(str(home),) if home is not None else (),
         )
 
     def _binds(self, environment_folder: Path) -> tuple[Bind, ...]:
         # Seen at the same path wherever this package lies, /tmp included, which hosts have one of their own of.
         binds = [Bind(source=str(PACKAGE_FOLDER), target=str(PACKAGE_FOLDER), read_only=True)]
-        binds += [Bind(source=folder, target=folder, read_only=True) for folder in base_folders(environment_folder)]
         home = service_home(self._plan)
-        # A system's own interpreter is part of the machine's files, which hosts have as a private copy anyhow.
-        if (environment_folder / "pyvenv.cfg").exists() or (home is not None and home in environment_folder.parents):
+        python = self._plan.environment.python if self._environment is None else self._environment.python
+        binds += interpreter_binds(environment_folder, python, hidden=home)
+        if needs_overlay(environment_folder, hidden=home):
             # An overlay: pip inside the job changes what the job sees, and no other job.
             binds.append(Bind(source=str(environment_folder), target=str(environment_folder), overlay=True))
         for channel in self._channels.values():
@@ -426,20 +432,6 @@ class HostSteps:
         binds += [place.bind for place in self._mirrored if place.bind is not None]
         binds += self._input.binds()
         return tuple(binds)
-
-
-def base_folders(environment_folder: Path) -> tuple[str, ...]:
-    """Return the folder of a virtual environment's base interpreter where hosts would not see it, else nothing.
-
-    Source: `home` of pyvenv.cfg (PEP 405) names the folder of the interpreter's program.
-    """
-    try:
-        lines = (environment_folder / "pyvenv.cfg").read_text().splitlines()
-    except OSError:
-        return ()
-    homes = [line.partition("=")[2].strip() for line in lines if line.partition("=")[0].strip() == "home"]
-    prefixes = [Path(home).resolve().parent for home in homes]
-    return tuple(str(path) for path in prefixes if any(Path(top) in path.parents for top in PRIVATE_TOPS))
 
 
 def service_home(plan: LaunchPlan) -> Path | None:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from clary.contract.errors import EngineError
 from clary.contract.launch_plan import HostPlan, LaunchPlan, NetworkPlan
+from clary.contract.mapped_users import MappedUsers
 from clary.control.engines.local import agent_processes
 from clary.control.engines.local.agent_processes import LastingProcess
 from clary.control.engines.local.attempt_record import NetworkReady, read_ready
@@ -131,6 +132,9 @@ def with_network(plan: LaunchPlan, ready: NetworkReady) -> LaunchPlan:
         user_namespace_path=f"/proc/{ready.pid}/ns/user" if ready.has_user_namespace else None,
         master_port=NetworkPlan().master_port,
     )
+    if ready.users >= 0:
+        users = MappedUsers(namespace_path=f"/proc/{ready.pid}/fd/{ready.users}", first_id=ready.first_id)
+        network = replace(network, mapped_users=users)
     hosts = tuple(replace(host, address=address_of(host.index, num_hosts)[0]) for host in plan.hosts)
     return replace(plan, network=network, hosts=hosts)
 
