@@ -11,6 +11,7 @@ import time
 import uuid
 from pathlib import Path
 
+import clary
 from clary.agent.host.cgroups import HostCgroup
 from clary.agent.host.program import Program
 from clary.agent.host.sandbox import ProcessSpec, Sandbox
@@ -20,6 +21,7 @@ from clary.contract.processes import read_process_list
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 PYTHON = "/usr/bin/python3"  # every user may execute it, unlike one in root's home
 NOBODY = 65534
+PACKAGE_FOLDER = str(Path(clary.__file__).parent)  # with the files that ranks start from, as every host of a job has it
 DEADLINE_S = 20.0
 
 
@@ -96,6 +98,7 @@ class HostWorld:
             hosts_file=fields.pop("hosts_file", {"algo-1": "10.9.0.1", "algo-2": "10.9.0.2"}),
             resources=Resources(num_cpus=num_cpus, memory_bytes=memory_bytes),
             cgroup_name=f"test-{os.getpid()}-{unique}",  # the check for leftovers knows them by it
+            visible_folders=fields.pop("visible_folders", (PACKAGE_FOLDER,)),
             **fields,
         )
 

@@ -44,7 +44,8 @@ PROGRAM = textwrap.dedent(
 def run_on_host(world, name, gpu_indices):
     listener = Listener()
     resources = Resources(num_cpus=4, memory_bytes=None, gpu_indices=gpu_indices)
-    sandbox = dataclasses.replace(world.sandbox(name), resources=resources)
+    visible = (sys.prefix, sys.base_prefix)
+    sandbox = dataclasses.replace(world.sandbox(name, visible_folders=visible), resources=resources)
     environment = {
         "PATH": "/usr/local/nvidia/bin:/usr/local/bin:/usr/bin:/bin",
         "LD_LIBRARY_PATH": "/usr/local/nvidia/lib64:/usr/local/nvidia/lib",

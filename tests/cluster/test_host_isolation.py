@@ -246,7 +246,8 @@ def test_mounts_of_the_machine_are_visible_and_private(world):
         (place / "on mount").write_text("seen")
         (place / "deep").mkdir()
         (place / "deep").chmod(0o777)
-        output = world.run(f"cat '{place}/on mount'; rm -rf {place}/deep; touch {place}/deep/x; ls {place}")
+        script = f"cat '{place}/on mount'; rm -rf {place}/deep; touch {place}/deep/x; ls {place}"
+        output = world.run(script, sandbox=world.sandbox(visible_folders=(str(place),)))
         assert output.startswith("seen")
         assert sorted(os.listdir(place)) == ["deep", "on mount"]
         assert os.listdir(place / "deep") == []

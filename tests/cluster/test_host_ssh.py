@@ -4,18 +4,23 @@ import os
 import shlex
 import shutil
 import stat
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from host_world import PATH, HostWorld, shell
+from host_world import PACKAGE_FOLDER, PATH, HostWorld, shell
 
 from clary.agent.host import ssh_access
 from clary.agent.host.ssh_access import SSHD, prepare_ssh, why_no_ssh
 from clary.contract.errors import AgentError
+from clary.contract.mapped_users import MappedUsers
+from clary.control.engines.local.network_building import build
+from clary.control.engines.local.network_spec import HostSpec, NetworkSpec
 
 TRAIN_PYTHON = Path(__file__).resolve().parents[2] / ".venvs/train/bin/python"
+# The environment lies where its links lead to, and its interpreter elsewhere.
+TRAIN_FOLDERS = (str(TRAIN_PYTHON.parents[1]), str(TRAIN_PYTHON.resolve().parents[1]))
 ADDRESSES = {"algo-1": "10.9.0.1", "algo-2": "10.9.0.2"}
 HOME = "/opt/ml/home"
 # What sagemaker 3 does, in the same order.
@@ -40,24 +45,25 @@ def hosts(tmp_path):
     """Two hosts on one wire, each running sshd as a container of SageMaker would."""
     world = HostWorld("root")
     shared = world.folder("attempt") / "ssh"
+    links = tuple(HostSpec(name, address, None, 0.0, 0.0) for name, address in ADDRESSES.items())
+    network = build(NetworkSpec("", 24, links, ()))
+    place = f"/proc/{os.getpid()}/fd"
+    users = MappedUsers(namespace_path=f"{place}/{network.users}", first_id=network.first_id)
     sandboxes = []
     for name in ADDRESSES:
         folder = world.folder(name)
         binds = prepare_ssh(shared, folder, addresses=ADDRESSES, home=HOME)
-        sandboxes.append(world.sandbox(name, own_network=True, folder=folder, binds=binds))
-    holders = [sandbox.network_namespace_path.split("/")[2] for sandbox in sandboxes]
-    ip("link", "add", "eth0", "netns", holders[0], "type", "veth", "peer", "name", "eth0", "netns", holders[1])
-    for holder, address in zip(holders, ADDRESSES.values(), strict=True):
-        for words in (("address", "add", f"{address}/24", "dev", "eth0"), ("link", "set", "eth0", "up")):
-            subprocess.run(["nsenter", f"--net=/proc/{holder}/ns/net", "ip", *words], check=True)
+        made = world.sandbox(name, folder=folder, binds=binds, visible_folders=(PACKAGE_FOLDER, *TRAIN_FOLDERS))
+        path = f"{place}/{network.host_descriptors[name]}"
+        sandboxes.append(replace(made, network_namespace_path=path, mapped_users=users))
     second = shell(f"echo FROM_MASTER=set >> /etc/environment; exec {SSHD} -D", environment={"HOME": HOME})
     world.start(second, sandbox=sandboxes[1])
     yield world, sandboxes[0]
     world.close()
-
-
-def ip(*words):
-    subprocess.run(["ip", *words], check=True)
+    for descriptor in (network.users, network.switch_descriptor, *network.host_descriptors.values()):
+        os.close(descriptor)
+    for link in network.links:
+        link.close()
 
 
 def run_on_first(hosts, command):

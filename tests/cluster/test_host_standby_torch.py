@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from host_world import HostWorld, Listener, eventually, process
+from host_world import PACKAGE_FOLDER, HostWorld, Listener, eventually, process
 
 from clary.agent.environments.train_library import library_folder, write_train_library
 from clary.agent.host.program import Program
@@ -91,7 +91,9 @@ def ranks(code, library):
 def run(world, *, is_prepared):
     """Run the script on a new host; returns the output of each rank and the two times."""
     modules, tree = world.folder(f"modules-{is_prepared}"), MlTree(Path("/opt/ml"))
-    sandbox = world.sandbox(binds=(Bind(source=str(modules), target=MODULES),))
+    environment = (str(TRAIN_PYTHON.parents[1]), str(TRAIN_PYTHON.resolve().parents[1]))
+    visible = (PACKAGE_FOLDER, *environment)
+    sandbox = world.sandbox(binds=(Bind(source=str(modules), target=MODULES),), visible_folders=visible)
     processes, listener = ranks("/opt/ml", str(library_folder(tree))), TimedListener()
     standby = None
     if is_prepared:

@@ -9,6 +9,7 @@ import pytest
 from host_world import DEADLINE_S, PATH, eventually
 
 from clary.agent.host import zygote_process
+from clary.agent.host.confinement import UNCONFINED
 from clary.agent.host.zygote_process import LOOK_INTERVAL_S, MAX_IDLE_LOOKS, Zygote
 from clary.contract.processes import read_entry
 
@@ -55,7 +56,7 @@ def start(tmp_path, monkeypatch):
         path.write_text(f"{BEGIN}FORKED = {str(forked)!r}\n{script}")
         standby = {"argv": ["/usr/bin/python3", str(path)], "environment": {"PATH": PATH}}
         with contextlib.ExitStack() as opened:
-            zygote = Zygote.start(standby, parent_watched=False, prepare=lambda: None)
+            zygote = Zygote.start(standby, parent_watched=False, prepare=lambda: None, confinement=UNCONFINED)
             opened.callback(zygote.end)
             read_end, write_end = os.pipe()
             output = opened.enter_context(open(read_end, "rb"))

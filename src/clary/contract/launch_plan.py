@@ -13,6 +13,7 @@ from typing import Any
 
 from clary.contract.health import HealthAction
 from clary.contract.job_rules import MirrorPlan, RulePlan
+from clary.contract.mapped_users import MappedUsers
 from clary.contract.string_enum import StrEnum
 
 
@@ -122,6 +123,7 @@ class NetworkPlan:
     namespace_paths: Mapping[str, str] = field(default_factory=dict)  # host name -> file to setns(CLONE_NEWNET) to
     user_namespace_path: str | None = None  # file to setns(CLONE_NEWUSER) to before that; None where root made them
     relayed_names: Mapping[str, str] = field(default_factory=dict)  # name -> address, beside those of hosts
+    mapped_users: MappedUsers | None = None  # of programs, where root made the network; None where they are its maker
     master_port: int = 7777  # 7777 where hosts have their own network, a free port where they share one
 
 
@@ -206,6 +208,8 @@ class LaunchPlan:
     health_action: HealthAction = HealthAction.WARN  # what follows from a sick host before the program starts
     stop_grace_s: float = 120.0  # from SIGTERM to SIGKILL
     network_isolation: bool = False  # EnableNetworkIsolation
+    shows_whole_machine: bool = False  # whether programs see every folder of the machine
+    visible_folders: tuple[str, ...] = ()  # of the machine, that programs see beside those that every host shows
     warnings: tuple[str, ...] = ()  # said in the first log lines of algo-1 and in describe
 
     def host(self, name: str) -> HostPlan:

@@ -119,6 +119,17 @@ class Settings:
         "auto, namespaces or processes: how hosts are kept apart",
         pattern="auto|namespaces|processes",
     )
+    machine_view: str = _setting(
+        "system",
+        "system or whole: whether hosts show the machine's system folders, software below /opt, the interpreter and "
+        "visible_folders, or every folder of it",
+        pattern="system|whole",
+    )
+    visible_folders: str = _setting(
+        "",
+        "folders of this machine that programs see beside system folders, separated by colons; changes stay private",
+        pattern="(/[^:]*(:/[^:]*)*)?",
+    )
     max_hosts: int = _setting(0, "hosts that may run at once on this machine; 0 is twice the CPUs, at least 4", least=0)
     warm_pool_max_hosts: int = _setting(
         0, "hosts that one job may have kept after its end (KeepAlivePeriodInSeconds); 0 is as many as it has", least=0

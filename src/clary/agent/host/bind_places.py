@@ -14,12 +14,15 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from clary.contract.beneath import Folder, open_beneath
+from clary.agent.host import kernel
+from clary.agent.host.program_users import ProgramUsers
+from clary.contract.beneath import Folder, open_beneath, parts_of
 from clary.contract.beneath_trees import copy_tree
 
 _LOOK_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE_FLAGS = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_MODE = 0o644
+_FOLDER_MODE = 0o755
 
 
 @contextlib.contextmanager
@@ -57,29 +60,55 @@ def opened_source(bind: Mapping[str, Any], *, hidden: Sequence[str]) -> Iterator
 
 
 @contextlib.contextmanager
-def opened_mount_point(root: str, path: str, *, is_folder: bool) -> Iterator[str]:
+def opened_mount_point(root: str, path: str, *, is_folder: bool, users: ProgramUsers | None = None) -> Iterator[str]:
     """Make what a mount can be put on, unless it is there, and yield a path by which a mount lands on it.
 
     Args:
         root: the host's root, as this process sees it.
         path: absolute and canonical in that root.
+        is_folder: whether a folder is mounted there.
+        users: of the programs, who own what is made, if they are others than this process's.
     Raises: OSError: something cannot be made, or a link stands on the way.
     """
-    with Folder.at(root) as top:
-        below = path.strip("/")
+    above, _, name = path.strip("/").rpartition("/")
+    with contextlib.ExitStack() as opened:
+        folder = opened.enter_context(Folder.at(root))
+        for part in (*parts_of(above), *((name,) if is_folder else ())):
+            _make_owned(folder, part, is_folder=True, users=users)
+            folder = opened.enter_context(folder.folder(part))
         if is_folder:
-            with top.folder(below, create=True) as folder:
-                yield folder.path
+            yield folder.path
             return
-        above, _, name = below.rpartition("/")
-        with top.folder(above, create=True) as folder:
-            with contextlib.suppress(FileExistsError):
-                os.close(os.open(name, _NEW_FILE_FLAGS, _FILE_MODE, dir_fd=folder.fileno()))
-            descriptor = open_beneath(folder.fileno(), name, _LOOK_FLAGS)
-            try:
-                yield f"/proc/self/fd/{descriptor}"
-            finally:
-                os.close(descriptor)
+        _make_owned(folder, name, is_folder=False, users=users)
+        descriptor = open_beneath(folder.fileno(), name, _LOOK_FLAGS)
+        opened.callback(os.close, descriptor)
+        yield f"/proc/self/fd/{descriptor}"
+
+
+def _make_owned(folder: Folder, name: str, *, is_folder: bool, users: ProgramUsers | None) -> None:
+    """Make a folder or an empty file, unless there is something of that name."""
+    try:
+        os.stat(name, dir_fd=folder.fileno(), follow_symlinks=False)
+    except FileNotFoundError:
+        pass
+    else:
+        return
+    if users is not None:
+        # On a mount with owners mapped only they can make anything.
+        with contextlib.suppress(PermissionError), kernel.files_of(users.first_id):
+            _make(folder, name, is_folder=is_folder)
+            return
+    _make(folder, name, is_folder=is_folder)
+    if users is not None:
+        os.chown(name, users.first_id, users.first_id, dir_fd=folder.fileno(), follow_symlinks=False)
+
+
+def _make(folder: Folder, name: str, *, is_folder: bool) -> None:
+    with contextlib.suppress(FileExistsError):
+        if is_folder:
+            os.mkdir(name, _FOLDER_MODE, dir_fd=folder.fileno())
+        else:
+            os.close(os.open(name, _NEW_FILE_FLAGS, _FILE_MODE, dir_fd=folder.fileno()))
 
 
 @contextlib.contextmanager

@@ -7,13 +7,12 @@ the kernel kills a PID namespace whose first process is gone. A parent-death sig
 it fires when the agent's *thread* ends.
 
 no_new_privs is not set, as in a container: sudo, ping and mpirun's helpers work. Capabilities are Docker's defaults
-less MKNOD (`kernel.KEPT_CAPABILITIES`).
+less MKNOD (`kernel.KEPT_CAPABILITIES`); system calls are filtered (`call_filter`); keys of the session are left behind.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import select
@@ -26,8 +25,10 @@ from typing import Any
 
 from clary.agent.host import kernel
 from clary.agent.host.census import Census, DescendantCensus, NamespaceCensus
+from clary.agent.host.confinement import UNCONFINED, Confinement, make_confinement
 from clary.agent.host.keeper import Keeper
 from clary.agent.host.leftovers import remove_cgroups, remove_tree
+from clary.agent.host.program_users import ProgramUsers, open_program_users, shared_users, why_not_mapped
 from clary.agent.host.standing_by import stand_by
 
 _FAILED_EXIT_CODE = 70  # sysexits.h EX_SOFTWARE
@@ -60,7 +61,14 @@ def _run(order: Mapping[str, Any], control: socket.socket) -> None:
     if order["isolation"] == "processes":
         kernel.adopt_orphans()
         _announce(control)
-        _keep(order, control, census=DescendantCensus(), dies_with_keeper=True, not_isolated=order["not_isolated"])
+        _keep(
+            order,
+            control,
+            census=DescendantCensus(),
+            dies_with_keeper=True,
+            not_isolated=order["not_isolated"],
+            confinement=UNCONFINED,
+        )
         _clean_up_if_alone(order, control)
         return
     # Imported late, because plain processes have no use for it, but before this process becomes somebody who may not
@@ -68,6 +76,7 @@ def _run(order: Mapping[str, Any], control: socket.socket) -> None:
     from clary.agent.host.host_root import build_host_root
 
     in_user_namespace, network = _enter_outer_namespaces(order)
+    users, why_no_users = (None, []) if in_user_namespace else open_program_users(order)
     kernel.unshare(kernel.CLONE_NEWPID)
     inner = os.fork()
     if inner == 0:
@@ -77,7 +86,9 @@ def _run(order: Mapping[str, Any], control: socket.socket) -> None:
             control,
             network=network,
             in_user_namespace=in_user_namespace,
-            build_root=functools.partial(build_host_root, order, in_user_namespace=in_user_namespace),
+            users=users,
+            why_no_users=why_no_users,
+            build_root=lambda users: build_host_root(order, in_user_namespace=in_user_namespace, users=users),
         )
         os._exit(0)
     for process in order["processes"]:
@@ -127,7 +138,9 @@ def _keep_host(
     *,
     network: int | None,
     in_user_namespace: bool,
-    build_root: Callable[[], list[str]],
+    users: ProgramUsers | None,
+    why_no_users: list[str],
+    build_root: Callable[[ProgramUsers | None], list[str]],
 ) -> None:
     try:
         kernel.forbid_tracing()
@@ -137,8 +150,15 @@ def _keep_host(
             os.close(network)
         kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWUTS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWCGROUP)
         kernel.set_hostname(order["hostname"])
-        not_isolated = build_root()
+        with contextlib.suppress(OSError):  # a kernel without keys, or a container that forbids them
+            kernel.join_new_session_keyring()
+        kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+        if users is not None:
+            users, unmapped = _mapped_or_none(users, order)
+            why_no_users = why_no_users or unmapped
+        not_isolated = [*why_no_users, *build_root(users)]
         kernel.limit_capabilities()
+        confinement, unconfined = make_confinement(users)
         # Once more: a change of rights may have taken the first one back.
         kernel.die_with_parent(signal.SIGKILL)
         _keep(
@@ -146,13 +166,24 @@ def _keep_host(
             control,
             census=NamespaceCensus(),
             dies_with_keeper=False,
-            not_isolated=[*order["not_isolated"], *not_isolated],
+            not_isolated=[*order["not_isolated"], *not_isolated, *unconfined],
+            confinement=confinement,
             in_user_namespace=in_user_namespace,
+            users=users,
         )
     except Exception as error:  # noqa: BLE001 - boundary: as in main, which this fork never returns to
         report = {"kind": "failed", "message": f"{type(error).__name__}: {error}"}
         control.send(json.dumps(report).encode())
         os._exit(_FAILED_EXIT_CODE)
+
+
+def _mapped_or_none(users: ProgramUsers, order: Mapping[str, Any]) -> tuple[ProgramUsers | None, list[str]]:
+    """Return the users, or None and why, where what programs write could not be theirs."""
+    folders = (order["ml_folder"], order["scratch_folder"])
+    if reason := why_not_mapped(users, folders=folders, scratch_folder=order["scratch_folder"]):
+        os.close(users.namespace)
+        return None, [shared_users(reason)]
+    return users, []
 
 
 def _keep(
@@ -162,18 +193,34 @@ def _keep(
     census: Census,
     dies_with_keeper: bool,
     not_isolated: list[str],
+    confinement: Confinement,
     in_user_namespace: bool = False,
+    users: ProgramUsers | None = None,
 ) -> None:
     """Keep the program, after waiting for it if the host is one that stands by."""
     processes, zygote = order["processes"], None
     if order["standby"] is not None:
-        start = stand_by(order, control, dies_with_keeper=dies_with_keeper, in_user_namespace=in_user_namespace)
+        start = stand_by(
+            order,
+            control,
+            dies_with_keeper=dies_with_keeper,
+            in_user_namespace=in_user_namespace,
+            users=users,
+            confinement=confinement,
+        )
         if start is None:
             census.kill_all()
             return
         processes, zygote = start.processes, start.zygote
         not_isolated = [*not_isolated, *start.not_isolated]
-    keeper = Keeper(processes, control, census=census, dies_with_keeper=dies_with_keeper, zygote=zygote)
+    keeper = Keeper(
+        processes,
+        control,
+        census=census,
+        dies_with_keeper=dies_with_keeper,
+        confinement=confinement,
+        zygote=zygote,
+    )
     keeper.run(not_isolated=not_isolated)
 
 

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clary.agent.host.census import Census
+from clary.agent.host.confinement import Confinement
 from clary.agent.host.spawning import announce_to, spawn
 from clary.agent.host.stop_signals import StopSignals
 from clary.agent.host.zygote_process import Zygote
@@ -41,6 +42,7 @@ class Keeper:
         control: socket to the agent, SOCK_SEQPACKET.
         census: reaches every process of the program.
         dies_with_keeper: whether processes are tied to this one by the kernel's parent-death signal.
+        confinement: what each process enters.
         zygote: interpreter that stands ready to be forked into those of them that are marked for it.
     """
 
@@ -51,6 +53,7 @@ class Keeper:
         *,
         census: Census,
         dies_with_keeper: bool,
+        confinement: Confinement,
         zygote: Zygote | None = None,
     ) -> None:
         self._processes = processes
@@ -58,6 +61,7 @@ class Keeper:
         self._census = census
         self._stop_signals = StopSignals(census)
         self._dies_with_keeper = dies_with_keeper
+        self._confinement = confinement
         self._zygote = zygote
         self._why_not_forked = ""
         self._alive: dict[int, int] = {}  # pid -> index, of the listed processes only
@@ -128,7 +132,12 @@ class Keeper:
             pid, failure = forked.get(index), ""
             if pid is None:
                 announce = functools.partial(announce_to, self._control, index)
-                pid, failure = spawn(process, announce=announce, parent_watched=self._dies_with_keeper)
+                pid, failure = spawn(
+                    process,
+                    announce=announce,
+                    parent_watched=self._dies_with_keeper,
+                    confinement=self._confinement,
+                )
             self._alive[pid] = index
             # Kept open here it would never come to its end.
             os.close(process["output_fd"])

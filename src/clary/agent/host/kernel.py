@@ -7,9 +7,12 @@ Source: mount(2), mount_setattr(2), pivot_root(2), unshare(2), setns(2), prctl(2
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import functools
 import os
+from collections.abc import Iterator
 
 MS_RDONLY = 1
 MS_NOSUID = 2
@@ -33,6 +36,7 @@ CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 
 _PR_SET_PDEATHSIG = 1
+_PR_GET_SECCOMP = 21
 _PR_SET_DUMPABLE = 4
 _PR_CAPBSET_READ = 23
 _PR_CAPBSET_DROP = 24
@@ -43,6 +47,19 @@ _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _CAPABILITY_VERSION_3 = 0x20080522
 _HIGHEST_CAPABILITY = 63  # the bounding set has at most 64 bits; PR_CAPBSET_READ tells which exist
 
+_SECCOMP_NUMBERS = {"x86_64": 317, "aarch64": 277}
+_SECCOMP_SET_MODE_FILTER = 1
+_SECCOMP_SPECULATION_ALLOWED = 4  # kernels before 5.16 would slow every program of the host down without it
+_KEYCTL_NUMBERS = {"x86_64": 250, "aarch64": 219}
+_KEYCTL_JOIN_SESSION_KEYRING = 1
+
+_SYS_OPEN_TREE = 428  # these three have the same number on every architecture
+_SYS_MOVE_MOUNT = 429
+_OPEN_TREE_CLONE = 1
+_MOVE_MOUNT_FROM_DESCRIPTOR = 4
+_MOVE_MOUNT_THROUGH_LINKS = 0x10  # MOVE_MOUNT_T_SYMLINKS: the target may be a path of /proc/self/fd
+_AT_EMPTY_PATH = 0x1000
+_MOUNT_ATTR_IDMAP = 0x00100000
 _SYS_MOUNT_SETATTR = 442  # the same number on every architecture; kernel >= 5.12
 _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
@@ -79,6 +96,10 @@ class _CapabilityHeader(ctypes.Structure):
 
 class _CapabilityData(ctypes.Structure):
     _fields_ = [("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32)]
+
+
+class _FilterProgram(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
 
 
 class _MountAttributes(ctypes.Structure):
@@ -125,6 +146,47 @@ def make_read_only(target: str) -> None:
     if present & os.ST_RELATIME:
         kept |= MS_RELATIME
     mount("none", target, flags=MS_REMOUNT | MS_BIND | MS_RDONLY | kept)
+
+
+def bind_mapped(source: str, target: str, *, users: int, read_only: bool = False) -> None:
+    """Show `source` and all mounts below it at `target`, with owners as a user namespace counts them.
+
+    Args:
+        source: file or folder, of a file system that maps owners (ext4, xfs, btrfs and tmpfs do; kernel >= 5.12).
+        target: mount point.
+        users: descriptor of the user namespace; a file of user 0 belongs to its root there.
+        read_only: whether nothing can be changed.
+    """
+    what = f"bind {source} at {target} with other owners"
+    tree = _libc().syscall(
+        ctypes.c_long(_SYS_OPEN_TREE),
+        ctypes.c_int(_AT_FDCWD),
+        os.fsencode(source),
+        ctypes.c_uint(_OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE),
+    )
+    _check(min(tree, 0), what)
+    try:
+        attributes = _MountAttributes(_MOUNT_ATTR_IDMAP | (_MOUNT_ATTR_RDONLY if read_only else 0), 0, 0, users)
+        result = _libc().syscall(
+            ctypes.c_long(_SYS_MOUNT_SETATTR),
+            ctypes.c_int(tree),
+            b"",
+            ctypes.c_uint(_AT_EMPTY_PATH | _AT_RECURSIVE),
+            ctypes.byref(attributes),
+            ctypes.c_size_t(ctypes.sizeof(attributes)),
+        )
+        _check(result, what)
+        result = _libc().syscall(
+            ctypes.c_long(_SYS_MOVE_MOUNT),
+            ctypes.c_int(tree),
+            b"",
+            ctypes.c_int(_AT_FDCWD),
+            os.fsencode(target),
+            ctypes.c_uint(_MOVE_MOUNT_FROM_DESCRIPTOR | _MOVE_MOUNT_THROUGH_LINKS),
+        )
+        _check(result, what)
+    finally:
+        os.close(tree)
 
 
 def pivot_root_to(folder: str) -> None:
@@ -188,6 +250,53 @@ def limit_capabilities(kept: frozenset[int] = KEPT_CAPABILITIES) -> None:
     for half in data:
         half.inheritable = 0
     _check(libc.capset(ctypes.byref(header), data), "capset")
+
+
+@contextlib.contextmanager
+def files_of(owner: int) -> Iterator[None]:
+    """Have this thread make files as another user and group, with that user's rights to files alone."""
+    libc = _libc()
+    libc.setfsgid(ctypes.c_uint(owner))
+    libc.setfsuid(ctypes.c_uint(owner))
+    try:
+        yield
+    finally:
+        libc.setfsuid(ctypes.c_uint(os.geteuid()))
+        libc.setfsgid(ctypes.c_uint(os.getegid()))
+
+
+def has_call_filters() -> bool:
+    """Whether the kernel filters system calls and this architecture's number of the call for it is known."""
+    is_known = os.uname().machine in _SECCOMP_NUMBERS
+    return is_known and _libc().prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) >= 0
+
+
+def filter_calls(instructions: bytes) -> None:
+    """Have the kernel judge every later system call of this process and its descendants by a BPF program.
+
+    Without no_new_privs, so that set-user-id programs work; that takes CAP_SYS_ADMIN in the user namespace.
+    """
+    program = _FilterProgram(len(instructions) // 8, instructions)
+    number = _SECCOMP_NUMBERS[os.uname().machine]
+    for flags in (_SECCOMP_SPECULATION_ALLOWED, 0):  # kernels before 4.17 know no such flag
+        result = _libc().syscall(
+            ctypes.c_long(number),
+            ctypes.c_uint(_SECCOMP_SET_MODE_FILTER),
+            ctypes.c_uint(flags),
+            ctypes.byref(program),
+        )
+        if result == 0:
+            return
+    _check(result, "seccomp SECCOMP_SET_MODE_FILTER")
+
+
+def join_new_session_keyring() -> None:
+    """Leave the session's keyring, and every key that hangs on it, for an empty one."""
+    number = _KEYCTL_NUMBERS.get(os.uname().machine)
+    if number is None:
+        raise OSError(errno.ENOSYS, "keyctl: its number on this architecture is not known")
+    result = _libc().syscall(ctypes.c_long(number), ctypes.c_int(_KEYCTL_JOIN_SESSION_KEYRING), None)
+    _check(-1 if result < 0 else 0, "keyctl JOIN_SESSION_KEYRING")
 
 
 def _prctl(option: int, argument: int) -> None:

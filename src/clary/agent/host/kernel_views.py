@@ -13,6 +13,7 @@ import stat
 from collections.abc import Mapping
 
 from clary.agent.host import kernel
+from clary.agent.host.program_users import ProgramUsers
 
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS = (
@@ -50,17 +51,21 @@ def mount_proc(new_root: str, *, in_user_namespace: bool) -> list[str]:
     if in_user_namespace:
         return []  # root of a user namespace is nobody to these files
     for name in _MASKED:
-        path = f"{target}/{name}"
-        if os.path.isdir(path):
-            kernel.mount("tmpfs", path, kind="tmpfs", flags=kernel.MS_RDONLY, options="size=4k,mode=555")
-        elif os.path.exists(path):
-            kernel.mount("/dev/null", path, flags=kernel.MS_BIND)
+        cover(f"{target}/{name}")
     for name in _READ_ONLY:
         path = f"{target}/{name}"
         if os.path.exists(path):
             kernel.mount(path, path, flags=kernel.MS_BIND | kernel.MS_REC)
             kernel.make_read_only(path)
     return []
+
+
+def cover(path: str) -> None:
+    """Put nothing over a file or folder, if it is there."""
+    if os.path.isdir(path):
+        kernel.mount("tmpfs", path, kind="tmpfs", flags=kernel.MS_RDONLY, options="size=4k,mode=555")
+    elif os.path.exists(path):
+        kernel.mount("/dev/null", path, flags=kernel.MS_BIND)
 
 
 def mount_sys(new_root: str, *, cgroup_views: Mapping[str, str]) -> None:
@@ -90,7 +95,14 @@ def mount_sys(new_root: str, *, cgroup_views: Mapping[str, str]) -> None:
     kernel.make_read_only(target)
 
 
-def mount_dev(new_root: str, *, with_gpus: bool, shared_memory_bytes: int | None, in_user_namespace: bool) -> None:
+def mount_dev(
+    new_root: str,
+    *,
+    with_gpus: bool,
+    shared_memory_bytes: int | None,
+    in_user_namespace: bool,
+    users: ProgramUsers | None = None,
+) -> None:
     """Mount a /dev with the devices that every program expects, own terminals and own shared memory.
 
     Args:
@@ -98,15 +110,23 @@ def mount_dev(new_root: str, *, with_gpus: bool, shared_memory_bytes: int | None
         with_gpus: whether the machine's GPU devices appear; which of them a process uses is the launcher's matter.
         shared_memory_bytes: size limit of /dev/shm; None leaves the kernel's half of the memory.
         in_user_namespace: whether only one user is known here.
+        users: of the programs, if they are others than this process's.
     """
     target = f"{new_root}/dev"
-    kernel.mount("tmpfs", target, kind="tmpfs", flags=kernel.MS_NOSUID, options="size=64k,mode=755")
+    owned = "" if users is None else f",uid={users.first_id},gid={users.first_id}"
+    kernel.mount("tmpfs", target, kind="tmpfs", flags=kernel.MS_NOSUID, options=f"size=64k,mode=755{owned}")
     devices = [f"/dev/{name}" for name in _DEVICES]
     if with_gpus:
         devices += _gpu_devices()
     for device in devices:
         place = new_root + device
         os.makedirs(os.path.dirname(place), exist_ok=True)
+        status = os.stat(device)
+        if users is not None and not status.st_mode & stat.S_IWOTH:
+            # The machine's group that may use it, render for one, is none of the programs'.
+            os.mknod(place, stat.S_IFCHR | stat.S_IMODE(status.st_mode), status.st_rdev)
+            users.own(place)
+            continue
         os.close(os.open(place, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666))
         kernel.mount(device, place, flags=kernel.MS_BIND)
     for name, link in _DEVICE_LINKS:
@@ -114,12 +134,16 @@ def mount_dev(new_root: str, *, with_gpus: bool, shared_memory_bytes: int | None
     for name in ("pts", "shm", "mqueue"):
         os.mkdir(f"{target}/{name}")
     flags = kernel.MS_NOSUID | kernel.MS_NOEXEC
-    group = "" if in_user_namespace else f",gid={_TERMINAL_GROUP}"
+    group = (
+        "" if in_user_namespace else f",gid={_TERMINAL_GROUP if users is None else users.on_machine(_TERMINAL_GROUP)}"
+    )
     kernel.mount(
         "devpts", f"{target}/pts", kind="devpts", flags=flags, options=f"newinstance,ptmxmode=0666,mode=0620{group}"
     )
     size = "" if shared_memory_bytes is None else f",size={shared_memory_bytes}"
-    kernel.mount("tmpfs", f"{target}/shm", kind="tmpfs", flags=flags | kernel.MS_NODEV, options=f"mode=1777{size}")
+    kernel.mount(
+        "tmpfs", f"{target}/shm", kind="tmpfs", flags=flags | kernel.MS_NODEV, options=f"mode=1777{size}{owned}"
+    )
     try:
         kernel.mount("mqueue", f"{target}/mqueue", kind="mqueue", flags=flags | kernel.MS_NODEV)
     except OSError:  # kernels without POSIX message queues

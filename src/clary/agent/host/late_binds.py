@@ -23,6 +23,7 @@ from clary.agent.host import kernel
 from clary.agent.host.bind_places import copy_content, opened_mount_point
 from clary.agent.host.machine_view import MachineView
 from clary.agent.host.mount_table import is_within
+from clary.agent.host.program_users import ProgramUsers
 
 ML_FOLDER = "/opt/ml"
 _PLACE = "/run/.clary-late"  # /run is a tmpfs of the host's own
@@ -61,7 +62,13 @@ def leave_late_roots() -> None:
     kernel.unmount(_PLACE, flags=kernel.MNT_DETACH)
 
 
-def mount_late_binds(binds: Sequence[Mapping[str, Any]], *, roots: Sequence[str], in_user_namespace: bool) -> list[str]:
+def mount_late_binds(
+    binds: Sequence[Mapping[str, Any]],
+    *,
+    roots: Sequence[str],
+    in_user_namespace: bool,
+    users: ProgramUsers | None = None,
+) -> list[str]:
     """Mount `binds`, take the late roots away, and share no mounts any more; returns what is not isolated.
 
     Args:
@@ -69,13 +76,14 @@ def mount_late_binds(binds: Sequence[Mapping[str, Any]], *, roots: Sequence[str]
             One of them is the program's /opt/ml.
         roots: as `show_late_roots` got them; without any there can be no binds.
         in_user_namespace: whether this process has its rights from a user namespace.
+        users: of the programs, if they are others than this process's.
 
     Raises:
         OSError: a mount was refused; the text names it. The host is of no use then.
     """
     if not roots:
         return []
-    view = MachineView("", layers_folder=_LAYERS, in_user_namespace=in_user_namespace)
+    view = MachineView("", layers_folder=_LAYERS, in_user_namespace=in_user_namespace, users=users)
     not_isolated: list[str] = []
     kernel.unmount(_target_of(ML_FOLDER), flags=kernel.MNT_DETACH)
     # Parents before children, so that a bind inside another lands on it.
@@ -86,9 +94,9 @@ def mount_late_binds(binds: Sequence[Mapping[str, Any]], *, roots: Sequence[str]
         is_folder = os.path.isdir(source)
         if not is_folder and not os.path.exists(source):
             raise FileNotFoundError(f"bind {bind['source']} at {bind['target']}: the source does not exist")
-        with opened_mount_point("/", place, is_folder=is_folder) as target:
+        with opened_mount_point("/", place, is_folder=is_folder, users=users) as target:
             if bind["overlay"] and is_folder:
-                if view.overlay(source, target):
+                if view.overlay(source, target, is_mapped=True):
                     continue
                 if bind["copied_otherwise"]:
                     copy_content(source, target)
@@ -99,7 +107,9 @@ def mount_late_binds(binds: Sequence[Mapping[str, Any]], *, roots: Sequence[str]
                 )
             if bind["read_only"]:
                 source = _read_only_copy(source, name=str(number), is_folder=is_folder)
-            kernel.mount(source, target, flags=kernel.MS_BIND | kernel.MS_REC)
+            if said := view.bind(source, target):
+                not_isolated.append(f"Files: {bind['target']} belongs to nobody; {said}.")
+    not_isolated += view.strangeness()
     kernel.unmount(_PLACE, flags=kernel.MNT_DETACH)
     os.rmdir(_PLACE)
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)

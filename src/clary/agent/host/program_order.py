@@ -42,6 +42,7 @@ def host_order(
         "ml_folder": sandbox.ml_folder,
         "network_namespace_path": sandbox.network_namespace_path,
         "user_namespace_path": sandbox.user_namespace_path,
+        "mapped_users": None if sandbox.mapped_users is None else vars(sandbox.mapped_users),
         "hosts_file": dict(sandbox.hosts_file),
         "memory_bytes": sandbox.resources.memory_bytes,
         "with_gpus": bool(sandbox.resources.gpu_indices),
@@ -50,6 +51,8 @@ def host_order(
         "cgroup_folders": list(cgroup.folders),
         "cgroup_home_files": list(cgroup.home_files),
         "binds": [vars(bind) for bind in sandbox.binds],
+        "visible_folders": list(sandbox.visible_folders),
+        "shows_whole_machine": sandbox.shows_whole_machine,
         "hidden_folders": list(sandbox.hidden_folders),
         "not_isolated": [*_shared_by_plan(sandbox), *cgroup.not_enforced],
         "late_roots": [os.path.realpath(folder) for folder in late_roots],
@@ -89,6 +92,12 @@ def _shared_by_plan(sandbox: Sandbox) -> list[str]:
             "process list, hostname and shared memory with this machine. It can read the keys of the service and of "
             "other jobs."
         ]
+    sentences = []
     if sandbox.network_namespace_path is None:
-        return ["Network: the program shares this machine's network and its ports."]
-    return []
+        sentences.append("Network: the program shares this machine's network and its ports.")
+    if sandbox.shows_whole_machine:
+        sentences.append(
+            "Files: the program sees every folder of this machine, as setting machine_view says, and reads there what "
+            "its user may."
+        )
+    return sentences

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from clary.contract.agent_protocol import ProcessExit
 from clary.contract.launch_plan import Isolation, Resources
+from clary.contract.mapped_users import MappedUsers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +55,13 @@ class Sandbox:
     ml_folder: str  # seen at /opt/ml
     network_namespace_path: str | None = None  # joined; None shares the machine's network
     user_namespace_path: str | None = None  # joined first; None is real root, or an own one where that is not to be had
+    mapped_users: MappedUsers | None = None  # of programs, where the network belongs to them; else root makes some
     hosts_file: Mapping[str, str]  # name -> address, for /etc/hosts
     resources: Resources
     cgroup_name: str  # of `contract.cgroup_names`; one folder name, unique among hosts that live at the same time
     binds: tuple[Bind, ...] = ()
+    visible_folders: tuple[str, ...] = ()  # of the machine, beside those that every host shows; changes stay private
+    shows_whole_machine: bool = False
     hidden_folders: tuple[str, ...] = ()  # empty for the program, except where `binds` put something
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from clary.agent.host import kernel
+from clary.agent.host.confinement import Confinement
 
 NOT_FOUND_EXIT_CODE = 127
 NOT_EXECUTABLE_EXIT_CODE = 126
@@ -33,6 +34,7 @@ def spawn(
     *,
     announce: Callable[[], object],
     parent_watched: bool,
+    confinement: Confinement,
     inherited_fds: Sequence[int] = (),
 ) -> tuple[int, str]:
     """Fork and execute; returns the pid and, when the command could not be executed, a sentence.
@@ -41,6 +43,7 @@ def spawn(
         process: argv, environment, working_folder and output_fd.
         announce: called in the child when it has a session of its own, before anything else of it is put right.
         parent_watched: whether the process dies with its parent; in a PID namespace it does anyway.
+        confinement: what it enters last, before it executes.
         inherited_fds: what it gets beside its input and outputs.
     """
     read_end, write_end = os.pipe()
@@ -53,7 +56,9 @@ def spawn(
                 kernel.die_with_parent(signal.SIGKILL)
                 if os.getppid() != parent:
                     os._exit(NOT_EXECUTABLE_EXIT_CODE)
-            _become(process, announce=announce, failure_fd=write_end, inherited_fds=inherited_fds)
+            _become(
+                process, announce=announce, failure_fd=write_end, inherited_fds=inherited_fds, confinement=confinement
+            )
         except OSError as error:
             _fail(write_end, str(error), error.errno)
         finally:
@@ -74,7 +79,12 @@ def announce_to(control: socket.socket, index: int) -> None:
 
 
 def _become(
-    process: Mapping[str, Any], *, announce: Callable[[], object], failure_fd: int, inherited_fds: Sequence[int]
+    process: Mapping[str, Any],
+    *,
+    announce: Callable[[], object],
+    failure_fd: int,
+    inherited_fds: Sequence[int],
+    confinement: Confinement,
 ) -> NoReturn:
     output, environment, folder = process["output_fd"], process["environment"], process["working_folder"]
     os.setsid()
@@ -88,6 +98,7 @@ def _become(
     os.umask(_UMASK)
     _set_limits()
     _reset_signals()
+    confinement.enter()
     try:
         os.chdir(folder)
     except OSError as error:

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from clary.agent.host import late_binds
+from clary.agent.host.confinement import Confinement
 from clary.agent.host.keeper import IGNORED_SIGNALS, MAX_MESSAGE_BYTES
+from clary.agent.host.program_users import ProgramUsers
 from clary.agent.host.zygote_process import MAX_DESCRIPTORS, Zygote
 
 
@@ -30,7 +32,13 @@ class Start:
 
 
 def stand_by(
-    order: Mapping[str, Any], control: socket.socket, *, dies_with_keeper: bool, in_user_namespace: bool
+    order: Mapping[str, Any],
+    control: socket.socket,
+    *,
+    dies_with_keeper: bool,
+    in_user_namespace: bool,
+    users: ProgramUsers | None,
+    confinement: Confinement,
 ) -> Start | None:
     """Hold an interpreter ready until the start order comes; None if the agent lets go instead.
 
@@ -39,6 +47,8 @@ def stand_by(
         control: socket to the agent.
         dies_with_keeper: as for `Keeper`.
         in_user_namespace: whether this process has its rights from a user namespace.
+        users: of the programs, if they are others than this process's.
+        confinement: what the interpreter enters.
 
     Raises:
         OSError: a late bind was refused. Nothing of the program has run.
@@ -51,13 +61,16 @@ def stand_by(
     zygote = Zygote.start(
         order["standby"],
         parent_watched=dies_with_keeper,
+        confinement=confinement,
         prepare=late_binds.leave_late_roots if roots else _nothing,
     )
     start = _receive_start(control)
     if start is None:
         zygote.end()
         return None
-    not_isolated = late_binds.mount_late_binds(start["binds"], roots=roots, in_user_namespace=in_user_namespace)
+    not_isolated = late_binds.mount_late_binds(
+        start["binds"], roots=roots, in_user_namespace=in_user_namespace, users=users
+    )
     return Start(processes=start["processes"], not_isolated=not_isolated, zygote=zygote)
 
 

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from clary.agent.host.confinement import Confinement
 from clary.agent.host.spawning import spawn
 from clary.agent.host.standstill import Standstill
 
@@ -50,13 +51,21 @@ class Zygote:
         self._has_ended = False
 
     @classmethod
-    def start(cls, standby: Mapping[str, Any], *, parent_watched: bool, prepare: Callable[[], object]) -> Zygote:
+    def start(
+        cls,
+        standby: Mapping[str, Any],
+        *,
+        parent_watched: bool,
+        prepare: Callable[[], object],
+        confinement: Confinement,
+    ) -> Zygote:
         """Start the interpreter; what it imports it imports on its own time.
 
         Args:
             standby: argv and environment, as `standby` writes them.
             parent_watched: whether it dies with this process.
             prepare: called in its process before it executes.
+            confinement: what it enters after that, and what it forks stays in.
         """
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         output_read, output_write = os.pipe()
@@ -71,6 +80,7 @@ class Zygote:
                 },
                 announce=prepare,
                 parent_watched=parent_watched,
+                confinement=confinement,
                 inherited_fds=(there.fileno(), output_read),
             )
         finally:

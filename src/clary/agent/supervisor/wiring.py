@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +29,8 @@ from clary.agent.environments.train_library import PACKAGE_FOLDER, library_folde
 from clary.agent.environments.variables import POOL_CACHE_FOLDER, pool_cache, program_variables, service_variables
 from clary.agent.health.host_checks import available_memory
 from clary.agent.host.host_command import run_in_host
+from clary.agent.host.interpreter_folders import interpreter_binds, needs_overlay, why_not_visible
+from clary.agent.host.looking_ahead import look_ahead
 from clary.agent.host.own_disk import OwnDisk
 from clary.agent.host.program import Program
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
@@ -48,7 +50,7 @@ from clary.contract.agent_protocol import Clue, StagedPart, UploadRole
 from clary.contract.cgroup_names import host_cgroup_name
 from clary.contract.clock import SystemClock
 from clary.contract.distribution import DistributionKind
-from clary.contract.errors import AgentError
+from clary.contract.errors import AgentError, Fault
 from clary.contract.job_rules import MirrorPlan
 from clary.contract.launch_plan import Channel, InputMode, Isolation, LaunchPlan
 from clary.contract.ml_tree import OPT_ML, MlTree
@@ -67,9 +69,6 @@ _SSH_FOLDER = "ssh"  # beside the hosts' folders, with what is theirs in common
 _TAGGED_KINDS = (DistributionKind.PYTORCHDDP_OR_SMDDP, DistributionKind.MPI, DistributionKind.MODELPARALLEL)
 
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "no_proxy")
-
-# Folders that every host has one of its own of (`agent.host.machine_view`).
-PRIVATE_TOPS = ("/tmp", "/var/tmp", "/run", "/dev")  # noqa: S108 - looked at, not written to
 
 
 class HostSteps:
@@ -139,6 +138,8 @@ class HostSteps:
 
     def build_tree(self) -> None:
         """Make `/opt/ml` with its folders and configuration files."""
+        if self._plan.isolation is Isolation.NAMESPACES:
+            look_ahead()
         with disk_errors_named(self._tree.root, needed_bytes=None):
             if self._host.disk_bytes is not None:
                 self._disk = OwnDisk(
@@ -237,6 +238,8 @@ class HostSteps:
             log.open(index, rank=process.rank, prefix=_prefix(context, process))
         ssh = self._ssh(variables.get("HOME")) if launcher.uses_ssh else ()
         sandbox = self._sandbox((*self._binds(self._environment), *ssh))
+        if sandbox.isolation is Isolation.NAMESPACES and (reason := why_not_visible(processes, sandbox)):
+            raise AgentError(reason, fault=Fault.USER)
         feeders = self._start_feeders()
         try:
             if self._standby is None:
@@ -416,15 +419,17 @@ class HostSteps:
         """Return where requirements are installed: a host like the program's, before there is one."""
         plan = self._plan
         python = plan.environment.python
-        folder = Path(python).parent.parent
-        shown = base_folders(folder) or _shown((str(folder.resolve()),))
+        home, image = service_home(plan), Path(python).parent.parent
+        binds = interpreter_binds(image, python, hidden=home)
+        if not (image / "pyvenv.cfg").exists() and needs_overlay(image, hidden=home):
+            binds = (*binds, Bind(source=str(image.resolve()), target=str(image), read_only=True))
         inside = inside_tree(plan, self._tree)
         # The job's own variables do not count: what is installed is kept for others who ask for the same.
         bare = replace(plan, user_environment={})
         variables = service_variables(bare, self._host, inside, python=python, shims_folder="", machine=os.environ)
         own_network = plan.network.namespace_paths.get(self._host.name)
         return InstallationWorld(
-            sandbox=self._sandbox(tuple(_interpreter_binds(shown))),
+            sandbox=self._sandbox(binds),
             proxies={name: value for name, value in variables.items() if name.lower() in PROXY_VARIABLES},
             is_offline=plan.isolation is Isolation.NAMESPACES
             and (plan.network_isolation or (plan.proxy_url is None and own_network is not None)),
@@ -441,23 +446,27 @@ class HostSteps:
             ml_folder=str(self._tree.root),
             network_namespace_path=plan.network.namespace_paths.get(host.name),
             user_namespace_path=plan.network.user_namespace_path,
+            mapped_users=plan.network.mapped_users,
             hosts_file={**plan.network.relayed_names, **{other.name: other.address for other in plan.hosts}},
             resources=host.resources if self._disk is None else self._disk.beside(host.resources),
             cgroup_name=host_cgroup_name(plan.job_name, plan.attempt, host=host.name, work_folder=plan.work_folder),
             binds=binds if plan.isolation is Isolation.NAMESPACES else (),
+            visible_folders=plan.visible_folders,
+            shows_whole_machine=plan.shows_whole_machine,
             hidden_folders=(str(home),) if home is not None else (),
         )
 
     def _binds(self, environment: PreparedEnvironment) -> tuple[Bind, ...]:
         # Seen at the same path wherever this package lies, /tmp included, which hosts have one of their own of.
         binds = [Bind(source=str(PACKAGE_FOLDER), target=str(PACKAGE_FOLDER), read_only=True)]
-        # Of a copy, in which a stranger's packages are installed, nothing is read.
-        prefix = environment.base_prefix
-        binds += _interpreter_binds(_shown((prefix,)) if prefix else base_folders(environment.folder))
         home = service_home(self._plan)
-        environment_folder = environment.folder
-        # A system's own interpreter is part of the machine's files, which hosts have as a private copy anyhow.
-        if prefix or _is_virtual(environment_folder) or (home is not None and home in environment_folder.parents):
+        # Of a copy, in which a stranger's packages are installed, nothing is read: it is made of what the image is.
+        image = Path(self._plan.environment.python).parent.parent
+        binds += interpreter_binds(image, self._plan.environment.python, hidden=home)
+        prefix, environment_folder = environment.base_prefix, environment.folder
+        if prefix and needs_overlay(Path(prefix), hidden=home) and all(bind.target != prefix for bind in binds):
+            binds.append(Bind(source=prefix, target=prefix, read_only=True))
+        if prefix or needs_overlay(environment_folder, hidden=home):
             # An overlay: pip inside the job changes what the job sees, and no other job.
             binds.append(Bind(source=str(environment_folder), target=str(environment_folder), overlay=True))
         for channel in self._channels.values():
@@ -480,32 +489,6 @@ class HostSteps:
         binds += [place.bind for place in self._mirrored if place.bind is not None]
         binds += self._input.binds()
         return tuple(binds)
-
-
-def base_folders(environment_folder: Path) -> tuple[str, ...]:
-    """Return the folder of a virtual environment's base interpreter where hosts would not see it, else nothing.
-
-    Source: `home` of pyvenv.cfg (PEP 405) names the folder of the interpreter's program.
-    """
-    try:
-        lines = (environment_folder / "pyvenv.cfg").read_text().splitlines()
-    except OSError:
-        return ()
-    homes = [line.partition("=")[2].strip() for line in lines if line.partition("=")[0].strip() == "home"]
-    return _shown(str(Path(home).resolve().parent) for home in homes)
-
-
-def _shown(prefixes: Iterable[str]) -> tuple[str, ...]:
-    """Return those roots of interpreters that hosts would not see."""
-    return tuple(path for path in prefixes if any(Path(top) in Path(path).parents for top in PRIVATE_TOPS))
-
-
-def _interpreter_binds(folders: Iterable[str]) -> list[Bind]:
-    return [Bind(source=folder, target=folder, read_only=True) for folder in folders]
-
-
-def _is_virtual(environment_folder: Path) -> bool:
-    return (environment_folder / "pyvenv.cfg").exists()
 
 
 def service_home(plan: LaunchPlan) -> Path | None:

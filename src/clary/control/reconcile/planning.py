@@ -141,6 +141,8 @@ def build_plan(
         health_action=HealthAction(settings.health_action),
         stop_grace_s=settings.stop_grace_s,
         network_isolation=request.has_network_isolation,
+        shows_whole_machine=settings.machine_view == "whole",
+        visible_folders=tuple(folder for folder in settings.visible_folders.split(":") if folder),
         warnings=job.warnings,
     )
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from clary.agent.host.machine_view import MachineView
+from clary.agent.host.shown_folders import ShownFolder
 
 
 @pytest.fixture
@@ -26,5 +27,6 @@ def test_a_file_that_is_there_and_cannot_be_placed_is_an_error(view: MachineView
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "file").write_text("")
+    view._shown = (ShownFolder(str(folder), is_system=False),)
     with pytest.raises(FileNotFoundError):  # its folder was not made under the new root
         view._rebuild(str(folder))

@@ -8,6 +8,7 @@ from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
 from clary.agent.host.standby_policy import StandbyPlan, late_binds, plan_standby, why_not_run
 from clary.agent.zygote.interpreter_start import RANK_SHIM
 from clary.contract.launch_plan import Isolation, Resources
+from clary.contract.mapped_users import MappedUsers
 
 ENVIRONMENT = Bind(source="/envs/torch", target="/envs/torch", overlay=True)
 CHANNEL = Bind(source="/cache/snapshots/7", target="/opt/ml/input/data/training", overlay=True)
@@ -60,6 +61,9 @@ def test_missing_binds_below_a_late_root_are_made_late():
         {"hosts_file": {"algo-1": "10.0.0.9"}},
         {"resources": Resources(num_cpus=4, memory_bytes=1 << 30)},
         {"hidden_folders": ("/srv",)},
+        {"visible_folders": ("/data",)},
+        {"shows_whole_machine": True},
+        {"mapped_users": MappedUsers(namespace_path="/proc/1/fd/9", first_id=1_879_048_192)},
     ],
 )
 def test_any_other_difference_is_a_reason_that_names_both_sides(changes):
@@ -71,7 +75,7 @@ def test_every_field_of_a_host_is_compared_or_known_not_to_be():
     compared = {field.name for field in dataclasses.fields(Sandbox)} - {"binds", "cgroup_name"}
     assert compared == {
         *("isolation", "hostname", "host_folder", "ml_folder", "network_namespace_path", "user_namespace_path"),
-        *("hosts_file", "resources", "hidden_folders"),
+        *("hosts_file", "resources", "hidden_folders", "visible_folders", "shows_whole_machine", "mapped_users"),
     }
 
 

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from clary.contract.errors import EngineError
 from clary.contract.launch_plan import HostPlan, LaunchPlan, NetworkPlan
+from clary.contract.mapped_users import MappedUsers
 from clary.control.egress.outlets import Outlet
 from clary.control.engines.local import agent_processes
 from clary.control.engines.local.agent_processes import LastingProcess
@@ -177,6 +178,9 @@ def with_network(plan: LaunchPlan, ready: NetworkReady, folder: Path) -> LaunchP
         # As that anchor was told, which may be older than this launch: names move.
         relayed_names=read_spec(str(folder / SPEC_FILE)).relayed_names,
     )
+    if ready.users >= 0:
+        users = MappedUsers(namespace_path=f"/proc/{ready.pid}/fd/{ready.users}", first_id=ready.first_id)
+        network = replace(network, mapped_users=users)
     hosts = tuple(replace(host, address=address_of(host.index, num_hosts)[0]) for host in plan.hosts)
     return replace(plan, network=network, hosts=hosts)
 

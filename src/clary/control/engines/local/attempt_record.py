@@ -46,7 +46,9 @@ class NetworkReady:
     error: str | None
     namespaces: Mapping[str, int] = field(default_factory=dict)  # host name -> the anchor's descriptor
     switch: int = -1  # the anchor's descriptor of the switch's network namespace
-    has_user_namespace: bool = False
+    has_user_namespace: bool = False  # of its own, because it is not root
+    users: int = -1  # the anchor's descriptor of the programs' user namespace; -1 where they have its own users
+    first_id: int = 0  # of the range of ids in that namespace
     is_switched_by_us: bool = False
 
     @property

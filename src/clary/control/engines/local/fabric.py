@@ -10,7 +10,8 @@ with one host, says on stdout as JSON what came of it, and leaves. Standard libr
 
 No host has a route to anything but its job's hosts. Nothing is made in the machine's namespace and nothing in
 /run/netns: others join through /proc/ANCHOR/fd/N, so when the anchor ends, by itself or killed, all of it vanishes.
-Without root the anchor is root of a user namespace of its own. It outlives the service, and ends when the file
+Without root the anchor is root of a user namespace of its own. As root it makes one for the programs, to which
+their networks belong, and stays outside. It outlives the service, and ends when the file
 `released` appears in its folder or the folder vanishes.
 """
 
@@ -73,6 +74,8 @@ def main(arguments: list[str]) -> int:
         "namespaces": network.host_descriptors,
         "switch": network.switch_descriptor,
         "has_user_namespace": network.has_user_namespace,
+        "users": network.users,
+        "first_id": network.first_id,
         "is_switched_by_us": spec.is_switched_by_us,
     }
     write_json(ready_path, identity | ready)
@@ -211,9 +214,10 @@ def _probe() -> int:
     """Make a network with one host and say what came of it."""
     started = time.monotonic()
     spec = NetworkSpec("", 24, (HostSpec("probe", "10.77.0.1", 1000.0, 0.0, 0.0),), ())
-    answer: dict[str, Any] = {"error": None, "has_user_namespace": False}
+    answer: dict[str, Any] = {"error": None, "has_user_namespace": False, "why_no_users": ""}
     try:
-        answer["has_user_namespace"] = build(spec).has_user_namespace
+        network = build(spec)
+        answer["has_user_namespace"], answer["why_no_users"] = network.has_user_namespace, network.why_no_users
     except FabricError as error:
         answer["error"] = str(error)
     answer["seconds"] = round(time.monotonic() - started, 3)

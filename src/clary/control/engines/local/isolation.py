@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 from clary.contract.errors import EngineError, Fault
 from clary.contract.launch_plan import Isolation
@@ -38,9 +39,9 @@ def choose_isolation(setting: str, environ: Mapping[str, str]) -> tuple[Isolatio
         raise EngineError(f"setting isolation: expected one of {', '.join(allowed)}, got {setting!r}", fault=Fault.USER)
     if setting == Isolation.PROCESSES.value:
         return Isolation.PROCESSES, ("Hosts are plain processes: setting isolation says so.", *_SHARED_NETWORK)
-    reason, has_user_namespace = _probe(environ)
+    reason, found = _probe(environ)
     if reason is None:
-        return Isolation.NAMESPACES, _not_isolated(has_user_namespace=has_user_namespace)
+        return Isolation.NAMESPACES, _not_isolated(**found)
     if setting == Isolation.NAMESPACES.value:
         raise EngineError(
             f"setting isolation asks for namespaces and this machine refuses them: {reason}. Run the service as root, "
@@ -53,10 +54,10 @@ def choose_isolation(setting: str, environ: Mapping[str, str]) -> tuple[Isolatio
     )
 
 
-def _probe(environ: Mapping[str, str]) -> tuple[str | None, bool]:
-    """Make a network and throw it away; returns why that failed, and whether it took a user namespace."""
+def _probe(environ: Mapping[str, str]) -> tuple[str | None, dict[str, Any]]:
+    """Make a network and throw it away; returns why that failed, and what `_not_isolated` asks for."""
     if not sys.platform.startswith("linux"):
-        return f"namespaces are Linux's, this is {sys.platform}", False
+        return f"namespaces are Linux's, this is {sys.platform}", {}
     try:
         done = subprocess.run(
             [*ANCHOR_COMMAND, "--probe"],
@@ -69,14 +70,19 @@ def _probe(environ: Mapping[str, str]) -> tuple[str | None, bool]:
         )
         answer = json.loads(done.stdout)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"the probe did not run: {error}", False
+        return f"the probe did not run: {error}", {}
     except ValueError:
-        return f"the probe ended with exit code {done.returncode}: {done.stderr.strip()[-500:]}", False
-    return answer["error"], answer["has_user_namespace"]
+        return f"the probe ended with exit code {done.returncode}: {done.stderr.strip()[-500:]}", {}
+    return answer["error"], {name: answer.get(name) for name in ("has_user_namespace", "why_no_users")}
 
 
-def _not_isolated(*, has_user_namespace: bool) -> tuple[str, ...]:
+def _not_isolated(*, has_user_namespace: bool, why_no_users: str) -> tuple[str, ...]:
     sentences = []
+    if why_no_users:
+        sentences.append(
+            "Users: programs run as root of this machine with fewer rights, and read every file that hosts show, "
+            f"because no user namespace could be made for them: {why_no_users}."
+        )
     if has_user_namespace:
         sentences.append("Hosts run in a user namespace: inside they are root, on this machine the service's own user.")
     if not os.access(TUN_DEVICE, os.R_OK | os.W_OK):

@@ -11,6 +11,7 @@ import sys
 import threading
 from typing import Any, NamedTuple
 
+from clary.contract import mapped_users
 from clary.control.engines.local import namespaces
 from clary.control.engines.local.netlink import Netlink
 from clary.control.engines.local.network_spec import LOOPBACK, HostSpec, NetworkSpec, RelaySpec
@@ -38,9 +39,20 @@ class Network(NamedTuple):
     host_descriptors: dict[str, int]
     switch_descriptor: int
     has_user_namespace: bool
+    users: int  # user namespace of the programs; -1 if they have the users of the caller
+    first_id: int  # of the ids in that namespace
+    why_no_users: str  # why root could make none; empty if it could, or is not root
     listeners: list[tuple[socket.socket, RelaySpec]]
     ports: list[Any]  # tap_switch.Port; empty with a bridge
     links: list[socket.socket]  # of the link watch, one per host; empty where links are not watched
+
+
+class _Owned(NamedTuple):
+    """A user namespace for programs, and network namespaces that belong to it."""
+
+    users: int
+    first_id: int
+    networks: list[int]
 
 
 def build(spec: NetworkSpec) -> Network:
@@ -51,13 +63,21 @@ def build(spec: NetworkSpec) -> Network:
     has_user_namespace = not is_network_admin()
     if has_user_namespace:
         _step("user namespace", namespaces.enter_own_user_namespace)
+    owned, why_no_users = None, ""
+    if not has_user_namespace:
+        try:
+            owned = _Owned(*_make_owned(len(spec.hosts) + 1))
+        except OSError as error:
+            why_no_users = f"{error.strerror or error}{namespaces.user_namespace_hint()}"
+            print(f"programs get the users of this machine: {why_no_users}", file=sys.stderr, flush=True)
     # In a user namespace there is no way back into the machine's network namespace, from where relays connect. The
     # main thread therefore never leaves it: network namespaces belong to threads, and this one ends afterwards.
     outcome: list[Network | BaseException] = []
 
     def build_here() -> None:
         try:
-            outcome.append(_build_namespaces(spec, has_user_namespace=has_user_namespace))
+            network = _build_namespaces(spec, owned)
+            outcome.append(network._replace(has_user_namespace=has_user_namespace, why_no_users=why_no_users))
         except BaseException as error:  # noqa: BLE001 - carried over to the calling thread, whatever it is
             outcome.append(error)
 
@@ -101,12 +121,32 @@ def is_network_admin() -> bool:
     return False
 
 
-def _build_namespaces(spec: NetworkSpec, *, has_user_namespace: bool) -> Network:
-    switch = _step("switch namespace", _new_network_namespace)
-    hosts = {host.name: _step(f"namespace of {host.name}", _new_network_namespace) for host in spec.hosts}
+def _make_owned(num_networks: int) -> tuple[int, int, list[int]]:
+    first_id = mapped_users.first_id_of(os.getpid())
+    users, networks = mapped_users.make_mapped_namespaces(first_id, num_networks=num_networks)
+    return users, first_id, networks
+
+
+def _build_namespaces(spec: NetworkSpec, owned: _Owned | None) -> Network:
+    if owned is not None:
+        switch, *networks = owned.networks
+        hosts = dict(zip((host.name for host in spec.hosts), networks, strict=True))
+    else:
+        switch = _step("switch namespace", _new_network_namespace)
+        hosts = {host.name: _step(f"namespace of {host.name}", _new_network_namespace) for host in spec.hosts}
     connect = _connect_taps if spec.is_switched_by_us else _connect_bridge
     ports = connect(spec, switch, hosts)
-    return Network(hosts, switch, has_user_namespace, _listen(spec, hosts), ports, _open_links(spec, hosts))
+    return Network(
+        host_descriptors=hosts,
+        switch_descriptor=switch,
+        has_user_namespace=False,
+        users=-1 if owned is None else owned.users,
+        first_id=0 if owned is None else owned.first_id,
+        why_no_users="",
+        listeners=_listen(spec, hosts),
+        ports=ports,
+        links=_open_links(spec, hosts),
+    )
 
 
 def _step(what: str, act: Any, *arguments: Any, **keywords: Any) -> Any:

@@ -1,0 +1,165 @@
+"""Files of system folders that not everybody may read: found, so that hosts leave them out.
+
+Where: `machine_view` asks for each system folder that it gives to programs as their own. Sockets, pipes and devices
+count as closed, too: they lead to the machine's processes. Everything in /etc is looked at for every host, in a few
+milliseconds. What packages fill is large, so there folders are looked at, and the files of those that have changed
+since they were read: a file that is new or replaced changes its folder, and one that is closed later has been open to
+everybody before. Even that takes a tenth of a second for /usr; so what was found is good for a few seconds, and the
+agent of a job looks once, beside its other work, while the job is being prepared (`refresh`).
+
+    /var/cache/clary/NAME.json           [what is closed], as fresh as the file is
+    /var/cache/clary/NAME-folders.json   {folder: ctime in ns}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import time
+from collections.abc import Collection
+from typing import Any
+
+CACHE_FOLDER = "/var/cache/clary"
+UNCACHED = ("/etc",)
+FRESH_S = 10.0  # a file that was made in /usr since then may be seen
+_JUST_NOW_S = 1.0  # agents of several hosts begin at the same moment
+_OPEN_FOLDER = 0o005
+_RACY_NS = 2_000_000_000  # a folder may change once more within one tick of its clock, unseen
+
+
+def find_closed(
+    folder: str, *, skipped: Collection[str], cache_folder: str = CACHE_FOLDER, fresh_s: float = FRESH_S
+) -> list[str]:
+    """Return the paths below `folder` that not everybody may read or enter.
+
+    Args:
+        folder: canonical path.
+        skipped: folders that are not looked into.
+        cache_folder: where the folders that are not in `UNCACHED` are noted.
+        fresh_s: how long what was noted is taken for true.
+    """
+    if folder in UNCACHED:
+        search = _Search(folder, skipped)
+        search.look_into(folder)
+        return sorted(search.closed)
+    cache = f"{cache_folder}/{folder.strip('/').replace('/', '-')}"
+    known, age_s = _read(f"{cache}.json")
+    if isinstance(known, list) and 0 <= age_s < fresh_s:
+        return known
+    return _look_again(folder, skipped, cache=cache, closed=known if isinstance(known, list) else [])
+
+
+def refresh(folder: str, *, skipped: Collection[str], cache_folder: str = CACHE_FOLDER) -> None:
+    """Have what `find_closed` says of a folder be of now."""
+    cache = f"{cache_folder}/{folder.strip('/').replace('/', '-')}"
+    known, age_s = _read(f"{cache}.json")
+    if isinstance(known, list) and 0 <= age_s < _JUST_NOW_S:
+        return
+    _look_again(folder, skipped, cache=cache, closed=known if isinstance(known, list) else [])
+
+
+def _look_again(folder: str, skipped: Collection[str], *, cache: str, closed: list[str]) -> list[str]:
+    search = _Search(folder, skipped)
+    stamps, _ = _read(f"{cache}-folders.json")
+    if isinstance(stamps, dict) and folder in stamps:
+        search.go_on(stamps, closed)
+    else:
+        search.look_into(folder)
+    found = sorted(search.closed)
+    with contextlib.suppress(OSError):  # the next host looks at everything again
+        os.makedirs(os.path.dirname(cache), mode=0o700, exist_ok=True)
+        if search.has_looked:
+            # Were this process to end between the two, the folders would vouch for what nobody has noted.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{cache}-folders.json")
+        _write(f"{cache}.json", found)
+        if search.has_looked:
+            _write(f"{cache}-folders.json", search.stamps)
+    return found
+
+
+class _Search:
+    """What is closed in a folder on one file system."""
+
+    def __init__(self, folder: str, skipped: Collection[str]) -> None:
+        self._folder = folder
+        self._skipped = frozenset(skipped)
+        self._device = os.stat(folder).st_dev
+        self.stamps: dict[str, int] = {}  # ctime in ns of each folder that was looked into; 0 if it may change unseen
+        self.closed: set[str] = set()
+        self.has_looked = False
+
+    def go_on(self, stamps: dict[str, int], closed: list[str]) -> None:
+        """Take over an earlier search and look again into what has changed."""
+        self.stamps, self.closed = stamps, set(closed)
+        changed = []
+        for path, stamp in stamps.items():
+            try:
+                if os.lstat(path).st_ctime_ns != stamp:
+                    changed.append(path)
+            except OSError:
+                changed.append(path)
+        for path in changed:
+            del stamps[path]
+            self.closed = {one for one in self.closed if one != path and os.path.dirname(one) != path}
+        for path in changed:
+            self.look_into(path)
+
+    def look_into(self, folder: str) -> None:
+        """Look into a folder and into those below it that are not known yet."""
+        self.has_looked = True
+        waiting = [folder]
+        while waiting:
+            here = waiting.pop()
+            if here in self._skipped or here in self.stamps:
+                continue
+            try:
+                status = os.lstat(here)
+                if not stat.S_ISDIR(status.st_mode) or status.st_dev != self._device:
+                    continue
+                if status.st_mode & _OPEN_FOLDER != _OPEN_FOLDER and here != self._folder:
+                    self.closed.add(here)
+                    continue
+                is_racy = time.time_ns() - status.st_ctime_ns < _RACY_NS
+                self.stamps[here] = 0 if is_racy else status.st_ctime_ns
+                waiting += self._look_at(here)
+            except OSError:  # it went away meanwhile
+                continue
+
+    def _look_at(self, folder: str) -> list[str]:
+        """Note the closed files directly in a folder; returns its folders."""
+        folders = []
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    mode = entry.stat(follow_symlinks=False).st_mode
+                    if not stat.S_ISREG(mode) or not mode & stat.S_IROTH:
+                        self.closed.add(entry.path)
+        return folders
+
+
+def _read(path: str) -> tuple[Any, float]:
+    """Return what a file holds and how many seconds ago it was written; None where there is nothing to be trusted."""
+    try:
+        with open(path, encoding="ascii") as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid == os.geteuid() and not status.st_mode & 0o022:
+                return json.load(file), time.time() - status.st_mtime
+    except (OSError, ValueError):
+        pass
+    return None, 0.0
+
+
+def _write(path: str, content: Any) -> None:
+    partial = f"{path}.{os.getpid()}"
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "w", encoding="ascii") as file:
+        file.write(json.dumps(content))
+    os.replace(partial, path)

@@ -1,0 +1,106 @@
+"""The users of a host's programs, as the first process holds them: opened, tried out, given to files.
+
+Where: `init` opens them for a host of a root service; `host_root`, `machine_view` and `late_binds` give files to them;
+`confinement` makes each process one of them. The first process itself stays root of the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from clary.agent.host import kernel
+from clary.contract.mapped_users import NUM_IDS, MappedUsers, first_id_of, make_mapped_namespaces
+
+
+class ProgramUsers:
+    """A range of the machine's ids that programs have as 0 to 65535.
+
+    Args:
+        namespace: descriptor of the user namespace.
+        first_id: of the range.
+    """
+
+    def __init__(self, namespace: int, first_id: int) -> None:
+        self.namespace = namespace
+        self.first_id = first_id
+
+    def on_machine(self, inside: int) -> int:
+        """Return the id by which the machine knows a user or group of the programs."""
+        return MappedUsers(namespace_path="", first_id=self.first_id).on_machine(inside)
+
+    def own(self, path: str) -> None:
+        """Give a file or folder that is new, and nobody else's, to the programs' root."""
+        os.chown(path, self.first_id, self.first_id, follow_symlinks=False)
+
+    def enter(self) -> None:
+        """Become root of the user namespace, for good; takes a process with one thread."""
+        kernel.join_namespace(self.namespace, kind=kernel.CLONE_NEWUSER)
+        os.setgroups(())
+        os.setresgid(0, 0, 0)
+        os.setresuid(0, 0, 0)
+        kernel.limit_capabilities()  # joining has filled the bounding set again
+
+
+def open_program_users(order: Mapping[str, Any]) -> tuple[ProgramUsers | None, list[str]]:
+    """Return the users of a host that is made with real root, and what is not isolated where there are none.
+
+    Args:
+        order: the host as `program_order.host_order` describes it.
+    """
+    planned = order["mapped_users"]
+    try:
+        if planned is not None:
+            namespace = os.open(planned["namespace_path"], os.O_RDONLY | os.O_CLOEXEC)
+            users = ProgramUsers(namespace, planned["first_id"])
+        else:
+            first_id = first_id_of(os.getpid())
+            users = ProgramUsers(make_mapped_namespaces(first_id, num_networks=0)[0], first_id)
+    except OSError as error:
+        return None, [_shared(f"no user namespace could be made for them: {error}")]
+    return users, []
+
+
+def why_not_mapped(users: ProgramUsers, *, folders: tuple[str, ...], scratch_folder: str) -> str:
+    """Return why files of `folders` cannot be given to the programs, in words; empty if they can.
+
+    Takes a mount namespace of the caller's own.
+    """
+    for folder in folders:
+        place = f"{scratch_folder}/mapped"
+        os.mkdir(place)
+        try:
+            kernel.bind_mapped(folder, place, users=users.namespace)
+            kernel.unmount(place, flags=kernel.MNT_DETACH)
+        except OSError as error:
+            return f"{folder} lies on a file system, or the kernel is one, that does not map owners ({error})"
+        finally:
+            with contextlib.suppress(OSError):
+                os.rmdir(place)
+    return ""
+
+
+def shared_users(reason: str) -> str:
+    """Return the sentence of a host whose programs have the machine's own root as theirs."""
+    return _shared(reason)
+
+
+def strange_owner(path: str) -> str:
+    """Return a sentence if the owner of a folder is none that programs can be, else an empty text."""
+    with contextlib.suppress(OSError):
+        status = os.stat(path)
+        if max(status.st_uid, status.st_gid) >= NUM_IDS:
+            return (
+                f"Files: {path} belongs to user {status.st_uid} and group {status.st_gid}, beyond the {NUM_IDS} that "
+                "programs have; they can read there what everybody can, and change what everybody may."
+            )
+    return ""
+
+
+def _shared(reason: str) -> str:
+    return (
+        "Users: the program runs as root of this machine with fewer rights, and reads every file that its host shows, "
+        f"because {reason}."
+    )

@@ -1,0 +1,289 @@
+"""What the kernel refuses to programs of a host: system calls, keys, and everything of the machine's own users."""
+
+import ctypes
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from host_world import DEADLINE_S, HostWorld, python, shell
+
+from clary.agent.host.call_filter import refused_calls
+from clary.agent.host.closed_files import find_closed
+from clary.agent.host.sandbox import Bind
+from clary.agent.host.shown_folders import links_on_the_way, shown_folders
+from clary.agent.host.support import supports
+from clary.contract.launch_plan import Isolation
+
+CALLS = """
+import ctypes, errno, json, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+said = {}
+for name, (number, *arguments) in json.loads(sys.argv[1]).items():
+    ctypes.set_errno(0)
+    result = libc.syscall(ctypes.c_long(number), *[ctypes.c_long(argument) for argument in arguments])
+    if result == 0 and name in ("clone",):
+        os._exit(0)
+    said[name] = errno.errorcode.get(ctypes.get_errno(), "?") if result < 0 else "done"
+print(json.dumps(said))
+"""
+NEW_USER_NAMESPACE = 0x10000000
+
+
+@pytest.fixture(params=[pytest.param("root", marks=pytest.mark.root), "user"])
+def world(request):
+    if request.param == "root" and os.geteuid() != 0:
+        pytest.skip("needs root")
+    if reason := supports(Isolation.NAMESPACES):
+        pytest.skip(reason)
+    world = HostWorld(request.param)
+    yield world
+    world.close()
+
+
+def outcome(world, script, *arguments, sandbox=None):
+    """Run a script of Python in a host; returns what it printed, read as JSON."""
+    spec = python(script)
+    spec = type(spec)(**{**vars(spec), "argv": (*spec.argv, *arguments)})
+    program, listener = world.start(spec, sandbox=sandbox)
+    result = program.wait(DEADLINE_S)
+    assert result is not None, listener.text()
+    assert result.exits[0].exit_code == 0, listener.text()
+    program.close()
+    return json.loads(listener.text())
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers below are x86-64's")
+def test_system_calls_that_containers_refuse_are_refused(world):
+    calls = {name: [number, -1, 0, 0, 0, 0] for name, number in refused_calls("x86_64").items()}
+    calls |= {"clone3": [435, 0, 0], "newer than the table": [471], "x32": [0x40000000 | 39]}
+    calls |= {"unshare": [272, NEW_USER_NAMESPACE], "clone": [56, NEW_USER_NAMESPACE | 17, 0, 0, 0, 0]}
+    calls |= {"vsock": [41, 40, 1, 0], "tcp": [41, 2, 1, 0], "unshare files": [272, 0x400], "getpid": [39]}
+    said = outcome(world, CALLS, json.dumps(calls))
+    allowed = {name: said.pop(name) for name in ("tcp", "unshare files", "getpid")}
+    assert set(allowed.values()) == {"done"}
+    missing = {name: said.pop(name) for name in ("clone3", "newer than the table", "x32")}
+    assert set(missing.values()) == {"ENOSYS"}
+    assert {name: word for name, word in said.items() if word != "EPERM"} == {}
+    assert len(said) > 45
+
+
+def test_programs_of_plain_python_go_on_under_the_filter(world):
+    script = (
+        "import json, multiprocessing, subprocess, threading\n"
+        "box = []; thread = threading.Thread(target=lambda: box.append(1)); thread.start(); thread.join()\n"
+        "process = multiprocessing.get_context('fork').Process(target=print, args=('',)); process.start()\n"
+        "process.join(); said = subprocess.run(['uname'], capture_output=True, text=True).stdout.strip()\n"
+        "print(json.dumps([box, process.exitcode, said]))"
+    )
+    assert outcome(world, script) == [[1], 0, "Linux"]
+
+
+READ = """
+import json, os, sys
+said = {}
+for path in sys.argv[1:]:
+    try: said[path] = "read" if os.path.isdir(path) and os.listdir(path) or open(path, "rb").read(9) else "empty"
+    except OSError as error: said[path] = type(error).__name__
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture
+def planted():
+    """Files that root alone may read, in folders that hosts show, and one that all may read; returns their paths."""
+    folders = [tempfile.mkdtemp(prefix="clary-planted-", dir=top) for top in ("/opt", "/usr/local/etc", "/etc")]
+    try:
+        paths = {"closed": [], "open": []}
+        for folder in folders:
+            os.chmod(folder, 0o755)
+            for name, mode in (("closed", 0o600), ("open", 0o644)):
+                place = Path(folder, name)
+                place.write_text("of the machine")
+                place.chmod(mode)
+                paths[name].append(str(place))
+        Path(folders[0], "of a user").write_text("of the machine")
+        os.chown(Path(folders[0], "of a user"), 1234, 1234)
+        os.chmod(Path(folders[0], "of a user"), 0o600)
+        paths["closed"].append(f"{folders[0]}/of a user")
+        yield paths
+    finally:
+        for folder in folders:
+            shutil.rmtree(folder)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to plant files")
+def test_what_not_everybody_may_read_is_not_read_by_programs(world, planted):
+    elsewhere = [
+        "/root/.bashrc",
+        "/home",
+        "/var/log/btmp",
+        "/var/lib/postgresql",
+        "/etc/ssl/private",
+        "/proc/kcore",
+    ]
+    elsewhere += [f"/proc/1/{name}" for name in ("root/etc/shadow", "environ", "mem", "cwd/etc/shadow", "fd", "maps")]
+    said = outcome(world, READ, *planted["closed"], *planted["open"], *elsewhere)
+    assert {path: said.pop(path) for path in planted["open"]} == dict.fromkeys(planted["open"], "read")
+    assert [path for path, word in said.items() if word == "read"] == []
+    passwords = world.run("cut -d: -f2 /etc/shadow 2>/dev/null | sort -u").split()
+    assert passwords in ([], ["*"])
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make the socket")
+def test_sockets_of_the_machine_below_shown_folders_cannot_be_connected(world, planted):
+    script = (
+        "import json, socket, sys\nsaid = []\n"
+        "for path in sys.argv[1:]:\n"
+        "    try: socket.socket(socket.AF_UNIX).connect(path); said.append('connected')\n"
+        "    except OSError as error: said.append(type(error).__name__)\n"
+        "print(json.dumps(said))"
+    )
+    paths = [f"{os.path.dirname(path)}/socket" for path in planted["open"]]
+    with (
+        socket.socket(socket.AF_UNIX) as one,
+        socket.socket(socket.AF_UNIX) as two,
+        socket.socket(socket.AF_UNIX) as third,
+    ):
+        for server, path in zip((one, two, third), paths, strict=True):
+            server.bind(path)
+            server.listen()
+        assert "connected" not in outcome(world, script, *paths)
+
+
+def test_programs_are_root_inside_and_nobody_on_the_machine(world):
+    program, listener = world.start(shell("id -u; id -g; echo up; exec sleep 60"))
+    listener.wait_for("up")
+    assert listener.text() == "0\n0\nup\n"
+    (pid,) = program.ranks_by_pid()
+    status = Path(f"/proc/{pid}/status").read_text()
+    user = int(status.partition("Uid:")[2].split()[0])
+    if world.mode == "root":
+        assert 1_879_048_192 <= user < 2_147_483_648
+        assert "CapEff:\t00000000a00425fb" in status  # docker's, less MKNOD
+        namespaces = {os.readlink(f"/proc/{pid}/ns/user") for pid in (pid, os.getpid())}
+        assert len(namespaces) == 2
+    assert "Seccomp:\t2" in status
+    program.close()
+
+
+def test_the_first_process_cannot_be_attacked_from_inside(world):
+    script = (
+        "import ctypes, json, os, signal\n"
+        "said = []\n"
+        "def attempt(what):\n"
+        "    try: what(); said.append('done')\n"
+        "    except OSError as error: said.append(type(error).__name__)\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        "def trace():\n"
+        "    if libc.ptrace(16, 1, 0, 0): raise OSError(ctypes.get_errno(), '')\n"
+        "def peek():\n"
+        "    fd = os.pidfd_open(1)\n"
+        "    if libc.syscall(438, fd, 3, 0) < 0: raise OSError(ctypes.get_errno(), '')\n"
+        "attempt(trace); attempt(peek)\n"
+        "attempt(lambda: os.open('/proc/1/mem', os.O_RDWR)); attempt(lambda: os.readlink('/proc/1/root'))\n"
+        "attempt(lambda: os.readlink('/proc/1/ns/mnt')); attempt(lambda: os.listdir('/proc/1/map_files'))\n"
+        "try: os.kill(1, signal.SIGKILL); os.kill(1, signal.SIGTERM)\n"
+        "except OSError: pass\n"
+        "print(json.dumps(said))"
+    )
+    assert outcome(world, script) == ["PermissionError"] * 6
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a host with users of its own")
+def test_packages_and_users_work_inside_and_leave_no_trace_outside():
+    world = HostWorld("root")
+    try:
+        environment = world.folder("env")
+        (environment / "old.py").write_text("old\n")
+        before = Path("/etc/passwd").read_text()
+        script = (
+            "set -e; useradd -m -s /bin/sh worker; su worker -c 'id -un; echo of worker > /tmp/file; touch ~/x';"
+            "stat -c %U /tmp/file; touch /usr/lib/python3/dist-packages/new.py /usr/local/lib/new.so /var/lib/dpkg/x;"
+            "ln /var/lib/dpkg/status /var/lib/dpkg/status-other; cd /srv/env; sed -i s/old/new/ old.py; cat old.py;"
+            "stat -c %u:%g /srv/env/old.py /opt/ml/given; echo mine > /opt/ml/made; chown worker /opt/ml/made"
+        )
+        sandbox = world.sandbox(binds=(Bind(source=str(environment), target="/srv/env", overlay=True),))
+        Path(sandbox.ml_folder, "given").write_text("x")
+        output = world.run(script, sandbox=sandbox)
+        assert output.split() == ["worker", "worker", "new", "0:0", "0:0"]
+        assert Path("/etc/passwd").read_text() == before
+        assert (environment / "old.py").read_text() == "old\n"
+        assert not any(Path(path).exists() for path in ("/usr/local/lib/new.so", "/var/lib/dpkg/status-other"))
+        made = os.stat(f"{sandbox.ml_folder}/made")
+        assert 0 < made.st_uid < 65536  # as the program counts, for whoever fetches it
+    finally:
+        world.close()
+
+
+def test_folders_are_seen_when_settings_name_them(world):
+    place = Path(tempfile.mkdtemp(prefix="clary-visible-", dir="/usr/lib/../../opt/.."))
+    try:
+        place.chmod(0o755)
+        (place / "data").write_text("seen")
+        (place / "data").chmod(0o644)
+        assert "No such file" in world.run(f"cat {place}/data 2>&1; :")
+        named = world.sandbox(visible_folders=(str(place),))
+        assert world.run(f"cat {place}/data; touch {place}/mine && ls {place}", sandbox=named) == "seendata\nmine\n"
+        whole = world.sandbox(shows_whole_machine=True)
+        program, listener = world.start(shell(f"cat {place}/data; ls -d /root"), sandbox=whole)
+        assert program.wait(DEADLINE_S) is not None
+        assert listener.text() == "seen/root\n"
+        assert "setting machine_view" in " ".join(program.not_isolated)
+        assert os.listdir(place) == ["data"]
+    finally:
+        shutil.rmtree(place)
+
+
+def test_keys_of_the_session_stay_outside(world):
+    libc = ctypes.CDLL(None, use_errno=True)
+    key = libc.syscall(248, b"user", b"clary-test-key", b"of the machine", 14, -3)  # add_key to the session's keyring
+    assert key > 0
+    try:
+        assert "clary-test-key" not in world.run("cat /proc/keys; cat /proc/key-users; :")
+    finally:
+        libc.syscall(250, 3, key, 0, 0, 0)  # KEYCTL_REVOKE
+
+
+def test_closed_files_are_found_anew_where_folders_have_changed(tmp_path):
+    tree, cache = tmp_path / "tree", tmp_path / "cache"
+    (tree / "deep" / "skipped").mkdir(parents=True)
+    for name, mode in (("open", 0o644), ("closed", 0o640), ("deep/closed", 0o600), ("deep/skipped/closed", 0o600)):
+        (tree / name).write_text(name)
+        (tree / name).chmod(mode)
+
+    def found(**changes):
+        time.sleep(0.02)
+        paths = find_closed(
+            str(tree), skipped=[str(tree / "deep" / "skipped")], cache_folder=str(cache), fresh_s=0, **changes
+        )
+        return [path.removeprefix(f"{tree}/") for path in paths]
+
+    assert found() == found() == ["closed", "deep/closed"]
+    (tree / "deep" / "new").mkdir(mode=0o700)
+    (tree / "deep" / "closed").unlink()
+    os.mkfifo(tree / "deep" / "pipe")
+    assert found() == ["closed", "deep/new", "deep/pipe"]
+    assert subprocess.run(["stat", "-c", "%a", cache], capture_output=True, text=True, check=True).stdout == "700\n"
+
+
+def test_links_on_the_way_to_a_folder_are_named(tmp_path):
+    (tmp_path / "real" / "envs").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "far").symlink_to(tmp_path / "link" / "envs")
+    assert links_on_the_way(f"{tmp_path}/far/./x") == [
+        (f"{tmp_path}/far", f"{tmp_path}/link/envs"),
+        (f"{tmp_path}/link", "real"),
+    ]
+    shown = {folder.path: folder.is_system for folder in shown_folders([str(tmp_path / "far"), "/no/such"])}
+    assert shown[str(tmp_path / "real/envs")] is False
+    assert shown["/usr"] is True
+    assert "/no/such" not in shown
