@@ -16,6 +16,7 @@ from typing import Protocol
 from clary.contract.clock import Clock
 from clary.control.jobs import events, transitions
 from clary.control.jobs.training_job import FinalMetric, TrainingJob
+from clary.control.store.damage import JobUnreadable
 from clary.control.store.errors import JobExists, JobNotFound
 
 MAX_FINAL_METRICS = 40  # FinalMetricDataList of DescribeTrainingJob
@@ -35,8 +36,13 @@ class JobStore(Protocol):
     async def get_job(self, name: str) -> TrainingJob | None:
         """Read a job."""
 
-    async def update_job(self, name: str, change: Callable[[TrainingJob], TrainingJob]) -> TrainingJob:
-        """Read, change and write a job in one transaction; raises JobNotFound."""
+    async def update_job(
+        self, name: str, change: Callable[[TrainingJob], TrainingJob], *, known: TrainingJob | None = None
+    ) -> TrainingJob:
+        """Read, change and write a job in one transaction; raises JobNotFound.
+
+        What is `known` takes the place of a record that cannot be read; else JobUnreadable is raised.
+        """
 
     async def unfinished_jobs(self) -> list[TrainingJob]:
         """Read every job that is not terminal or not released."""
@@ -72,6 +78,17 @@ class JobHub:
         for job in sorted(await self._store.unfinished_jobs(), key=lambda job: job.created_at):
             self._remember(job)
         self._changed.set()
+
+    def doubt(self, name: str) -> None:
+        """Have the record of a job that is in memory looked at, and mended from here if it is damaged."""
+        if self.live_job(name) is not None:
+            self._doubtful.add(name)
+            self._changed.set()
+
+    def adopt(self, job: TrainingJob) -> None:
+        """Look after a job that is stored and was set aside until now."""
+        self._remember(job)
+        self._notify(job.name)
 
     def listen(self, listener: Listener) -> None:
         """Have `listener` told every job that is stored from now on; it only takes note, and returns at once."""
@@ -118,7 +135,8 @@ class JobHub:
             return changed
 
         with self._doubting(name):
-            job = await self._store.update_job(name, watched)
+            # One service moves the jobs of a database: what it has in memory is what it wrote last.
+            job = await self._store.update_job(name, watched, known=self.live_job(name))
         if has_changed:
             self._remember(job, before)
             self._notify(name)
@@ -178,8 +196,8 @@ class JobHub:
         for name in list(self._doubtful):
             try:
                 # Through the writer, so that no newer write can be on its way to memory.
-                job = await self._store.update_job(name, lambda job: job)
-            except JobNotFound:
+                job = await self._store.update_job(name, lambda job: job, known=self.live_job(name))
+            except (JobNotFound, JobUnreadable):
                 self._doubtful.discard(name)
                 continue
             self._doubtful.discard(name)
@@ -193,7 +211,7 @@ class JobHub:
         """Take note of a write that failed, or was given up, in a way that leaves open whether it has happened."""
         try:
             yield
-        except (JobExists, JobNotFound):
+        except (JobExists, JobNotFound, JobUnreadable):
             raise
         except BaseException:
             self._doubtful.add(name)

@@ -12,6 +12,7 @@ from clary.control.server import (
     pool_routes,
     rehearsal_actions,
     spot_actions,
+    state_routes,
     status_routes,
 )
 from clary.control.server.access import Access, require_csrf
@@ -19,6 +20,7 @@ from clary.control.server.console_routes import ConsoleRoutes
 from clary.control.server.internal_http import error_answer, finite_answer
 from clary.control.server.sign_in import CODE_PATH, SignIn
 from clary.control.server.sign_in import PATH as SESSION_PATH
+from clary.control.store.damage import JobUnreadable
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
 
@@ -35,6 +37,7 @@ class ClaryHandler:
         sign_in: gives out cookies; comes with `access`.
         console: pages about many jobs; None has none.
         status: programs' word on their progress; None takes none.
+        state: what is wrong with the state folder, rows that are set aside, backups; None has no such pages.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class ClaryHandler:
         sign_in: SignIn | None = None,
         console: ConsoleRoutes | None = None,
         status: status_routes.StatusRoutes | None = None,
+        state: state_routes.StateRoutes | None = None,
     ) -> None:
         self._agents = agents
         self._pools = pools
@@ -59,6 +63,7 @@ class ClaryHandler:
         self._sign_in = sign_in
         self._console = console
         self._status = status
+        self._state = state
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
         """Answer one request below /clary/v1/."""
@@ -74,6 +79,8 @@ class ClaryHandler:
             if self._access is not None:
                 request = self._access.let_in(request)
             return finite_answer(await self._answer_person(request))
+        except JobUnreadable as error:
+            return error_answer(WireError("Conflict", error.message, http_status=409))
         except WireError as error:
             return error_answer(error)
 
@@ -92,6 +99,8 @@ class ClaryHandler:
             return await self._spot.handle(request)
         if request.raw_path == rehearsal_actions.PATH and self._rehearsals is not None:
             return await self._rehearsals.handle(request)
+        if self._state is not None and self._state.has(request.raw_path):
+            return await self._state.handle(request)
         if self._console is not None and self._console.has(request.raw_path):
             return await self._console.handle(request)
         raise WireError("NotFound", f"there is nothing at {request.raw_path}", http_status=404)

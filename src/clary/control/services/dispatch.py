@@ -21,6 +21,7 @@ from clary.control.services.experiments import (
     value_calls,
 )
 from clary.control.services.sagemaker import job_lists, tags, training_jobs
+from clary.control.store.damage import JobUnreadable
 from clary.control.store.errors import JobNotFound
 
 HANDLERS: Mapping[tuple[str, str], Handler] = {
@@ -88,6 +89,8 @@ async def dispatch(service: str, operation: str, call: Call) -> Mapping[str, Any
         raise WireError("UnknownOperationException", f"{service}:{operation} is not supported by this service.")
     try:
         return await handler(call)
+    except JobUnreadable as error:
+        raise WireError("ValidationException", error.message) from error
     except JobNotFound as error:
         # Deleted by another call while this one was under way: as if it had come a moment later.
         raise WireError("ValidationException", training_jobs.NOT_FOUND) from error
