@@ -11,9 +11,10 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import Protocol
 
-from clary.contract.clock import Clock
+from clary.contract.clock import Clock, ClockAnchor
 from clary.control.jobs import events, transitions
 from clary.control.jobs.training_job import FinalMetric, TrainingJob
 from clary.control.store.damage import JobUnreadable
@@ -74,9 +75,11 @@ class JobHub:
         self.deletion = asyncio.Lock()
 
     async def load(self) -> None:
-        """Read what an earlier service left unfinished."""
+        """Read what an earlier service left unfinished; jobs of an earlier boot count their times anew from here."""
         for job in sorted(await self._store.unfinished_jobs(), key=lambda job: job.created_at):
             self._remember(job)
+            if job.anchor is None or not job.anchor.holds:
+                await self.update(job.name, self._anchored)
         self._changed.set()
 
     def doubt(self, name: str) -> None:
@@ -89,6 +92,10 @@ class JobHub:
         """Look after a job that is stored and was set aside until now."""
         self._remember(job)
         self._notify(job.name)
+
+    def now_of(self, job: TrainingJob) -> datetime:
+        """Return the present as a job counts its times."""
+        return job.now(self._clock)
 
     def listen(self, listener: Listener) -> None:
         """Have `listener` told every job that is stored from now on; it only takes note, and returns at once."""
@@ -108,6 +115,7 @@ class JobHub:
 
     async def create(self, job: TrainingJob, tags: Mapping[str, str]) -> None:
         """Store a new job and let the reconciler see it."""
+        job = self._anchored(job)
         with self._doubting(job.name):
             await self._store.create_job(job, tags)
         self._remember(job)
@@ -115,8 +123,7 @@ class JobHub:
 
     async def apply(self, name: str, event: events.Event) -> TrainingJob:
         """Apply an event durably and return the job as it stands then."""
-        now = self._clock.now()
-        return await self.update(name, lambda job: transitions.apply(job, event, now=now))
+        return await self.update(name, lambda job: transitions.apply(job, event, now=self.now_of(job)))
 
     async def update(self, name: str, change: Callable[[TrainingJob], TrainingJob]) -> TrainingJob:
         """Change a job durably; `change` is pure and may run more than once.
@@ -205,6 +212,9 @@ class JobHub:
             if job != known:
                 self._remember(job, known)
                 self._notify(name)
+
+    def _anchored(self, job: TrainingJob) -> TrainingJob:
+        return replace(job, anchor=ClockAnchor.lay(self._clock, not_before=job.modified_at))
 
     @contextlib.contextmanager
     def _doubting(self, name: str) -> Iterator[None]:
