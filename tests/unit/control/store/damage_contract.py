@@ -40,7 +40,6 @@ DAMAGES = {
     "absurd date": json.dumps({**DOCUMENT, "created_at": "9999-12-31T23:59:59+00:00"}),
     "no request": json.dumps({**DOCUMENT, "request": {}}),
     "request of wrong types": json.dumps({**DOCUMENT, "request": {**DOCUMENT["request"], "ResourceConfig": 5}}),
-    "no plan": json.dumps({**DOCUMENT, "plan": {"job_name": "damaged"}}),
     "another job": json.dumps({**DOCUMENT, "name": "other"}),
     "another status": row_of(completed(make_job("damaged")))["document"],
 }
