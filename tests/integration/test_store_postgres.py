@@ -11,12 +11,14 @@ from clary.contract.errors import StoreError
 # The contract lies beside the unit tests of the store, which run it against SQLite.
 _CONTRACT_FOLDER = Path(__file__).parents[1] / "unit" / "control" / "store"
 sys.path.insert(0, str(_CONTRACT_FOLDER))
-pytest.register_assert_rewrite("store_contract", "curve_contract", "crash_nursery")
+pytest.register_assert_rewrite("store_contract", "curve_contract", "crash_nursery", "damage_contract")
 
 from curve_contract import CurveContract  # noqa: E402
+from damage_contract import DamageContract  # noqa: E402
 from postgres_server import PostgresServer  # noqa: E402
 from store_contract import StoreContract, count_up, make_job  # noqa: E402
 
+from clary.control.store.database_life import DatabaseLife  # noqa: E402
 from clary.control.store.store import Store  # noqa: E402
 
 
@@ -36,8 +38,27 @@ def database_url(server: PostgresServer) -> Iterator[str]:
     server.drop_database(name)
 
 
-class TestStoreOnPostgres(CurveContract, StoreContract):
+class TestStoreOnPostgres(CurveContract, DamageContract, StoreContract):
     """The contract against a server."""
+
+
+async def test_an_empty_database_is_not_taken_for_the_one_of_the_state_folder(
+    database_url: str, server: PostgresServer, tmp_path: Path
+) -> None:
+    def life(**options: bool) -> DatabaseLife:
+        return DatabaseLife(tmp_path, **options)
+
+    await (await Store.open(database_url, life=life())).close()
+    await (await Store.open(database_url, life=life())).close()
+    other = server.create_database()
+    try:
+        with pytest.raises(StoreError, match=r"none of Clary's tables.*clary up --new-database"):
+            await Store.open(server.url(other), life=life())
+        await (await Store.open(server.url(other), life=life(begins_anew=True))).close()
+        with pytest.raises(StoreError, match="is not the one that"):
+            await Store.open(database_url, life=life())
+    finally:
+        server.drop_database(other)
 
 
 async def test_the_url_may_name_the_driver(database_url: str) -> None:

@@ -72,6 +72,7 @@ def run(options: argparse.Namespace) -> int:
         *[Finding("not isolated", sentence) for sentence in shared_by_settings(settings, _reachable(settings))],
         *([Finding("job keys", OWN_ACCESS)] if settings.job_api_access == OWN else []),
         _disk(folder),
+        *_state(settings),
         *[Finding("left behind", text, is_problem=True) for text in asyncio.run(engine.leftovers())],
         *[Finding("left behind", text, is_problem=True) for text in _store_leftovers(settings, folder)],
         *[Finding("shared memory", text) for text in asyncio.run(engine.unclaimed_memory())],
@@ -119,6 +120,18 @@ def _store_leftovers(settings: Settings, folder: StateFolder) -> list[str]:
             f"clary up takes it over; or end it: kill {pid}"
         ]
     return [f"The object store has ended and left {thing}" for thing in dead_sockets(socket_paths(record.ports))]
+
+
+def _state(settings: Settings) -> list[Finding]:
+    """Say what the running service knows to be wrong with its state folder."""
+    running = find_running(settings)
+    if running is None or not running.is_healthy():
+        return []
+    page = running.get("state")
+    return [
+        *[Finding("state", sentence, is_problem=True) for sentence in page["problems"]],
+        *[Finding("state", sentence) for sentence in page["facts"]],
+    ]
 
 
 def _environment(settings: Settings) -> Finding:

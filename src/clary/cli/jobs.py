@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,7 +26,10 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print one line a job."""
-    summaries = _newest(connect(), options.n, options.status)
+    connection = connect()
+    summaries = _newest(connection, options.n, options.status)
+    for sentence in connection.get("state")["problems"]:
+        print(f"clary: {sentence}", file=sys.stderr)
     if options.json:
         print(json.dumps(summaries, indent=2))
         return 0

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from clary import __version__
 from clary.cli import (
+    backup,
     checkpoints,
     console,
     describe,
@@ -27,6 +28,7 @@ from clary.cli import (
     pools,
     profile,
     profile_report,
+    quarantine,
     rehearse,
     run,
     spot,
@@ -59,6 +61,8 @@ COMMANDS = (
     spot,
     rehearse,
     doctor,
+    quarantine,
+    backup,
     down,
 )
 

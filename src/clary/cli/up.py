@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -12,6 +13,8 @@ from typing import Any
 from clary.cli.connection import Connection, find_running
 from clary.contract.errors import ClaryError
 from clary.control.egress.entries import parse_entry
+from clary.control.engines.local.engine import MIN_FREE_BYTES
+from clary.control.server.__main__ import NEW_DATABASE
 from clary.control.settings import Settings, load_settings, variable_of
 from clary.control.shared_words import shared_by_settings
 from clary.control.state_folder import StateFolder
@@ -25,6 +28,11 @@ def add_parser(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("up", help="start the service in the background")
     parser.add_argument("--foreground", action="store_true", help="stay in the foreground, log to the terminal")
+    parser.add_argument(
+        "--new-database",
+        action="store_true",
+        help="begin with a new database, without the jobs of the past; the old one, if it is there, is moved aside",
+    )
     parser.set_defaults(run=run)
 
 
@@ -34,13 +42,13 @@ def run(options: argparse.Namespace) -> int:
     folder = StateFolder(settings.home_folder)
     folder.create()
     if options.foreground:
-        os.execv(sys.executable, _command())  # noqa: S606 - the same interpreter, our own module
+        os.execv(sys.executable, _command(options.new_database))  # noqa: S606 - the same interpreter, our own module
     running = find_running(settings)
     if running is not None:
         print(f"clary already runs at {running.record.url}  (state in {folder.root}, stop with: clary down)")
         return 0
     started_at = time.monotonic()
-    connection = _start(settings, folder)
+    connection = _start(settings, folder, begins_anew=options.new_database)
     print(f"clary runs at {connection.record.url}  (ready in {time.monotonic() - started_at:.1f} s)")
     if connection.record.tls_url:
         print(f"  tls    {connection.record.tls_url}")
@@ -52,19 +60,21 @@ def run(options: argparse.Namespace) -> int:
     print('  use    eval "$(clary env)"')
     print("  pages  clary console")
     print("  stop   clary down")
+    for sentence in connection.get("state")["problems"]:
+        print(f"  note   {sentence}")
     return 0
 
 
-def _command() -> list[str]:
-    return [sys.executable, "-m", "clary.control.server"]
+def _command(begins_anew: bool) -> list[str]:
+    return [sys.executable, "-m", "clary.control.server", *([NEW_DATABASE] if begins_anew else [])]
 
 
-def _start(settings: Settings, folder: StateFolder) -> Connection:
+def _start(settings: Settings, folder: StateFolder, *, begins_anew: bool) -> Connection:
     # It runs in another folder than this command, where a relative state folder would be another one.
     environment = {**os.environ, variable_of("home"): str(folder.root)}
     with folder.service_log.open("ab") as log:
         process = subprocess.Popen(
-            _command(),
+            _command(begins_anew),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -76,7 +86,9 @@ def _start(settings: Settings, folder: StateFolder) -> Connection:
     while time.monotonic() < deadline:
         exit_code = process.poll()
         if exit_code is not None:
-            raise ClaryError(f"the service ended at once with exit code {exit_code}:\n{_log_tail(folder)}")
+            raise ClaryError(
+                f"the service ended at once with exit code {exit_code}{_room(folder)}:\n{_log_tail(folder)}"
+            )
         connection = find_running(settings)
         if connection is not None and connection.record.pid == process.pid and connection.is_healthy():
             # The service outlives this command on purpose.
@@ -85,6 +97,14 @@ def _start(settings: Settings, folder: StateFolder) -> Connection:
         time.sleep(POLL_S)
     process.terminate()
     raise ClaryError(f"the service did not answer within {START_TIMEOUT_S:.0f} s:\n{_log_tail(folder)}")
+
+
+def _room(folder: StateFolder) -> str:
+    """Say that the disk is full: a log on a full disk does not say why a service has ended."""
+    free = shutil.disk_usage(folder.root).free
+    if free >= MIN_FREE_BYTES:
+        return ""
+    return f"; the disk of {folder.root} is full ({free} bytes are free): free space there, and start it again"
 
 
 def _log_tail(folder: StateFolder) -> str:

@@ -1,9 +1,18 @@
-"""Time, injected: `now` for records, `monotonic` for intervals."""
+"""Time, injected: `now` for records, `monotonic` for intervals, an anchor for intervals that outlive a process.
+
+A wall clock may be set by a minute or a day at any moment. A record that is measured from - a job - therefore carries
+an anchor: one moment by both clocks. Its later times are that moment plus what monotonic time says has passed since, so
+that differences between them are true whatever became of the wall clock. Monotonic time means the same to all processes
+of one boot of the machine; after another boot the anchor is laid anew.
+"""
 
 from __future__ import annotations
 
 import time
-from datetime import datetime, timezone
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from functools import cache
+from pathlib import Path
 from typing import Protocol
 
 
@@ -27,3 +36,39 @@ class SystemClock:
     def monotonic(self) -> float:
         """Return seconds from an arbitrary start; never goes back."""
         return time.monotonic()
+
+
+@cache
+def boot_id() -> str:
+    """Return the id of this boot of the machine; empty where the kernel does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True)
+class ClockAnchor:
+    """One moment by the wall clock and by monotonic time."""
+
+    boot_id: str
+    monotonic_s: float
+    wall: datetime
+
+    @classmethod
+    def lay(cls, clock: Clock, *, not_before: datetime | None = None) -> ClockAnchor:
+        """Return an anchor of now; `not_before` is the last time that was recorded by an earlier one."""
+        now = clock.now()
+        wall = now if not_before is None else max(now, not_before)
+        return cls(boot_id=boot_id(), monotonic_s=clock.monotonic(), wall=wall)
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is of this boot: monotonic times of two boots have nothing to do with each other."""
+        return self.boot_id == boot_id()
+
+    def now(self, clock: Clock) -> datetime:
+        """Return the present as the anchor's record counts it; by the wall clock if it is of another boot."""
+        if not self.holds:
+            return clock.now()
+        return self.wall + timedelta(seconds=clock.monotonic() - self.monotonic_s)

@@ -78,6 +78,12 @@ class Settings:
         "clary", "bucket that the SDKs use by default", pattern=r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
     )
     database_url: str = _setting("", "SQLAlchemy URL; empty is SQLite in the state folder", is_secret=True)
+    backup_interval_s: float = _setting(
+        900.0,
+        "time between backups of the SQLite database, into backups/ of the state folder; 0 makes none",
+        least=0,
+    )
+    num_backups: int = _setting(3, "backups of the database that stay", least=1, most=1000)
     internet: bool = _setting(
         True, "let programs reach the internet through the service's proxy: port 443 of public addresses"
     )

@@ -199,12 +199,21 @@ class StateFolder:
         """Replace run/service.json in one step."""
         _write_atomically(self.service_record_path, json.dumps(asdict(record)), mode=0o644)
 
+    def write_secrets(self, kept: RootSecrets) -> None:
+        """Write the keys that a service has in memory, where their file is gone or damaged."""
+        _write_atomically(self.secrets_path, json.dumps(asdict(kept)), mode=0o600)
+
+    @property
+    def secrets_path(self) -> Path:
+        """secrets/root.json."""
+        return self.root / "secrets" / "root.json"
+
     def load_secrets(self) -> RootSecrets:
         """Read the keys, creating them the first time.
 
         Raises: ContractError if the file is there and is not ours to read or does not hold keys.
         """
-        path = self.root / "secrets" / "root.json"
+        path = self.secrets_path
         try:
             return RootSecrets(**json.loads(path.read_text()))
         except FileNotFoundError:
@@ -226,8 +235,12 @@ class StateFolder:
 def _write_atomically(path: Path, text: str, *, mode: int) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "w") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(path)
+    try:
+        with os.fdopen(descriptor, "w") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # on a full disk, half a file would be left
+        raise

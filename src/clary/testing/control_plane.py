@@ -73,6 +73,7 @@ class ControlPlane:
         self.objects = FakeObjects()
         self.settings = Settings(home=str(home))
         self.hub = JobHub(store, clock)
+        store.quarantine.listen(self.hub.doubt)
         self.dumps = DumpDesk(home / "dumps", clock=clock)
         self.profiles = ProfileDesk(home / "profiles", clock=clock)
         self.gateway = AgentGateway(self.hub, logs, store, self.dumps, clock, profiles=self.profiles)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from clary.contract.launch_plan import Isolation, LaunchPlan, NetworkPlan
-from clary.control.engines.interface import CutOff, Released
+from clary.control.engines.interface import CutOff, HeldAttempt, Released
 from clary.control.scheduling.machine import Machine
 
 GIB = 1024**3
@@ -33,6 +33,8 @@ class FakeEngine:
         self.released_pools: list[str] = []
         self.forgotten: list[str] = []
         self.fenced: list[str] = []  # job/attempt/host of every call, in order
+        self.held: list[HeldAttempt] = []
+        self.put_aside: list[str] = []
         self.cut_off_hosts: dict[str, str] = {}  # host name -> why
         self.links_well_at: dict[str, datetime] = {}  # host name -> when its link was last well, where that is known
         self._alive: dict[str, dict[str, bool]] = {}  # attempt or pool -> host name -> whether its agent lives
@@ -96,6 +98,15 @@ class FakeEngine:
     async def forget(self, job_name: str) -> None:
         """Note the name of a deleted job."""
         self.forgotten.append(job_name)
+
+    async def unreleased(self) -> list[HeldAttempt]:
+        """Return what a test put into `held`."""
+        return [held for held in self.held if _key(held.name, held.attempt) not in self.released]
+
+    async def set_aside(self, job_name: str) -> str:
+        """Note the name."""
+        self.put_aside.append(job_name)
+        return f"/fake/set-aside/{job_name}"
 
     async def leftovers(self) -> list[str]:
         """Return nothing."""

@@ -188,6 +188,10 @@ class FakeConnection(Connection):
         self.asked.append((job, page, dict(query or {})))
         return self.answers.pop(0)
 
+    def get(self, path, query=None):
+        self.asked.append((path, dict(query or {})))
+        return self.answers.pop(0)
+
     def call(self, operation, parameters):
         self.asked.append((operation, dict(parameters)))
         return self.answers.pop(0)
@@ -274,11 +278,14 @@ def test_jobs_beyond_one_page_are_listed(home, monkeypatch, capsys):
         [
             {"TrainingJobSummaries": summaries(0, 100), "NextToken": "more"},
             {"TrainingJobSummaries": summaries(100, 20), "NextToken": "more"},
+            {"problems": ["1 record cannot be read"], "facts": []},
         ]
     )
     monkeypatch.setattr("clary.cli.jobs.connect", lambda: fake)
     assert main(["jobs", "-n", "120", "--json", "--status", "Failed"]) == 0
-    assert len(json.loads(capsys.readouterr().out)) == 120
+    said = capsys.readouterr()
+    assert len(json.loads(said.out)) == 120
+    assert said.err == "clary: 1 record cannot be read\n"
     assert fake.asked[1] == (
         "ListTrainingJobs",
         {"StatusEquals": "Failed", "MaxResults": 20, "NextToken": "more"},

@@ -32,6 +32,14 @@ class CutOff:
     last_well_at: datetime | None = None  # when its link was certainly well; None where nobody has noticed
 
 
+@dataclass(frozen=True, kw_only=True)
+class HeldAttempt:
+    """An attempt, or a warm pool, whose hosts may exist."""
+
+    name: str  # of the job or of the pool
+    attempt: int
+
+
 class Engine(Protocol):
     """A source of hosts.
 
@@ -82,6 +90,12 @@ class Engine(Protocol):
 
     async def forget(self, job_name: str) -> None:
         """Remove what released attempts of a job have left in folders; called when the job itself is deleted."""
+
+    async def unreleased(self) -> list[HeldAttempt]:
+        """Return the attempts and warm pools of this service that nobody has released, known to it or not."""
+
+    async def set_aside(self, job_name: str) -> str:
+        """Move away what a released job has left that nobody knows, and return where to; its name can be used again."""
 
     async def leftovers(self) -> list[str]:
         """Return sentences about what released or vanished attempts have left behind on the machine."""

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from clary.contract.agent_protocol import HostFacts, Order
+from clary.contract.clock import Clock, ClockAnchor
 from clary.contract.errors import Fault
 from clary.contract.failure_reasons import failure_reason
 from clary.contract.statuses import RuleStatus, SecondaryStatus, TrainingJobStatus, WarmPoolStatus
@@ -181,6 +182,7 @@ class TrainingJob:
     transitions: tuple[StatusTransition, ...]
     created_at: datetime
     modified_at: datetime
+    anchor: ClockAnchor | None = None  # by which its times are counted; None for one of an older release that has ended
     training_started_at: datetime | None = None  # first host began to download
     training_ended_at: datetime | None = None
     attempt: int = 0  # 0 until hosts are first asked for
@@ -206,6 +208,10 @@ class TrainingJob:
     pool: str = ""  # warm pool that the job holds; empty once others hold it, or nobody
     pool_gpus: tuple[int, ...] = ()  # GPUs of the machine that stay with the pool between two attempts
     warm_pool: WarmPool | None = None  # None for a job that never ran on one
+
+    def now(self, clock: Clock) -> datetime:
+        """Return the present as the job counts its times: no step of the wall clock shortens or stretches it."""
+        return clock.now() if self.anchor is None else self.anchor.now(clock)
 
     @property
     def is_terminal(self) -> bool:

@@ -11,7 +11,7 @@ the API reference.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -147,14 +147,22 @@ def is_becoming_available(job: TrainingJob, *, now: datetime) -> bool:
     return not pool.is_parked and pool.retained_s(now) < COMING_S
 
 
-def coming_for(job: TrainingJob, others: Iterable[TrainingJob], *, now: datetime) -> TrainingJob | None:
+def coming_for(
+    job: TrainingJob, others: Iterable[TrainingJob], *, now_of: Callable[[TrainingJob], datetime]
+) -> TrainingJob | None:
     """Return the job whose hosts fit a waiting one and are just being put in order for the next; None if there is none.
 
     A job that has hosts of its own waits for no others.
+
+    Args:
+        job: that waits.
+        others: that have hosts.
+        now_of: the present, as a job counts its times.
     """
     if job.pool:
         return None
-    return next((other for other in others if is_becoming_available(other, now=now) and matches(job, other)), None)
+    coming = (other for other in others if is_becoming_available(other, now=now_of(other)))
+    return next((other for other in coming if matches(job, other)), None)
 
 
 def why_over(job: TrainingJob, *, now: datetime) -> str:

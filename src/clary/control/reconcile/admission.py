@@ -121,7 +121,7 @@ class Admission:
         ]
         if ahead:
             return behind(ahead)
-        coming = warm_pools.coming_for(job, self._hub.active_jobs(), now=self._clock.now())
+        coming = warm_pools.coming_for(job, self._hub.active_jobs(), now_of=self._hub.now_of)
         if coming is not None:
             return f"The hosts of the warm pool that {coming.name} left are being put in order."
         decision = self.decide_next(job, self.mapping(JobRequest(job.request)))
@@ -129,7 +129,7 @@ class Admission:
 
     def why_held_back(self, job: TrainingJob) -> str:
         """Return why a waiting job is passed over for now, so that others go first; empty if it is not."""
-        if job.not_before is not None and (left_s := (job.not_before - self._clock.now()).total_seconds()) > 0:
+        if job.not_before is not None and (left_s := (job.not_before - self._hub.now_of(job)).total_seconds()) > 0:
             return f"Pauses before it is tried again: {max(1, round(left_s))} s."
         return self._market.why_wait(job)
 

@@ -11,11 +11,13 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import Protocol
 
-from clary.contract.clock import Clock
+from clary.contract.clock import Clock, ClockAnchor
 from clary.control.jobs import events, transitions
 from clary.control.jobs.training_job import FinalMetric, TrainingJob
+from clary.control.store.damage import JobUnreadable
 from clary.control.store.errors import JobExists, JobNotFound
 
 MAX_FINAL_METRICS = 40  # FinalMetricDataList of DescribeTrainingJob
@@ -35,8 +37,13 @@ class JobStore(Protocol):
     async def get_job(self, name: str) -> TrainingJob | None:
         """Read a job."""
 
-    async def update_job(self, name: str, change: Callable[[TrainingJob], TrainingJob]) -> TrainingJob:
-        """Read, change and write a job in one transaction; raises JobNotFound."""
+    async def update_job(
+        self, name: str, change: Callable[[TrainingJob], TrainingJob], *, known: TrainingJob | None = None
+    ) -> TrainingJob:
+        """Read, change and write a job in one transaction; raises JobNotFound.
+
+        What is `known` takes the place of a record that cannot be read; else JobUnreadable is raised.
+        """
 
     async def unfinished_jobs(self) -> list[TrainingJob]:
         """Read every job that is not terminal or not released."""
@@ -68,10 +75,27 @@ class JobHub:
         self.deletion = asyncio.Lock()
 
     async def load(self) -> None:
-        """Read what an earlier service left unfinished."""
+        """Read what an earlier service left unfinished; jobs of an earlier boot count their times anew from here."""
         for job in sorted(await self._store.unfinished_jobs(), key=lambda job: job.created_at):
             self._remember(job)
+            if job.anchor is None or not job.anchor.holds:
+                await self.update(job.name, self._anchored)
         self._changed.set()
+
+    def doubt(self, name: str) -> None:
+        """Have the record of a job that is in memory looked at, and mended from here if it is damaged."""
+        if self.live_job(name) is not None:
+            self._doubtful.add(name)
+            self._changed.set()
+
+    def adopt(self, job: TrainingJob) -> None:
+        """Look after a job that is stored and was set aside until now."""
+        self._remember(job)
+        self._notify(job.name)
+
+    def now_of(self, job: TrainingJob) -> datetime:
+        """Return the present as a job counts its times."""
+        return job.now(self._clock)
 
     def listen(self, listener: Listener) -> None:
         """Have `listener` told every job that is stored from now on; it only takes note, and returns at once."""
@@ -91,6 +115,7 @@ class JobHub:
 
     async def create(self, job: TrainingJob, tags: Mapping[str, str]) -> None:
         """Store a new job and let the reconciler see it."""
+        job = self._anchored(job)
         with self._doubting(job.name):
             await self._store.create_job(job, tags)
         self._remember(job)
@@ -98,8 +123,7 @@ class JobHub:
 
     async def apply(self, name: str, event: events.Event) -> TrainingJob:
         """Apply an event durably and return the job as it stands then."""
-        now = self._clock.now()
-        return await self.update(name, lambda job: transitions.apply(job, event, now=now))
+        return await self.update(name, lambda job: transitions.apply(job, event, now=self.now_of(job)))
 
     async def update(self, name: str, change: Callable[[TrainingJob], TrainingJob]) -> TrainingJob:
         """Change a job durably; `change` is pure and may run more than once.
@@ -118,7 +142,8 @@ class JobHub:
             return changed
 
         with self._doubting(name):
-            job = await self._store.update_job(name, watched)
+            # One service moves the jobs of a database: what it has in memory is what it wrote last.
+            job = await self._store.update_job(name, watched, known=self.live_job(name))
         if has_changed:
             self._remember(job, before)
             self._notify(name)
@@ -178,8 +203,8 @@ class JobHub:
         for name in list(self._doubtful):
             try:
                 # Through the writer, so that no newer write can be on its way to memory.
-                job = await self._store.update_job(name, lambda job: job)
-            except JobNotFound:
+                job = await self._store.update_job(name, lambda job: job, known=self.live_job(name))
+            except (JobNotFound, JobUnreadable):
                 self._doubtful.discard(name)
                 continue
             self._doubtful.discard(name)
@@ -188,12 +213,15 @@ class JobHub:
                 self._remember(job, known)
                 self._notify(name)
 
+    def _anchored(self, job: TrainingJob) -> TrainingJob:
+        return replace(job, anchor=ClockAnchor.lay(self._clock, not_before=job.modified_at))
+
     @contextlib.contextmanager
     def _doubting(self, name: str) -> Iterator[None]:
         """Take note of a write that failed, or was given up, in a way that leaves open whether it has happened."""
         try:
             yield
-        except (JobExists, JobNotFound):
+        except (JobExists, JobNotFound, JobUnreadable):
             raise
         except BaseException:
             self._doubtful.add(name)

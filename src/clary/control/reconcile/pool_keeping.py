@@ -69,7 +69,7 @@ class PoolKeeper:
 
     def is_coming(self, job: TrainingJob) -> bool:
         """Whether hosts that fit are just being put in order after another job."""
-        return warm_pools.coming_for(job, self._hub.active_jobs(), now=self._clock.now()) is not None
+        return warm_pools.coming_for(job, self._hub.active_jobs(), now_of=self._hub.now_of) is not None
 
     def idle(self) -> list[TrainingJob]:
         """Return the jobs whose hosts wait, those that have waited longest first."""
@@ -79,7 +79,7 @@ class PoolKeeper:
         """Return why a pool that waits has to end now; empty while it may stay."""
         if is_draining:
             return SERVICE_LEAVES
-        reason = warm_pools.why_over(job, now=self._clock.now())
+        reason = warm_pools.why_over(job, now=self._hub.now_of(job))
         return reason or await self._why_broken(job)
 
     async def decide(self, job: TrainingJob) -> PoolDecision:

@@ -144,7 +144,7 @@ class Reconciler:
         for job in list(self._hub.waiting_jobs().values()):
             due = None
             if deadlines.can_expire_waiting(job):
-                due = deadlines.due(job, now=self._clock.now(), limits=self._limits, silent_s={})
+                due = deadlines.due(job, now=self._hub.now_of(job), limits=self._limits, silent_s={})
             if due is not None:
                 await self._hub.apply(job.name, due)
             elif (reason := self._market.why_wait(job)) and reason != job.pending_reason:
@@ -191,7 +191,8 @@ class Reconciler:
             log.warning("job %s: %s", job.name, event.why)
             job = await self._hub.apply(job.name, event)
         silent_s = self._gateway.silent_s(job)
-        due = deadlines.due(job, now=self._clock.now(), limits=self._limits, silent_s=silent_s, last_signs=signs)
+        now = self._hub.now_of(job)
+        due = deadlines.due(job, now=now, limits=self._limits, silent_s=silent_s, last_signs=signs)
         if isinstance(due, events.NoMoreEvidence):
             log.info("job %s: %s; nothing was noticed in time", job.name, retries.why_wait(job))
         if due is not None:

@@ -12,6 +12,8 @@ from clary.control.server.listener import new_event_loop
 from clary.control.server.service import run_service
 from clary.control.settings import Settings, load_settings
 
+NEW_DATABASE = "--new-database"
+
 
 def main() -> int:
     """Run until SIGTERM or SIGINT."""
@@ -19,19 +21,19 @@ def main() -> int:
     try:
         settings = load_settings()
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(_run_until_signal(settings))
+            runner.run(_run_until_signal(settings, begins_anew=NEW_DATABASE in sys.argv[1:]))
     except ClaryError as error:
         print(f"clary: {error.message}", file=sys.stderr)
         return 1
     return 0
 
 
-async def _run_until_signal(settings: Settings) -> None:
+async def _run_until_signal(settings: Settings, *, begins_anew: bool) -> None:
     leave = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, leave.set)
-    await run_service(settings, leave=leave)
+    await run_service(settings, leave=leave, begins_anew=begins_anew)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from clary.control.server import (
     pool_routes,
     rehearsal_actions,
     spot_actions,
+    state_routes,
     status_routes,
 )
 from clary.control.server.access import Access, require_csrf
@@ -24,6 +25,7 @@ from clary.control.server.edge.guesses import GuessLimiter, too_many_guesses
 from clary.control.server.internal_http import error_answer, finite_answer
 from clary.control.server.sign_in import CODE_PATH, SignIn
 from clary.control.server.sign_in import PATH as SESSION_PATH
+from clary.control.store.damage import JobUnreadable
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
 
@@ -42,6 +44,7 @@ class ClaryHandler:
         status: programs' word on their progress; None takes none.
         guesses: counts wrong tokens; None counts none.
         max_body_bytes: largest body of somebody who is known.
+        state: what is wrong with the state folder, rows that are set aside, backups; None has no such pages.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class ClaryHandler:
         status: status_routes.StatusRoutes | None = None,
         guesses: GuessLimiter | None = None,
         max_body_bytes: int = 1 << 23,
+        state: state_routes.StateRoutes | None = None,
     ) -> None:
         self._agents = agents
         self._pools = pools
@@ -68,6 +72,7 @@ class ClaryHandler:
         self._sign_in = sign_in
         self._console = console
         self._status = status
+        self._state = state
         self._guesses = guesses
         self._max_body_bytes = max_body_bytes
 
@@ -115,6 +120,8 @@ class ClaryHandler:
             if self._access is not None:
                 request = self._access.let_in(request)
             return finite_answer(await self._answer_person(request))
+        except JobUnreadable as error:
+            return error_answer(WireError("Conflict", error.message, http_status=409))
         except WireError as error:
             return error_answer(error)
 
@@ -133,6 +140,8 @@ class ClaryHandler:
             return await self._spot.handle(request)
         if request.raw_path == rehearsal_actions.PATH and self._rehearsals is not None:
             return await self._rehearsals.handle(request)
+        if self._state is not None and self._state.has(request.raw_path):
+            return await self._state.handle(request)
         if self._console is not None and self._console.has(request.raw_path):
             return await self._console.handle(request)
         raise WireError("NotFound", f"there is nothing at {request.raw_path}", http_status=404)

@@ -75,7 +75,7 @@ async def _job(services: Services, name: str) -> TrainingJob | None:
 
 
 def _facts(services: Services, job: TrainingJob) -> dict[str, Any]:
-    end = job.training_ended_at or (job.modified_at if job.is_terminal else services.clock.now())
+    end = job.training_ended_at or (job.modified_at if job.is_terminal else job.now(services.clock))
     return {
         "name": job.name,
         "status": job.status.value,

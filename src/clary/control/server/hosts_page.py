@@ -90,7 +90,7 @@ def _pool(services: Services, job: TrainingJob) -> dict[str, Any]:
     assert job.warm_pool is not None, "the caller looked"
     is_waiting = job.warm_pool.status is WarmPoolStatus.AVAILABLE
     request = JobRequest(job.request)
-    retained_s = job.warm_pool.retained_s(services.clock.now())
+    retained_s = job.warm_pool.retained_s(job.now(services.clock))
     return {
         "name": job.pool,
         "job": job.name,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from clary import __version__
@@ -81,7 +81,7 @@ class MetricsPage:
         last = self._samples.last_values(active)
         return [
             *_service_families(self._samples.num_rows),
-            *_job_families(active, waiting, now=self._clock.now()),
+            *_job_families(active, waiting, now_of=lambda job: job.now(self._clock)),
             *_restart_families([*active, *waiting]),
             *_checkpoint_families(active),
             *_series_families(last),
@@ -98,7 +98,9 @@ def _service_families(num_rows: int) -> list[Family]:
     return [build, rows]
 
 
-def _job_families(active: Sequence[TrainingJob], waiting: Sequence[TrainingJob], *, now: datetime) -> list[Family]:
+def _job_families(
+    active: Sequence[TrainingJob], waiting: Sequence[TrainingJob], *, now_of: Callable[[TrainingJob], datetime]
+) -> list[Family]:
     jobs = Family(name="clary_jobs", help="Jobs that are not over, by secondary status.")
     for status, count in sorted(Counter(job.secondary_status.value for job in [*active, *waiting]).items()):
         jobs.add(count, secondary_status=status)
@@ -106,7 +108,7 @@ def _job_families(active: Sequence[TrainingJob], waiting: Sequence[TrainingJob],
     queue.add(len(waiting))
     since = Family(name="clary_job_waiting_seconds", help="Since a job that waits for hosts was created.")
     for job in waiting:
-        since.add(max(0.0, (now - job.created_at).total_seconds()), training_job=job.name)
+        since.add(max(0.0, (now_of(job) - job.created_at).total_seconds()), training_job=job.name)
     state = Family(name="clary_job_state", help="State of a job that has hosts; always 1.")
     hosts = Family(name="clary_job_hosts", help="Hosts of a job, by phase.")
     for job in active:

@@ -208,7 +208,7 @@ class PeopleRoutes:
         return progress_facts(progress, now=self._services.clock.now(), is_over=job.is_terminal)
 
     def _times(self, job: TrainingJob) -> dict[str, Any]:
-        now = self._services.clock.now()
+        now = job.now(self._services.clock)
         price = self._services.prices.of_job(JobRequest(job.request))
         spent = {**to_plain(ledger(job, now=now)), "bill": to_plain(bill(job, price, now=now))}
         return {"ledger": spent, "lanes": _lanes(job, now=now)}
@@ -218,7 +218,7 @@ class PeopleRoutes:
             return None
         keep_alive_s, retained_s = (
             JobRequest(job.request).keep_alive_s,
-            job.warm_pool.retained_s(self._services.clock.now()),
+            job.warm_pool.retained_s(job.now(self._services.clock)),
         )
         return {**to_plain(job.warm_pool), "name": job.pool, "keep_alive_s": keep_alive_s, "retained_s": retained_s}
 

@@ -51,11 +51,13 @@ from clary.control.reconcile.series_keeping import keep_series
 from clary.control.reconcile.spot_market import SpotMarket
 from clary.control.reconcile.trace_exporter import TraceExporter
 from clary.control.reconcile.training_gateway import TrainingGateway
+from clary.control.reconcile.unowned_hosts import UnownedHosts
 from clary.control.scheduling.prices import load_prices
 from clary.control.scheduling.spot import SpotSchedule, load_schedule
 from clary.control.server.access import Access
 from clary.control.server.agent_routes import AgentRoutes
 from clary.control.server.aws_handler import AwsHandler
+from clary.control.server.backup_keeping import BackupKeeper
 from clary.control.server.checkpoint_routes import CheckpointRoutes
 from clary.control.server.clary_handler import ClaryHandler
 from clary.control.server.connect_proxy import ConnectProxy
@@ -78,12 +80,15 @@ from clary.control.server.rehearsals_page import RehearsalPages
 from clary.control.server.sessions import Sessions
 from clary.control.server.sign_in import SignIn
 from clary.control.server.spot_actions import SpotRoutes
+from clary.control.server.state_files import keep_files
+from clary.control.server.state_routes import StateRoutes
 from clary.control.server.status_routes import StatusRoutes
 from clary.control.server.tls import ensure_certificates, server_context, service_names
 from clary.control.services.call import Services
 from clary.control.settings import Settings
 from clary.control.shared_words import shared_by_settings
 from clary.control.state_folder import RootSecrets, ServiceRecord, StateFolder
+from clary.control.store.database_life import DatabaseLife
 from clary.control.store.logs import LogStore
 from clary.control.store.store import Store
 from clary.control.wire.replay_journal import ReplayJournal, read_boot_id
@@ -96,8 +101,13 @@ DOWN_GRACE_S = 10.0  # for programs of running jobs when the service is told to 
 DOWN_DEADLINE_S = 45.0  # for their results to reach the object store
 
 
-async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
+async def run_service(settings: Settings, *, leave: asyncio.Event, begins_anew: bool = False) -> None:
     """Run until `leave` is set, then end running jobs and everything that was started.
+
+    Args:
+        settings: of the service.
+        leave: set when it is to leave.
+        begins_anew: whether it may begin with a new database where the folder has lived with one.
 
     Raises: ClaryError if something could not be started; what was started before it is ended.
     """
@@ -120,7 +130,8 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
         ports = choose_ports(settings, folder.read_service_record())
         urls = ports.urls(settings)
         object_store = await _object_store(stack, settings, folder, secrets)
-        store = await Store.open(settings.resolved_database_url)
+        life = DatabaseLife(folder.root, keep=settings.num_backups, begins_anew=begins_anew)
+        store = await Store.open(settings.resolved_database_url, life=life)
         stack.push_async_callback(store.close)
         await stack.enter_async_context(database_lease(store, folder, leave))
         logs = LogStore(folder.logs, retention_days=settings.log_retention_days)
@@ -132,12 +143,16 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
         hub.listen(notices.on_change)
         traces = TraceExporter(settings.otlp_endpoint, headers=settings.otlp_headers, region=settings.region)
         hub.listen(lambda _, job: traces.take(job))
+        store.quarantine.listen(hub.doubt)
         await hub.load()
 
         egress = await asyncio.to_thread(
             egress_policy, settings, folder, os.environ, ports=ports, object_store=object_store
         )
         engine = LocalEngine(settings, urls.api, relayed_urls=[urls.proxy] if urls.proxy else [], egress=egress)
+        unowned = UnownedHosts(hub, engine, store)
+        stack.push_async_callback(unowned.close)
+        await unowned.take_back()
         resolve_image = partial(resolve, settings=settings, probe=InterpreterProbe())
         market = SpotMarket(hub, clock, _spot_schedule(settings))
         faults = LocalFaults(engine, settings.home_folder)
@@ -177,6 +192,8 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
             rehearsal_pages=RehearsalPages(services, rehearsing, faults),
             shared=lambda has_network: shared_by_settings(settings, egress.reachable, has_network=has_network),
         )
+        backups = BackupKeeper(store, life, clock, interval_s=settings.backup_interval_s)
+        state = StateRoutes(services, backups, admin_token=secrets.admin_token)
         spot = SpotRoutes(market, admin_token=secrets.admin_token)
         guesses = GuessLimiter(clock)
         sessions = Sessions(secrets.session_key, folder.revoked_sessions, clock)
@@ -188,6 +205,7 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
             rehearsals,
             access=Access(sessions, admin_token=secrets.admin_token),
             status=StatusRoutes(training),
+            state=state,
             sign_in=SignIn(sessions, admin_token=secrets.admin_token, guesses=guesses),
             guesses=guesses,
             max_body_bytes=settings.max_body_bytes,
@@ -236,6 +254,7 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
             limits=_limits(settings),
         )
         stack.push_async_callback(cancel, asyncio.create_task(notices.send_all(), name="rule-notices"))
+        stack.push_async_callback(cancel, asyncio.create_task(backups.run(), name="backups"))
         stack.push_async_callback(cancel, asyncio.create_task(traces.send_all(), name="trace-export"))
         stack.push_async_callback(cancel, asyncio.create_task(reconciler.run(), name="reconciler"))
         stack.push_async_callback(cancel, asyncio.create_task(keep_removing(logs, hub), name="log-cleaning"))
@@ -247,18 +266,19 @@ async def run_service(settings: Settings, *, leave: asyncio.Event) -> None:
         stack.push_async_callback(cancel, asyncio.create_task(profiler_rules.run(), name="profiler-rules"))
         me = ProcessId.of(os.getpid())
         assert me is not None, "this process exists"
-        folder.write_service_record(
-            ServiceRecord(
-                pid=me.pid,
-                process_started=me.started,
-                url=urls.api,
-                tls_url=urls.tls,
-                proxy_url=urls.proxy,
-                region=settings.region,
-                version=__version__,
-                memory_limits=memory_limits,
-            )
+        record = ServiceRecord(
+            pid=me.pid,
+            process_started=me.started,
+            url=urls.api,
+            tls_url=urls.tls,
+            proxy_url=urls.proxy,
+            region=settings.region,
+            version=__version__,
+            memory_limits=memory_limits,
         )
+        folder.write_service_record(record)
+        files = keep_files(folder, record, secrets)
+        stack.push_async_callback(cancel, asyncio.create_task(files, name="state-files"))
         stack.callback(folder.service_record_path.unlink, missing_ok=True)
         log.info("clary %s answers at %s (isolation: %s)", __version__, urls.api, isolation.value)
         log.info("memory limits of hosts are %s", memory_limits)

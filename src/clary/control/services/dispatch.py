@@ -7,9 +7,10 @@ refused by name, so that a client learns at once what it cannot have.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
-from clary.contract.errors import WireError
+from clary.contract.errors import Fault, StoreError, WireError
 from clary.control.services import iam, logs, metric_data, metrics, sts
 from clary.control.services.call import Call, Handler
 from clary.control.services.experiments import (
@@ -21,6 +22,7 @@ from clary.control.services.experiments import (
     value_calls,
 )
 from clary.control.services.sagemaker import job_lists, tags, training_jobs
+from clary.control.store.damage import JobUnreadable
 from clary.control.store.errors import JobNotFound
 
 HANDLERS: Mapping[tuple[str, str], Handler] = {
@@ -88,6 +90,13 @@ async def dispatch(service: str, operation: str, call: Call) -> Mapping[str, Any
         raise WireError("UnknownOperationException", f"{service}:{operation} is not supported by this service.")
     try:
         return await handler(call)
+    except JobUnreadable as error:
+        raise WireError("ValidationException", error.message) from error
     except JobNotFound as error:
         # Deleted by another call while this one was under way: as if it had come a moment later.
         raise WireError("ValidationException", training_jobs.NOT_FOUND) from error
+    except StoreError as error:
+        if error.fault is not Fault.INFRASTRUCTURE:
+            raise
+        # A full disk, a database that is away: the client is told which, and tries again.
+        raise WireError("ServiceUnavailable", error.message, http_status=HTTPStatus.SERVICE_UNAVAILABLE) from error

@@ -100,13 +100,17 @@ class Associations:
         if next_token is not None:
             after = tokens.read_token(self._token_key, next_token, query=identity)
             statement = statement.where(after_key(order, after, descending=query.descending))
-        rows = await self._read(lambda connection: connection.execute(statement.limit(max_results + 1)).all())
-        token = None
-        if len(rows) > max_results:
-            rows = rows[:max_results]
-            position = [rows[-1]._mapping[query.order.value], rows[-1].source_arn, rows[-1].destination_arn]
-            token = tokens.make_token(self._token_key, query=identity, position=position)
-        return [_edge_of(row) for row in rows], token
+
+        def ask(connection: Connection) -> tuple[list[Association], str | None]:
+            rows = connection.execute(statement.limit(max_results + 1)).all()
+            token = None
+            if len(rows) > max_results:
+                rows = rows[:max_results]
+                position = [rows[-1]._mapping[query.order.value], rows[-1].source_arn, rows[-1].destination_arn]
+                token = tokens.make_token(self._token_key, query=identity, position=position)
+            return [_edge_of(row) for row in rows], token
+
+        return await self._read(ask)
 
 
 def _between(edge: Association) -> ColumnElement[bool]:

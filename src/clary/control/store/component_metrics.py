@@ -129,18 +129,21 @@ class ComponentMetrics:
             statement = statement.where(axis < max(-_MOST, min((end + 1) * scale, _MOST)))
         statement = statement.order_by(axis, table.c.at, table.c.id)
 
-        rows = await self._read(lambda connection: connection.execute(statement.limit(MAX_ROWS + 1)).all())
-        groups: dict[int, list[Row[Any]]] = {}
-        for row in rows:
-            begin = row.step if width_s is None else row.at // (width_s * US_PER_S) * width_s
-            groups.setdefault(begin, []).append(row)
-        if len(rows) > MAX_ROWS:
-            groups.popitem()  # may have values that were not read
-        shown = list(groups.items())[:limit]
-        is_cut = len(rows) > MAX_ROWS or len(groups) > limit
-        return [
-            (begin, summary(name, [row.value for row in inside], last_at=inside[-1].at)) for begin, inside in shown
-        ], is_cut
+        def ask(connection: Connection) -> tuple[list[tuple[int, Summary]], bool]:
+            rows = connection.execute(statement.limit(MAX_ROWS + 1)).all()
+            groups: dict[int, list[Row[Any]]] = {}
+            for row in rows:
+                begin = row.step if width_s is None else row.at // (width_s * US_PER_S) * width_s
+                groups.setdefault(begin, []).append(row)
+            if len(rows) > MAX_ROWS:
+                groups.popitem()  # may have values that were not read
+            shown = list(groups.items())[:limit]
+            is_cut = len(rows) > MAX_ROWS or len(groups) > limit
+            return [
+                (begin, summary(name, [row.value for row in inside], last_at=inside[-1].at)) for begin, inside in shown
+            ], is_cut
+
+        return await self._read(ask)
 
 
 def summary(name: str, values: Sequence[float], *, last_at: int) -> Summary:

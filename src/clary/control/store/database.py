@@ -24,6 +24,7 @@ BUSY_TIMEOUT_S = 10.0  # how long a statement waits for a lock that another proc
 CONNECT_TIMEOUT_S = 10.0
 STATEMENT_TIMEOUT_S = 30.0  # PostgreSQL ends a statement that runs longer
 _PRIMARY_CODE = 0xFF  # part of an extended SQLite error code that tells its kind
+_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _MAX_WAL_PAUSE_S = 0.02  # between two tries to switch the journal
 _FILE_MODE = 0o600  # documents hold the secrets of running jobs
 _FOLDER_MODE = 0o700
@@ -88,6 +89,10 @@ def describe_failure(doing: str, error: SQLAlchemyError) -> StoreError:
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     retryable = isinstance(error, OperationalError | PoolTimeoutError)
     words = " ".join(str(cause).split())
+    if getattr(cause, "sqlite_errorcode", 0) & _PRIMARY_CODE in _DAMAGED:
+        words += "; end the service with clary down, and bring back a backup with: clary backup restore"
+    if getattr(cause, "sqlite_errorcode", 0) & _PRIMARY_CODE == sqlite3.SQLITE_FULL:
+        words += "; nothing of this was written: free space on the disk of the state folder, and try again"
     return StoreError(f"{doing}: the database said: {words}", fault=Fault.INFRASTRUCTURE, retryable=retryable)
 
 
@@ -109,10 +114,15 @@ def _prepare_file(path: Path) -> None:
 
 
 def _set_up_sqlite(connection: Any, _record: Any) -> None:
+    connection.text_factory = _text  # a damaged text must not fail the whole answer that it stands in
     connection.isolation_level = None  # transactions begin where the engine says so, never by the driver's guess
     _switch_to_wal(connection)
     for pragma in ("synchronous = FULL", "foreign_keys = ON"):
         connection.execute(f"PRAGMA {pragma}").close()
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
 
 
 def _switch_to_wal(connection: Any) -> None:

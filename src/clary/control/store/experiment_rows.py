@@ -16,7 +16,8 @@ from typing import Any
 from sqlalchemy import Row
 
 from clary.contract.errors import Fault, StoreError
-from clary.control.store.tables import from_microseconds, to_microseconds
+from clary.control.store.damage import readable
+from clary.control.store.tables import from_microseconds, to_microseconds, tracked
 
 _TIME = "$time_us"  # marks a time in a stored document, which JSON has no word for
 
@@ -119,7 +120,11 @@ def values_of(thing: Tracked) -> dict[str, Any]:
 
 
 def tracked_of(row: Row[Any]) -> Tracked:
-    """Return the record of a row."""
+    """Return the record of a row; raises RowsUnreadable for one that is damaged."""
+    return readable([row], _tracked_of, table=tracked, key=lambda row: {"kind": row.kind, "name_key": row.name_key})[0]
+
+
+def _tracked_of(row: Row[Any]) -> Tracked:
     document = json.loads(row.document, object_hook=_time_or_itself)
     return Tracked(
         kind=Kind(row.kind),

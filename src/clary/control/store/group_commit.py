@@ -59,10 +59,14 @@ class GroupCommitWriter:
     Args:
         engine: whose transactions take the write lock when they begin.
         max_batch: operations to a transaction.
+        before_commit: called on the thread before each transaction; raises SQLAlchemyError if none must be made.
     """
 
-    def __init__(self, engine: Engine, *, max_batch: int = MAX_BATCH) -> None:
+    def __init__(
+        self, engine: Engine, *, max_batch: int = MAX_BATCH, before_commit: Callable[[], None] | None = None
+    ) -> None:
         self._engine = engine
+        self._before_commit = before_commit
         self._max_batch = max_batch
         self._queue: queue.SimpleQueue[_Operation | None] = queue.SimpleQueue()
         self._repeats: deque[_Operation] = deque()  # collided with another service; each gets a transaction of its own
@@ -213,6 +217,8 @@ class GroupCommitWriter:
         # everything and do it again with a savepoint each.
         running: _Operation | None = None
         try:
+            if self._before_commit is not None:
+                self._before_commit()
             with self._engine.begin() as connection:
                 for operations in _by_kind(batch):
                     running = operations[0]

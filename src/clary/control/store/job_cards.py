@@ -24,6 +24,7 @@ from clary.contract.statuses import TrainingJobStatus
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.store import tokens
+from clary.control.store.damage import readable
 from clary.control.store.series_blocks import Runner
 from clary.control.store.tables import from_microseconds, job_cards, tags, to_microseconds
 
@@ -173,7 +174,12 @@ class JobCards:
                 position = [key_us, rows[-1].sort_key, rows[-1].name]
                 next_token = tokens.make_token(self._token_key, query=identity, position=position)
             own_tags = _tags_of(connection, [row.arn for row in rows])
-            cards = (_card_of(row, own_tags.get(row.arn, {}), now_us=now_us) for row in rows)
+            cards = readable(
+                rows,
+                lambda row: _card_of(row, own_tags.get(row.arn, {}), now_us=now_us),
+                table=job_cards,
+                key=lambda row: {"name": row.name},
+            )
             return CardPage(cards=tuple(cards), counts=_counts_of(connection, query), next_token=next_token)
 
         return await self._read(find)

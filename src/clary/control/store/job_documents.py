@@ -1,18 +1,23 @@
 """Jobs in the table `jobs`: a document that holds the whole job, and columns for what is asked for.
 
-Where: `store` writes and reads them, in transactions of its own.
+Where: `store` writes and reads them, in transactions of its own. A row whose document cannot be read, or says another
+thing than its columns, raises `RowsUnreadable`; one that is set aside raises `JobUnreadable` to whoever asks for it by
+name, and is left out of every list.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import text
+from sqlalchemy import Connection, Row, select, text
 
 from clary.contract.plain import from_plain, to_plain
+from clary.control.jobs.soundness import complaint
 from clary.control.jobs.training_job import TrainingJob
-from clary.control.store.tables import to_microseconds
+from clary.control.store.damage import JobUnreadable
+from clary.control.store.tables import JOBS_SOURCE, from_microseconds, jobs, quarantine, to_microseconds
 
 INSERT_JOB = text(
     "INSERT INTO jobs (name, arn, status, secondary_status, created_at, modified_at, training_ended_at,"
@@ -26,9 +31,14 @@ UPDATE_JOB = text(
     " is_released = :is_released, warm_pool_status = :warm_pool_status, warm_pool = :warm_pool,"
     " version = version + 1, document = :document WHERE name = :name"
 )
-SELECT_DOCUMENT = text("SELECT document FROM jobs WHERE name = :name")
+# What `job_of_row` needs.
+READ_COLUMNS = (jobs.c.name, jobs.c.status, jobs.c.is_terminal, jobs.c.is_released, jobs.c.document)
+_READ = "SELECT name, status, is_terminal, is_released, document, is_quarantined FROM jobs"
+SELECT_JOB = text(f"{_READ} WHERE name = :name")
 # Spelled as the partial index spells it, or SQLite would not use that index.
-SELECT_UNFINISHED = text("SELECT document FROM jobs WHERE is_terminal = 0 OR is_released = 0 ORDER BY created_at, name")
+SELECT_UNFINISHED = text(
+    f"{_READ} WHERE (is_terminal = 0 OR is_released = 0) AND is_quarantined = 0 ORDER BY created_at, name"
+)
 
 
 def row_of(job: TrainingJob) -> dict[str, Any]:
@@ -50,5 +60,35 @@ def row_of(job: TrainingJob) -> dict[str, Any]:
 
 
 def job_of(document: str) -> TrainingJob:
-    """Return the job that a document holds."""
+    """Return the job that a document holds; raises one of `damage.DAMAGE` for what is no such document."""
+    document.encode()  # bytes that are no UTF-8 were read as lone surrogates, which JSON takes
     return from_plain(TrainingJob, json.loads(document))
+
+
+def job_of_row(row: Row[Any]) -> TrainingJob:
+    """Return the job of a row; raises one of `damage.DAMAGE` if it is damaged."""
+    job = job_of(row.document)
+    if (wrong := complaint(job)) != "":
+        raise ValueError(wrong)
+    said = (job.name, job.status.value, int(job.is_terminal), int(job.is_released))
+    if (row.name, row.status, row.is_terminal, row.is_released) != said:
+        raise ValueError(
+            f"its columns name {row.name!r}, {row.status!r}, terminal {row.is_terminal!r}, released "
+            f"{row.is_released!r}; its document says {said[0]!r}, {said[1]!r}, terminal {said[2]}, released {said[3]}"
+        )
+    return job
+
+
+def key_of_row(row: Row[Any]) -> Mapping[str, Any]:
+    """Return what finds the row of a job."""
+    return {"name": row.name}
+
+
+def refuse(connection: Connection, name: str) -> JobUnreadable:
+    """Return the error that says why the job called `name`, which is set aside, cannot be read."""
+    at = (quarantine.c.source == JOBS_SOURCE) & (quarantine.c.name == name) & (quarantine.c.is_held == 1)
+    entry = connection.execute(select(quarantine).where(at).order_by(quarantine.c.id.desc()).limit(1)).one_or_none()
+    if entry is None:  # the mark is there and nothing says why
+        return JobUnreadable(name, entry=0, reason="it is marked, and nothing says why", found_at="an unknown day")
+    found_at = from_microseconds(entry.found_at).strftime("%Y-%m-%d %H:%M UTC")
+    return JobUnreadable(name, entry=entry.id, reason=entry.reason, found_at=found_at)

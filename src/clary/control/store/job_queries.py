@@ -91,6 +91,7 @@ class JobPage:
     next_token: str | None
 
 
+_NOT_SHOWN = frozenset({"document", "version", "is_terminal", "is_released", "is_quarantined"})
 _SORT_COLUMNS: dict[SortBy, ColumnElement[Any] | None] = {
     SortBy.NAME: None,  # the name itself, which every order ends with
     SortBy.CREATION_TIME: jobs.c.created_at,
@@ -115,8 +116,8 @@ def page_statement(query: JobQuery, *, after: list[Any] | None, dialect: str) ->
         )
     sort_column = _SORT_COLUMNS[query.sort_by]
     order: list[ColumnElement[Any]] = [jobs.c.name] if sort_column is None else [sort_column, jobs.c.name]
-    columns = [column for column in jobs.c if column.name not in ("document", "version", "is_terminal", "is_released")]
-    statement = select(*columns).where(*_filters(query, dialect=dialect))
+    columns = [column for column in jobs.c if column.name not in _NOT_SHOWN]
+    statement = select(*columns).where(jobs.c.is_quarantined == 0, *_filters(query, dialect=dialect))
     if after is not None:
         statement = statement.where(_follows(order, after, descending=query.descending))
     statement = statement.order_by(*(column.desc() if query.descending else column.asc() for column in order))

@@ -44,9 +44,11 @@ def acquire(connection: Connection, name: str, *, owner: str, ttl_s: float) -> L
     row = connection.execute(select(leases).where(leases.c.name == name).with_for_update()).one_or_none()
     if row is None:
         return _grant_first(connection, name, owner=owner, expires_at=expires_at)
-    if row.owner != owner and row.expires_at > now:
+    is_readable = isinstance(row.token, int) and isinstance(row.expires_at, int)
+    if is_readable and row.owner != owner and row.expires_at > now:
         return None
-    token = row.token + 1
+    # A token that cannot be read is followed by one that is larger than any that was given out.
+    token = row.token + 1 if isinstance(row.token, int) else now
     values = {"owner": owner, "token": token, "expires_at": expires_at}
     connection.execute(update(leases).where(leases.c.name == name).values(values))
     return Lease(name=name, owner=owner, token=token, expires_at=from_microseconds(expires_at))

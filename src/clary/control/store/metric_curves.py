@@ -107,7 +107,9 @@ class MetricCurves:
         values = select(metrics.c.at, metrics.c.value, metrics.c.step).where(*own)
         if extent.count <= num_points:
             rows = connection.execute(values.order_by(metrics.c.at, metrics.c.id))
-            return [CurvePoint(at // _PER_MS, value, step) for at, value, step in rows]
+            return [
+                CurvePoint(at // _PER_MS, None if value is None else float(value), step) for at, value, step in rows
+            ]
         cut = _Cut(job_name, name, _width_of(extent, max(1, (num_points - 1) // 2)))
         stretches = self._stretches(connection, cut, extent)
         points: list[CurvePoint] = []

@@ -315,6 +315,25 @@ def _add_training_tags(connection: Connection) -> None:
         connection.exec_driver_sql(statement.format(**words))
 
 
+def _add_quarantine(connection: Connection) -> None:
+    words = _WORDS[connection.dialect.name]
+    for statement in (
+        "ALTER TABLE jobs ADD COLUMN is_quarantined INTEGER NOT NULL DEFAULT 0",
+        """CREATE TABLE quarantine (
+            id {identity},
+            source {text} NOT NULL,
+            name {text} NOT NULL,
+            reason {text} NOT NULL,
+            found_at BIGINT NOT NULL,
+            is_held INTEGER NOT NULL,
+            contents {text} NOT NULL
+        )""",
+        "CREATE INDEX quarantine_by_name ON quarantine (source, name)",
+    ):
+        connection.exec_driver_sql(statement.format(**words))
+    connection.execute(insert(tables.properties).values(name="database_id", value=secrets.token_hex(16)))
+
+
 MIGRATIONS: tuple[Migration, ...] = (
     Migration(number=1, name="jobs, tags, metrics, leases", apply=_create_first_tables),
     Migration(number=2, name="warm pools of jobs", apply=_add_warm_pools),
@@ -323,4 +342,5 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(number=5, name="cards of jobs", apply=_add_job_cards),
     Migration(number=6, name="experiments", apply=_add_experiments),
     Migration(number=7, name="tags of pictures", apply=_add_training_tags),
+    Migration(number=8, name="quarantine", apply=_add_quarantine),
 )

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, delete, insert, select, text
@@ -19,24 +21,33 @@ from sqlalchemy.exc import SQLAlchemyError
 from clary.contract.errors import Fault, StoreError
 from clary.control.jobs.training_job import FinalMetric, TrainingJob
 from clary.control.store import job_cards, job_documents, job_queries, job_rows, leases, tokens
+from clary.control.store.damage import DAMAGE, DamagedRow, RowsUnreadable, readable, reason_of
+from clary.control.store.damage_sweep import sweep_all, sweep_jobs
 from clary.control.store.database import describe_failure, open_engines, parse_url
+from clary.control.store.database_life import DatabaseLife
 from clary.control.store.errors import JobExists, JobNotFound
 from clary.control.store.experiments import ExperimentStore
+from clary.control.store.file_guard import FileGuard
 from clary.control.store.group_commit import GroupCommitWriter
 from clary.control.store.job_cards import JobCards
 from clary.control.store.job_queries import JobPage, JobQuery
 from clary.control.store.leases import Lease
 from clary.control.store.metric_curves import MetricCurves
 from clary.control.store.migrations import migrate
+from clary.control.store.quarantine import Quarantine, hold_all, mend_from_memory
 from clary.control.store.series_blocks import SeriesBlocks
-from clary.control.store.tables import from_microseconds, jobs, metrics, properties, tags, to_microseconds
-from clary.control.store.training_records import TrainingRecords
+from clary.control.store.tables import jobs, metrics, properties, tags, to_microseconds
+from clary.control.store.training_records import TrainingRecords, values_of
 
 T = TypeVar("T")
 
 NUM_READERS = 4
 READ_TIMEOUT_S = 30.0
+_MOST_TRIES = 5  # of a question that keeps meeting damaged rows
 
+_KEY_BYTES = 32  # of the key of page tokens
+
+_SELECT_FOR_UPDATE = select(jobs.c.name, jobs.c.document, jobs.c.is_quarantined).with_for_update()
 _SET_TAG = text(
     "INSERT INTO tags (arn, tag_key, tag_value) VALUES (:arn, :tag_key, :tag_value)"
     " ON CONFLICT (arn, tag_key) DO UPDATE SET tag_value = excluded.tag_value"
@@ -51,45 +62,58 @@ class Store:
     error says that the outcome is unknown.
     """
 
-    def __init__(self, *, engines: tuple[Engine, Engine], token_key: bytes, place: str) -> None:
+    def __init__(
+        self, *, engines: tuple[Engine, Engine], token_key: bytes, place: str, file: Path | None = None
+    ) -> None:
         self._write_engine, self._read_engine = engines
         self._token_key = token_key
+        self.file = file  # of a SQLite database; None for a server's
         self._place = place  # the URL without its password, for error texts
-        self._writer = GroupCommitWriter(self._write_engine)
+        guard = None if file is None else FileGuard(file, engines).look
+        self._writer = GroupCommitWriter(self._write_engine, before_commit=guard)
         self._readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="clary-store-reader")
         self._is_closed = False
+        self.quarantine = Quarantine(read=self._ask, write=self._writer.run)  # rows that cannot be read
         self.cards = JobCards(read=self._read, token_key=token_key)  # what lists of jobs show
         self.curves = MetricCurves(read=self._read)  # metrics, thinned out
         self.series = SeriesBlocks(  # what hosts measure
-            read=self._read, write=self._writer.run, write_together=self._writer.run_together
+            read=self._read, write=self._write, write_together=self._writer.run_together
         )
-        self.experiments = ExperimentStore(read=self._read, write=self._writer.run, token_key=token_key)
-        self.training = TrainingRecords(read=self._read, write=self._writer.run)  # what programs write about themselves
+        self.experiments = ExperimentStore(read=self._read, write=self._write, token_key=token_key)
+        self.training = TrainingRecords(read=self._read, write=self._write)  # what programs write about themselves
 
     @classmethod
-    async def open(cls, database_url: str) -> Store:
+    async def open(cls, database_url: str, *, life: DatabaseLife | None = None) -> Store:
         """Open a database, create or migrate its tables, and start the threads.
 
         Args:
             database_url: `sqlite:///PATH`, `postgresql://...` or `postgresql+psycopg://...`.
+            life: what the state folder knows of its database; None takes any, also a new one.
 
-        Raises: StoreError for a URL that is not understood, a database that cannot be reached or is newer than this
-            release; nothing is left running then.
+        Raises: StoreError for a URL that is not understood, a database that cannot be reached, is damaged, is not the
+            folder's own or is newer than this release; nothing is left running then.
         """
-        return await asyncio.to_thread(cls._open, database_url)
+        return await asyncio.to_thread(cls._open, database_url, life)
 
     @classmethod
-    def _open(cls, database_url: str) -> Store:
+    def _open(cls, database_url: str, life: DatabaseLife | None) -> Store:
         url = parse_url(database_url)
         place = url.render_as_string(hide_password=True)
+        file = Path(str(url.database)) if url.get_backend_name() == "sqlite" else None
+        if life is not None and file is not None:
+            life.prepare_file(file)
+        way_out = life.way_out(file) if life is not None else ""
         engines = open_engines(url, num_readers=NUM_READERS)
         try:
             with engines[0].begin() as connection:
+                if life is not None:
+                    life.require_own(connection, place, way_out)
                 migrate(connection)
-                key = connection.execute(
-                    select(properties.c.value).where(properties.c.name == "token_key")
-                ).scalar_one()
-            return cls(engines=engines, token_key=bytes.fromhex(key), place=place)
+                if life is not None:
+                    life.take_note(connection, place, way_out)
+                hold_all(connection, sweep_jobs(connection))
+                key = _token_key(connection)
+            return cls(engines=engines, token_key=key, place=place, file=file)
         except SQLAlchemyError as error:
             _dispose(engines)
             raise describe_failure(f"cannot open the database {place}", error) from error
@@ -128,16 +152,27 @@ class Store:
         await self._writer.run(create)
 
     async def get_job(self, name: str) -> TrainingJob | None:
-        """Return a job as it was last written; None if there is none of that name."""
+        """Return a job as it was last written; None if there is none of that name.
+
+        Raises: JobUnreadable for one that is set aside.
+        """
 
         def get(connection: Connection) -> TrainingJob | None:
-            document = connection.execute(job_documents.SELECT_DOCUMENT, {"name": name}).scalar()
-            return None if document is None else job_documents.job_of(document)
+            rows = connection.execute(job_documents.SELECT_JOB, {"name": name}).all()
+            if rows and rows[0].is_quarantined:
+                raise job_documents.refuse(connection, name)
+            found = readable(rows, job_documents.job_of_row, table=jobs, key=job_documents.key_of_row)
+            return found[0] if found else None
 
         return await self._read(get)
 
     async def update_job(
-        self, name: str, change: Callable[[TrainingJob], TrainingJob], *, lease: Lease | None = None
+        self,
+        name: str,
+        change: Callable[[TrainingJob], TrainingJob],
+        *,
+        lease: Lease | None = None,
+        known: TrainingJob | None = None,
     ) -> TrainingJob:
         """Read a job, change it and write it back in one transaction; return what is stored then.
 
@@ -146,19 +181,22 @@ class Store:
             change: a pure function, run on the writer's thread; it may be run again on a newer state. Returning the
                 very object that it got writes nothing. What it raises is raised here, and nothing is written.
             lease: under which the caller acts.
+            known: the job as the caller last saw it stored. It takes the place of a document that cannot be read, whose
+                bytes are kept in quarantine.
 
-        Raises: JobNotFound; StaleLease if somebody else holds the lease by now.
+        Raises: JobNotFound; JobUnreadable for one that is set aside, or cannot be read and is not known; StaleLease if
+            somebody else holds the lease by now.
         """
 
         def read_modify_write(connection: Connection) -> TrainingJob:
             if lease is not None:
                 leases.require_current(connection, lease)
-            document = connection.execute(select(jobs.c.document).where(jobs.c.name == name).with_for_update()).scalar()
-            if document is None:
+            row = connection.execute(_SELECT_FOR_UPDATE.where(jobs.c.name == name)).one_or_none()
+            if row is None:
                 raise JobNotFound(name)
-            job = job_documents.job_of(document)
+            job, is_mended = _job_of_row_or(known, connection, row)
             changed = change(job)
-            if changed is job:
+            if changed is job and not is_mended:
                 return job
             if (changed.name, changed.arn) != (job.name, job.arn):
                 raise StoreError(
@@ -167,11 +205,11 @@ class Store:
                 )
             connection.execute(job_documents.UPDATE_JOB, job_documents.row_of(changed))
             card = job_cards.card_row(changed)
-            if card != job_cards.card_row(job):
+            if is_mended or card != job_cards.card_row(job):
                 connection.execute(job_cards.UPSERT_CARD, card)
             return changed
 
-        return await self._writer.run(read_modify_write)
+        return await self._write(read_modify_write)
 
     async def list_jobs(self, query: JobQuery) -> JobPage:
         """Return one page of summaries.
@@ -183,22 +221,28 @@ class Store:
         if query.next_token is not None:
             after = tokens.read_token(self._token_key, query.next_token, query=identity)
         statement = job_queries.page_statement(query, after=after, dialect=self._read_engine.dialect.name)
-        rows = await self._read(lambda connection: connection.execute(statement).all())
-        next_token = None
-        if len(rows) > query.max_results:
-            rows = rows[: query.max_results]
-            position = job_queries.key_of(rows[-1], query)
-            next_token = tokens.make_token(self._token_key, query=identity, position=position)
-        return JobPage(summaries=tuple(job_queries.summary_of(row) for row in rows), next_token=next_token)
+
+        def find(connection: Connection) -> JobPage:
+            rows = connection.execute(statement).all()
+            next_token = None
+            if len(rows) > query.max_results:
+                rows = rows[: query.max_results]
+                position = job_queries.key_of(rows[-1], query)
+                next_token = tokens.make_token(self._token_key, query=identity, position=position)
+            summaries = readable(rows, job_queries.summary_of, table=jobs, key=job_documents.key_of_row)
+            return JobPage(summaries=tuple(summaries), next_token=next_token)
+
+        return await self._read(find)
 
     async def unfinished_jobs(self) -> list[TrainingJob]:
-        """Return the jobs that still need work, oldest first: not terminal, or with hosts that may still exist."""
+        """Return the jobs that still need work, oldest first: not terminal, or with hosts that may still exist.
+
+        Those that cannot be read are set aside and left out.
+        """
 
         def find(connection: Connection) -> list[TrainingJob]:
-            return [
-                job_documents.job_of(document)
-                for document in connection.execute(job_documents.SELECT_UNFINISHED).scalars()
-            ]
+            rows = connection.execute(job_documents.SELECT_UNFINISHED)
+            return readable(rows, job_documents.job_of_row, table=jobs, key=job_documents.key_of_row)
 
         return await self._read(find)
 
@@ -213,13 +257,15 @@ class Store:
             after: the name that comes before the first.
             limit: most jobs.
         """
-        statement = select(jobs.c.document).where(jobs.c.name > after).order_by(jobs.c.name).limit(limit)
+        statement = select(*job_documents.READ_COLUMNS).where(jobs.c.name > after, jobs.c.is_quarantined == 0)
+        statement = statement.order_by(jobs.c.name).limit(limit)
         for column, value in ((jobs.c.name, name), (jobs.c.status, status)):
             if value is not None:
                 statement = statement.where(column == value)
 
         def find(connection: Connection) -> list[TrainingJob]:
-            return [job_documents.job_of(document) for document in connection.execute(statement).scalars()]
+            rows = connection.execute(statement)
+            return readable(rows, job_documents.job_of_row, table=jobs, key=job_documents.key_of_row)
 
         return await self._read(find)
 
@@ -305,13 +351,7 @@ class Store:
             )
             .order_by(metrics.c.at, metrics.c.id)
         )
-        rows = await self._read(lambda connection: connection.execute(statement).all())
-        return [
-            FinalMetric(
-                name=metric_name, value=math.nan if value is None else value, at=from_microseconds(at), step=step
-            )
-            for at, value, step in rows
-        ]
+        return await self._read(lambda connection: values_of(connection.execute(statement), metric_name))
 
     async def acquire_lease(self, name: str, owner: str, ttl_s: float) -> Lease | None:
         """Take a lease for `ttl_s`; None while another owner holds it. `owner` must be unique to the process."""
@@ -329,6 +369,28 @@ class Store:
         await self._writer.run(lambda connection: leases.release(connection, lease))
 
     async def _read(self, question: Callable[[Connection], T]) -> T:
+        """Ask the database; rows that cannot be read are set aside, and the question is asked again."""
+        for _ in range(_MOST_TRIES):
+            try:
+                return await self._ask(question)
+            except RowsUnreadable as unreadable:
+                await self.quarantine.hold(unreadable.rows)
+            except DAMAGE:
+                # Something was no number, no time, no word of its list: the types of its row give it away.
+                if await self._writer.run(lambda connection: hold_all(connection, sweep_all(connection))) == 0:
+                    raise
+        return await self._ask(question)
+
+    async def _write(self, operation: Callable[[Connection], T]) -> T:
+        """Run a change; rows that cannot be read are set aside, and it is run again."""
+        for _ in range(_MOST_TRIES):
+            try:
+                return await self._writer.run(operation)
+            except RowsUnreadable as unreadable:
+                await self.quarantine.hold(unreadable.rows)
+        return await self._writer.run(operation)
+
+    async def _ask(self, question: Callable[[Connection], T]) -> T:
         if self._is_closed:
             raise StoreError(f"the store {self._place} is closed: nothing can be read any more")
 
@@ -350,6 +412,38 @@ class Store:
                 fault=Fault.INFRASTRUCTURE,
                 retryable=True,
             ) from error
+
+
+def _job_of_row_or(known: TrainingJob | None, connection: Connection, row: Any) -> tuple[TrainingJob, bool]:
+    """Return the job of a row that is to be changed, and whether what is known took the place of a damaged one.
+
+    Raises: JobUnreadable for a row that is set aside, RowsUnreadable for one that is damaged, where nothing is known.
+    """
+    if row.is_quarantined and known is None:
+        raise job_documents.refuse(connection, row.name)
+    try:
+        if not row.is_quarantined:
+            return job_documents.job_of(row.document), False
+        mend_from_memory(connection, row.name, reason="")
+    except DAMAGE as error:
+        if known is None:
+            found = DamagedRow(table=jobs.name, key={"name": row.name}, name=row.name, reason=reason_of(error))
+            raise RowsUnreadable([found]) from error
+        mend_from_memory(connection, row.name, reason=reason_of(error))
+    assert known is not None, "a row that is set aside is refused above"
+    return known, True
+
+
+def _token_key(connection: Connection) -> bytes:
+    """Return the key of page tokens; one that cannot be read is made anew, which ends pages that are open."""
+    kept = connection.execute(select(properties.c.value).where(properties.c.name == "token_key")).scalar()
+    try:
+        return bytes.fromhex(str(kept))
+    except ValueError:
+        made = secrets.token_hex(_KEY_BYTES)
+        connection.execute(delete(properties).where(properties.c.name == "token_key"))
+        connection.execute(insert(properties).values(name="token_key", value=made))
+        return bytes.fromhex(made)
 
 
 def _tag_rows(arn: str, new_tags: Mapping[str, str]) -> list[dict[str, str]]:

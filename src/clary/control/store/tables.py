@@ -14,6 +14,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 metadata = MetaData()
+JOBS_SOURCE = "jobs"  # in the quarantine
 
 jobs = Table(
     "jobs",
@@ -31,6 +32,7 @@ jobs = Table(
     Column("warm_pool", Text),  # the job's WarmPool as JSON; NULL for a job that never ran on one
     Column("version", BigInteger, nullable=False),  # grows by one with every change
     Column("document", Text, nullable=False),  # the whole TrainingJob as JSON; the columns above repeat parts of it
+    Column("is_quarantined", Integer, nullable=False),  # whether the row cannot be read and is passed over
 )
 
 job_cards = Table(
@@ -183,6 +185,20 @@ associations = Table(
     Column("source_name", Text, nullable=False),
     Column("destination_name", Text, nullable=False),
     Column("created_at", BigInteger, nullable=False),
+)
+
+# Rows that cannot be read. Those of jobs stay where they are, marked, since other rows hang on them and a name is not
+# given away twice; all others are moved here. `contents` has every column byte for byte either way.
+quarantine = Table(
+    "quarantine",
+    metadata,
+    Column("id", BigInteger, primary_key=True),
+    Column("source", Text, nullable=False),  # table
+    Column("name", Text, nullable=False),  # of the job, or the row's key in words
+    Column("reason", Text, nullable=False),
+    Column("found_at", BigInteger, nullable=False),
+    Column("is_held", Integer, nullable=False),  # 0: the row was mended at once, and this is what it held before
+    Column("contents", Text, nullable=False),  # JSON: column -> type, and bytes in base64
 )
 
 leases = Table(

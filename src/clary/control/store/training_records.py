@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, text
+from sqlalchemy import Connection, Row, func, insert, select, text
 
 from clary.contract.plain import from_plain, to_plain
 from clary.contract.training_values import TrainingProgress
 from clary.control.jobs.training_job import FinalMetric
 from clary.control.jobs.training_status import standing
+from clary.control.store.damage import readable
 from clary.control.store.errors import JobNotFound
 from clary.control.store.series_blocks import Runner
 from clary.control.store.tables import (
@@ -37,6 +38,7 @@ from clary.control.store.training_pictures import (
     tags_of,
 )
 
+_END_KEY = (training_ends.c.job_name, training_ends.c.attempt, training_ends.c.host)
 MAX_POINTS = 10_000  # of one answer
 
 _CLAIM_END = text(
@@ -120,6 +122,7 @@ class TrainingRecords:
                 connection.execute(_CLAIM_END, owner)
                 end_row = connection.execute(ends.with_for_update()).one()
             known, dropped, stood = end_row
+            readable([end_row], _told_of, table=training_ends, key=lambda _: owner)
             num_known = min(len(findings), max(0, known - first))
             new = findings[num_known:]
             if values := [_metric_row(job_name, item) for item in new if isinstance(item, FinalMetric)]:
@@ -136,13 +139,14 @@ class TrainingRecords:
 
     async def progress_of(self, job_name: str, attempt: int) -> list[HostProgress]:
         """Return what is known of an attempt's hosts."""
-        statement = select(training_ends.c.host, training_ends.c.progress).where(
+        statement = select(*_END_KEY, training_ends.c.progress).where(
             training_ends.c.job_name == job_name,
             training_ends.c.attempt == attempt,
             training_ends.c.progress.is_not(None),
         )
-        rows = await self._read(lambda connection: connection.execute(statement).all())
-        return [HostProgress(host=host, progress=from_plain(TrainingProgress, json.loads(said))) for host, said in rows]
+        return await self._read(
+            lambda connection: readable(connection.execute(statement), _progress_of, table=training_ends, key=_end_key)
+        )
 
     async def metric_facts(self, job_name: str) -> list[MetricFacts]:
         """Return every metric of a job, by name."""
@@ -159,18 +163,21 @@ class TrainingRecords:
             .group_by(metrics.c.metric_name)
             .order_by(metrics.c.metric_name)
         )
-        rows = await self._read(lambda connection: connection.execute(statement).all())
-        return [
-            MetricFacts(
-                name=name,
-                num_values=count,
-                first_at=from_microseconds(first),
-                last_at=from_microseconds(last),
-                least=least,
-                greatest=greatest,
-            )
-            for name, count, first, last, least, greatest in rows
-        ]
+
+        def ask(connection: Connection) -> list[MetricFacts]:
+            return [
+                MetricFacts(
+                    name=name,
+                    num_values=count,
+                    first_at=from_microseconds(first),
+                    last_at=from_microseconds(last),
+                    least=None if least is None else float(least),
+                    greatest=None if greatest is None else float(greatest),
+                )
+                for name, count, first, last, least, greatest in connection.execute(statement)
+            ]
+
+        return await self._read(ask)
 
     async def newest_values(self, job_name: str, metric_name: str, *, most: int) -> list[FinalMetric]:
         """Return the last values of a metric, oldest first."""
@@ -180,13 +187,8 @@ class TrainingRecords:
             .order_by(metrics.c.at.desc(), metrics.c.id.desc())
             .limit(min(most, MAX_POINTS))
         )
-        rows = await self._read(lambda connection: connection.execute(statement).all())
-        return [
-            FinalMetric(
-                name=metric_name, value=math.nan if value is None else value, at=from_microseconds(at), step=step
-            )
-            for at, value, step in reversed(rows)
-        ]
+        found = await self._read(lambda connection: values_of(connection.execute(statement), metric_name))
+        return found[::-1]
 
     async def tags(self, job_name: str) -> list[TagFacts]:
         """Return every tag that has histograms or images."""
@@ -200,6 +202,31 @@ class TrainingRecords:
     async def picture(self, job_name: str, picture_id: int) -> Picture | None:
         """Return one picture; None if the job has none of that number."""
         return await self._read(lambda connection: picture_by_id(connection, job_name, picture_id))
+
+
+def values_of(rows: Iterable[Any], metric_name: str) -> list[FinalMetric]:
+    """Return rows of time, value and step as values of a metric; raises one of `damage.DAMAGE` for a damaged one."""
+    return [
+        FinalMetric(
+            name=metric_name, value=math.nan if value is None else float(value), at=from_microseconds(at), step=step
+        )
+        for at, value, step in rows
+    ]
+
+
+def _progress_of(row: Row[Any]) -> HostProgress:
+    return HostProgress(host=row.host, progress=from_plain(TrainingProgress, json.loads(row.progress)))
+
+
+def _end_key(row: Row[Any]) -> Mapping[str, Any]:
+    return {"job_name": row.job_name, "attempt": row.attempt, "host": row.host}
+
+
+def _told_of(row: Row[Any]) -> None:
+    """Read an end; raises one of `damage.DAMAGE` if it is damaged."""
+    if not isinstance(row.next_finding, int) or not isinstance(row.num_dropped, int):
+        raise TypeError(f"next_finding is {row.next_finding!r}, num_dropped is {row.num_dropped!r}")
+    _told(None, row.progress)
 
 
 def _told(new: TrainingProgress | None, stood: str | None) -> str | None:

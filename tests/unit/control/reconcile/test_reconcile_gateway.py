@@ -148,7 +148,7 @@ async def test_a_heartbeat_writes_nothing(plane, monkeypatch):
     receipt = await agent.report(HostPhase.PREPARING)
     assert (receipt.accepted, receipt.order_number) == (True, 1)
 
-    async def no_write(name, change):
+    async def no_write(name, change, **options):
         raise AssertionError("a heartbeat was written")
 
     monkeypatch.setattr(plane.store, "update_job", no_write)

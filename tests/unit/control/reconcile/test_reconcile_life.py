@@ -96,12 +96,12 @@ async def test_a_launch_that_can_not_be_written_down_is_made_again_and_blames_no
 ):
     write, num_failures = plane.store.update_job, 0
 
-    async def fail_once_launched(name, change):
+    async def fail_once_launched(name, change, **options):
         nonlocal num_failures
         if plane.engine.launched and not num_failures:
             num_failures += 1
             raise StoreError("a write was not confirmed: the database said: database or disk is full", retryable=True)
-        return await write(name, change)
+        return await write(name, change, **options)
 
     monkeypatch.setattr(plane.store, "update_job", fail_once_launched)
     if engine_error is not None:

@@ -135,7 +135,7 @@ async def test_times_in_seconds_since_1970_are_understood(plane):
 async def test_values_for_a_job_that_does_not_exist_are_refused(plane, monkeypatch, step):
     if step == "meanwhile":
 
-        async def gone(name, change):
+        async def gone(name, change, **options):
             raise JobNotFound(name)
 
         monkeypatch.setattr(plane.store, "update_job", gone)

@@ -250,7 +250,7 @@ async def test_a_stop_that_meets_the_end_leaves_the_end_as_it_is(plane, monkeypa
 async def test_a_job_deleted_in_the_middle_of_a_call_is_not_found(plane, monkeypatch, operation):
     await plane.create()
 
-    async def gone(name, change):
+    async def gone(name, change, **options):
         raise JobNotFound(name)
 
     monkeypatch.setattr(plane.store, "update_job", gone)

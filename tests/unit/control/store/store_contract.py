@@ -22,6 +22,7 @@ from sqlalchemy import create_engine, insert, inspect, text
 
 from clary.contract.agent_protocol import HostFacts, HostPhase, Order, OrderKind
 from clary.contract.errors import StoreError
+from clary.contract.plain import to_plain
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs.training_job import FinalMetric, HostRecord, JobFailure, StatusTransition, TrainingJob
 from clary.control.store import tables
@@ -32,6 +33,7 @@ from clary.control.store.job_queries import JobQuery, JobSummary, SortBy
 from clary.control.store.leases import Lease
 from clary.control.store.migrations import MIGRATIONS, Migration, migrate, read_version
 from clary.control.store.store import Store
+from clary.testing.launch_plans import make_plan
 
 REQUESTS = Path(__file__).parents[3] / "assets" / "requests"
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -42,7 +44,12 @@ def make_job(name: str, *, minutes: int = 0, **changes: Any) -> TrainingJob:
     job = TrainingJob(
         name=name,
         arn=f"arn:aws:sagemaker:us-west-2:000000000000:training-job/{name}",
-        request={"TrainingJobName": name, "HyperParameters": {"quote": "'\"\n\u00e9\u2028"}},
+        request={
+            "TrainingJobName": name,
+            "RoleArn": "arn:aws:iam::000000000000:role/R",
+            "OutputDataConfig": {"S3OutputPath": "s3://bucket/out"},
+            "HyperParameters": {"quote": "'\"\n\u00e9\u2028"},
+        },
         status=TrainingJobStatus.IN_PROGRESS,
         secondary_status=SecondaryStatus.STARTING,
         transitions=(StatusTransition(status=SecondaryStatus.STARTING, started_at=moment, message="Starting"),),
@@ -108,7 +115,8 @@ class StoreContract:
             order=Order(number=2, kind=OrderKind.RUN, arguments={"grace": [1, None]}),
         )
         metrics = (FinalMetric(name="loss", value=0.25, at=START),)
-        job = make_job("whole", hosts={"algo-1": host}, plan={"a": {"b": [1.5]}}, final_metrics=metrics)
+        plan = to_plain(make_plan(hyperparameters={"a": "\u00e9"}))
+        job = make_job("whole", hosts={"algo-1": host}, plan=plan, final_metrics=metrics)
         await store.create_job(job, {})
         assert await store.get_job("whole") == job
 
@@ -576,7 +584,8 @@ class StoreContract:
 
     @pytest.mark.parametrize("bad", ["half a pair \ud800", "a NUL \0 within"])
     async def test_a_reason_that_no_database_holds_ends_a_job_all_the_same(self, store: Store, bad: str) -> None:
-        await store.create_job(make_job("j", request={"ResourceConfig": {"InstanceType": bad, "InstanceCount": 1}}), {})
+        resources = {"InstanceType": bad, "InstanceCount": 1}
+        await store.create_job(make_job("j", request={**make_job("j").request, "ResourceConfig": resources}), {})
         failure = JobFailure(fault="algorithm", message=bad, is_own_words=True)
         metrics = (FinalMetric(name=bad, value=1.0, at=START),)
         await store.update_job("j", lambda job: replace(job, failure=failure, final_metrics=metrics))

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clary.contract.cgroup_names import host_cgroup_name, rules_cgroup_name
+from clary.contract.errors import EngineError
 from clary.contract.processes import ProcessId
 from clary.control.engines.local import anchors, attempt_record, cleaning, killing, machine_census
 from clary.control.engines.local.agent_processes import MARK_VARIABLE
@@ -82,7 +83,10 @@ def cgroups_of(attempt_folder: Path, hosts: Sequence[str], record: AttemptRecord
 
 def _of_released(folder: Path) -> list[str]:
     name = f"{folder.parent.name}, attempt {folder.name}"
-    record = attempt_record.read_record(folder)
+    try:
+        record = attempt_record.read_record(folder)
+    except EngineError as error:
+        return [f"Job {name} is released and its record is damaged: {error.message}; nothing can be said of it."]
     hosts = folders_in(folder)
     cgroups = cgroups_of(folder, hosts, record)
     processes = killing.in_cgroups(cgroups)
@@ -126,7 +130,7 @@ def _plain_attempt(folder: Path) -> tuple[str, float, float] | None:
             return None
         # The job's folder was last changed when that of its latest attempt was made.
         return folder.parent.name, folder.parent.stat().st_mtime, released.stat().st_mtime
-    except OSError:
+    except (OSError, EngineError):
         return None
 
 

@@ -12,9 +12,9 @@ import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
+from clary.contract import clock
 from clary.contract.errors import ContractError, EngineError
 from clary.contract.plain import from_plain, to_plain
 from clary.contract.processes import ProcessId
@@ -57,13 +57,9 @@ class NetworkReady:
         return ProcessId(self.pid, self.started)
 
 
-@cache
 def boot_id() -> str:
     """Return the id of this boot of the machine; empty where the kernel does not tell."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
+    return clock.boot_id()
 
 
 def read_record(folder: Path) -> AttemptRecord | None:

@@ -27,7 +27,7 @@ from clary.contract.launch_plan import Isolation, LaunchPlan
 from clary.contract.processes import ProcessId
 from clary.control.egress.outlets import outlets_of
 from clary.control.egress.policy import EgressPolicy
-from clary.control.engines.interface import CutOff, Released
+from clary.control.engines.interface import CutOff, HeldAttempt, Released
 from clary.control.engines.local import (
     agent_processes,
     anchors,
@@ -37,6 +37,7 @@ from clary.control.engines.local import (
     cleaning,
     killing,
     link_watch,
+    record_recovery,
     rehearsal_records,
 )
 from clary.control.engines.local.agent_processes import LastingProcess
@@ -49,6 +50,7 @@ from clary.control.scheduling.machine import Machine
 from clary.control.settings import Settings
 
 JOBS_FOLDER = "jobs"
+SET_ASIDE_FOLDER = "set-aside"  # of the state folder: what nobody knows any more
 MIN_FREE_BYTES = 4 * 1024 * 1024  # for an agent's log, its spool and the files that describe the job
 
 T = TypeVar("T")
@@ -129,7 +131,7 @@ class LocalEngine:
         folder = self._folder_of_hosts(plan)
         record = self._records.get(folder)
         if record is None:
-            record = await asyncio.to_thread(attempt_record.read_record, folder)
+            record = await asyncio.to_thread(_sound_record, folder)
             if record is not None:
                 self._records[folder] = record
         agents = record.agents if record is not None and record.boot_id == attempt_record.boot_id() else {}
@@ -155,7 +157,7 @@ class LocalEngine:
     async def release(self, job_name: str, attempt: int) -> Released:
         """End and remove what is left of the attempt."""
         folder = self._folder(job_name, attempt)
-        if not folder.is_dir():
+        if not folder.is_dir() and not await asyncio.to_thread(record_recovery.restore, folder):
             return Released()
         try:
             released = await self._locked(folder, lambda: self._release(folder))
@@ -177,6 +179,35 @@ class LocalEngine:
         """Remove the folders of a job's released attempts, logs of agents included; its name can be used again."""
         folder = self._settings.home_folder / JOBS_FOLDER / job_name
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    async def unreleased(self) -> list[HeldAttempt]:
+        """Return the attempts and warm pools below the state folder that nobody has released."""
+
+        def find() -> list[HeldAttempt]:
+            folders = attempt_record.attempt_folders(self._settings.home_folder / JOBS_FOLDER)
+            return [
+                HeldAttempt(name=folder.parent.name, attempt=int(folder.name))
+                for folder in folders
+                if folder.name.isdecimal() and folder.is_dir() and not attempt_record.is_released(folder)
+            ]
+
+        return await asyncio.to_thread(find)
+
+    async def set_aside(self, job_name: str) -> str:
+        """Move the folder of a released job that nobody knows out of the way of another of its name."""
+        folder = self._settings.home_folder / JOBS_FOLDER / job_name
+        place = self._settings.home_folder / SET_ASIDE_FOLDER / JOBS_FOLDER
+        target = place / f"{job_name}.{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+
+        def move() -> None:
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.rename(target)
+
+        try:
+            await asyncio.to_thread(move)
+        except OSError as error:
+            raise EngineError(f"{folder} can not be moved to {target}: {error.strerror}", retryable=True) from error
+        return str(target)
 
     async def leftovers(self) -> list[str]:
         """Say what released attempts, and attempts without a folder, have left behind."""
@@ -215,9 +246,13 @@ class LocalEngine:
         Shielded, because a thread can not be cancelled: the lock is held until it has really ended.
         """
 
+        def mended() -> T:
+            record_recovery.mend(folder)
+            return work()
+
         async def run() -> T:
             async with self._locks.setdefault(folder, asyncio.Lock()):
-                return await asyncio.to_thread(work)
+                return await asyncio.to_thread(mended)
 
         return await asyncio.shield(asyncio.create_task(run()))
 
@@ -330,6 +365,11 @@ class LocalEngine:
         for pid, child in list(self._children.items()):
             if child.poll() is not None:
                 self._children.pop(pid, None)
+
+
+def _sound_record(folder: Path) -> AttemptRecord | None:
+    record_recovery.mend(folder)
+    return attempt_record.read_record(folder)
 
 
 def _make_folder(folder: Path) -> None:

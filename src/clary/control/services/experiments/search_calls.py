@@ -197,7 +197,7 @@ async def _shown_jobs(call: Call, page: Sequence[_Found]) -> list[dict[str, Any]
 
 def _job_record(call: Call, job: TrainingJob, tags: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     price = call.services.prices.of_job(JobRequest(job.request))
-    return {**describe(job, price, now=call.services.clock.now()), "Tags": _tags(tags, job.arn)}
+    return {**describe(job, price, now=job.now(call.services.clock)), "Tags": _tags(tags, job.arn)}
 
 
 async def _experiments(call: Call, expression: Mapping[str, Any] | None) -> list[_Found]:
@@ -262,7 +262,7 @@ async def _source_detail(call: Call, thing: Tracked) -> dict[str, Any]:
     if job is None:
         return {"SourceArn": thing.source}
     price = call.services.prices.of_job(JobRequest(job.request))
-    members = naming.only(describe(job, price, now=call.services.clock.now()), OF_TRAINING_JOB)
+    members = naming.only(describe(job, price, now=job.now(call.services.clock)), OF_TRAINING_JOB)
     return {"SourceArn": thing.source, "TrainingJob": members}
 
 

@@ -85,7 +85,7 @@ async def describe_training_job(call: Call) -> Mapping[str, Any]:
     job = await find_job(call)
     price = call.services.prices.of_job(JobRequest(job.request))
     reason = call.services.admission.pending_reason(job)
-    description = describe(job, price, now=call.services.clock.now(), pending_reason=reason)
+    description = describe(job, price, now=job.now(call.services.clock), pending_reason=reason)
     if (progress := progress_info(await job_progress(call.services, job))) is not None:
         description["ProgressInfo"] = progress
     return description
@@ -110,7 +110,7 @@ async def update_training_job(call: Call) -> Mapping[str, Any]:
 
     check_profiler(call.params)
     wanted = {name: call.params[name] for name in (*UPDATABLE_MEMBERS, "ResourceConfig") if name in call.params}
-    now = call.services.clock.now()
+    now = job.now(call.services.clock)
 
     def change(current: TrainingJob) -> TrainingJob:
         if resources is not None and not warm_pools.can_be_updated(current):

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -308,13 +309,34 @@ async def test_release_ends_orphans_that_are_known_by_their_cgroup_alone(engine)
             orphan.kill()
 
 
-async def test_unreadable_record_is_an_error_and_no_guess(engine):
-    plan = await engine.launch(plan_of(1))
+@pytest.mark.parametrize("damage", ["truncated", "empty", "no record", "folder deleted"])
+async def test_a_damaged_record_is_made_anew_from_what_runs(engine, tmp_path, damage):
+    plan = await engine.launch(plan_of())
+    await engine.start_agents(plan)
     path = Path(plan.work_folder) / attempt_record.RECORD_FILE
-    path.write_text("{")
-    with pytest.raises(EngineError, match=r"engine\.json: the engine's record can not be read"):
-        await engine.release(plan.job_name, plan.attempt)
-    path.unlink()
+    agents = attempt_record.read_record(path.parent).agents
+    if damage == "folder deleted":
+        shutil.rmtree(path.parent.parent)
+    else:
+        path.write_text({"truncated": path.read_text()[:40], "empty": "", "no record": "[1]"}[damage])
+
+    later = make_engine(tmp_path)  # a service that has just started knows nothing but the folder
+    if damage != "folder deleted":
+        assert await later.agents_alive(plan) == {"algo-1": True, "algo-2": True}
+        assert [(held.name, held.attempt) for held in await later.unreleased()] == [(plan.job_name, 1)]
+    assert len((await later.release(plan.job_name, plan.attempt)).killed) == 2
+    assert not any(agent.is_alive() for agent in agents.values())
+    assert await later.unreleased() == []
+    engine._reap()
+
+
+async def test_what_nobody_knows_is_put_aside_and_its_name_is_free(engine, tmp_path):
+    plan = await engine.launch(plan_of())
+    await engine.release(plan.job_name, plan.attempt)
+    aside = Path(await engine.set_aside(plan.job_name))
+    assert (aside / "1" / attempt_record.RECORD_FILE).is_file()
+    assert aside.is_relative_to(tmp_path / "set-aside")
+    assert await engine.launch(plan_of()) is not None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,76 @@
+"""`clary backup`: copies of the service's database; see docs/backups.md."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from clary.cli.connection import connect, find_running
+from clary.cli.tables import table
+from clary.contract.errors import ClaryError, Fault
+from clary.control.server.ownership import sole_owner
+from clary.control.settings import Settings, load_settings
+from clary.control.state_folder import StateFolder
+from clary.control.store.backups import Backups
+from clary.control.store.database import parse_url
+from clary.control.store.database_life import DatabaseLife
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser("backup", help="list backups of the database, make one, or bring one back")
+    parser.set_defaults(run=run_list)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    actions.add_parser("list", help="list them, newest first (the default)").set_defaults(run=run_list)
+    actions.add_parser("make", help="make one now").set_defaults(run=run_make)
+    restore = actions.add_parser("restore", help="put one in the place of the database; the service must be down")
+    restore.add_argument("name", nargs="?", metavar="NAME", help="file of the backup (default: the newest)")
+    restore.set_defaults(run=run_restore)
+
+
+def run_list(options: argparse.Namespace) -> int:
+    """Print one line a backup."""
+    del options
+    found = _backups(load_settings()).all()
+    if not found:
+        print("no backups yet: the service makes one a few seconds after its start")
+        return 0
+    rows = [(item.path.name, f"{item.made_at:%Y-%m-%d %H:%M:%S} UTC", f"{item.size_bytes}") for item in found]
+    print(table(("NAME", "MADE", "BYTES"), rows))
+    return 0
+
+
+def run_make(options: argparse.Namespace) -> int:
+    """Have the running service make a backup."""
+    del options
+    _backups(load_settings())  # says so of a database that is no file
+    print(f"backup made: {connect().post('backup', {})['path']}")
+    return 0
+
+
+def run_restore(options: argparse.Namespace) -> int:
+    """Put a backup in the place of the database."""
+    settings = load_settings()
+    folder = StateFolder(settings.home_folder)
+    if find_running(settings) is not None:
+        raise ClaryError("the service runs and has the database open; end it first: clary down", fault=Fault.USER)
+    backups = _backups(settings)
+    with sole_owner(folder):
+        backup, aside = backups.bring_back(options.name, datetime.now(UTC))
+    print(f"{backup.path.name}, of {backup.made_at:%Y-%m-%d %H:%M:%S} UTC, is the database now; start with: clary up")
+    if aside is not None:
+        print(f"  the former one is {aside}")
+    print("  jobs that were created since are unknown; hosts of theirs that still run are taken back at the start")
+    return 0
+
+
+def _backups(settings: Settings) -> Backups:
+    url = parse_url(settings.resolved_database_url)
+    if url.get_backend_name() != "sqlite":
+        raise ClaryError(
+            "the database is a PostgreSQL server's: back it up with its own tools, such as pg_dump", fault=Fault.USER
+        )
+    life = DatabaseLife(settings.home_folder, keep=settings.num_backups)
+    return life.backups(Path(str(url.database)))

@@ -1,0 +1,83 @@
+"""`clary quarantine`: records of the database that could not be read, and what is to become of them."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from clary.cli.connection import connect
+from clary.cli.tables import table
+from clary.contract.errors import WireError
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser("quarantine", help="list records that cannot be read, take them back or give them up")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run_list)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    actions.add_parser("list", help="list them (the default)").set_defaults(run=run_list)
+    for name, run, words in (
+        ("show", run_show, "print what a record holds, column by column"),
+        ("release", run_release, "read a record again, after it was mended, and go on with it"),
+        ("drop", run_drop, "give a record up; of a job everything goes, but for what is in S3"),
+    ):
+        action = actions.add_parser(name, help=words)
+        action.add_argument("id", type=int, metavar="ID", help="number of the entry")
+        action.set_defaults(run=run)
+
+
+def run_list(options: argparse.Namespace) -> int:
+    """Print one line an entry; 1 if any waits for a decision."""
+    entries = connect().get("quarantine")["entries"]
+    if options.json:
+        print(json.dumps(entries, indent=2))
+        return int(any(entry["is_held"] for entry in entries))
+    if not entries:
+        print("nothing is in quarantine")
+        return 0
+    rows = [
+        (
+            str(entry["id"]),
+            entry["source"],
+            entry["name"],
+            entry["found_at"][:19].replace("T", " "),
+            "waits for you" if entry["is_held"] else "mended",
+            entry["reason"],
+        )
+        for entry in entries
+    ]
+    print(table(("ID", "TABLE", "NAME", "FOUND", "STATE", "WHY"), rows))
+    return int(any(entry["is_held"] for entry in entries))
+
+
+def run_show(options: argparse.Namespace) -> int:
+    """Print the bytes of a record."""
+    contents: Mapping[str, Mapping[str, str]] = connect().get("quarantine", {"id": options.id})["contents"]
+    for column, cell in contents.items():
+        text = base64.b64decode(cell["base64"]).decode("utf-8", "backslashreplace")
+        # Escaped, whatever it is: what stands there may be anything, for a terminal too.
+        print(f"{column} ({cell['type']}): {text.encode('unicode_escape').decode()}")
+    return 0
+
+
+def run_release(options: argparse.Namespace) -> int:
+    """Take a record back."""
+    answer = _act("release", options.id)
+    print(f"entry {options.id} is taken back" + (f": job {answer['name']}" if answer["name"] else ""))
+    return 0
+
+
+def run_drop(options: argparse.Namespace) -> int:
+    """Give a record up."""
+    print(f"entry {options.id} is given up: {_act('drop', options.id)['name']}")
+    return 0
+
+
+def _act(action: str, number: int) -> dict[str, Any]:
+    if number < 0:
+        raise WireError("NotFound", f"there is no entry {number} in quarantine; see: clary quarantine list")
+    return connect().post("quarantine", {"action": action, "id": number})

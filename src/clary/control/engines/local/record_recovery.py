@@ -1,0 +1,104 @@
+"""Records of attempts that were damaged or deleted, made anew from what runs.
+
+Where: `LocalEngine`, before it works on an attempt. An agent's output goes to `agent.log` of its host's folder, and the
+kernel tells where a descriptor of a process points, even if the file has been deleted since: that says for certain
+whose agent it is. Its environment has the mark of everything that was started for the attempt.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+
+from clary.contract.errors import EngineError
+from clary.contract.processes import ProcessId
+from clary.control.engines.local import anchors, attempt_record, cleaning, killing
+from clary.control.engines.local.agent_processes import AGENT_LOG, MARK_VARIABLE
+from clary.control.engines.local.attempt_record import RECORD_FILE, AttemptRecord
+from clary.control.engines.local.network_spec import READY_FILE
+
+DAMAGED_SUFFIX = ".damaged"
+_DELETED = " (deleted)"  # what the kernel says behind the path of a file that is gone
+
+log = logging.getLogger(__name__)
+
+
+def mend(folder: Path) -> None:
+    """Make an attempt's record anew if it cannot be read; the damaged file is kept beside it."""
+    try:
+        if attempt_record.read_record(folder) is not None:
+            return
+    except EngineError as error:
+        log.warning("%s; it is made anew from what runs", error.message)
+        path = folder / RECORD_FILE
+        path.replace(path.with_name(path.name + DAMAGED_SUFFIX))
+        attempt_record.write_record(folder, find(folder) or _empty())
+
+
+def restore(folder: Path) -> bool:
+    """Make the folder of an attempt again that was deleted while something of it runs; return whether anything does."""
+    record = find(folder)
+    anchor_pids = _anchors_of(folder)
+    if record is None and not anchor_pids:
+        return False
+    log.warning("%s was deleted while its attempt ran; it is made again, to end what runs", folder)
+    record = record or _empty()
+    for host in record.agents:
+        (folder / host).mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    attempt_record.write_record(folder, record)
+    for anchor in anchor_pids:
+        ready = {"pid": anchor.pid, "started": anchor.started, "error": None}
+        (folder / READY_FILE).write_text(json.dumps(ready), encoding="utf-8")
+    return True
+
+
+def find(folder: Path) -> AttemptRecord | None:
+    """Return the record of the agents that run for an attempt; None if none does."""
+    agents: dict[str, ProcessId] = {}
+    mark = ""
+    for name in os.listdir("/proc"):
+        process = ProcessId.of(int(name)) if name.isdecimal() else None
+        if process is None or "clary.agent" not in (command := killing.command_line(process)):
+            continue
+        host = command[command.index("--host") + 1] if "--host" in command[:-1] else ""
+        if host and _output_of(process) == str(folder / host / AGENT_LOG):
+            agents[host] = process
+            mark = _mark_of(process) or mark
+    if not agents:
+        return None
+    places = cleaning.own_cgroup_places()
+    return AttemptRecord(boot_id=attempt_record.boot_id(), mark=mark, agents=agents, cgroup_places=places)
+
+
+def _empty() -> AttemptRecord:
+    return AttemptRecord(boot_id=attempt_record.boot_id(), mark=os.urandom(16).hex())
+
+
+def _output_of(process: ProcessId) -> str:
+    try:
+        return os.readlink(f"/proc/{process.pid}/fd/1").removesuffix(_DELETED)
+    except OSError:
+        return ""
+
+
+def _mark_of(process: ProcessId) -> str:
+    try:
+        variables = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    prefix = f"{MARK_VARIABLE}=".encode()
+    return next((item.removeprefix(prefix).decode() for item in variables if item.startswith(prefix)), "")
+
+
+def _anchors_of(folder: Path) -> list[ProcessId]:
+    found = []
+    for name in os.listdir("/proc"):
+        process = ProcessId.of(int(name)) if name.isdecimal() else None
+        command = killing.command_line(process) if process is not None else []
+        is_anchor = len(command) > 1 and command[-2] == anchors.ANCHOR_COMMAND[-1]
+        if process is not None and is_anchor and Path(command[-1]).parent == folder:
+            found.append(process)
+    return found

@@ -1,0 +1,60 @@
+"""Whether a stored job hangs together: what reading it would assume later is looked at once. Pure.
+
+Where: the store asks of every job that it reads for somebody. A record can be well-formed and still be none that
+anybody wrote: a member of the request gone, a time of another age, a plan that is no plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from clary.contract.errors import ContractError
+from clary.contract.launch_plan import LaunchPlan
+from clary.contract.plain import from_plain
+from clary.control.jobs.job_request import JobRequest
+from clary.control.jobs.training_job import TrainingJob
+
+# Machines without a clock of their own begin in 1970 until they are told the time.
+EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
+LATEST = datetime(2200, 1, 1, tzinfo=UTC)
+MAX_ATTEMPT = 2**31 - 1  # a column of the database holds it
+REQUIRED = ("TrainingJobName", "RoleArn", "OutputDataConfig")  # of every CreateTrainingJob
+_READINGS = tuple(name for name, member in vars(JobRequest).items() if isinstance(member, property))
+
+
+def complaint(job: TrainingJob) -> str:
+    """Return what is wrong with a job as it was read; empty if nothing is."""
+    if not 0 <= job.attempt <= MAX_ATTEMPT:
+        return f"attempt is {job.attempt}, expected 0 to {MAX_ATTEMPT}"
+    for name, moment in _times(job):
+        if not EARLIEST <= moment < LATEST:
+            return f"{name} is {moment.isoformat()}, expected a time from {EARLIEST.year} to {LATEST.year}"
+    request = JobRequest(job.request)
+    missing = [member for member in REQUIRED if member not in job.request]
+    if missing:
+        return f"its request lacks {', '.join(missing)}"
+    if job.request["TrainingJobName"] != job.name:
+        return f"its request is that of job {job.request['TrainingJobName']!r}"
+    for name in _READINGS:
+        try:
+            getattr(request, name)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, ContractError) as error:
+            return f"its request does not say {name}: {type(error).__name__}: {error}"
+    if job.plan is not None and not job.is_released:  # an older release may have written that of a job long over
+        try:
+            from_plain(LaunchPlan, job.plan)
+        except ContractError as error:
+            return f"its launch plan is none: {error.message}"
+    return ""
+
+
+def _times(job: TrainingJob) -> Iterator[tuple[str, datetime]]:
+    yield "created_at", job.created_at
+    yield "modified_at", job.modified_at
+    for row in job.transitions:
+        yield "a transition's start", row.started_at
+    for name in ("training_started_at", "training_ended_at", "failed_at", "stop_ordered_at", "not_before"):
+        moment = getattr(job, name)
+        if moment is not None:
+            yield name, moment

@@ -1,0 +1,117 @@
+"""Hosts that no job of the database owns: they are taken back when the service starts, before anything is launched.
+
+Where: `service` asks once. They come from a job whose record cannot be read, from a database that was restored from an
+older backup or begun anew, or from a folder that was left. What runs there would go on training behind everybody's
+back, hold memory that is counted as free, and write over the results of others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from typing import Protocol
+
+from clary.contract.errors import ClaryError
+from clary.control.engines.interface import HeldAttempt, Released
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.reconcile.hub import JobHub
+from clary.control.store.damage import JobUnreadable
+
+START_WAIT_S = 20.0  # that a start waits for hosts to go; what takes longer goes on in the background
+RETRY_S = 5.0
+_POOL = re.compile(r"pool_[0-9a-f]{12}")
+
+log = logging.getLogger(__name__)
+
+
+class Hosts(Protocol):
+    """What is needed of the engine."""
+
+    async def unreleased(self) -> list[HeldAttempt]:
+        """Return what nobody has released."""
+
+    async def release(self, job_name: str, attempt: int) -> Released:
+        """Take an attempt's hosts back."""
+
+    async def release_pool(self, pool: str) -> Released:
+        """Take a warm pool's hosts back."""
+
+    async def set_aside(self, job_name: str) -> str:
+        """Move the folder of an unknown job away."""
+
+
+class JobReader(Protocol):
+    """What is needed of the store."""
+
+    async def get_job(self, name: str) -> TrainingJob | None:
+        """Read a job; raises JobUnreadable."""
+
+
+class UnownedHosts:
+    """Takes back what nobody owns."""
+
+    def __init__(self, hub: JobHub, engine: Hosts, store: JobReader) -> None:
+        self._hub = hub
+        self._engine = engine
+        self._store = store
+        self._task: asyncio.Task[None] | None = None
+
+    async def take_back(self) -> None:
+        """Release what no job owns, or begin to: what is not done after a while goes on in the background."""
+        found = [held for held in await self._engine.unreleased() if not self._is_owned(held)]
+        if not found:
+            return
+        self._task = asyncio.create_task(self._release_all(found), name="unowned-hosts")
+        await asyncio.wait([self._task], timeout=START_WAIT_S)
+
+    async def close(self) -> None:
+        """Leave what is not done to the next service."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _release_all(self, found: list[HeldAttempt]) -> None:
+        while found:
+            found = [held for held in found if not await self._is_released(held)]
+            if found:
+                await asyncio.sleep(RETRY_S)
+
+    async def _is_released(self, held: HeldAttempt) -> bool:
+        try:
+            if _POOL.fullmatch(held.name):
+                released = await self._engine.release_pool(held.name)
+                why = "no job holds it"
+            else:
+                why = await self._why_unowned(held.name)
+                released = await self._engine.release(held.name, held.attempt)
+                if why == _UNKNOWN:
+                    why = f"{why}; its folder is now {await self._engine.set_aside(held.name)}"
+        except ClaryError as error:
+            log.warning("%s, attempt %d: hosts that nobody owns stay: %s", held.name, held.attempt, error.message)
+            return False
+        log.warning(
+            "%s, attempt %d: its hosts were taken back (%d processes ended): %s",
+            held.name,
+            held.attempt,
+            len(released.killed),
+            why,
+        )
+        return True
+
+    async def _why_unowned(self, name: str) -> str:
+        try:
+            job = await self._store.get_job(name)
+        except JobUnreadable as error:
+            return error.message
+        return _UNKNOWN if job is None else f"the job is {job.status.value} and another attempt, or none, is its own"
+
+    def _is_owned(self, held: HeldAttempt) -> bool:
+        if _POOL.fullmatch(held.name):
+            jobs = [*self._hub.active_jobs(), *self._hub.waiting_jobs().values()]
+            return any(job.pool == held.name for job in jobs)
+        job = self._hub.live_job(held.name)
+        return job is not None and not job.is_released and job.attempt == held.attempt
+
+
+_UNKNOWN = "the database has no job of that name"

@@ -1,0 +1,63 @@
+"""Makes backups of the database while the service runs.
+
+Where: `service` starts it as a task; `clary backup make` asks for one at once. Nothing is made for PostgreSQL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from clary.contract.clock import Clock
+from clary.contract.errors import ClaryError
+from clary.control.store.backups import Backup, Backups
+from clary.control.store.database_life import DatabaseLife
+from clary.control.store.store import Store
+
+REST_FACTOR = 50  # a backup that takes a second is followed by a rest of this many seconds at least
+FIRST_AFTER_S = 5.0  # a start has better things to do
+
+log = logging.getLogger(__name__)
+
+
+class BackupKeeper:
+    """Makes a backup every `interval_s` seconds; 0 makes none by itself."""
+
+    def __init__(self, store: Store, life: DatabaseLife, clock: Clock, *, interval_s: float) -> None:
+        self._backups = None if store.file is None else life.backups(store.file)
+        self._clock = clock
+        self._interval_s = interval_s
+        self._lock = asyncio.Lock()
+        self.failure = ""  # of the last try, in words
+
+    @property
+    def backups(self) -> Backups | None:
+        """The copies; None for a database that is no file."""
+        return self._backups
+
+    async def run(self) -> None:
+        """Make backups until cancelled."""
+        if self._backups is None or not self._interval_s:
+            return
+        pause_s = FIRST_AFTER_S
+        while True:
+            await asyncio.sleep(pause_s)
+            began_s = self._clock.monotonic()
+            try:
+                await self.make()
+            except ClaryError as error:
+                log.warning("%s", error.message)
+            pause_s = max(self._interval_s, REST_FACTOR * (self._clock.monotonic() - began_s))
+
+    async def make(self) -> Backup | None:
+        """Make a backup now; None for a database that is no file. Raises StoreError."""
+        if self._backups is None:
+            return None
+        async with self._lock:
+            try:
+                made = await asyncio.to_thread(self._backups.make, self._clock.now())
+            except ClaryError as error:
+                self.failure = error.message
+                raise
+        self.failure = ""
+        return made

@@ -1,0 +1,190 @@
+"""Backups of the database: whole copies beside it, made while it is used, a few of them, each read through once.
+
+Where: `backup_keeping` makes them while the service runs, `clary backup` lists, makes and brings one back. SQLite only;
+a PostgreSQL server has ways of its own (pg_dump), and whoever runs it keeps its backups.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from clary.contract.errors import Fault, StoreError
+
+SIDE_FILES = ("-wal", "-shm")
+CHECK_TIMEOUT_S = 20.0  # for reading a database through; a larger one is started unread, and that is said
+SPARE_FACTOR = 2  # free space over the size of the database that a backup needs: it must never fill the disk
+_NAME = re.compile(r"clary-([0-9]{8}T[0-9]{6})[0-9]{6}Z\.db")
+_TIME_FORMAT = "%Y%m%dT%H%M%S%f"
+_STEPS = 100_000  # of SQLite's machine between two looks at the time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backup:
+    """One copy."""
+
+    path: Path
+    made_at: datetime
+    size_bytes: int
+
+
+class Backups:
+    """The copies of one SQLite database.
+
+    Args:
+        database: its file.
+        folder: of the copies.
+        keep: copies that stay; the oldest go.
+        monotonic: seconds, for the bound of a check.
+    """
+
+    def __init__(self, database: Path, folder: Path, *, keep: int, monotonic: Callable[[], float]) -> None:
+        self._database = database
+        self._folder = folder
+        self._keep = keep
+        self._monotonic = monotonic
+
+    def all(self) -> list[Backup]:
+        """Return the copies, newest first."""
+        found = []
+        for path in self._folder.iterdir() if self._folder.is_dir() else ():
+            matched = _NAME.fullmatch(path.name)
+            if matched is not None:
+                made_at = datetime.strptime(matched[1], "%Y%m%dT%H%M%S").replace(tzinfo=UTC)
+                found.append(Backup(path=path, made_at=made_at, size_bytes=path.stat().st_size))
+        return sorted(found, key=lambda backup: backup.path.name, reverse=True)
+
+    def make(self, now: datetime) -> Backup:
+        """Copy the database as it is now, and let the oldest copies go.
+
+        Raises: StoreError if there is no room, or the copy cannot be made or read; older copies stay then.
+        """
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for leftover in self._folder.glob("*.new*"):  # of a service that was killed meanwhile
+            leftover.unlink(missing_ok=True)
+        size = self._database.stat().st_size
+        free = shutil.disk_usage(self._folder).free
+        if free < SPARE_FACTOR * size:
+            raise StoreError(
+                f"no backup is made: {free} bytes are free at {self._folder}, and {SPARE_FACTOR * size} are wanted to "
+                "copy the database; free space there",
+                fault=Fault.INFRASTRUCTURE,
+                retryable=True,
+            )
+        target = self._folder / f"clary-{now.strftime(_TIME_FORMAT)}Z.db"
+        draft = target.with_suffix(".db.new")
+        try:
+            copy(self._database, draft)
+            wrong = check(draft, monotonic=self._monotonic)
+            if wrong:
+                raise StoreError(f"the backup of {self._database} is damaged: {wrong}", fault=Fault.INFRASTRUCTURE)
+            draft.replace(target)
+            _sync_folder(self._folder)
+        except (sqlite3.Error, OSError) as error:
+            raise StoreError(
+                f"no backup of {self._database} could be made: {error}", fault=Fault.INFRASTRUCTURE, retryable=True
+            ) from error
+        finally:
+            draft.unlink(missing_ok=True)
+        for old in self.all()[self._keep :]:
+            old.path.unlink(missing_ok=True)
+        return Backup(path=target, made_at=now, size_bytes=target.stat().st_size)
+
+    def bring_back(self, name: str | None, now: datetime) -> tuple[Backup, Path | None]:
+        """Put a copy in the place of the database; nobody may have that open.
+
+        Args:
+            name: file of the copy; None for the newest.
+            now: names what is moved away.
+
+        Returns: the copy, and where the former database is now; None if there was none.
+        Raises: StoreError if there is no such copy, or it is damaged.
+        """
+        found = [backup for backup in self.all() if name is None or backup.path.name == name]
+        if not found:
+            raise StoreError(
+                f"there is no backup {name or ''} in {self._folder}; see: clary backup list", fault=Fault.USER
+            )
+        wrong = check(found[0].path, monotonic=self._monotonic)
+        if wrong:
+            raise StoreError(f"{found[0].path} is damaged: {wrong}; name an older one", fault=Fault.USER)
+        draft = self._database.with_name(self._database.name + ".new")
+        shutil.copyfile(found[0].path, draft)
+        draft.chmod(0o600)
+        aside = set_aside(self._database, now)
+        draft.replace(self._database)
+        _sync_folder(self._database.parent)
+        return found[0], aside
+
+    def way_out(self) -> str:
+        """Return in one or two sentences what brings the database back."""
+        anew = "begin anew, without the jobs of the past, with: clary up --new-database"
+        newest = next(iter(self.all()), None)
+        if newest is None:
+            return f"there is no backup in {self._folder}; {anew}"
+        made = newest.made_at.strftime("%Y-%m-%d %H:%M UTC")
+        return f"the newest backup is {newest.path}, of {made}; bring it back with: clary backup restore; or {anew}"
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a database that others use, as it is at one moment, and force the copy to disk; blocks.
+
+    Raises: sqlite3.Error, OSError.
+    """
+    target.unlink(missing_ok=True)
+    os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    with contextlib.closing(sqlite3.connect(source)) as origin, contextlib.closing(sqlite3.connect(target)) as draft:
+        origin.backup(draft)
+        draft.execute("PRAGMA journal_mode = DELETE").close()  # one file, whole without its side files
+    with target.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def check(database: Path, *, monotonic: Callable[[], float]) -> str:
+    """Read a database through and return what is wrong with it; empty if nothing is, or the time was too short."""
+    deadline_s = monotonic() + CHECK_TIMEOUT_S
+    try:
+        with contextlib.closing(sqlite3.connect(database, timeout=CHECK_TIMEOUT_S)) as connection:
+            connection.set_progress_handler(lambda: int(monotonic() > deadline_s), _STEPS)
+            words = [str(row[0]) for row in connection.execute("PRAGMA quick_check(3)")]
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT:
+            return ""
+        return "" if error.sqlite_errorcode == sqlite3.SQLITE_BUSY else str(error)
+    except sqlite3.DatabaseError as error:
+        return str(error)
+    return "" if words == ["ok"] else "; ".join(" ".join(word.split()) for word in words)
+
+
+def has_table(database: Path, name: str) -> bool:
+    """Whether a database has a table; changes nothing of it."""
+    query = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
+    with contextlib.closing(sqlite3.connect(database, timeout=CHECK_TIMEOUT_S)) as connection:
+        return bool(connection.execute(query, (name,)).fetchone()[0])
+
+
+def set_aside(database: Path, now: datetime) -> Path | None:
+    """Move a database that nobody has open out of the way, with its side files; return where to."""
+    if not database.exists():
+        return None
+    target = database.with_name(f"{database.name}.set-aside-{now.strftime(_TIME_FORMAT)}Z")
+    for suffix in ("", *SIDE_FILES):
+        side = Path(f"{database}{suffix}")
+        if side.exists():
+            side.replace(Path(f"{target}{suffix}"))
+    return target
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

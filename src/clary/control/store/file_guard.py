@@ -1,0 +1,81 @@
+"""Notices that the file of a SQLite database was deleted or replaced under the service, and puts it back.
+
+Where: the writer's thread looks before each transaction; the lease alone makes one every few seconds. SQLite goes on
+writing to a file that has no name any more, and all of that would be gone with the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sqlite3
+from pathlib import Path
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
+
+from clary.control.store.backups import SIDE_FILES
+
+log = logging.getLogger(__name__)
+
+
+class FileGuard:
+    """Watches one database file.
+
+    Args:
+        file: which was opened.
+        engines: the writer's and the readers'; their connections are made anew after the file is.
+    """
+
+    def __init__(self, file: Path, engines: tuple[Engine, Engine]) -> None:
+        self._file = file
+        self._writer, self._readers = engines
+        self._wal = f"{file}{SIDE_FILES[0]}"
+        self._known = _identity(str(file))
+        self._known_wal = _identity(self._wal)
+
+    def look(self) -> None:
+        """Put the file back if it is not the one that was opened.
+
+        Raises: OperationalError if it cannot be put back; nothing is to be written then.
+        """
+        found, found_wal = _identity(str(self._file)), _identity(self._wal)
+        if self._known_wal is None and found == self._known:
+            self._known_wal = found_wal  # made at the first write
+        if found == self._known and found_wal == self._known_wal:
+            return
+        what = "deleted" if found is None else "replaced" if found != self._known else "left without its journal"
+        log.error("the database %s was %s while the service ran; it is put back from what is open", self._file, what)
+        self._put_back()
+
+    def _put_back(self) -> None:
+        draft = self._file.with_name(f"{self._file.name}.put-back")
+        try:
+            draft.unlink(missing_ok=True)
+            os.close(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            with self._writer.connect() as connection, contextlib.closing(sqlite3.connect(draft)) as target:
+                source = connection.connection.dbapi_connection
+                assert isinstance(source, sqlite3.Connection), "only SQLite has a file"
+                source.backup(target)
+            with draft.open("rb") as file:
+                os.fsync(file.fileno())
+            self._readers.dispose()
+            self._writer.dispose()
+            for suffix in SIDE_FILES:  # of the file that has gone: they would be replayed into the new one
+                Path(f"{self._file}{suffix}").unlink(missing_ok=True)
+            draft.replace(self._file)
+        except (OSError, sqlite3.Error) as error:
+            draft.unlink(missing_ok=True)
+            cause = error if isinstance(error, sqlite3.Error) else sqlite3.OperationalError(str(error))
+            raise OperationalError(f"put {self._file} back", None, cause) from error
+        self._known = _identity(str(self._file))
+        self._known_wal = None
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        facts = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return facts.st_dev, facts.st_ino

@@ -1,0 +1,340 @@
+"""Rows that cannot be read, set aside with a name, a reason and every byte, until somebody decides.
+
+Where: `Store` sets aside what `damage.readable` or the sweep found, and asks its question again; people see, take back
+and give up entries with `clary quarantine`. A job's row stays in its table, marked: metrics and logs hang on it, and
+its name must not be given away. A row of another table is moved.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row, delete, func, insert, select, text, update
+
+from clary.contract.errors import Fault, StoreError
+from clary.control.jobs.soundness import complaint
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.store import job_cards, job_documents
+from clary.control.store.damage import DAMAGE, DamagedRow, reason_of, storable
+from clary.control.store.series_blocks import Runner
+from clary.control.store.tables import (
+    JOBS_SOURCE,
+    from_microseconds,
+    jobs,
+    metadata,
+    quarantine,
+    tags,
+    to_microseconds,
+)
+from clary.control.store.tables import job_cards as cards_table
+
+# A card is made of its job: what cannot be read of it is made anew and need not be kept.
+_DERIVED = cards_table.name
+_SQLITE_CASTS = {
+    "text": "CAST(:{0} AS TEXT)",
+    "integer": "CAST(CAST(:{0} AS TEXT) AS INTEGER)",
+    "real": "CAST(CAST(:{0} AS TEXT) AS REAL)",
+    "blob": ":{0}",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuarantineEntry:
+    """One row that was set aside, or mended."""
+
+    id: int
+    source: str  # table
+    name: str  # of the job, or the row's key in words
+    reason: str
+    found_at: datetime
+    is_held: bool  # whether it waits for a decision; else it was mended at once and is kept for its bytes
+
+
+class NoSuchEntry(StoreError):
+    """No entry of that number."""
+
+    default_fault = Fault.USER
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"there is no entry {number} in quarantine; see: clary quarantine list")
+
+
+class Quarantine:
+    """The entries of a database; `Store.quarantine` is the one of a store."""
+
+    def __init__(self, *, read: Runner, write: Runner) -> None:
+        self._read = read
+        self._write = write
+        self._on_job: Callable[[str], None] = lambda name: None
+
+    def listen(self, on_job: Callable[[str], None]) -> None:
+        """Have `on_job` told the name of every job that is set aside: whoever has it in memory can mend it."""
+        self._on_job = on_job
+
+    async def entries(self) -> list[QuarantineEntry]:
+        """Return all entries, oldest first."""
+        statement = select(quarantine).order_by(quarantine.c.id)
+        return await self._read(lambda connection: [_entry_of(row) for row in connection.execute(statement)])
+
+    async def num_held(self) -> int:
+        """Return how many rows wait for a decision."""
+        statement = select(func.count()).select_from(quarantine).where(quarantine.c.is_held == 1)
+        return await self._read(lambda connection: int(connection.execute(statement).scalar_one()))
+
+    async def contents(self, number: int) -> Mapping[str, Mapping[str, str]]:
+        """Return column -> type and bytes in base64 of an entry; raises NoSuchEntry."""
+        row = await self._read(lambda connection: _require(connection, number))
+        found: Mapping[str, Mapping[str, str]] = json.loads(row.contents)
+        return found
+
+    async def hold(self, rows: Sequence[DamagedRow]) -> None:
+        """Set rows aside; those that are gone or set aside by now are passed over."""
+        await self._write(lambda connection: hold_all(connection, rows))
+        for row in rows:
+            if row.table == JOBS_SOURCE:
+                self._on_job(row.name)
+
+    async def release(self, number: int) -> TrainingJob | None:
+        """Take a row back; return the job if it is one.
+
+        Raises: NoSuchEntry; StoreError if the row can still not be read, or something stands in its place.
+        """
+
+        def take_back(connection: Connection) -> TrainingJob | None:
+            entry = _require(connection, number)
+            job = None
+            if entry.is_held:
+                if entry.source == JOBS_SOURCE:
+                    job = _release_job(connection, entry)
+                else:
+                    _put_back(connection, entry)
+            connection.execute(delete(quarantine).where(quarantine.c.id == number))
+            return job
+
+        return await self._write(take_back)
+
+    async def drop(self, number: int) -> QuarantineEntry:
+        """Give a row up, and of a job everything that the database has of it; raises NoSuchEntry."""
+
+        def give_up(connection: Connection) -> QuarantineEntry:
+            entry = _require(connection, number)
+            connection.execute(delete(quarantine).where(quarantine.c.id == number))
+            if entry.is_held and entry.source == JOBS_SOURCE:
+                at = (jobs.c.name == entry.name) & (jobs.c.is_quarantined == 1)
+                arn = connection.execute(delete(jobs).where(at).returning(jobs.c.arn)).scalar()
+                connection.execute(delete(tags).where(tags.c.arn == arn))
+            return _entry_of(entry)
+
+        return await self._write(give_up)
+
+
+def hold_all(connection: Connection, rows: Iterable[DamagedRow]) -> int:
+    """Set rows aside inside a transaction; return how many were found."""
+    return sum(_hold(connection, row) for row in rows)
+
+
+def mend_from_memory(connection: Connection, name: str, *, reason: str) -> None:
+    """Keep the bytes of a job's row that is about to be written anew from what the service knows.
+
+    Args:
+        connection: inside the transaction that writes it.
+        name: of the job.
+        reason: why it cannot be read; empty for one that was set aside already.
+    """
+    if reason:
+        _keep(connection, DamagedRow(table=JOBS_SOURCE, key={"name": name}, name=name, reason=reason), is_held=False)
+    entries = (quarantine.c.source == JOBS_SOURCE) & (quarantine.c.name == name)
+    connection.execute(update(quarantine).where(entries).values(is_held=0))
+    connection.execute(update(jobs).where(jobs.c.name == name).values(is_quarantined=0))
+
+
+def _hold(connection: Connection, row: DamagedRow) -> bool:
+    if row.table == JOBS_SOURCE:
+        return _hold_job(connection, row)
+    if row.table != _DERIVED and not _keep(connection, row, is_held=True):
+        return False
+    condition, values = _condition(row.key)
+    taken = connection.execute(text(f"DELETE FROM {row.table} WHERE {condition}"), values)  # noqa: S608 - our tables
+    if row.table == _DERIVED:
+        _mend_card(connection, row)
+    return taken.rowcount > 0
+
+
+def _hold_job(connection: Connection, row: DamagedRow) -> bool:
+    """Mark a job's row; one of which only columns are damaged is mended from its document."""
+    condition, values = _condition(row.key)
+    where = f"{condition} AND is_quarantined = 0"
+    document = connection.execute(text(f"SELECT document FROM jobs WHERE {where}"), values).scalar()  # noqa: S608
+    mended = _job_behind(document, row)
+    if not _keep(connection, row, is_held=mended is None, extra=" AND is_quarantined = 0"):
+        return False
+    if mended is not None:
+        connection.execute(job_documents.UPDATE_JOB, job_documents.row_of(mended))
+        connection.execute(job_cards.UPSERT_CARD, job_cards.card_row(mended))
+        return True
+    connection.execute(text(f"UPDATE jobs SET is_quarantined = 1 WHERE {where}"), values)  # noqa: S608
+    connection.execute(delete(cards_table).where(cards_table.c.name == row.name))
+    return True
+
+
+def _job_behind(document: Any, row: DamagedRow) -> TrainingJob | None:
+    """Return the job of a sound document beside columns that the sweep found damaged; None for all else.
+
+    Columns and a document that say different things are not mended: nothing tells which is true.
+    """
+    if "rowid" not in row.key:
+        return None
+    try:
+        job = job_documents.job_of(document)
+    except DAMAGE:
+        return None
+    return job if job.name == row.name and not complaint(job) else None
+
+
+def _mend_card(connection: Connection, row: DamagedRow) -> None:
+    """Make a card anew of its job, if that can be read."""
+    found = connection.execute(job_documents.SELECT_JOB, {"name": row.key.get("name", row.name)}).one_or_none()
+    if found is None or found.is_quarantined:
+        return
+    try:
+        connection.execute(job_cards.UPSERT_CARD, job_cards.card_row(job_documents.job_of_row(found)))
+    except DAMAGE:
+        return  # the job itself is found damaged when it is asked for
+
+
+def _keep(connection: Connection, row: DamagedRow, *, is_held: bool, extra: str = "") -> bool:
+    """Copy a row's bytes; return whether the row is there."""
+    condition, values = _condition(row.key)
+    contents = _raw(connection, row.table, condition + extra, values)
+    if contents is None:
+        return False
+    connection.execute(
+        insert(quarantine).values(
+            source=row.table,
+            name=storable(row.name),
+            reason=storable(row.reason),
+            found_at=to_microseconds(datetime.now(UTC)),
+            is_held=int(is_held),
+            contents=json.dumps(contents),
+        )
+    )
+    return True
+
+
+def _raw(
+    connection: Connection, table: str, condition: str, values: Mapping[str, Any]
+) -> dict[str, dict[str, str]] | None:
+    """Return column -> type and bytes of a row, as the database has them."""
+    names = [column.name for column in metadata.tables[table].c]
+    if connection.dialect.name == "sqlite":
+        parts = ", ".join(f"typeof({name}), CAST({name} AS BLOB)" for name in names)
+        found = connection.execute(text(f"SELECT {parts} FROM {table} WHERE {condition}"), values).first()  # noqa: S608
+        if found is None:
+            return None
+        pairs = [(found[2 * index], found[2 * index + 1]) for index in range(len(names))]
+    else:
+        found = connection.execute(text(f"SELECT {', '.join(names)} FROM {table} WHERE {condition}"), values).first()  # noqa: S608
+        if found is None:
+            return None
+        pairs = [_typed(value) for value in found]
+    return {
+        name: {"type": kind, "base64": base64.b64encode(bytes(data or b"")).decode()}
+        for name, (kind, data) in zip(names, pairs, strict=True)
+    }
+
+
+def _typed(value: Any) -> tuple[str, bytes]:
+    match value:
+        case None:
+            return "null", b""
+        case bytes() | memoryview():
+            return "blob", bytes(value)
+        case int():
+            return "integer", str(value).encode()
+        case float():
+            return "real", repr(value).encode()
+    return "text", str(value).encode("utf-8", "surrogateescape")
+
+
+def _put_back(connection: Connection, entry: Row[Any]) -> None:
+    """Insert a moved row again, byte for byte; raises StoreError if it cannot stand there any more."""
+    columns: dict[str, dict[str, str]] = json.loads(entry.contents)
+    is_sqlite = connection.dialect.name == "sqlite"
+    parts, values = [], {}
+    for name, cell in columns.items():
+        kind, data = cell["type"], base64.b64decode(cell["base64"])
+        if kind == "null":
+            parts.append("NULL")
+            continue
+        parts.append(_SQLITE_CASTS[kind].format(name) if is_sqlite else f":{name}")
+        values[name] = data if is_sqlite else _value(kind, data)
+    overriding = "" if is_sqlite else " OVERRIDING SYSTEM VALUE"
+    statement = f"INSERT INTO {entry.source} ({', '.join(columns)}){overriding} VALUES ({', '.join(parts)})"  # noqa: S608
+    connection.execute(text(statement), values)
+
+
+def _value(kind: str, data: bytes) -> Any:
+    match kind:
+        case "integer":
+            return int(data)
+        case "real":
+            return float(data)
+        case "blob":
+            return data
+    return data.decode()
+
+
+def _release_job(connection: Connection, entry: Row[Any]) -> TrainingJob:
+    document = connection.execute(
+        select(jobs.c.document).where(jobs.c.name == entry.name, jobs.c.is_quarantined == 1)
+    ).scalar()
+    if document is None:
+        raise StoreError(
+            f"job {entry.name!r} has no row that is set aside: it was deleted; give the entry up with: "
+            f"clary quarantine drop {entry.id}",
+            fault=Fault.USER,
+        )
+    try:
+        job = job_documents.job_of(document)
+        wrong = complaint(job) or ("" if job.name == entry.name else f"it is that of job {job.name!r}")
+    except DAMAGE as error:
+        wrong = reason_of(error)
+    if wrong:
+        raise StoreError(
+            f"the record of job {entry.name!r} can still not be read: {wrong}. Mend the column `document` of its row "
+            f"in the table `jobs`, or give it up with: clary quarantine drop {entry.id}",
+            fault=Fault.USER,
+        )
+    connection.execute(update(jobs).where(jobs.c.name == entry.name).values(is_quarantined=0))
+    connection.execute(job_documents.UPDATE_JOB, job_documents.row_of(job))  # columns follow the document
+    connection.execute(job_cards.UPSERT_CARD, job_cards.card_row(job))
+    return job
+
+
+def _condition(key: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    return " AND ".join(f"{column} = :key_{column}" for column in key), {
+        f"key_{column}": value for column, value in key.items()
+    }
+
+
+def _require(connection: Connection, number: int) -> Row[Any]:
+    row = connection.execute(select(quarantine).where(quarantine.c.id == number)).one_or_none()
+    if row is None:
+        raise NoSuchEntry(number)
+    return row
+
+
+def _entry_of(row: Row[Any]) -> QuarantineEntry:
+    return QuarantineEntry(
+        id=row.id,
+        source=row.source,
+        name=row.name,
+        reason=row.reason,
+        found_at=from_microseconds(row.found_at),
+        is_held=bool(row.is_held),
+    )

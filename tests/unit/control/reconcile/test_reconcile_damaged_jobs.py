@@ -1,0 +1,80 @@
+"""Jobs whose records cannot be read: their hosts are taken back, all other jobs go on, and AWS clients are told."""
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from clary.contract.agent_protocol import HostPhase
+from clary.contract.errors import WireError
+from clary.control.engines.interface import HeldAttempt
+from clary.control.reconcile.unowned_hosts import UnownedHosts
+from clary.control.store.damage import JobUnreadable
+from clary.testing.control_plane import ControlPlane
+from clary.testing.fake_engine import FakeEngine
+
+
+async def ruin(plane: ControlPlane, name: str) -> None:
+    statement = text("UPDATE jobs SET document = substr(document, 1, 60) WHERE name = :name")
+    await plane.store._writer.run(lambda connection: connection.execute(statement, {"name": name}))
+
+
+async def take_back(plane: ControlPlane) -> None:
+    await UnownedHosts(plane.hub, plane.engine, plane.store).take_back()
+
+
+async def test_a_restart_releases_the_hosts_of_a_job_that_cannot_be_read(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    async with ControlPlane.open(tmp_path, engine=engine) as plane:
+        for name in ("bad", "good"):
+            await plane.create(name)
+        await plane.passes()
+        for name in ("bad", "good"):
+            await plane.agent(name).report(HostPhase.RUNNING)
+        await ruin(plane, "bad")
+    engine.held = [HeldAttempt(name="bad", attempt=1), HeldAttempt(name="good", attempt=1)]
+
+    async with ControlPlane.open(tmp_path, engine=engine) as plane:
+        await take_back(plane)
+        assert engine.released == ["bad/1"]
+        assert engine.put_aside == []  # the job may be mended: its folder stays
+        with pytest.raises(WireError, match="clary quarantine show") as told:
+            await plane.describe("bad")
+        assert (told.value.code, told.value.http_status) == ("ValidationException", 400)
+        with pytest.raises(WireError, match="must be unique"):
+            await plane.create("bad")
+        assert (await plane.describe("good"))["TrainingJobStatus"] == "InProgress"
+        listed = await plane.call("sagemaker", "ListTrainingJobs")
+        assert [item["TrainingJobName"] for item in listed["TrainingJobSummaries"]] == ["good"]
+        await plane.run_to_end("good")
+        assert (await plane.describe("good"))["TrainingJobStatus"] == "Completed"
+
+
+@pytest.mark.parametrize("is_read_first", [True, False])
+async def test_a_row_that_is_ruined_under_the_service_is_mended(tmp_path: Path, *, is_read_first: bool) -> None:
+    async with ControlPlane.open(tmp_path) as plane:
+        await plane.create("job")
+        await plane.passes()
+        agent = plane.agent("job")
+        await agent.report(HostPhase.PREPARING)
+        await ruin(plane, "job")
+        if is_read_first:
+            with pytest.raises(JobUnreadable):
+                await plane.job("job")
+            await plane.passes()
+        await agent.report(HostPhase.RUNNING)
+        assert (await plane.job("job")).secondary_status.value == "Training"
+        (entry,) = await plane.store.quarantine.entries()
+        assert not entry.is_held
+
+
+async def test_hosts_of_jobs_that_nobody_knows_are_taken_back_and_put_aside(tmp_path: Path) -> None:
+    async with ControlPlane.open(tmp_path) as plane:
+        plane.engine.held = [
+            HeldAttempt(name="unknown", attempt=2),
+            HeldAttempt(name="pool_0123456789ab", attempt=1),
+        ]
+        await take_back(plane)
+        assert plane.engine.released == ["unknown/2"]
+        assert plane.engine.released_pools == ["pool_0123456789ab"]
+        assert plane.engine.put_aside == ["unknown"]

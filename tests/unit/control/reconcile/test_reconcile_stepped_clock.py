@@ -1,0 +1,154 @@
+"""A wall clock that is set while jobs live: deadlines keep their length, bills their seconds, and nobody is ended."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from clary.contract import clock as clock_module
+from clary.contract.agent_protocol import HostPhase
+from clary.contract.clock import ClockAnchor
+from clary.contract.statuses import WarmPoolStatus
+from clary.control.jobs import warm_pools
+from clary.testing.control_plane import ControlPlane, FakeAgent
+from clary.testing.fake_clock import START, FakeClock
+
+DAY_S = 86_400.0
+STEPS = [60.0, 3600.0, DAY_S, -60.0, -3600.0, -DAY_S]
+SPOT = {"EnableManagedSpotTraining": True, "CheckpointConfig": {"S3Uri": "s3://bucket/kept"}}
+
+pytestmark = pytest.mark.parametrize("step_s", STEPS)
+
+
+@pytest.fixture
+async def plane(tmp_path: Path) -> AsyncIterator[ControlPlane]:
+    async with ControlPlane.open(tmp_path) as plane:
+        yield plane
+
+
+def step(clock: FakeClock, seconds: float) -> None:
+    clock.set_time_of_day(clock.now() + timedelta(seconds=seconds))
+
+
+async def running(plane: ControlPlane, **members: object) -> FakeAgent:
+    await plane.create(**members)
+    await plane.passes()
+    agent = plane.agent()
+    for phase in (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING):
+        await agent.report(phase)
+    return agent
+
+
+async def pass_time(plane: ControlPlane, seconds: float) -> None:
+    """Let time pass while the only agent is heard."""
+    plane.clock.advance(seconds)
+    await plane.agent().report()
+    await plane.passes()
+
+
+async def status(plane: ControlPlane) -> str:
+    return str((await plane.describe())["SecondaryStatus"])
+
+
+async def test_max_runtime_lasts_as_long_as_it_says(plane: ControlPlane, step_s: float) -> None:
+    await running(plane, StoppingCondition={"MaxRuntimeInSeconds": 100})
+    step(plane.clock, step_s)
+    await pass_time(plane, 99)
+    assert await status(plane) == "Training"
+    await pass_time(plane, 2)
+    assert (await plane.job()).end_cause is not None
+
+
+@pytest.mark.parametrize(
+    ("limit", "more"), [("MaxWaitTimeInSeconds", SPOT), ("MaxPendingTimeInSeconds", {})], ids=["wait", "pending"]
+)
+async def test_waiting_lasts_as_long_as_it_says(
+    plane: ControlPlane, step_s: float, limit: str, more: dict[str, object]
+) -> None:
+    condition = {"MaxRuntimeInSeconds": 7200, limit: 7300}
+    plane.market.set_capacity(0)
+    plane.engine.launch_errors = []
+    await plane.create("blocker", num_hosts=4)
+    await plane.passes()
+    await plane.create(StoppingCondition=condition, **more)
+    step(plane.clock, step_s)
+    plane.clock.advance(7290)
+    await plane.passes()
+    assert (await plane.describe())["TrainingJobStatus"] == "InProgress"
+    plane.clock.advance(20)
+    await plane.passes()
+    assert (await plane.describe())["TrainingJobStatus"] == "Stopped"
+
+
+async def test_the_bill_counts_what_was_worked(plane: ControlPlane, step_s: float) -> None:
+    agent = await running(plane)
+    await pass_time(plane, 50)
+    step(plane.clock, step_s)
+    await pass_time(plane, 50)
+    plane.clock.advance(10)
+    for phase in (HostPhase.EXITED, HostPhase.DONE):
+        await agent.report(phase, exits=(plane.exit_of(0),), uploaded=agent.model_uris(phase))
+    facts = await plane.describe()
+    assert facts["TrainingJobStatus"] == "Completed"
+    assert (facts["TrainingTimeInSeconds"], facts["BillableTimeInSeconds"]) == (110, 110)
+    assert facts["CreationTime"] == START
+
+
+async def test_the_grace_of_a_stop_lasts_as_long_as_it_says(plane: ControlPlane, step_s: float) -> None:
+    await running(plane)
+    await plane.stop()
+    step(plane.clock, step_s)
+    await pass_time(plane, 120 + 60 - 1)
+    assert (await plane.describe())["TrainingJobStatus"] == "Stopping"
+    await pass_time(plane, 2)
+    assert (await plane.describe())["TrainingJobStatus"] in ("Stopped", "Failed")
+
+
+async def test_a_restart_of_the_service_forgets_no_second(tmp_path: Path, step_s: float) -> None:
+    clock = FakeClock()
+    async with ControlPlane.open(tmp_path, clock=clock) as plane:
+        await running(plane, StoppingCondition={"MaxRuntimeInSeconds": 100})
+        engine = plane.engine
+        await pass_time(plane, 60)
+    step(clock, step_s)
+    async with ControlPlane.open(tmp_path, clock=clock, engine=engine) as plane:
+        await pass_time(plane, 39)
+        assert await status(plane) == "Training"
+        await pass_time(plane, 2)
+        assert (await plane.job()).end_cause is not None
+
+
+async def test_after_a_boot_of_the_machine_times_never_go_back(
+    tmp_path: Path, step_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    async with ControlPlane.open(tmp_path, clock=clock) as plane:
+        await running(plane)
+        before = (await plane.job()).modified_at
+    step(clock, step_s)
+    monkeypatch.setattr(clock_module, "boot_id", lambda: "another boot")
+    async with ControlPlane.open(tmp_path, clock=clock) as plane:
+        job = await plane.job()
+        assert job.anchor is not None
+        assert job.anchor.holds
+        assert plane.hub.now_of(job) == max(before, clock.now())
+        other = replace(job, anchor=ClockAnchor(boot_id="a third", monotonic_s=0, wall=START))
+        assert plane.hub.now_of(other) == clock.now()
+
+
+async def test_a_warm_pool_waits_as_long_as_it_says(plane: ControlPlane, step_s: float) -> None:
+    resources = {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1}
+    await plane.create(ResourceConfig={**resources, "KeepAlivePeriodInSeconds": 600})
+    await plane.passes()
+    agent = plane.agent()
+    for phase in (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING, HostPhase.EXITED, HostPhase.DONE):
+        await agent.report(phase, exits=(plane.exit_of(0),), uploaded=agent.model_uris(phase))
+    job = await plane.job()
+    assert job.warm_pool is not None
+    assert job.warm_pool.status is WarmPoolStatus.AVAILABLE
+    step(plane.clock, step_s)
+    for seconds, is_over in ((599, False), (2, True)):
+        plane.clock.advance(seconds)
+        assert bool(warm_pools.why_over(job, now=plane.hub.now_of(job))) == is_over
