@@ -19,6 +19,7 @@ from host_world import HostWorld, eventually, pids_with
 from clary.agent.environments import requirements
 from clary.agent.environments.installation import InstallationWorld
 from clary.agent.environments.requirements import PreparedEnvironment, prepare_environment
+from clary.agent.host.interpreter_folders import interpreter_binds
 from clary.contract.errors import AgentError, Fault
 from clary.contract.launch_plan import Environment
 
@@ -69,6 +70,7 @@ class Lab:
         image = world.base / "image"
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(image)], check=True)
         self.image = Environment(name="image", python=str(image / "bin" / "python"), image="x")
+        self.interpreter = interpreter_binds(image, self.image.python, hidden=self.home)
         (library,) = image.glob("lib/python3*/site-packages")
         self.module = library / "alpha.py"
         self.module.write_text("V = 1\n")
@@ -102,7 +104,9 @@ class Lab:
         index: Path | None = None,
         **options: object,
     ) -> PreparedEnvironment:
-        sandbox = self.world.sandbox(own_network=True, memory_bytes=memory_bytes, hidden_folders=(str(self.home),))
+        sandbox = self.world.sandbox(
+            own_network=True, memory_bytes=memory_bytes, hidden_folders=(str(self.home),), binds=self.interpreter
+        )
         machine = {"PATH": os.environ["PATH"], "HOME": str(self.home)}
         machine |= {"PIP_NO_INDEX": "1"} if index is None else {"UV_DEFAULT_INDEX": index.as_uri()}
         return prepare_environment(
@@ -340,7 +344,7 @@ return {}
 """
     lab.module.write_text("SLOW = 1\n")
     source = lab.source(attack)
-    sandbox = lab.world.sandbox(hidden_folders=(str(lab.home),))
+    sandbox = lab.world.sandbox(hidden_folders=(str(lab.home),), binds=lab.interpreter)
     world = InstallationWorld(sandbox=sandbox, proxies={}, is_offline=True)
     machine = {"PATH": os.environ["PATH"], "HOME": str(lab.home), "PIP_NO_INDEX": "1"}
     arguments = (lab.image, source / "requirements.txt", lab.caches)
