@@ -78,8 +78,10 @@ def put(kind: str, place: Path, target: Path) -> None:
         case "pipe":
             os.mkfifo(place)
         case "socket":
+            folder = os.open(place.parent, os.O_PATH)  # a socket's path has at most 107 bytes
             with socket.socket(socket.AF_UNIX) as end:
-                end.bind(str(place))
+                end.bind(f"/proc/self/fd/{folder}/{place.name}")
+            os.close(folder)
         case "folder":
             place.mkdir()
         case "file":

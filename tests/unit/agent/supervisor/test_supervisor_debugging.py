@@ -1,7 +1,6 @@
 """What a host does with saved tensors: mirrors and rules begin and end with the program, and never stand in its way."""
 
 import contextlib
-import os
 from dataclasses import replace
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from clary.agent.supervisor import rule_world
 from clary.agent.supervisor.fact_board import FactBoard
 from clary.agent.supervisor.host_debugging import END_OF_JOB, HostDebugging
+from clary.contract.beneath import Folder
 from clary.contract.clock import SystemClock
 from clary.contract.job_rules import MirrorPlan, RulePlan
 from clary.testing.launch_plans import make_hosts, make_plan
@@ -37,11 +37,8 @@ class FakeMirror:
 
     @contextlib.contextmanager
     def opened(self):
-        descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
+        with Folder.at(self.folder) as folder:
+            yield folder
 
     def hurry(self):
         self.calls.append("hurry")

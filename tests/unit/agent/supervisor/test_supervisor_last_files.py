@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,6 +13,7 @@ from fake_steps import FakeSteps
 
 from clary.agent.supervisor import program_companions
 from clary.contract.agent_protocol import HostPhase, OrderKind
+from clary.contract.beneath import Folder
 from clary.contract.job_rules import MirrorPlan
 from clary.testing.fake_service import FakeService
 
@@ -40,12 +40,9 @@ class FakeSlowMirror:
         self.calls.append("start")
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[int]:
-        descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
+    def opened(self) -> Iterator[Folder]:
+        with Folder.at(self.folder) as folder:
+            yield folder
 
     def hurry(self) -> None:
         self.calls.append("hurry")
