@@ -22,6 +22,7 @@ SETTINGS = f"""
 max_hosts = 8
 memory_overcommit = 32.0
 stop_grace_s = 10.0
+visible_folders = "{TRAIN_PYTHON.parents[2]}"  # programs start interpreters of other environments
 [images]
 "team/bring-your-own:*" = "train"
 "team/remote:*" = "sdk2"

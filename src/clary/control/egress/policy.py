@@ -6,6 +6,7 @@ listens at the target, because nobody has looked.
 
     an entry of `reachable_networks` covers it    -> connected; of this machine only by a port of the entry's own
     an address of the internet, port 443          -> connected where setting `internet` is on
+    pypi.org and where its files lie, port 443    -> the same, wherever DNS says that they are, but not on this machine
     everything else                               -> refused
 """
 
@@ -18,6 +19,8 @@ from clary.control.egress.addresses import Address, is_internet, is_never, plain
 from clary.control.egress.entries import Reachable, is_name, literal
 
 INTERNET_PORT = 443
+# pip's and uv's own index: where a company's DNS puts a mirror in its place, that mirror is what programs are to get.
+INDEX_NAMES = frozenset({"pypi.org", "files.pythonhosted.org"})
 ADVICE = "the owner of the service may name it in setting reachable_networks"
 
 
@@ -96,7 +99,8 @@ class EgressPolicy:
             if is_never(address) or is_ours:
                 return Decision(reason=self._why_not(name, port))
             covered = any(self._covers(entry, name, address, port, is_here=here) for entry in self.reachable)
-            if not covered and not (by_internet and not here and is_internet(address)):
+            is_offered = by_internet and not here and (is_internet(address) or name in INDEX_NAMES)
+            if not covered and not is_offered:
                 return Decision(reason=self._why_not(name, port))
         return Decision(tuple(dict.fromkeys(resolved)))
 

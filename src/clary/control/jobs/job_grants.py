@@ -22,6 +22,7 @@ from clary.control.permissions.grants import Grants, Place
 COMPONENT_SUFFIX, TRIAL_SUFFIX = "-aws-training-job", "-aws-trial"
 RUN_GROUP = "default-run-group-{}"  # trial that `sagemaker.experiments.Run` keeps an experiment's runs in
 ARTIFACTS_FOLDER = "trial-component-artifacts"  # where Run stores files, below the default bucket
+RUN_ARGUMENT = "--run_in_context"  # of functions that `@remote` sends within a Run
 MAX_TEXT = 1 << 20  # of what is searched for addresses
 
 # To the end of the text, a quote or what no address holds; or to a gap behind which the next address begins.
@@ -46,19 +47,21 @@ def grants_of(job: TrainingJob, *, default_bucket: str) -> Grants:
     """
     request = JobRequest(job.request)
     config = job.request.get("ExperimentConfig") or {}
-    experiment, run = str(config.get("ExperimentName") or ""), str(config.get("RunName") or "")
-    components = {job.name + COMPONENT_SUFFIX, run}
+    experiments = {str(config.get("ExperimentName") or "")}
+    components = {job.name + COMPONENT_SUFFIX, str(config.get("RunName") or "")}
+    for experiment, run in _runs_around(request):
+        experiments.add(experiment)
+        components |= {run, f"{experiment}-{run}"}  # the second is what Run calls its component
     artifacts = [Place(default_bucket, f"{ARTIFACTS_FOLDER}/{name}") for name in sorted(components) if name]
     trials = {job.name + TRIAL_SUFFIX, str(config.get("TrialName") or "")}
-    if experiment:
-        trials.add(RUN_GROUP.format(experiment))
+    trials |= {RUN_GROUP.format(experiment) for experiment in experiments if experiment}
     return Grants(
         job_name=job.name,
         job_arn=job.arn,
         job_id=f"{job.name}:{job.created_at.isoformat()}",
         reads=_unique(_reads(request)),
         writes=_unique([*_outputs(request), *artifacts, *_named(request)]),
-        experiments=_lowered({experiment}),
+        experiments=_lowered(experiments),
         trials=_lowered(trials),
         components=_lowered(components),
     )
@@ -106,6 +109,19 @@ def _named(request: JobRequest) -> Iterator[Place]:
     for text in texts:
         for value in _text_of(text):
             yield from places_in(value)
+
+
+def _runs_around(request: JobRequest) -> Iterator[tuple[str, str]]:
+    """Yield experiment and run within which a function was sent by `@remote`, as the SDKs hand them to its job."""
+    arguments = request.request.get("AlgorithmSpecification", {}).get("ContainerArguments") or ()
+    for name, value in zip(arguments, arguments[1:], strict=False):
+        if name == RUN_ARGUMENT:
+            try:
+                context = json.loads(value)
+            except ValueError:
+                continue
+            if isinstance(context, dict) and context.get("experiment_name") and context.get("run_name"):
+                yield str(context["experiment_name"]), str(context["run_name"])
 
 
 def _text_of(value: str) -> Iterator[str]:

@@ -227,3 +227,21 @@ def test_addresses_inside_others_are_taken_out():
     assert str(plain("::ffff:127.0.0.1")) == "127.0.0.1"
     assert str(plain("64:ff9b::7f00:1")) == "127.0.0.1"
     assert str(plain("fe80::1%eth0")) == "fe80::1"
+
+
+@pytest.mark.parametrize(
+    ("name", "address", "is_allowed"),
+    [
+        ("pypi.org", "10.9.0.1", True),
+        ("files.pythonhosted.org", "203.0.113.80", True),
+        ("pypi.org", "192.168.7.1", False),
+        ("pypi.org", "127.0.0.1", False),
+        ("pypi.org", "169.254.169.254", False),
+        ("pypi.org.example", "10.9.0.1", False),
+    ],
+)
+def test_a_mirror_that_stands_in_for_the_package_index_is_reached(name, address, is_allowed):
+    policy = EgressPolicy(has_internet=True)
+    decision = policy.judge(name, 443, [address], is_own=OWN.__contains__)
+    assert decision.is_allowed is is_allowed
+    assert not EgressPolicy(has_internet=False).judge(name, 443, [address], is_own=OWN.__contains__).is_allowed

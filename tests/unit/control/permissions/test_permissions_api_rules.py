@@ -1,8 +1,9 @@
 """What the key of a job may call: every operation that the service answers, on itself and on others."""
 
 import pytest
-from job_key import ARN, GRANTS
+from job_key import GRANTS, REQUEST, job_of
 
+from clary.control.jobs.job_grants import grants_of
 from clary.control.permissions.api_rules import RULES, decide
 from clary.control.permissions.tracking_rules import OPERATIONS
 from clary.control.services.dispatch import HANDLERS
@@ -201,3 +202,15 @@ def test_every_operation_of_the_service_is_decided_on_purpose():
         )
     } | {("logs", "PutRetentionPolicy"), ("logs", "DeleteRetentionPolicy"), ("iam", "SimulatePrincipalPolicy")}
     assert set(HANDLERS) - set(RULES) - OPERATIONS - {("sagemaker", "ListTags")} == owners_alone
+
+
+def test_a_function_that_is_sent_within_a_run_may_log_to_that_run():
+    arguments = ["--region", "us-west-2", "--run_in_context", '{"experiment_name": "Digits", "run_name": "only"}']
+    algorithm = {**REQUEST["AlgorithmSpecification"], "ContainerArguments": arguments}
+    request = {**REQUEST, "AlgorithmSpecification": algorithm, "ExperimentConfig": {}}
+    grants = grants_of(job_of(request), default_bucket="clary")
+    assert grants.experiments == {"digits"}
+    assert "digits-only" in grants.components
+    assert "default-run-group-digits" in grants.trials
+    broken = {**request, "AlgorithmSpecification": {**algorithm, "ContainerArguments": ["--run_in_context", "{"]}}
+    assert grants_of(job_of(broken), default_bucket="clary").experiments == frozenset()
