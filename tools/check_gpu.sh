@@ -5,7 +5,7 @@ set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 for python in "${PYTHON:-python3}" python3.13 python3.12 python3.11; do
     if command -v "$python" >/dev/null && "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-        exec env PYTHONPATH="$here" "$python" -m tools.gpu_checks "$@"
+        exec env PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}" "$python" -m tools.gpu_checks "$@"
     fi
 done
 echo "check_gpu.sh: no Python 3.11 or newer: set PYTHON to one that has torch" >&2

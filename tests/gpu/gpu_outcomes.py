@@ -16,6 +16,7 @@ def failure_of(program: Path, function: str, size: int, *, only: str = "") -> st
 
     Ranks share a GPU where there are fewer than ranks: each is told that it is the first of its host.
     """
+    paths = (ROOT / "src", ROOT / "src/clary/compat", ROOT / "tests/gpu", ROOT / "tests/integration")
     variables = {
         "RANK": "{rank}",
         "WORLD_SIZE": str(size),
@@ -23,9 +24,7 @@ def failure_of(program: Path, function: str, size: int, *, only: str = "") -> st
         "LOCAL_WORLD_SIZE": "1",
         "CLARY_PARALLEL_TIMEOUT_S": "20",
         "CLARY_TEST_ONLY": only,
-        "PYTHONPATH": ":".join(
-            map(str, (ROOT / "src", ROOT / "src/clary/compat", ROOT / "tests/gpu", ROOT / "tests/integration"))
-        ),
+        "PYTHONPATH": ":".join([*map(str, paths), os.environ.get("PYTHONPATH", "")]).rstrip(":"),
     }
     if os.environ.get("CLARY_CUDA_ON_CPU"):
         variables["CLARY_CUDA_ON_CPU"] = "1"

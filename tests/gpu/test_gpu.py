@@ -12,8 +12,7 @@ from torch_ranks import TRAIN_PYTHON, names
 
 HERE = Path(__file__).parent
 PROGRAMS = (
-    ("gpu_collectives_program.py", 2),
-    ("gpu_training_program.py", 2),
+    ("gpu_ranks_program.py", 2),
     ("gpu_single_program.py", 1),
     ("gpu_hand_over_program.py", 2),
 )

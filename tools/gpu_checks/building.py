@@ -43,11 +43,15 @@ def main() -> None:
         except subprocess.CalledProcessError as error:
             said.append(f"{way} failed: {(error.stdout + error.stderr)[-1500:]}")
             continue
+        said.append(f"built with {way}")
+        if os.environ.get("CLARY_CUDA_ON_CPU") and installed.exists():
+            tell(PASSED, "; ".join([*said, "a rehearsal leaves the library that is there"]))
+            return
         # A process that has the old library loaded keeps it; the new one takes its place in one step.
         new = installed.with_name(f".{_LIBRARY}.new")
         shutil.copy(built, new)
         new.replace(installed)
-        tell(PASSED, "; ".join([*said, f"built with {way}"]))
+        tell(PASSED, "; ".join(said))
         return
     tell(FAILED, "\n".join(said))
 

@@ -47,7 +47,7 @@ def environment_of_checks(python: str, *, is_rehearsal: bool) -> dict[str, str]:
     """Return the variables of a check: the project's own source, and the interpreter of its ranks."""
     paths = (ROOT, ROOT / "src", ROOT / "src/clary/compat", ROOT / "tests/gpu", ROOT / "tests/integration")
     ours = {
-        "PYTHONPATH": ":".join(map(str, paths)),
+        "PYTHONPATH": ":".join([*map(str, paths), os.environ.get("PYTHONPATH", "")]).rstrip(":"),
         "PYTHONDONTWRITEBYTECODE": "1",
         "CLARY_TEST_TRAIN_PYTHON": python,
         "CLARY_PARALLEL_TIMEOUT_S": "20",
