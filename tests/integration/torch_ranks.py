@@ -2,7 +2,7 @@
 
 A program is a file of functions `test_...(rank, size)`. `names` reads them without importing it. `outcomes` starts the
 ranks once a session; every function gets a default group of its own, and every rank tells how each ended. Ran as a
-script, this file is one rank.
+script, this file is one rank. CLARY_TEST_ONLY names one function; without it all run.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def _be_rank(program: Path, rank: int, size: int, folder: Path) -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     with (folder / f"told-{rank}").open("w", encoding="utf-8") as told:
-        for name in names(program):
+        only = os.environ.get("CLARY_TEST_ONLY")
+        for name in [only] if only else names(program):
             failure = None
             faulthandler.dump_traceback_later(_STUCK_S)
             _await_all(folder, name, rank, size)

@@ -12,9 +12,12 @@ from dataclasses import replace
 import torch.distributed as dist
 
 from clary.train.collective.adapters.torch.store import TorchStore
+from clary.train.collective.bootstrap.hosts import host_identity
 from clary.train.collective.bootstrap.streams import connect_streams
 from clary.train.collective.settings import CollectiveSettings
 from clary.train.parallel.mesh import Along, Axis
+from clary.train.parallel.pipeline.hand_over import HandOver, agree, own_seat
+from clary.train.parallel.pipeline.lending import CudaLender
 from clary.train.parallel.pipeline.links import Links
 from clary.train.parallel.pipeline.server import Neighbours, Serve, Server
 from clary.train.parallel.runtime import Runtime
@@ -50,10 +53,22 @@ def open_server(runtime: Runtime, serve: Serve) -> Server:
         names=tuple(f"rank {one} (pipeline rank {mesh.coordinate(one, Axis.PP)})" for one in ranks),
     )
     return Server(
-        Links(streams, timeout_s=runtime.timeout_s),
+        Links(streams, timeout_s=runtime.timeout_s, hand_over=_agree_on_hand_over(runtime, linked)),
         neighbours,
         serve=serve,
         policy=configuration.pipeline,
         max_active=configuration.active_microbatches,
         timeout_s=runtime.timeout_s,
+    )
+
+
+def _agree_on_hand_over(runtime: Runtime, linked: Along) -> HandOver | None:
+    """Decide with the ranks of the links which tensors stay in the memory of GPUs."""
+    host = host_identity(CollectiveSettings.from_environment(os.environ), runtime.rank)
+    seat = own_seat(runtime.device, host)
+    return agree(
+        runtime.mesh.group(linked, runtime.rank).index(runtime.rank),
+        seat,
+        lambda: CudaLender(runtime.device, seat.visible),
+        lambda value: runtime.groups.allgather(value, linked),
     )

@@ -13,14 +13,16 @@ for, which returns at once, and its tensor let go; what is left is waited for at
 [Note: shapes] Dtypes and shapes of a link are told once, ahead of its first tensors. Gradients have the shapes of what
 they are gradients of.
 
-[Note: host memory] Tensors travel in host memory, matched by tag, as gloo, smddp and MPI do; a GPU's are copied. NCCL
-matches by order alone, and two ranks that send to each other at once would wait for each other.
+[Note: host memory] Tensors travel in host memory, matched by tag, as gloo, smddp and MPI do; a GPU's are copied. Where
+ranks agreed that they lend each other memory of their GPUs (`hand_over`), what stands for a tensor travels in its
+place. NCCL matches by order alone, and two ranks that send to each other at once would wait for each other.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -30,12 +32,15 @@ import torch
 import torch.distributed as dist
 
 from clary.train.parallel.errors import RankLost
+from clary.train.parallel.pipeline.hand_over import HandOver
+from clary.train.parallel.pipeline.lending import arrived
 from clary.train.parallel.pipeline.schedule import Action, Kind, Schedule, needs
 
 Tensors = tuple[torch.Tensor, ...]
 
 MAX_TENSORS = 16  # between two stages
 _HEAD_BYTES = 4096  # of the text in which shapes are told
+_RECORD_BYTES = 2048  # of what stands for a tensor that is lent
 # Tags of pipelines lie above those that scripts and `groups` use.
 _FIRST_HEAD_TAG, _FIRST_TENSOR_TAG = 1 << 16, 1 << 17
 _END_TAG, _NEVER_TAG = (1 << 16) - 1, (1 << 16) - 2
@@ -70,6 +75,10 @@ class _Shape:
     sizes: tuple[int, ...]
     wants_gradient: bool
 
+    @property
+    def num_bytes(self) -> int:
+        return int(math.prod(self.sizes) * self.dtype.itemsize)
+
 
 @dataclass
 class _Send:
@@ -85,12 +94,22 @@ class Exchange:
         group: the ranks of the schedule, in its order; see [Note: host memory].
         device: where received tensors are to be.
         timeout_s: of one wait.
+        hand_over: what goes to whom in the memory of GPUs; None: nothing.
     """
 
-    def __init__(self, schedule: Schedule, group: dist.ProcessGroup, *, device: torch.device, timeout_s: float) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        group: dist.ProcessGroup,
+        *,
+        device: torch.device,
+        timeout_s: float,
+        hand_over: HandOver | None = None,
+    ) -> None:
         self._schedule = schedule
         self._group = group
         self._device = device
+        self._hand_over = hand_over
         self._timeout = timedelta(seconds=timeout_s)
         self._members = dist.get_process_group_ranks(group)
         self.rank = dist.get_rank(group)
@@ -122,7 +141,7 @@ class Exchange:
         if transfer.is_activation:
             self._tell_shapes(transfer, tensors)
         for number, tensor in enumerate(tensors):
-            self._post_send(transfer, tensor.detach().to("cpu").contiguous(), self._tag(transfer, number))
+            self._post_send(transfer, self._ready_to_go(transfer, tensor.detach()), self._tag(transfer, number))
 
     def post(self, transfer: Transfer) -> None:
         """Get ready to receive something, if its shape is known and that was not done yet."""
@@ -130,7 +149,7 @@ class Exchange:
         if self.is_local(transfer) or transfer in self._posted or shapes is None:
             return
         self._posted[transfer] = [
-            self._post_receive(transfer, torch.empty(shape.sizes, dtype=shape.dtype), self._tag(transfer, number))
+            self._post_receive(transfer, self._room_for(transfer, shape), self._tag(transfer, number))
             for number, shape in enumerate(shapes)
         ]
 
@@ -148,7 +167,9 @@ class Exchange:
         for work, _ in received:
             self._wait(work, self._receiving(transfer))
         self._release_sends(transfer)
-        tensors = [tensor.to(self._device) for _, tensor in received]
+        shapes = self._shapes_of(transfer)
+        assert shapes is not None
+        tensors = [self._arrived(transfer, shape, tensor) for shape, (_, tensor) in zip(shapes, received, strict=True)]
         if transfer.is_activation:
             for tensor, shape in zip(tensors, self._shapes[_link(transfer)], strict=True):
                 tensor.requires_grad_(shape.wants_gradient)
@@ -248,6 +269,31 @@ class Exchange:
         self._wait(work, self._receiving(transfer))
         told = json.loads(head.numpy().tobytes())
         return [_Shape(getattr(torch, name.removeprefix("torch.")), tuple(sizes), wants) for name, sizes, wants in told]
+
+    # Memory of GPUs that is lent.
+
+    def _ready_to_go(self, transfer: Transfer, tensor: torch.Tensor) -> torch.Tensor:
+        hand_over, rank = self._hand_over, self._rank_of[transfer.sink.stage]
+        if hand_over is None or not hand_over.is_lent_to(rank, tensor.nbytes):
+            return tensor.to("cpu").contiguous()
+        record = hand_over.lender.lend(tensor)
+        if len(record) > _RECORD_BYTES:
+            raise ValueError(f"what stands for a lent tensor has {len(record)} bytes; expected at most {_RECORD_BYTES}")
+        return torch.frombuffer(bytearray(record.ljust(_RECORD_BYTES, b"\0")), dtype=torch.uint8)
+
+    def _room_for(self, transfer: Transfer, shape: _Shape) -> torch.Tensor:
+        if self._is_lent(transfer, shape):
+            return torch.empty(_RECORD_BYTES, dtype=torch.uint8)
+        return torch.empty(shape.sizes, dtype=shape.dtype)
+
+    def _arrived(self, transfer: Transfer, shape: _Shape, tensor: torch.Tensor) -> torch.Tensor:
+        if self._hand_over is not None and self._is_lent(transfer, shape):
+            tensor = self._hand_over.lender.borrow(bytes(tensor.tolist()))
+        return arrived(tensor, self._device)
+
+    def _is_lent(self, transfer: Transfer, shape: _Shape) -> bool:
+        rank = self._rank_of[transfer.source.stage]
+        return self._hand_over is not None and self._hand_over.is_lent_by(rank, shape.num_bytes)
 
     # torch.distributed, and what is said of its failures.
 

@@ -12,6 +12,7 @@ simulated before it runs; a step that fails anywhere fails on all ranks.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,8 +21,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from clary.train.collective.bootstrap.hosts import host_identity
+from clary.train.collective.settings import CollectiveSettings
 from clary.train.parallel.errors import ParallelError, RankLost
 from clary.train.parallel.pipeline.exchange import Exchange, Tensors, Transfer, transfer_to
+from clary.train.parallel.pipeline.hand_over import HandOver, agree, own_seat
+from clary.train.parallel.pipeline.lending import CudaLender
 from clary.train.parallel.pipeline.record import ActionRun, Run
 from clary.train.parallel.pipeline.schedule import Action, Kind, Schedule, simulate
 from clary.train.parallel.pipeline.stage import Stage
@@ -44,7 +49,8 @@ class Pipeline:
         schedule: for as many ranks as the group has, in its order.
         group: carries tensors in host memory and matches them by tag, as gloo and smddp do.
         loss_fn: of what the last stage gives and the microbatch's targets; a mean over the microbatch, of one element.
-        device: of the stages.
+        device: of the stages; of one kind on all ranks. Between GPUs of one host tensors stay in their memory where
+            that can be; see `hand_over`.
         timeout_s: of every wait for another rank.
         ends_together: whether a step ends when all ranks have done their lists. Then all get the losses, and a rank
             that ends in its last actions is noticed at once; otherwise ranks go on when they are done, only the rank of
@@ -81,7 +87,9 @@ class Pipeline:
         self._device = device or torch.device("cpu")
         self._ends_together = ends_together
         self._stages = {index: Stage(module, index) for index, module in stages.items()}
-        self._exchange = Exchange(schedule, group, device=self._device, timeout_s=timeout_s)
+        self._exchange = Exchange(
+            schedule, group, device=self._device, timeout_s=timeout_s, hand_over=_agree(group, self._device)
+        )
         self._actions = schedule.ranks[self.rank]
         self._inputs: list[Any] = []
         self._targets: list[Any] = []
@@ -240,6 +248,21 @@ class Pipeline:
                 f"tensors whose length along axis 0 is a multiple of {num_microbatches} microbatches"
             )
         return value.to(self._device).chunk(num_microbatches) if len(value) else [value] * num_microbatches
+
+
+def _agree(group: dist.ProcessGroup, device: torch.device) -> HandOver | None:
+    """Decide with the other ranks which tensors stay in the memory of GPUs."""
+    if device.type != "cuda":
+        return None
+    rank = dist.get_rank(group)
+    seat = own_seat(device, host_identity(CollectiveSettings.from_environment(os.environ), rank))
+
+    def gather(value: Any) -> list[Any]:
+        gathered: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(gathered, value, group=group)
+        return gathered
+
+    return agree(rank, seat, lambda: CudaLender(device, seat.visible), gather)
 
 
 def _described(value: Any) -> str:

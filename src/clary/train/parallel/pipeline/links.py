@@ -15,9 +15,10 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from clary.train.parallel.pipeline.hand_over import HandOver
 from clary.train.parallel.pipeline.messages import HEAD_LENGTH, MAX_HEAD_BYTES, Message, decode, encode
 
 _MOST_BUFFERS = 1024  # that one call of sendmsg takes: IOV_MAX of Linux
@@ -37,10 +38,14 @@ class Links:
     Args:
         streams: connected and blocking, by peer; they belong to the links.
         timeout_s: for a peer to take a message.
+        hand_over: what goes to which peer in the memory of GPUs; None: nothing.
     """
 
-    def __init__(self, streams: Mapping[int, socket.socket], *, timeout_s: float) -> None:
+    def __init__(
+        self, streams: Mapping[int, socket.socket], *, timeout_s: float, hand_over: HandOver | None = None
+    ) -> None:
         self._streams = dict(streams)
+        self._hand_over = hand_over
         self._locks = {peer: threading.Lock() for peer in streams}
         self._timeout_s = timeout_s
         self._inbox: queue.SimpleQueue[tuple[int, Message | PeerLost]] = queue.SimpleQueue()
@@ -59,7 +64,7 @@ class Links:
         stream = self._streams[peer]
         try:
             with self._locks[peer]:
-                _send_all(stream, encode(message))
+                _send_all(stream, encode(message, self._lend_to(peer)))
         except OSError as error:
             raise PeerLost(peer, f"sending {message.subject.value} failed: {error.strerror or error}") from error
 
@@ -85,6 +90,17 @@ class Links:
                 stream.shutdown(socket.SHUT_RDWR)
             stream.close()
 
+    def _lend_to(self, peer: int) -> Callable[[Any], bytes | None] | None:
+        hand_over = self._hand_over
+        if hand_over is None:
+            return None
+
+        def lend(tensor: Any) -> bytes | None:
+            is_lent = tensor.device == hand_over.lender.device and hand_over.is_lent_to(peer, tensor.nbytes)
+            return hand_over.lender.lend(tensor) if is_lent else None
+
+        return lend
+
     def _read(self, peer: int, stream: socket.socket) -> None:
         def fill(buffer: Any) -> None:
             view = memoryview(buffer)
@@ -95,6 +111,7 @@ class Links:
                     raise EOFError
                 view = view[count:]
 
+        borrow = None if self._hand_over is None else self._hand_over.lender.borrow
         length = bytearray(HEAD_LENGTH.size)
         try:
             while True:
@@ -104,7 +121,7 @@ class Links:
                     raise OSError(f"a head of {num_bytes} bytes")
                 head = bytearray(num_bytes)
                 fill(head)
-                self._inbox.put((peer, decode(bytes(head), fill)))
+                self._inbox.put((peer, decode(bytes(head), fill, borrow)))
         except EOFError:
             words = "its process has ended"
         except Exception as error:  # noqa: BLE001 - told to whoever waits

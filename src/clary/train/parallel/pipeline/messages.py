@@ -5,6 +5,8 @@ Where: `links` sends and receives; `server` makes messages and acts on them.
 Tensors are taken out of nested arguments and results (lists, tuples, named tuples, dicts, dataclasses such as
 transformers' outputs) and put back at the other end; all else is pickled. Peers have proved who they are (`links`), and
 run the same program: what they pickle is trusted.
+
+A tensor of a GPU may be lent instead (`hand_over`): then the head has what stands for it, and nothing lies behind.
 """
 
 from __future__ import annotations
@@ -42,6 +44,10 @@ class Subject(Enum):
     ABORT = "abort"  # the step failed; body is text
 
 
+# Whose tensors the receiver wants on its device; what a step returns is in host memory on all ranks but the first.
+_ON_DEVICE = (Subject.FORWARD, Subject.BACKWARD, Subject.OUTPUT)
+
+
 @dataclass(frozen=True)
 class CallId:
     """One call of a module by another rank.
@@ -76,6 +82,13 @@ class Slot:
     """Stands for a tensor in a structure from which tensors were taken."""
 
     place: int
+
+
+@dataclass(frozen=True)
+class Loan:
+    """Stands in a head for a tensor whose values stay in the memory of a GPU; see `lending`."""
+
+    record: bytes
 
 
 def take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
@@ -126,10 +139,21 @@ def _say_that_gradients_stop() -> None:
     )
 
 
-def encode(message: Message) -> list[Any]:
-    """Return a message as buffers to be sent behind each other; they keep the tensors alive."""
-    ready = [tensor.detach().cpu().contiguous() for tensor in message.tensors]
-    kinds = [(tensor.dtype, tuple(tensor.shape)) for tensor in ready]
+def encode(message: Message, lend: Callable[[torch.Tensor], bytes | None] | None = None) -> list[Any]:
+    """Return a message as buffers to be sent behind each other; they keep the tensors alive.
+
+    Args:
+        lend: returns what stands for a tensor that is lent to the receiver, None for one that is not.
+    """
+    ready: list[torch.Tensor] = []
+    kinds: list[Any] = []
+    for tensor in message.tensors:
+        record = None if lend is None or message.subject not in _ON_DEVICE else lend(tensor)
+        if record is not None:
+            kinds.append(Loan(record))
+            continue
+        ready.append(tensor.detach().cpu().contiguous())
+        kinds.append((ready[-1].dtype, tuple(ready[-1].shape)))
     file = io.BytesIO()
     _Head(file, protocol=pickle.HIGHEST_PROTOCOL).dump((message.subject, message.call, message.body, kinds))
     head = file.getvalue()
@@ -138,14 +162,20 @@ def encode(message: Message) -> list[Any]:
     return buffers
 
 
-def decode(head: bytes, read: Callable[[Any], None]) -> Message:
+def decode(head: bytes, read: Callable[[Any], None], borrow: Callable[[bytes], torch.Tensor] | None = None) -> Message:
     """Make a message from its head; `read` fills a writable buffer with the bytes that follow.
 
-    Tensors are in host memory.
+    Tensors are in host memory, but for those that were lent: `borrow` returns them.
     """
     subject, call, body, kinds = pickle.loads(head)  # noqa: S301 - from a peer that has proved itself
     tensors = []
-    for dtype, shape in kinds:
+    for kind in kinds:
+        if isinstance(kind, Loan):
+            if borrow is None:
+                raise OSError("a peer lent memory of its GPU to a rank that has agreed to none")
+            tensors.append(borrow(kind.record))
+            continue
+        dtype, shape = kind
         tensor = torch.empty(shape, dtype=dtype)
         if tensor.numel():
             read(_bytes_of(tensor))

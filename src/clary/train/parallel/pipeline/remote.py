@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from clary.train.parallel.pipeline.lending import arrived
 from clary.train.parallel.pipeline.messages import CallId, Message, Subject, put_tensors, take_tensors
 from clary.train.parallel.pipeline.modes import Modes
 from clary.train.parallel.pipeline.server import Server
@@ -100,7 +101,7 @@ class Host:
         return [one.grad if one.requires_grad else None for one in kept.inputs]
 
     def _to_device(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [tensor.to(self._device) for tensor in tensors]
+        return [arrived(tensor, self._device) for tensor in tensors]
 
 
 class _Call:
@@ -122,7 +123,7 @@ class _Call:
         assert server is not None
         answer = server.ask(Subject.FORWARD, self._owner, self._id, (name, structure, modes, flows), tensors)
         _, self.structure, self.flows = answer.body
-        return tuple(tensor.to(device) for tensor in answer.tensors)
+        return tuple(arrived(tensor, device) for tensor in answer.tensors)
 
     def backward(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Ask for the backward pass; return the gradients of the tensors that were sent."""
@@ -132,7 +133,7 @@ class _Call:
         present = [grad for grad in grads if grad is not None]
         answer = server.ask(Subject.BACKWARD, self._owner, self._id, (self._body[0], places), present)
         given = iter(answer.tensors)
-        return [next(given).to(device) if is_there else None for is_there in answer.body[1]]
+        return [arrived(next(given), device) if is_there else None for is_there in answer.body[1]]
 
 
 class _RemoteCall(torch.autograd.Function):
