@@ -9,6 +9,7 @@ put into requests by themselves opens no more than it has to.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -114,7 +115,7 @@ def _named(request: JobRequest) -> Iterator[Place]:
 def _runs_around(request: JobRequest) -> Iterator[tuple[str, str]]:
     """Yield experiment and run within which a function was sent by `@remote`, as the SDKs hand them to its job."""
     arguments = request.request.get("AlgorithmSpecification", {}).get("ContainerArguments") or ()
-    for name, value in zip(arguments, arguments[1:], strict=False):
+    for name, value in itertools.pairwise(arguments):
         if name == RUN_ARGUMENT:
             try:
                 context = json.loads(value)

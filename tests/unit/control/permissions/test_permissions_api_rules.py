@@ -1,7 +1,7 @@
 """What the key of a job may call: every operation that the service answers, on itself and on others."""
 
 import pytest
-from job_key import GRANTS, REQUEST, job_of
+from job_key import ARN, GRANTS, REQUEST, job_of
 
 from clary.control.jobs.job_grants import grants_of
 from clary.control.permissions.api_rules import RULES, decide
