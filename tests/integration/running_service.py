@@ -22,7 +22,7 @@ SETTINGS = f"""
 max_hosts = 8
 memory_overcommit = 32.0
 stop_grace_s = 10.0
-visible_folders = "{TRAIN_PYTHON.parents[2]}"  # programs start interpreters of other environments
+visible_folders = "{ROOT / ".venvs"}:{ROOT / "tests"}"  # of programs that jobs of tests start by path
 [images]
 "team/bring-your-own:*" = "train"
 "team/remote:*" = "sdk2"
