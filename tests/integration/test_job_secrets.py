@@ -157,7 +157,8 @@ def test_no_door_of_another_job_opens_to_what_the_program_has(snooped):
         pytest.skip("plain processes can read each other's tokens; another test checks that this is said")
     assert set(doors) == {"another job's assignment", "own assignment", "another job's page", "another job's plan"}
     for label, statuses in doors.items():
-        assert statuses == ["403"], (label, statuses)
+        # After many wrong tokens the door says that there were too many: as shut as before.
+        assert set(statuses) <= {"403", "429"}, (label, statuses)
 
 
 def test_the_object_store_is_reached_through_the_service_alone(snooped):
