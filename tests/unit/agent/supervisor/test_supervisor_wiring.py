@@ -160,6 +160,24 @@ def test_hosts_see_this_installation_at_its_own_path_and_cannot_change_it(steps_
     assert {(bind.source == bind.target, bind.read_only) for bind in binds} == {(True, True)}
 
 
+def test_what_a_package_names_in_a_copy_is_not_shown(steps_of, tmp_path: Path) -> None:
+    """A .pth file in a copy of an environment is a stranger's: the folder that it names stays the machine's."""
+    private, copy = tmp_path / "private", tmp_path / "copy"
+    library = copy / "lib" / "python3.11" / "site-packages"
+    for folder in (private, library):
+        folder.mkdir(parents=True)
+    (library / "x.pth").write_text(f"{private}\n")
+    (copy / "pyvenv.cfg").write_text(f"home = {private}/bin\n")
+    environment = PreparedEnvironment(
+        python=f"{copy}/bin/python", folder=copy, seconds=0.0, was_cached=True, base_prefix=sys.base_prefix
+    )
+    steps = steps_of()
+    steps.build_tree()
+    binds = steps._binds(environment)
+    assert [bind.overlay for bind in binds if bind.source == str(copy)] == [True]
+    assert not [bind for bind in binds if private == Path(bind.source) or private in Path(bind.source).parents]
+
+
 @pytest.mark.parametrize(
     ("hyperparameters", "prefix"),
     [
