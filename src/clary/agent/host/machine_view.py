@@ -181,12 +181,6 @@ class MachineView:
         self._make(path, is_folder=True)
         os.chmod(path, mode)
 
-    def make_file(self, path: str) -> None:
-        """Make an empty file of the host's own, with the folders on the way to it; what is there stays."""
-        if not os.path.lexists(path):
-            self.make_folder(os.path.dirname(path))
-            self._make(path, is_folder=False)
-
     def _make(self, path: str, *, is_folder: bool) -> None:
         # Opened first, because the way to it may be closed to the users.
         folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
