@@ -84,6 +84,15 @@ def page_of(service, aws, name, *, status="Completed"):
     return page
 
 
+def meetings_of(service, page):
+    """Return the time at which each host's processes had all come, or fail with what the agents say of it."""
+    words = [
+        line for path in service.home.rglob("agent.log") for line in path.read_text().splitlines() if "port" in line
+    ]
+    assert all(host["rendezvous_at"] for host in page["hosts"]), (page["hosts"], words)
+    return {host["name"]: datetime.fromisoformat(host["rendezvous_at"]).timestamp() for host in page["hosts"]}
+
+
 def parts_of(page):
     return {host["name"]: host["seconds"] for host in page["ledger"]["hosts"]}
 
@@ -119,7 +128,7 @@ def test_the_slowest_rank_of_torch_ends_the_rendezvous_of_every_host(service, aw
     log = log_of(aws, name)
     assert log.count("met") == 4
     (late_at,) = (float(line.split()[1]) for line in log if line.startswith("late "))
-    met_at = {host["name"]: datetime.fromisoformat(host["rendezvous_at"]).timestamp() for host in page["hosts"]}
+    met_at = meetings_of(service, page)
     assert met_at["algo-2"] >= late_at, "its first rank is not enough"
     for host, seconds in parts_of(page).items():
         assert seconds["rendezvous"] >= LATE_S - SLACK_S, host
@@ -131,7 +140,7 @@ def test_torchrun_that_a_user_starts_late_on_one_host_is_waited_for_by_the_other
     start(aws, script_request(aws, name, {"train.py": TORCHRUN}, instance_count=2))
     page = page_of(service, aws, name)
     (late_at,) = (float(line.split()[1]) for line in log_of(aws, name) if line.startswith("late "))
-    met_at = {host["name"]: datetime.fromisoformat(host["rendezvous_at"]).timestamp() for host in page["hosts"]}
+    met_at = meetings_of(service, page)
     assert met_at["algo-2"] >= late_at
     for host, seconds in parts_of(page).items():
         assert seconds["rendezvous"] >= LATE_S - SLACK_S, host

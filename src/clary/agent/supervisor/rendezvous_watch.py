@@ -18,10 +18,10 @@ from clary.agent.supervisor.rendezvous_policy import Meeting, MeetingPlace
 
 SOON_S, LATER_S = 0.1, 0.5  # from one look to the next
 _SOON_FOR_S = 10.0
-_REST = 20  # times as long as a look has taken: no more than a twentieth of a processor goes into it
+_REST = 20  # times the processor time of a look: no more than a twentieth of a processor goes into it
 GIVE_UP_S = 1800.0  # torch's own limit for a group to form
 _JOIN_S = 5.0
-_ANYHOW_S = 5.0  # the table is read this often whatever the mark says: counters can come out even
+_ANYHOW_S = 1.0  # the table is read this often whatever the mark says: counters can come out even
 
 _GONE = (errno.ESRCH, errno.ENOENT)
 
@@ -66,6 +66,9 @@ class RendezvousWatch:
         is_told = False
         try:
             while (looked_at_s := time.monotonic()) - began_s < self._give_up_s:
+                busy_from_s = (
+                    time.thread_time()
+                )  # a look waits while ranks compute, which must not put off the next one
                 # The mark first: what is established between the two is seen by the next look again.
                 before = mark
                 try:
@@ -84,7 +87,7 @@ class RendezvousWatch:
                         logger.warning("connections to the master port could not be read, trying again: %s", error)
                     is_told = True
                 interval_s = SOON_S if looked_at_s - began_s < _SOON_FOR_S else LATER_S
-                if self._ending.wait(max(interval_s, _REST * (time.monotonic() - looked_at_s))):
+                if self._ending.wait(max(interval_s, _REST * (time.thread_time() - busy_from_s))):
                     return
         except OSError as error:
             if mark is not None and error.errno in _GONE:  # it could be read: the program is gone, `close` will come

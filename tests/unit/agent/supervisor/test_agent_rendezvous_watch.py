@@ -1,5 +1,6 @@
 """The watch over real processes that connect to each other late, or never."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from clary.agent.supervisor import rendezvous_watch
 from clary.agent.supervisor.fact_board import FactBoard
 from clary.agent.supervisor.rendezvous_policy import MeetingPlace
 from clary.agent.supervisor.rendezvous_watch import RendezvousWatch
@@ -129,3 +131,23 @@ def test_nobody_is_watched_without_a_place_or_a_process():
     RendezvousWatch(place, board=board).start(None)
     assert not board.facts.awaits_rendezvous
     assert "rendezvous-watch" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_look_that_waits_for_a_processor_does_not_put_off_the_next_one(program, server, watch, monkeypatch):
+    read = rendezvous_watch.read_connections
+
+    def read_late(*arguments):
+        time.sleep(0.5)  # as on a machine whose processors belong to the ranks
+        return read(*arguments)
+
+    monkeypatch.setattr(rendezvous_watch, "read_connections", read_late)
+    board, _ = watch(program.pid, server, num_processes=2)
+    with contextlib.ExitStack() as held:
+        program(CONNECTS, server.getsockname()[1])
+        held.enter_context(server.accept()[0])
+        time.sleep(1.0)  # the first one is seen
+        program(CONNECTS, server.getsockname()[1])
+        held.enter_context(server.accept()[0])
+        came_s = time.monotonic()
+        wait_until(lambda: board.facts.rendezvous_at is not None)
+    assert time.monotonic() - came_s < 5.0  # ten seconds' rest followed on the look before
