@@ -71,9 +71,11 @@ def _from_job(service: BenchmarkService, port: int, seconds: float) -> subproces
     )
     client.create_training_job(**request)
     deadline_s = time.monotonic() + 60
-    while client.describe_training_job(TrainingJobName=name)["SecondaryStatus"] != "Training":
-        if time.monotonic() > deadline_s:
-            raise SystemExit(f"the job {name} did not begin within 60 s")
+    while (facts := client.describe_training_job(TrainingJobName=name))["SecondaryStatus"] != "Training":
+        if time.monotonic() > deadline_s or "FailureReason" in facts:
+            raise SystemExit(
+                f"{name} did not begin within 60 s: {facts.get('FailureReason', facts['SecondaryStatus'])}"
+            )
         time.sleep(0.1)
     follow = [sys.executable, "-m", "clary.cli.main", "logs", name, "--follow"]
     return subprocess.Popen(follow, env=service.own_environment, stdout=subprocess.PIPE)

@@ -52,6 +52,7 @@ def running_service(
             "CLARY_PORT": str(free_port()),
             "CLARY_TLS_PORT": "0",
             "CLARY_DEFAULT_PYTHON": str(default_python),
+            "CLARY_VISIBLE_FOLDERS": f"{ROOT / 'benchmarks'}:{ROOT / '.venvs'}",  # programs that jobs start by path
         }
         _clary(environment, "up")
         try:

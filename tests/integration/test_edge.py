@@ -116,6 +116,44 @@ def test_bodies_of_a_hundred_strangers_are_not_kept(service, address):
             stranger.close()
 
 
+def test_strangers_who_come_back_with_more_bodies_are_not_kept_either(service, address):
+    before = memory_of(service)
+    head = b"POST / HTTP/1.1\r\nHost: localhost\r\nX-Amz-Target: SageMaker.ListTrainingJobs\r\n"
+    head += b"Content-Type: application/x-amz-json-1.1\r\nContent-Length: %d\r\n\r\n" % (8 * MIB)
+    strangers = [None] * 60
+    end_s = time.monotonic() + 6.0
+    with Watch(address) as watch, contextlib.ExitStack() as opened:
+        while time.monotonic() < end_s:
+            for index, stranger in enumerate(strangers):
+                try:
+                    if stranger is None:
+                        strangers[index] = opened.enter_context(socket.create_connection(address, timeout=5))
+                        strangers[index].sendall(head)
+                        strangers[index].settimeout(0.05)
+                    else:
+                        stranger.sendall(b"x" * 65536)
+                except TimeoutError:
+                    continue
+                except OSError:  # refused and closed: the same one again
+                    strangers[index] = None
+    assert watch.failed == 0
+    assert watch.slowest_s < SLOWEST_S
+    assert memory_of(service) - before < 48 * MIB
+
+
+def test_the_answer_to_a_refused_body_says_that_the_connection_ends(address):
+    connection = http.client.HTTPConnection(*address, timeout=60)
+    try:
+        headers = {"Content-Type": "application/json", "X-Amz-Target": "SageMaker.ListTrainingJobs"}
+        connection.request("POST", "/", b" " * (8 * MIB), headers)
+        answer = connection.getresponse()
+        assert answer.status in (400, 403)
+        assert answer.getheader("Connection") == "close"
+        assert answer.read()
+    finally:
+        connection.close()
+
+
 def test_headers_that_come_one_at_a_time_end_at_the_deadline(address):
     slow = [socket.create_connection(address, timeout=HEAD_DEADLINE_S + 20) for _ in range(20)]
     began_s = time.monotonic()

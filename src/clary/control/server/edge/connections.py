@@ -19,7 +19,7 @@ from clary.control.server.edge.connection_table import ConnectionTable
 HEAD_DEADLINE_S = 10.0  # from the first byte of a request to the end of its headers; and for the first byte of all
 MAX_HEAD_BYTES = 64 * 1024  # request line and headers
 ANSWER_DEADLINE_S = 60.0  # for a client to take a whole answer that is not streamed
-MAX_REST_BYTES = 512 * 1024  # of a refused body that are thrown away, so that its client reads the answer
+MAX_REST_BYTES = 16 * 1024 * 1024  # of a refused body that are thrown away, so that its client reads the answer
 TLS_HANDSHAKE_S = 5.0
 LOG_EVERY_S = 10.0  # between two words on connections that were not taken in
 FILES_PER_CONNECTION = 2  # a stream of S3 has another one to the store
@@ -91,17 +91,15 @@ class GuardedConnection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Parse, and count what comes before a head is complete."""
+        if self._rest_bytes is not None:
+            self._throw_away(data)
+            return
         num_before = self._request_count
         super().data_received(data)
         if self._request_count != num_before:
             self._is_answering = True
             self._head_bytes = 0
-            self._rest_bytes = None
             self._end_waiting()
-        elif self._rest_bytes is not None:
-            self._rest_bytes += len(data)
-            if self._rest_bytes > MAX_REST_BYTES and self.transport is not None:
-                self.transport.pause_reading()  # for good: the library closes the connection after lingering_time
         elif data and not self._is_answering:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
@@ -112,10 +110,15 @@ class GuardedConnection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send an answer; one that is whole has a deadline, and while it lies unread the connection may give way."""
+        """Send an answer; one that is whole has a deadline, and while it lies unread the connection may give way.
+
+        An answer that comes before its request's body has come is the connection's last.
+        """
         try:
             if not isinstance(resp, web.Response):
                 return await super().finish_response(request, resp, start_time)
+            if not request.content.is_eof():
+                resp.force_close()
             self._guarded_by.table.unsettle(self)
             async with asyncio.timeout(ANSWER_DEADLINE_S):
                 return await super().finish_response(request, resp, start_time)
@@ -128,6 +131,16 @@ class GuardedConnection(web.RequestHandler):
             has_rest = not request.content.is_eof()
             self._is_answering = bool(self._messages) or has_rest
             self._rest_bytes = 0 if has_rest else None
+
+    def _throw_away(self, data: bytes) -> None:
+        """Drop a piece of a body behind its answer, unparsed; the library closes the connection after lingering_time.
+
+        Its parser would keep what it is given while its reader rests, and would read on where we have stopped.
+        """
+        assert self._rest_bytes is not None
+        self._rest_bytes += len(data)
+        if self._rest_bytes > MAX_REST_BYTES and self.transport is not None:
+            self.transport.pause_reading()
 
     def log_exception(self, *args: Any, **options: Any) -> None:
         """Log what went wrong, but for errors of a connection that is gone: strangers make as many as they like."""
