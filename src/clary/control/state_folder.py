@@ -8,7 +8,7 @@ Where: the server and every command; nothing else knows these names. Keys are fi
     secrets/root.json    key pair of the person who owns the service; admin token; master key of job keys
     client/              generated SageMaker configuration and endpoints file
     objects/  logs/  jobs/<job>/<attempt>/  dumps/<job>/<number>/  profiles/<job>/<number>/  rehearsals/<job>/<number>/
-    cache/  tls/
+    cache/  tls/  environments/<name>/
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Where: CreateTrainingJob resolves the image to refuse unknown ones at once; the planner resolves it again for the plan.
 There are no containers: an image is mapped by its `repo:tag`, the registry is ignored, because it only says account
-and region. First the patterns of setting `images` (most specific first), then the rules for AWS's own images, which
-stand for the default environment if that has their framework. Everything else is refused with the lines to add.
+and region. First the patterns of setting `images` (most specific first), then the rules for AWS's own images: the
+environment whose framework and Python have the versions of the tag stands for them, else the default environment if
+that has their framework. Everything else is refused with the lines to add.
 
 Pure but for the `Probe` that it is given.
 """
@@ -11,13 +12,13 @@ Pure but for the `Probe` that it is given.
 from __future__ import annotations
 
 import fnmatch
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from clary.contract.errors import EngineError, WireError
 from clary.contract.launch_plan import Environment
+from clary.control.engines.image_tags import choose_environment, differences, rule_for, wanted_by
 from clary.control.settings import Settings
 
 DEFAULT_ENVIRONMENT = "default"
@@ -30,47 +31,14 @@ class Probe(Protocol):
     def candidates(self) -> Sequence[str]:
         """Return interpreters of this machine that may serve as the default environment, best first."""
 
+    def added(self) -> Mapping[str, str]:
+        """Return name -> interpreter of the environments that `clary environments add` has made."""
+
     def modules(self, python: str) -> Mapping[str, str]:
-        """Return module -> version (empty if unknown) of the frameworks that `python` can import.
+        """Return module -> version (empty if unknown) of the frameworks that `python` can import, and `PYTHON`.
 
         Raises: EngineError if the interpreter can not be run.
         """
-
-
-@dataclass(frozen=True)
-class _Rule:
-    """An AWS image and what its environment should have."""
-
-    pattern: str  # of the repository's last part
-    module: str  # of the framework, whose version the tag begins with; required; empty for plain Python images
-    extra: str = ""  # a further module, whose absence is only noted
-
-
-# Source: image URIs of the SageMaker SDKs and https://github.com/aws/deep-learning-containers.
-_RULES = (
-    _Rule("pytorch-training", "torch"),
-    _Rule("pytorch-training-*", "torch"),
-    _Rule("pytorch-trcomp-training", "torch"),
-    _Rule("huggingface-pytorch-training", "torch", "transformers"),
-    _Rule("huggingface-pytorch-training-*", "torch", "transformers"),
-    _Rule("huggingface-pytorch-trcomp-training", "torch", "transformers"),
-    _Rule("smdistributed-modelparallel", "torch"),
-    _Rule("sagemaker-pytorch", "torch"),
-    _Rule("tensorflow-training", "tensorflow"),
-    _Rule("sagemaker-tensorflow*", "tensorflow"),
-    _Rule("huggingface-tensorflow-training", "tensorflow", "transformers"),
-    _Rule("huggingface-tensorflow-trcomp-training", "tensorflow", "transformers"),
-    _Rule("mxnet-training", "mxnet"),
-    _Rule("sagemaker-mxnet*", "mxnet"),
-    _Rule("autogluon-training", "autogluon"),
-    _Rule("sagemaker-xgboost", "xgboost"),
-    _Rule("sagemaker-scikit-learn", "sklearn"),
-    _Rule("sagemaker-base-python*", ""),
-    _Rule("sagemaker-distribution*", ""),
-)
-
-# The framework's version as its tag spells it: 2.8.0-gpu-py312, 1.2-1-cpu-py3.
-_TAG_VERSION = re.compile(r"^([0-9]+(?:\.[0-9]+){1,2})(?![0-9.])")
 
 
 @dataclass(frozen=True)
@@ -116,23 +84,29 @@ def resolve(image: str, settings: Settings, probe: Probe) -> tuple[Environment, 
             )
         environment = Environment(name=environment_name, python=python, image=image)
         return environment, _notes(name, environment, probe)
-    rule = _rule_for(name)
+    rule = rule_for(name.repository)
     if rule is None:
         raise _refused(image, "no image of this name is known here", _image_lines(name, "my-environment"))
-    python = _python_of(DEFAULT_ENVIRONMENT, settings, probe)
-    if python is None:
+    pythons = _environments(settings, probe)
+    choice = None
+    if rule.module:
+        modules_by_name = {one: _modules_or_none(python, probe) for one, python in pythons.items()}
+        choice = choose_environment(wanted_by(rule, name.tag), modules_by_name, default=DEFAULT_ENVIRONMENT)
+    chosen = DEFAULT_ENVIRONMENT if choice is None else choice.name
+    if chosen not in pythons:
         raise _refused(
             image,
             f"it would run in the default environment, and no Python with {WANTED_MODULE} was found",
             _environment_lines(DEFAULT_ENVIRONMENT),
         )
-    if rule.module and rule.module not in _modules(image, python, DEFAULT_ENVIRONMENT, probe):
+    python = pythons[chosen]
+    if rule.module and rule.module not in _modules(image, python, chosen, probe):
         raise _refused(
             image,
             f"the default environment {python} has no module {rule.module}",
             _image_lines(name, f"my-{rule.module}"),
         )
-    environment = Environment(name=DEFAULT_ENVIRONMENT, python=python, image=image)
+    environment = Environment(name=chosen, python=python, image=image)
     return environment, _notes(name, environment, probe)
 
 
@@ -156,7 +130,21 @@ def default_python(settings: Settings, probe: Probe) -> str | None:
 def _python_of(environment_name: str, settings: Settings, probe: Probe) -> str | None:
     if environment_name == DEFAULT_ENVIRONMENT:
         return default_python(settings, probe)
-    return settings.environments.get(environment_name)
+    return settings.environments.get(environment_name) or probe.added().get(environment_name)
+
+
+def _environments(settings: Settings, probe: Probe) -> Mapping[str, str]:
+    """Return name -> interpreter of all environments; settings come before what was added."""
+    pythons = {**probe.added(), **settings.environments}
+    python = default_python(settings, probe)
+    return pythons if python is None else {**pythons, DEFAULT_ENVIRONMENT: python}
+
+
+def _modules_or_none(python: str, probe: Probe) -> Mapping[str, str]:
+    try:
+        return probe.modules(python)
+    except EngineError:  # one that does not run is like no image; it is refused where it is named
+        return {}
 
 
 def _best_pattern(image: str, name: ImageName, patterns: Mapping[str, str]) -> str | None:
@@ -176,11 +164,6 @@ def _specificity(pattern: str) -> tuple[int, int, str]:
     return wildcards - len(pattern), wildcards, pattern
 
 
-def _rule_for(name: ImageName) -> _Rule | None:
-    repository = name.repository.rpartition("/")[2]
-    return next((rule for rule in _RULES if fnmatch.fnmatchcase(repository, rule.pattern)), None)
-
-
 def _modules(image: str, python: str, environment_name: str, probe: Probe) -> Mapping[str, str]:
     try:
         return probe.modules(python)
@@ -191,25 +174,16 @@ def _modules(image: str, python: str, environment_name: str, probe: Probe) -> Ma
 def _notes(name: ImageName, environment: Environment, probe: Probe) -> tuple[str, ...]:
     """Say how the environment differs from the image, as far as the image's name tells."""
     modules = _modules(environment.image, environment.python, environment.name, probe)
-    rule, match = _rule_for(name), _TAG_VERSION.match(name.tag)
+    rule = rule_for(name.repository)
     if rule is None or not rule.module:
         return ()
-    notes = []
-    version = modules.get(rule.module, "")
-    stands = f"the environment {environment.name!r} that stands for it"
-    if rule.module not in modules:
-        notes.append(f"image {name.short} has {rule.module}; {stands} has not")
-    elif match is not None and version and not _is_version(version, match.group(1)):
-        notes.append(f"image {name.short} has {rule.module} {match.group(1)}; {stands} has {rule.module} {version}")
-    if rule.extra and rule.extra not in modules:
-        notes.append(f"image {name.short} has {rule.extra}; {stands} has not")
-    return tuple(notes)
-
-
-def _is_version(version: str, wanted: str) -> bool:
-    """Whether `version`, say 2.8.0+cpu, is what a tag calls `wanted`, say 2.8."""
-    parts = wanted.split(".")
-    return re.split(r"[.+]", version)[: len(parts)] == parts
+    found = differences(wanted_by(rule, name.tag), modules)
+    if not found:
+        return ()
+    return (
+        f"the environment {environment.name!r} stands for image {name.short} with {', '.join(found)}; "
+        f"clary environments add {name.short} makes one like it",
+    )
 
 
 def _no_environment(environment_name: str) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from clary.contract.errors import EngineError, Fault
+from clary.control.engines.added_environments import added_environments
 
 PROBE_TIMEOUT_S = 30.0
 
@@ -42,7 +43,8 @@ def version(module, distribution):
         return ""
 
 asked = json.loads(sys.argv[1])
-found = {name: version(name, asked[name]) for name in asked if importlib.util.find_spec(name) is not None}
+found = {"python": "%d.%d.%d" % sys.version_info[:3]}
+found.update({name: version(name, asked[name]) for name in asked if importlib.util.find_spec(name) is not None})
 print(json.dumps({"modules": found, "folders": [path for path in sys.path if path]}))
 """
 
@@ -53,9 +55,11 @@ class InterpreterProbe:
     Args:
         environ: what the interpreters are started with; PYTHONPATH and PYTHONHOME are left out, for the programs of
             jobs do not get them from the service either.
+        home: state folder, whose added environments count; None has none.
     """
 
-    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(self, environ: Mapping[str, str] | None = None, *, home: Path | None = None) -> None:
+        self._home = home
         kept = os.environ if environ is None else environ
         self._environ = {name: value for name, value in kept.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
         self._answers: dict[str, tuple[tuple[tuple[str, int], ...], dict[str, str]]] = {}
@@ -64,6 +68,10 @@ class InterpreterProbe:
         """Return the interpreter that runs Clary, and `python3` of PATH."""
         found = shutil.which("python3", path=self._environ.get("PATH"))
         return tuple(dict.fromkeys([sys.executable, *([found] if found else [])]))
+
+    def added(self) -> Mapping[str, str]:
+        """Return name -> interpreter of the environments that `clary environments add` has made."""
+        return {} if self._home is None else {one.name: one.python for one in added_environments(self._home)}
 
     def modules(self, python: str) -> Mapping[str, str]:
         """Return module -> version of the frameworks of `DISTRIBUTIONS` that `python` can import; blocks.

@@ -153,7 +153,7 @@ async def run_service(settings: Settings, *, leave: asyncio.Event, begins_anew: 
         unowned = UnownedHosts(hub, engine, store)
         stack.push_async_callback(unowned.close)
         await unowned.take_back()
-        resolve_image = partial(resolve, settings=settings, probe=InterpreterProbe())
+        resolve_image = partial(resolve, settings=settings, probe=InterpreterProbe(home=folder.root))
         market = SpotMarket(hub, clock, _spot_schedule(settings))
         faults = LocalFaults(engine, settings.home_folder)
         admission = Admission(settings, engine.machine(), hub, resolve_image, market, clock, faults.why_no_disks)

@@ -11,11 +11,15 @@ TORCH = {"/py/torch": {"torch": "2.8.0+cpu"}}
 
 
 class FakeProbe:
-    def __init__(self, modules_by_python):
+    def __init__(self, modules_by_python, added=None):
         self._modules = modules_by_python
+        self._added = added or {}
 
     def candidates(self):
-        return list(self._modules)
+        return [python for python in self._modules if python not in self._added.values()]
+
+    def added(self):
+        return self._added
 
     def modules(self, python):
         if python not in self._modules:
@@ -51,8 +55,8 @@ def test_aws_image_takes_the_first_python_with_torch():
 def test_other_framework_version_is_noted():
     _, notes = resolve(ECR + "pytorch-training:2.2.0-gpu-py310", Settings(), FakeProbe(TORCH))
     assert notes == (
-        "image pytorch-training:2.2.0-gpu-py310 has torch 2.2.0; "
-        "the environment 'default' that stands for it has torch 2.8.0+cpu",
+        "the environment 'default' stands for image pytorch-training:2.2.0-gpu-py310 with torch 2.8.0+cpu instead of "
+        "2.2.0; clary environments add pytorch-training:2.2.0-gpu-py310 makes one like it",
     )
 
 
@@ -61,7 +65,7 @@ def test_hugging_face_image_without_transformers_is_noted():
     environment, notes = resolve(image, Settings(), FakeProbe(TORCH))
     assert environment.python == "/py/torch"
     assert len(notes) == 1
-    assert "has transformers" in notes[0]
+    assert "with no transformers" in notes[0]
 
 
 def test_aws_image_of_a_framework_that_is_not_there_is_refused_with_lines_to_add():
@@ -155,3 +159,38 @@ def test_other_frameworks_need_their_module(repository, module):
         resolve(f"{ECR}{repository}:1.7-1", Settings(), FakeProbe(TORCH))
     probe = FakeProbe({"/py/torch": {"torch": "2.8.0", module: "1.7.6"}})
     assert resolve(f"{ECR}{repository}:1.7-1", Settings(), probe) is not None
+
+
+def test_the_environment_with_the_versions_of_the_tag_stands_for_an_image():
+    probe = FakeProbe(
+        {
+            "/py/default": {"torch": "2.13.0", "python": "3.11.7"},
+            "/py/added": {"torch": "2.8.0+cpu", "python": "3.12.1"},
+            "/py/set": {"torch": "2.6.0", "python": "3.12.1"},
+        },
+        {"pytorch-2.8-py312": "/py/added"},
+    )
+    settings = Settings(environments={"old": "/py/set"})
+    for tag, name, python in (
+        ("2.8.0-gpu-py312", "pytorch-2.8-py312", "/py/added"),
+        ("2.6-cpu-py312", "old", "/py/set"),
+        ("2.13.0-cpu-py311", "default", "/py/default"),
+    ):
+        environment, notes = resolve(f"{ECR}pytorch-training:{tag}", settings, probe)
+        assert (environment.name, environment.python, notes) == (name, python, ())
+    environment, notes = resolve(f"{ECR}pytorch-training:2.8.0-gpu-py310", settings, probe)
+    assert environment.name == "default"
+    assert "torch 2.13.0 instead of 2.8.0, Python 3.11.7 instead of 3.10" in notes[0]
+
+
+def test_an_environment_of_another_framework_needs_no_line_in_settings():
+    probe = FakeProbe({**TORCH, "/py/tf": {"tensorflow": "2.19.1", "python": "3.12.1"}}, {"tensorflow-2.19": "/py/tf"})
+    environment, notes = resolve(f"{ECR}tensorflow-training:2.19.0-cpu-py312", Settings(), probe)
+    assert environment.python == "/py/tf"
+    assert "tensorflow 2.19.1 instead of 2.19.0" in notes[0]
+
+
+def test_an_added_environment_can_be_named_by_settings():
+    probe = FakeProbe({**TORCH, "/py/added": {"torch": "2.8.0"}}, {"pytorch-2.8": "/py/added"})
+    environment, _ = resolve("mine:1", Settings(images={"mine:*": "pytorch-2.8"}), probe)
+    assert environment.python == "/py/added"

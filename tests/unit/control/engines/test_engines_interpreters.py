@@ -1,9 +1,12 @@
+import platform
 import sys
 
 import pytest
 
 from clary.contract.errors import EngineError
 from clary.control.engines.interpreters import InterpreterProbe
+
+OWN = {"python": platform.python_version()}
 
 
 def write_interpreter(path, package_folder):
@@ -21,12 +24,12 @@ def test_module_is_found_without_being_imported(tmp_path):
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 9.8.7\n")
     python = write_interpreter(tmp_path / "python", packages)
-    assert InterpreterProbe().modules(python) == {"torch": "9.8.7"}
+    assert InterpreterProbe().modules(python) == {"torch": "9.8.7", **OWN}
 
 
 def test_module_without_metadata_has_no_version(tmp_path):
     (tmp_path / "xgboost.py").write_text("")
-    assert InterpreterProbe().modules(write_interpreter(tmp_path / "python", tmp_path)) == {"xgboost": ""}
+    assert InterpreterProbe().modules(write_interpreter(tmp_path / "python", tmp_path)) == {"xgboost": "", **OWN}
 
 
 def test_answer_is_kept_until_something_is_installed(tmp_path):
@@ -35,10 +38,10 @@ def test_answer_is_kept_until_something_is_installed(tmp_path):
     python = write_interpreter(tmp_path / "python", packages)
     probe = InterpreterProbe()
     first = probe.modules(python)
-    assert first == {}
+    assert first == OWN
     assert probe.modules(python) is first
     (packages / "torch.py").write_text("")
-    assert probe.modules(python) == {"torch": ""}
+    assert probe.modules(python) == {"torch": "", **OWN}
 
 
 @pytest.mark.parametrize("content", ["#!/bin/sh\necho no python\n", "#!/bin/sh\nexit 3\n"])

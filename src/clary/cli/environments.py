@@ -1,0 +1,122 @@
+"""`clary environments`: the Python environments that stand for images, and new ones like an image."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from typing import Any
+
+from clary.agent.environments.installation import find_uv
+from clary.agent.environments.package_index import uv_index_variables
+from clary.cli.tables import table
+from clary.contract.errors import EngineError
+from clary.control.engines.added_environments import add_environment, added_environments, parse_wish, remove_environment
+from clary.control.engines.image_tags import PYTHON
+from clary.control.engines.images import DEFAULT_ENVIRONMENT, default_python
+from clary.control.engines.interpreters import InterpreterProbe
+from clary.control.settings import Settings, load_settings
+
+_INDEX_BUILD = "index"  # of torch: what the package index has
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "environments", help="list the environments that stand for images, add one like an image"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run_list)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    actions.add_parser("list", help="list them (the default)").set_defaults(run=run_list)
+    add = actions.add_parser("add", help="make one with uv, as pytorch:2.8-py312 or an image's name")
+    add.add_argument("image", metavar="IMAGE", help="FRAMEWORK:VERSION-pyVERSION, or an image of AWS's with its tag")
+    add.add_argument(
+        "--with", dest="further", action="append", default=[], metavar="REQUIREMENT", help="install this too"
+    )
+    add.add_argument(
+        "--torch-backend",
+        metavar="NAME",
+        help=f"build of torch as uv names it (cpu, cu128, auto); {_INDEX_BUILD}: what the package index has. "
+        "Without: cpu where there is no NVIDIA driver, else that of the index",
+    )
+    add.set_defaults(run=run_add)
+    remove = actions.add_parser("remove", help="remove one that was added")
+    remove.add_argument("name", metavar="NAME", help="as the list has it")
+    remove.set_defaults(run=run_remove)
+
+
+def run_list(options: argparse.Namespace) -> int:
+    """Print one line an environment; 1 if one of them does not run."""
+    settings = load_settings()
+    home = settings.home_folder
+    probe = InterpreterProbe(home=home)
+    rows = []
+    for name, (python, source) in _environments(settings, probe).items():
+        try:
+            modules, problem = dict(probe.modules(python)), ""
+        except EngineError as error:
+            modules, problem = {}, error.message
+        rows.append({"name": name, "source": source, "python": python, "modules": modules, "problem": problem})
+    if options.json:
+        print(json.dumps(rows, indent=2))
+    elif not rows:
+        print("no Python with torch was found; make one: clary environments add pytorch:2.8-py312")
+    else:
+        header = ("NAME", "FROM", "HAS", "INTERPRETER")
+        print(table(header, [(str(row["name"]), str(row["source"]), _words(row), str(row["python"])) for row in rows]))
+    return int(any(row["problem"] for row in rows))
+
+
+def run_add(options: argparse.Namespace) -> int:
+    """Make one."""
+    settings = load_settings()
+    name, wanted = parse_wish(options.image)
+    backend = options.torch_backend
+    if backend is None:
+        backend = "cpu" if wanted.module == "torch" and shutil.which("nvidia-smi") is None else _INDEX_BUILD
+    variables = {**os.environ, **uv_index_variables(os.environ, sys.prefix)}
+    began_s = time.monotonic()
+    made = add_environment(
+        settings.home_folder,
+        name,
+        wanted,
+        uv=find_uv(os.environ),
+        variables=variables,
+        further=options.further,
+        torch_backend="" if backend == _INDEX_BUILD else backend,
+        say=print,
+    )
+    print(f"{made.name} stands after {time.monotonic() - began_s:.0f} s: {made.python}")
+    print("Images of these versions run in it from now on.")
+    return 0
+
+
+def run_remove(options: argparse.Namespace) -> int:
+    """Remove one."""
+    remove_environment(load_settings().home_folder, options.name)
+    print(f"{options.name} is removed; a job that runs in it may fail")
+    return 0
+
+
+def _environments(settings: Settings, probe: InterpreterProbe) -> dict[str, tuple[str, str]]:
+    """Return name -> interpreter and where it comes from, as images are resolved."""
+    home = settings.home_folder
+    found = {one.name: (one.python, "added") for one in added_environments(home)}
+    found |= {name: (python, "settings") for name, python in settings.environments.items()}
+    python = default_python(settings, probe)
+    if python is not None:
+        is_set = DEFAULT_ENVIRONMENT in settings.environments or bool(settings.default_python)
+        found[DEFAULT_ENVIRONMENT] = (python, "settings" if is_set else "found")
+    return dict(sorted(found.items()))
+
+
+def _words(row: dict[str, Any]) -> str:
+    if row["problem"]:
+        return "does not run"
+    modules = dict(row["modules"])
+    python = modules.pop(PYTHON, "")
+    return ", ".join([f"Python {python}", *(f"{name} {version}".strip() for name, version in modules.items())])

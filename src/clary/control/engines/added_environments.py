@@ -1,0 +1,210 @@
+"""Python environments that `clary environments add` has made, in a folder of their own each below the state folder.
+
+Where: `interpreters` tells them to `images`; `clary environments` makes, lists and removes them.
+
+    environments/<name>/            the environment
+    environments/<name>/clary.json  what it was made for; written last: a folder without it is none, and is made anew
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from clary.contract.errors import EngineError, Fault
+from clary.control.engines.image_tags import RULES, Rule, Wanted, rule_for, wanted_by
+
+FOLDER = "environments"
+MAKE_TIMEOUT_S = 1800.0  # torch with CUDA is gigabytes
+_MARKER = "clary.json"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # of modules whose distribution has another name
+# What people write before the version, beside the repositories of AWS's images.
+_SHORT_NAMES = {
+    "pytorch": Rule("", "torch"),
+    "torch": Rule("", "torch"),
+    "huggingface-pytorch": Rule("", "torch", "transformers"),
+    "tensorflow": Rule("", "tensorflow"),
+    "huggingface-tensorflow": Rule("", "tensorflow", "transformers"),
+    "mxnet": Rule("", "mxnet"),
+    "autogluon": Rule("", "autogluon"),
+    "xgboost": Rule("", "xgboost"),
+    "sklearn": Rule("", "sklearn"),
+    "scikit-learn": Rule("", "sklearn"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddedEnvironment:
+    """An environment that stands."""
+
+    name: str
+    python: str  # path of its interpreter
+    requirements: tuple[str, ...]
+    folder: Path
+
+
+def added_environments(home: Path) -> tuple[AddedEnvironment, ...]:
+    """Return the environments below a state folder that are whole, by name."""
+    found = []
+    for marker in sorted((home / FOLDER).glob(f"*/{_MARKER}")):
+        try:
+            requirements = tuple(json.loads(marker.read_text())["requirements"])
+        except (OSError, ValueError, LookupError, TypeError):
+            continue  # made anew by the next `add` of its name
+        folder = marker.parent
+        python = str(folder / "bin" / "python")
+        found.append(AddedEnvironment(name=folder.name, python=python, requirements=requirements, folder=folder))
+    return tuple(found)
+
+
+def parse_wish(text: str) -> tuple[str, Wanted]:
+    """Read `pytorch:2.8-py312` or an image of AWS's; return the environment's name and what it is to have.
+
+    Raises: EngineError naming the forms.
+    """
+    image = text.partition("@")[0].rpartition("/")[2]
+    repository, _, tag = image.partition(":")
+    rule = _SHORT_NAMES.get(repository) or rule_for(repository)
+    if rule is None or not rule.module:
+        known = ", ".join(sorted({*_SHORT_NAMES, *(one.pattern for one in RULES if "*" not in one.pattern)}))
+        raise EngineError(
+            f"no framework is known by the name {repository!r}; write FRAMEWORK:VERSION-pyVERSION, as "
+            f"pytorch:2.8-py312, or an image of AWS's. Known are: {known}",
+            fault=Fault.USER,
+        )
+    name = "-".join(part for part in (repository, tag) if part)
+    if not _NAME.fullmatch(name):
+        raise EngineError(
+            f"{text!r} makes no name for a folder: letters, digits, . _ - and 100 at most", fault=Fault.USER
+        )
+    return name, wanted_by(rule, tag)
+
+
+def requirements_of(wanted: Wanted) -> tuple[str, ...]:
+    """Return what pip would be told: `torch==2.8.*`, further modules, and numpy, which frameworks load."""
+    return (
+        _requirement(wanted.module, wanted.version),
+        *([_requirement(wanted.extra, wanted.extra_version)] if wanted.extra else []),
+        "numpy",
+    )
+
+
+def add_environment(
+    home: Path,
+    name: str,
+    wanted: Wanted,
+    *,
+    uv: str,
+    variables: Mapping[str, str],
+    further: Sequence[str] = (),
+    torch_backend: str = "",
+    say: Callable[[str], None],
+) -> AddedEnvironment:
+    """Make an environment with uv; one of this name that was made for the same stays.
+
+    Args:
+        home: state folder.
+        name: of `parse_wish`.
+        wanted: versions; an interpreter that is not told is that of the machine.
+        uv: path of the program.
+        variables: environment of uv.
+        further: requirements beside those of `wanted`.
+        torch_backend: uv's --torch-backend; empty takes the build of the package index.
+        say: told what is done.
+    Raises: EngineError with uv's own last words; no half environment is taken for a whole one then.
+    """
+    requirements = (*requirements_of(wanted), *further)
+    parent = home / FOLDER
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = parent / name
+    with _alone(parent / f".{name}.lock"):
+        standing = {one.name: one for one in added_environments(home)}.get(name)
+        if standing is not None and standing.requirements == requirements:
+            say(f"{folder} stands already")
+            return standing
+        (folder / _MARKER).unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        make = [uv, "venv", "--no-project", "--no-config"]
+        _run([*make, *(["--python", wanted.python] if wanted.python else []), str(folder)], variables, say)
+        backend = ["--torch-backend", torch_backend] if torch_backend else []
+        install = [uv, "pip", "install", "--no-config", "--python", str(folder / "bin" / "python"), *backend]
+        try:
+            _run([*install, *requirements], variables, say)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        _write_marker(folder, requirements)
+    return AddedEnvironment(name=name, python=str(folder / "bin/python"), requirements=requirements, folder=folder)
+
+
+def remove_environment(home: Path, name: str) -> None:
+    """Remove an environment that was added.
+
+    Raises: EngineError if there is none of that name.
+    """
+    known = {one.name: one for one in added_environments(home)}
+    if name not in known:
+        names = ", ".join(known) or "none"
+        raise EngineError(f"there is no added environment {name!r}; there are: {names}", fault=Fault.USER)
+    (known[name].folder / _MARKER).unlink(missing_ok=True)  # first: half a folder is none
+    shutil.rmtree(known[name].folder)
+    (home / FOLDER / f".{name}.lock").unlink(missing_ok=True)
+
+
+def _requirement(module: str, version: str) -> str:
+    distribution = _DISTRIBUTIONS.get(module, module)
+    if not version:
+        return distribution
+    return f"{distribution}=={version}" + ("" if version.count(".") > 1 else ".*")
+
+
+def _write_marker(folder: Path, requirements: Sequence[str]) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        temporary = folder / f"{_MARKER}.new"
+        temporary.write_text(json.dumps({"requirements": list(requirements)}) + "\n")
+        temporary.rename(folder / _MARKER)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise EngineError(f"another `clary environments` works on {path.name[1:-5]}; wait for it") from error
+        yield
+
+
+def _run(command: Sequence[str], variables: Mapping[str, str], say: Callable[[str], None]) -> None:
+    say(" ".join(command))
+    try:
+        done = subprocess.run(
+            command,
+            env=dict(variables),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=MAKE_TIMEOUT_S,
+            cwd="/",
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise EngineError(f"{command[0]} did not end within {MAKE_TIMEOUT_S:g} s", retryable=True) from error
+    except OSError as error:
+        raise EngineError(f"{command[0]} can not be run: {error.strerror}") from error
+    if done.returncode != 0:
+        words = done.stderr.strip()[-1500:]
+        raise EngineError(f"{' '.join(command[:3])} ended with exit code {done.returncode}:\n{words}", fault=Fault.USER)

@@ -1,0 +1,160 @@
+"""What the name of an image says of its environment, and which environment is the most like it. Pure.
+
+Where: `images` chooses with it; `clary environments add` makes an environment out of it.
+Source: image URIs of the SageMaker SDKs and https://github.com/aws/deep-learning-containers:
+`pytorch-training:2.8.0-gpu-py312-cu129-ubuntu22.04-sagemaker`,
+`huggingface-pytorch-training:2.5.1-transformers4.49.0-gpu-py311`, `sagemaker-scikit-learn:1.2-1-cpu-py3`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+PYTHON = "python"  # among an environment's modules: the version of its interpreter
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An AWS image and what its environment should have."""
+
+    pattern: str  # of the repository's last part
+    module: str  # of the framework, whose version the tag begins with; required; empty for plain Python images
+    extra: str = ""  # a further module, whose absence is only noted
+
+
+RULES = (
+    Rule("pytorch-training", "torch"),
+    Rule("pytorch-training-*", "torch"),
+    Rule("pytorch-trcomp-training", "torch"),
+    Rule("huggingface-pytorch-training", "torch", "transformers"),
+    Rule("huggingface-pytorch-training-*", "torch", "transformers"),
+    Rule("huggingface-pytorch-trcomp-training", "torch", "transformers"),
+    Rule("smdistributed-modelparallel", "torch"),
+    Rule("sagemaker-pytorch", "torch"),
+    Rule("tensorflow-training", "tensorflow"),
+    Rule("sagemaker-tensorflow*", "tensorflow"),
+    Rule("huggingface-tensorflow-training", "tensorflow", "transformers"),
+    Rule("huggingface-tensorflow-trcomp-training", "tensorflow", "transformers"),
+    Rule("mxnet-training", "mxnet"),
+    Rule("sagemaker-mxnet*", "mxnet"),
+    Rule("autogluon-training", "autogluon"),
+    Rule("sagemaker-xgboost", "xgboost"),
+    Rule("sagemaker-scikit-learn", "sklearn"),
+    Rule("sagemaker-base-python*", ""),
+    Rule("sagemaker-distribution*", ""),
+)
+
+# The framework's version as its tag spells it: 2.8.0-gpu-py312, 1.2-1-cpu-py3.
+_TAG_VERSION = re.compile(r"^([0-9]+(?:\.[0-9]+){1,2})(?![0-9.])")
+_TAG_PYTHON = re.compile(r"(?:^|-)py([23])([0-9]{1,2})(?=-|$)")
+_TAG_EXTRA = re.compile(r"(?:^|-)transformers([0-9]+(?:\.[0-9]+){1,2})(?=-|$)")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What an image's name says that it has; versions that it does not tell are empty."""
+
+    module: str
+    version: str = ""
+    python: str = ""  # major.minor
+    extra: str = ""
+    extra_version: str = ""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An environment and why it was chosen."""
+
+    name: str
+    reason: str
+
+
+def rule_for(repository: str) -> Rule | None:
+    """Return the rule for an image's repository, of which the last part counts; None for a name that AWS has not."""
+    last = repository.rpartition("/")[2]
+    return next((rule for rule in RULES if fnmatch.fnmatchcase(last, rule.pattern)), None)
+
+
+def wanted_by(rule: Rule, tag: str) -> Wanted:
+    """Return what a tag asks for."""
+    version, python, extra = _TAG_VERSION.match(tag), _TAG_PYTHON.search(tag), _TAG_EXTRA.search(tag)
+    return Wanted(
+        module=rule.module,
+        version=version.group(1) if version else "",
+        python=f"{python.group(1)}.{python.group(2)}" if python else "",
+        extra=rule.extra,
+        extra_version=extra.group(1) if extra and rule.extra else "",
+    )
+
+
+def choose_environment(
+    wanted: Wanted, modules_by_name: Mapping[str, Mapping[str, str]], *, default: str
+) -> Choice | None:
+    """Return the environment that is the most like an image.
+
+    The framework's version (major.minor) counts first, then the interpreter's, then further modules. The default one is
+    taken where no other is more like the image.
+
+    Args:
+        wanted: says what the image has.
+        modules_by_name: environment -> module -> version; `PYTHON` among them.
+        default: name of the default environment, which need not be there.
+    Returns: None if no environment but the default has both versions that the tag tells and the default has them not
+        either; then the default stands for it, unlike as it is.
+    """
+    names = sorted(modules_by_name, key=lambda name: (name != default, name))  # the first of equal ones is taken
+    fitting = [name for name in names if _fits(wanted, modules_by_name[name])]
+    if not fitting:
+        return None
+    best = min(fitting, key=lambda name: _distance(wanted, modules_by_name[name]))
+    has = [f"{wanted.module} {modules_by_name[best].get(wanted.module, '')}".strip()]
+    if modules_by_name[best].get(PYTHON):
+        has.append(f"Python {modules_by_name[best][PYTHON]}")
+    return Choice(name=best, reason=f"the environment {best!r} has {' and '.join(has)}")
+
+
+def differences(wanted: Wanted, modules: Mapping[str, str]) -> Sequence[str]:
+    """Return how an environment differs from an image, each as `THIS instead of THAT`; empty if it does not."""
+    found = []
+    version = modules.get(wanted.module, "")
+    if wanted.module and wanted.module not in modules:
+        found.append(f"no {wanted.module}")
+    elif wanted.version and version and not is_version(version, wanted.version):
+        found.append(f"{wanted.module} {version} instead of {wanted.version}")
+    python = modules.get(PYTHON, "")
+    if found and wanted.python and python and not is_version(python, wanted.python):
+        found.append(f"Python {python} instead of {wanted.python}")
+    if wanted.extra and wanted.extra not in modules:
+        found.append(f"no {wanted.extra}")
+    elif wanted.extra_version and not _is_minor(modules.get(wanted.extra, ""), wanted.extra_version):
+        found.append(f"{wanted.extra} {modules.get(wanted.extra, '')} instead of {wanted.extra_version}")
+    return found
+
+
+def is_version(version: str, wanted: str) -> bool:
+    """Whether `version`, say 2.8.0+cpu, is what a tag calls `wanted`, say 2.8."""
+    parts = wanted.split(".")
+    return re.split(r"[.+]", version)[: len(parts)] == parts
+
+
+def _is_minor(version: str, wanted: str) -> bool:
+    return is_version(version, ".".join(wanted.split(".")[:2]))
+
+
+def _fits(wanted: Wanted, modules: Mapping[str, str]) -> bool:
+    if wanted.module and wanted.module not in modules:
+        return False
+    if wanted.version and not _is_minor(modules[wanted.module], wanted.version):
+        return False
+    return not (wanted.python and modules.get(PYTHON) and not _is_minor(modules[PYTHON], wanted.python))
+
+
+def _distance(wanted: Wanted, modules: Mapping[str, str]) -> tuple[int, ...]:
+    return (
+        int(bool(wanted.version) and not is_version(modules.get(wanted.module, ""), wanted.version)),
+        int(bool(wanted.extra) and wanted.extra not in modules),
+        int(bool(wanted.extra_version) and not _is_minor(modules.get(wanted.extra, ""), wanted.extra_version)),
+    )

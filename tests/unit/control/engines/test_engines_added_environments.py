@@ -1,0 +1,113 @@
+"""Environments like an image, made by the real uv out of small packages of this test's own."""
+
+import os
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from clary.contract.errors import EngineError
+from clary.control.engines.added_environments import (
+    add_environment,
+    added_environments,
+    parse_wish,
+    remove_environment,
+    requirements_of,
+)
+from clary.control.engines.images import resolve
+from clary.control.engines.interpreters import InterpreterProbe
+from clary.control.settings import Settings
+
+UV = str(Path(sys.executable).with_name("uv"))
+HERE = f"py{sys.version_info[0]}{sys.version_info[1]}"
+
+
+def write_wheel(folder, name, version):
+    base = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}.py", "")
+        wheel.writestr(f"{base}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(
+            f"{base}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{base}/RECORD", "")
+
+
+@pytest.fixture
+def add(tmp_path):
+    """Add an environment whose packages come from a folder that has torch 2.8.1, transformers 4.49.0 and numpy."""
+    for name, version in (("torch", "2.8.1"), ("transformers", "4.49.0"), ("numpy", "2.0.0")):
+        write_wheel(tmp_path, name, version)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_"))}
+    (tmp_path / "index").mkdir()
+    index = (tmp_path / "index").as_uri()  # an empty one: nothing comes from elsewhere
+    variables = {**kept, "UV_DEFAULT_INDEX": index, "UV_FIND_LINKS": str(tmp_path), "UV_OFFLINE": "1"}
+
+    def run(text, **options):
+        name, wanted = parse_wish(text)
+        said = []
+        add_environment(tmp_path / "home", name, wanted, uv=UV, variables=variables, say=said.append, **options)
+        return said
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "requirements"),
+    [
+        ("pytorch:2.8-py312", "pytorch-2.8-py312", ("torch==2.8.*", "numpy")),
+        ("pytorch", "pytorch", ("torch", "numpy")),
+        ("sklearn:1.5", "sklearn-1.5", ("scikit-learn==1.5.*", "numpy")),
+        (
+            "763104351884.dkr.ecr.us-west-2.amazonaws.com/huggingface-pytorch-training:2.5.1-transformers4.49.0-gpu-py311",
+            "huggingface-pytorch-training-2.5.1-transformers4.49.0-gpu-py311",
+            ("torch==2.5.1", "transformers==4.49.0", "numpy"),
+        ),
+    ],
+)
+def test_a_wish_names_an_environment_and_its_packages(text, name, requirements):
+    named, wanted = parse_wish(text)
+    assert (named, requirements_of(wanted)) == (name, requirements)
+
+
+@pytest.mark.parametrize("text", ["", "nonsense:1", "sagemaker-base-python:1", "pytorch:../x", "pytorch:" + "1" * 200])
+def test_a_wish_that_says_nothing_is_refused(text):
+    with pytest.raises(EngineError):
+        parse_wish(text)
+
+
+def test_an_added_environment_stands_for_images_of_its_versions(add, tmp_path):
+    home = tmp_path / "home"
+    add(f"huggingface-pytorch:2.8-transformers4.49-{HERE}")
+    (made,) = added_environments(home)
+    environment, notes = resolve(
+        f"huggingface-pytorch-training:2.8.1-transformers4.49.0-gpu-{HERE}-cu128",
+        Settings(),
+        InterpreterProbe(home=home),
+    )
+    assert (environment.name, environment.python, notes) == (made.name, made.python, ())
+    assert add(f"huggingface-pytorch:2.8-transformers4.49-{HERE}") == [f"{made.folder} stands already"]
+    remove_environment(home, made.name)
+    assert added_environments(home) == ()
+    with pytest.raises(EngineError, match="there are: none"):
+        remove_environment(home, made.name)
+
+
+def test_what_cannot_be_installed_leaves_nothing(add, tmp_path):
+    with pytest.raises(EngineError, match=r"torch==2\.7"):
+        add("pytorch:2.7")
+    assert added_environments(tmp_path / "home") == ()
+    assert not list((tmp_path / "home" / "environments").glob("pytorch*"))
+
+
+def test_half_an_environment_is_none_and_is_made_anew(add, tmp_path):
+    add("pytorch:2.8")
+    (made,) = added_environments(tmp_path / "home")
+    (made.folder / "clary.json").unlink()
+    (made.folder / "bin" / "python").unlink()
+    assert added_environments(tmp_path / "home") == ()
+    add("pytorch:2.8", further=["transformers"])
+    (again,) = added_environments(tmp_path / "home")
+    assert again.requirements == ("torch==2.8.*", "numpy", "transformers")
+    assert Path(again.python).exists()
