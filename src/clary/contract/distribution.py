@@ -191,7 +191,9 @@ def warnings(
             "know without a word"
         )
     if distribution.kind is DistributionKind.PARAMETER_SERVER and num_hosts == 1:
-        found.append("parameter_server with one host: the program runs plainly, without TF_CONFIG, as on SageMaker")
+        found.append(
+            "parameter_server with one host: TensorFlow runs the program plainly, without TF_CONFIG, as on SageMaker"
+        )
     efa_types = sorted(EFA_INSTANCE_TYPES.intersection(instance_types))
     if efa_types and distribution.has_ranks:
         found.append(

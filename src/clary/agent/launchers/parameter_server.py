@@ -1,8 +1,12 @@
-"""TensorFlow's parameter servers: on every host a server and a worker, with TF_CONFIG; the first host is the master.
+"""Parameter servers as the images of each framework start them.
 
-One process a host: the shim starts the server beside the worker and ends it when the master has ended, which other
-hosts see by its port. With one host the program runs plainly, as on SageMaker.
-Source: sagemaker-tensorflow-training `training.train`, `_build_tf_config`, `_run_ps`.
+TensorFlow: on every host a server and a worker, with TF_CONFIG; the first host is the master. One process a host: the
+shim starts the server beside the worker and ends it when the master has ended, which other hosts see by its port. With
+one host the program runs plainly, as on SageMaker.
+MXNet: on every host a server and a worker, on the first one a scheduler too; DMLC_* variables say who is who.
+PyTorch's images know no parameter servers: every host runs the program alone.
+Source: sagemaker-tensorflow-training `training.train`, `_build_tf_config`, `_run_ps`; sagemaker-mxnet-training
+`training.train`, `_env_vars_for_role`; sagemaker-pytorch-training `training.train`.
 """
 
 from __future__ import annotations
@@ -16,12 +20,49 @@ from clary.agent.launchers.shim_files import PARAMETER_SERVER_SHIM
 
 _WORKER_PORT = 2222
 _SERVER_PORT = 2223
+_SCHEDULER_PORT = "8000"
+_NO_SERVERS = ("pytorch", "torch")  # in names of images
 
 
 def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
     """Return the one process of this host; its rank is 0 for the master."""
-    if len(context.peers) == 1:
+    image = _image_name(context)
+    if "mxnet" in image:
+        return _build_mxnet(context)
+    if len(context.peers) == 1 or any(name in image for name in _NO_SERVERS):
         return plain.build(context)
+    return _build_tensorflow(context)
+
+
+def notes(context: LaunchContext) -> tuple[str, ...]:
+    """Say that images of PyTorch start no parameter servers."""
+    if any(name in _image_name(context) for name in _NO_SERVERS):
+        return ("parameter_server has no effect with PyTorch: every host runs the program alone, as on SageMaker",)
+    return ()
+
+
+def _build_mxnet(context: LaunchContext) -> tuple[ProcessSpec, ...]:
+    num_hosts = str(len(context.peers))
+    scheduler = context.peers[0]
+    additions = {
+        "DMLC_NUM_WORKER": num_hosts,
+        "DMLC_NUM_SERVER": num_hosts,
+        "DMLC_ROLE": "worker",
+        "DMLC_PS_ROOT_URI": scheduler.address,
+        "DMLC_PS_ROOT_PORT": _SCHEDULER_PORT if context.is_isolated else str(context.plan.network.master_port + 1),
+        "PS_VERBOSE": "0",
+        "CLARY_PS_ROLES": "scheduler,server" if context.node_rank == 0 else "server",
+    }
+    argv = (context.python, PARAMETER_SERVER_SHIM, *context.program())
+    return (context.process(argv, additions=additions, rank=context.node_rank),)
+
+
+def _image_name(context: LaunchContext) -> str:
+    """Return the part of the image's name that says which framework it has."""
+    return context.plan.environment.image.partition("@")[0].rpartition("/")[2].partition(":")[0]
+
+
+def _build_tensorflow(context: LaunchContext) -> tuple[ProcessSpec, ...]:
     is_master = context.node_rank == 0
     task = {"index": 0, "type": "master"} if is_master else {"index": context.node_rank - 1, "type": "worker"}
     master = _address(context, 0, _WORKER_PORT)

@@ -57,7 +57,9 @@ _BY_KIND: Mapping[DistributionKind, Launcher] = {
     DistributionKind.MODELPARALLEL: Launcher(
         name="modelparallel", build=modelparallel.build, notes=modelparallel.notes
     ),
-    DistributionKind.PARAMETER_SERVER: Launcher(name="parameter_server", build=parameter_server.build),
+    DistributionKind.PARAMETER_SERVER: Launcher(
+        name="parameter_server", build=parameter_server.build, notes=parameter_server.notes
+    ),
     DistributionKind.MULTI_WORKER_MIRRORED: Launcher(name="multi_worker_mirrored", build=multi_worker_mirrored.build),
 }
 

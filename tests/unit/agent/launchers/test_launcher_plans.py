@@ -13,7 +13,7 @@ from clary.agent.launchers.open_mpi import OpenMpi, find_open_mpi
 from clary.agent.launchers.shim_files import MPI_SHIM, PARAMETER_SERVER_SHIM, RANK_SHIM
 from clary.contract.entry_points import EntryKind, EntryPoint
 from clary.contract.errors import AgentError, Fault
-from clary.contract.launch_plan import HostPlan, Isolation, NetworkPlan
+from clary.contract.launch_plan import Environment, HostPlan, Isolation, NetworkPlan
 from clary.contract.ml_tree import OPT_ML, MlTree
 from clary.testing.launch_plans import make_hosts, make_plan
 
@@ -22,6 +22,10 @@ TORCH = {"sagemaker_torch_distributed_enabled": "true"}
 SMDDP = {"sagemaker_distributed_dataparallel_enabled": "true", "sagemaker_instance_type": '"ml.p4d.24xlarge"'}
 MPI = {"sagemaker_mpi_enabled": "true"}
 LIBRARY = "/opt/ml/.clary/python"
+
+
+def environment_of(image: str) -> Environment:
+    return Environment(name="default", python="/env/bin/python", image=image)
 
 
 def context_of(
@@ -267,7 +271,8 @@ def test_multi_worker_mirrored_writes_tf_config() -> None:
 
 def test_parameter_server_writes_tf_config_and_starts_a_server_beside_the_worker() -> None:
     hyperparameters = {"sagemaker_parameter_server_enabled": "true"}
-    context = context_of(hyperparameters, num_hosts=3, host="algo-3")
+    environment = environment_of("1.dkr.ecr.us-west-2.amazonaws.com/tensorflow-training:2.19.0-cpu-py312")
+    context = context_of(hyperparameters, num_hosts=3, host="algo-3", environment=environment)
     (process,) = select(context).build(context)
     assert process.argv[:3] == ("/env/bin/python", PARAMETER_SERVER_SHIM, "/env/bin/python")
     assert json.loads(process.environment["TF_CONFIG"]) == {
@@ -280,14 +285,46 @@ def test_parameter_server_writes_tf_config_and_starts_a_server_beside_the_worker
         "task": {"index": 1, "type": "worker"},
     }
     assert process.environment["CLARY_PS_MASTER"] == "algo-1:2222"
-    lone = context_of(hyperparameters)
+    lone = context_of(hyperparameters, environment=environment)
     assert "TF_CONFIG" not in select(lone).build(lone)[0].environment
+
+
+@pytest.mark.parametrize("image", ["1.dkr.ecr.us-west-2.amazonaws.com/pytorch-training:2.8.0-gpu-py312", "my-torch"])
+def test_parameter_server_has_no_effect_with_pytorch_and_says_so(image: str) -> None:
+    context = context_of({"sagemaker_parameter_server_enabled": "true"}, num_hosts=2, environment=environment_of(image))
+    launcher = select(context)
+    (process,) = launcher.build(context)
+    assert PARAMETER_SERVER_SHIM not in process.argv
+    assert "TF_CONFIG" not in process.environment
+    assert "no effect with PyTorch" in launcher.notes(context)[0]
+
+
+def test_parameter_servers_of_mxnet_have_a_scheduler_on_the_first_host() -> None:
+    hyperparameters = {"sagemaker_parameter_server_enabled": "true"}
+    environment = environment_of("1.dkr.ecr.us-west-2.amazonaws.com/mxnet-training:1.9.0-cpu-py38")
+    processes = []
+    for host in ("algo-1", "algo-2"):
+        context = context_of(hyperparameters, num_hosts=2, host=host, environment=environment)
+        processes += select(context).build(context)
+    assert [process.environment["CLARY_PS_ROLES"] for process in processes] == ["scheduler,server", "server"]
+    for process in processes:
+        assert "TF_CONFIG" not in process.environment
+        names = ("DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_PORT", "PS_VERBOSE")
+        assert [process.environment[name] for name in names] == ["worker", "2", "2", "8000", "0"]
+    roots = {process.environment["DMLC_PS_ROOT_URI"] for process in processes}
+    assert roots == {context.plan.hosts[0].address}
+    lone = context_of(hyperparameters, environment=environment)
+    assert select(lone).build(lone)[0].environment["CLARY_PS_ROLES"] == "scheduler,server"
 
 
 def test_tensorflow_hosts_that_share_an_address_share_no_port() -> None:
     for key in ("sagemaker_parameter_server_enabled", "sagemaker_multi_worker_mirrored_strategy_enabled"):
         context = context_of(
-            {key: "true"}, num_hosts=2, isolation=Isolation.PROCESSES, network=NetworkPlan(master_port=40000)
+            {key: "true"},
+            num_hosts=2,
+            isolation=Isolation.PROCESSES,
+            network=NetworkPlan(master_port=40000),
+            environment=environment_of("tensorflow-training:2.19.0-cpu-py312"),
         )
         cluster = json.loads(select(context).build(context)[0].environment["TF_CONFIG"])["cluster"]
         addresses = [address for addresses in cluster.values() for address in addresses]

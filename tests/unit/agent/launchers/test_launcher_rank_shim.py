@@ -1,6 +1,7 @@
 """`clary_rank`: programs behave as under python itself, and torch cannot turn success into an abort."""
 
 import ast
+import os
 import signal
 import subprocess
 import sys
@@ -229,3 +230,37 @@ def test_shims_are_python_3_8_and_import_the_standard_library_alone(name: str) -
     assert {module.split(".")[0] for module in modules} <= sys.stdlib_module_names
     newer = {"removeprefix", "removesuffix", "is_relative_to", "batched", "exception_group"}  # methods after 3.8
     assert not newer & {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+
+
+def test_mxnet_has_scheduler_and_server_beside_the_worker_and_they_end_with_it(tmp_path: Path) -> None:
+    (tmp_path / "mxnet.py").write_text(
+        "import os, pathlib, time\n"
+        "pathlib.Path(os.environ['SEEN'], os.environ['DMLC_ROLE']).write_text(str(os.getpid()))\n"
+        "time.sleep(60)\n"
+    )
+    worker = (
+        "import os, pathlib, time\n"
+        "seen = pathlib.Path(os.environ['SEEN'])\n"
+        "while not ((seen / 'server').exists() and (seen / 'scheduler').exists()): time.sleep(0.05)\n"
+        "print(os.environ['DMLC_ROLE'])\n"
+        "raise SystemExit(7)\n"
+    )
+    variables = {
+        **os.environ,
+        "PYTHONPATH": str(tmp_path),
+        "SEEN": str(tmp_path),
+        "DMLC_ROLE": "worker",
+        "CLARY_PS_ROLES": "scheduler,server",
+    }
+    shim = str(Path(SHIMS_FOLDER, "clary_parameter_server.py"))
+    done = subprocess.run(
+        [sys.executable, shim, sys.executable, "-c", worker],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (7, "worker\n")
+    for role in ("scheduler", "server"):
+        assert not Path("/proc", (tmp_path / role).read_text()).exists()

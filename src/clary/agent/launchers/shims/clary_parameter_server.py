@@ -1,12 +1,15 @@
-"""A TensorFlow parameter server beside the worker of a host.
+"""Parameter servers of TensorFlow or MXNet beside the worker of a host.
 
     clary_parameter_server.py WORKER COMMAND...
 
-Where: the parameter_server launcher starts it with TF_CONFIG, CLARY_PS_TASK (the server's index) and CLARY_PS_MASTER
-(host:port of the master; empty on the master's own host). A server never ends by itself: it is ended when the worker
-has ended on the master's host, and elsewhere when the worker has ended and the master's port is closed.
-It runs in the user's environment: Python 3.8 or later, the standard library and TensorFlow, nothing of clary.
-Source: sagemaker-tensorflow-training `training._run_ps`, `_wait_until_master_is_down`.
+Where: the parameter_server launcher starts it. For TensorFlow with TF_CONFIG, CLARY_PS_TASK (the server's index) and
+CLARY_PS_MASTER (host:port of the master; empty on the master's own host). A server never ends by itself: it is ended
+when the worker has ended on the master's host, and elsewhere when the worker has ended and the master's port is closed.
+For MXNet with the worker's DMLC_* variables and CLARY_PS_ROLES, what else runs here: importing mxnet is a server's or a
+scheduler's whole life. These are ended with the worker.
+It runs in the user's environment: Python 3.8 or later, the standard library and the framework, nothing of clary.
+Source: sagemaker-tensorflow-training `training._run_ps`, `_wait_until_master_is_down`; sagemaker-mxnet-training
+`training._run_mxnet_process`.
 """
 
 from __future__ import annotations
@@ -38,12 +41,15 @@ def main() -> int:
     """Run server and worker; returns the worker's exit code, or the server's if that fails first."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # worker and server get it themselves
-    server = subprocess.Popen([sys.executable, "-c", _SERVER])
+    servers: list[subprocess.Popen[bytes]] = []
     try:
+        for program, variables in _servers():
+            servers.append(subprocess.Popen([sys.executable, "-c", program], env={**os.environ, **variables}))
         worker = subprocess.Popen(sys.argv[1:])
         while worker.poll() is None:
-            if server.poll() not in (None, 0, -signal.SIGTERM):
-                print(f"parameter server ended with {server.returncode}; the worker is ended", file=sys.stderr)
+            failed = [server.returncode for server in servers if server.poll() not in (None, 0, -signal.SIGTERM)]
+            if failed:
+                print(f"parameter server ended with {failed[0]}; the worker is ended", file=sys.stderr)
                 worker.kill()
                 worker.wait(_KILL_WAIT_S)
                 return 1
@@ -53,8 +59,18 @@ def main() -> int:
             _wait_for_end_of(os.environ["CLARY_PS_MASTER"])
         return code if code >= 0 else 128 - code
     finally:
-        server.kill()
-        server.wait(_KILL_WAIT_S)
+        for server in servers:
+            server.kill()
+        for server in servers:
+            server.wait(_KILL_WAIT_S)
+
+
+def _servers() -> list[tuple[str, dict[str, str]]]:
+    """Return (code, variables) of each process that runs beside the worker."""
+    roles = os.environ.get("CLARY_PS_ROLES")
+    if roles is None:
+        return [(_SERVER, {})]
+    return [("import mxnet", {"DMLC_ROLE": role}) for role in roles.split(",")]
 
 
 def _wait_for_end_of(master: str) -> None:
