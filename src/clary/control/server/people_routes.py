@@ -38,6 +38,7 @@ from clary.control.server.stop_action import stop_job
 from clary.control.server.stragglers_page import StragglerPages
 from clary.control.server.training_page import tensorboard_page, training_page
 from clary.control.services.call import Services
+from clary.control.services.sagemaker.descriptions import readable, unreadable_members
 from clary.control.services.training_progress import job_progress
 from clary.control.store.errors import BadToken, StreamNotFound
 from clary.control.store.log_pages import EventPage
@@ -193,8 +194,8 @@ class PeopleRoutes:
             "hosts": hosts,
             "warm_pool": self._warm_pool(job),
             "checkpoints": checkpoint_facts(job),
-            "rules": [to_plain(item) for kind in RuleKind for item in evaluations_of(job, kind)],
-            "warnings": [*job.warnings, *_notes(hosts)],
+            "rules": [to_plain(item) for kind in RuleKind for item in evaluations_of(readable(job), kind)],
+            "warnings": [*job.warnings, *_unreadable(job), *_notes(hosts)],
             "not_isolated": self._not_isolated(job),
         }
 
@@ -327,6 +328,13 @@ def _exits(exits: Any) -> str:
         f"{item.exit_code if item.exit_code is not None else f'signal {item.signal}'}"
         for item in exits
     )
+
+
+def _unreadable(job: TrainingJob) -> list[str]:
+    return [
+        f"{path} of its stored request can not be said in the API's words: another release wrote it, or it is damaged"
+        for path in unreadable_members(job)
+    ]
 
 
 def _notes(hosts: list[dict[str, Any]]) -> list[str]:

@@ -19,6 +19,7 @@ from clary.control.jobs.training_job import TrainingJob
 from clary.control.services.call import Call
 from clary.control.services.experiments import naming
 from clary.control.services.experiments.summaries import KEPT, metric_summaries
+from clary.control.services.sagemaker.descriptions import readable
 from clary.control.store.experiment_rows import Kind, Tracked, TrackedExists
 from clary.control.store.experiments import TrackedQuery
 from clary.control.store.job_queries import MAX_RESULTS, JobQuery
@@ -140,6 +141,7 @@ async def job_of(call: Call, thing: Tracked) -> TrainingJob | None:
 
 def describe_job(job: TrainingJob) -> dict[str, Any]:
     """Return what a job's component says by itself."""
+    job = readable(job)
     failure = "" if job.failure is None else job.failure.reason
     message = f"Status: {job.status}, secondary status: {job.secondary_status}, failure reason: {failure}."
     return naming.without_none(
@@ -198,7 +200,7 @@ def _parameters(request: JobRequest) -> dict[str, dict[str, Any]]:
     resources = raw.get("ResourceConfig") or {}
     found: dict[str, dict[str, Any]] = {name: _value(text) for name, text in (raw.get("HyperParameters") or {}).items()}
     own: Mapping[str, Any] = {
-        "SageMaker.ImageUri": raw["AlgorithmSpecification"].get("TrainingImage"),
+        "SageMaker.ImageUri": (raw.get("AlgorithmSpecification") or {}).get("TrainingImage"),
         "SageMaker.InstanceType": resources.get("InstanceType"),
         "SageMaker.InstanceCount": resources.get("InstanceCount"),
         "SageMaker.VolumeSizeInGB": resources.get("VolumeSizeInGB"),

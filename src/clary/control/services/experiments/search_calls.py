@@ -22,54 +22,13 @@ from clary.control.services.experiments import (
     search_filters,
     trial_calls,
 )
-from clary.control.services.sagemaker.descriptions import describe
+from clary.control.services.sagemaker.descriptions import describe, for_search
 from clary.control.store.experiment_rows import Kind, Tracked
 from clary.control.store.experiments import TrackedQuery
 
 DEFAULT_SORT = "LastModifiedTime"
 AT_ONCE = 200  # records read and looked at before others have their turn
 MAX_MEMBERS = 10  # components that a trial lists
-# What the structure TrainingJob of the model has of DescribeTrainingJob's answer.
-OF_TRAINING_JOB = frozenset(
-    (
-        "TrainingJobName",
-        "TrainingJobArn",
-        "ModelArtifacts",
-        "TrainingJobStatus",
-        "SecondaryStatus",
-        "FailureReason",
-        "HyperParameters",
-        "AlgorithmSpecification",
-        "RoleArn",
-        "InputDataConfig",
-        "OutputDataConfig",
-        "ResourceConfig",
-        "WarmPoolStatus",
-        "VpcConfig",
-        "StoppingCondition",
-        "CreationTime",
-        "TrainingStartTime",
-        "TrainingEndTime",
-        "LastModifiedTime",
-        "SecondaryStatusTransitions",
-        "FinalMetricDataList",
-        "EnableNetworkIsolation",
-        "EnableInterContainerTrafficEncryption",
-        "EnableManagedSpotTraining",
-        "CheckpointConfig",
-        "TrainingTimeInSeconds",
-        "BillableTimeInSeconds",
-        "DebugHookConfig",
-        "ExperimentConfig",
-        "DebugRuleConfigurations",
-        "TensorBoardOutputConfig",
-        "DebugRuleEvaluationStatuses",
-        "ProfilerConfig",
-        "Environment",
-        "RetryStrategy",
-        "Tags",
-    )
-)
 _Key = tuple[int, int, Any, str]  # whether the value is missing, number or text, the value, the name
 
 
@@ -192,7 +151,7 @@ async def _shown_jobs(call: Call, page: Sequence[_Found]) -> list[dict[str, Any]
     """Return the members of the jobs of a page, less those that were deleted meanwhile."""
     found = [job for item in page if (job := await call.services.store.get_job(item.name)) is not None]
     tags = await call.services.store.experiments.tags_of([job.arn for job in found])
-    return [naming.only(_job_record(call, job, tags), OF_TRAINING_JOB) for job in found]
+    return [for_search(_job_record(call, job, tags)) for job in found]
 
 
 def _job_record(call: Call, job: TrainingJob, tags: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
@@ -262,7 +221,7 @@ async def _source_detail(call: Call, thing: Tracked) -> dict[str, Any]:
     if job is None:
         return {"SourceArn": thing.source}
     price = call.services.prices.of_job(JobRequest(job.request))
-    members = naming.only(describe(job, price, now=job.now(call.services.clock)), OF_TRAINING_JOB)
+    members = for_search(describe(job, price, now=job.now(call.services.clock)))
     return {"SourceArn": thing.source, "TrainingJob": members}
 
 

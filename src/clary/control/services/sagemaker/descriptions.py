@@ -7,6 +7,7 @@ Source: DescribeTrainingJobResponse; members that clients read without a default
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -14,7 +15,11 @@ from clary.contract.statuses import SecondaryStatus
 from clary.control.jobs.billing import JobPrice, bill
 from clary.control.jobs.rule_evaluations import RuleKind, rows_of
 from clary.control.jobs.training_job import TrainingJob, WarmPool
+from clary.control.wire.fitting import fit
 
+REQUEST_SHAPE = "CreateTrainingJobRequest"
+DESCRIPTION_SHAPE = "DescribeTrainingJobResponse"
+SEARCH_SHAPE = "TrainingJob"
 FALSE_UNLESS_SENT = ("EnableNetworkIsolation", "EnableInterContainerTrafficEncryption", "EnableManagedSpotTraining")
 
 
@@ -27,6 +32,7 @@ def describe(job: TrainingJob, price: JobPrice, *, now: datetime, pending_reason
         now: for what still goes on: the hosts of a warm pool wait.
         pending_reason: what a waiting job waits for now; replaces the stored message, which may be older.
     """
+    job = readable(job)
     description: dict[str, Any] = {
         **_request_with_defaults(job.request),
         "TrainingJobArn": job.arn,
@@ -54,10 +60,28 @@ def describe(job: TrainingJob, price: JobPrice, *, now: datetime, pending_reason
         description["WarmPoolStatus"] = warm_pool_status(job.warm_pool, now=now)
     if job.secondary_status is SecondaryStatus.FAILED and job.failure is not None:
         description["FailureReason"] = job.failure.reason
-    if job.request.get("ProfilerConfig") is not None:
+    if "ProfilerConfig" in job.request:
         is_off = job.request["ProfilerConfig"].get("DisableProfiler", False)
         description["ProfilingStatus"] = "Disabled" if is_off else "Enabled"
     return {name: value for name, value in description.items() if value is not None}
+
+
+def for_search(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the structure TrainingJob has of a description: Search and trial components say less."""
+    return fit(SEARCH_SHAPE, description).document
+
+
+def readable(job: TrainingJob) -> TrainingJob:
+    """Return the job with the part of its stored request that has the model's types.
+
+    Another release, or a bad disk, can have left members that this release's model lacks or types otherwise.
+    """
+    return replace(job, request=fit(REQUEST_SHAPE, job.request).document)
+
+
+def unreadable_members(job: TrainingJob) -> tuple[str, ...]:
+    """Return the dotted paths of what a job's stored request holds and no answer can say."""
+    return fit(REQUEST_SHAPE, job.request).left_out
 
 
 def warm_pool_status(pool: WarmPool, *, now: datetime) -> dict[str, Any]:
@@ -71,8 +95,8 @@ def warm_pool_status(pool: WarmPool, *, now: datetime) -> dict[str, Any]:
 
 
 def _request_with_defaults(request: Mapping[str, Any]) -> dict[str, Any]:
-    echo = dict(request)
-    echo["OutputDataConfig"] = {"KmsKeyId": "", "CompressionType": "GZIP", **request["OutputDataConfig"]}
+    echo = fit(DESCRIPTION_SHAPE, request).document
+    echo["OutputDataConfig"] = {"KmsKeyId": "", "CompressionType": "GZIP", **(request.get("OutputDataConfig") or {})}
     for name in FALSE_UNLESS_SENT:
         echo.setdefault(name, False)
     if request.get("InputDataConfig"):
@@ -80,7 +104,7 @@ def _request_with_defaults(request: Mapping[str, Any]) -> dict[str, Any]:
             {"CompressionType": "None", "RecordWrapperType": "None", **channel}
             for channel in request["InputDataConfig"]
         ]
-    specification = {"EnableSageMakerMetricsTimeSeries": False, **request["AlgorithmSpecification"]}
+    specification = {"EnableSageMakerMetricsTimeSeries": False, **(request.get("AlgorithmSpecification") or {})}
     specification.setdefault("TrainingInputMode", "File")
     echo["AlgorithmSpecification"] = specification
     return echo

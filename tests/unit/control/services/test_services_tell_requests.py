@@ -1,0 +1,158 @@
+"""Whatever Create accepts, and whatever a store may hold, Describe, List and Search can tell."""
+
+import asyncio
+import json
+from dataclasses import replace
+from itertools import count
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from model_requests import create_operation, full_value, json_values, values
+
+from clary.contract.errors import WireError
+from clary.control.store.job_documents import row_of
+from clary.control.store.tables import jobs
+from clary.control.wire.models import Protocol, service
+from clary.control.wire.serializing import serialize
+from clary.control.wire.validation import validate
+from clary.testing.control_plane import ControlPlane, request_of
+
+SHAPE = create_operation().model.input_shape
+BASE = request_of(
+    AlgorithmSpecification={"TrainingImage": "generic:1", "ContainerEntrypoint": ["true"], "TrainingInputMode": "File"}
+)
+OPTIONAL = tuple(name for name in SHAPE.members if name not in BASE)
+REFUSED = ("ServerlessJobConfig", "MlflowConfig", "ModelPackageConfig")  # whatever they say
+TELLABLE = tuple(name for name in OPTIONAL if name not in REFUSED)
+BAD_REQUEST = 400
+NUMBERS = count()
+TABLE = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture
+def run():
+    """Run coroutines one after another on one loop: hypothesis calls plain functions."""
+    with asyncio.Runner() as runner:
+        yield runner.run
+
+
+@pytest.fixture
+def plane(run, tmp_path):
+    opened = ControlPlane.open(tmp_path)
+    yield run(opened.__aenter__())
+    run(opened.__aexit__(None, None, None))
+
+
+async def answers(plane, name):
+    """Return the body of every question's answer about a job, written as for the wire."""
+    questions = {
+        "DescribeTrainingJob": {"TrainingJobName": name},
+        "ListTrainingJobs": {"NameContains": name},
+        "Search": {"Resource": "TrainingJob", "SearchExpression": named(name)},
+        "DescribeTrialComponent": {"TrialComponentName": f"{name}-aws-training-job"},
+        "ListTrialComponents": {},
+    }
+    found = {}
+    for operation_name, params in questions.items():
+        answer = await plane.call("sagemaker", operation_name, **params)
+        operation = service("sagemaker").operation(operation_name, Protocol.JSON_1_1)
+        found[operation_name] = json.loads(serialize(operation, answer, request_id="R").body)
+    return found
+
+
+def named(name):
+    return {"Filters": [{"Name": "TrainingJobName", "Value": name}]}
+
+
+async def told(plane, request):
+    """Create a job, ask everything about it, and take it away; None if the request is refused."""
+    name = f"job-{next(NUMBERS)}"
+    request = {**request, "TrainingJobName": name}
+    try:
+        validate(create_operation(), request)
+        await plane.call("sagemaker", "CreateTrainingJob", **request)
+    except WireError as error:
+        if error.http_status != BAD_REQUEST:
+            raise
+        return None
+    found = await answers(plane, name)
+    await end(plane, name)
+    await plane.delete(name)
+    return found
+
+
+async def end(plane, name):
+    await plane.stop(name)
+    await plane.passes()
+
+
+def damaged(request, path, value):
+    """Return a copy of a request with another value at a path: names of members, numbers of items."""
+    if not path:
+        return value
+    first, *rest = path
+    copy = list(request) if isinstance(request, list) else dict(request)
+    copy[first] = damaged(copy[first], rest, value)
+    return copy
+
+
+def places(value, prefix=()):
+    """Yield the path of every value inside of a document."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield (*prefix, key)
+        yield from places(item, (*prefix, key))
+
+
+async def put_request(plane, name, request):
+    """Put a request into the stored document of a job, as another release or a bad disk may have left it."""
+    job = replace(await plane.job(name), request=request)
+    statement = jobs.update().where(jobs.c.name == name).values(document=row_of(job)["document"])
+    await plane.store._writer.run(lambda connection: connection.execute(statement))
+
+
+def test_a_job_with_session_chaining_can_be_told(run, plane):
+    found = run(told(plane, {**BASE, "SessionChainingConfig": {"EnableSessionTagChaining": True}}))
+    assert found["DescribeTrainingJob"]["TrainingJobStatus"] == "InProgress"
+
+
+@pytest.mark.parametrize("member", OPTIONAL)
+def test_each_member_of_create_can_be_told_where_it_is_accepted(run, plane, member):
+    run(told(plane, {**BASE, member: full_value(SHAPE.members[member])}))
+
+
+def test_whatever_create_accepts_can_be_told(run, plane):
+    accepted = []
+
+    @TABLE
+    @given(data=st.data())
+    def tell(data):
+        request = dict(BASE)
+        for name in data.draw(st.lists(st.sampled_from(TELLABLE), max_size=3, unique=True)):
+            request[name] = data.draw(values(SHAPE.members[name]), label=name)
+        accepted.append(run(told(plane, request)) is not None)
+
+    tell()
+    assert sum(accepted) > len(accepted) / 4, f"{sum(accepted)} of {len(accepted)} requests were accepted"
+
+
+@TABLE
+@given(data=st.data())
+def test_whatever_a_store_holds_is_told_or_said_to_be_unreadable(run, plane, data):
+    whole = {**BASE, **{name: full_value(SHAPE.members[name]) for name in OPTIONAL if name != "Tags"}}
+    path = data.draw(st.sampled_from(sorted(places(whole), key=str)))
+    request = damaged(whole, path, data.draw(json_values()))
+    run(tell_stored(plane, {"MemberOfAnotherRelease": {"A": [1]}, **request}))
+
+
+async def tell_stored(plane, request):
+    name = f"job-{next(NUMBERS)}"
+    await plane.create(name)
+    await end(plane, name)
+    await put_request(plane, name, {**request, "TrainingJobName": name})
+    try:
+        await answers(plane, name)
+    except WireError as error:
+        if "cannot be read and was set aside" not in error.message:
+            raise
