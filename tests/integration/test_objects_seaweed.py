@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -44,6 +45,16 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+MAX_WAKES_A_SECOND = 100
+
+
+def num_wakes(process: ProcessId | None) -> int:
+    """Return how often the threads of a process were woken until now."""
+    assert process is not None
+    texts = [path.read_text() for path in Path(f"/proc/{process.pid}/task").glob("*/status")]
+    return sum(int(text.partition("voluntary_ctxt_switches:")[2].split()[0]) for text in texts)
 
 
 def make_store(home: Path) -> EmbeddedStore:
@@ -117,6 +128,18 @@ async def test_store_serves_at_start_and_leaves_nothing_at_stop(tmp_path: Path) 
     assert not store.is_ready
     with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
         pass
+
+
+async def test_a_store_at_rest_wakes_for_its_own_timers_alone(tmp_path: Path) -> None:
+    # 130 times a second while its reporter of crashes looked for something to send; 57 to 84 without.
+    async with running(tmp_path) as store:
+        rates = []
+        while len(rates) < 6 and min(rates, default=math.inf) >= MAX_WAKES_A_SECOND:  # a start has work left to do
+            before, began_s = num_wakes(store.process), time.monotonic()
+            await asyncio.sleep(2)
+            rates.append((num_wakes(store.process) - before) / (time.monotonic() - began_s))
+        assert min(rates) < MAX_WAKES_A_SECOND, rates
+    assert "sentry.Init: [Sentry] DsnParseError" in (tmp_path / "run" / "seaweed.log").read_text()
 
 
 async def test_many_buckets_can_be_made_and_written(tmp_path: Path) -> None:

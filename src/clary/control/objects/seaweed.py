@@ -220,6 +220,7 @@ class EmbeddedStore:
             "AWS_ACCESS_KEY_ID": self._credentials.access_key_id,
             "AWS_SECRET_ACCESS_KEY": self._credentials.secret_access_key,
             "GOMEMLIMIT": weed_process.MEMORY_LIMIT,
+            "SENTRY_DSN": weed_process.REPORTER_ADDRESS,
         }
         arguments = weed_process.command(program, data_folder=self._data_folder, ports=ports, bucket=self._bucket)
         descriptor = os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LONGEST_START_S = 600.0  # a process that only spins shows life for ever
-# A hung store still looks after its timers with a two-hundredth of a core; one that starts wants all it gets.
+# A hung store still looks after its timers, with a four-hundredth of a core; one that starts wants all it gets.
 LEAST_BUSY_SHARE = 0.03
 _NANOSECONDS = 1e9
 

@@ -32,6 +32,9 @@ MAX_VOLUMES = 10_000
 # Soft limit of Go's heap. What lives there takes 250 MiB once objects were written, most of it buffers of the filer's
 # database. Under a limit as low as that the collector never rests: 11 % of a core for ever, and twice the time a byte.
 MEMORY_LIMIT = "512MiB"
+# A reporter of crashes is built into weed, and looks ten times a second whether it has something to send, though it was
+# given no address. That is half of what an idle store takes. An address that is none keeps the reporter from starting.
+REPORTER_ADDRESS = "off"
 KILL_TIMEOUT_S = 5.0
 SOCKET_PREFIX = "/tmp/seaweedfs-"  # noqa: S108 - fixed in weed
 

@@ -69,6 +69,7 @@ class JobHub:
         self._active: dict[str, TrainingJob] = {}  # hosts asked for, until they are released
         self._watchers: dict[str, asyncio.Event] = {}
         self._changed = asyncio.Event()
+        self._has_jobs = asyncio.Event()  # set while a job waits or has hosts
         self._listeners: list[Listener] = []
         self._doubtful: set[str] = set()  # jobs whose last write may or may not have happened
         # Held while a job goes with all that carries its name, so that a second deletion cannot hit a successor.
@@ -172,6 +173,7 @@ class JobHub:
         await self._store.delete_job(name)
         self._waiting.pop(name, None)
         self._active.pop(name, None)
+        self._note_whether_jobs_are_left()
         self._notify(name)
 
     async def wait_for_change(self, timeout_s: float) -> None:
@@ -183,6 +185,10 @@ class JobHub:
         except TimeoutError:
             return
         self._changed.clear()
+
+    async def wait_for_jobs(self) -> None:
+        """Return as soon as a job waits or has hosts; at once if one does already."""
+        await self._has_jobs.wait()
 
     async def wait_for_job(self, name: str, timeout_s: float) -> None:
         """Return when the job called `name` changes, or after `timeout_s`."""
@@ -238,11 +244,18 @@ class JobHub:
                 jobs.pop(job.name, None)
         if is_back:  # to its old place in the queue
             self._waiting = dict(sorted(self._waiting.items(), key=lambda item: item[1].created_at))
+        self._note_whether_jobs_are_left()
         for listener in self._listeners:
             try:
                 listener(before, job)
             except Exception:  # boundary: the change is stored, whatever those make of it who hear of it
                 log.exception("job %s: a change was not taken note of", job.name)
+
+    def _note_whether_jobs_are_left(self) -> None:
+        if self._waiting or self._active:
+            self._has_jobs.set()
+        else:
+            self._has_jobs.clear()
 
     def _notify(self, name: str) -> None:
         watcher = self._watchers.pop(name, None)

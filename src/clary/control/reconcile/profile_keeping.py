@@ -48,13 +48,17 @@ class ObjectWriter(Protocol):
 async def keep_profiles(
     desk: ProfileDesk, hub: JobHub, stored_job: FindJob, objects: ObjectWriter, *, interval_s: float = LOOK_S
 ) -> None:
-    """Look at what is whole, now and then, until cancelled.
+    """Look at what is whole, now and then, until cancelled; sleep while nothing can become whole.
+
+    Profiles are asked for while their job has hosts, so without jobs and open profiles there is nothing to look at.
 
     Args:
         stored_job: returns a job that is over.
     """
     await asyncio.to_thread(desk.load)
     while True:
+        if not desk.open:
+            await hub.wait_for_jobs()
         await asyncio.sleep(interval_s)
         for (name, number), request in sorted(desk.open.items()):
             job = hub.live_job(name)

@@ -108,19 +108,25 @@ class ProfilerRules:
         self._objects = objects
         self._clock = clock
         self._watched: dict[str, _Watch] = {}
+        self._has_watched = asyncio.Event()  # set when a job is watched; a pass that leaves none clears it
         hub.listen(lambda _, job: self.notice(job))
 
     def notice(self, job: TrainingJob) -> None:
         """Watch a job that has rules without a verdict."""
         if job.name not in self._watched and _awaits_verdicts(job):
             self._watched[job.name] = _Watch()
+            self._has_watched.set()
 
     async def run(self, *, interval_s: float = PASS_INTERVAL_S) -> None:
-        """Look after jobs until cancelled."""
+        """Look after jobs until cancelled; sleep while none is watched."""
         await self.take_up()
         while True:
             await self.make_pass()
-            await asyncio.sleep(interval_s)
+            if not self._watched:
+                self._has_watched.clear()
+                await self._has_watched.wait()
+            else:
+                await asyncio.sleep(interval_s)
 
     async def take_up(self) -> None:
         """Notice jobs that an earlier service has left without verdicts."""

@@ -1,0 +1,78 @@
+"""A service without jobs sets no timer to look after them: it wakes when one comes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from clary.control.reconcile.profile_keeping import keep_profiles
+from clary.control.reconcile.profiler_rules import ProfilerRules
+from clary.testing.control_plane import ControlPlane
+
+RULE = {
+    "RuleConfigurationName": "low",
+    "RuleEvaluatorImage": "rules:1",
+    "RuleParameters": {"rule_to_invoke": "LowGPUUtilization"},
+}
+
+
+class FakeObjects:
+    """Refuses no request, and keeps nothing."""
+
+    async def request(self, method, bucket, *, key="", body=b""):
+        raise AssertionError(f"{method} {bucket}/{key}: nothing is stored here")
+
+
+@pytest.fixture
+async def plane(tmp_path):
+    async with ControlPlane.open(tmp_path) as plane:
+        yield plane
+
+
+async def timers_at_rest():
+    """Return how many timers of this event loop will still run something, once what was begun had time to be done."""
+    for _ in range(300):
+        await asyncio.to_thread(lambda: None)
+    return sum(not timer.cancelled() for timer in asyncio.get_running_loop()._scheduled)
+
+
+@contextlib.asynccontextmanager
+async def running(work):
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_keeper_of_profiles_sets_timers_only_while_there_are_jobs(plane):
+    work = keep_profiles(plane.profiles, plane.hub, plane.store.get_job, FakeObjects(), interval_s=30.0)
+    async with running(work):
+        assert await timers_at_rest() == 0, "without jobs nothing is to be looked at"
+        await plane.create()
+        assert await timers_at_rest() == 1, "a job came"
+
+
+async def test_profiler_rules_set_timers_only_while_a_job_has_rules(plane):
+    rules = ProfilerRules(plane.hub, plane.store, plane.store.series, FakeObjects(), clock=plane.clock)
+    async with running(rules.run(interval_s=30.0)):
+        assert await timers_at_rest() == 0, "no job is watched"
+        await plane.create("plain")
+        assert await timers_at_rest() == 0, "that job has no rules"
+        await plane.create(ProfilerRuleConfigurations=[RULE])
+        assert await timers_at_rest() == 1, "a job with rules came"
+
+
+async def test_waiting_for_jobs_ends_with_the_first_and_not_after_the_last(plane):
+    waiting = asyncio.create_task(plane.hub.wait_for_jobs())
+    await timers_at_rest()
+    assert not waiting.done()
+    await plane.create()
+    await waiting
+    await plane.run_to_end()
+    async with running(plane.hub.wait_for_jobs()) as waiting:
+        await timers_at_rest()
+        assert not waiting.done()
