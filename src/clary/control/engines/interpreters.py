@@ -5,8 +5,10 @@ Where: the `Probe` of `images`. An interpreter is asked once; the answer holds u
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -64,6 +66,13 @@ class InterpreterProbe:
         """Return the interpreter that runs Clary, and `python3` of PATH."""
         found = shutil.which("python3", path=self._environ.get("PATH"))
         return tuple(dict.fromkeys([sys.executable, *([found] if found else [])]))
+
+    def install_command(self, *packages: str) -> str:
+        """Return the command that installs packages for the interpreter that runs Clary."""
+        # Environments that uv has made have no pip; uv comes with the service.
+        if importlib.util.find_spec("pip") is None:
+            return shlex.join([sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable, *packages])
+        return shlex.join([sys.executable, "-m", "pip", "install", *packages])
 
     def modules(self, python: str) -> Mapping[str, str]:
         """Return module -> version of the frameworks of `DISTRIBUTIONS` that `python` can import; blocks.
