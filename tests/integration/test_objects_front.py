@@ -6,7 +6,7 @@ import hashlib
 import io
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from objects_service import (
     Service,
     ServiceThread,
     crc32,
+    crc32c,
     crc64nvme,
     keys_under,
     put_signed_chunks,
@@ -103,19 +104,6 @@ def test_parts_can_be_listed_and_an_upload_aborted(plain: Any, key: str) -> None
     assert keys_under(plain, key) == []
 
 
-def test_kms_header_without_key_is_accepted_and_no_answer_claims_encryption(s3: Any, key: str) -> None:
-    answer = s3.put_object(Bucket=BUCKET, Key=key, Body=b"code", ServerSideEncryption="aws:kms")
-    assert "ServerSideEncryption" not in answer
-    upload = s3.create_multipart_upload(Bucket=BUCKET, Key=f"{key}2", ServerSideEncryption="aws:kms", SSEKMSKeyId="k")
-    s3.abort_multipart_upload(Bucket=BUCKET, Key=f"{key}2", UploadId=upload["UploadId"])
-    assert read(s3, key) == b"code"
-
-
-def test_aes256_header_is_accepted(plain: Any, key: str) -> None:
-    plain.put_object(Bucket=BUCKET, Key=key, Body=b"code", ServerSideEncryption="AES256")
-    assert read(plain, key) == b"code"
-
-
 def test_customer_key_encryption_is_refused(service: Service, key: str) -> None:
     headers = {"x-amz-server-side-encryption-customer-algorithm": "AES256"}
     answer = send(service, "PUT", f"/{BUCKET}/{key}", body=b"x", headers=headers)
@@ -131,7 +119,7 @@ def test_expected_bucket_owner_must_be_the_account(plain: Any, key: str) -> None
     assert read(plain, key) == b"x"
 
 
-@pytest.mark.parametrize("algorithm", ["CRC32", "SHA1", "SHA256"])
+@pytest.mark.parametrize("algorithm", ["CRC32", "SHA1", "SHA256"])  # boto3 needs a C library for the others
 def test_checksum_is_kept_and_verified_on_read(s3: Any, key: str, algorithm: str) -> None:
     s3.put_object(Bucket=BUCKET, Key=key, Body=b"checked" * 50, ChecksumAlgorithm=algorithm)
     answer = s3.get_object(Bucket=BUCKET, Key=key, ChecksumMode="ENABLED")
@@ -140,10 +128,13 @@ def test_checksum_is_kept_and_verified_on_read(s3: Any, key: str, algorithm: str
         assert body.read() == b"checked" * 50
 
 
+@pytest.mark.parametrize("checksum", [crc32c, crc64nvme])
 @pytest.mark.parametrize("secure", [False, True])
-def test_crc64nvme_trailer_is_accepted_and_a_corrupted_one_refused(service: Service, key: str, *, secure: bool) -> None:
+def test_trailing_checksum_is_told_back_and_a_wrong_one_refused(
+    service: Service, key: str, checksum: Callable[[bytes], str], *, secure: bool
+) -> None:
     data = os.urandom(20_000)
-    name = "x-amz-checksum-crc64nvme"
+    name = f"x-amz-checksum-{checksum.__name__}"
     arguments: dict[str, Any] = {
         "payload_hash": sigv4.STREAMING_UNSIGNED_TRAILER,
         "headers": trailer_headers(data, name=name),
@@ -151,14 +142,27 @@ def test_crc64nvme_trailer_is_accepted_and_a_corrupted_one_refused(service: Serv
         "chunked": secure,
     }
     path = f"/{BUCKET}/{key}"
-    good = unsigned_chunks(data, name=name, value=crc64nvme(data))
+    good = unsigned_chunks(data, name=name, value=checksum(data))
     assert send(service, "PUT", path, body=good, **arguments).status == 200
     answer = send(service, "GET", path, headers={"x-amz-checksum-mode": "ENABLED"}, secure=secure)
     assert answer.body == data
-    assert answer.headers["x-amz-checksum-crc64nvme"] == crc64nvme(data)
-    bad = unsigned_chunks(data[:-1] + b"!", name=name, value=crc64nvme(data))
+    assert (answer.headers[name], answer.headers["x-amz-checksum-type"]) == (checksum(data), "FULL_OBJECT")
+    bad = unsigned_chunks(data[:-1] + b"!", name=name, value=checksum(data))
     assert send(service, "PUT", path, body=bad, **arguments).status == 400
     assert send(service, "GET", path).body == data
+
+
+@pytest.mark.parametrize("checksum", [crc32c, crc64nvme])
+def test_checksum_in_a_header_is_told_back_and_a_wrong_one_refused(
+    service: Service, key: str, checksum: Callable[[bytes], str]
+) -> None:
+    name, path = f"x-amz-checksum-{checksum.__name__}", f"/{BUCKET}/{key}"
+    answer = send(service, "PUT", path, body=b"content", headers={name: checksum(b"content")})
+    assert (answer.status, answer.headers[name]) == (200, checksum(b"content"))
+    answer = send(service, "PUT", path, body=b"other", headers={name: checksum(b"content")})
+    assert (answer.status, answer.code) == (400, "BadDigest")
+    head = send(service, "HEAD", path, headers={"x-amz-checksum-mode": "ENABLED"})
+    assert (head.headers[name], head.headers["content-length"]) == (checksum(b"content"), "7")
 
 
 def test_corrupted_crc32_trailer_stores_nothing(service: Service, key: str) -> None:

@@ -20,7 +20,7 @@ from clary.cli.health_words import has_colours, health_text, is_bad
 from clary.contract.errors import ClaryError, Fault
 from clary.control.egress.entries import Reachable, parse_entry
 from clary.control.egress.package_indexes import index_entries
-from clary.control.engines.images import default_python
+from clary.control.engines.images import default_python, why_default_fails
 from clary.control.engines.interpreters import InterpreterProbe
 from clary.control.engines.local.engine import LocalEngine
 from clary.control.engines.local.machine_census import dead_sockets, listening_ports
@@ -135,11 +135,11 @@ def _state(settings: Settings) -> list[Finding]:
 
 
 def _environment(settings: Settings) -> Finding:
-    python = default_python(settings, InterpreterProbe())
-    if python is None:
-        text = "no Python with torch was found for AWS's framework images; set default_python in settings.toml"
-        return Finding("environment", text, is_problem=True)
-    return Finding("environment", f"AWS's framework images run in {python}")
+    probe = InterpreterProbe()
+    problem = why_default_fails(settings, probe)
+    if problem:
+        return Finding("environment", f"AWS's framework images are refused: {problem}", is_problem=True)
+    return Finding("environment", f"AWS's framework images run in {default_python(settings, probe)}")
 
 
 def _machine(engine: LocalEngine, settings: Settings) -> Finding:

@@ -13,6 +13,8 @@ from typing import Any
 from clary.cli.connection import Connection, find_running
 from clary.contract.errors import ClaryError
 from clary.control.egress.entries import parse_entry
+from clary.control.engines.images import why_default_fails
+from clary.control.engines.interpreters import InterpreterProbe
 from clary.control.engines.local.engine import MIN_FREE_BYTES
 from clary.control.server.__main__ import NEW_DATABASE
 from clary.control.settings import Settings, load_settings, variable_of
@@ -60,6 +62,9 @@ def run(options: argparse.Namespace) -> int:
     print('  use    eval "$(clary env)"')
     print("  pages  clary console")
     print("  stop   clary down")
+    problem = why_default_fails(settings, InterpreterProbe())
+    if problem:
+        print(f"  !!     AWS's framework images are refused: {problem}")
     for sentence in connection.get("state")["problems"]:
         print(f"  note   {sentence}")
     return 0

@@ -38,6 +38,8 @@ PRESIGNED_MAX_EXPIRES_S = 7 * 24 * 3600  # S3 API reference: one week
 UNRESERVED = "-_.~"  # besides letters and digits; RFC 3986 section 2.3
 PATH_SAFE = "/" + UNRESERVED
 KEY_CACHE_SIZE = 4096
+SECURITY_TOKEN = "x-amz-security-token"  # noqa: S105 - the name of a header and of a parameter of URLs
+TOKEN_HINT = "Keys of this service come without a session token: unset AWS_SESSION_TOKEN."  # noqa: S105
 
 # Hop-by-hop headers that proxies rewrite and that clients therefore leave unsigned.
 UNSIGNED_HEADERS = frozenset({"authorization", "connection", "expect", "transfer-encoding", "user-agent"})
@@ -89,6 +91,7 @@ class PresignedAuthorization:
     amz_date: str  # YYYYMMDDTHHMMSSZ
     expires_s: int
     unsigned_query: str  # the query without X-Amz-Signature, as it was signed
+    session_token: str  # empty for keys that have none
     payload_hash: str  # X-Amz-Content-Sha256, UNSIGNED-PAYLOAD if the URL names none
 
 
@@ -136,6 +139,7 @@ def parse_presigned(query: str) -> PresignedAuthorization | None:
         amz_date=values["x-amz-date"],
         expires_s=int(expires),
         unsigned_query="&".join(kept),
+        session_token=values.get(SECURITY_TOKEN, ""),
         payload_hash=values.get("x-amz-content-sha256", UNSIGNED_PAYLOAD),
     )
 

@@ -23,6 +23,7 @@ from clary.control.type_overrides import OVERRIDES, check_override
 
 SETTINGS_FILE = "settings.toml"
 MAX_PORT = 65535
+OWN_REGION, ANY_REGION = "own", "any"
 WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
@@ -69,6 +70,12 @@ class Settings:
     tls_port: int = _port(4571, "second port, TLS under a private CA, for clients that insist on https; 0 is off")
     region: str = _setting(
         "us-west-2", "region that clients name; framework estimators need a real one", pattern="[a-z0-9-]+"
+    )
+    s3_regions: str = _setting(
+        OWN_REGION,
+        "own or any: which regions signatures of S3 requests may name; own: `region` alone, others are refused as by "
+        "AWS, with the right one in the answer",
+        pattern=f"{OWN_REGION}|{ANY_REGION}",
     )
     account_id: str = _setting("000000000000", "account in every ARN, twelve digits", pattern="[0-9]{12}")
     role_name: str = _setting(

@@ -22,6 +22,7 @@ from clary.control.engines.image_tags import choose_environment, differences, ru
 from clary.control.settings import Settings
 
 DEFAULT_ENVIRONMENT = "default"
+TORCH_PACKAGES = ("torch", "numpy")  # numpy: DataLoader and most scripts ask for it, torch does not bring it
 WANTED_MODULE = "torch"  # what makes an interpreter the default one
 
 
@@ -39,6 +40,9 @@ class Probe(Protocol):
 
         Raises: EngineError if the interpreter can not be run.
         """
+
+    def install_command(self, *packages: str) -> str:
+        """Return the command that installs packages where the first candidate finds them."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,9 @@ def resolve(image: str, settings: Settings, probe: Probe) -> tuple[Environment, 
             raise _refused(
                 image,
                 f"setting images maps {pattern!r} to the environment {environment_name!r}, and "
-                + _no_environment(environment_name),
+                + (
+                    no_torch(probe) if environment_name == DEFAULT_ENVIRONMENT else "no environment of that name is set"
+                ),
                 _environment_lines(environment_name),
             )
         environment = Environment(name=environment_name, python=python, image=image)
@@ -96,7 +102,7 @@ def resolve(image: str, settings: Settings, probe: Probe) -> tuple[Environment, 
     if chosen not in pythons:
         raise _refused(
             image,
-            f"it would run in the default environment, and no Python with {WANTED_MODULE} was found",
+            f"it would run in the default environment, and {no_torch(probe)}",
             _environment_lines(DEFAULT_ENVIRONMENT),
         )
     python = pythons[chosen]
@@ -125,6 +131,24 @@ def default_python(settings: Settings, probe: Probe) -> str | None:
         except EngineError:
             continue  # a python3 on PATH that does not run is none
     return None
+
+
+def no_torch(probe: Probe) -> str:
+    """Say that no Python here has torch, and the one command that mends it; refusals and commands say the same."""
+    return f"no Python with {WANTED_MODULE} was found; to have one, run: {probe.install_command(*TORCH_PACKAGES)}"
+
+
+def why_default_fails(settings: Settings, probe: Probe) -> str:
+    """Return why images of AWS's frameworks can not run in the default environment; empty if they can."""
+    python = default_python(settings, probe)
+    if python is None:
+        return no_torch(probe)
+    try:
+        if WANTED_MODULE in probe.modules(python):
+            return ""
+    except EngineError as error:
+        return f"setting default_python: {error.message}"
+    return f"setting default_python names {python}, which has no {WANTED_MODULE}: install it there, or name another"
 
 
 def _python_of(environment_name: str, settings: Settings, probe: Probe) -> str | None:
@@ -184,12 +208,6 @@ def _notes(name: ImageName, environment: Environment, probe: Probe) -> tuple[str
         f"the environment {environment.name!r} stands for image {name.short} with {', '.join(found)}; "
         f"clary environments add {name.short} makes one like it",
     )
-
-
-def _no_environment(environment_name: str) -> str:
-    if environment_name == DEFAULT_ENVIRONMENT:
-        return f"no Python with {WANTED_MODULE} was found for it"
-    return "no environment of that name is set"
 
 
 def _refused(image: str, why: str, lines: str) -> WireError:

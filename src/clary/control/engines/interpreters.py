@@ -5,8 +5,10 @@ Where: the `Probe` of `images`. An interpreter is asked once; the answer holds u
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -72,6 +74,13 @@ class InterpreterProbe:
     def added(self) -> Mapping[str, str]:
         """Return name -> interpreter of the environments that `clary environments add` has made."""
         return {} if self._home is None else {one.name: one.python for one in added_environments(self._home)}
+
+    def install_command(self, *packages: str) -> str:
+        """Return the command that installs packages for the interpreter that runs Clary."""
+        # Environments that uv has made have no pip; uv comes with the service.
+        if importlib.util.find_spec("pip") is None:
+            return shlex.join([sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable, *packages])
+        return shlex.join([sys.executable, "-m", "pip", "install", *packages])
 
     def modules(self, python: str) -> Mapping[str, str]:
         """Return module -> version of the frameworks of `DISTRIBUTIONS` that `python` can import; blocks.

@@ -19,6 +19,7 @@ from clary.contract import sigv4
 from clary.contract.errors import ContractError, WireError
 
 FORBIDDEN = 403
+REGION = "Region"  # in the details of an error: the region that was expected
 MAX_EXPIRES_DIGITS = 12  # seconds since 1970; Python reads numbers of thousands of digits only with an error
 
 FindSecret = Callable[[str], str | None]
@@ -83,6 +84,7 @@ def authenticate(
     now: datetime,
     skew_s: float,
     host_bucket: str | None = None,
+    region: str | None = None,
 ) -> Caller:
     """Verify the signature of a request.
 
@@ -92,19 +94,66 @@ def authenticate(
         now: aware time of day.
         skew_s: how far the request's time may be off.
         host_bucket: bucket that the Host names, None if the path does. Version 2 signs no Host, but its bucket.
-    Raises: WireError AccessDenied, InvalidAccessKeyId, SignatureDoesNotMatch, RequestTimeTooSkewed,
+        region: the only region that a signature may name; None takes every one. Version 2 names none.
+    Raises: WireError AccessDenied, InvalidAccessKeyId, InvalidToken, SignatureDoesNotMatch, RequestTimeTooSkewed,
         MissingSecurityHeader, AuthorizationHeaderMalformed or AuthorizationQueryParametersError.
     """
+    caller = _authenticate(
+        request, find_secret=find_secret, now=now, skew_s=skew_s, host_bucket=host_bucket, region=region
+    )
+    headers = {name.lower(): value for name, value in request.headers}
+    parameters = {name.lower(): value for name, value in _parameters(request.query).items()}
+    check_token(headers.get(sigv4.SECURITY_TOKEN) or parameters.get(sigv4.SECURITY_TOKEN) or "")
+    return caller
+
+
+def check_token(token: str) -> None:
+    """Refuse a session token: no key of this service has one.
+
+    Raises: WireError InvalidToken, as AWS answers a token that it did not make.
+    """
+    if token:
+        raise WireError("InvalidToken", f"The provided token is malformed or otherwise invalid. {sigv4.TOKEN_HINT}")
+
+
+def check_region(found: str, expected: str | None, *, code: str, what: str) -> None:
+    """Refuse a signature for another region, in the words from which clients read the right one.
+
+    Args:
+        found: region of the credential's scope.
+        expected: the region of this service; None takes every one.
+        code: of the error; it differs for headers, URLs and forms.
+        what: begins the message.
+    Raises: WireError with the region in its details.
+    """
+    if expected is None or found == expected:
+        return
+    error = WireError(code, f"{what}; the region {found[:80]!r} is wrong; expecting {expected!r}")
+    error.details[REGION] = expected
+    raise error
+
+
+def _authenticate(
+    request: sigv4.SigningRequest,
+    *,
+    find_secret: FindSecret,
+    now: datetime,
+    skew_s: float,
+    host_bucket: str | None,
+    region: str | None,
+) -> Caller:
     headers = {name.lower(): value for name, value in request.headers}
     header = headers.get("authorization")
     if header is not None:
-        return _authenticate_header(request, headers, find_secret=find_secret, now=now, skew_s=skew_s)
+        return _authenticate_header(request, headers, find_secret=find_secret, now=now, skew_s=skew_s, region=region)
     try:
         presigned = sigv4.parse_presigned(request.query)
     except ContractError as error:
         raise WireError("AuthorizationQueryParametersError", error.message) from error
     if presigned is not None:
-        return _authenticate_presigned(request, headers, presigned, find_secret=find_secret, now=now, skew_s=skew_s)
+        return _authenticate_presigned(
+            request, headers, presigned, find_secret=find_secret, now=now, skew_s=skew_s, region=region
+        )
     parameters = _parameters(request.query)
     if "AWSAccessKeyId" in parameters and "Signature" in parameters:
         return _authenticate_version_2(
@@ -114,7 +163,13 @@ def authenticate(
 
 
 def _authenticate_header(
-    request: sigv4.SigningRequest, headers: dict[str, str], *, find_secret: FindSecret, now: datetime, skew_s: float
+    request: sigv4.SigningRequest,
+    headers: dict[str, str],
+    *,
+    find_secret: FindSecret,
+    now: datetime,
+    skew_s: float,
+    region: str | None,
 ) -> Caller:
     if not headers["authorization"].lstrip().startswith(sigv4.ALGORITHM):
         raise WireError(
@@ -137,7 +192,13 @@ def _authenticate_header(
             "MissingSecurityHeader",
             "Your request is missing a required header: x-amz-content-sha256",
         )
-    secret = _secret(authorization.access_key_id, find_secret)
+    secret = secret_of(authorization.access_key_id, find_secret)
+    check_region(
+        authorization.region,
+        region,
+        code="AuthorizationHeaderMalformed",
+        what="The authorization header is malformed",
+    )
     if abs(now - signed_at) > timedelta(seconds=skew_s):
         raise WireError(
             "RequestTimeTooSkewed",
@@ -161,13 +222,20 @@ def _authenticate_presigned(
     find_secret: FindSecret,
     now: datetime,
     skew_s: float,
+    region: str | None,
 ) -> Caller:
     try:
         signed_at = sigv4.parse_date(presigned.amz_date)
     except ContractError as error:
         raise WireError("AuthorizationQueryParametersError", error.message) from error
     authorization = presigned.authorization
-    secret = _secret(authorization.access_key_id, find_secret)
+    secret = secret_of(authorization.access_key_id, find_secret)
+    check_region(
+        authorization.region,
+        region,
+        code="AuthorizationQueryParametersError",
+        what="Error parsing the X-Amz-Credential parameter",
+    )
     if signed_at - now > timedelta(seconds=skew_s):
         raise WireError("AccessDenied", "Request is not valid yet", http_status=FORBIDDEN)
     if now - signed_at > timedelta(seconds=presigned.expires_s):
@@ -187,7 +255,7 @@ def _authenticate_version_2(
     skew_s: float,
     host_bucket: str | None,
 ) -> Caller:
-    secret = _secret(parameters["AWSAccessKeyId"], find_secret)
+    secret = secret_of(parameters["AWSAccessKeyId"], find_secret)
     expires = parameters.get("Expires", "")
     if not (expires.isascii() and expires.isdigit() and len(expires) <= MAX_EXPIRES_DIGITS):
         raise WireError("AccessDenied", "Query-string authentication requires Expires", http_status=FORBIDDEN)
@@ -218,11 +286,12 @@ def _authenticate_version_2(
     )
     expected = base64.b64encode(hmac.digest(secret.encode(), text.encode("utf-8", "surrogateescape"), "sha1"))
     if not hmac.compare_digest(expected, parameters["Signature"].encode("utf-8", "surrogateescape")):
-        raise _mismatch()
+        raise mismatch()
     return Caller(access_key_id=parameters["AWSAccessKeyId"], payload_hash=sigv4.UNSIGNED_PAYLOAD)
 
 
-def _secret(access_key_id: str, find_secret: FindSecret) -> str:
+def secret_of(access_key_id: str, find_secret: FindSecret) -> str:
+    """Return the secret of a key. Raises: WireError InvalidAccessKeyId if it is not known."""
     secret = find_secret(access_key_id)
     if secret is None:
         raise WireError(
@@ -272,10 +341,11 @@ def _verify(
         text = sigv4.string_to_sign(canonical, amz_date=amz_date, scope=authorization.scope)
         if hmac.compare_digest(sigv4.signature(key, text), authorization.signature):
             return key
-    raise _mismatch()
+    raise mismatch()
 
 
-def _mismatch() -> WireError:
+def mismatch() -> WireError:
+    """Return the error of a signature that was made with another key, or over something else."""
     return WireError(
         "SignatureDoesNotMatch",
         "The request signature we calculated does not match the signature you provided. Check your key and signing "

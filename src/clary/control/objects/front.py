@@ -10,25 +10,33 @@ from __future__ import annotations
 
 import asyncio
 import http
-import logging
 import re
-import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from xml.sax.saxutils import escape
+from dataclasses import dataclass, replace
 
 import aiohttp
 from aiohttp import web
-from multidict import CIMultiDict
 
 from clary.contract import sigv4
 from clary.contract.clock import Clock
 from clary.contract.errors import WireError
 from clary.contract.launch_plan import Endpoint
-from clary.control.objects import payloads, s3_request
+from clary.control.objects import copying, encryption, form_upload, payloads, s3_request
 from clary.control.objects.authentication import Caller, FindSecret, authenticate
 from clary.control.objects.deletion_limit import DeletionLimit
+from clary.control.objects.encryption import Encryption
+from clary.control.objects.form_data import FormReader, boundary_of
+from clary.control.objects.front_answers import (
+    BUCKET_REGION,
+    error_response,
+    filtered,
+    form_answer,
+    relay,
+    whole,
+    without_framing,
+)
+from clary.control.objects.incoming_body import IncomingBody
 from clary.control.objects.permit import Permit
 from clary.control.objects.s3_request import S3Request
 from clary.control.objects.store_client import (
@@ -40,11 +48,9 @@ from clary.control.objects.store_client import (
 )
 from clary.control.permissions.grants import Grants
 
-REQUEST_ID = "clary_request_id"  # attribute in which the listener leaves the id of a request
 STORE_TIMEOUT_S = 300.0  # without a byte from the store; completing a large multipart upload is slow
-MAX_LISTING_BYTES = 8 * 1024 * 1024  # 1000 keys of 1 KiB, escaped and with all that is said of each
+FORM_TIMEOUT_S = 30.0  # for everything before the file of a form
 SMALL_BODY_BYTES = 64 * 1024  # up to this a body is verified first and sent in one piece
-RETRY_AFTER_S = 1
 
 MAX_LENGTH_DIGITS = 18  # of a number of bytes
 
@@ -72,14 +78,10 @@ _NOT_FORWARDED = frozenset(
         "x-amz-source-expected-bucket-owner",
     }
 )
-_NOT_RETURNED = frozenset(["connection", "keep-alive", "transfer-encoding", "trailer", "upgrade", "date", "server"])
 _OWNER_HEADERS = ("x-amz-expected-bucket-owner", "x-amz-source-expected-bucket-owner")
-_ENCRYPTION_PREFIX = "x-amz-server-side-encryption"
-_CUSTOMER_KEY = re.compile(r"x-amz-(copy-source-)?server-side-encryption-customer-.*")
 # SeaweedFS answers reads of `a/` with an empty object if `a/b` exists; a stored `a/` has no `-0` at the end.
+_GOOD = (http.HTTPStatus.OK, http.HTTPStatus.PARTIAL_CONTENT)
 _IMPLIED_FOLDER_ETAG = '"d41d8cd98f00b204e9800998ecf8427e-0"'
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +92,7 @@ class _Outgoing:
     payload_hash: str
     data: AsyncIterator[bytes] | bytes | None
     expect_continue: bool = False
+    encryption: Encryption | None = None  # that the request asks for
 
 
 class S3Front:
@@ -102,9 +105,11 @@ class S3Front:
         clock: time of day for signatures.
         skew_s: how far the time of a request may be off.
         forward_encryption: pass x-amz-server-side-encryption headers on. False for the embedded store, which has no
-            KMS: there they are dropped, nothing is encrypted, and no answer says it was.
+            KMS: there they are kept with the object and told back, and nothing is encrypted (`encryption`).
         bucket_of_own_host: bucket in front of one of the service's own names, None if a Host has none.
         find_grants: what a key opens; None for everything. Called for every request.
+        region: the only one that signatures may name; None takes every region.
+        note_known: is told of a request whose sender is proved by its body alone.
     """
 
     def __init__(
@@ -118,7 +123,11 @@ class S3Front:
         forward_encryption: bool = False,
         bucket_of_own_host: Callable[[str], str | None] = lambda _host: None,
         find_grants: Callable[[str], Grants | None] = lambda _: None,
+        region: str | None = None,
+        note_known: Callable[[web.BaseRequest], None] = lambda _request: None,
     ) -> None:
+        self._region = region
+        self._note_known = note_known
         self._store = store_endpoint
         self._find_secret = find_secret
         self._account_id = account_id
@@ -148,12 +157,14 @@ class S3Front:
         know no endpoint variable), or before a name of the service's own. Nothing is read of the body of a refused
         request.
         """
-        body = _IncomingBody(request)
+        body = IncomingBody(request)
         resource = request.raw_path.partition("?")[0]
         try:
             raw_path, raw_query = s3_request.split_target(request.raw_path)
             host = request.headers.get("Host", "")
             bucket = s3_request.bucket_of_host(host) or self._bucket_of_own_host(host)
+            if form_upload.is_form(request.method, request.headers, raw_query):
+                return await self._take_form(request, body, raw_path=raw_path, host_bucket=bucket)
             caller = self._authenticate(request, raw_path, raw_query, host_bucket=bucket)
             asked = s3_request.parse_request(request.method, f"/{bucket}{raw_path}" if bucket else raw_path, raw_query)
             resource = asked.resource
@@ -162,7 +173,48 @@ class S3Front:
                 outgoing = await self._translate(request, asked, caller, body, permit)
                 return await self._exchange(request, asked, outgoing, body, permit)
         except WireError as error:
-            return _error_response(request, body.error or error, resource)
+            return error_response(request, body.error or error, resource)
+
+    async def _take_form(
+        self, request: web.BaseRequest, body: IncomingBody, *, raw_path: str, host_bucket: str | None
+    ) -> web.StreamResponse:
+        """Store the file of a browser's form; nothing of it is read before its policy is proved."""
+        place = s3_request.parse_request("POST", f"/{host_bucket}{raw_path}" if host_bucket else raw_path, "")
+        if place.key:
+            raise WireError("MethodNotAllowed", "A form is posted to its bucket, not to a key.", http_status=405)
+        form = FormReader(body.pieces(), boundary_of(request.headers.get("Content-Type", "")))
+        try:
+            async with asyncio.timeout(FORM_TIMEOUT_S):
+                fields = await form.read_fields()
+        except TimeoutError as error:
+            raise WireError("RequestTimeout", f"The form's fields did not come in {FORM_TIMEOUT_S:.0f} s.") from error
+        upload = form_upload.judge_form(
+            fields,
+            bucket=place.bucket,
+            file_name=form.file_name,
+            find_secret=self._find_secret,
+            now=self._clock.now(),
+            skew_s=self._skew_s,
+            region=self._region,
+        )
+        # Raises where the key of a job would upload to a place that its job does not name.
+        Permit(self._find_grants(upload.access_key_id), request, upload.asked)
+        self._note_known(request)
+        wanted = encryption.asked_encryption(upload.headers)
+        headers = self._translate_headers(upload.headers)
+        if not self._forward_encryption:
+            headers = await self._mark(upload.asked, headers, wanted)
+        file = form_upload.within_bounds(form.read_file(), upload.policy)
+        outgoing = _Outgoing(headers=headers, payload_hash=sigv4.UNSIGNED_PAYLOAD, data=body.guarded(file))
+        answer = await self._send(upload.asked, outgoing, body)
+        try:
+            if answer.status != http.HTTPStatus.OK:
+                return await relay(request, answer)
+            await form.skip_rest()
+            told = [] if self._forward_encryption else encryption.told_headers(upload.asked, wanted, answer.headers)
+            return form_answer(request, upload, answer.headers, told, is_bucket_in_host=host_bucket is not None)
+        finally:
+            answer.release()
 
     def _authenticate(
         self, request: web.BaseRequest, raw_path: str, raw_query: str, *, host_bucket: str | None
@@ -174,12 +226,17 @@ class S3Front:
             now=self._clock.now(),
             skew_s=self._skew_s,
             host_bucket=host_bucket,
+            region=self._region,
         )
 
     async def _translate(
-        self, request: web.BaseRequest, asked: S3Request, caller: Caller, body: _IncomingBody, permit: Permit
+        self, request: web.BaseRequest, asked: S3Request, caller: Caller, body: IncomingBody, permit: Permit
     ) -> _Outgoing:
-        headers = permit.with_clear_source(self._translate_headers(request, asked))
+        given = _all_headers(request, asked)
+        wanted = encryption.asked_encryption(given)
+        headers = permit.with_clear_source(self._translate_headers(given))
+        if not self._forward_encryption:
+            headers = await self._mark(asked, headers, wanted)
         by_name = {name.lower(): value for name, value in headers}
         copy_source = by_name.get("x-amz-copy-source")
         if copy_source is not None:
@@ -191,12 +248,55 @@ class S3Front:
                 f"Keys that end in '/' can not hold content in this store: {asked.key[:200]!r}. Choose another key.",
             )
         outgoing = await _choose_body(request, headers, caller, body)
+        outgoing = replace(outgoing, encryption=wanted)
         return await _look_at_deleted_keys(outgoing, permit) if asked.is_delete_objects else outgoing
 
-    def _translate_headers(self, request: web.BaseRequest, asked: S3Request) -> list[tuple[str, str]]:
-        headers = [(name.lower(), value) for name, value in request.headers.items()]
-        # Signers of presigned URLs may move x-amz-* headers into the query.
-        headers.extend((name.lower(), value) for name, value in asked.query if name.lower().startswith("x-amz-"))
+    async def _mark(
+        self, asked: S3Request, headers: list[tuple[str, str]], wanted: Encryption | None
+    ) -> list[tuple[str, str]]:
+        """Return headers that keep with the object what it was asked to be encrypted with."""
+        if not encryption.keeps_encryption(asked):
+            return headers
+        if copying.keeps_metadata(asked, headers):
+            bucket, key = s3_request.check_copy_source(dict(headers)[copying.COPY_SOURCE])
+            if wanted is None and (bucket, key) == (asked.bucket, asked.key):
+                return headers  # the store refuses a copy onto itself that changes nothing
+            version = dict(headers)[copying.COPY_SOURCE].partition("?versionId=")[2]
+            status, source = await self._head(bucket, key, [("versionId", version)] if version else [])
+            # What is not there is refused by the store, in its own words.
+            return list(copying.spelt_out(headers, source, wanted)) if status == http.HTTPStatus.OK else headers
+        mark = "" if wanted is None else wanted.mark
+        return [*headers, (encryption.MARK, mark)] if mark else headers
+
+    async def _head(
+        self, bucket: str, key: str, query: Sequence[tuple[str, str]] = ()
+    ) -> tuple[int, list[tuple[str, str]]]:
+        """Ask the store for the headers of a bucket or object."""
+        asked = S3Request(method="HEAD", bucket=bucket, key=key, query=tuple(query))
+        answer = await self._send(asked, _Outgoing(headers=[], payload_hash=sigv4.EMPTY_HASH, data=None))
+        answer.release()
+        return answer.status, list(answer.headers.items())
+
+    async def _answer_bucket_encryption(
+        self, request: web.BaseRequest, asked: S3Request, out: _Outgoing
+    ) -> web.Response:
+        """Answer for the encryption of a bucket, of which the embedded store knows nothing."""
+        if asked.method == "PUT":
+            encryption.check_bucket_configuration(out.data if isinstance(out.data, bytes) else b"")
+        status, _ = await self._head(asked.bucket, "")
+        if status != http.HTTPStatus.OK:
+            raise WireError("NoSuchBucket", "The specified bucket does not exist", http_status=404)
+        match asked.method:
+            case "GET":
+                return whole(request, 200, encryption.DEFAULT_CONFIGURATION)
+            case "PUT":
+                return whole(request, 200)
+            case "DELETE":
+                return whole(request, 204)
+            case _:
+                raise WireError("MethodNotAllowed", "The specified method is not allowed.", http_status=405)
+
+    def _translate_headers(self, headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
         kept = []
         for name, value in headers:
             if name in _OWNER_HEADERS and value != self._account_id:
@@ -205,14 +305,7 @@ class S3Front:
                     f"Access Denied: {name} is {value[:20]!r}, but every bucket here belongs to {self._account_id!r}.",
                     http_status=403,
                 )
-            if _CUSTOMER_KEY.fullmatch(name):
-                raise WireError(
-                    "NotImplemented",
-                    "Encryption with keys of the customer (SSE-C) is not implemented: send the object without "
-                    "x-amz-server-side-encryption-customer-* headers.",
-                    http_status=501,
-                )
-            if name in _NOT_FORWARDED or (name.startswith(_ENCRYPTION_PREFIX) and not self._forward_encryption):
+            if name in _NOT_FORWARDED or (name.startswith(encryption.PREFIX) and not self._forward_encryption):
                 continue
             if not _is_sendable(value):
                 raise WireError("InvalidArgument", f"The header {name} holds bytes that are not UTF-8 text.")
@@ -220,30 +313,11 @@ class S3Front:
         return kept
 
     async def _exchange(
-        self, request: web.BaseRequest, asked: S3Request, outgoing: _Outgoing, body: _IncomingBody, permit: Permit
+        self, request: web.BaseRequest, asked: S3Request, outgoing: _Outgoing, body: IncomingBody, permit: Permit
     ) -> web.StreamResponse:
-        assert self._session is not None, "start() has not been called"
-        query = encode_query([(name, value) for name, value in asked.query if not name.lower().startswith("x-amz-")])
-        headers = sign_for_store(
-            self._store, asked.method, asked.path, query, outgoing.headers, outgoing.payload_hash, self._clock.now()
-        )
-        try:
-            answer = await self._session.request(
-                asked.method,
-                store_url(self._store, asked.path, query),
-                headers=headers,
-                data=outgoing.data,
-                expect100=outgoing.expect_continue,
-                allow_redirects=False,
-            )
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            if body.error is not None:
-                raise body.error from error
-            raise WireError(
-                "ServiceUnavailable",
-                f"The object store does not answer ({type(error).__name__}). Please try again.",
-                http_status=503,
-            ) from error
+        if encryption.is_of_bucket(asked) and not self._forward_encryption:
+            return await self._answer_bucket_encryption(request, asked, outgoing)
+        answer = await self._send(asked, outgoing, body)
         try:
             if answer.status == 400 and "x-amz-request-id" not in answer.headers:
                 # Not S3's answer: the store could not read what arrived. Clients send 503 again, and never 400.
@@ -255,56 +329,53 @@ class S3Front:
             if asked.key.endswith("/") and answer.headers.get("ETag") == _IMPLIED_FOLDER_ETAG:
                 raise WireError("NoSuchKey", "The specified key does not exist.", http_status=404)
             if permit.is_filtered and answer.status == http.HTTPStatus.OK:
-                return await _filtered(request, answer, permit)
-            return await _relay(request, answer)
+                return await filtered(request, answer, permit)
+            return await relay(request, answer, self._added_headers(asked, outgoing, answer))
         finally:
             # A connection on which a body may still be on its way must not be used again.
             answer.close() if body.is_cut_short else answer.release()
 
+    def _added_headers(
+        self, asked: S3Request, outgoing: _Outgoing, answer: aiohttp.ClientResponse
+    ) -> list[tuple[str, str]]:
+        if answer.status not in _GOOD:
+            return []
+        if asked.bucket and not asked.key and asked.method == "HEAD":
+            return [(BUCKET_REGION, self._store.region)]
+        if self._forward_encryption:
+            return []
+        return encryption.told_headers(asked, outgoing.encryption, answer.headers)
 
-class _IncomingBody:
-    """The body of one request: read once, and the first thing that was wrong with it."""
-
-    def __init__(self, request: web.BaseRequest) -> None:
-        self._request = request
-        self._must_continue = request.headers.get("Expect", "").lower() == "100-continue"
-        self.error: WireError | None = None
-
-    @property
-    def expects_continue(self) -> bool:
-        """Whether the client waits for leave to send the body."""
-        return self._must_continue
-
-    @property
-    def is_cut_short(self) -> bool:
-        """Whether the client has sent, or may still send, a body that nobody has read to its end."""
-        return self._request.body_exists and not self._request.content.at_eof()
-
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the body as it comes, after telling a waiting client to send it."""
-        if self._must_continue:
-            self._must_continue = False
-            await self._request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            # What was written is no part of the answer, whose headers must still go out first.
-            self._request.writer.output_size = 0
-        async for piece in payloads.read_pieces(self._request.content):
-            yield piece
-
-    async def guarded(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Pass `pieces` on and keep what goes wrong: the client library reports it only as a broken connection."""
+    async def _send(
+        self, asked: S3Request, outgoing: _Outgoing, body: IncomingBody | None = None
+    ) -> aiohttp.ClientResponse:
+        """Sign a request for the store, send it and return the answer, whose body is still to come."""
+        assert self._session is not None, "start() has not been called"
+        query = encode_query([(name, value) for name, value in asked.query if not name.lower().startswith("x-amz-")])
+        headers = sign_for_store(
+            self._store, asked.method, asked.path, query, outgoing.headers, outgoing.payload_hash, self._clock.now()
+        )
         try:
-            async for piece in pieces:
-                yield piece
-        except WireError as error:
-            self.error = error
-            raise
-        except (aiohttp.ClientError, web.RequestPayloadError, ConnectionError) as error:
-            self.error = WireError("IncompleteBody", "The request body terminated unexpectedly.")
-            raise self.error from error
+            return await self._session.request(
+                asked.method,
+                store_url(self._store, asked.path, query),
+                headers=headers,
+                data=outgoing.data,
+                expect100=outgoing.expect_continue,
+                allow_redirects=False,
+            )
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            if body is not None and body.error is not None:
+                raise body.error from error
+            raise WireError(
+                "ServiceUnavailable",
+                f"The object store does not answer ({type(error).__name__}). Please try again.",
+                http_status=503,
+            ) from error
 
 
 async def _choose_body(
-    request: web.BaseRequest, headers: list[tuple[str, str]], caller: Caller, body: _IncomingBody
+    request: web.BaseRequest, headers: list[tuple[str, str]], caller: Caller, body: IncomingBody
 ) -> _Outgoing:
     """Return headers and body for the store, by what the signature says of the body."""
     payload_hash = caller.payload_hash
@@ -340,7 +411,7 @@ async def _choose_body(
     )
 
 
-def _unframed(headers: list[tuple[str, str]], caller: Caller, body: _IncomingBody) -> _Outgoing:
+def _unframed(headers: list[tuple[str, str]], caller: Caller, body: IncomingBody) -> _Outgoing:
     """Take signed chunks apart; with a trailer they are framed again, as unsigned ones."""
     with_trailer = caller.payload_hash == sigv4.STREAMING_PAYLOAD_TRAILER
     length_text = next((value for name, value in headers if name == "x-amz-decoded-content-length"), "")
@@ -357,7 +428,7 @@ def _unframed(headers: list[tuple[str, str]], caller: Caller, body: _IncomingBod
         payload_hash = sigv4.STREAMING_UNSIGNED_TRAILER
     else:
         payload_hash = sigv4.UNSIGNED_PAYLOAD
-        headers = [(name, _without_framing(name, value)) for name, value in headers]
+        headers = [(name, without_framing(name, value)) for name, value in headers]
         headers = [(name, value) for name, value in headers if value and name != "x-amz-decoded-content-length"]
         headers.append(("content-length", length_text))
     return _Outgoing(
@@ -366,13 +437,6 @@ def _unframed(headers: list[tuple[str, str]], caller: Caller, body: _IncomingBod
         data=body.guarded(pieces),
         expect_continue=body.expects_continue,
     )
-
-
-def _without_framing(name: str, value: str) -> str:
-    """Take aws-chunked, which says how a body travelled, out of Content-Encoding; SeaweedFS keeps and returns it."""
-    if name.lower() != "content-encoding":
-        return value
-    return ",".join(part for part in re.split(r"\s*,\s*", value) if part.lower() != "aws-chunked")
 
 
 async def _look_at_deleted_keys(outgoing: _Outgoing, permit: Permit) -> _Outgoing:
@@ -393,42 +457,14 @@ async def _look_at_deleted_keys(outgoing: _Outgoing, permit: Permit) -> _Outgoin
                 )
     # Thousands of elements take a while; other requests are answered meanwhile.
     permit.check_deleted(await asyncio.to_thread(s3_request.check_delete_objects, content))
-    return _Outgoing(headers=outgoing.headers, payload_hash=outgoing.payload_hash, data=content)
+    return replace(outgoing, data=content, expect_continue=False)
 
 
-async def _relay(request: web.BaseRequest, answer: aiohttp.ClientResponse) -> web.StreamResponse:
-    """Send the store's answer on; if the store breaks off, so does the client's connection, never an early end."""
-    headers = [(name, _without_framing(name, value)) for name, value in answer.headers.items()]
-    headers = [(name, value) for name, value in headers if value and name.lower() not in _NOT_RETURNED]
-    response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=CIMultiDict(headers))
-    response.headers["X-Amzn-RequestId"] = _request_id(request)
-    if request.body_exists and not request.content.at_eof():
-        response.force_close()
-    if "Content-Length" not in answer.headers and request.method != "HEAD" and not answer.content.at_eof():
-        response.enable_chunked_encoding()
-    await response.prepare(request)
-    try:
-        while piece := await answer.content.readany():
-            await response.write(piece)
-    except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-        _log.warning("S3 %s %s broke off: %s %s", request.method, request.raw_path, type(error).__name__, error)
-        if request.transport is not None:
-            request.transport.abort()
-    return response
-
-
-async def _filtered(request: web.BaseRequest, answer: aiohttp.ClientResponse, permit: Permit) -> web.Response:
-    """Send a listing on without what the caller may not see."""
-    content = b""
-    async for piece in answer.content.iter_any():
-        content += piece
-        if len(content) > MAX_LISTING_BYTES:
-            raise WireError("InternalError", "The store's listing is too long to be looked at.", http_status=500)
-    return web.Response(
-        body=permit.filter_listing(content),
-        content_type="application/xml",
-        headers={"X-Amzn-RequestId": _request_id(request)},
-    )
+def _all_headers(request: web.BaseRequest, asked: S3Request) -> list[tuple[str, str]]:
+    """Return the headers of a request with lower-case names, and those that its signer moved into the query."""
+    headers = [(name.lower(), value) for name, value in request.headers.items()]
+    headers.extend((name.lower(), value) for name, value in asked.query if name.lower().startswith("x-amz-"))
+    return headers
 
 
 def _content_length(request: web.BaseRequest, headers: dict[str, str]) -> int | None:
@@ -449,34 +485,3 @@ def _is_sendable(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _request_id(request: web.BaseRequest) -> str:
-    return getattr(request, REQUEST_ID, "") or secrets.token_hex(8)
-
-
-def _error_response(request: web.BaseRequest, error: WireError, resource: str) -> web.Response:
-    request_id = _request_id(request)
-    content = "" if request.method == "HEAD" else _error_document(error, resource, request_id)
-    response = web.Response(
-        status=error.http_status,
-        body=content.encode("utf-8", "replace"),
-        content_type="application/xml",
-        headers={"x-amz-request-id": request_id, "X-Amzn-RequestId": request_id},
-    )
-    if error.http_status == 503:
-        response.headers["Retry-After"] = str(RETRY_AFTER_S)
-    if request.body_exists and not request.content.at_eof():
-        response.force_close()  # the rest of the body would be taken for the next request
-    return response
-
-
-def _error_document(error: WireError, resource: str, request_id: str) -> str:
-    fields = {"Code": error.code, "Message": error.message, "Resource": resource, "RequestId": request_id}
-    lines = "".join(f"<{name}>{escape(_printable(value))}</{name}>" for name, value in fields.items())
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n<Error>{lines}</Error>'
-
-
-def _printable(text: str) -> str:
-    """Replace what XML 1.0 can not hold."""
-    return "".join(character if character >= " " or character in "\t\n\r" else "?" for character in text)

@@ -266,7 +266,7 @@ class Listener:
                 await asyncio.sleep(verdict.delay_s)
                 return whole_answer(request, verdict.answer)
             if verdict.is_known:
-                _settle(request)
+                settle(request)
             most = min(verdict.max_body_bytes, self._max_body_bytes)
             with BodyTicket(self._budget, verdict.client) as ticket:
                 try:
@@ -305,13 +305,14 @@ def _settled(front: StreamingHandler) -> RequestHandler:
     """Have the front answer what is signed for S3; without a key it answers at once and reads no body."""
 
     async def handle(request: ListenerRequest) -> web.StreamResponse:
-        _settle(request)
+        settle(request)
         return await front.handle(request)
 
     return handle
 
 
-def _settle(request: ListenerRequest) -> None:
+def settle(request: web.BaseRequest) -> None:
+    """Have the connection of a request give way to nobody: its client is known."""
     connection = request.protocol
     if isinstance(connection, GuardedConnection):
         connection.settle()

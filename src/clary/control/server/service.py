@@ -69,7 +69,7 @@ from clary.control.server.edge.guesses import GuessLimiter
 from clary.control.server.edge.host_names import HostNames
 from clary.control.server.egress_site import egress_policy
 from clary.control.server.job_keys import JobKeys
-from clary.control.server.listener import Listener
+from clary.control.server.listener import Listener, settle
 from clary.control.server.metrics_page import MetricsPage
 from clary.control.server.ownership import cancel, database_lease, sole_owner
 from clary.control.server.people_routes import PeopleRoutes
@@ -85,7 +85,7 @@ from clary.control.server.state_routes import StateRoutes
 from clary.control.server.status_routes import StatusRoutes
 from clary.control.server.tls import ensure_certificates, server_context, service_names
 from clary.control.services.call import Services
-from clary.control.settings import Settings
+from clary.control.settings import OWN_REGION, Settings
 from clary.control.shared_words import shared_by_settings
 from clary.control.state_folder import RootSecrets, ServiceRecord, StateFolder
 from clary.control.store.database_life import DatabaseLife
@@ -319,6 +319,8 @@ async def _listen(
         skew_s=settings.clock_skew_s,
         forward_encryption=bool(settings.s3_endpoint_url),
         bucket_of_own_host=names.bucket_of,
+        region=settings.region if settings.s3_regions == OWN_REGION else None,
+        note_known=settle,
     )
     await front.start()
     stack.push_async_callback(front.close)

@@ -36,6 +36,7 @@ _READING = re.compile(r"(?:Batch)?(?:Describe|List|Get|Filter|Search|Simulate)(?
 # Headers that give a request its meaning: unsigned, they could be changed on the way.
 _MEANINGFUL_HEADERS = ("host", "content-type", "x-amz-target", "x-amz-date", "x-amz-content-sha256")
 _FORBIDDEN_STATUS = 403
+INVALID_TOKEN = "The security token included in the request is invalid."  # noqa: S105 - AWS's words
 REPLAY_RETRY_AFTER_MS = 1000  # signatures are made of whole seconds
 
 
@@ -143,6 +144,7 @@ class SignatureVerifier:
                     query=request.query,
                     amz_date=amz_date,
                     signed_at=sigv4.parse_date(amz_date),
+                    session_token=request.header(sigv4.SECURITY_TOKEN) or "",
                 )
             presigned = sigv4.parse_presigned(request.query)
             if presigned is None:
@@ -152,6 +154,7 @@ class SignatureVerifier:
                 query=presigned.unsigned_query,
                 amz_date=presigned.amz_date,
                 signed_at=sigv4.parse_date(presigned.amz_date),
+                session_token=presigned.session_token,
                 expires_s=presigned.expires_s,
             )
         except ContractError as error:
@@ -164,7 +167,9 @@ class SignatureVerifier:
         check.time(head.signed_at, self._clock.now(), skew_s=self._skew_s, expires_s=expires_s)
         secret = self._find_secret(head.authorization.access_key_id)
         if secret is None:
-            raise check.refused(Refusal.UNKNOWN_KEY, "The security token included in the request is invalid.")
+            raise check.refused(Refusal.UNKNOWN_KEY, INVALID_TOKEN)
+        if head.session_token:
+            raise check.refused(Refusal.UNKNOWN_KEY, f"{INVALID_TOKEN} {sigv4.TOKEN_HINT}")
         return secret
 
 
@@ -176,6 +181,7 @@ class _Head:
     query: str  # as it was signed
     amz_date: str
     signed_at: datetime
+    session_token: str
     expires_s: float | None = None  # of a presigned URL
 
 

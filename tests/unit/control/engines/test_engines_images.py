@@ -3,7 +3,7 @@ import tomllib
 import pytest
 
 from clary.contract.errors import EngineError, WireError
-from clary.control.engines.images import parse_image, resolve
+from clary.control.engines.images import parse_image, resolve, why_default_fails
 from clary.control.settings import Settings
 
 ECR = "763104351884.dkr.ecr.us-west-2.amazonaws.com/"
@@ -25,6 +25,9 @@ class FakeProbe:
         if python not in self._modules:
             raise EngineError(f"{python} can not be run")
         return self._modules[python]
+
+    def install_command(self, *packages):
+        return f"/py/plain -m pip install {' '.join(packages)}"
 
 
 @pytest.mark.parametrize(
@@ -98,6 +101,22 @@ def test_no_python_with_torch_is_refused_with_the_line_for_the_default_environme
     with pytest.raises(WireError, match="no Python with torch") as caught:
         resolve("pytorch-training:2.8.0", Settings(), FakeProbe({"/py/plain": {}}))
     assert "default" in lines_of(caught.value.message)["environments"]
+    assert "to have one, run: /py/plain -m pip install torch numpy" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("settings", "modules", "expected"),
+    [
+        (Settings(), TORCH, ""),
+        (Settings(), {"/py/plain": {}}, "to have one, run: /py/plain -m pip install torch numpy"),
+        (Settings(default_python="/py/plain"), {"/py/plain": {}}, "names /py/plain, which has no torch"),
+        (Settings(default_python="/gone"), TORCH, "setting default_python: /gone can not be run"),
+    ],
+)
+def test_why_the_default_environment_fails_is_one_sentence(settings, modules, expected):
+    reason = why_default_fails(settings, FakeProbe(modules))
+    assert expected in reason
+    assert bool(reason) == bool(expected)
 
 
 def test_most_specific_pattern_wins():

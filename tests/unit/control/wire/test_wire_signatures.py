@@ -126,6 +126,15 @@ def test_malformed_signatures_are_refused(operation, code):
 @pytest.mark.parametrize(
     ("operation", "code"), [(CREATE, "UnrecognizedClientException"), (GET_ROLE, "InvalidClientTokenId")]
 )
+def test_session_tokens_that_nobody_issued_are_refused(operation, code):
+    error = refused(signed(operation, headers={"x-amz-security-token": "garbage"}), operation)
+    assert (error.code, error.http_status) == (code, 403)
+    assert "unset AWS_SESSION_TOKEN" in error.message
+
+
+@pytest.mark.parametrize(
+    ("operation", "code"), [(CREATE, "UnrecognizedClientException"), (GET_ROLE, "InvalidClientTokenId")]
+)
 def test_unknown_keys_are_refused(operation, code):
     request = signed(operation, key=Credentials(access_key_id="AKIDOTHER", secret_access_key="secret"))
     error = refused(request, operation)

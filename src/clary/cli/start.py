@@ -1,0 +1,38 @@
+"""The `clary` command's first step: is this a machine on which it can run at all?
+
+Where: the entry point of the installed command. Looked at before anything else is imported, for other systems lack
+modules of the standard library, and a traceback tells nobody what to do.
+"""
+
+from __future__ import annotations
+
+import sys
+
+EXIT_USAGE = 2
+
+
+def why_not_here(platform: str) -> str:
+    """Return why Clary can not run on a system, in words; empty if it can."""
+    if platform.startswith("linux"):
+        return ""
+    name = {"darwin": "macOS", "win32": "Windows"}.get(platform, platform)
+    return (
+        f"Clary needs Linux, and this is {name}: hosts of jobs are made of Linux namespaces, and their programs run "
+        "without an emulator. Install it on a Linux machine or in a virtual machine, and name its address as "
+        "AWS_ENDPOINT_URL here."
+    )
+
+
+def main() -> int:
+    """Run the command, or say why it can not be run."""
+    reason = why_not_here(sys.platform)
+    if reason:
+        print(f"clary: {reason}", file=sys.stderr)
+        return EXIT_USAGE
+    from clary.cli.main import main as run
+
+    return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

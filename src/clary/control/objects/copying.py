@@ -1,0 +1,52 @@
+"""Copies of objects: what a copy keeps of its source, and what it is told of its encryption.
+
+Where: `front` asks the store for the source's headers first. A copy that keeps the metadata of its source would keep
+the mark of its encryption too, which S3 takes from the request alone; such a copy is sent with the metadata spelt out.
+Pure. Source: Amazon S3 API reference, CopyObject.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from clary.control.objects.encryption import MARK, Encryption
+from clary.control.objects.s3_request import S3Request
+
+COPY_SOURCE = "x-amz-copy-source"
+DIRECTIVE = "x-amz-metadata-directive"
+_METADATA = "x-amz-meta-"
+_KEPT = frozenset(
+    {"content-type", "cache-control", "content-disposition", "content-encoding", "content-language", "expires"}
+)
+
+Headers = Sequence[tuple[str, str]]
+
+
+def keeps_metadata(asked: S3Request, headers: Headers) -> bool:
+    """Whether a request copies an object together with the metadata of its source."""
+    given = dict(headers)
+    is_copy = asked.method == "PUT" and bool(asked.key) and COPY_SOURCE in given and not asked.has("uploadId")
+    return is_copy and given.get(DIRECTIVE, "COPY").upper() == "COPY"
+
+
+def spelt_out(headers: Headers, source: Iterable[tuple[str, str]], wanted: Encryption | None) -> Headers:
+    """Return the headers of a copy whose encryption is its own.
+
+    Args:
+        headers: of the request, with lower-case names.
+        source: headers of the source, as the store tells them.
+        wanted: the encryption that the request asks for.
+    Returns: `headers` unchanged if source and copy have the same mark.
+    """
+    told = [(name.lower(), value) for name, value in source]
+    mark = (wanted or Encryption()).mark
+    if dict(told).get(MARK, "") == mark:
+        return headers
+    kept = [(name, value) for name, value in told if name in _KEPT or name.startswith(_METADATA)]
+    others = [
+        (name, value)
+        for name, value in headers
+        if name != DIRECTIVE and name not in _KEPT and not name.startswith(_METADATA)
+    ]
+    marks = [(MARK, mark)] if mark else []
+    return [*others, (DIRECTIVE, "REPLACE"), *[pair for pair in kept if pair[0] != MARK], *marks]

@@ -1,0 +1,198 @@
+"""Uploads by a browser's form: which object the form makes, with which headers, and what is answered.
+
+Where: `front` reads a form's fields with `form_data` and asks here before it reads the file. Pure; the time and the
+keys are passed in. The policy that the owner of a key has signed is all that lets a stranger upload.
+Source: Amazon S3 API reference, "POST Object".
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from urllib.parse import urlencode, urlsplit
+from xml.sax.saxutils import escape
+
+from clary.contract import sigv4
+from clary.contract.errors import WireError
+from clary.control.objects.authentication import FORBIDDEN, FindSecret
+from clary.control.objects.form_authentication import authenticate_form
+from clary.control.objects.form_data import FORM_TYPE
+from clary.control.objects.post_policy import PostPolicy, read_policy
+from clary.control.objects.s3_request import S3Request, check_bucket, check_key
+from clary.control.objects.store_client import encode_path
+
+FILE_NAME = "${filename}"
+MAX_REDIRECT_CHARACTERS = 2048
+CREATED = 201
+
+# Fields that become headers of the object under other names, or under their own.
+_HEADERS = {
+    "acl": "x-amz-acl",
+    **{
+        name: name
+        for name in (
+            "cache-control",
+            "content-disposition",
+            "content-encoding",
+            "content-language",
+            "content-md5",
+            "content-type",
+            "expires",
+            "x-amz-storage-class",
+            "x-amz-website-redirect-location",
+        )
+    },
+}
+_HEADER_PREFIXES = ("x-amz-meta-", "x-amz-checksum-", "x-amz-server-side-encryption")
+_SIGNING = frozenset({"x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-signature", sigv4.SECURITY_TOKEN})
+_AS_SIGNED = _SIGNING | {"policy", "signature", "awsaccesskeyid"}  # never changed before they are compared
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormUpload:
+    """An upload that the owner of a key lets happen."""
+
+    access_key_id: str
+    asked: S3Request
+    headers: list[tuple[str, str]]
+    policy: PostPolicy
+    redirect: str  # empty for none
+    status: int  # of a good answer without redirect
+
+
+def is_form(method: str, headers: Mapping[str, str], raw_query: str) -> bool:
+    """Whether a request is the upload of a form; whoever signs headers or a URL makes another request."""
+    content_type = headers.get("Content-Type", "").lower()
+    return method == "POST" and content_type.startswith(FORM_TYPE) and "Authorization" not in headers and not raw_query
+
+
+def judge_form(
+    fields: Mapping[str, str],
+    *,
+    bucket: str,
+    file_name: str,
+    find_secret: FindSecret,
+    now: datetime,
+    skew_s: float,
+    region: str | None,
+) -> FormUpload:
+    """Return what a form uploads.
+
+    Args:
+        fields: by lower-case names, as they came before the file.
+        bucket: that the request is for.
+        file_name: of the file, without folders.
+        find_secret: secret access key of an access key id, None if it is unknown.
+        now: aware time of day.
+        skew_s: how far clocks may be apart.
+        region: the only region that a signature may name; None takes every one.
+    Raises: WireError saying what is wrong with signature, policy, fields or key.
+    """
+    check_bucket(bucket)
+    access_key_id = authenticate_form(fields, find_secret=find_secret, now=now, skew_s=skew_s, region=region)
+    policy = read_policy(fields["policy"])
+    if "x-amz-signature" not in fields and policy.expires_at - now > timedelta(
+        seconds=sigv4.PRESIGNED_MAX_EXPIRES_S + skew_s
+    ):  # Version 2 does not say when it was signed: as long as more than a week is left, it is none that may exist
+        raise WireError(
+            "AccessDenied",
+            "Invalid according to Policy: its expiration lies more than a week ahead: sign it for a shorter time.",
+            http_status=FORBIDDEN,
+        )
+    filled = {
+        name: value if name in _AS_SIGNED else value.replace(FILE_NAME, file_name) for name, value in fields.items()
+    }
+    if filled.get("bucket", bucket) != bucket:
+        raise WireError("InvalidArgument", f"The form's field bucket names another bucket than {bucket!r}.")
+    policy.check({**filled, "bucket": bucket}, now=now)
+    key = filled["key"]
+    if not key:
+        raise WireError("InvalidArgument", "User key must have a length greater than 0.")
+    check_key(key, is_read=False)
+    if key.endswith("/"):
+        raise WireError("InvalidArgument", f"Keys that end in '/' can not hold content in this store: {key[:200]!r}.")
+    redirect = filled.get("success_action_redirect") or filled.get("redirect", "")
+    status = filled.get("success_action_status", "")
+    return FormUpload(
+        access_key_id=access_key_id,
+        asked=S3Request(method="PUT", bucket=bucket, key=key, query=()),
+        headers=_headers(filled),
+        policy=policy,
+        redirect=redirect if _is_address(redirect) else "",
+        status=int(status) if status in ("200", "201") else 204,
+    )
+
+
+async def within_bounds(pieces: AsyncIterator[bytes], policy: PostPolicy) -> AsyncIterator[bytes]:
+    """Pass a file on, its last piece only if the whole has a size that the policy allows.
+
+    Raises: WireError EntityTooLarge or EntityTooSmall.
+    """
+    num_bytes = 0
+    held = b""
+    async for piece in pieces:
+        num_bytes += len(piece)
+        if num_bytes > policy.most_bytes:
+            raise WireError(
+                "EntityTooLarge",
+                f"Your proposed upload exceeds the maximum allowed size: {policy.most_bytes} bytes.",
+            )
+        if held:
+            yield held
+        held = piece
+    if num_bytes < policy.least_bytes:
+        raise WireError(
+            "EntityTooSmall",
+            f"Your proposed upload is smaller than the minimum allowed size: {policy.least_bytes} bytes.",
+        )
+    if held:
+        yield held
+
+
+def redirect_address(upload: FormUpload, etag: str) -> str:
+    """Return where the browser goes next."""
+    told = urlencode({"bucket": upload.asked.bucket, "key": upload.asked.key, "etag": etag})
+    parts = urlsplit(upload.redirect)
+    return parts._replace(query=f"{parts.query}&{told}" if parts.query else told).geturl()
+
+
+def object_address(upload: FormUpload, *, scheme: str, host: str, is_bucket_in_host: bool) -> str:
+    """Return the address of the new object, as the client reaches this service."""
+    path = encode_path(upload.asked.bucket, upload.asked.key)
+    if is_bucket_in_host:
+        path = path.removeprefix(f"/{upload.asked.bucket}")
+    return f"{scheme}://{host}{path}"
+
+
+def created_document(upload: FormUpload, etag: str, address: str) -> bytes:
+    """Return the document that success_action_status 201 asks for."""
+    fields = {"Location": address, "Bucket": upload.asked.bucket, "Key": upload.asked.key, "ETag": etag}
+    lines = "".join(f"<{name}>{escape(value)}</{name}>" for name, value in fields.items())
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n<PostResponse>{lines}</PostResponse>'.encode()
+
+
+def _headers(fields: Mapping[str, str]) -> list[tuple[str, str]]:
+    headers: list[tuple[str, str]] = []
+    for name, value in fields.items():
+        header = _HEADERS.get(name) or (name if name.startswith(_HEADER_PREFIXES) else "")
+        if header:
+            if any(character < " " or character == "\x7f" for character in name + value):
+                raise WireError("InvalidArgument", f"The form's field {name[:80]!r} holds control characters.")
+            headers.append((header, value))
+        elif name == "tagging" or (name.startswith("x-amz-") and name not in _SIGNING):
+            raise WireError(
+                "NotImplemented", f"The form's field {name[:80]!r} is not implemented: leave it out.", http_status=501
+            )
+    return headers
+
+
+def _is_address(text: str) -> bool:
+    """Whether a browser can be sent there; what can not be read counts as absent, as on AWS."""
+    if not text or len(text) > MAX_REDIRECT_CHARACTERS or not text.isprintable() or " " in text:
+        return False
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.netloc)

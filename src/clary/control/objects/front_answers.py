@@ -1,0 +1,178 @@
+"""What clients of the S3 front are answered: the store's answers without what is its own, and refusals in S3's shape.
+
+Where: `front` ends each request with one of these.
+"""
+
+from __future__ import annotations
+
+import http
+import logging
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from xml.sax.saxutils import escape
+
+import aiohttp
+from aiohttp import web
+from multidict import CIMultiDict
+
+from clary.contract.errors import WireError
+from clary.control.objects.authentication import REGION
+from clary.control.objects.encryption import MARK
+from clary.control.objects.form_upload import (
+    CREATED,
+    FormUpload,
+    created_document,
+    object_address,
+    redirect_address,
+)
+from clary.control.objects.permit import Permit
+
+REQUEST_ID = "clary_request_id"  # attribute in which the listener leaves the id of a request
+BUCKET_REGION = "x-amz-bucket-region"
+MAX_LISTING_BYTES = 8 * 1024 * 1024  # 1000 keys of 1 KiB, escaped and with all that is said of each
+RETRY_AFTER_S = 1
+
+_NOT_RETURNED = frozenset(
+    ["connection", "keep-alive", "transfer-encoding", "trailer", "upgrade", "date", "server", MARK]
+)
+_STORES_OWN = "seaweed-"  # begins headers that the store shows of copied objects
+_CHECKSUM = "x-amz-checksum-"
+_CHECKSUM_TYPE = "x-amz-checksum-type"
+_NO_CHECKSUM = frozenset({_CHECKSUM_TYPE, "x-amz-checksum-algorithm"})
+
+_log = logging.getLogger(__name__)
+
+
+async def relay(
+    request: web.BaseRequest, answer: aiohttp.ClientResponse, added: Iterable[tuple[str, str]] = ()
+) -> web.StreamResponse:
+    """Send the store's answer on; if the store breaks off, so does the client's connection, never an early end.
+
+    Args:
+        request: what is answered.
+        answer: of the store; its body has not been read.
+        added: headers besides the store's; each takes the place of the store's own.
+    """
+    headers = [(name, without_framing(name, value)) for name, value in answer.headers.items()]
+    headers = [(name, value) for name, value in headers if value and is_told(name)]
+    names = {name.lower() for name, _ in headers}
+    response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=CIMultiDict(headers))
+    if _CHECKSUM_TYPE not in names and any(name.startswith(_CHECKSUM) for name in names - _NO_CHECKSUM):
+        response.headers[_CHECKSUM_TYPE] = "FULL_OBJECT"  # the store says so of objects in parts alone
+    for name, value in added:
+        response.headers[name] = value
+    response.headers["X-Amzn-RequestId"] = request_id(request)
+    if request.body_exists and not request.content.at_eof():
+        response.force_close()
+    if "Content-Length" not in answer.headers and request.method != "HEAD" and not answer.content.at_eof():
+        response.enable_chunked_encoding()
+    await response.prepare(request)
+    try:
+        while piece := await answer.content.readany():
+            await response.write(piece)
+    except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+        _log.warning("S3 %s %s broke off: %s %s", request.method, request.raw_path, type(error).__name__, error)
+        if request.transport is not None:
+            request.transport.abort()
+    return response
+
+
+async def filtered(request: web.BaseRequest, answer: aiohttp.ClientResponse, permit: Permit) -> web.Response:
+    """Send a listing on without what the caller may not see."""
+    content = b""
+    async for piece in answer.content.iter_any():
+        content += piece
+        if len(content) > MAX_LISTING_BYTES:
+            raise WireError("InternalError", "The store's listing is too long to be looked at.", http_status=500)
+    return whole(request, 200, permit.filter_listing(content))
+
+
+def whole(request: web.BaseRequest, status: int, content: bytes = b"") -> web.Response:
+    """Return an answer of the front's own: a document of XML, or nothing."""
+    own_id = request_id(request)
+    response = web.Response(
+        status=status,
+        body=content,
+        content_type="application/xml" if content else None,
+        headers={"x-amz-request-id": own_id, "X-Amzn-RequestId": own_id},
+    )
+    _close_after_rest(request, response)
+    return response
+
+
+def form_answer(
+    request: web.BaseRequest,
+    upload: FormUpload,
+    stored: Mapping[str, str],
+    told: Iterable[tuple[str, str]],
+    *,
+    is_bucket_in_host: bool,
+) -> web.Response:
+    """Return the answer to a form whose file is stored.
+
+    Args:
+        request: what is answered.
+        upload: what was asked.
+        stored: headers of the store's answer.
+        told: headers that tell of encryption.
+        is_bucket_in_host: whether the client reaches the bucket by a host of its own.
+    """
+    etag = stored.get("ETag", "")
+    host = request.headers.get("Host", "")
+    address = object_address(upload, scheme=request.scheme, host=host, is_bucket_in_host=is_bucket_in_host)
+    is_created = upload.status == CREATED and not upload.redirect
+    content = created_document(upload, etag, address) if is_created else b""
+    response = whole(request, http.HTTPStatus.SEE_OTHER if upload.redirect else upload.status, content)
+    response.headers["Location"] = redirect_address(upload, etag) if upload.redirect else address
+    response.headers["ETag"] = etag
+    for name, value in (*told, *((n, v) for n, v in stored.items() if n.lower().startswith(_CHECKSUM))):
+        response.headers[name] = value
+    return response
+
+
+def error_response(request: web.BaseRequest, error: WireError, resource: str) -> web.Response:
+    """Return a refusal in S3's shape."""
+    content = "" if request.method == "HEAD" else _error_document(error, resource, request_id(request))
+    response = whole(request, error.http_status, content.encode("utf-8", "replace"))
+    response.content_type = "application/xml"
+    if REGION in error.details:
+        response.headers[BUCKET_REGION] = str(error.details[REGION])  # where the client of a HEAD looks for it
+    if error.http_status == 503:
+        response.headers["Retry-After"] = str(RETRY_AFTER_S)
+    return response
+
+
+def is_told(name: str) -> bool:
+    """Whether clients see a header of the store's answers."""
+    return name.lower() not in _NOT_RETURNED and not name.lower().startswith(_STORES_OWN)
+
+
+def without_framing(name: str, value: str) -> str:
+    """Take aws-chunked, which says how a body travelled, out of Content-Encoding; SeaweedFS keeps and returns it."""
+    if name.lower() != "content-encoding":
+        return value
+    return ",".join(part for part in re.split(r"\s*,\s*", value) if part.lower() != "aws-chunked")
+
+
+def request_id(request: web.BaseRequest) -> str:
+    """Return the id that the listener gave to a request."""
+    return getattr(request, REQUEST_ID, "") or secrets.token_hex(8)
+
+
+def _close_after_rest(request: web.BaseRequest, response: web.Response) -> None:
+    if request.body_exists and not request.content.at_eof():
+        response.force_close()  # the rest of the body would be taken for the next request
+
+
+def _error_document(error: WireError, resource: str, own_id: str) -> str:
+    fields = {"Code": error.code, "Message": error.message, "Resource": resource, "RequestId": own_id}
+    if REGION in error.details:
+        fields[REGION] = str(error.details[REGION])
+    lines = "".join(f"<{name}>{escape(printable(value))}</{name}>" for name, value in fields.items())
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n<Error>{lines}</Error>'
+
+
+def printable(text: str) -> str:
+    """Replace what XML 1.0 can not hold."""
+    return "".join(character if character >= " " or character in "\t\n\r" else "?" for character in text)

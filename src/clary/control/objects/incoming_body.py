@@ -1,0 +1,55 @@
+"""The body of one S3 request as it comes from a client: read once, and the first thing that was wrong with it.
+
+Where: `front` and `form_upload` pass what this yields on to the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import aiohttp
+from aiohttp import web
+
+from clary.contract.errors import WireError
+from clary.control.objects import payloads
+
+
+class IncomingBody:
+    """The body of one request: read once, and the first thing that was wrong with it."""
+
+    def __init__(self, request: web.BaseRequest) -> None:
+        self._request = request
+        self._must_continue = request.headers.get("Expect", "").lower() == "100-continue"
+        self.error: WireError | None = None
+
+    @property
+    def expects_continue(self) -> bool:
+        """Whether the client waits for leave to send the body."""
+        return self._must_continue
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether the client has sent, or may still send, a body that nobody has read to its end."""
+        return self._request.body_exists and not self._request.content.at_eof()
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Yield the body as it comes, after telling a waiting client to send it."""
+        if self._must_continue:
+            self._must_continue = False
+            await self._request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            # What was written is no part of the answer, whose headers must still go out first.
+            self._request.writer.output_size = 0
+        async for piece in payloads.read_pieces(self._request.content):
+            yield piece
+
+    async def guarded(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Pass `pieces` on and keep what goes wrong: the client library reports it only as a broken connection."""
+        try:
+            async for piece in pieces:
+                yield piece
+        except WireError as error:
+            self.error = error
+            raise
+        except (aiohttp.ClientError, web.RequestPayloadError, ConnectionError) as error:
+            self.error = WireError("IncompleteBody", "The request body terminated unexpectedly.")
+            raise self.error from error

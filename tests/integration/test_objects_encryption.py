@@ -1,0 +1,124 @@
+"""What S3 tells of encryption, by a real client and a real SeaweedFS: asked for, kept with the object, told back."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+from objects_service import BUCKET, REGION, Service, ServiceThread, read, refusal
+
+KMS = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "arn:aws:kms:us-west-2:1:key/mine"}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    thread = ServiceThread(tmp_path_factory.mktemp("home"))
+    yield thread.service
+    thread.close()
+
+
+@pytest.fixture
+def s3(service: Service) -> Iterator[Any]:
+    client = service.client()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> str:
+    return f"{hashlib.sha1(request.node.name.encode()).hexdigest()[:12]}/object"
+
+
+def told(answer: dict[str, Any]) -> dict[str, str]:
+    return {name: answer[name] for name in ("ServerSideEncryption", "SSEKMSKeyId") if name in answer}
+
+
+def looked_at(s3: Any, key: str) -> dict[str, str]:
+    answer = s3.get_object(Bucket=BUCKET, Key=key)
+    answer["Body"].close()
+    head = s3.head_object(Bucket=BUCKET, Key=key)
+    assert told(answer) == told(head)
+    assert head["Metadata"] == {"step": "7"}
+    return told(head)
+
+
+@pytest.mark.parametrize("asked", [{}, {"ServerSideEncryption": "AES256"}, {"ServerSideEncryption": "aws:kms"}, KMS])
+def test_encryption_that_is_asked_for_is_told_back(s3: Any, key: str, asked: dict[str, str]) -> None:
+    expected = asked or {"ServerSideEncryption": "AES256"}
+    answer = s3.put_object(Bucket=BUCKET, Key=key, Body=b"code", Metadata={"step": "7"}, **asked)
+    assert told(answer) == expected
+    assert looked_at(s3, key) == expected
+    assert read(s3, key) == b"code"
+
+
+def test_encryption_of_an_upload_in_parts_is_told_back(s3: Any, key: str) -> None:
+    upload = s3.create_multipart_upload(Bucket=BUCKET, Key=key, Metadata={"step": "7"}, **KMS)
+    assert told(upload) == KMS
+    part = s3.upload_part(Bucket=BUCKET, Key=key, UploadId=upload["UploadId"], PartNumber=1, Body=b"part")
+    parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
+    s3.complete_multipart_upload(Bucket=BUCKET, Key=key, UploadId=upload["UploadId"], MultipartUpload=parts)
+    assert looked_at(s3, key) == KMS
+
+
+def test_a_copy_has_the_encryption_that_its_request_names(s3: Any, key: str) -> None:
+    source = {"Bucket": BUCKET, "Key": key}
+    s3.put_object(**source, Body=b"x", Metadata={"step": "7"}, ContentType="text/css", CacheControl="no-store", **KMS)
+    s3.copy_object(Bucket=BUCKET, Key=f"{key}-plain", CopySource=source)
+    assert looked_at(s3, f"{key}-plain") == {"ServerSideEncryption": "AES256"}
+    head = s3.head_object(Bucket=BUCKET, Key=f"{key}-plain")
+    assert (head["ContentType"], head["CacheControl"]) == ("text/css", "no-store")
+    answer = s3.copy_object(Bucket=BUCKET, Key=f"{key}-kms", CopySource={**source, "Key": f"{key}-plain"}, **KMS)
+    assert told(answer) == KMS
+    assert looked_at(s3, f"{key}-kms") == KMS
+    s3.copy_object(Bucket=BUCKET, Key=key, CopySource=source, ServerSideEncryption="AES256")
+    assert looked_at(s3, key) == {"ServerSideEncryption": "AES256"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [
+        ({"ServerSideEncryption": "ROT13"}, "InvalidArgument"),
+        ({"ServerSideEncryption": "AES256", "SSEKMSKeyId": "k"}, "InvalidArgument"),
+        ({"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "a b"}, "InvalidArgument"),
+        ({"SSEKMSKeyId": "k"}, "InvalidArgument"),
+        ({"Metadata": {"clary-encryption": "aws:kms  0"}}, "InvalidArgument"),
+    ],
+)
+def test_encryption_that_s3_does_not_know_is_refused(s3: Any, key: str, asked: dict[str, Any], code: str) -> None:
+    with pytest.raises(ClientError) as error:
+        s3.put_object(Bucket=BUCKET, Key=key, Body=b"x", **asked)
+    assert refusal(error) == (code, 400)
+
+
+def test_a_bucket_has_the_encryption_that_aws_gives_to_all(s3: Any) -> None:
+    rule = {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}, "BucketKeyEnabled": False}
+    s3.put_bucket_encryption(Bucket=BUCKET, ServerSideEncryptionConfiguration={"Rules": [rule]})
+    s3.delete_bucket_encryption(Bucket=BUCKET)
+    found = s3.get_bucket_encryption(Bucket=BUCKET)["ServerSideEncryptionConfiguration"]["Rules"]
+    assert found == [rule]
+    with pytest.raises(ClientError) as error:
+        s3.get_bucket_encryption(Bucket="no-such-bucket")
+    assert refusal(error) == ("NoSuchBucket", 404)
+    rule["ApplyServerSideEncryptionByDefault"] = {"SSEAlgorithm": "aws:kms"}
+    with pytest.raises(ClientError) as error:
+        s3.put_bucket_encryption(Bucket=BUCKET, ServerSideEncryptionConfiguration={"Rules": [rule]})
+    assert refusal(error) == ("NotImplemented", 501)
+
+
+def test_boto3_is_led_from_another_region_to_ours(service: Service, s3: Any, key: str) -> None:
+    s3.put_object(Bucket=BUCKET, Key=key, Body=b"x")
+    other = service.client(region="eu-central-1")
+    with pytest.raises(ClientError) as error:
+        other.list_buckets()
+    assert refusal(error) == ("AuthorizationHeaderMalformed", 400)
+    assert error.value.response["Error"]["Region"] == REGION
+    # botocore reads the region from the refusal, of a HEAD from its header, and signs again.
+    assert read(other, key) == b"x"
+    other.close()
+    other = service.client(region="eu-central-1")
+    assert other.head_object(Bucket=BUCKET, Key=key)["ContentLength"] == 1
+    other.close()
+    assert s3.head_bucket(Bucket=BUCKET)["BucketRegion"] == REGION
