@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,9 +13,11 @@ from clary.cli.checkpoint_words import mirror_lines
 from clary.cli.connection import connect
 from clary.cli.ledger_words import ledger_lines
 from clary.cli.pools import pool_line
+from clary.cli.queue_words import queue_words
 from clary.cli.stragglers import verdict_lines
 from clary.cli.tables import clock_time, duration, json_text, screen_width, table, visible
 from clary.cli.training_words import progress_text
+from clary.control.jobs.failure_hints import category
 
 INDENT = "  "
 
@@ -29,7 +33,10 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the job for a person, or as JSON."""
-    facts = connect().job_page(options.job)
+    connection = connect()
+    facts = connection.job_page(options.job)
+    if options.why:
+        facts["why"] = connection.job_page(options.job, "why")
     if options.json:
         print(json_text(facts))
     else:
@@ -40,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
 
 def why(facts: dict[str, Any], *, width: int | None = None) -> str:
     """Return the text that `clary describe --why` prints; tables fit into `width` columns, if there are so few."""
-    lines = [f"{facts['name']}  {facts['status']} ({facts['secondary_status']})"]
+    lines = [_head(facts)]
     cause = facts["cause"]
     if cause is None:
         lines.append(f"  {'failure':<10}none")
@@ -52,9 +59,10 @@ def why(facts: dict[str, Any], *, width: int | None = None) -> str:
         lines += [
             f"  {'failure':<10}{_harmless(facts['failure_reason'])}",
             f"  {'where':<10}{where}",
-            f"  {'verdict':<10}{cause['verdict'] or 'none'}",
+            f"  {'verdict':<10}{category(cause['verdict'])}",
             f"  {'retry':<10}{advice}",
         ]
+        lines += _last_words(facts.get("why") or {}, width=width)
     rows = [
         (f"  {_time(row['at']).strftime('%H:%M:%S.%f')[:-3]}", row["kind"], row["where"] or "-", row["what"])
         for row in facts["timeline"]
@@ -62,10 +70,27 @@ def why(facts: dict[str, Any], *, width: int | None = None) -> str:
     return "\n".join([*lines, "", "what happened", table(("  TIME", "KIND", "WHERE", "WHAT"), rows, width=width)])
 
 
+def _last_words(found: Mapping[str, Any], *, width: int | None) -> list[str]:
+    """Return the hint, the traceback's end, and what the process said last."""
+    lines = []
+    if found.get("hint"):
+        told = textwrap.wrap(visible(found["hint"]), max(40, (width or 120) - 12), break_on_hyphens=False)
+        lines += [f"  {'hint':<10}{told[0]}", *[f"  {'':<10}{line}" for line in told[1:]]]
+    if found.get("traceback"):
+        lines += ["", "where in the program", *[f"  {visible(line)}" for line in found["traceback"]]]
+    if found.get("last_lines"):
+        lines += ["", f"last lines of {found['lines_of']}", *[f"  {visible(line)}" for line in found["last_lines"]]]
+    return lines
+
+
 def describe(facts: dict[str, Any], *, width: int | None = None) -> str:
     """Return the text that `clary describe` prints; tables fit into `width` columns, if there are so few."""
-    lines = [f"{facts['name']}  {facts['status']} ({facts['secondary_status']})"]
+    lines = [_head(facts)]
+    if facts.get("queue"):
+        lines.append(f"  {'queue':<10}{queue_words(facts['queue'])}")
     lines += [f"  {label:<10}{_harmless(facts[key])}" for label, key in LABELS if facts.get(key)]
+    if facts.get("times"):
+        lines.append(f"  {'time':<10}{_times_text(facts['times'])}")
     if facts.get("progress"):
         lines.append(f"  {'progress':<10}{progress_text(facts['progress'])}")
     if facts.get("metrics"):
@@ -133,6 +158,22 @@ LABELS = (
     ("model", "model_artifacts_uri"),
     ("arn", "arn"),
 )
+
+
+def _head(facts: dict[str, Any]) -> str:
+    """Return the first line: the job, its state, and what AWS calls it where that says more."""
+    state = facts.get("state") or facts["status"]
+    return f"{facts['name']}  {state} ({facts['secondary_status']})"
+
+
+def _times_text(times: Mapping[str, Any]) -> str:
+    """Return `queued 26m 00s, starting 0.4 s, running 3.1 s; work took 3.5 s`."""
+    parts = [(word, times[f"{word}_s"]) for word in ("queued", "starting", "running", "stopping")]
+    told = ", ".join(f"{word} {duration(seconds)}" for word, seconds in parts if seconds > 0)
+    took = "" if times["took_s"] is None else f"; work took {duration(times['took_s'])} from start to end"
+    if times["took_s"] is not None and times["ended_at"] is None:
+        took = f"; at work for {duration(times['took_s'])}"
+    return f"{told or 'none'}{took}"
 
 
 def _harmless(text: str) -> str:

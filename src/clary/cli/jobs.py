@@ -1,54 +1,113 @@
-"""`clary jobs`: list training jobs."""
+"""`clary jobs`: list training jobs, with what those wait for that are queued."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from clary.cli.connection import Connection, connect
-from clary.cli.tables import duration, table
+from clary.cli.queue_words import queue_words
+from clary.cli.tables import duration, screen_width, table
 
-MAX_RESULTS = 100  # of one ListTrainingJobs
+PAGE = 500  # jobs of one answer
+STATES = ("Queued", "Starting", "Running", "Stopping", "Completed", "Failed", "Stopped")
+HEADER: tuple[str, ...] = ("NAME", "STATUS", "PHASE", "CREATED", "TOOK", "WAITS FOR")
+IN_PROGRESS = "InProgress"  # a status of the API: queued, starting or running
+# Members of TrainingJobSummary of ListTrainingJobs, and what the service's own page calls them.
+SUMMARY = {
+    "TrainingJobName": "name",
+    "TrainingJobStatus": "status",
+    "SecondaryStatus": "secondary_status",
+    "State": "state",
+    "CreationTime": "created_at",
+    "TrainingStartTime": "started_at",
+    "TrainingEndTime": "ended_at",
+}
 
 
 def add_parser(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("jobs", help="list training jobs, newest first")
-    statuses = ["InProgress", "Completed", "Failed", "Stopping", "Stopped"]
-    parser.add_argument("--status", choices=statuses, help="those of this status only")
+    parser.add_argument(
+        "--status",
+        choices=[*STATES, IN_PROGRESS],
+        help="those that are so only; InProgress are those that are queued, starting or running",
+    )
     parser.add_argument("-n", type=_count, default=20, metavar="N", help="how many (default 20)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print one line a job."""
+    """Print one line a job, and how many there are if not all are shown."""
     connection = connect()
-    summaries = _newest(connection, options.n, options.status)
+    jobs, total, states = _newest(connection, options.n, options.status)
     for sentence in connection.get("state")["problems"]:
         print(f"clary: {sentence}", file=sys.stderr)
     if options.json:
-        print(json.dumps(summaries, indent=2))
+        print(json.dumps([_summary(job) for job in jobs], indent=2))
+        if total > len(jobs):
+            print(f"clary: {len(jobs)} of {total} jobs; -n {total} prints all", file=sys.stderr)
         return 0
-    if not summaries:
-        print("no training jobs yet")
+    if not jobs:
+        print(f"no training job is {options.status}" if options.status else "no training jobs yet")
         return 0
-    now = datetime.now(UTC).timestamp()
-    rows = [
-        (
-            item["TrainingJobName"],
-            item["TrainingJobStatus"],
-            item["SecondaryStatus"],
-            f"{duration(now - item['CreationTime'])} ago",
-            duration(item.get("TrainingEndTime", now) - item["CreationTime"]),
-        )
-        for item in summaries
-    ]
-    print(table(("NAME", "STATUS", "PHASE", "CREATED", "TOOK"), rows))
+    now = datetime.now(UTC)
+    rows = [_row(job, now) for job in jobs]
+    header = HEADER
+    if not any(row[-1] for row in rows):
+        header, rows = header[:-1], [row[:-1] for row in rows]
+    print(table(header, rows, width=screen_width(sys.stdout)))
+    if total > len(jobs):
+        kinds = ", ".join(f"{states[state]} {state}" for state in STATES if states.get(state))
+        print(f"{len(jobs)} of {total} jobs; -n {total} shows all (in total {kinds})")
     return 0
+
+
+def _row(job: Mapping[str, Any], now: datetime) -> tuple[str, ...]:
+    waits = ""
+    if job["state"] == "Queued":
+        waits = "; ".join(part for part in (queue_words(job["queue"]) if job["queue"] else "", _reason(job)) if part)
+    return (
+        job["name"],
+        job["state"],
+        job["secondary_status"],
+        f"{duration((now - _moment(job['created_at'])).total_seconds())} ago",
+        "-" if job["duration_s"] is None else duration(job["duration_s"]),
+        waits,
+    )
+
+
+def _reason(job: Mapping[str, Any]) -> str:
+    return str(job["pending_reason"]).rstrip(".")
+
+
+def _summary(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a job in the words of ListTrainingJobs, times as its JSON has them; what is ours comes after that."""
+    told: dict[str, Any] = {member: job[key] for member, key in SUMMARY.items() if job[key] is not None}
+    for member in ("CreationTime", "TrainingStartTime", "TrainingEndTime"):
+        if member in told:
+            told[member] = _moment(told[member]).timestamp()
+    if job["duration_s"] is not None:
+        told["TrainingTimeInSeconds"] = job["duration_s"]
+    if job["failure_reason"]:
+        told["FailureReason"] = job["failure_reason"]
+    if job["state"] == "Queued":
+        told["PendingReason"] = job["pending_reason"]
+    if job["queue"]:
+        told["QueuePlace"] = job["queue"]["place"]
+        told["QueueLength"] = job["queue"]["num_waiting"]
+        told["EstimatedStartInSeconds"] = job["queue"]["start_in_s"]
+        told["EstimateBasis"] = job["queue"]["basis"]
+    return told
+
+
+def _moment(text: str) -> datetime:
+    return datetime.fromisoformat(text)
 
 
 def _count(text: str) -> int:
@@ -57,15 +116,17 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _newest(connection: Connection, num_wanted: int, status: str | None) -> list[dict[str, Any]]:
-    """Return the newest jobs, page by page."""
-    summaries: list[dict[str, Any]] = []
-    parameters: dict[str, Any] = {"StatusEquals": status} if status else {}
-    while len(summaries) < num_wanted:
-        parameters["MaxResults"] = min(num_wanted - len(summaries), MAX_RESULTS)
-        answer = connection.call("ListTrainingJobs", parameters)
-        summaries += answer["TrainingJobSummaries"]
-        if not answer.get("NextToken"):
-            break
-        parameters["NextToken"] = answer["NextToken"]
-    return summaries
+def _newest(
+    connection: Connection, num_wanted: int, status: str | None
+) -> tuple[Sequence[Mapping[str, Any]], int, Mapping[str, int]]:
+    """Return the newest jobs, page by page, how many there are like them, and how many of each state at all."""
+    jobs: list[Mapping[str, Any]] = []
+    query: dict[str, Any] = {}
+    if status is not None:
+        query["status" if status == IN_PROGRESS else "state"] = status
+    while True:
+        page = connection.get("jobs", {**query, "limit": min(num_wanted - len(jobs), PAGE)})
+        jobs += page["jobs"]
+        if len(jobs) >= num_wanted or not page["next"]:
+            return jobs, page["total"], page["states"]
+        query["after"] = page["next"]

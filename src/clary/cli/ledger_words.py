@@ -8,7 +8,11 @@ from typing import Any
 from clary.cli.tables import GAP, duration, table
 
 CENT = 0.01
-NAMES = {"lost_to_restart": "lost to restart", "idle_waiting": "waiting for others"}
+NAMES = {
+    "lost_to_restart": "lost to restart",
+    "lost_to_failure": "lost to failure",
+    "idle_waiting": "waiting for others",
+}
 ENDS = (("num_reclaimed", "reclaimed"), ("num_restarted", "restarted"))
 
 

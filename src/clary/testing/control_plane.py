@@ -18,10 +18,12 @@ from clary.control.reconcile.admission import Admission
 from clary.control.reconcile.agent_gateway import AgentGateway
 from clary.control.reconcile.dump_desk import DumpDesk
 from clary.control.reconcile.hub import JobHub
+from clary.control.reconcile.past_durations import PastDurations
 from clary.control.reconcile.planning import Site
 from clary.control.reconcile.pool_gateway import PoolGateway
 from clary.control.reconcile.pool_keeping import PoolKeeper
 from clary.control.reconcile.profile_desk import ProfileDesk
+from clary.control.reconcile.queue_outlook import QueueOutlook
 from clary.control.reconcile.reconciler import Reconciler
 from clary.control.reconcile.spot_market import SpotMarket
 from clary.control.services.call import Call, Services
@@ -73,6 +75,8 @@ class ControlPlane:
         self.objects = FakeObjects()
         self.settings = Settings(home=str(home))
         self.hub = JobHub(store, clock)
+        self.past = PastDurations()
+        self.hub.listen(self.past.note)
         store.quarantine.listen(self.hub.doubt)
         self.dumps = DumpDesk(home / "dumps", clock=clock)
         self.profiles = ProfileDesk(home / "profiles", clock=clock)
@@ -119,6 +123,7 @@ class ControlPlane:
             hub=self.hub,
             objects=self.objects,
             admission=self.admission,
+            queue=QueueOutlook(self.hub, self.admission, self.past),
             work_folders=engine,
             dumps=self.dumps,
             profiles=self.profiles,

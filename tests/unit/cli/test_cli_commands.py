@@ -271,25 +271,58 @@ def test_follow_until_a_time_ends_when_no_line_before_it_can_come_any_more(home,
 
 
 def test_jobs_beyond_one_page_are_listed(home, monkeypatch, capsys):
-    def summaries(first, count):
-        return [{"TrainingJobName": f"job-{number}"} for number in range(first, first + count)]
+    def pages_of(first, count):
+        rows = [listed(f"job-{number}", state="Failed") for number in range(first, first + count)]
+        return {"jobs": rows, "next": "more", "total": 700, "states": {"Failed": 700}}
 
-    fake = FakeConnection(
-        [
-            {"TrainingJobSummaries": summaries(0, 100), "NextToken": "more"},
-            {"TrainingJobSummaries": summaries(100, 20), "NextToken": "more"},
-            {"problems": ["1 record cannot be read"], "facts": []},
-        ]
-    )
+    fake = FakeConnection([pages_of(0, 500), pages_of(500, 20), {"problems": ["1 record cannot be read"], "facts": []}])
     monkeypatch.setattr("clary.cli.jobs.connect", lambda: fake)
-    assert main(["jobs", "-n", "120", "--json", "--status", "Failed"]) == 0
+    assert main(["jobs", "-n", "520", "--json", "--status", "Failed"]) == 0
     said = capsys.readouterr()
-    assert len(json.loads(said.out)) == 120
-    assert said.err == "clary: 1 record cannot be read\n"
-    assert fake.asked[1] == (
-        "ListTrainingJobs",
-        {"StatusEquals": "Failed", "MaxResults": 20, "NextToken": "more"},
-    )
+    found = json.loads(said.out)
+    assert len(found) == 520
+    assert found[0]["TrainingJobName"] == "job-0"
+    assert found[0]["CreationTime"] == 1767225600.0
+    assert said.err == "clary: 1 record cannot be read\nclary: 520 of 700 jobs; -n 700 prints all\n"
+    assert fake.asked[1] == ("jobs", {"state": "Failed", "limit": 20, "after": "more"})
+
+
+def listed(name, **members):
+    """Return a job as the service's page of all jobs has it."""
+    return {
+        "name": name,
+        "status": "InProgress",
+        "secondary_status": "Pending",
+        "state": "Queued",
+        "created_at": "2026-01-01T00:00:00+00:00",
+        "started_at": None,
+        "ended_at": None,
+        "duration_s": None,
+        "pending_reason": "",
+        "failure_reason": "",
+        "queue": None,
+        **members,
+    }
+
+
+def test_jobs_that_wait_say_their_place_their_reason_and_when_they_may_start(home, monkeypatch, capsys):
+    place = {"place": 2, "num_waiting": 205, "start_in_s": 720.0, "basis": "past jobs", "estimate": "if so"}
+    rows = [
+        listed("waits", pending_reason="Needs 2 hosts.", queue=place),
+        listed("far", pending_reason="many", queue={**place, "start_in_s": None, "basis": "unknown"}),
+        listed("runs", secondary_status="Training", state="Running", duration_s=3.0),
+    ]
+    states = {"Queued": 205, "Running": 3}
+    fake = FakeConnection([{"jobs": rows, "next": None, "total": 208, "states": states}, {"problems": []}])
+    monkeypatch.setattr("clary.cli.jobs.connect", lambda: fake)
+    assert main(["jobs", "-n", "3"]) == 0
+    head, waits, far, runs, total = capsys.readouterr().out.splitlines()
+    assert head.split() == ["NAME", "STATUS", "PHASE", "CREATED", "TOOK", "WAITS", "FOR"]
+    assert waits.endswith(" -      place 2 of 205, starts in about 12m 00s (if so); Needs 2 hosts")
+    assert far.endswith("place 2 of 205, start unknown: if so; many")
+    assert runs.split()[:3] == ["runs", "Running", "Training"]
+    assert runs.endswith(" 3.0 s")
+    assert total == "3 of 208 jobs; -n 208 shows all (in total 205 Queued, 3 Running)"
 
 
 def test_stop_waits_as_long_as_it_is_told_and_says_the_end(home, monkeypatch, capsys):

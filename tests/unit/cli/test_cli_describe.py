@@ -35,7 +35,7 @@ def test_the_cause_is_told_with_its_place_verdict_and_advice():
     assert lines[0] == "job  Failed (Failed)"
     assert lines[1] == "  failure   AlgorithmError: algo-2: rank 3: KeyError: 'label', exit code: 1"
     assert lines[2] == "  where     algo-2, rank 3"
-    assert lines[3] == "  verdict   user"
+    assert lines[3] == "  verdict   your program"
     assert lines[4] == "  retry     will not help as it stands"
 
 
@@ -48,7 +48,7 @@ def test_a_failure_that_may_pass_by_itself_says_that_a_retry_can_help():
 def test_a_failure_of_no_host_is_the_services_and_an_old_one_has_no_verdict():
     text = why(facts(cause=cause(host=None, rank=None, verdict="")))
     assert "  where     the service\n" in text
-    assert "  verdict   none\n" in text
+    assert "  verdict   unknown\n" in text
 
 
 def test_a_job_without_failure_says_so():

@@ -16,7 +16,8 @@ from enum import StrEnum
 from clary.contract.agent_protocol import HostFacts, HostPhase
 from clary.contract.statuses import SecondaryStatus
 from clary.control.jobs.job_request import JobRequest
-from clary.control.jobs.training_job import StatusTransition, TrainingJob
+from clary.control.jobs.job_state import is_of_queue
+from clary.control.jobs.training_job import EndCause, StatusTransition, TrainingJob
 
 
 class TimePart(StrEnum):
@@ -30,6 +31,7 @@ class TimePart(StrEnum):
     RENDEZVOUS = "rendezvous"  # the program ran, and not all of its ranks had found each other
     PRODUCTIVE = "productive"  # the program ran, and what it did was kept
     LOST_TO_RESTART = "lost_to_restart"  # the program ran, and the next attempt began behind it
+    LOST_TO_FAILURE = "lost_to_failure"  # the program ran, the job failed, and no checkpoint holds what it did
     STALLED = "stalled"  # something of the job had failed, and the rest still ran
     CHECKPOINTING = "checkpointing"  # the program had ended, its last checkpoints were being stored
     STOPPING = "stopping"  # from the order to stop until everything has ended
@@ -58,6 +60,7 @@ class _Attempt:
     facts: Mapping[str, HostFacts]  # of each host, at its end or now
     ended_at: datetime | None = None  # when an attempt that ended early was gone
     is_early: bool = False  # whether the job goes on, or would have gone on, behind it
+    has_failed: bool = False  # whether it is the last one of a job that failed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +115,8 @@ def _end_of(job: TrainingJob, now: datetime) -> datetime:
 def _attempts(job: TrainingJob) -> list[_Attempt]:
     past = [_Attempt(facts=attempt.hosts, ended_at=attempt.ended_at, is_early=True) for attempt in job.past_attempts]
     facts = {name: record.facts for name, record in job.hosts.items()}
-    return [*past, _Attempt(facts=facts, is_early=job.ending is not None)]
+    has_failed = job.end_cause is EndCause.FAILURE
+    return [*past, _Attempt(facts=facts, is_early=job.ending is not None, has_failed=has_failed)]
 
 
 def _host_names(job: TrainingJob, attempts: list[_Attempt]) -> list[str]:
@@ -130,7 +134,9 @@ def _pieces(job: TrainingJob, attempts: list[_Attempt], end: datetime) -> Iterat
         # The time before the first row, of which there is none, goes with that row.
         stop = max(start, min(end, following.started_at)) if following is not None else end
         status: SecondaryStatus | None = row.status
-        if row.status is SecondaryStatus.PENDING or (row.status is SecondaryStatus.STARTING and _is_queue(job, index)):
+        if row.status is SecondaryStatus.PENDING or (
+            row.status is SecondaryStatus.STARTING and is_of_queue(job, index)
+        ):
             status = None
         gone_at = stop
         if row.status in _ENDINGS and attempt.ended_at is not None:
@@ -140,13 +146,6 @@ def _pieces(job: TrainingJob, attempts: list[_Attempt], end: datetime) -> Iterat
         yield _Piece(status=None, start=gone_at, end=stop, attempt=attempt)
         start = stop
     yield _Piece(status=None, start=start, end=end, attempt=attempts[-1])
-
-
-def _is_queue(job: TrainingJob, index: int) -> bool:
-    """Whether a row Starting is that of a job for which no hosts had been asked yet."""
-    if job.attempt == 0:
-        return True
-    return index + 1 < len(job.transitions) and job.transitions[index + 1].status is SecondaryStatus.PENDING
 
 
 def _of_host(name: str, pieces: list[_Piece]) -> Iterator[Stretch]:
@@ -191,14 +190,14 @@ def _running(facts: HostFacts | None, piece: _Piece) -> Iterator[Stretch]:
     failures = [at for other in piece.attempt.facts.values() if (at := _failure_time(other)) and at < piece.end]
     productive_until = min([_program_end(facts) or piece.end, piece.end, *failures])
     kept_until = productive_until
-    if piece.attempt.is_early:
+    if piece.attempt.is_early or piece.attempt.has_failed:
         kept_until = min(productive_until, _committed_at(piece.attempt) or piece.start)
     meeting = _met_at(facts, piece.attempt, began_at=piece.start, until=min([piece.end, *failures]))
     met_at = min(productive_until, meeting or piece.start)
     marks = (
         (met_at, TimePart.RENDEZVOUS),
         (kept_until, TimePart.PRODUCTIVE),
-        (productive_until, TimePart.LOST_TO_RESTART),
+        (productive_until, TimePart.LOST_TO_RESTART if piece.attempt.is_early else TimePart.LOST_TO_FAILURE),
     )
     if failures:
         yield from _cut(piece, *marks, rest=TimePart.STALLED)

@@ -23,6 +23,7 @@ from clary.control.reconcile.spot_market import SpotMarket
 from clary.control.scheduling.catalogue import lookup
 from clary.control.scheduling.machine import Machine
 from clary.control.scheduling.placement import (
+    Capacity,
     Decision,
     Holding,
     HostMapping,
@@ -66,6 +67,11 @@ class Admission:
         self._hub = hub
         self._resolve_image = resolve_image
         self._capacity = capacity_of(machine, settings)
+
+    @property
+    def capacity(self) -> Capacity:
+        """What the machine gives to all jobs together."""
+        return self._capacity
 
     def admit(self, request: Mapping[str, Any]) -> tuple[str, ...]:
         """Return notes on how the request maps to this machine.
@@ -133,6 +139,15 @@ class Admission:
             return f"Pauses before it is tried again: {max(1, round(left_s))} s."
         return self._market.why_wait(job)
 
+    def holding(self, job: TrainingJob) -> Holding:
+        """Return what a job holds that has hosts, or waits with those of its own pool."""
+        return Holding(
+            job_name=job.name,
+            num_hosts=len(job.hosts) or JobRequest(job.request).num_hosts,
+            gpu_indices=job.held_gpus,
+            memory_bytes=self._memory_held(job),
+        )
+
     def _check_disks(self, request: Mapping[str, Any], mapping: HostMapping) -> None:
         needed_bytes = sum(disk_bytes(request, host.name) or 0 for host in mapping.hosts)
         if needed_bytes and (why := self._why_no_disks(needed_bytes)):
@@ -156,15 +171,7 @@ class Admission:
     def _holdings(self) -> list[Holding]:
         # A job that is tried again on hosts of its own pool holds them while it waits.
         returning = [job for job in self._hub.waiting_jobs().values() if job.pool]
-        return [
-            Holding(
-                job_name=job.name,
-                num_hosts=len(job.hosts) or JobRequest(job.request).num_hosts,
-                gpu_indices=job.held_gpus,
-                memory_bytes=self._memory_held(job),
-            )
-            for job in (*self._hub.active_jobs(), *returning)
-        ]
+        return [self.holding(job) for job in (*self._hub.active_jobs(), *returning)]
 
     def _memory_held(self, job: TrainingJob) -> int:
         if job.plan is None:  # it waits with hosts of its own pool

@@ -15,6 +15,7 @@ from clary.contract.clock import Clock
 from clary.contract.errors import ClaryError, EngineError, Fault, StoreError
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.plain import from_plain, to_plain
+from clary.contract.statuses import SecondaryStatus
 from clary.control.engines.interface import Engine
 from clary.control.jobs import deadlines, events, health
 from clary.control.jobs.job_request import JobRequest
@@ -29,6 +30,10 @@ from clary.control.scheduling.placement import HostMapping, Place, Refuse, Wait
 from clary.control.store.errors import StreamNotFound
 
 log = logging.getLogger(__name__)
+
+
+MOST_TOLD = 200  # jobs that are told in one pass that they wait; the next pass comes at once
+BEHIND_OTHERS = "First come, first served: older jobs wait for hosts."
 
 
 class LogStarts(Protocol):
@@ -73,8 +78,13 @@ class Launcher:
     async def start_waiting_jobs(self) -> None:
         """Start the oldest waiting job, and the next, until one has to wait: nobody overtakes.
 
-        But jobs that pause before they are tried again, or wait for spot capacity, let others go first.
+        But jobs that pause before they are tried again, or wait for spot capacity, let others go first. Those that
+        stay behind are told that they wait.
         """
+        await self._start_while_there_is_room()
+        await self._tell_who_waits()
+
+    async def _start_while_there_is_room(self) -> None:
         # The first is looked up anew each time: the queue may be long, and change while a job is started.
         while (job := self._first_waiting()) is not None:
             name = job.name
@@ -109,6 +119,16 @@ class Launcher:
                     await self._hub.apply(holder.name, events.PoolReused(by=name))
                 if not job.is_terminal:
                     self.begin(job)
+
+    async def _tell_who_waits(self) -> None:
+        """Make jobs Pending that came behind others: for every client they are Starting otherwise, for hours.
+
+        Once each: the words of their place change with every job ahead that starts, and are made when asked for.
+        """
+        silent = [job for job in self._hub.waiting_jobs().values() if _has_said_nothing(job)][:MOST_TOLD]
+        told = [events.MustWait(reason=self._admission.why_held_back(job) or BEHIND_OTHERS) for job in silent]
+        # All at once: writes that come together are one transaction of the store.
+        await asyncio.gather(*(self._hub.apply(job.name, one) for job, one in zip(silent, told, strict=True)))
 
     def begin(self, job: TrainingJob) -> None:
         """Make the hosts of a job that asked for them, in the background; harmless for those that exist."""
@@ -204,3 +224,8 @@ class Launcher:
             fault = Fault.INTERNAL
             log.error("job %s: hosts could not be launched", job.name, exc_info=error)
         await self._hub.apply(job.name, events.LaunchFailed(message=message, fault=fault))
+
+
+def _has_said_nothing(job: TrainingJob) -> bool:
+    """Whether a waiting job is told to clients as one that has hosts."""
+    return job.attempt == 0 and job.secondary_status is SecondaryStatus.STARTING

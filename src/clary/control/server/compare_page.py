@@ -2,7 +2,7 @@
 
 Where: `console_routes` gives it requests for /clary/v1/compare?jobs=a,b,c.
 
-    {"jobs": [{"name", "status", "secondary_status", "created_at", "duration_s", "failure_reason", "metrics"}],
+    {"jobs": [{"name", "status", "secondary_status", "state", "created_at", "duration_s", "failure_reason", "metrics"}],
      "differences": [{"key": "HyperParameters.lr", "values": ["0.1", "0.01", null]}],   null where a job has no such key
      "missing": names that no job has}
 """
@@ -16,6 +16,7 @@ from typing import Any
 
 from clary.contract.errors import WireError
 from clary.contract.plain import to_plain
+from clary.control.jobs.job_state import job_state, job_times
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.server.secret_names import hide_secrets
 from clary.control.services.call import Services
@@ -75,13 +76,13 @@ async def _job(services: Services, name: str) -> TrainingJob | None:
 
 
 def _facts(services: Services, job: TrainingJob) -> dict[str, Any]:
-    end = job.training_ended_at or (job.modified_at if job.is_terminal else job.now(services.clock))
     return {
         "name": job.name,
         "status": job.status.value,
         "secondary_status": job.secondary_status.value,
         "created_at": to_plain(job.created_at),
-        "duration_s": max(0.0, (end - job.created_at).total_seconds()),
+        "state": job_state(job).value,
+        "duration_s": job_times(job, now=job.now(services.clock)).took_s,
         "failure_reason": job.failure.reason if job.failure is not None else "",
         "metrics": [
             {"name": metric.name, "value": metric.value if math.isfinite(metric.value) else None}

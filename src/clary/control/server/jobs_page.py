@@ -4,11 +4,14 @@ Where: `console_routes` gives it requests for /clary/v1/jobs.
 
     ?search=word         in name, statuses, instance type and failure reason; case does not count
     &status=InProgress   of this status only
+    &state=Queued        of this state only: Queued, Starting, Running, or as finished jobs' statuses are called
     &sort=created        or name, status, duration
     &order=desc          or asc; by default newest first, and names from A
     &limit=100&after=... how many, behind the page whose `next` this is
     &skip=9000           behind so many more, for who scrolls far
 
+Each job has its `state`, which `states` counts; one that is queued has its place, what it waits for, and an estimate
+of when it will start under `queue`. `duration_s` is from start to end, null for a job that has not started.
 Times are ISO 8601 in UTC, as on a job's own page. A value that no JSON holds is null.
 """
 
@@ -21,6 +24,7 @@ from typing import Any
 from clary.contract.errors import WireError
 from clary.contract.plain import to_plain
 from clary.contract.statuses import TrainingJobStatus
+from clary.control.jobs.job_state import JobState, job_state, state_of
 from clary.control.jobs.training_status import progress_facts
 from clary.control.services.call import Services
 from clary.control.services.training_progress import job_progress
@@ -41,18 +45,28 @@ async def jobs_page(services: Services, query: Mapping[str, str]) -> dict[str, A
         page = await services.store.cards.page(wanted, now=services.clock.now())
     except BadToken as error:
         raise WireError("ValidationException", error.message) from error
-    is_wanted = (lambda status: True) if wanted.status is None else (lambda status: status == wanted.status)
     places = {name: number for number, name in enumerate(services.hub.waiting_jobs())}
+    queue = services.queue.places() if any(card.name in places for card in page.cards) else {}
     progress = await _progress(services, page.cards)
     rows = [
-        _plain(card, pending_reason=_pending_reason(services, card, places), progress=progress.get(card.name))
+        {
+            **_plain(card, pending_reason=_pending_reason(services, card, places), progress=progress.get(card.name)),
+            "state": _state_of(services, card).value,
+            "queue": to_plain(queue.get(card.name)),
+        }
         for card in page.cards
     ]
+    total = sum(page.counts.values())
+    if wanted.status is not None:
+        total = page.counts.get(wanted.status.value, 0)
+    if wanted.state is not None:
+        total = page.states.get(wanted.state.value, 0)
     return {
         "jobs": rows,
         "next": page.next_token,
         "counts": {status.value: page.counts.get(status.value, 0) for status in TrainingJobStatus},
-        "total": sum(number for status, number in page.counts.items() if is_wanted(status)),
+        "states": {state.value: page.states.get(state.value, 0) for state in JobState},
+        "total": total,
     }
 
 
@@ -71,9 +85,13 @@ def _query_of(query: Mapping[str, str]) -> CardQuery:
     limit = query.get("limit", str(DEFAULT_LIMIT))
     if not _NUMBER.fullmatch(limit) or not 1 <= int(limit) <= MAX_CARDS:
         raise WireError("ValidationException", f"limit must be 1 to {MAX_CARDS}, got {limit[:40]!r}")
+    status, state = _choice(TrainingJobStatus, query, "status", None), _choice(JobState, query, "state", None)
+    if status is not None and state is not None:
+        raise WireError("ValidationException", "give status or state, not both")
     return CardQuery(
         search=search.replace("\0", ""),  # which no text of PostgreSQL holds
-        status=_choice(TrainingJobStatus, query, "status", None),
+        status=status,
+        state=state,
         order=order,
         descending=direction == "desc",
         limit=int(limit),
@@ -111,6 +129,12 @@ def _pending_reason(services: Services, card: JobCard, places: Mapping[str, int]
         return f"First come, first served: {place} older jobs wait for hosts."
     job = services.hub.live_job(card.name)
     return "" if job is None else services.admission.pending_reason(job)
+
+
+def _state_of(services: Services, card: JobCard) -> JobState:
+    """Return a job's state; that of one in memory tells a job that has just come from one whose hosts start."""
+    job = services.hub.live_job(card.name)
+    return state_of(card.status, card.secondary_status) if job is None else job_state(job)
 
 
 def _plain(card: JobCard, *, pending_reason: str, progress: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from clary.contract.launch_plan import without_secrets
 from clary.contract.plain import to_plain
 from clary.control.jobs.billing import bill
 from clary.control.jobs.job_request import JobRequest
+from clary.control.jobs.job_state import job_state, job_times
 from clary.control.jobs.ledger import ledger
 from clary.control.jobs.rule_evaluations import RuleKind, evaluations_of
 from clary.control.jobs.time_parts import cut_time
@@ -37,6 +38,7 @@ from clary.control.server.spot_actions import reclaim
 from clary.control.server.stop_action import stop_job
 from clary.control.server.stragglers_page import StragglerPages
 from clary.control.server.training_page import tensorboard_page, training_page
+from clary.control.server.why_page import why_page
 from clary.control.services.call import Services
 from clary.control.services.sagemaker.descriptions import readable, unreadable_members
 from clary.control.services.training_progress import job_progress
@@ -102,6 +104,8 @@ class PeopleRoutes:
             case "plan":
                 plan = self._plan(job)
                 return json_answer(hide_secrets(plan) if request.hides_secrets else plan)
+            case "why":
+                return json_answer(await why_page(self._services, job))
             case "health":
                 return json_answer(health_page(job))
             case "series":
@@ -147,8 +151,8 @@ class PeopleRoutes:
             case "records" if self._rehearsals is not None:
                 return json_answer(await self._rehearsals.records(job, query_of(request)))
         known = (
-            "plan, request, logs, log-lines, series, training, tensorboard, metric-values, stragglers, health, dump, "
-            "profile, profiler-report, checkpoints and rehearsals; stop, strike and reclaim by POST"
+            "plan, request, why, logs, log-lines, series, training, tensorboard, metric-values, stragglers, health, "
+            "dump, profile, profiler-report, checkpoints and rehearsals; stop, strike and reclaim by POST"
         )
         raise WireError("NotFound", f"a job has no page {page!r}; there are {known}", http_status=404)
 
@@ -179,6 +183,10 @@ class PeopleRoutes:
             "arn": job.arn,
             "status": job.status.value,
             "secondary_status": job.secondary_status.value,
+            "state": job_state(job).value,
+            "times": to_plain(job_times(job, now=job.now(self._services.clock))),
+            "queue": to_plain(self._services.queue.place(job)),
+            "created_at": to_plain(job.created_at),
             "attempt": job.attempt,
             "past_attempts": [_past_attempt(attempt) for attempt in job.past_attempts],
             "failure_reason": reason,

@@ -36,12 +36,14 @@ from clary.control.reconcile.agent_gateway import AgentGateway
 from clary.control.reconcile.dump_desk import DumpDesk
 from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.log_cleaning import keep_removing
+from clary.control.reconcile.past_durations import LAST_COMPLETED, PastDurations
 from clary.control.reconcile.planning import Site
 from clary.control.reconcile.pool_gateway import PoolGateway
 from clary.control.reconcile.pool_keeping import PoolKeeper
 from clary.control.reconcile.profile_desk import ProfileDesk
 from clary.control.reconcile.profile_keeping import keep_profiles
 from clary.control.reconcile.profiler_rules import ProfilerRules
+from clary.control.reconcile.queue_outlook import QueueOutlook
 from clary.control.reconcile.reconciler import Reconciler
 from clary.control.reconcile.rehearsal_desk import RehearsalDesk
 from clary.control.reconcile.rehearsal_shelf import RehearsalShelf
@@ -144,6 +146,9 @@ async def run_service(settings: Settings, *, leave: asyncio.Event, begins_anew: 
         traces = TraceExporter(settings.otlp_endpoint, headers=settings.otlp_headers, region=settings.region)
         hub.listen(lambda _, job: traces.take(job))
         store.quarantine.listen(hub.doubt)
+        past = PastDurations()
+        past.load((await store.cards.page(LAST_COMPLETED, now=clock.now())).cards)
+        hub.listen(past.note)
         await hub.load()
 
         egress = await asyncio.to_thread(
@@ -169,6 +174,7 @@ async def run_service(settings: Settings, *, leave: asyncio.Event, begins_anew: 
             hub=hub,
             objects=ObjectLookup(client, clock),
             admission=admission,
+            queue=QueueOutlook(hub, admission, past),
             work_folders=engine,
             dumps=dumps,
             profiles=profiles,

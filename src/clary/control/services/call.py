@@ -12,6 +12,7 @@ from clary.control.permissions.grants import Grants
 from clary.control.reconcile.dump_desk import DumpDesk
 from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.profile_desk import ProfileDesk
+from clary.control.reconcile.queue_outlook import QueueOutlook
 from clary.control.reconcile.rehearsal_desk import RehearsalDesk
 from clary.control.scheduling.prices import PriceList, load_prices
 from clary.control.settings import Settings
@@ -54,6 +55,7 @@ class Services:
     hub: JobHub
     objects: ObjectLookup
     admission: Admission
+    queue: QueueOutlook
     work_folders: WorkFolders
     dumps: DumpDesk
     profiles: ProfileDesk

@@ -10,6 +10,7 @@ looks at a place far away passes over what is between (`skip`): a page each woul
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,6 +23,7 @@ from clary.contract.errors import Fault, StoreError
 from clary.contract.plain import to_plain
 from clary.contract.statuses import TrainingJobStatus
 from clary.control.jobs.job_request import JobRequest
+from clary.control.jobs.job_state import SECONDARY_STATUSES, JobState, state_of
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.store import tokens
 from clary.control.store.damage import readable
@@ -59,7 +61,7 @@ class CardOrder(StrEnum):
     NAME = "name"
     CREATED = "created"
     STATUS = "status"
-    DURATION = "duration"  # from creation to end, or to now
+    DURATION = "duration"  # from start to end, or to now; a job that has not started has none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,7 @@ class CardQuery:
 
     search: str = ""  # in name, statuses, instance type and failure reason; case does not count
     status: TrainingJobStatus | None = None
+    state: JobState | None = None  # finer: of jobs in progress those that are queued, starting or running
     order: CardOrder = CardOrder.CREATED
     descending: bool = True
     limit: int = 100  # 1 to MAX_CARDS; may differ from page to page
@@ -80,6 +83,7 @@ class CardQuery:
             "list": "cards",
             "search": self.search,
             "status": self.status,
+            "state": self.state,
             "order": self.order,
             "descending": self.descending,
         }
@@ -95,7 +99,7 @@ class JobCard:
     created_at: datetime
     started_at: datetime | None  # of the training
     ended_at: datetime | None
-    duration_s: float  # from creation to end, or to now
+    duration_s: float | None  # from start to end, or to now; None for a job that has not started
     num_hosts: int
     instance_type: str  # several, of a job with groups, with commas between
     failure_reason: str
@@ -109,6 +113,7 @@ class CardPage:
 
     cards: tuple[JobCard, ...]
     counts: Mapping[str, int]  # by status, of all jobs that the search finds, whatever status is asked for
+    states: Mapping[str, int]  # the same by state
     next_token: str | None
 
 
@@ -180,7 +185,8 @@ class JobCards:
                 table=job_cards,
                 key=lambda row: {"name": row.name},
             )
-            return CardPage(cards=tuple(cards), counts=_counts_of(connection, query), next_token=next_token)
+            by_status, by_state = _counts_of(connection, query)
+            return CardPage(cards=tuple(cards), counts=by_status, states=by_state, next_token=next_token)
 
         return await self._read(find)
 
@@ -191,6 +197,8 @@ def _page_statement(query: CardQuery, *, after: list[Any] | None, now_us: int, d
     statement = select(*job_cards.c, key.label("sort_key")).where(*_filters(query, dialect=dialect))
     if query.status is not None:
         statement = statement.where(job_cards.c.status == query.status.value)
+    if query.state is not None:
+        statement = statement.where(*_of_state(query.state))
     if after is not None:
         last_key, last_name = after
         columns = ((key, last_key), (job_cards.c.name, last_name))
@@ -201,10 +209,22 @@ def _page_statement(query: CardQuery, *, after: list[Any] | None, now_us: int, d
     return statement.limit(query.limit + 1).offset(query.skip or None)
 
 
-def _counts_of(connection: Connection, query: CardQuery) -> dict[str, int]:
-    """Return how many jobs of each status the search finds."""
-    statement = select(job_cards.c.status, func.count()).where(*_filters(query, dialect=connection.dialect.name))
-    return {row[0]: row[1] for row in connection.execute(statement.group_by(job_cards.c.status))}
+def _counts_of(connection: Connection, query: CardQuery) -> tuple[dict[str, int], dict[str, int]]:
+    """Return how many jobs of each status, and of each state, the search finds."""
+    both = (job_cards.c.status, job_cards.c.secondary_status)
+    statement = select(*both, func.count()).where(*_filters(query, dialect=connection.dialect.name))
+    by_status, by_state = Counter[str](), Counter[str]()
+    for status, secondary, number in connection.execute(statement.group_by(*both)):
+        by_status[status] += number
+        by_state[state_of(status, secondary)] += number
+    return dict(by_status), dict(by_state)
+
+
+def _of_state(state: JobState) -> list[ColumnElement[bool]]:
+    secondary = SECONDARY_STATUSES.get(state)
+    if secondary is None:
+        return [job_cards.c.status == state.value]
+    return [job_cards.c.status == TrainingJobStatus.IN_PROGRESS.value, job_cards.c.secondary_status.in_(secondary)]
 
 
 def _tags_of(connection: Connection, arns: list[str]) -> dict[str, dict[str, str]]:
@@ -218,7 +238,7 @@ def _tags_of(connection: Connection, arns: list[str]) -> dict[str, dict[str, str
 
 def _card_of(row: Row[Any], own_tags: Mapping[str, str], *, now_us: int) -> JobCard:
     """Return a row of `_page_statement` as a card."""
-    duration_us = (row.ended_at or now_us) - row.created_at
+    duration_us = None if row.started_at is None else (row.ended_at or now_us) - row.started_at
     return JobCard(
         name=row.name,
         status=row.status,
@@ -226,7 +246,7 @@ def _card_of(row: Row[Any], own_tags: Mapping[str, str], *, now_us: int) -> JobC
         created_at=from_microseconds(row.created_at),
         started_at=_moment(row.started_at),
         ended_at=_moment(row.ended_at),
-        duration_s=max(0.0, duration_us / _MICROSECONDS),
+        duration_s=None if duration_us is None else max(0.0, duration_us / _MICROSECONDS),
         num_hosts=row.num_hosts,
         instance_type=row.instance_type,
         failure_reason=row.failure_reason,
@@ -243,7 +263,8 @@ def _sort_key(order: CardOrder, now_us: int) -> ColumnElement[Any]:
             return job_cards.c.status
         case CardOrder.DURATION:
             # Up to the moment of the first page, which later pages are told: rows keep their places between pages.
-            return func.coalesce(job_cards.c.ended_at, literal(now_us)) - job_cards.c.created_at
+            end = func.coalesce(job_cards.c.ended_at, literal(now_us))
+            return end - func.coalesce(job_cards.c.started_at, end)
     return job_cards.c.created_at
 
 

@@ -205,8 +205,22 @@ def test_from_the_first_failure_on_the_other_hosts_are_stalled():
     story = Story(("algo-1", "algo-2")).run().wait(30).exit("algo-2", 1).wait(2).exit("algo-1", 143, killed=True)
     story.done("algo-2").wait(3).done("algo-1")
     assert story.job.secondary_status is SecondaryStatus.FAILED
-    assert story.parts("algo-1") == [("productive", 30), ("stalled", 2), ("uploading", 3)]
-    assert story.parts("algo-2")[:2] == [("productive", 30), ("stalled", 2)]
+    assert story.parts("algo-1") == [("lost_to_failure", 30), ("stalled", 2), ("uploading", 3)]
+    assert story.parts("algo-2")[:2] == [("lost_to_failure", 30), ("stalled", 2)]
+
+
+def test_a_job_that_dies_at_its_first_import_was_not_productive():
+    story = Story().run(after=1).wait(8).exit(code=1).wait(1).done()
+    assert story.job.secondary_status is SecondaryStatus.FAILED
+    assert story.parts()[1] == ("lost_to_failure", 8)
+    assert story.ledger().goodput == 0
+
+
+def test_a_job_that_fails_keeps_what_its_last_set_of_checkpoints_holds():
+    story = Story().run().wait(30)
+    kept = CheckpointFacts(set_number=2, committed_at=at(22))
+    story.exit(code=1, checkpoints=kept).wait(1).done(checkpoints=kept)
+    assert story.parts()[:2] == [("productive", 22), ("lost_to_failure", 8)]
 
 
 def test_a_host_that_is_lost_and_tried_again_is_a_restart():
@@ -267,7 +281,7 @@ def test_an_attempt_that_ends_before_all_have_come_was_rendezvous_to_its_end():
 def test_an_attempt_that_ends_before_anybody_has_come_is_as_without_a_watch():
     story = Story(TWO).run().look_for_each_other().wait(10).exit("algo-2", 1).wait(1)
     story.exit("algo-1", 143, killed=True)
-    assert story.parts("algo-1") == [("productive", 10), ("stalled", 1)]
+    assert story.parts("algo-1") == [("lost_to_failure", 10), ("stalled", 1)]
 
 
 def test_a_host_that_never_connects_and_ends_well_has_met_nobody_and_is_waited_for_by_nobody():

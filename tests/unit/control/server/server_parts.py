@@ -91,6 +91,7 @@ class FakeServices(SimpleNamespace):
                 get_job=get_job, training=SimpleNamespace(progress_of=progress_of), series=SimpleNamespace(query=query)
             ),
             admission=SimpleNamespace(pending_reason=lambda job: job.pending_reason),
+            queue=SimpleNamespace(place=lambda job: None, places=dict),
             logs=logs,
             clock=FakeClock(START + timedelta(seconds=12)),
             prices=load_prices(),

@@ -24,6 +24,7 @@ from clary.contract.agent_protocol import HostFacts, HostPhase, Order, OrderKind
 from clary.contract.errors import StoreError
 from clary.contract.plain import to_plain
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
+from clary.control.jobs.job_state import JobState
 from clary.control.jobs.training_job import FinalMetric, HostRecord, JobFailure, StatusTransition, TrainingJob
 from clary.control.store import tables
 from clary.control.store.database import open_engines, parse_url
@@ -564,7 +565,7 @@ class StoreContract:
         request = {"ResourceConfig": {"InstanceType": "ml.c5.xlarge", "InstanceCount": 3}}
         await store.create_job(make_job("j", request=request), {"team": "a", "zone": "b"})
         [card] = (await store.cards.page(CardQuery(), now=START + timedelta(seconds=5))).cards
-        assert (card.num_hosts, card.instance_type, card.duration_s) == (3, "ml.c5.xlarge", 5.0)
+        assert (card.num_hosts, card.instance_type, card.duration_s) == (3, "ml.c5.xlarge", None)
         assert (card.started_at, card.ended_at, card.failure_reason) == (None, None, "")
         assert card.tags == {"team": "a", "zone": "b"}
         failure = JobFailure(fault="algorithm", message="Disk 50 % FULL", exit_code=3)
@@ -603,6 +604,8 @@ class StoreContract:
             if randomly.random() < 0.5:
                 ended_at = job.created_at + timedelta(minutes=randomly.randrange(3))
                 job = replace(completed(job), training_ended_at=ended_at, modified_at=ended_at)
+            if randomly.random() < 0.7:
+                job = replace(job, training_started_at=job.created_at)
             await store.create_job(job, {})
         now = START + timedelta(minutes=10)
         whole = (await store.cards.page(CardQuery(limit=500), now=now)).cards
@@ -611,7 +614,7 @@ class StoreContract:
             CardOrder.NAME: lambda card: card.name,
             CardOrder.CREATED: lambda card: (card.created_at, card.name),
             CardOrder.STATUS: lambda card: (card.status, card.name),
-            CardOrder.DURATION: lambda card: (card.duration_s, card.name),
+            CardOrder.DURATION: lambda card: (card.duration_s or 0.0, card.name),
         }
         for order, key in keys.items():
             for descending, status, search in itertools.product(
@@ -623,6 +626,18 @@ class StoreContract:
                 assert page.counts == Counter(card.status for card in found)
                 wanted = [card for card in found if status in (None, card.status)]
                 assert await self.all_cards(store, query, now=now) == sorted(wanted, key=key, reverse=descending)
+
+    async def test_cards_are_found_by_state_which_is_finer_than_status(self, store: Store) -> None:
+        secondaries = {"new": "STARTING", "waits": "PENDING", "again": "INTERRUPTED", "runs": "TRAINING"}
+        for name, secondary in secondaries.items():
+            await store.create_job(replace(make_job(name), secondary_status=SecondaryStatus[secondary]), {})
+        await store.create_job(completed(make_job("done")), {})
+        page = await store.cards.page(CardQuery(state=JobState.QUEUED, order=CardOrder.NAME), now=START)
+        assert {card.name for card in page.cards} == {"waits", "again"}
+        assert page.states == {"Starting": 1, "Queued": 2, "Running": 1, "Completed": 1}
+        assert page.counts == {"InProgress": 4, "Completed": 1}
+        page = await store.cards.page(CardQuery(state=JobState.COMPLETED), now=START)
+        assert [card.name for card in page.cards] == ["done"]
 
     async def test_cards_far_behind_are_had_without_those_between(self, store: Store) -> None:
         for number in range(30):

@@ -31,6 +31,7 @@ MOST_MARKS = 40  # in a chart
 TIME_PARTS = (
     "productive",
     "lost_to_restart",
+    "lost_to_failure",
     "checkpointing",
     "rendezvous",
     "downloading",

@@ -68,7 +68,7 @@ function jobsTable(page) {
         element(
           "tbody",
           {},
-          line("Status", (job) => badge(job.status, job.secondary_status)),
+          line("Status", (job) => badge(job.status, job.secondary_status, { state: job.state })),
           line("Took", (job) => duration(job.duration_s)),
           metrics.map((name) => line(name, (job) => value(job, name))),
         ),

@@ -3,7 +3,7 @@
 import { element } from "./base/element.js";
 import { jobPath, link } from "./base/router.js";
 import { badge, isOver } from "./base/statuses.js";
-import { ago, count, duration, moment, number } from "./base/words.js";
+import { ago, count, duration, moment, number, queueWords } from "./base/words.js";
 
 const WIDE_PX = 60;
 const NARROW_PX = 108;
@@ -36,7 +36,7 @@ export function jobRow(job, { isMarked, isSelected, select }) {
       link(jobPath(job.name), { class: "cut", data: { part: "name" }, title: job.name }, job.name),
       reason(job),
     ),
-    cell("status", badge(job.status, job.secondary_status, { waits: job.pending_reason })),
+    cell("status", badge(job.status, job.secondary_status, { state: job.state })),
     cell("progress", progress(job)),
     cell("metrics", metrics(job)),
     cell(
@@ -44,7 +44,7 @@ export function jobRow(job, { isMarked, isSelected, select }) {
       element("span", {}, count(job.num_hosts, "host")),
       element("span", { class: "small faint cut" }, job.instance_type),
     ),
-    cell("started", element("span", { title: moment(job.created_at) }, ago(job.started_at ?? job.created_at))),
+    cell("started", started(job)),
     cell("took", element("span", { class: "number" }, duration(took(job)))),
   );
 }
@@ -90,8 +90,14 @@ export function progressBar({ percent }, label) {
   );
 }
 
+function started(job) {
+  if (job.started_at) return element("span", { title: moment(job.started_at) }, ago(job.started_at));
+  const created = `Created ${moment(job.created_at)}`;
+  return element("span", { class: "faint", title: created }, isOver(job.status) ? "never" : "not yet");
+}
+
 function reason(job) {
-  const why = job.pending_reason || job.failure_reason;
+  const why = [queueWords(job.queue), job.pending_reason || job.failure_reason].filter(Boolean).join(". ");
   return why
     ? element("span", { class: `small cut ${job.failure_reason ? "reason-bad" : "faint"}`, title: why }, why)
     : null;
@@ -120,6 +126,6 @@ function metrics(job) {
 }
 
 function took(job) {
-  if (isOver(job.status) || !job.created_at) return job.duration_s;
-  return (Date.now() - new Date(job.created_at).getTime()) / 1000;
+  if (isOver(job.status) || !job.started_at) return job.duration_s;
+  return (Date.now() - new Date(job.started_at).getTime()) / 1000;
 }

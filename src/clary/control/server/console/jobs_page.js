@@ -7,7 +7,6 @@ import { useKeys } from "./base/keys.js";
 import { empty, failure } from "./base/places.js";
 import { repeat, settled } from "./base/repeating.js";
 import { go, jobPath, link, query, setQuery } from "./base/router.js";
-import { statusWord } from "./base/statuses.js";
 import { VirtualList } from "./base/virtual_list.js";
 import { FarJobs } from "./far_jobs.js";
 import { jobRow, rowHeight, skeletonRow } from "./job_row.js";
@@ -18,7 +17,7 @@ const AROUND = 20; // jobs beside those in sight that are asked for with them, w
 const EVERY_MS = 3000;
 const TYPING_MS = 140;
 const MOST_COMPARED = 6;
-const STATUSES = ["InProgress", "Completed", "Failed", "Stopping", "Stopped"];
+const STATES = ["Queued", "Starting", "Running", "Stopping", "Completed", "Failed", "Stopped"];
 const SORTS = { created: "Newest", name: "Name", status: "Status", duration: "Longest" };
 
 /** Make the page. */
@@ -95,7 +94,7 @@ export function jobsPage({ signal }) {
     table.removeAttribute("aria-busy");
     table.hidden = total === 0;
     list.setLength(next ? total : jobs.length);
-    showChips(page.counts ?? {});
+    showChips(page.states ?? {});
     const isFiltered = asked.search || asked.status;
     refill(nothing, total === 0 && (isFiltered ? noneFound() : noneYet()));
     said.textContent = total === 1 ? "1 job" : `${total} jobs`;
@@ -133,7 +132,7 @@ export function jobsPage({ signal }) {
   function wanted() {
     return {
       search: asked.search,
-      status: asked.status,
+      [STATES.includes(asked.status) ? "state" : "status"]: asked.status, // InProgress is no state of a job's life
       sort: asked.sort,
       order: asked.sort === "name" ? "asc" : "desc",
     };
@@ -141,23 +140,23 @@ export function jobsPage({ signal }) {
 
   function showChips(counts) {
     const all = Object.values(counts).reduce((sum, amount) => sum + amount, 0);
-    const make = (status, text, amount) =>
+    const make = (state, text, amount) =>
       element(
         "button",
         {
           class: "chip",
           type: "button",
-          "aria-pressed": String(asked.status === status),
-          on: { click: () => ask({ status: asked.status === status ? "" : status }) },
+          "aria-pressed": String(asked.status === state),
+          on: { click: () => ask({ status: asked.status === state ? "" : state }) },
         },
         text,
         element("span", { class: "number" }, amount.toLocaleString("en-GB")),
       );
-    const shown = STATUSES.filter((status) => counts[status] || asked.status === status);
+    const shown = STATES.filter((state) => counts[state] || asked.status === state);
     refill(
       chips,
       make("", "All", all),
-      shown.map((status) => make(status, statusWord(status), counts[status] ?? 0)),
+      shown.map((state) => make(state, state, counts[state] ?? 0)),
     );
   }
 

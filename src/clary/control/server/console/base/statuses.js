@@ -13,6 +13,7 @@ const KINDS = {
   Pending: ["wait", "clock"],
   Interrupted: ["warn", "refresh"],
   Restarting: ["warn", "refresh"],
+  Queued: ["wait", "clock"],
   InProgress: ["live", "play"],
   IssuesFound: ["bad", "warning"],
   NoIssuesFound: ["good", "check"],
@@ -33,12 +34,11 @@ export function isOver(status) {
   return TERMINAL.includes(status);
 }
 
-/** Return the one status that says most: `Pending` of a job that is in progress and waits for hosts. */
-export function tellingStatus(status, secondary, pendingReason = "") {
-  if (status === "InProgress" && pendingReason)
-    return secondary === "Interrupted" || secondary === "Restarting" ? secondary : "Pending";
-  if (status === "InProgress" || status === "Stopping") return secondary || status;
-  return secondary?.startsWith("Max") ? secondary : status;
+/** Return the word of a job that says most, and the finer one of AWS where that says more. */
+function tellingWords(status, secondary, state) {
+  if (status === "InProgress" && state) return [state, secondary === "Pending" || secondary === state ? "" : secondary];
+  if (status === "InProgress" || status === "Stopping") return [secondary || status, ""];
+  return [secondary?.startsWith("Max") ? secondary : status, ""];
 }
 
 /** Return how a status is called here. */
@@ -52,13 +52,14 @@ export function statusKind(status) {
 }
 
 /** Make a badge of a status. */
-export function badge(status, secondary = "", { large = false, waits = "" } = {}) {
-  const telling = tellingStatus(status, secondary, waits);
-  const [kind, drawing] = KINDS[telling] ?? KINDS.InProgress;
+export function badge(status, secondary = "", { large = false, state = "" } = {}) {
+  const [telling, phase] = tellingWords(status, secondary, state);
+  const [kind, drawing] = KINDS[phase] ?? KINDS[telling] ?? KINDS.InProgress;
   return element(
     "span",
     { class: `badge badge-${kind}${large ? " badge-large" : ""}` },
     kind === "live" ? element("span", { class: "pulse", "aria-hidden": "true" }) : icon(drawing),
     statusWord(telling),
+    phase && element("span", { class: "badge-phase" }, phase),
   );
 }

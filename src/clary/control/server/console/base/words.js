@@ -88,6 +88,17 @@ export function lossFirst(one, other) {
   return isLoss(other) - isLoss(one) || one.localeCompare(other, "en", { numeric: true });
 }
 
+/** Return `place 3 of 205, starts in about 12 min`; empty for a job that does not wait. */
+export function queueWords(queue) {
+  if (!queue) return "";
+  if (queue.place === null) return "Passed over for now, start unknown";
+  const place = `Place ${queue.place} of ${queue.num_waiting}`;
+  if (queue.start_in_s === null) return `${place}, start unknown`;
+  if (queue.start_in_s < 1) return `${place}, starts at once`;
+  const about = queue.basis === "past jobs" ? "in about" : "within";
+  return `${place}, starts ${about} ${duration(queue.start_in_s)}`;
+}
+
 /** Return `1 host` or `3 hosts`. */
 export function count(amount, noun) {
   return `${amount.toLocaleString("en-GB")} ${noun}${amount === 1 ? "" : "s"}`;

@@ -5,7 +5,7 @@ import { element, Kept } from "../base/element.js";
 import { icon } from "../base/icons.js";
 import { callout, panel } from "../base/places.js";
 import { repeat } from "../base/repeating.js";
-import { duration, instant, moment, number } from "../base/words.js";
+import { duration, instant, moment, number, queueWords } from "../base/words.js";
 import { sparkline } from "../charts/sparkline.js";
 import { progressBar } from "../job_row.js";
 import { checkpoints } from "./job_checkpoints.js";
@@ -41,7 +41,7 @@ export function overviewTab({ name, facts: current, signal }) {
   const update = (facts) => {
     kept.show(
       places.told,
-      [facts.cause, facts.failure_reason, facts.pending_reason, facts.stragglers, alarms(facts)],
+      [facts.cause, facts.failure_reason, facts.pending_reason, facts.queue, facts.stragglers, alarms(facts)],
       () => told(facts),
     );
     kept.show(places.progress, [facts.progress, facts.is_over], () => facts.status !== "Completed" && progress(facts));
@@ -111,7 +111,10 @@ function told(facts) {
   } else if (facts.failure_reason) {
     parts.push(callout("bad", "close", "Why it ended", facts.failure_reason));
   }
-  if (facts.pending_reason) parts.push(callout("quiet", "clock", "Why it waits", facts.pending_reason));
+  if (facts.pending_reason) {
+    const estimate = facts.queue && `${queueWords(facts.queue)} (${facts.queue.estimate}).`;
+    parts.push(callout("quiet", "clock", "Why it waits", facts.pending_reason, estimate || ""));
+  }
   if (facts.stragglers?.is_found)
     parts.push(callout("warn", "warning", "The others wait for one", facts.stragglers.text));
   return parts;

@@ -121,6 +121,8 @@ function headFacts(facts) {
     facts.status,
     facts.secondary_status,
     facts.pending_reason,
+    facts.state,
+    facts.times,
     facts.name,
     facts.attempt,
     facts.hosts.length,
@@ -134,8 +136,10 @@ function headFacts(facts) {
 function makeHead(facts, again) {
   const num_hosts = facts.hosts.length || Object.keys(facts.lanes ?? {}).length;
   const parts = [
-    ["Created", moment(facts.beginsAtMs)],
-    [facts.is_over ? "Took" : "Since then", duration(((facts.endsAtMs ?? Date.now()) - facts.beginsAtMs) / 1000)],
+    ["Created", moment(facts.created_at)],
+    ["Queued", duration(facts.times.queued_s)],
+    facts.times.started_at && ["Started", moment(facts.times.started_at)],
+    facts.times.took_s !== null && [facts.is_over ? "Took" : "At work for", duration(facts.times.took_s)],
     ["Hosts", `${num_hosts}${facts.hosts[0] ? ` × ${facts.hosts[0].instance_type}` : ""}`],
     facts.attempt > 1 && ["Attempt", `${facts.attempt}`],
     facts.rehearsals?.length > 0 && ["Rehearsed", rehearsed(facts.name, facts.rehearsals[0])],
@@ -164,7 +168,7 @@ function makeHead(facts, again) {
       "div",
       { class: "page-head" },
       element("h1", {}, facts.name),
-      badge(facts.status, facts.secondary_status, { large: true, waits: facts.pending_reason }),
+      badge(facts.status, facts.secondary_status, { large: true, state: facts.state }),
       element("div", { class: "acts" }, rehearse, !facts.is_over && facts.status !== "Stopping" && stop),
     ),
     element(

@@ -9,6 +9,7 @@ const PARTS = {
   installing: ["Installing", "installing"],
   rendezvous: ["Rendezvous", "rendezvous"],
   lost_to_restart: ["Lost to a restart", "lost"],
+  lost_to_failure: ["Lost to the failure", "lost"],
   stalled: ["Stalled", "stalled"],
   checkpointing: ["Storing checkpoints", "checkpointing"],
   stopping: ["Stopping", "stopping"],

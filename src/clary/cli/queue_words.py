@@ -1,0 +1,24 @@
+"""Words on a job that waits: its place in the queue, and when it may start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from clary.cli.tables import duration
+
+SOON_S = 1.0  # what comes sooner is now
+
+
+def queue_words(queue: Mapping[str, Any]) -> str:
+    """Return `place 3 of 205, starts in about 12m 00s (...)`, or why that cannot be told."""
+    if queue["place"] is None:
+        return "passed over for now, start unknown"
+    place = f"place {queue['place']} of {queue['num_waiting']}"
+    if queue["start_in_s"] is None:
+        return f"{place}, start unknown: {queue['estimate']}"
+    if queue["start_in_s"] < SOON_S:
+        return f"{place}, starts at once"
+    if queue["basis"] == "past jobs":
+        return f"{place}, starts in about {duration(queue['start_in_s'])} ({queue['estimate']})"
+    return f"{place}, starts within {duration(queue['start_in_s'])} ({queue['estimate']})"

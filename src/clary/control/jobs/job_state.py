@@ -1,0 +1,99 @@
+"""What a job is doing, in one of seven words, and how long it did each: the same for every page and command. Pure.
+
+Where: lists of jobs filter and count by it, `clary describe`, `clary jobs` and the console show it. SecondaryStatus
+stays what AWS clients see; a state is coarser, and says of a job without hosts that it is queued, whatever it is
+called there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
+from clary.control.jobs.training_job import TrainingJob
+
+
+class JobState(StrEnum):
+    """What a job is doing; the last three are terminal."""
+
+    QUEUED = "Queued"  # it waits for hosts, at first or again
+    STARTING = "Starting"  # it has hosts; code, environment and data are brought there
+    RUNNING = "Running"  # its program runs, or its results are written
+    STOPPING = "Stopping"  # its programs were told to stop
+    COMPLETED = "Completed"
+    FAILED = "Failed"
+    STOPPED = "Stopped"
+
+
+# Of jobs whose status is InProgress; others are called as their status is.
+SECONDARY_STATUSES: Mapping[JobState, tuple[SecondaryStatus, ...]] = {
+    JobState.QUEUED: (SecondaryStatus.PENDING, SecondaryStatus.INTERRUPTED, SecondaryStatus.RESTARTING),
+    JobState.STARTING: (SecondaryStatus.STARTING, SecondaryStatus.DOWNLOADING),
+    JobState.RUNNING: (SecondaryStatus.TRAINING, SecondaryStatus.UPLOADING),
+}
+_STATES = {status: state for state, statuses in SECONDARY_STATUSES.items() for status in statuses}
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobTimes:
+    """When a job did what."""
+
+    queued_s: float  # without hosts, all times together
+    starting_s: float
+    running_s: float
+    stopping_s: float
+    started_at: datetime | None  # its first host began to download: TrainingStartTime
+    ended_at: datetime | None
+    took_s: float | None  # from the one to the other, or to now; None for a job that has not started
+
+
+def state_of(status: str, secondary: str) -> JobState:
+    """Return the state of a job with these statuses."""
+    if status != TrainingJobStatus.IN_PROGRESS:
+        return JobState(status)
+    return _STATES.get(SecondaryStatus(secondary), JobState.STOPPING)
+
+
+def job_state(job: TrainingJob) -> JobState:
+    """Return the state of a job; one that no hosts were ever asked for is queued from its creation on."""
+    if job.status is TrainingJobStatus.IN_PROGRESS and job.attempt == 0:
+        return JobState.QUEUED
+    return state_of(job.status, job.secondary_status)
+
+
+def job_times(job: TrainingJob, *, now: datetime) -> JobTimes:
+    """Add up a job's time.
+
+    Args:
+        job: the record.
+        now: up to when one that has not ended has lasted.
+    """
+    spent = dict.fromkeys(JobState, timedelta())
+    for index, row in enumerate(job.transitions):
+        state = _STATES.get(row.status, JobState.STOPPING)
+        is_queue = row.status is SecondaryStatus.STARTING and is_of_queue(job, index)
+        end = row.ended_at or (row.started_at if job.is_terminal else now)
+        spent[JobState.QUEUED if is_queue else state] += max(timedelta(), end - row.started_at)
+    ended_at = job.training_ended_at or (job.modified_at if job.is_terminal else None)
+    took = None
+    if job.training_started_at is not None:
+        took = max(0.0, ((ended_at or now) - job.training_started_at).total_seconds())
+    return JobTimes(
+        queued_s=spent[JobState.QUEUED].total_seconds(),
+        starting_s=spent[JobState.STARTING].total_seconds(),
+        running_s=spent[JobState.RUNNING].total_seconds(),
+        stopping_s=spent[JobState.STOPPING].total_seconds(),
+        started_at=job.training_started_at,
+        ended_at=ended_at,
+        took_s=took,
+    )
+
+
+def is_of_queue(job: TrainingJob, index: int) -> bool:
+    """Whether a row Starting is that of a job for which no hosts had been asked yet."""
+    if job.attempt == 0:
+        return True
+    return index + 1 < len(job.transitions) and job.transitions[index + 1].status is SecondaryStatus.PENDING

@@ -1,0 +1,46 @@
+"""The end of the last Python traceback in a program's lines. Pure.
+
+Where: `clary describe --why` and the console show it beside the cause, which has room for the exception alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+MOST_FRAMES = 4  # the innermost, where the error was raised
+MOST_LINES = 40  # of one traceback: messages of some libraries are pages long
+_BEGIN = "Traceback (most recent call last):"
+_FRAME = '  File "'
+
+
+def last_traceback(lines: Sequence[str]) -> list[str]:
+    """Return its last frames and the exception; empty if the lines hold none.
+
+    Args:
+        lines: of one process, oldest first. What launchers put before each line, `[rank0]: ` as torchrun does, is
+            left out.
+    """
+    begins = [index for index, line in enumerate(lines) if line.rstrip().endswith(_BEGIN)]
+    if not begins:
+        return []
+    begin = begins[-1]
+    prefix = lines[begin].rstrip().removesuffix(_BEGIN)
+    own = [line.removeprefix(prefix) for line in lines[begin + 1 :] if line.startswith(prefix)]
+    body = list(_of_traceback(own))
+    frames = [index for index, line in enumerate(body) if line.startswith(_FRAME)]
+    if not frames:
+        return []
+    first = frames[-MOST_FRAMES] if len(frames) > MOST_FRAMES else frames[0]
+    skipped = sum(index < first for index in frames)
+    above = [f"  ... {skipped} frame{'' if skipped == 1 else 's'} above"] if skipped else []
+    return [_BEGIN, *above, *body[first:]][:MOST_LINES]
+
+
+def _of_traceback(lines: Sequence[str]) -> list[str]:
+    """Return the indented lines of frames, and what the exception says."""
+    frames_end = next((index for index, line in enumerate(lines) if line and not line.startswith(" ")), len(lines))
+    said_end = frames_end + 1
+    # What an exception says may go on over lines; the last words of a program end at the next thing that it says.
+    while said_end < len(lines) and lines[said_end].startswith(("  ", "\t")):
+        said_end += 1
+    return list(lines[:said_end])

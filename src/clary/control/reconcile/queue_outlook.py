@@ -1,0 +1,98 @@
+"""Where jobs stand in the queue, what each waits for, and when it may start.
+
+Where: pages about jobs ask for it; the policy is `scheduling.queue_estimates`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from clary.control.jobs.job_request import JobRequest
+from clary.control.jobs.training_job import TrainingJob
+from clary.control.reconcile.admission import Admission
+from clary.control.reconcile.hub import JobHub
+from clary.control.reconcile.past_durations import PastDurations
+from clary.control.scheduling.placement import Need
+from clary.control.scheduling.queue_estimates import (
+    MOST_ESTIMATED,
+    Basis,
+    QueuedJob,
+    RunningJob,
+    StartEstimate,
+    estimate_starts,
+    lasting,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuePlace:
+    """Where a job stands."""
+
+    place: int | None  # from 1; None for one that is passed over for now
+    num_waiting: int  # jobs in the queue, those included that are passed over
+    start_in_s: float | None  # None: it cannot be told
+    basis: str  # what the estimate rests on
+    estimate: str  # a sentence that begins in the middle: `if the jobs ahead ...`
+
+
+class QueueOutlook:
+    """Knows the queue."""
+
+    def __init__(self, hub: JobHub, admission: Admission, past: PastDurations) -> None:
+        self._hub = hub
+        self._admission = admission
+        self._past = past
+
+    def places(self) -> Mapping[str, QueuePlace]:
+        """Return where every job stands that waits, by name."""
+        waiting = list(self._hub.waiting_jobs().values())
+        held_back = {job.name: why for job in waiting if (why := self._admission.why_held_back(job))}
+        queue = [job for job in waiting if job.name not in held_back]
+        estimates = estimate_starts(
+            [self._running(job) for job in self._hub.active_jobs()],
+            [self._queued(job) for job in queue[: MOST_ESTIMATED + 1]],
+            capacity=self._admission.capacity,
+        )
+        far = StartEstimate(start_in_s=None, basis=Basis.UNKNOWN, reason=f"more than {MOST_ESTIMATED} jobs are ahead")
+        numbered = {job.name: number for number, job in enumerate(queue, start=1)}
+        return {
+            job.name: _place(
+                numbered.get(job.name),
+                len(waiting),
+                _held_back(held_back[job.name]) if job.name in held_back else estimates.get(job.name, far),
+            )
+            for job in waiting
+        }
+
+    def place(self, job: TrainingJob) -> QueuePlace | None:
+        """Return where a job stands; None for one that does not wait."""
+        return self.places().get(job.name) if job.name in self._hub.waiting_jobs() else None
+
+    def _running(self, job: TrainingJob) -> RunningJob:
+        request = JobRequest(job.request)
+        began_at = job.training_started_at or job.modified_at
+        elapsed_s = max(0.0, (self._hub.now_of(job) - began_at).total_seconds())
+        left = lasting(self._past.of(job), max_runtime_s=request.max_runtime_s, elapsed_s=elapsed_s)
+        if job.is_terminal:  # its hosts are being put away, or kept for a matching job, and give way to others
+            left = lasting((), max_runtime_s=0.0)
+        return RunningJob(holding=self._admission.holding(job), left=left)
+
+    def _queued(self, job: TrainingJob) -> QueuedJob:
+        request = JobRequest(job.request)
+        need = Need.of(job.name, self._admission.mapping(request))
+        return QueuedJob(need=need, lasting=lasting(self._past.of(job), max_runtime_s=request.max_runtime_s))
+
+
+def _held_back(why: str) -> StartEstimate:
+    return StartEstimate(start_in_s=None, basis=Basis.UNKNOWN, reason=why)
+
+
+def _place(number: int | None, num_waiting: int, estimate: StartEstimate) -> QueuePlace:
+    return QueuePlace(
+        place=number,
+        num_waiting=num_waiting,
+        start_in_s=estimate.start_in_s,
+        basis=estimate.basis.value,
+        estimate=estimate.reason,
+    )

@@ -1,0 +1,124 @@
+"""When jobs that wait will have hosts, as far as that can be told. Pure.
+
+Where: `reconcile.queue_outlook` asks for people who look at a queue. The jobs that run are thought to end as jobs like
+them have ended, or else when their MaxRuntimeInSeconds is over, and `placement.decide` deals out what they leave, in
+the order of the queue. An estimate is no promise, and says what it rests on; where nothing is known, it says that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median
+
+from clary.control.scheduling.placement import Capacity, Holding, Need, Place, decide
+
+MOST_ESTIMATED = 100  # of the queue's first jobs; each is tried anew after every end before it
+_MANY_S = 3.15e9  # a hundred years: of what takes longer nothing can be said
+
+
+class Basis(StrEnum):
+    """What an estimate rests on."""
+
+    PAST_JOBS = "past jobs"  # every job in the way is like one that has completed
+    MAX_RUNTIME = "MaxRuntimeInSeconds"  # of at least one job in the way nothing else is known: it may be far sooner
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lasting:
+    """How long a job is thought to run from its start."""
+
+    seconds: float
+    basis: Basis
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningJob:
+    """A job that has hosts, and for how long it still has them."""
+
+    holding: Holding
+    left: Lasting
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuedJob:
+    """A job that waits for hosts, and for how long it will have them."""
+
+    need: Need
+    lasting: Lasting
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartEstimate:
+    """When a job will start."""
+
+    start_in_s: float | None  # None: it cannot be told
+    basis: Basis
+    reason: str  # a sentence
+
+
+def lasting(past_s: Sequence[float], *, max_runtime_s: float, elapsed_s: float = 0.0) -> Lasting:
+    """Return how much longer a job will run.
+
+    Args:
+        past_s: how long jobs like it ran that have completed.
+        max_runtime_s: after which it is stopped.
+        elapsed_s: for how long it has run; one that has outlasted those like it may go on to its limit.
+    """
+    typical_s = median(past_s) if past_s else 0.0
+    if past_s and typical_s > elapsed_s:
+        return Lasting(seconds=min(typical_s, max_runtime_s) - min(elapsed_s, max_runtime_s), basis=Basis.PAST_JOBS)
+    return Lasting(seconds=max(0.0, max_runtime_s - elapsed_s), basis=Basis.MAX_RUNTIME)
+
+
+def estimate_starts(
+    running: Sequence[RunningJob], queue: Sequence[QueuedJob], *, capacity: Capacity
+) -> Mapping[str, StartEstimate]:
+    """Return when each job of the queue will start, by name.
+
+    Args:
+        running: jobs with hosts, those included that stop.
+        queue: jobs that wait, oldest first; nobody overtakes.
+        capacity: of the machine.
+    """
+    ends = {job.holding.job_name: (job.left.seconds, job.left.basis, job.holding) for job in running}
+    estimates: dict[str, StartEstimate] = {}
+    now_s, basis = 0.0, Basis.PAST_JOBS
+    for place, job in enumerate(queue):
+        name = job.need.job_name
+        if place >= MOST_ESTIMATED:
+            estimates[name] = _unknown(f"more than {MOST_ESTIMATED} jobs are ahead")
+            continue
+        while True:
+            decision = decide(job.need, [holding for _, _, holding in ends.values()], capacity=capacity)
+            if isinstance(decision, Place):
+                break
+            if not ends:
+                break  # it fits into nothing: said below, and those behind it wait with it
+            first = min(ends, key=lambda other: (ends[other][0], other))
+            ended_at_s, of_first, _ = ends.pop(first)
+            now_s = max(now_s, ended_at_s)
+            basis = Basis.MAX_RUNTIME if of_first is Basis.MAX_RUNTIME else basis
+        if not isinstance(decision, Place) or now_s > _MANY_S:
+            reason = "a job ahead of it, or the job itself, fits into no hosts that come free"
+            estimates.update({other.need.job_name: _unknown(reason) for other in queue[place:]})
+            break
+        estimates[name] = StartEstimate(start_in_s=now_s, basis=basis, reason=_REASONS[basis])
+        gpus = tuple(sorted({index for indices in decision.gpus for index in indices}))
+        holding = Holding(
+            job_name=name, num_hosts=job.need.num_hosts, gpu_indices=gpus, memory_bytes=job.need.memory_bytes
+        )
+        ends[name] = (now_s + job.lasting.seconds, job.lasting.basis, holding)
+    return estimates
+
+
+_REASONS = {
+    Basis.PAST_JOBS: "if the jobs ahead last as long as those like them did",
+    Basis.MAX_RUNTIME: "at the latest, if the jobs ahead use all of their MaxRuntimeInSeconds",
+}
+
+
+def _unknown(reason: str) -> StartEstimate:
+    return StartEstimate(start_in_s=None, basis=Basis.UNKNOWN, reason=reason)

@@ -1,0 +1,73 @@
+"""What people are told of a queue: who waits, at which place, for how long."""
+
+import pytest
+
+from clary.control.reconcile.past_durations import _stem
+from clary.control.store.job_cards import CardQuery
+from clary.testing.control_plane import ControlPlane
+
+
+@pytest.fixture
+async def plane(tmp_path):
+    async with ControlPlane.open(tmp_path) as plane:  # of 4 hosts
+        yield plane
+
+
+async def test_every_job_that_waits_is_pending_for_all_clients_and_not_only_the_first(plane):
+    await plane.create("holder", num_hosts=4)
+    await plane.passes()
+    for number in range(3):
+        await plane.create(f"waiter-{number}")
+        plane.clock.advance(1)
+    await plane.passes(2)
+    listed = await plane.call("sagemaker", "ListTrainingJobs")
+    found = {job["TrainingJobName"]: job["SecondaryStatus"] for job in listed["TrainingJobSummaries"]}
+    assert found == {"holder": "Starting"} | {f"waiter-{number}": "Pending" for number in range(3)}
+    page = await plane.store.cards.page(CardQuery(), now=plane.clock.now())
+    assert page.states == {"Queued": 3, "Starting": 1}
+
+
+async def test_jobs_are_told_once_that_they_wait(plane):
+    await plane.create("holder", num_hosts=4)
+    await plane.passes()
+    for name in ("head", "behind"):
+        await plane.create(name)
+    await plane.passes(2)
+    before = await plane.job("behind")
+    await plane.run_to_end("holder", num_hosts=4)
+    await plane.create("newcomer", num_hosts=4)
+    assert await plane.job("behind") is not None
+    assert len(before.transitions) == 2
+
+
+async def test_a_place_and_an_estimate_from_limits_and_from_past_jobs(plane):
+    await plane.create("train-001", num_hosts=4)
+    await plane.passes()
+    await plane.create("train-002", num_hosts=4)
+    await plane.create("train-003", num_hosts=4)
+    await plane.passes()
+    first, second = (plane.services.queue.places()[name] for name in ("train-002", "train-003"))
+    assert (first.place, second.place, second.num_waiting) == (1, 2, 2)
+    assert (first.start_in_s, first.basis) == (3600, "MaxRuntimeInSeconds")
+    assert second.start_in_s == 7200
+    plane.clock.advance(40)
+    await plane.run_to_end("train-001", num_hosts=4)
+    await plane.passes(2)
+    (last,) = plane.services.queue.places().values()
+    assert last.basis == "past jobs"
+    assert last.start_in_s < 60
+
+
+@pytest.mark.parametrize(
+    ("name", "stem"),
+    [
+        ("train-2026-01-31-12-00-00-123", "train"),
+        ("sweep-017-9f3ab2c1", "sweep"),
+        ("bert-large", "bert-large"),
+        ("gpt2", "gpt"),
+        ("123", "123"),
+        ("decade", "decade"),
+    ],
+)
+def test_jobs_of_a_kind_differ_in_numbers_at_their_end(name, stem):
+    assert _stem(name) == stem
