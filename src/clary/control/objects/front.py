@@ -372,7 +372,7 @@ def _without_framing(name: str, value: str) -> str:
     """Take aws-chunked, which says how a body travelled, out of Content-Encoding; SeaweedFS keeps and returns it."""
     if name.lower() != "content-encoding":
         return value
-    return ",".join(part for part in re.split(r"\s*,\s*", value) if part.lower() != "aws-chunked")
+    return ",".join(part for part in map(str.strip, value.split(",")) if part.lower() != "aws-chunked")
 
 
 async def _look_at_deleted_keys(outgoing: _Outgoing, permit: Permit) -> _Outgoing:
