@@ -160,7 +160,7 @@ async def test_a_backup_never_fills_the_disk(database: Path, monkeypatch: pytest
     assert len(backups_of(database).all()) == 1
 
 
-@pytest.mark.parametrize("how", ["deleted", "replaced", "without its journal", "all three files"])
+@pytest.mark.parametrize("how", ["deleted", "replaced", "without its journal", "without its locks", "all three files"])
 async def test_a_database_that_is_deleted_under_the_service_is_put_back(database: Path, how: str) -> None:
     store = await open_store(database)
     await store.create_job(make_job("before"), {})
@@ -169,6 +169,7 @@ async def test_a_database_that_is_deleted_under_the_service_is_put_back(database
         database.unlink()
     if how in ("without its journal", "all three files"):
         wal.unlink()
+    if how in ("without its locks", "all three files"):
         Path(f"{database}-shm").unlink()
     if how == "replaced":
         other = database.with_name("other")
