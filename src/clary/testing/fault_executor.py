@@ -6,6 +6,7 @@ that point, a process has just ended) strikes nobody and is not counted.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Callable
@@ -38,7 +39,12 @@ def strike(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
 
     Returns: what has to be mended at its time; None if there was nothing to strike.
     """
-    return _STRIKES[fault.kind](world, fault, job_name)
+    try:
+        return _STRIKES[fault.kind](world, fault, job_name)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        return None  # another fault has filled the disk
 
 
 def _kill_service(world: FaultWorld, fault: Fault, _: str) -> Damage | None:

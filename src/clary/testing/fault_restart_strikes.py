@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def lose_database(world: FaultWorld, fault: Fault) -> Damage | None:
 def lose_keys(world: FaultWorld, fault: Fault) -> Damage | None:
     """Start the service without its keys, which it must refuse, and put them back."""
     path = StateFolder(world.home).secrets_path
-    if not path.exists():
+    if not path.exists() or shutil.disk_usage(world.home).free < SPARE_BYTES:
         return None
     with world.service.down():
         put_back = put_aside([path], world.aside)
@@ -84,7 +85,8 @@ def tear_log(world: FaultWorld, fault: Fault) -> Damage | None:
             world.home / f"{DATABASE}.put-back",
             world.home / f"{DATABASE}.new",
         ):
-            draft.write_bytes(noise(fault, 100))
+            with suppress(OSError):  # on a full disk, none
+                draft.write_bytes(noise(fault, 100))
     return damage_of(fault, f"{path.name}, index {fault.ruin}")
 
 

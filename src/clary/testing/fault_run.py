@@ -91,7 +91,7 @@ class FaultRun:
             self._book.strikes.append(strike)  # before it strikes: its effect may be seen at once
         try:
             damage = strike_world(self._world, fault, job_name)
-        except BrokenPromise as error:
+        except (BrokenPromise, ClaryError) as error:
             self._tell(Violation(harm=Harm.LOST, job="", what=f"{fault}: {error}"))
             damage = damage_of(fault, "a promise that was broken at once")
         with self._book.changed:
