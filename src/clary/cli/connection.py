@@ -124,7 +124,7 @@ def find_running(settings: Settings) -> Connection | None:
     # A service that was killed leaves its record, and anyone may listen on its port now: nobody else gets the keys.
     if record is None or not record.process.is_alive():
         return None
-    return Connection(settings, folder, record, folder.load_secrets())
+    return Connection(settings, folder, record, folder.read_secrets())
 
 
 def connect() -> Connection:

@@ -16,7 +16,7 @@ from clary.control.egress.entries import parse_entry
 from clary.control.engines.images import why_default_fails
 from clary.control.engines.interpreters import InterpreterProbe
 from clary.control.engines.local.engine import MIN_FREE_BYTES
-from clary.control.server.__main__ import NEW_DATABASE
+from clary.control.server.__main__ import NEW_DATABASE, NEW_KEYS
 from clary.control.settings import Settings, load_settings, variable_of
 from clary.control.shared_words import shared_by_settings
 from clary.control.state_folder import StateFolder
@@ -35,6 +35,12 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="begin with a new database, without the jobs of the past; the old one, if it is there, is moved aside",
     )
+    parser.add_argument(
+        "--new-keys",
+        action="store_true",
+        help="begin with new keys; the old ones, if they are there, are moved aside; jobs that run end, clients need "
+        "the new ones",
+    )
     parser.set_defaults(run=run)
 
 
@@ -44,13 +50,13 @@ def run(options: argparse.Namespace) -> int:
     folder = StateFolder(settings.home_folder)
     folder.create()
     if options.foreground:
-        os.execv(sys.executable, _command(options.new_database))  # noqa: S606 - the same interpreter, our own module
+        os.execv(sys.executable, _command(options))  # noqa: S606 - the same interpreter, our own module
     running = find_running(settings)
     if running is not None:
         print(f"clary already runs at {running.record.url}  (state in {folder.root}, stop with: clary down)")
         return 0
     started_at = time.monotonic()
-    connection = _start(settings, folder, begins_anew=options.new_database)
+    connection = _start(settings, folder, options)
     print(f"clary runs at {connection.record.url}  (ready in {time.monotonic() - started_at:.1f} s)")
     if connection.record.tls_url:
         print(f"  tls    {connection.record.tls_url}")
@@ -70,16 +76,17 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _command(begins_anew: bool) -> list[str]:
-    return [sys.executable, "-m", "clary.control.server", *([NEW_DATABASE] if begins_anew else [])]
+def _command(options: argparse.Namespace) -> list[str]:
+    wanted = ((NEW_DATABASE, options.new_database), (NEW_KEYS, options.new_keys))
+    return [sys.executable, "-m", "clary.control.server", *(flag for flag, is_wanted in wanted if is_wanted)]
 
 
-def _start(settings: Settings, folder: StateFolder, *, begins_anew: bool) -> Connection:
+def _start(settings: Settings, folder: StateFolder, options: argparse.Namespace) -> Connection:
     # It runs in another folder than this command, where a relative state folder would be another one.
     environment = {**os.environ, variable_of("home"): str(folder.root)}
     with folder.service_log.open("ab") as log:
         process = subprocess.Popen(
-            _command(begins_anew),
+            _command(options),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

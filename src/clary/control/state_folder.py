@@ -3,7 +3,7 @@
 Where: the server and every command; nothing else knows these names. Keys are files that only their owner can read.
 
     settings.toml   clary.db   service.log
-    run/service.json     address and process of the running service
+    run/service.json     address and process of the running service; beside it a copy, for when one is damaged
     run/seaweed.json     ports and process of the embedded object store; beside it its log
     secrets/root.json    key pair of the person who owns the service; admin token; master key of job keys
     client/              generated SageMaker configuration and endpoints file
@@ -28,6 +28,11 @@ from clary.contract.plain import from_plain
 from clary.contract.processes import ProcessId
 
 JOB_KEY_PREFIX = "CLARYJOB"
+_MADE_WITH_KEYS = ("clary.db", "database.json")  # files that a service makes when it has keys
+_WAY_OUT = (
+    "put a copy of that file back, or begin with new keys, which ends the jobs that run and closes every session, "
+    "with: clary up --new-keys"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +117,11 @@ class StateFolder:
         return self.root / "run" / "service.json"
 
     @property
+    def service_record_copy_path(self) -> Path:
+        """The copy of run/service.json: without its ports the next service could not be found by running jobs."""
+        return self.root / "run" / "service.copy.json"
+
+    @property
     def revoked_sessions(self) -> Path:
         """Sessions of the console that were given up before their time."""
         return self.root / "secrets" / "revoked-sessions.json"
@@ -182,22 +192,30 @@ class StateFolder:
     def read_service_record(self) -> ServiceRecord | None:
         """Return what the last service wrote about itself, or None.
 
-        Raises: ContractError if the file is there and does not say it.
+        Raises: ContractError if that is there and neither file says it.
         """
-        try:
-            return from_plain(ServiceRecord, json.loads(self.service_record_path.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, ContractError) as error:
-            raise ContractError(
-                f"{self.service_record_path} does not name a service: {error}; "
-                "end the service that wrote it, if it runs, and remove the file",
-                fault=Fault.USER,
-            ) from error
+        damage: ContractError | None = None
+        for path in (self.service_record_path, self.service_record_copy_path):
+            try:
+                record = read_record_file(path)
+            except ContractError as error:
+                damage = damage or error
+                continue
+            if record is not None:
+                return record
+        if damage is not None:
+            raise damage
+        return None
 
     def write_service_record(self, record: ServiceRecord) -> None:
-        """Replace run/service.json in one step."""
-        _write_atomically(self.service_record_path, json.dumps(asdict(record)), mode=0o644)
+        """Replace run/service.json and its copy, each in one step."""
+        for path in (self.service_record_path, self.service_record_copy_path):
+            _write_atomically(path, json.dumps(asdict(record)), mode=0o644)
+
+    def remove_service_record(self) -> None:
+        """Remove run/service.json and its copy, of a service that leaves in order."""
+        for path in (self.service_record_path, self.service_record_copy_path):
+            path.unlink(missing_ok=True)
 
     def write_secrets(self, kept: RootSecrets) -> None:
         """Write the keys that a service has in memory, where their file is gone or damaged."""
@@ -208,28 +226,68 @@ class StateFolder:
         """secrets/root.json."""
         return self.root / "secrets" / "root.json"
 
-    def load_secrets(self) -> RootSecrets:
-        """Read the keys, creating them the first time.
+    def read_secrets(self) -> RootSecrets:
+        """Read the keys; never makes any.
 
-        Raises: ContractError if the file is there and is not ours to read or does not hold keys.
+        Raises: ContractError if the file is missing, is not ours to read or does not hold keys.
         """
         path = self.secrets_path
         try:
             return RootSecrets(**json.loads(path.read_text()))
-        except FileNotFoundError:
-            made = RootSecrets(
-                access_key_id="CLARYROOT" + secrets.token_hex(6).upper(),
-                secret_access_key=secrets.token_urlsafe(30),
-                admin_token=secrets.token_urlsafe(30),
-                master_key=secrets.token_hex(32),
-            )
-            _write_atomically(path, json.dumps(asdict(made)), mode=0o600)
-            return made
+        except FileNotFoundError as error:
+            raise ContractError(
+                f"the keys {path} are missing; a service that runs writes them again within seconds", fault=Fault.USER
+            ) from error
         except (OSError, ValueError, TypeError) as error:
             raise ContractError(
-                f"{path} does not hold the keys of this state folder: {error}; restore it or remove it",
-                fault=Fault.USER,
+                f"{path} does not hold the keys of this state folder: {error}; {_WAY_OUT}", fault=Fault.USER
             ) from error
+
+    def load_secrets(self, *, begins_anew: bool = False) -> RootSecrets:
+        """Read the keys of a service that starts, making them the first time.
+
+        Args:
+            begins_anew: whether somebody asked for new keys; the old file, if it is there, is moved aside.
+
+        Raises: ContractError if the file does not hold keys, or is missing though the folder has lived with keys.
+        """
+        path = self.secrets_path
+        if begins_anew and path.exists():
+            path.replace(path.with_name(f"{path.name}.{secrets.token_hex(4)}.aside"))
+        if path.exists():
+            return self.read_secrets()
+        lived = [name for name in _MADE_WITH_KEYS if (self.root / name).exists()]
+        if lived and not begins_anew:
+            raise ContractError(
+                f"the keys {path} are missing, but {self.root} has lived with keys: it holds {', '.join(lived)}. "
+                f"Clients, and agents of running jobs, know those alone: {_WAY_OUT}",
+                fault=Fault.USER,
+            )
+        made = RootSecrets(
+            access_key_id="CLARYROOT" + secrets.token_hex(6).upper(),
+            secret_access_key=secrets.token_urlsafe(30),
+            admin_token=secrets.token_urlsafe(30),
+            master_key=secrets.token_hex(32),
+        )
+        self.write_secrets(made)
+        return made
+
+
+def read_record_file(path: Path) -> ServiceRecord | None:
+    """Return the service that a file names; None if there is no file.
+
+    Raises: ContractError if the file is there and does not say it.
+    """
+    try:
+        return from_plain(ServiceRecord, json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, ContractError) as error:
+        raise ContractError(
+            f"{path} does not name a service: {error}; "
+            "end the service that wrote it, if it runs, and remove the file and its copy beside it",
+            fault=Fault.USER,
+        ) from error
 
 
 def _write_atomically(path: Path, text: str, *, mode: int) -> None:

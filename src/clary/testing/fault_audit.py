@@ -66,6 +66,14 @@ def describe(world: FaultWorld, name: str) -> dict[str, Any]:
     return facts
 
 
+def is_set_aside(error: ClientError, name: str) -> bool:
+    """Whether an answer says that this job's record cannot be read, and what to do."""
+    words = str(error)
+    return error.response["Error"]["Code"] == "ValidationException" and all(
+        word in words for word in (name, "cannot be read", "clary quarantine release")
+    )
+
+
 def list_jobs(world: FaultWorld, prefix: str) -> list[tuple[str, str]]:
     """Return (name, status) of every job that the service lists."""
 

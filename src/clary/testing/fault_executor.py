@@ -6,6 +6,7 @@ that point, a process has just ended) strikes nobody and is not counted.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Callable
@@ -16,8 +17,11 @@ from pathlib import Path
 from clary.contract.processes import ProcessId
 from clary.testing import fault_database_strikes as database
 from clary.testing import fault_link_strikes as links
+from clary.testing import fault_restart_strikes as restarts
+from clary.testing import fault_state_strikes as state
 from clary.testing.fault_damage import Damage, choose, damage_of
 from clary.testing.fault_plan import Fault, FaultKind
+from clary.testing.fault_row_strikes import spoil_row
 from clary.testing.fault_world import FaultWorld
 
 FILL_STEP_BYTES = 4 * 1024 * 1024
@@ -35,13 +39,18 @@ def strike(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
 
     Returns: what has to be mended at its time; None if there was nothing to strike.
     """
-    return _STRIKES[fault.kind](world, fault, job_name)
+    try:
+        return _STRIKES[fault.kind](world, fault, job_name)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        return None  # another fault has filled the disk
 
 
 def _kill_service(world: FaultWorld, fault: Fault, _: str) -> Damage | None:
-    killed = world.kill_service()
+    killed = world.service.kill()
     # Started again even if it was not there to be killed.
-    return damage_of(fault, f"service {killed.pid if killed else '(gone)'}", mend=world.start_service)
+    return damage_of(fault, f"service {killed.pid if killed else '(gone)'}", mend=world.service.start)
 
 
 def _agent(world: FaultWorld, fault: Fault, job_name: str) -> ProcessId | None:
@@ -100,7 +109,7 @@ _STRIKES: dict[FaultKind, Strike] = {
     FaultKind.KILL_PROGRAM: lambda world, fault, job: _kill(fault, _program(world, fault, job), job),
     FaultKind.KILL_NETWORK: lambda world, fault, job: _kill(fault, world.anchor(job), job),
     FaultKind.KILL_STORE: lambda world, fault, _: _kill(fault, world.store_process()),
-    FaultKind.PAUSE_SERVICE: lambda world, fault, _: _pause(fault, world.service_process()),
+    FaultKind.PAUSE_SERVICE: lambda world, fault, _: _pause(fault, world.service.process()),
     FaultKind.PAUSE_AGENT: lambda world, fault, job: _pause(fault, _agent(world, fault, job), job),
     FaultKind.PAUSE_PROGRAM: lambda world, fault, job: _pause(fault, _program(world, fault, job), job),
     FaultKind.PAUSE_STORE: lambda world, fault, _: _pause(fault, world.store_process()),
@@ -118,4 +127,14 @@ _STRIKES: dict[FaultKind, Strike] = {
     FaultKind.FILL_HOME: partial(_fill, ""),
     FaultKind.FILL_HOSTS: partial(_fill, "jobs"),
     FaultKind.JUMP_CLOCK: _jump_clock,
+    FaultKind.SPOIL_ROW: spoil_row,
+    FaultKind.DELETE_DATABASE: lambda world, fault, _: state.delete_database(world, fault),
+    FaultKind.LOSE_DATABASE: lambda world, fault, _: restarts.lose_database(world, fault),
+    FaultKind.DAMAGE_KEYS: lambda world, fault, _: state.damage_keys(world, fault),
+    FaultKind.LOSE_KEYS: lambda world, fault, _: restarts.lose_keys(world, fault),
+    FaultKind.DAMAGE_SERVICE_RECORD: lambda world, fault, _: state.damage_service_record(world, fault),
+    FaultKind.DAMAGE_STORE_RECORD: lambda world, fault, _: state.damage_store_record(world, fault),
+    FaultKind.DAMAGE_ENGINE_RECORD: state.damage_engine_record,
+    FaultKind.TEAR_LOG: lambda world, fault, _: restarts.tear_log(world, fault),
+    FaultKind.TEAR_SPOOL: state.tear_spool,
 }

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from botocore.exceptions import ClientError
 
@@ -191,8 +192,18 @@ class Fleet:
 
     def _wait_for_end(self, entry: JobEntry) -> Ending | None:
         deadline = time.monotonic() + JOB_DEADLINE_S
+        facts: dict[str, Any] = {}
         while time.monotonic() < deadline:
-            facts = fault_audit.describe(self._world, entry.spec.name)
+            try:
+                facts = fault_audit.describe(self._world, entry.spec.name)
+            except ClientError as error:
+                is_spoiled = FaultKind.SPOIL_ROW in {strike.kind for strike in self._book.struck(entry)}
+                if not (is_spoiled and fault_audit.is_set_aside(error, entry.spec.name)):
+                    raise
+                facts = {}
+            if not facts:  # its owner is about to mend it
+                time.sleep(POLL_S)
+                continue
             if facts["TrainingJobStatus"] in TERMINAL:
                 with self._book.changed:
                     entry.ending = fault_audit.ending_of(facts)
@@ -201,7 +212,8 @@ class Fleet:
                 return entry.ending
             self._enter(entry, _MOMENT_OF.get(facts["SecondaryStatus"], Moment.TRAINING))
             time.sleep(POLL_S)
-        what = f"still {facts['TrainingJobStatus']}, {facts['SecondaryStatus']} {JOB_DEADLINE_S:g} s after its request"
+        last = f"{facts['TrainingJobStatus']}, {facts['SecondaryStatus']}" if facts else "in quarantine"
+        what = f"still {last} {JOB_DEADLINE_S:g} s after its request"
         self._break(Harm.HUNG, entry, what)
         return None
 
@@ -214,7 +226,7 @@ class Fleet:
                 self._break(Harm.HUNG, entry, f"processes are left {LEFT_DEADLINE_S:g} s after its end: {words}")
                 return
             time.sleep(3 * POLL_S)
-            self._world.revive_service()
+            self._world.service.revive()
 
     def _enter(self, entry: JobEntry, moment: Moment | None) -> None:
         with self._book.changed:

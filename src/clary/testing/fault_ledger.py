@@ -69,6 +69,9 @@ MAY_FAIL: dict[FaultKind, tuple[str, ...]] = {
     FaultKind.CUT_HOSTS: ("link has carried nothing",),
     FaultKind.FILL_HOME: ("No space left", "disk", "object store runs and is not full"),
     FaultKind.FILL_HOSTS: ("No space left", "disk"),
+    # Hosts of a job whose record cannot be read are taken back when the service starts.
+    FaultKind.SPOIL_ROW: ("agent", "taken back"),
+    FaultKind.TEAR_SPOOL: ("agent",),
 }
 
 DISK_KINDS = {FaultKind.FILL_HOME, FaultKind.FILL_HOSTS}

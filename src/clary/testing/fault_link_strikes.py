@@ -111,7 +111,7 @@ def links_to_store(world: FaultWorld) -> Link:
         for pid, command in commands.items()
         if "clary.agent" in command
     ]
-    return Link([world.service_process(), *agents], world.store_record()["ports"].get("s3", 0))
+    return Link([world.service.process(), *agents], world.store_record()["ports"].get("s3", 0))
 
 
 def cut_off_host(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:

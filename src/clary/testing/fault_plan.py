@@ -38,6 +38,25 @@ class FaultKind(StrEnum):
     FILL_HOME = "fill_home"  # the disk of the service: database, logs, objects
     FILL_HOSTS = "fill_hosts"  # the disk of the hosts
     JUMP_CLOCK = "jump_clock"
+    SPOIL_ROW = "spoil_row"  # the record of one job in the database
+    DELETE_DATABASE = "delete_database"  # its files, under the service
+    LOSE_DATABASE = "lose_database"  # it is no more, or no database any more, when the service is to start
+    DAMAGE_KEYS = "damage_keys"  # under the service
+    LOSE_KEYS = "lose_keys"  # when the service is to start
+    DAMAGE_SERVICE_RECORD = "damage_service_record"
+    DAMAGE_STORE_RECORD = "damage_store_record"
+    DAMAGE_ENGINE_RECORD = "damage_engine_record"  # what the engine knows of a job's processes
+    TEAR_LOG = "tear_log"  # the service was killed within a write: half a line, half an index, drafts of files
+    TEAR_SPOOL = "tear_spool"  # the same of an agent
+
+
+class Ruin(StrEnum):
+    """What is done to a file of the state folder."""
+
+    DELETED = "deleted"
+    EMPTIED = "emptied"
+    HALVED = "halved"
+    GARBLED = "garbled"
 
 
 class Moment(StrEnum):
@@ -62,7 +81,8 @@ class Fault:
     pause_s: float  # after the fault before it
     duration_s: float  # until it is mended; for a kill of the service, until it is started again
     choice: float  # 0 to 1: which of the possible targets
-    amount: float = 0.0  # seconds that the clock is set off, bytes that are lost or made up
+    amount: float = 0.0  # seconds that the clock is set off, bytes that are lost or made up; see the strike
+    ruin: Ruin | None = None  # of a file
     overlaps: bool = False  # the next fault strikes before this one is mended
 
     def __str__(self) -> str:
@@ -111,6 +131,16 @@ _WEIGHTS: dict[FaultKind, tuple[int, float, float]] = {
     FaultKind.FILL_HOME: (2, 0.2, 0.8),
     FaultKind.FILL_HOSTS: (2, 0.2, 0.8),
     FaultKind.JUMP_CLOCK: (5, 0.0, 0.0),
+    FaultKind.SPOIL_ROW: (5, 0.0, 1.5),
+    FaultKind.DELETE_DATABASE: (4, 0.0, 0.0),
+    FaultKind.LOSE_DATABASE: (3, 0.0, 0.0),
+    FaultKind.DAMAGE_KEYS: (3, 0.0, 0.0),
+    FaultKind.LOSE_KEYS: (2, 0.0, 0.0),
+    FaultKind.DAMAGE_SERVICE_RECORD: (4, 0.0, 0.0),
+    FaultKind.DAMAGE_STORE_RECORD: (4, 0.0, 0.0),
+    FaultKind.DAMAGE_ENGINE_RECORD: (6, 0.0, 0.0),
+    FaultKind.TEAR_LOG: (4, 0.0, 0.3),
+    FaultKind.TEAR_SPOOL: (3, 0.0, 0.0),
 }
 # Faults of a job need a job that has what they strike.
 _MOMENTS_OF_JOBS = (Moment.STARTING, Moment.DOWNLOADING, Moment.TRAINING, Moment.UPLOADING, Moment.ENDED)
@@ -124,6 +154,19 @@ _OF_JOB = {
     FaultKind.SLOW_AGENT_LINK,
     FaultKind.GARBLE_AGENT_LINK,
     FaultKind.SWALLOW_AGENT_LINK,
+    FaultKind.SPOIL_ROW,
+    FaultKind.DAMAGE_ENGINE_RECORD,
+    FaultKind.TEAR_SPOOL,
+}
+_RUINS_FILE = {
+    FaultKind.DELETE_DATABASE,
+    FaultKind.LOSE_DATABASE,
+    FaultKind.DAMAGE_KEYS,
+    FaultKind.LOSE_KEYS,
+    FaultKind.DAMAGE_SERVICE_RECORD,
+    FaultKind.DAMAGE_STORE_RECORD,
+    FaultKind.DAMAGE_ENGINE_RECORD,
+    FaultKind.TEAR_LOG,
 }
 _OVERLAP_SHARE = 0.7
 _ANY_SHARE = 0.4
@@ -185,6 +228,8 @@ def _fault(chooser: random.Random, number: int, kind: FaultKind) -> Fault:
     amount = 0.0
     if kind is FaultKind.JUMP_CLOCK:
         amount = round(chooser.uniform(-MAX_CLOCK_JUMP_S, MAX_CLOCK_JUMP_S), 1)
+    elif kind is FaultKind.SPOIL_ROW:
+        amount = chooser.choice((0.0, 1.0))
     elif kind in (FaultKind.GARBLE_AGENT_LINK, FaultKind.GARBLE_STORE_LINK, FaultKind.SWALLOW_AGENT_LINK):
         amount = chooser.randint(1, MAX_GARBLED_BYTES)
     return Fault(
@@ -196,4 +241,5 @@ def _fault(chooser: random.Random, number: int, kind: FaultKind) -> Fault:
         choice=chooser.random(),
         amount=amount,
         overlaps=chooser.random() < _OVERLAP_SHARE,
+        ruin=chooser.choice(tuple(Ruin)) if kind in _RUINS_FILE else None,
     )

@@ -14,14 +14,17 @@ from typing import TextIO
 
 from botocore.exceptions import ClientError
 
+from clary.contract.errors import ClaryError
 from clary.testing import fault_audit
 from clary.testing.fault_clients import NoAnswer
 from clary.testing.fault_counts import RunResult, count_by_kind
-from clary.testing.fault_damage import Damage
+from clary.testing.fault_damage import Damage, damage_of
 from clary.testing.fault_executor import strike as strike_world
 from clary.testing.fault_fleet import Book, Fleet, Strike
 from clary.testing.fault_ledger import Harm, Violation, compare_endings, compare_lists
 from clary.testing.fault_plan import Fault, Moment, make_jobs, name_prefix
+from clary.testing.fault_row_strikes import held_records
+from clary.testing.fault_ruin import BrokenPromise
 from clary.testing.fault_world import FaultWorld
 
 NUM_JOBS = 6  # in flight
@@ -62,6 +65,7 @@ class FaultRun:
             self._world.set_clock(0.0)
             self._fleet.finish()
         self._check()
+        self._check_quarantine()
         self._check_endings()
 
     def result(self, wall_s: float) -> RunResult:
@@ -85,7 +89,11 @@ class FaultRun:
         strike = Strike(fault.number, fault.kind, (), time.monotonic())
         with self._book.changed:
             self._book.strikes.append(strike)  # before it strikes: its effect may be seen at once
-        damage = strike_world(self._world, fault, job_name)
+        try:
+            damage = strike_world(self._world, fault, job_name)
+        except (BrokenPromise, ClaryError) as error:
+            self._tell(Violation(harm=Harm.LOST, job="", what=f"{fault}: {error}"))
+            damage = damage_of(fault, "a promise that was broken at once")
         with self._book.changed:
             if damage is None:
                 self._book.strikes.remove(strike)
@@ -133,13 +141,22 @@ class FaultRun:
         back = {name: commands for name, commands in self._world.processes_of_jobs().items() if name in audited}
         for name, commands in back.items():
             self._tell(Violation(harm=Harm.DOUBLED, job=name, what=f"runs again after its end: {commands}"))
-        while self._world.unexpected_ends:
-            self._tell(Violation(harm=Harm.HUNG, job="", what=self._world.unexpected_ends.pop()))
+        while self._world.service.unexpected_ends:
+            self._tell(Violation(harm=Harm.HUNG, job="", what=self._world.service.unexpected_ends.pop()))
         wall_s = time.monotonic() - self._started_at_s
         self._say(
             f"{wall_s:6.0f} s  {num_struck} faults, {len(audited)} jobs audited, "
             f"{len(self._book.violations)} promises broken"
         )
+
+    def _check_quarantine(self) -> None:
+        """Look for records that wait in quarantine: each that was spoiled has been mended."""
+        try:
+            held = held_records(self._world)
+        except (NoAnswer, ClaryError) as error:
+            held = [f"(the quarantine itself does not answer: {error})"]
+        for words in held:
+            self._tell(Violation(harm=Harm.LOST, job="", what=f"a record is in quarantine: {words}"))
 
     def _check_endings(self) -> None:
         """Describe every job once more: what has ended has ended."""

@@ -32,7 +32,9 @@ def possible_kinds(abilities: Abilities, database_url: str) -> tuple[FaultKind, 
         impossible |= {FaultKind.FILL_HOME, FaultKind.FILL_HOSTS}
     if not abilities.compiler:
         impossible.add(FaultKind.JUMP_CLOCK)
-    if not database_url:
+    if database_url:
+        impossible |= {FaultKind.DELETE_DATABASE, FaultKind.LOSE_DATABASE}  # no files of ours
+    else:
         impossible |= {FaultKind.CUT_DATABASE, FaultKind.KILL_DATABASE}
     return tuple(kind for kind in FaultKind if kind not in impossible)
 
@@ -85,7 +87,12 @@ def _keep(home: Path, folder: Path) -> None:
     """Copy the service's log and the agents' into a folder for whoever looks for the cause."""
     folder.mkdir(parents=True, exist_ok=True)
     logs = [home / "service.log", home / "run" / "seaweed.log", *home.glob("jobs/*/*/*.log")]
-    for path in [*logs, *home.glob("jobs/*/*/*/agent.log"), *home.glob("jobs/*/*/engine.json")]:
+    for path in [
+        *logs,
+        *home.glob("jobs/*/*/*/agent.log"),
+        *home.glob("jobs/*/*/engine.json*"),
+        *home.glob("run/*.json"),
+    ]:
         if path.is_file():
             target = folder / path.relative_to(home)
             target.parent.mkdir(parents=True, exist_ok=True)

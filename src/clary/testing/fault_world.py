@@ -1,7 +1,7 @@
 """The service that faults strike: its state folder on small disks of its own, its process, its clients.
 
 Where: `fault_runner` makes one. Everything is found as an administrator would find it: by the records in the state
-folder and by /proc. The service is started as `clary up` starts it, without the seconds that the command itself takes.
+folder and by /proc.
 """
 
 from __future__ import annotations
@@ -11,25 +11,19 @@ import os
 import re
 import secrets
 import subprocess
-import sys
-import threading
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clary.contract.errors import ClaryError
 from clary.contract.processes import ProcessId
 from clary.control.settings import SETTINGS_FILE
-from clary.control.state_folder import StateFolder
-from clary.testing.fault_clients import FaultClients, NoAnswer
+from clary.testing.fault_clients import FaultClients
 from clary.testing.fault_clock import FaultClock, find_compiler
 from clary.testing.fault_program import BUCKET, PROGRAM_KEY, program_text
+from clary.testing.fault_service import DOWN_TIMEOUT_S, FaultService
 
-START_TIMEOUT_S = 90.0
-DOWN_TIMEOUT_S = 90.0
 HOME_MIB, HOSTS_MIB = 640, 256
 SETTINGS = """
 max_hosts = 10
@@ -77,16 +71,15 @@ class FaultWorld:
         self.home = folder / "home"
         self.abilities = abilities
         self.database_url = database_url
-        self.unexpected_ends: list[str] = []  # of the service, by itself
+        self.aside = folder / "aside"  # what was taken out of the state folder and is put back
+        self.service = FaultService(self.home, self._environment)
         self._folder = folder
         self._clock: FaultClock | None = None
         self._python = python
-        self._process: subprocess.Popen[bytes] | None = None
-        self._is_expected_up = False
-        self._lock = threading.Lock()
-        self._clients = FaultClients(self.home, self.revive_service)
+        self._clients = FaultClients(self.home, self.service.revive)
         self.client = self._clients.client
         self.ask = self._clients.ask
+        self.own_page = self._clients.own_page
         self._mounts: list[Path] = []
 
     def open(self) -> None:
@@ -95,6 +88,7 @@ class FaultWorld:
         Raises: NoAnswer with the end of the service's log.
         """
         self.home.mkdir(parents=True)
+        self.aside.mkdir()
         if self.abilities.has_disks:
             self._mount(self.home, HOME_MIB)
             (self.home / "jobs").mkdir()
@@ -102,21 +96,14 @@ class FaultWorld:
         (self.home / SETTINGS_FILE).write_text(SETTINGS.format(python=self._python))
         if self.abilities.compiler:
             self._clock = FaultClock(self._folder, self.abilities.compiler)
-        self.start_service()
+        self.service.start()
         body = program_text().encode()
         self.ask(lambda: self.client("s3").put_object(Bucket=BUCKET, Key=PROGRAM_KEY, Body=body))
 
     def close(self) -> None:
         """End the service with everything that it started, and unmount the disks."""
-        process, self._is_expected_up = self._process, False
         try:
-            if process is not None and process.poll() is None:
-                process.terminate()
-                try:
-                    process.wait(DOWN_TIMEOUT_S)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait(DOWN_TIMEOUT_S)
+            self.service.end()
             self._kill_what_is_left()
         finally:
             for mount in reversed(self._mounts):
@@ -131,58 +118,6 @@ class FaultWorld:
         for process in left:
             if process is not None:
                 process.kill(timeout_s=DOWN_TIMEOUT_S)
-
-    def start_service(self) -> None:
-        """Start the service, unless it runs, and return when it answers.
-
-        Raises: NoAnswer with the end of its log.
-        """
-        with self._lock:
-            if self._process is not None and self._process.poll() is None:
-                return
-            folder = StateFolder(self.home)
-            deadline = time.monotonic() + START_TIMEOUT_S
-            while time.monotonic() < deadline:
-                with folder.service_log.open("ab") as log:
-                    self._process = subprocess.Popen(
-                        [sys.executable, "-m", "clary.control.server"],
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                        env=self._environment(),
-                        start_new_session=True,
-                        cwd="/",
-                    )
-                if self._becomes_ready(folder, deadline):
-                    self._is_expected_up = True
-                    return
-            raise NoAnswer(f"the service did not start within {START_TIMEOUT_S:g} s:\n{self.log_tail()}")
-
-    def kill_service(self) -> ProcessId | None:
-        """End the service as kill -9 does; return what was killed."""
-        with self._lock:
-            process = self.service_process()
-            self._is_expected_up = False
-            if self._process is not None:
-                self._process.kill()
-                self._process.wait()
-            return process
-
-    def revive_service(self) -> None:
-        """Start the service again if it has ended by itself, and take note of that."""
-        with self._lock:
-            process = self._process
-            has_ended = self._is_expected_up and process is not None and process.poll() is not None
-            if has_ended and process is not None:
-                self._is_expected_up = False
-                self.unexpected_ends.append(f"the service ended by itself, {process.returncode}:\n{self.log_tail()}")
-        if has_ended:
-            self.start_service()
-
-    def service_process(self) -> ProcessId | None:
-        """The service, if it runs."""
-        process = self._process
-        return None if process is None or process.poll() is not None else ProcessId.of(process.pid)
 
     def service_port(self) -> int:
         """The port on which the service was last."""
@@ -247,12 +182,6 @@ class FaultWorld:
         if self._clock is not None:
             self._clock.set_offset(offset_s)
 
-    def log_tail(self) -> str:
-        """Return the end of the service's log."""
-        with suppress(OSError):
-            return "\n".join((self.home / "service.log").read_text(errors="replace").splitlines()[-25:])
-        return "(no log)"
-
     def _environment(self) -> dict[str, str]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "CLARY_"))}
         environment |= {"CLARY_HOME": str(self.home), "CLARY_PORT": "0", "CLARY_TLS_PORT": "0"}
@@ -261,16 +190,6 @@ class FaultWorld:
         if self._clock is not None:
             environment |= self._clock.environment()
         return environment
-
-    def _becomes_ready(self, folder: StateFolder, deadline: float) -> bool:
-        assert self._process is not None
-        while time.monotonic() < deadline and self._process.poll() is None:
-            with suppress(OSError, ValueError, ClaryError):
-                record = folder.read_service_record()
-                if record is not None and record.pid == self._process.pid:
-                    return True
-            time.sleep(0.02)
-        return False
 
     def _mount(self, folder: Path, size_mib: int) -> None:
         options = f"size={size_mib}m,mode=0700"

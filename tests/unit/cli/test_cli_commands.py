@@ -36,6 +36,7 @@ def home(tmp_path, monkeypatch):
 def left_record(home, *, process, url="http://127.0.0.1:9", **changes):
     folder = StateFolder(home)
     folder.create()
+    folder.load_secrets()
     values = {"tls_url": "", "proxy_url": "", "region": "us-west-2", "version": "0"} | changes
     record = ServiceRecord(pid=process.pid, process_started=process.started, url=url, **values)
     folder.write_service_record(record)
@@ -96,9 +97,21 @@ def test_a_wrong_settings_file_is_named_with_its_key_by_every_command(home, caps
 
 
 def test_a_damaged_record_is_said_and_not_taken_for_no_service(home, capsys):
-    left_record(home, process=ProcessId.of(os.getpid())).service_record_path.write_text("{")
+    folder = left_record(home, process=ProcessId.of(os.getpid()))
+    folder.service_record_path.write_text("{")
+    assert main(["jobs"]) == 1
+    assert "127.0.0.1:9 does not answer" in capsys.readouterr().err  # as its copy says
+    folder.service_record_copy_path.write_text("")
     assert main(["jobs"]) == 2
     assert "service.json does not name a service" in capsys.readouterr().err
+
+
+def test_a_command_makes_no_keys_where_they_are_missing(home, capsys):
+    folder = left_record(home, process=ProcessId.of(os.getpid()))
+    folder.secrets_path.unlink()
+    assert main(["jobs"]) == 2
+    assert "secrets/root.json are missing" in capsys.readouterr().err
+    assert not folder.has_secrets
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,7 @@ def test_the_object_store_of_a_service_that_runs_is_no_leftover(home, sockets, c
     own = ProcessId.of(os.getpid())
     values = {"url": "http://127.0.0.1:9", "tls_url": "", "proxy_url": "", "region": "us-west-2", "version": "0"}
     values["memory_limits"] = "kept by somebody"
+    home.load_secrets()
     home.write_service_record(ServiceRecord(pid=own.pid, process_started=own.started, **values))
     StoreRecord(ports=PORTS, process=own).write(home.root / "run" / "seaweed.json")
     main(["doctor"])

@@ -57,7 +57,17 @@ def test_the_record_of_a_service_survives_writing_and_reading(folder):
     folder.write_service_record(record())
     assert folder.read_service_record() == record()
     assert folder.read_service_record().process.is_alive()
-    assert [path.name for path in (folder.root / "run").iterdir()] == ["service.json"]
+    assert sorted(path.name for path in (folder.root / "run").iterdir()) == ["service.copy.json", "service.json"]
+    folder.remove_service_record()
+    assert list((folder.root / "run").iterdir()) == []
+
+
+@pytest.mark.parametrize("ruin", [lambda path: path.write_bytes(b"\xff\x00"), lambda path: path.unlink()])
+def test_either_file_of_the_record_says_where_the_service_is(folder, ruin):
+    for name in ("service_record_path", "service_record_copy_path"):
+        folder.write_service_record(record())
+        ruin(getattr(folder, name))
+        assert folder.read_service_record() == record()
 
 
 def test_the_record_of_a_newer_service_is_understood(folder):
@@ -79,6 +89,8 @@ def test_keys_are_made_once_and_differ_between_folders(folder, tmp_path):
     assert folder.load_secrets() == first
     other = StateFolder(tmp_path / "other")
     other.create()
+    (folder.root / "clary.db").touch()  # which the service makes later
+    assert folder.load_secrets() == first
     assert other.load_secrets().secret_access_key != first.secret_access_key
 
 
@@ -89,6 +101,24 @@ def test_damaged_keys_are_said_and_not_replaced(folder, text):
     with pytest.raises(ContractError, match=r"root\.json does not hold the keys"):
         folder.load_secrets()
     assert path.read_text() == text
+
+
+@pytest.mark.parametrize("trace", ["clary.db", "database.json"])
+def test_keys_that_are_missing_are_not_made_anew_where_others_were(folder, trace):
+    (folder.root / trace).touch()
+    with pytest.raises(ContractError, match=rf"root\.json are missing.*{trace}.*clary up --new-keys"):
+        folder.load_secrets()
+    with pytest.raises(ContractError, match="are missing"):
+        folder.read_secrets()
+    assert not folder.has_secrets
+    assert folder.load_secrets(begins_anew=True) == folder.load_secrets()
+
+
+def test_new_keys_move_the_old_ones_aside(folder):
+    first = folder.load_secrets()
+    assert folder.load_secrets(begins_anew=True) != first
+    (aside,) = folder.secrets_path.parent.glob("root.json.*.aside")
+    assert json.loads(aside.read_text())["master_key"] == first.master_key
 
 
 def test_no_key_shows_in_a_printed_record(folder):

@@ -3,7 +3,9 @@
 import dataclasses
 
 import pytest
+from botocore.exceptions import ClientError
 
+from clary.testing.fault_audit import is_set_aside
 from clary.testing.fault_counts import RunResult, count_by_kind
 from clary.testing.fault_fleet import Strike
 from clary.testing.fault_ledger import Ending, Evidence, Harm, Violation, compare_endings, compare_lists, judge
@@ -72,6 +74,25 @@ def test_a_failure_must_name_what_has_struck():
     assert harms(failed(reason), {FaultKind.KILL_SERVICE}) == [Harm.LOST]
     assert harms(failed(reason), {FaultKind.KILL_PROGRAM}) == [Harm.LOST]
     assert harms(failed(""), {FaultKind.KILL_AGENT}) == [Harm.LOST]
+
+
+def test_a_job_whose_record_was_spoiled_may_lose_its_hosts_and_nothing_else():
+    lost = failed("InternalServerError: algo-1 was lost: its agent ended")
+    assert harms(lost, {FaultKind.SPOIL_ROW}) == []
+    assert harms(lost, {FaultKind.DAMAGE_ENGINE_RECORD, FaultKind.DAMAGE_KEYS, FaultKind.LOSE_DATABASE}) == [Harm.LOST]
+    assert harms(dataclasses.replace(WHOLE, lines={"algo-1": LINES[:-2]}), {FaultKind.SPOIL_ROW}) == [Harm.LOST]
+
+
+def refused(words, code="ValidationException"):
+    return ClientError({"Error": {"Code": code, "Message": words}}, "DescribeTrainingJob")
+
+
+def test_only_an_answer_that_names_job_and_way_out_says_that_it_is_set_aside():
+    words = "The record of training job 'a' cannot be read; take it back with: clary quarantine release 3"
+    assert is_set_aside(refused(words), "a")
+    assert not is_set_aside(refused(words), "another")
+    assert not is_set_aside(refused(words, code="InternalFailure"), "a")
+    assert not is_set_aside(refused("The record of training job 'a' cannot be read"), "a")
 
 
 def test_a_program_that_fails_by_itself_may_fail_and_may_not_complete():

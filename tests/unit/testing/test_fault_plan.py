@@ -5,7 +5,7 @@ from itertools import islice
 
 import pytest
 
-from clary.testing.fault_plan import MAX_CLOCK_JUMP_S, FaultKind, Moment, make_faults, make_jobs
+from clary.testing.fault_plan import MAX_CLOCK_JUMP_S, FaultKind, Moment, Ruin, make_faults, make_jobs
 
 
 def test_the_same_seed_gives_the_same_faults_and_another_seed_gives_others():
@@ -45,3 +45,14 @@ def test_a_program_is_struck_while_it_runs_and_clocks_stay_within_what_signature
             assert fault.moment is Moment.TRAINING
         if fault.kind is FaultKind.JUMP_CLOCK:
             assert abs(fault.amount) <= MAX_CLOCK_JUMP_S
+
+
+def test_a_file_is_ruined_in_every_way_and_rows_are_spoiled_up_and_down():
+    faults = make_faults(5, 3000)
+    ruined = {fault.kind: set() for fault in faults if fault.ruin is not None}
+    for fault in faults:
+        if fault.ruin is not None:
+            ruined[fault.kind].add(fault.ruin)
+    assert len(ruined) == 8
+    assert all(ways == set(Ruin) for ways in ruined.values())
+    assert {fault.amount for fault in faults if fault.kind is FaultKind.SPOIL_ROW} == {0.0, 1.0}

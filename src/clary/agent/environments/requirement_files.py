@@ -49,13 +49,15 @@ _ARCHIVE = re.compile(r"\.(whl|zip|tgz|tar(\.\w+)?)$", re.IGNORECASE)
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _HASH = re.compile(r"\s--hash[=\s]\w+:[0-9a-fA-F]+")
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
-_VERSION = r"(?:===|[<>=!~]=|[<>])\s*[A-Za-z0-9.*+!_-]+"
+# Of lines whose runs of blanks were made one: with `\s*` a run could be matched in many ways (docs/adr/0049).
+_VERSION = r"(?:===|[<>=!~]=|[<>]) ?[A-Za-z0-9.*+!_-]+"
 _PLAIN = re.compile(
-    rf"({_NAME})\s*(?:\[\s*(?:{_NAME}(?:\s*,\s*{_NAME})*)?\s*\])?"
-    rf"\s*\(?\s*(?:{_VERSION}(?:\s*,\s*{_VERSION})*)?\s*,?\s*\)?\s*(?:;[\w\s.'\"<>=!~()+*-]*)?",
+    rf"({_NAME}) ?(?:\[ ?(?:{_NAME}(?: ?, ?{_NAME})*)? ?\])?"
+    rf" ?\(? ?(?:{_VERSION}(?: ?, ?{_VERSION})*)? ?,? ?\)? ?(?:;[\w\s.'\"<>=!~()+*-]*)?",
     re.ASCII,
 )
-_ADDRESS = re.compile(rf"{_NAME}\s*(?:\[[^\]]*\])?\s*@\s*", re.ASCII)
+_ADDRESS = re.compile(rf"{_NAME} ?(?:\[[^\]]*\])? ?@ ?", re.ASCII)
+_BLANKS = re.compile(r"\s+", re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _REASON_CHARACTERS = 1000  # of a reason, which holds a stranger's names
 _COPY_BYTES = 1 << 20
@@ -136,9 +138,12 @@ class _Reader:
             return
         if line.startswith("-"):
             self._take_option(line, name, above)
-        elif (plain := _HASH.sub("", line)) and _PLAIN.fullmatch(plain) and not _ARCHIVE.search(plain.split(";")[0]):
+            return
+        short = _BLANKS.sub(" ", line)
+        plain, address = _HASH.sub("", short), _ADDRESS.match(short)
+        if _PLAIN.fullmatch(plain) and not _ARCHIVE.search(plain.split(";")[0]):
             self.plain.append(line)
-        elif not _REMOTE.match(_ADDRESS.sub("", line, count=1)):
+        elif not _REMOTE.match(short[address.end() :] if address else short):
             self.needs_source = True
 
     def _take_option(self, line: str, name: str, above: tuple[str, ...]) -> None:

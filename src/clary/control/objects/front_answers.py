@@ -152,7 +152,7 @@ def without_framing(name: str, value: str) -> str:
     """Take aws-chunked, which says how a body travelled, out of Content-Encoding; SeaweedFS keeps and returns it."""
     if name.lower() != "content-encoding":
         return value
-    return ",".join(part for part in re.split(r"\s*,\s*", value) if part.lower() != "aws-chunked")
+    return ",".join(part for part in map(str.strip, value.split(",")) if part and part.lower() != "aws-chunked")
 
 
 def request_id(request: web.BaseRequest) -> str:

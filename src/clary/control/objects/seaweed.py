@@ -129,16 +129,22 @@ class EmbeddedStore:
         await self._end_process()
         self._release_lock()
 
+    def keep_record(self) -> None:
+        """Write the record anew if its file was deleted or damaged; raises OSError."""
+        if self._record is not None and StoreRecord.read(self._record_path) != self._record:
+            _log.warning("%s was deleted or damaged; it is written anew", self._record_path)
+            self._record.write(self._record_path)
+
     async def _adopt(self) -> bool:
-        record = StoreRecord.read(self._record_path)
+        # Two processes on one folder would ruin it: where the record is gone, what runs is looked for.
+        written = StoreRecord.read(self._record_path)
+        record = written or await asyncio.to_thread(weed_process.find_running, self._data_folder)
         if record is None or record.process is None or not record.process.is_alive():
             return False
         self._record = record
         if not record.is_secured:
-            _log.warning(
-                "object store: process %d of an earlier version leaves its ports open to other users; starting another",
-                record.process.pid,
-            )
+            why = "leaves its ports open to other users" if written else f"runs without a record at {self._record_path}"
+            _log.warning("object store: process %d %s; starting another", record.process.pid, why)
         elif await self._why_not_ready(StartPatience(time.monotonic(), silence_s=ADOPT_TIMEOUT_S)) is None:
             _log.info("object store: adopted the running process %d on %s", record.process.pid, self.endpoint.url)
             return True

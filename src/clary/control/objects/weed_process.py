@@ -6,6 +6,7 @@ Where: `seaweed.EmbeddedStore` starts, adopts and stops the process through thes
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import socket
@@ -66,6 +67,29 @@ class StoreRecord:
         draft = path.with_suffix(".new")
         draft.write_text(json.dumps(to_plain(self), indent=1) + "\n", encoding="utf-8")
         draft.replace(path)
+
+
+def find_running(data_folder: Path) -> StoreRecord | None:
+    """Return what can be told of a store that runs for this folder without a record of it; None if none does.
+
+    Its command line names the folder and the ports. That a folder of that name is this very one, and not another
+    container's, its working folder tells.
+    """
+    try:
+        own = os.stat(data_folder)
+    except OSError:
+        return None
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdecimal()):
+        try:
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+            is_ours = f"-dir={data_folder}" in arguments and os.path.samestat(os.stat(f"/proc/{pid}/cwd"), own)
+        except OSError:
+            continue
+        process = ProcessId.of(pid) if is_ours else None
+        ports = {name: _port_in(arguments, name) for name in PORT_NAMES}
+        if process is not None and all(ports.values()):
+            return StoreRecord(ports=ports, process=process)
+    return None
 
 
 def find_program() -> str:
@@ -163,3 +187,10 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def _port_in(arguments: list[str], name: str) -> int:
+    """Return the port that a command line gives to one of the store's servers, 0 if it gives none."""
+    prefix = f"-{name}.port="
+    found = [argument.removeprefix(prefix) for argument in arguments if argument.startswith(prefix)]
+    return int(found[0]) if found and found[0].isdecimal() else 0

@@ -15,7 +15,8 @@ from typing import Any
 from clary.contract.errors import ContractError, Fault
 
 _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf)"
-_SEPARATOR = r"['\"]?\s*[:=#]?\s*\[?\s*"
+# Blanks stand before a sign or behind the last one, so that a run of them can be read in one way only.
+_SEPARATOR = r"['\"]?(?:\s*[:=#])?(?:\s*\[)?\s*"
 _STEPS = (
     re.compile(rf"(?i)(?<![a-z_])global[_ -]?step{_SEPARATOR}(\d+)"),
     re.compile(rf"(?i)(?<![a-z_])(?:train[_ ])?step{_SEPARATOR}(\d+)"),
@@ -23,7 +24,8 @@ _STEPS = (
 )
 _EPOCH = re.compile(rf"(?i)(?<![a-z_])epoch{_SEPARATOR}(\d+(?:\.\d+)?)")
 _LOSS = re.compile(
-    r"(?i)(?<![a-z_])(?<!val )(?<!eval )(?<!validation )(?<!test )(?:train(?:ing)?[_ ])?loss['\"]?\s*[:=]?\s*" + _NUMBER
+    r"(?i)(?<![a-z_])(?<!val )(?<!eval )(?<!validation )(?<!test )(?:train(?:ing)?[_ ])?loss['\"]?(?:\s*[:=])?\s*"
+    + _NUMBER
 )
 
 

@@ -13,6 +13,7 @@ from clary.control.server.service import run_service
 from clary.control.settings import Settings, load_settings
 
 NEW_DATABASE = "--new-database"
+NEW_KEYS = "--new-keys"
 
 
 def main() -> int:
@@ -21,19 +22,20 @@ def main() -> int:
     try:
         settings = load_settings()
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(_run_until_signal(settings, begins_anew=NEW_DATABASE in sys.argv[1:]))
+            options = sys.argv[1:]
+            runner.run(_run_until_signal(settings, begins_anew=NEW_DATABASE in options, makes_keys=NEW_KEYS in options))
     except ClaryError as error:
         print(f"clary: {error.message}", file=sys.stderr)
         return 1
     return 0
 
 
-async def _run_until_signal(settings: Settings, *, begins_anew: bool) -> None:
+async def _run_until_signal(settings: Settings, *, begins_anew: bool, makes_keys: bool) -> None:
     leave = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, leave.set)
-    await run_service(settings, leave=leave, begins_anew=begins_anew)
+    await run_service(settings, leave=leave, begins_anew=begins_anew, makes_keys=makes_keys)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import ssl
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -103,24 +104,27 @@ DOWN_GRACE_S = 10.0  # for programs of running jobs when the service is told to 
 DOWN_DEADLINE_S = 45.0  # for their results to reach the object store
 
 
-async def run_service(settings: Settings, *, leave: asyncio.Event, begins_anew: bool = False) -> None:
+async def run_service(
+    settings: Settings, *, leave: asyncio.Event, begins_anew: bool = False, makes_keys: bool = False
+) -> None:
     """Run until `leave` is set, then end running jobs and everything that was started.
 
     Args:
         settings: of the service.
         leave: set when it is to leave.
         begins_anew: whether it may begin with a new database where the folder has lived with one.
+        makes_keys: whether it shall begin with new keys where the folder has lived with others.
 
     Raises: ClaryError if something could not be started; what was started before it is ended.
     """
     folder = StateFolder(settings.home_folder)
     folder.create()
     is_first = not folder.has_secrets
-    secrets = folder.load_secrets()
     clock = SystemClock()
     prices = load_prices(settings.prices_file)
     async with AsyncExitStack() as stack:
         stack.enter_context(sole_owner(folder))
+        secrets = folder.load_secrets(begins_anew=makes_keys)
         journal = ReplayJournal(
             folder.used_signatures,
             skew_s=settings.clock_skew_s,
@@ -129,9 +133,9 @@ async def run_service(settings: Settings, *, leave: asyncio.Event, begins_anew: 
             boot_id=read_boot_id(),
         )
         stack.callback(journal.close)
-        ports = choose_ports(settings, folder.read_service_record())
+        ports = choose_ports(settings, _former_service(folder))
         urls = ports.urls(settings)
-        object_store = await _object_store(stack, settings, folder, secrets)
+        object_store, file_keepers = await _object_store(stack, settings, folder, secrets)
         life = DatabaseLife(folder.root, keep=settings.num_backups, begins_anew=begins_anew)
         store = await Store.open(settings.resolved_database_url, life=life)
         stack.push_async_callback(store.close)
@@ -283,14 +287,23 @@ async def run_service(settings: Settings, *, leave: asyncio.Event, begins_anew: 
             memory_limits=memory_limits,
         )
         folder.write_service_record(record)
-        files = keep_files(folder, record, secrets)
+        files = keep_files(folder, record, secrets, others=file_keepers)
         stack.push_async_callback(cancel, asyncio.create_task(files, name="state-files"))
-        stack.callback(folder.service_record_path.unlink, missing_ok=True)
+        stack.callback(folder.remove_service_record)
         log.info("clary %s answers at %s (isolation: %s)", __version__, urls.api, isolation.value)
         log.info("memory limits of hosts are %s", memory_limits)
         await leave.wait()
         await rehearsing.interrupt()  # before their jobs end, which would look like a verdict
         await _end_jobs(hub, reconciler)
+
+
+def _former_service(folder: StateFolder) -> ServiceRecord | None:
+    """Return what the last service wrote about itself; the folder's lock says that it does not run any more."""
+    try:
+        return folder.read_service_record()
+    except ContractError as error:
+        log.warning("%s; this service takes the ports that are free, and finds what runs by itself", error.message)
+        return None
 
 
 def _spot_schedule(settings: Settings) -> SpotSchedule | None:
@@ -362,7 +375,8 @@ async def _listen(
 
 async def _object_store(
     stack: AsyncExitStack, settings: Settings, folder: StateFolder, secrets: RootSecrets
-) -> Endpoint:
+) -> tuple[Endpoint, Sequence[Callable[[], None]]]:
+    """Return where objects are kept, and what looks after the files of an embedded store."""
     if settings.s3_endpoint_url:
         key, secret = settings.s3_access_key_id, settings.s3_secret_access_key
         if not key or not secret:
@@ -370,13 +384,13 @@ async def _object_store(
                 "s3_endpoint_url is set, but s3_access_key_id or s3_secret_access_key is not", fault=Fault.USER
             )
         credentials = Credentials(access_key_id=key, secret_access_key=secret)
-        return Endpoint(url=settings.s3_endpoint_url, region=settings.region, credentials=credentials)
+        return Endpoint(url=settings.s3_endpoint_url, region=settings.region, credentials=credentials), ()
     embedded = EmbeddedStore(
         folder.root, credentials=secrets.store_credentials, region=settings.region, bucket=settings.default_bucket
     )
     endpoint = await embedded.start()
     stack.push_async_callback(embedded.stop)
-    return endpoint
+    return endpoint, (embedded.keep_record,)
 
 
 def _own_names(settings: Settings) -> list[str]:

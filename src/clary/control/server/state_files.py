@@ -8,22 +8,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from clary.contract.errors import ClaryError
-from clary.control.state_folder import RootSecrets, ServiceRecord, StateFolder
+from clary.control.state_folder import RootSecrets, ServiceRecord, StateFolder, read_record_file
 
 LOOK_INTERVAL_S = 2.0
 
 log = logging.getLogger(__name__)
 
 
-async def keep_files(folder: StateFolder, record: ServiceRecord, secrets: RootSecrets) -> None:
-    """Look until cancelled, and write what is missing or not ours."""
+async def keep_files(
+    folder: StateFolder, record: ServiceRecord, secrets: RootSecrets, *, others: Sequence[Callable[[], None]] = ()
+) -> None:
+    """Look until cancelled, and write what is missing or not ours.
+
+    Args:
+        folder: the state folder.
+        record: of this service.
+        secrets: its keys.
+        others: look after files of other parts of the service; raise OSError.
+    """
     has_failed = False
     while True:
         await asyncio.sleep(LOOK_INTERVAL_S)
         try:
             mend_files(folder, record, secrets)
+            for mend in others:
+                mend()
             has_failed = False
         except OSError as error:
             if not has_failed:  # a full disk is full for long; said once
@@ -32,19 +45,24 @@ async def keep_files(folder: StateFolder, record: ServiceRecord, secrets: RootSe
 
 
 def mend_files(folder: StateFolder, record: ServiceRecord, secrets: RootSecrets) -> None:
-    """Write the record and the keys if their files are missing or say something else; raises OSError."""
-    if _read_record(folder) != record:
+    """Write the record and the keys if their files are missing or damaged; raises OSError.
+
+    Keys that are whole and others stay: their owner may have put them there for the next start.
+    """
+    if any(_read_record(path) != record for path in (folder.service_record_path, folder.service_record_copy_path)):
         log.warning("%s was deleted or changed; it is written anew", folder.service_record_path)
         folder.service_record_path.parent.mkdir(parents=True, exist_ok=True)
         folder.write_service_record(record)
-    if not folder.secrets_path.exists():
-        log.warning("%s was deleted; it is written anew from what the service has in memory", folder.secrets_path)
+    try:
+        folder.read_secrets()
+    except ClaryError as error:
+        log.warning("%s; they are written anew from what the service has in memory", error.message)
         folder.secrets_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.write_secrets(secrets)
 
 
-def _read_record(folder: StateFolder) -> ServiceRecord | None:
+def _read_record(path: Path) -> ServiceRecord | None:
     try:
-        return folder.read_service_record()
+        return read_record_file(path)
     except ClaryError:
         return None

@@ -13,7 +13,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from clary.contract.errors import Fault, StoreError
@@ -21,7 +21,7 @@ from clary.contract.errors import Fault, StoreError
 SIDE_FILES = ("-wal", "-shm")
 CHECK_TIMEOUT_S = 20.0  # for reading a database through; a larger one is started unread, and that is said
 SPARE_FACTOR = 2  # free space over the size of the database that a backup needs: it must never fill the disk
-_NAME = re.compile(r"clary-([0-9]{8}T[0-9]{6})[0-9]{6}Z\.db")
+_NAME = re.compile(r"clary-([0-9]{8}T[0-9]{12})Z\.db")
 _TIME_FORMAT = "%Y%m%dT%H%M%S%f"
 _STEPS = 100_000  # of SQLite's machine between two looks at the time
 
@@ -57,12 +57,15 @@ class Backups:
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
             matched = _NAME.fullmatch(path.name)
             if matched is not None:
-                made_at = datetime.strptime(matched[1], "%Y%m%dT%H%M%S").replace(tzinfo=UTC)
+                made_at = datetime.strptime(matched[1], _TIME_FORMAT).replace(tzinfo=UTC)
                 found.append(Backup(path=path, made_at=made_at, size_bytes=path.stat().st_size))
         return sorted(found, key=lambda backup: backup.path.name, reverse=True)
 
     def make(self, now: datetime) -> Backup:
         """Copy the database as it is now, and let the oldest copies go.
+
+        A copy is named after its time, but never before those that are there: where the clock was set back, the newest
+        would else be taken for the oldest, and go.
 
         Raises: StoreError if there is no room, or the copy cannot be made or read; older copies stay then.
         """
@@ -78,6 +81,7 @@ class Backups:
                 fault=Fault.INFRASTRUCTURE,
                 retryable=True,
             )
+        now = max([now, *(backup.made_at + timedelta(microseconds=1) for backup in self.all()[:1])])
         target = self._folder / f"clary-{now.strftime(_TIME_FORMAT)}Z.db"
         draft = target.with_suffix(".db.new")
         try:
@@ -105,7 +109,7 @@ class Backups:
             now: names what is moved away.
 
         Returns: the copy, and where the former database is now; None if there was none.
-        Raises: StoreError if there is no such copy, or it is damaged.
+        Raises: StoreError if there is no such copy, it is damaged, or there is no room; nothing is moved then.
         """
         found = [backup for backup in self.all() if name is None or backup.path.name == name]
         if not found:
@@ -116,8 +120,18 @@ class Backups:
         if wrong:
             raise StoreError(f"{found[0].path} is damaged: {wrong}; name an older one", fault=Fault.USER)
         draft = self._database.with_name(self._database.name + ".new")
-        shutil.copyfile(found[0].path, draft)
-        draft.chmod(0o600)
+        try:
+            shutil.copyfile(found[0].path, draft)
+            draft.chmod(0o600)
+            with draft.open("rb") as file:
+                os.fsync(file.fileno())
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            raise StoreError(
+                f"{found[0].path} cannot be copied to {draft}: {error.strerror}; the database is as it was; free space "
+                f"at {draft.parent}",
+                fault=Fault.INFRASTRUCTURE,
+            ) from error
         aside = set_aside(self._database, now)
         draft.replace(self._database)
         _sync_folder(self._database.parent)

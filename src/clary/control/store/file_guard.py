@@ -31,19 +31,19 @@ class FileGuard:
     def __init__(self, file: Path, engines: tuple[Engine, Engine]) -> None:
         self._file = file
         self._writer, self._readers = engines
-        self._wal = f"{file}{SIDE_FILES[0]}"
+        self._sides = [f"{file}{suffix}" for suffix in SIDE_FILES]
         self._known = _identity(str(file))
-        self._known_wal = _identity(self._wal)
+        self._known_sides = [_identity(side) for side in self._sides]
 
     def look(self) -> None:
         """Put the file back if it is not the one that was opened.
 
         Raises: OperationalError if it cannot be put back; nothing is to be written then.
         """
-        found, found_wal = _identity(str(self._file)), _identity(self._wal)
-        if self._known_wal is None and found == self._known:
-            self._known_wal = found_wal  # made at the first write
-        if found == self._known and found_wal == self._known_wal:
+        found, sides = _identity(str(self._file)), [_identity(side) for side in self._sides]
+        if found == self._known:  # side files are made at the first write
+            self._known_sides = [known or side for known, side in zip(self._known_sides, sides, strict=True)]
+        if found == self._known and sides == self._known_sides:
             return
         what = "deleted" if found is None else "replaced" if found != self._known else "left without its journal"
         log.error("the database %s was %s while the service ran; it is put back from what is open", self._file, what)
@@ -70,7 +70,7 @@ class FileGuard:
             cause = error if isinstance(error, sqlite3.Error) else sqlite3.OperationalError(str(error))
             raise OperationalError(f"put {self._file} back", None, cause) from error
         self._known = _identity(str(self._file))
-        self._known_wal = None
+        self._known_sides = [None for _ in self._sides]
 
 
 def _identity(path: str) -> tuple[int, int] | None:

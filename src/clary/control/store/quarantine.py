@@ -167,6 +167,8 @@ def _hold(connection: Connection, row: DamagedRow) -> bool:
 
 def _hold_job(connection: Connection, row: DamagedRow) -> bool:
     """Mark a job's row; one of which only columns are damaged is mended from its document."""
+    if "name" in row.key and _reads_again(connection, row.key["name"]):
+        return False  # mended since it was found
     condition, values = _condition(row.key)
     where = f"{condition} AND is_quarantined = 0"
     document = connection.execute(text(f"SELECT document FROM jobs WHERE {where}"), values).scalar()  # noqa: S608
@@ -180,6 +182,14 @@ def _hold_job(connection: Connection, row: DamagedRow) -> bool:
     connection.execute(text(f"UPDATE jobs SET is_quarantined = 1 WHERE {where}"), values)  # noqa: S608
     connection.execute(delete(cards_table).where(cards_table.c.name == row.name))
     return True
+
+
+def _reads_again(connection: Connection, name: Any) -> bool:
+    found = connection.execute(job_documents.SELECT_JOB, {"name": name}).one_or_none()
+    try:
+        return found is not None and job_documents.job_of_row(found).name == name
+    except DAMAGE:
+        return False
 
 
 def _job_behind(document: Any, row: DamagedRow) -> TrainingJob | None:

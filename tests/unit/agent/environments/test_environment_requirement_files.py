@@ -129,6 +129,17 @@ def test_each_line_says_what_its_installation_depends_on(
     assert (bool(asked.plain), asked.has_options, asked.needs_source) == (is_plain, has_options, needs_source)
 
 
+@pytest.mark.timeout(20)  # for ever, with a pattern that matches the same blanks in several ways
+@pytest.mark.parametrize("line", ["a" + " " * 5000 + "!", "a [ b" + " \t" * 5000, "a >= 1 ," + " " * 5000 + "x y"])
+def test_a_line_of_blanks_is_read_at_once(tmp_path: Path, line: str) -> None:
+    assert read(tmp_path, line).needs_source
+
+
+def test_blanks_within_a_line_change_nothing(tmp_path: Path) -> None:
+    spaced = "numpy  [ a ,\tb ]   ( >= 1.0 ,  < 2 )   ;  python_version > '3'"
+    assert read(tmp_path, spaced).plain == (spaced,)
+
+
 def test_environments_are_shared_by_those_who_would_install_the_same(tmp_path: Path) -> None:
     keys = set()
     for text in ("numpy\n", "numpy\n#\n"):

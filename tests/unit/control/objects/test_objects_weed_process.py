@@ -70,6 +70,22 @@ def test_damaged_record_is_as_good_as_none(tmp_path: Path, text: str) -> None:
     assert StoreRecord.read(path) is None
 
 
+def test_a_store_without_a_record_is_found_by_its_folder_and_ports(tmp_path: Path) -> None:
+    folder, other = tmp_path / "objects", tmp_path / "other"
+    folder.mkdir()
+    other.mkdir()
+    ports = {name: number for number, name in enumerate(weed_process.PORT_NAMES, start=20000)}
+    arguments = weed_process.command("weed", data_folder=folder, ports=ports, bucket="clary")[1:]
+    command = [sys.executable, "-S", "-c", "input()", *arguments]
+    with subprocess.Popen(command, cwd=other, stdin=subprocess.PIPE) as stranger:
+        assert weed_process.find_running(folder) is None  # of another container, where that path is another folder
+        stranger.stdin.close()  # type: ignore[union-attr]
+    with subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE) as process:
+        assert weed_process.find_running(folder) == StoreRecord(ports=ports, process=ProcessId.of(process.pid))
+        assert weed_process.find_running(other) is None
+        process.stdin.close()  # type: ignore[union-attr]
+
+
 def test_process_is_not_mistaken_for_another_with_its_pid() -> None:
     me = ProcessId.of(os.getpid())
     assert me is not None

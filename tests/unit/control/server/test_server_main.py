@@ -25,3 +25,16 @@ def test_a_service_that_can_not_start_says_why_in_one_line(tmp_path, monkeypatch
     assert server.main() == 1
     assert capsys.readouterr().err == says + "\n"
     assert not (tmp_path / "run" / "service.json").exists()
+
+
+@pytest.mark.parametrize("flags", [[], ["--new-keys"]])
+def test_a_service_without_its_keys_starts_only_with_new_ones(tmp_path, monkeypatch, capsys, flags):
+    for name, value in {"CLARY_HOME": str(tmp_path), "CLARY_PORT": "0", "CLARY_TLS_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CLARY_S3_ENDPOINT_URL", "http://127.0.0.1:1")  # where such a service ends next
+    monkeypatch.setattr("sys.argv", ["server", *flags])
+    (tmp_path / "clary.db").touch()
+    assert server.main() == 1
+    said = capsys.readouterr().err
+    assert ("root.json are missing" in said) == (not flags)
+    assert (tmp_path / "secrets" / "root.json").exists() == bool(flags)

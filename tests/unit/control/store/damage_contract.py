@@ -15,7 +15,7 @@ from store_contract import completed, count_up, make_job
 
 from clary.contract.errors import StoreError
 from clary.contract.training_values import TrainingProgress
-from clary.control.store.damage import JobUnreadable
+from clary.control.store.damage import DamagedRow, JobUnreadable
 from clary.control.store.database import parse_url
 from clary.control.store.errors import JobExists
 from clary.control.store.experiment_rows import Kind, Tracked
@@ -89,6 +89,16 @@ class DamageContract:
             assert sorted(card.name for card in cards.cards) == ["before", "later"]
             assert [job.name for job in await store.jobs_with(limit=10)] == ["before", "later"]
             assert await store.quarantine.num_held() == 1
+        finally:
+            await store.close()
+
+    async def test_a_row_that_was_mended_meanwhile_is_not_set_aside(self, database_url: str) -> None:
+        store = await Store.open(database_url)
+        try:
+            await store.create_job(make_job("damaged"), {})
+            await store.quarantine.hold([DamagedRow(table="jobs", key={"name": "damaged"}, name="damaged", reason="x")])
+            assert (await store.get_job("damaged")) is not None
+            assert await store.quarantine.entries() == []
         finally:
             await store.close()
 

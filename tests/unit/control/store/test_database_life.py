@@ -151,6 +151,15 @@ async def test_few_backups_stay_and_a_damaged_one_is_not_brought_back(database: 
     assert backups.check(database, monotonic=time.monotonic) == ""
 
 
+async def test_the_newest_backup_stays_the_newest_when_the_clock_is_set_back(database: Path) -> None:
+    await lived_in(database, makes_backup=False)
+    kept = backups_of(database)
+    made = [kept.make(NOW + timedelta(days=days)).path for days in (0, 1, 2, -30, -30)]
+    assert [item.path for item in kept.all()] == made[:1:-1]
+    assert str(made[-1]) in kept.way_out()
+    assert kept.bring_back(None, NOW)[0].path == made[-1]
+
+
 async def test_a_backup_never_fills_the_disk(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     await lived_in(database)
     usage = backups.shutil.disk_usage(database.parent)
@@ -160,7 +169,7 @@ async def test_a_backup_never_fills_the_disk(database: Path, monkeypatch: pytest
     assert len(backups_of(database).all()) == 1
 
 
-@pytest.mark.parametrize("how", ["deleted", "replaced", "without its journal", "all three files"])
+@pytest.mark.parametrize("how", ["deleted", "replaced", "without its journal", "without its locks", "all three files"])
 async def test_a_database_that_is_deleted_under_the_service_is_put_back(database: Path, how: str) -> None:
     store = await open_store(database)
     await store.create_job(make_job("before"), {})
@@ -169,6 +178,7 @@ async def test_a_database_that_is_deleted_under_the_service_is_put_back(database
         database.unlink()
     if how in ("without its journal", "all three files"):
         wal.unlink()
+    if how in ("without its locks", "all three files"):
         Path(f"{database}-shm").unlink()
     if how == "replaced":
         other = database.with_name("other")

@@ -230,7 +230,7 @@ class LocalEngine:
         Returns: where its ranks meet, if hosts share the machine's network; each attempt has a port of its own.
         """
         if attempt_record.is_released(folder):
-            raise EngineError(f"attempt {plan.attempt} of job {plan.job_name} has been released; launch the next one")
+            raise _is_over(plan)
         _make_folder(folder)
         record = attempt_record.create_record(folder)
         port = None
@@ -258,7 +258,7 @@ class LocalEngine:
 
     def _launch(self, plan: LaunchPlan, folder: Path) -> LaunchPlan:
         if attempt_record.is_released(folder):
-            raise EngineError(f"attempt {plan.attempt} of job {plan.job_name} has been released; launch the next one")
+            raise _is_over(plan)
         _make_folder(folder)
         _require_space(folder)
         record = attempt_record.create_record(folder)
@@ -289,7 +289,7 @@ class LocalEngine:
 
     def _start_agents(self, plan: LaunchPlan, folder: Path) -> None:
         if attempt_record.is_released(folder):
-            raise EngineError(f"attempt {plan.attempt} of job {plan.job_name} has been released")
+            raise _is_over(plan)
         record = attempt_record.create_record(folder)
         agents = dict(record.agents)
         if record.may_have_unknown_agents:
@@ -365,6 +365,14 @@ class LocalEngine:
         for pid, child in list(self._children.items()):
             if child.poll() is not None:
                 self._children.pop(pid, None)
+
+
+def _is_over(plan: LaunchPlan) -> EngineError:
+    """Return the error of an attempt that would be begun again; a mended record of a job can ask for that."""
+    return EngineError(
+        f"the hosts of attempt {plan.attempt} were taken back, as those of a job whose record cannot be read are when "
+        "the service starts; a released attempt is not begun again"
+    )
 
 
 def _sound_record(folder: Path) -> AttemptRecord | None:

@@ -26,15 +26,20 @@ log = logging.getLogger(__name__)
 
 
 def mend(folder: Path) -> None:
-    """Make an attempt's record anew if it cannot be read; the damaged file is kept beside it."""
+    """Make an attempt's record anew if it cannot be read or was deleted; a damaged file is kept beside it.
+
+    Raises: EngineError if it cannot be written.
+    """
+    path = folder / RECORD_FILE
     try:
-        if attempt_record.read_record(folder) is not None:
+        if attempt_record.read_record(folder) is not None or not _has_hosts(folder):
             return
+        why = f"{path} was deleted"
     except EngineError as error:
-        log.warning("%s; it is made anew from what runs", error.message)
-        path = folder / RECORD_FILE
+        why = error.message
         path.replace(path.with_name(path.name + DAMAGED_SUFFIX))
-        attempt_record.write_record(folder, find(folder) or _empty())
+    log.warning("%s; it is made anew from what runs", why)
+    attempt_record.write_record(folder, find(folder) or _empty())
 
 
 def restore(folder: Path) -> bool:
@@ -71,6 +76,11 @@ def find(folder: Path) -> AttemptRecord | None:
         return None
     places = cleaning.own_cgroup_places()
     return AttemptRecord(boot_id=attempt_record.boot_id(), mark=mark, agents=agents, cgroup_places=places)
+
+
+def _has_hosts(folder: Path) -> bool:
+    """Whether agents were started below an attempt's folder, which nothing does without a record; costs little."""
+    return next(folder.glob(f"*/{AGENT_LOG}"), None) is not None
 
 
 def _empty() -> AttemptRecord:

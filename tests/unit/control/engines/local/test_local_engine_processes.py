@@ -126,9 +126,9 @@ async def test_release_ends_agents_and_what_they_started_and_a_second_one_finds_
 async def test_released_attempt_can_not_be_launched_again(engine):
     plan = await engine.launch(plan_of(1))
     await engine.release(plan.job_name, plan.attempt)
-    with pytest.raises(EngineError, match="has been released"):
+    with pytest.raises(EngineError, match="hosts of attempt 1 were taken back"):
         await engine.launch(plan)
-    with pytest.raises(EngineError, match="has been released"):
+    with pytest.raises(EngineError, match="hosts of attempt 1 were taken back"):
         await engine.start_agents(plan)
 
 
