@@ -17,6 +17,7 @@ from typing import Any
 from clary.contract import hyperparameters as hps
 from clary.contract.entry_points import EntryKind, entry_kind, name_problem
 from clary.contract.mpi_options import MpiOptions, parse_mpi_options
+from clary.contract.named_places import code_source_problem
 from clary.contract.string_enum import StrEnum
 
 MPI_ENABLED = "sagemaker_mpi_enabled"
@@ -164,6 +165,7 @@ def refusals(
     reasons += [f"custom_mpi_options: {problem}" for problem in distribution.mpi_options.problems]
     reasons += _value_refusals(hyperparameters, distribution, instance_groups)
     reasons += _program_refusals(hyperparameters, distribution)
+    reasons += _source_refusals(hyperparameters)
     return tuple(reasons)
 
 
@@ -230,6 +232,12 @@ def _value_refusals(
                 f"{INSTANCE_GROUPS} names {unknown[0]!r}, but the job has only the groups {', '.join(instance_groups)}"
             )
     return reasons
+
+
+def _source_refusals(hyperparameters: Mapping[str, str]) -> list[str]:
+    source = hps.platform_text(hyperparameters, hps.SUBMIT_DIRECTORY)
+    problem = None if source is None else code_source_problem(source)
+    return [] if problem is None else [problem]
 
 
 def _program_refusals(hyperparameters: Mapping[str, str], distribution: Distribution) -> list[str]:

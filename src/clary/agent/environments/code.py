@@ -25,6 +25,7 @@ from clary.contract.entry_points import EntryKind, EntryPoint, entry_kind, name_
 from clary.contract.errors import AgentError, Fault
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.ml_tree import OPT_ML, MlTree
+from clary.contract.named_places import FILE_SCHEME, code_source_problem
 
 _GIB = 1 << 30
 # Source folders hold code and perhaps small data; SageMaker sets no limit, the disk does.
@@ -33,7 +34,6 @@ REQUIREMENTS = "requirements.txt"
 _LISTED_NAMES = 12  # names of the archive that an error lists
 _COMMAND_MODE = 0o755
 _SCRIPT_SUFFIXES = (".py", ".sh")
-_FILE_SCHEME = "file://"
 
 
 class ObjectSource(Protocol):
@@ -57,7 +57,7 @@ class CodeFacts:
 
 def code_channel(plan: LaunchPlan) -> str | None:
     """Return the channel that must be fetched before the code can be unpacked; None if none must."""
-    source = (_source(plan) or "").removeprefix(_FILE_SCHEME)
+    source = (_source(plan) or "").removeprefix(FILE_SCHEME)
     data = PurePosixPath(MlTree(OPT_ML).data)
     if not PurePosixPath(source).is_relative_to(data):
         return None
@@ -138,13 +138,10 @@ def _place_of(source: str, plan: LaunchPlan, tree: MlTree) -> tuple[str, str]:
     Raises: AgentError (fault USER) for a path that is not below `/opt/ml`: the agent would read it with rights that the
         job does not have.
     """
-    path = source.removeprefix(_FILE_SCHEME)
-    if not PurePosixPath(path).is_relative_to(OPT_ML) or ".." in PurePosixPath(path).parts:
-        raise AgentError(
-            f"{hps.SUBMIT_DIRECTORY} is {source!r}: expected s3://bucket/key or a path below /opt/ml. Nothing else of "
-            "this machine becomes the code of a job; upload it, or bring it as a channel.",
-            fault=Fault.USER,
-        )
+    problem = code_source_problem(source)
+    if problem is not None:
+        raise AgentError(problem, fault=Fault.USER)
+    path = source.removeprefix(FILE_SCHEME)
     below = PurePosixPath(path).relative_to(OPT_ML)
     for channel in plan.channels:
         place = MlTree(OPT_ML).channel(channel.name).relative_to(OPT_ML)

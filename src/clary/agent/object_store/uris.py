@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from clary.contract.errors import AgentError, Fault
-
-_SCHEME = "s3://"
+from clary.contract.named_places import S3_SCHEME, bucket_problem
 
 
 @dataclass(frozen=True)
@@ -17,7 +16,7 @@ class S3Uri:
     key: str  # empty for the whole bucket
 
     def __str__(self) -> str:
-        return f"{_SCHEME}{self.bucket}/{self.key}" if self.key else f"{_SCHEME}{self.bucket}"
+        return f"{S3_SCHEME}{self.bucket}/{self.key}" if self.key else f"{S3_SCHEME}{self.bucket}"
 
     def child(self, name: str) -> S3Uri:
         """Return the URI of `name` below this one, with one slash between."""
@@ -31,11 +30,12 @@ def parse_s3_uri(uri: str) -> S3Uri:
     """
     if uri.startswith(("https://", "http://")):
         raise _no_uri(uri, "https forms of S3 URIs are not supported, because they do not say where the bucket ends")
-    if not uri.startswith(_SCHEME):
+    if not uri.startswith(S3_SCHEME):
         raise _no_uri(uri, "it does not start with s3://")
-    bucket, _, key = uri.removeprefix(_SCHEME).partition("/")
-    if not bucket or bucket in (".", "..") or any(character in bucket for character in "?#\\ \0"):
-        raise _no_uri(uri, "it names no bucket")
+    bucket, _, key = uri.removeprefix(S3_SCHEME).partition("/")
+    problem = bucket_problem(bucket)
+    if problem is not None:
+        raise _no_uri(uri, problem)
     return S3Uri(bucket, key)
 
 

@@ -17,6 +17,7 @@ from clary.contract.debug_parameters import OF_COLLECTIONS, OF_HOOKS, parameter_
 from clary.contract.errors import WireError
 from clary.contract.job_rules import MirrorPlan, RulePlan
 from clary.contract.ml_tree import OPT_ML
+from clary.contract.named_places import s3_uri_problem
 from clary.control.jobs.rule_actions import STOP_TRAINING, UNSENDABLE, actions_of, stops
 
 DEBUG_MEMBERS = {"DebugHookConfig": "debug-output", "TensorBoardOutputConfig": "tensorboard-output"}
@@ -31,8 +32,10 @@ def check(request: Mapping[str, Any]) -> None:
     """Refuse what no hook and no rule could make sense of. Raises: WireError(ValidationException)."""
     for member in DEBUG_MEMBERS:
         config = request.get(member)
-        if config is not None and not config["S3OutputPath"].startswith("s3://"):
-            raise _refusal(f"{member}.S3OutputPath must be s3://bucket/prefix, got {config['S3OutputPath']!r}.")
+        problem = None if config is None else s3_uri_problem(config["S3OutputPath"])
+        if problem is not None:
+            uri = config["S3OutputPath"]
+            raise _refusal(f"{member}.S3OutputPath must be s3://bucket/prefix, got {uri!r}: {problem}.")
         path = (config or {}).get("LocalPath")
         if path is not None and (not path.startswith("/") or ".." in path.split("/") or not path.isprintable()):
             raise _refusal(f"{member}.LocalPath must be the whole path of a folder, got {path!r}.")
@@ -46,8 +49,9 @@ def check(request: Mapping[str, Any]) -> None:
     for item in configs:
         name, parameters = item["RuleConfigurationName"], item.get("RuleParameters") or {}
         uri = parameters.get("source_s3_uri")
-        if uri is not None and not uri.startswith("s3://"):
-            raise _refusal(f"Rule {name!r}: source_s3_uri must be s3://bucket/file.py, got {uri!r}.")
+        problem = None if uri is None else s3_uri_problem(uri)
+        if problem is not None:
+            raise _refusal(f"Rule {name!r}: source_s3_uri must be s3://bucket/file.py, got {uri!r}: {problem}.")
         try:
             actions = actions_of(parameters)
         except ValueError as error:

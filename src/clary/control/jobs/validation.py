@@ -14,6 +14,7 @@ from clary.contract.distribution import refusals
 from clary.contract.distribution import warnings as distribution_warnings
 from clary.contract.errors import WireError
 from clary.contract.launch_plan import InputMode
+from clary.contract.named_places import checkpoint_folder_problem, s3_uri_problem
 from clary.control.jobs import debug_request
 from clary.control.jobs.job_request import JobRequest
 
@@ -34,7 +35,7 @@ def check(request: Mapping[str, Any]) -> None:
     _check_instances(request)
     _check_stopping(request)
     _check_channels(request)
-    _check_destinations(request)
+    _check_places(request)
     debug_request.check(request)
     job = JobRequest(request)
     groups = [group.name for group in job.instance_groups]
@@ -153,14 +154,24 @@ def _check_stopping(request: Mapping[str, Any]) -> None:
         )
 
 
-def _check_destinations(request: Mapping[str, Any]) -> None:
+def _check_places(request: Mapping[str, Any]) -> None:
+    """Refuse addresses and folders that could not be used at the end of a job that has run for days."""
     places = {
         "OutputDataConfig.S3OutputPath": request["OutputDataConfig"].get("S3OutputPath"),
         "CheckpointConfig.S3Uri": (request.get("CheckpointConfig") or {}).get("S3Uri"),
     }
     for member, uri in places.items():
-        if uri is not None and not uri.startswith("s3://"):
-            raise WireError("ValidationException", f"{member} must be s3://bucket/prefix, got {uri!r}.")
+        _check_address(member, uri)
+    local_path = JobRequest(request).checkpoint_local_path
+    problem = None if local_path is None else checkpoint_folder_problem(local_path)
+    if problem is not None:
+        raise WireError("ValidationException", problem)
+
+
+def _check_address(member: str, uri: str | None) -> None:
+    problem = None if uri is None else s3_uri_problem(uri)
+    if problem is not None:
+        raise WireError("ValidationException", f"{member} must be s3://bucket/prefix, got {uri!r}: {problem}.")
 
 
 def _check_channels(request: Mapping[str, Any]) -> None:
@@ -186,10 +197,7 @@ def _check_channels(request: Mapping[str, Any]) -> None:
 def _check_s3_source(channel: str, source: Mapping[str, Any] | None, item: Mapping[str, Any]) -> None:
     if source is None:
         return
-    if not source["S3Uri"].startswith("s3://"):
-        raise WireError(
-            "ValidationException", f"Channel {channel!r}: S3Uri must be s3://bucket/prefix, got {source['S3Uri']!r}."
-        )
+    _check_address(f"Channel {channel!r}: S3Uri", source["S3Uri"])
     data_type = source.get("S3DataType", "S3Prefix")
     if data_type not in ("S3Prefix", "ManifestFile"):
         raise WireError(

@@ -61,7 +61,10 @@ def test_plain_processes_that_may_share_a_folder_are_told(tmp_path: Path) -> Non
     assert checkpoints_in(tmp_path, checkpoint_local_path="/data/of/mine", num_hosts=2).warnings == ()
 
 
-@pytest.mark.parametrize("local_path", ["/", "/opt", "/opt/ml", "/opt/ml/x/..", "relative/path", "/a\0b"])
+HELD = ("/", "/opt", "/opt/ml", "/opt/ml/x/..", "relative/path", "/a\0b", "/proc", "//proc/self", "/dev", "/var/run/x")
+
+
+@pytest.mark.parametrize("local_path", HELD)
 def test_a_path_that_would_hide_the_programs_world_is_refused(tmp_path: Path, local_path: str) -> None:
     with pytest.raises(AgentError, match=r"LocalPath .* cannot be used") as caught:
         checkpoints_in(tmp_path, checkpoint_local_path=local_path)

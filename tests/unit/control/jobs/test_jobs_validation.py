@@ -120,7 +120,7 @@ CASES = [
     ({"InputDataConfig": [channel("..")]}, "'..' is no name for a channel."),
     (
         {"InputDataConfig": [channel(uri="https://b/p")]},
-        "Channel 'train': S3Uri must be s3://bucket/prefix, got 'https://b/p'.",
+        "Channel 'train': S3Uri must be s3://bucket/prefix, got 'https://b/p': it does not start with s3://.",
     ),
     (
         {
@@ -132,9 +132,20 @@ CASES = [
     ),
     (
         {"OutputDataConfig": {"S3OutputPath": "https://bucket/out"}},
-        "OutputDataConfig.S3OutputPath must be s3://bucket/prefix, got 'https://bucket/out'.",
+        "OutputDataConfig.S3OutputPath must be s3://bucket/prefix, got 'https://bucket/out': it does not start",
     ),
     ({"CheckpointConfig": {"S3Uri": "https://b/c"}}, "CheckpointConfig.S3Uri must be s3://bucket/prefix"),
+    ({"InputDataConfig": [channel(uri="s3://../x")]}, "Channel 'train': S3Uri must be s3://bucket/prefix"),
+    ({"OutputDataConfig": {"S3OutputPath": "s3://b/../x"}}, "OutputDataConfig.S3OutputPath must be s3://bucket/prefix"),
+    ({"OutputDataConfig": {"S3OutputPath": "s3://b@h/x"}}, "OutputDataConfig.S3OutputPath must be s3://bucket/prefix"),
+    (
+        {"CheckpointConfig": {"S3Uri": "s3://b/c", "LocalPath": "/opt/ml/../../proc/self"}},
+        "CheckpointConfig.LocalPath '/opt/ml/../../proc/self' cannot be used: the host needs what is there",
+    ),
+    (
+        {**algorithm(), "HyperParameters": {"sagemaker_program": "t.py", "sagemaker_submit_directory": '"/etc"'}},
+        "sagemaker_submit_directory is '/etc': expected s3://bucket/key or a path below /opt/ml.",
+    ),
     (
         {**algorithm(), "HyperParameters": {"sagemaker_program": "../train.py"}},
         "sagemaker_program: ",

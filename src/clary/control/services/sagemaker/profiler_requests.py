@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clary.contract.errors import WireError
+from clary.contract.named_places import s3_uri_problem
 from clary.control.profiling.configured import configured_rules
 
 INTERVALS_MS = (100, 200, 500, 1000, 5000, 60_000)
@@ -33,8 +34,9 @@ def check_profiler(request: Mapping[str, Any]) -> None:
     places = {"ProfilerConfig.S3OutputPath": config.get("S3OutputPath")}
     places |= {f"S3OutputPath of rule {rule['RuleConfigurationName']!r}": rule.get("S3OutputPath") for rule in rules}
     for member, uri in places.items():
-        if uri is not None and not uri.startswith("s3://"):
-            raise _refusal(f"{member} must be s3://bucket/prefix, got {uri!r}.")
+        problem = None if uri is None else s3_uri_problem(uri)
+        if problem is not None:
+            raise _refusal(f"{member} must be s3://bucket/prefix, got {uri!r}: {problem}.")
     names = Counter(rule["RuleConfigurationName"] for rule in rules)
     doubled = [name for name, count in names.items() if count > 1]
     if doubled:
