@@ -404,6 +404,11 @@ def test_hostile_http_is_refused_and_the_service_lives_on(service, aws, request_
 
 
 def test_operations_that_are_not_offered_are_refused_by_name(aws):
-    code, message = refusal(aws.sagemaker.list_endpoints)
+    code, message = refusal(lambda: aws.sagemaker.describe_endpoint(EndpointName="e"))
     assert code == "UnknownOperationException"
-    assert "ListEndpoints" in message
+    assert "DescribeEndpoint" in message
+
+
+def test_kinds_that_are_not_offered_are_listed_as_none(aws):
+    assert aws.sagemaker.list_endpoints()["Endpoints"] == []
+    assert list(aws.sagemaker.get_paginator("list_processing_jobs").paginate().search("ProcessingJobSummaries[]")) == []

@@ -69,6 +69,8 @@ RULES: Mapping[tuple[str, str], Rule] = {
     ("iam", "GetRole"): _always,  # answers of these are the same for every name
     ("iam", "GetUser"): _always,
     ("iam", "ListAttachedRolePolicies"): _always,
+    ("iam", "ListRoles"): _always,
+    ("ecr", "GetAuthorizationToken"): _always,  # which opens nothing
     ("cloudwatch", "GetMetricStatistics"): _own_metric,
     ("cloudwatch", "GetMetricData"): _own_metrics,
     ("cloudwatch", "ListMetrics"): _own_metric,

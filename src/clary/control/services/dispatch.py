@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any
 
 from clary.contract.errors import Fault, StoreError, WireError
-from clary.control.services import iam, logs, metric_data, metrics, sts
+from clary.control.services import ecr, iam, logs, metric_data, metrics, sts
 from clary.control.services.call import Call, Handler
 from clary.control.services.experiments import (
     component_calls,
@@ -24,6 +24,7 @@ from clary.control.services.experiments import (
 from clary.control.services.sagemaker import job_lists, tags, training_jobs
 from clary.control.store.damage import JobUnreadable
 from clary.control.store.errors import JobNotFound
+from clary.control.wire.empty_answers import empty_listing
 
 HANDLERS: Mapping[tuple[str, str], Handler] = {
     ("sagemaker", "CreateTrainingJob"): training_jobs.create_training_job,
@@ -44,8 +45,10 @@ HANDLERS: Mapping[tuple[str, str], Handler] = {
     ("sts", "GetCallerIdentity"): sts.get_caller_identity,
     ("iam", "GetRole"): iam.get_role,
     ("iam", "GetUser"): iam.get_user,
+    ("iam", "ListRoles"): iam.list_roles,
     ("iam", "ListAttachedRolePolicies"): iam.list_attached_role_policies,
     ("iam", "SimulatePrincipalPolicy"): iam.simulate_principal_policy,
+    ("ecr", "GetAuthorizationToken"): ecr.get_authorization_token,
     ("cloudwatch", "GetMetricStatistics"): metrics.get_metric_statistics,
     ("cloudwatch", "GetMetricData"): metric_data.get_metric_data,
     ("cloudwatch", "ListMetrics"): metrics.list_metrics,
@@ -79,14 +82,20 @@ HANDLERS: Mapping[tuple[str, str], Handler] = {
     ("sagemaker", "Search"): search_calls.search,
 }
 
+# Services of which every kind that exists here has a handler: what else they list, there is none of.
+LISTED_EMPTY = frozenset({"sagemaker", "iam", "cloudwatch"})
+
 
 async def dispatch(service: str, operation: str, call: Call) -> Mapping[str, Any]:
-    """Run the handler of an operation.
+    """Run the handler of an operation, or say that there are none of what it lists.
 
     Raises: WireError: UnknownOperationException for an operation that is not answered here, else the handler's own.
     """
     handler = HANDLERS.get((service, operation))
     if handler is None:
+        nothing = empty_listing(service, operation) if service in LISTED_EMPTY else None
+        if nothing is not None:
+            return nothing
         raise WireError("UnknownOperationException", f"{service}:{operation} is not supported by this service.")
     try:
         return await handler(call)

@@ -14,6 +14,8 @@ from urllib.parse import quote
 from clary.contract.errors import WireError
 from clary.control.services.call import Call
 
+ROOT = "/"
+
 _TRUST_POLICY = {
     "Version": "2012-10-17",
     "Statement": [{"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}],
@@ -23,17 +25,24 @@ _CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 async def get_role(call: Call) -> Mapping[str, Any]:
     """Describe a role; every role of the account exists and trusts SageMaker."""
-    name = call.params["RoleName"]
+    return {"Role": _role(call, call.params["RoleName"])}
+
+
+async def list_roles(call: Call) -> Mapping[str, Any]:
+    """List the execution role; others exist once they are named, and nobody remembers their names."""
+    is_wanted = call.params.get("PathPrefix", ROOT) == ROOT
+    return {"Roles": [_role(call, call.services.settings.role_name)] if is_wanted else [], "IsTruncated": False}
+
+
+def _role(call: Call, name: str) -> dict[str, Any]:
     return {
-        "Role": {
-            "Path": "/",
-            "RoleName": name,
-            "RoleId": "AROACLARY",
-            "Arn": f"arn:aws:iam::{call.services.settings.account_id}:role/{name}",
-            "CreateDate": _CREATED_AT,
-            # IAM returns the policy document URL-encoded (RFC 3986); clients decode it.
-            "AssumeRolePolicyDocument": quote(json.dumps(_TRUST_POLICY)),
-        }
+        "Path": ROOT,
+        "RoleName": name,
+        "RoleId": "AROACLARY",
+        "Arn": f"arn:aws:iam::{call.services.settings.account_id}:role/{name}",
+        "CreateDate": _CREATED_AT,
+        # IAM returns the policy document URL-encoded (RFC 3986); clients decode it.
+        "AssumeRolePolicyDocument": quote(json.dumps(_TRUST_POLICY)),
     }
 
 

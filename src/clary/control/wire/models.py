@@ -17,7 +17,7 @@ from botocore.loaders import Loader
 from botocore.model import ServiceModel
 
 # Names of botocore's data folders; everything else about these services comes from the data.
-SERVICE_NAMES = ("sagemaker", "logs", "sts", "iam", "cloudwatch", "sagemaker-metrics")
+SERVICE_NAMES = ("sagemaker", "logs", "sts", "iam", "cloudwatch", "sagemaker-metrics", "ecr")
 
 
 class Protocol(StrEnum):

@@ -1,5 +1,6 @@
 """What clients ask of STS and IAM before they create a job."""
 
+import base64
 import json
 from urllib.parse import unquote
 
@@ -44,3 +45,20 @@ async def test_there_is_no_user_and_no_policy_to_attach(plane):
         await plane.call("iam", "GetUser")
     assert (error.value.code, error.value.http_status) == ("NoSuchEntity", 404)
     assert (await plane.call("iam", "ListAttachedRolePolicies", RoleName="r"))["AttachedPolicies"] == []
+
+
+async def test_the_execution_role_is_listed(plane):
+    roles = (await plane.call("iam", "ListRoles"))["Roles"]
+    assert [role["Arn"] for role in roles] == ["arn:aws:iam::000000000000:role/ClaryExecutionRole"]
+    assert (await plane.call("iam", "ListRoles", PathPrefix="/other/"))["Roles"] == []
+
+
+async def test_a_registry_gives_a_token_that_says_there_is_none(plane):
+    (data,) = (await plane.call("ecr", "GetAuthorizationToken"))["authorizationData"]
+    assert base64.b64decode(data["authorizationToken"]) == b"AWS:there-is-no-registry-here"
+    assert data["proxyEndpoint"] == "https://000000000000.dkr.ecr.us-west-2.amazonaws.com"
+    named = await plane.call("ecr", "GetAuthorizationToken", registryIds=["763104351884", "1" * 12])
+    assert [item["proxyEndpoint"].partition(".")[0] for item in named["authorizationData"]] == [
+        "https://763104351884",
+        f"https://{'1' * 12}",
+    ]

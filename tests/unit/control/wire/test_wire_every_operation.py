@@ -17,6 +17,7 @@ PROTOCOLS = {
     "iam": (Protocol.QUERY,),
     "cloudwatch": (Protocol.JSON_1_0, Protocol.QUERY),
     "sagemaker-metrics": (Protocol.REST_JSON,),
+    "ecr": (Protocol.JSON_1_1,),
 }
 # Answers of these are event streams over a connection that stays open; the wire answers requests one by one.
 EVENT_STREAMS = {"StartLiveTail", "GetLogObject"}

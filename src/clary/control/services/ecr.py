@@ -1,0 +1,34 @@
+"""ECR, as far as scripts log in to a registry before they start a job.
+
+There is no registry here: images are names (`engines.images`), and nothing is pulled. The token opens nothing, and its
+password says so.
+Source: GetAuthorizationToken (Amazon ECR API reference): base64 of user and password, good for twelve hours.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from clary.control.services.call import Call
+
+VALID = timedelta(hours=12)
+LOGIN = b"AWS:there-is-no-registry-here"
+
+
+async def get_authorization_token(call: Call) -> Mapping[str, Any]:
+    """Return a token for each registry that is named; for the account's own if none is."""
+    accounts = call.params.get("registryIds") or [call.services.settings.account_id]
+    expires_at = call.services.clock.now() + VALID
+    return {
+        "authorizationData": [
+            {
+                "authorizationToken": base64.b64encode(LOGIN).decode(),
+                "expiresAt": expires_at,
+                "proxyEndpoint": f"https://{account}.dkr.ecr.{call.region}.amazonaws.com",
+            }
+            for account in accounts
+        ]
+    }
