@@ -105,6 +105,7 @@ class S3Front:
             KMS: there they are dropped, nothing is encrypted, and no answer says it was.
         bucket_of_own_host: bucket in front of one of the service's own names, None if a Host has none.
         find_grants: what a key opens; None for everything. Called for every request.
+        why_full: says that the store's disk is full; empty if it is not. Asked when the store fails.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class S3Front:
         forward_encryption: bool = False,
         bucket_of_own_host: Callable[[str], str | None] = lambda _host: None,
         find_grants: Callable[[str], Grants | None] = lambda _: None,
+        why_full: Callable[[], str] = lambda: "",
     ) -> None:
         self._store = store_endpoint
         self._find_secret = find_secret
@@ -128,6 +130,7 @@ class S3Front:
         self._bucket_of_own_host = bucket_of_own_host
         self._deletions = DeletionLimit()
         self._find_grants = find_grants
+        self._why_full = why_full
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
@@ -252,6 +255,9 @@ class S3Front:
                     "The request was damaged on its way to the object store. Please try again.",
                     http_status=503,
                 )
+            if answer.status >= http.HTTPStatus.INTERNAL_SERVER_ERROR and (why := self._why_full()):
+                # The store says "internal error" alone. Clients send 503 again, so that room heals what has failed.
+                raise WireError("ServiceUnavailable", f"The object store did not do this: {why}.", http_status=503)
             if asked.key.endswith("/") and answer.headers.get("ETag") == _IMPLIED_FOLDER_ETAG:
                 raise WireError("NoSuchKey", "The specified key does not exist.", http_status=404)
             if permit.is_filtered and answer.status == http.HTTPStatus.OK:
