@@ -123,6 +123,8 @@ def describe(facts: dict[str, Any], *, width: int | None = None) -> str:
             for host in facts["hosts"]
         ]
         lines.append(table(("  HOST", "PHASE", "TYPE", "PROCESSES", "TOOK", "EXITS"), host_rows, width=width))
+        if facts.get("clocks"):
+            lines += ["", "clocks", *[f"  {_harmless(words)}" for words in facts["clocks"]]]
     if facts.get("warm_pool"):
         lines += ["", "warm pool", f"  {pool_line(facts['warm_pool'])}"]
     if facts.get("checkpoints"):

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from clary.cli.connection import find_running
+from clary.control.full_disks import why_full
 from clary.control.settings import load_settings
 
 DOWN_TIMEOUT_S = 60.0
@@ -28,6 +29,14 @@ def run(options: argparse.Namespace) -> int:
         return 0
     process, folder = running.record.process, running.folder
     if process.terminate(timeout_s=DOWN_TIMEOUT_S):
+        if folder.service_record_path.exists():  # which a service removes unless jobs run on
+            why = why_full(folder.root) or f"see {folder.service_log}"
+            print(
+                f"clary: the service is down, but jobs run on without it: {why}. The next clary up takes them up, and "
+                "clary down ends them then.",
+                file=sys.stderr,
+            )
+            return 1
         print(f"clary is down; jobs, logs and objects stay in {folder.root}")
         return 0
     print(

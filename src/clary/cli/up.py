@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ from clary.contract.errors import ClaryError
 from clary.control.egress.entries import parse_entry
 from clary.control.engines.images import why_default_fails
 from clary.control.engines.interpreters import InterpreterProbe
-from clary.control.engines.local.engine import MIN_FREE_BYTES
+from clary.control.full_disks import why_full
 from clary.control.server.__main__ import NEW_DATABASE, NEW_KEYS
 from clary.control.settings import Settings, load_settings, variable_of
 from clary.control.shared_words import shared_by_settings
@@ -98,9 +97,7 @@ def _start(settings: Settings, folder: StateFolder, options: argparse.Namespace)
     while time.monotonic() < deadline:
         exit_code = process.poll()
         if exit_code is not None:
-            raise ClaryError(
-                f"the service ended at once with exit code {exit_code}{_room(folder)}:\n{_log_tail(folder)}"
-            )
+            raise ClaryError(f"the service ended at once with exit code {exit_code}{_why(folder)}")
         connection = find_running(settings)
         if connection is not None and connection.record.pid == process.pid and connection.is_healthy():
             # The service outlives this command on purpose.
@@ -108,15 +105,13 @@ def _start(settings: Settings, folder: StateFolder, options: argparse.Namespace)
             return connection
         time.sleep(POLL_S)
     process.terminate()
-    raise ClaryError(f"the service did not answer within {START_TIMEOUT_S:.0f} s:\n{_log_tail(folder)}")
+    raise ClaryError(f"the service did not answer within {START_TIMEOUT_S:.0f} s{_why(folder)}")
 
 
-def _room(folder: StateFolder) -> str:
-    """Say that the disk is full: a log on a full disk does not say why a service has ended."""
-    free = shutil.disk_usage(folder.root).free
-    if free >= MIN_FREE_BYTES:
-        return ""
-    return f"; the disk of {folder.root} is full ({free} bytes are free): free space there, and start it again"
+def _why(folder: StateFolder) -> str:
+    """Return what is known of a start that failed, behind a sentence."""
+    full = why_full(folder.root)  # a log on a full disk does not say why a service has ended
+    return f"{f'; {full}; then start it again' if full else ''}; end of {folder.service_log}:\n{_log_tail(folder)}"
 
 
 def _log_tail(folder: StateFolder) -> str:

@@ -19,6 +19,8 @@ from typing import Any
 
 from clary.contract.string_enum import StrEnum
 
+NOTHING_CHANGED = "nothing_changed"  # in details: the same act may be done again, whatever was meant to happen once
+
 
 class Fault(StrEnum):
     """Who is to blame for a failure; `failure_reasons` maps it to the prefix that clients see."""

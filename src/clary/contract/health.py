@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from clary.contract.string_enum import StrEnum
 
+WARN_CLOCK_S = 2.0  # by which clocks may differ; times of lines and checkpoints of several hosts are compared
+
 
 class FindingState(StrEnum):
     """How it stands with what was checked."""
@@ -59,3 +61,4 @@ class HealthFinding:
     words: str = ""  # what was found, with what was expected where they differ
     cause: str = ""  # what most likely lies behind it; empty while all is well
     rate_mbit_s: float | None = None  # of a link, from host to peer, where it was measured
+    clock_offset_s: float | None = None  # of a clock: how far it is ahead of the service's, where it was measured

@@ -26,6 +26,7 @@ from clary.contract.errors import ContractError, Fault
 from clary.contract.launch_plan import Credentials
 from clary.contract.plain import from_plain
 from clary.contract.processes import ProcessId
+from clary.control import full_disks
 
 JOB_KEY_PREFIX = "CLARYJOB"
 _MADE_WITH_KEYS = ("clary.db", "database.json")  # files that a service makes when it has keys
@@ -185,7 +186,7 @@ class StateFolder:
         except OSError as error:
             raise ContractError(
                 f"state folder {self.root}: {error.filename} can not be made: {error.strerror}; "
-                "name a folder of your own with CLARY_HOME",
+                + (full_disks.WAY_OUT if full_disks.is_refusal(error) else "name a folder of your own with CLARY_HOME"),
                 fault=Fault.USER,
             ) from error
 

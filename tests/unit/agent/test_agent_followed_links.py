@@ -23,6 +23,7 @@ from clary.agent.supervisor.small_files import names_in, open_regular, read_star
 from clary.agent.training.growing_files import read_piece, walk
 from clary.contract.errors import AgentError
 from clary.contract.ml_tree import MlTree
+from clary.testing.fake_clock import FakeClock
 from clary.testing.launch_plans import make_plan
 
 KINDS = ("link", "hard-link", "pipe", "socket", "folder", "file")
@@ -101,7 +102,7 @@ def test_a_file_of_the_tree_is_written_over_or_refused_and_never_through(kind, t
         put(kind, place, victim / "file")
     plan = make_plan()
     for write in (
-        lambda: write_stop_notice(tree, reason="r", grace_s=1.0, now=NOW),
+        lambda: write_stop_notice(tree, reason="r", grace_s=1.0, clock=FakeClock(NOW)),
         lambda: write_tree(plan, plan.hosts[0], tree),
         lambda: write_train_library(tree),
     ):
@@ -120,7 +121,7 @@ def test_a_link_in_place_of_a_folder_of_the_tree_leads_nowhere(place, tree, vict
     put("link", tree.root / place, victim)
     plan = make_plan()
     acts = (
-        lambda: write_stop_notice(tree, reason="r", grace_s=1.0, now=NOW),
+        lambda: write_stop_notice(tree, reason="r", grace_s=1.0, clock=FakeClock(NOW)),
         lambda: write_tree(plan, plan.hosts[0], tree),
         lambda: write_train_library(tree),
         lambda: write_whole(tree.root, (*place.split("/"), "file"), b"x"),

@@ -7,11 +7,12 @@ has a file of its own. The program owns the folder, so nothing that it may have 
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 from clary.agent.environments.config_files import run_folder
 from clary.contract.beneath import Folder
+from clary.contract.clock import Clock
 from clary.contract.ml_tree import MlTree
 
 _NAME = "stop-notice.json"
@@ -22,16 +23,20 @@ def stop_notice_path(tree: MlTree) -> Path:
     return run_folder(tree) / _NAME
 
 
-def write_stop_notice(tree: MlTree, *, reason: str, grace_s: float, now: datetime) -> None:
+def write_stop_notice(tree: MlTree, *, reason: str, grace_s: float, clock: Clock) -> None:
     """Write the notice, whole or not at all; a later one takes the place of an earlier one.
+
+    It says the end of the grace by two clocks: monotonic time, which means the same to all processes of the machine,
+    stays right when the time of day is set meanwhile.
 
     Raises: OSError, when the disk is full or the program has removed the folder; an earlier notice is still there then.
     """
-    deadline = now + timedelta(seconds=grace_s)
+    deadline = clock.now() + timedelta(seconds=grace_s)
     notice = {
         "reason": reason,
         "deadline": deadline.isoformat(),
         "deadline_s": deadline.timestamp(),
+        "deadline_monotonic_s": clock.monotonic() + grace_s,
         "grace_s": grace_s,
     }
     place = stop_notice_path(tree).relative_to(tree.root)

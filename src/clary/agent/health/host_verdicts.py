@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clary.contract.health import Check, FindingState, HealthFinding
+from clary.contract.health import WARN_CLOCK_S, Check, FindingState, HealthFinding
 
 MIB, GIB = 1024**2, 1024**3
 _WARN_FREE_BYTES, _BAD_FREE_BYTES = 2 * GIB, 256 * MIB
@@ -15,7 +15,7 @@ _LOW_WRITE_BYTES_S = 1 * MIB  # of a few MiB with fsync; a disk that others use 
 _WARN_MEMORY_SHARE = 0.25  # of the host's limit
 _NO_LIMIT_BYTES = 2 * GIB  # what a host without a limit is taken to want
 _BAD_MEMORY_BYTES = 128 * MIB
-_WARN_CLOCK_S, _BAD_CLOCK_S = 2.0, 60.0  # an HTTP date is whole seconds; signatures bear five minutes
+_BAD_CLOCK_S = 60.0  # signatures bear five minutes
 
 OK, WARN, BAD, SKIPPED = FindingState.OK, FindingState.WARN, FindingState.BAD, FindingState.SKIPPED
 
@@ -78,13 +78,14 @@ def clock_finding(host: str, offset_s: float | None, why_not: str = "") -> Healt
     if offset_s is None:
         return HealthFinding(check=Check.CLOCK, state=SKIPPED, host=host, words=why_not)
     off = abs(offset_s)
-    if off < _WARN_CLOCK_S:
-        words = "agrees with the service's to the second"
-        return HealthFinding(check=Check.CLOCK, state=OK, host=host, words=words)
-    words = (
-        f"{off:.0f} s {'ahead of' if offset_s > 0 else 'behind'} the service's, expected less than {_WARN_CLOCK_S:g} s"
-    )
-    state = BAD if off >= _BAD_CLOCK_S else WARN
+    words = f"{off:.3g} s {'ahead of' if offset_s > 0 else 'behind'} the service's" if off else "as the service's"
+    if off < WARN_CLOCK_S:
+        return HealthFinding(check=Check.CLOCK, state=OK, host=host, words=words, clock_offset_s=offset_s)
     return HealthFinding(
-        check=Check.CLOCK, state=state, host=host, words=words, cause="the machine's clock is not kept"
+        check=Check.CLOCK,
+        state=BAD if off >= _BAD_CLOCK_S else WARN,
+        host=host,
+        words=f"{words}, expected less than {WARN_CLOCK_S:g} s",
+        cause="the machine's clock is not kept: have NTP set it",
+        clock_offset_s=offset_s,
     )

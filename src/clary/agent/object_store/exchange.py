@@ -24,6 +24,7 @@ from typing import Self, TypeVar
 from urllib.parse import quote
 
 from clary.agent.object_store.connections import ConnectionPool, PooledConnection
+from clary.agent.object_store.store_time import StoreTime
 from clary.contract.clock import Clock
 from clary.contract.errors import Fault, ObjectStoreError
 from clary.contract.launch_plan import Endpoint
@@ -153,7 +154,7 @@ class Exchange:
         self._endpoint = endpoint
         self._pool = ConnectionPool(endpoint.url, timeout_s=timeout_s)
         self._attempts = attempts
-        self._clock = clock
+        self._time = StoreTime(clock)
         self._is_closed = threading.Event()
         self._sleep = sleep or self._is_closed.wait
         self._lock = threading.Lock()
@@ -227,7 +228,10 @@ class Exchange:
         if response.status // 100 == 2:
             return answer
         with answer:
-            raise _refusal(request, answer)
+            trouble = _refusal(request, answer)
+        if self._time.learn(response.status, trouble.code, answer.headers.get("date")):
+            trouble.is_retryable = True
+        raise trouble
 
     def retrying(self, action: Callable[[], T], request: S3Request) -> T:
         """Run `action` until it ends without Trouble, at most `attempts` times.
@@ -288,7 +292,7 @@ class Exchange:
             credentials=self._endpoint.credentials,
             region=self._endpoint.region,
             service="s3",
-            now=self._clock.now(),
+            now=self._time.now(),
         )
         return {**headers, **signature}
 

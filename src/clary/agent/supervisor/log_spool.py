@@ -9,7 +9,8 @@ is stored.
 The newest: lines that have a number are never taken back, so what stands in the spool reaches the log, and a batch
 under way needs no second thought. The words that a program ends with are kept in memory by `log_intake`, so that the
 cause of a failure is named even when its line is lost. Where lines are missing, the log says how many and why; that
-sentence and the agent's other own ones are kept even when the disk is full.
+sentence and the agent's other own ones are kept even when the disk is full. A disk that is full costs no line at
+once: `MEMORY_BYTES` of them are kept in memory until the service has stored them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ SEGMENTS_OF_BOUND = 8  # a bounded spool has at least so many files, so that sto
 BLOCK_LINES = 4096  # more lines come as several blocks
 REFUSAL_S = 1.0  # after lines were lost nothing is tried for so long: one sentence tells of all of them
 OWN_BYTES = 1024 * 1024  # of the agent's own lines above the bound
-MEMORY_BYTES = 256 * 1024  # of the agent's own lines while the disk takes nothing
+MEMORY_BYTES = 4 * 1024 * 1024  # of lines while the disk takes nothing
+OWN_MEMORY_BYTES = 256 * 1024  # of the agent's own lines above that
+MEMORY_SEGMENT_BYTES = 256 * 1024  # what lies in memory is let go in pieces of this size
 
 
 @dataclass
@@ -53,10 +56,17 @@ class LogSpool:
         clock: tells when to try again after a refusal.
         max_bytes: bound on what lies here, overstepped by the agent's own lines alone; 0 is none.
         segment_bytes: size at which a new file begins.
+        memory_bytes: bound on what lies in memory while the disk takes nothing; the agent's own lines overstep it.
     """
 
     def __init__(
-        self, folder: Path, *, clock: Clock | None = None, max_bytes: int = 0, segment_bytes: int = SEGMENT_BYTES
+        self,
+        folder: Path,
+        *,
+        clock: Clock | None = None,
+        max_bytes: int = 0,
+        segment_bytes: int = SEGMENT_BYTES,
+        memory_bytes: int = MEMORY_BYTES,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
@@ -67,7 +77,9 @@ class LogSpool:
         self._segments: list[Segment] = []
         self._end_sequence = 0
         self._held_bytes = 0
+        self._max_memory_bytes = memory_bytes
         self._memory_bytes = 0  # part of it that lies in memory
+        self._disk_refused: tuple[float, str] | None = None  # when the disk took nothing last, and why
         self._last_at_ms = 0
         self._loss = LogLoss()
         self._refused_at_s: float | None = None  # when lines were lost last
@@ -204,18 +216,27 @@ class LogSpool:
         """Write a block; return why it is refused, empty if it is not."""
         if self._max_bytes and self._held_bytes + len(block) > self._max_bytes + is_own * OWN_BYTES:
             return f"the spool was full (setting log_spool_max_bytes: {self._max_bytes}); the service took no lines"
-        try:
-            segment = self._writable_segment()
-            segment.append(block, num_lines)
-        except OSError as error:
-            refusal = f"the disk of this host refused them ({error.strerror})"
-            if not is_own or self._memory_bytes + len(block) > MEMORY_BYTES:
-                return refusal
-            segment = self._memory_segment()
-            segment.append(block, num_lines)
+        if refusal := self._write_to_disk(block, num_lines):
+            if self._memory_bytes + len(block) > self._max_memory_bytes + is_own * OWN_MEMORY_BYTES:
+                return f"the disk of this host refused them ({refusal})"
+            self._memory_segment().append(block, num_lines)
             self._memory_bytes += len(block)
         self._held_bytes += len(block)
         self._end_sequence += num_lines
+        return ""
+
+    def _write_to_disk(self, block: bytes, num_lines: int) -> str:
+        """Write a block to a file; return why the disk does not take it, empty if it does."""
+        if self._disk_refused is not None and self._clock.monotonic() - self._disk_refused[0] < REFUSAL_S:
+            return self._disk_refused[1]
+        try:
+            self._writable_segment().append(block, num_lines)
+        except OSError as error:
+            if self._segments and not self._segments[-1].num_lines:
+                self._remove(self._segments.pop())
+            self._disk_refused = self._clock.monotonic(), str(error.strerror)
+            return self._disk_refused[1]
+        self._disk_refused = None
         return ""
 
     def _is_writable(self, segment: Segment) -> bool:
@@ -228,7 +249,8 @@ class LogSpool:
         return self._segments[-1]
 
     def _memory_segment(self) -> Segment:
-        if not self._segments or not self._segments[-1].is_in_memory:
+        last = self._segments[-1] if self._segments else None
+        if last is None or not last.is_in_memory or last.size_bytes >= MEMORY_SEGMENT_BYTES:
             self._segments.append(Segment(self._next_path(), None, first_sequence=self._end_sequence))
         return self._segments[-1]
 

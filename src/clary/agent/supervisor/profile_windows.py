@@ -164,7 +164,9 @@ class ProfileWindows:
         told: dict[int, RankProfile] = {}
         expected: set[int] = set()
         settled_s = time.monotonic()
+        # Both by monotonic time from here on: the time of day may be set while ranks are waited for.
         end_s = _deadline_s(request)
+        answer_by_s = _monotonic_s(request.give_up_at) + _ANSWER_S if request.give_up_at else None
         while not self._ending.is_set():
             is_over = self._program_is_over.is_set()
             live = frozenset(self._ranks().values())
@@ -179,7 +181,7 @@ class ProfileWindows:
             is_late = end_s is not None and time.monotonic() > end_s
             if is_late:
                 found = {rank: profile if profile.state.is_over else _late(profile) for rank, profile in found.items()}
-            if request.give_up_at and time.time() > request.give_up_at + _ANSWER_S:
+            if answer_by_s is not None and time.monotonic() > answer_by_s:
                 found |= {rank: _silent(rank) for rank in expected - found.keys()}
                 is_late = is_late or not found
             has_all = bool(found) and all(profile.state.is_over for profile in found.values())
@@ -301,8 +303,14 @@ def _deadline_s(request: ProfileRequest) -> float | None:
     """Return the monotonic time by which all is over; None for a window that may begin whenever it likes."""
     if not request.give_up_at:
         return None
-    wait_s = min(max(0.0, request.give_up_at - time.time()), MAX_WAIT_S)
-    return time.monotonic() + wait_s + MAX_WINDOW_S + _WRITE_S
+    now_s = time.monotonic()
+    wait_s = min(max(0.0, _monotonic_s(request.give_up_at) - now_s), MAX_WAIT_S)
+    return now_s + wait_s + MAX_WINDOW_S + _WRITE_S
+
+
+def _monotonic_s(moment: float) -> float:
+    """Return a Unix time as monotonic time, by the clocks of now."""
+    return time.monotonic() + moment - time.time()
 
 
 def _silent(rank: int) -> RankProfile:

@@ -304,7 +304,7 @@ class HostSteps:
 
     def announce_stop(self, *, reason: str, grace_s: float) -> None:
         """Write the notice of a stop into the tree."""
-        write_stop_notice(self._tree, reason=reason, grace_s=grace_s, now=SystemClock().now())
+        write_stop_notice(self._tree, reason=reason, grace_s=grace_s, clock=SystemClock())
 
     def failure_file(self) -> str | None:
         """Return what the program wrote to its failure file, None if it wrote none."""

@@ -8,11 +8,11 @@ where only the two ends of a link complain it is the link.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clary.contract.agent_protocol import HostPhase
 from clary.contract.errors import Fault
-from clary.contract.health import Check, FindingState, HealthAction, HealthFinding
+from clary.contract.health import WARN_CLOCK_S, Check, FindingState, HealthAction, HealthFinding
 from clary.control.jobs.training_job import JobFailure, TrainingJob
 from clary.control.jobs.verdicts import Verdict
 
@@ -89,8 +89,14 @@ def why_replaced(job: TrainingJob) -> str:
 
 
 def findings_of(job: TrainingJob) -> dict[str, tuple[HealthFinding, ...]]:
-    """Return what each host of the present attempt has found, and what only both ends of a link together tell."""
-    return with_lopsided({name: record.facts.health for name, record in job.hosts.items()})
+    """Return what each host of the present attempt has found, and what only several of them together tell."""
+    return with_skew(with_lopsided({name: record.facts.health for name, record in job.hosts.items()}))
+
+
+def clock_words(job: TrainingJob) -> list[str]:
+    """Say of each host of the present attempt how its clock stands; nothing of one whose clock was not looked at."""
+    found = [item for items in findings_of(job).values() for item in items if item.check is Check.CLOCK]
+    return [f"{item.host}: {item.words}" for item in found if item.clock_offset_s is not None]
 
 
 def with_lopsided(findings: Findings) -> dict[str, tuple[HealthFinding, ...]]:
@@ -112,6 +118,37 @@ def with_lopsided(findings: Findings) -> dict[str, tuple[HealthFinding, ...]]:
             cause="a limit or a route that only this direction has",
         )
         result[host] = (*(item for item in result[host] if not _is_praise(item, peer)), finding)
+    return result
+
+
+def with_skew(findings: Findings) -> dict[str, tuple[HealthFinding, ...]]:
+    """Return the findings, with a warning where clocks of hosts differ though each agrees with the service's.
+
+    Told of the host that is further off the service's clock.
+    """
+    clocks = sorted(
+        (item.clock_offset_s, item.host)
+        for found in findings.values()
+        for item in found
+        if item.check is Check.CLOCK and item.clock_offset_s is not None
+    )
+    result = {host: tuple(found) for host, found in findings.items()}
+    if not clocks or clocks[-1][0] - clocks[0][0] < WARN_CLOCK_S:
+        return result
+    (least_s, behind), (most_s, ahead) = clocks[0], clocks[-1]
+    host, peer, how = (ahead, behind, "ahead of") if most_s >= -least_s else (behind, ahead, "behind")
+    skew = f"{most_s - least_s:.3g} s {how} {peer}'s, expected less than {WARN_CLOCK_S:g} s"
+    result[host] = tuple(
+        replace(
+            item,
+            state=FindingState.WARN,
+            words=f"{item.words}, {skew}",
+            cause="the machine's clock is not kept: have NTP set it",
+        )
+        if item.check is Check.CLOCK and item.state is FindingState.OK
+        else item
+        for item in result[host]
+    )
     return result
 
 

@@ -110,6 +110,7 @@ class S3Front:
         find_grants: what a key opens; None for everything. Called for every request.
         region: the only one that signatures may name; None takes every region.
         note_known: is told of a request whose sender is proved by its body alone.
+        why_full: says that the store's disk is full; empty if it is not. Asked when the store fails.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class S3Front:
         find_grants: Callable[[str], Grants | None] = lambda _: None,
         region: str | None = None,
         note_known: Callable[[web.BaseRequest], None] = lambda _request: None,
+        why_full: Callable[[], str] = lambda: "",
     ) -> None:
         self._region = region
         self._note_known = note_known
@@ -137,6 +139,7 @@ class S3Front:
         self._bucket_of_own_host = bucket_of_own_host
         self._deletions = DeletionLimit()
         self._find_grants = find_grants
+        self._why_full = why_full
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
@@ -326,6 +329,9 @@ class S3Front:
                     "The request was damaged on its way to the object store. Please try again.",
                     http_status=503,
                 )
+            if answer.status >= http.HTTPStatus.INTERNAL_SERVER_ERROR and (why := self._why_full()):
+                # The store says "internal error" alone. Clients send 503 again, so that room heals what has failed.
+                raise WireError("ServiceUnavailable", f"The object store did not do this: {why}.", http_status=503)
             if asked.key.endswith("/") and answer.headers.get("ETag") == _IMPLIED_FOLDER_ETAG:
                 raise WireError("NoSuchKey", "The specified key does not exist.", http_status=404)
             if permit.is_filtered and answer.status == http.HTTPStatus.OK:

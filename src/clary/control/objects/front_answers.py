@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import http
 import logging
-import re
 import secrets
 from collections.abc import Iterable, Mapping
 from xml.sax.saxutils import escape

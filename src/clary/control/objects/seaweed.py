@@ -28,6 +28,7 @@ from typing import IO, Any
 from clary.contract.errors import Fault, ObjectStoreError
 from clary.contract.launch_plan import Credentials, Endpoint
 from clary.contract.processes import ProcessId
+from clary.control.full_disks import why_full
 from clary.control.objects import weed_process, weed_security
 from clary.control.objects.start_patience import StartPatience, signs_of
 from clary.control.objects.store_client import StoreClient
@@ -202,6 +203,15 @@ class EmbeddedStore:
             why = await self._why_not_ready(StartPatience(started_at, silence_s=self._start_silence_s))
             if why is not None:
                 raise self._not_ready_error(why, time.monotonic() - started_at)
+        except OSError as error:
+            await self._end_process()
+            advice = why_full(self._data_folder) or "see that its folders can be written"
+            raise ObjectStoreError(
+                f"embedded object store: its files below {self._data_folder.parent} can not be written: "
+                f"{error.strerror}; {advice}",
+                fault=Fault.INFRASTRUCTURE,
+                retryable=True,
+            ) from error
         except BaseException:
             await self._end_process()
             raise
@@ -255,7 +265,10 @@ class EmbeddedStore:
                 if await _won_over(client.probe(self._bucket), _ended(process)):
                     self._is_ready = True
                     return None
-                why = patience.why_over(time.monotonic(), signs_of(process.pid, self._log_path))
+                # A full disk is a reason to give up a start; a store that runs already still reads.
+                why = (why_full(self._data_folder) if self._child else "") or patience.why_over(
+                    time.monotonic(), signs_of(process.pid, self._log_path)
+                )
                 if why is not None:
                     return why
                 await asyncio.sleep(PROBE_INTERVAL_S)
@@ -335,7 +348,10 @@ class EmbeddedStore:
             if not self._process_is_alive():
                 weed_process.remove_sockets(self._record.ports)
             self._record = StoreRecord(ports=self._record.ports)
-            self._record.write(self._record_path)
+            try:
+                self._record.write(self._record_path)
+            except OSError as error:  # the process that it still names is gone, which the next service sees
+                _log.warning("object store: %s can not be written: %s", self._record_path, error.strerror)
 
     def _take_lock(self) -> None:
         self._run_folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -62,11 +62,15 @@ class StoreRecord:
         return record if set(record.ports) == set(PORT_NAMES) else None
 
     def write(self, path: Path) -> None:
-        """Replace the record in one step; a crash leaves the old or the new one."""
+        """Replace the record in one step; a crash or a full disk leaves the old or the new one. Raises: OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(".new")
-        draft.write_text(json.dumps(to_plain(self), indent=1) + "\n", encoding="utf-8")
-        draft.replace(path)
+        try:
+            draft.write_text(json.dumps(to_plain(self), indent=1) + "\n", encoding="utf-8")
+            draft.replace(path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
 
 
 def find_running(data_folder: Path) -> StoreRecord | None:

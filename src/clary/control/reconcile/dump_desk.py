@@ -7,6 +7,7 @@ Kept as files, `<home>/dumps/JOB/NUMBER/HOST.json`, the newest `NUM_KEPT` of eac
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import dataclass
 from datetime import datetime
@@ -117,6 +118,13 @@ class DumpDesk:
             return None
         answers = ((host, _read(HostDump, folder / f"{host}.json")) for host in request.hosts)
         return request, {host: dump for host, dump in answers if dump is not None}
+
+    def waited_s(self, job: TrainingJob, request: DumpRequest) -> float:
+        """Return for how long answers to a request have been waited for; without end for one that nobody owes."""
+        asked_s, newest = self._wanted.get((job.name, job.attempt), (0.0, None))
+        if newest is None or newest.number != request.number:
+            return math.inf
+        return self._clock.monotonic() - asked_s
 
     def forget(self, job_name: str) -> None:
         """Remove the dumps of a job that was deleted."""

@@ -73,6 +73,7 @@ class ProfileDesk:
         self._clock = clock
         self._wanted: dict[tuple[str, int], KeptRequest] = {}  # job, attempt -> newest that agents are told of
         self.open: dict[tuple[str, int], KeptRequest] = {}  # job, number -> not yet looked at
+        self._since_s: dict[tuple[str, int], float] = {}  # the same -> asked for, or known to this service; monotonic
 
     def ask(
         self, job: TrainingJob, window: Window, *, reason: str, ranks: tuple[int, ...] = (), waits: bool = False
@@ -199,12 +200,14 @@ class ProfileDesk:
         """Whether nothing more comes of a profile: every host has said its last, or will not."""
         if job is None or job.is_terminal or job.attempt != request.attempt:
             return True
-        age_s = (self._clock.now() - request.asked_at).total_seconds()
+        since_s = self._since_s.setdefault((job.name, request.number), self._clock.monotonic())
+        age_s = self._clock.monotonic() - since_s
         return self._is_whole(job, request) or (not request.is_open_ended and age_s > ANSWER_S)
 
     def close_request(self, job_name: str, number: int) -> None:
         """Take note that a profile was looked at."""
         self.open.pop((job_name, number), None)
+        self._since_s.pop((job_name, number), None)
 
     def load(self) -> None:
         """Take up what an earlier service has left without a summary."""
@@ -214,14 +217,16 @@ class ProfileDesk:
                 if request is not None:
                     name = path.parent.parent.name
                     self.open[name, request.number] = request
+                    self._since_s[name, request.number] = self._clock.monotonic()
                     self._wanted.setdefault((name, request.attempt), request)
 
     def forget(self, job_name: str) -> None:
         """Remove the profiles of a job that was deleted."""
         shutil.rmtree(self._folder / job_name, ignore_errors=True)
-        for table in (self.open, self._wanted):
-            for key in [key for key in table if key[0] == job_name]:
-                del table[key]
+        for job, number in [key for key in self.open if key[0] == job_name]:
+            self.close_request(job, number)
+        for key in [key for key in self._wanted if key[0] == job_name]:
+            del self._wanted[key]
 
     def place(self, job_name: str, number: int) -> Path:
         """Return the folder of a profile."""
@@ -230,10 +235,11 @@ class ProfileDesk:
     def _keep(self, job_name: str, request: KeptRequest) -> None:
         _write(self.place(job_name, request.number) / _REQUEST, to_plain(request))
         self.open[job_name, request.number] = request
+        self._since_s[job_name, request.number] = self._clock.monotonic()
         old = [number for number in self.numbers(job_name)[NUM_KEPT:] if number != request.number]
         for number in old:
             shutil.rmtree(self.place(job_name, number), ignore_errors=True)
-            self.open.pop((job_name, number), None)
+            self.close_request(job_name, number)
 
     def _request_for(self, job: TrainingJob, host: str, number: int) -> KeptRequest:
         """Return the request that a host answers; of the job's own, the first answer makes it."""

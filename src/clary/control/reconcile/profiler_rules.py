@@ -194,7 +194,7 @@ class ProfilerRules:
     async def _judge_for_good(self, job: TrainingJob, rules: Sequence[ConfiguredRule], watch: _Watch) -> bool:
         """Judge a job that is over, once its last rows are there; return whether that is done."""
         ended_at = job.training_ended_at or job.modified_at
-        if not job.is_released and self._clock.now() - ended_at < LAST_ROWS:
+        if not job.is_released and self._hub.now_of(job) - ended_at < LAST_ROWS:
             return False
         is_off = JobRequest(job.request).is_profiler_disabled
         measured: JobMeasurements | None = None

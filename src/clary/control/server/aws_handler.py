@@ -14,7 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from clary.contract import sigv4
-from clary.contract.errors import WireError
+from clary.contract.errors import NOTHING_CHANGED, WireError
 from clary.control.permissions import api_rules
 from clary.control.permissions.grants import Grants
 from clary.control.permissions.tracking_rules import MADE_BY
@@ -101,6 +101,8 @@ class AwsHandler:
             result = await dispatch(operation.service.name, operation.name, call)
             return serialize(operation, result, request_id=request_id)
         except WireError as error:
+            if error.details.get(NOTHING_CHANGED):
+                self._verifier.give_back(request)  # clients that try again at once sign it just the same
             protocol = operation.protocol if operation is not None else protocol_of(request)
             service = operation.service if operation is not None else None
             return serialize_error(error, protocol=protocol, request_id=request_id, service=service)

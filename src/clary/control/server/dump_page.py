@@ -59,7 +59,7 @@ def _whole_page(services: Services, job: TrainingJob, number: int, numbers: list
     if found is None:
         raise WireError("NotFound", f"dump {number} of {job.name} is gone: newer ones were taken", http_status=404)
     request, dumps = found
-    waited_s = (services.clock.now() - request.asked_at).total_seconds()
+    waited_s = services.dumps.waited_s(job, request)
     planned = (job.plan or {"hosts": []})["hosts"] if request.attempt == job.attempt else []
     num_ranks = sum(host["processes_per_host"] for host in planned)
     return {

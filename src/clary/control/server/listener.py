@@ -25,6 +25,7 @@ import json
 import logging
 import socket
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -42,12 +43,13 @@ from clary.control.server.edge.answers import (
     refusal,
     whole_answer,
 )
-from clary.control.server.edge.bodies import read_body, too_large
+from clary.control.server.edge.bodies import BUSY_STATUS, read_body, too_large
 from clary.control.server.edge.body_budget import BodyBudget, BodyTicket
 from clary.control.server.edge.connection_table import ConnectionTable
 from clary.control.server.edge.connections import MAX_HEAD_BYTES, GuardedConnection, GuardedServer, HandshakeSite
 from clary.control.server.edge.gates import Admission, Gate, Refusal, admit_strangers
 from clary.control.server.edge.host_names import HostNames
+from clary.control.server.edge.passing_troubles import why_not_now
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
 BODY_TIMEOUT_S = 30.0  # for the whole body of an API request
@@ -138,7 +140,7 @@ class Listener:
         self._max_connections = max_connections
         self._runner: web.ServerRunner | None = None
         self._ports: list[int] = []
-        self._health = json.dumps({"status": "ok", "version": _version()}).encode()
+        self._version = _version()
         self.routes: Sequence[Route] = (
             Route("s3", matching.is_signed_for_s3, _settled(s3_front)),
             Route("health", matching.is_health, self._answer_health),
@@ -226,7 +228,10 @@ class Listener:
             raise AssertionError("the last route takes everything")
         except (ConnectionError, web.RequestPayloadError):
             raise  # the client has gone: nobody to answer
-        except Exception:  # noqa: BLE001 - the HTTP edge, a named boundary
+        except Exception as error:  # noqa: BLE001 - the HTTP edge, a named boundary
+            if why := why_not_now(error):
+                _log.warning("request %s: %s %s: %s", request_id, request.method, request.raw_path[:200], why)
+                return refusal(request, WireError("ServiceUnavailable", why, http_status=BUSY_STATUS))
             _log.exception("request %s: %s %s failed", request_id, request.method, request.raw_path[:200])
             message = f"An internal error occurred; the service's log has it under request id {request_id}."
             return error_answer(request, 500, "InternalFailure", message)
@@ -279,7 +284,9 @@ class Listener:
 
     async def _answer_health(self, request: ListenerRequest) -> web.StreamResponse:
         headers = {"X-Amzn-RequestId": request.clary_request_id}
-        return web.Response(body=self._health, content_type="application/json", headers=headers)
+        # By `now_s` agents learn how far the clocks of their hosts are off.
+        health = json.dumps({"status": "ok", "version": self._version, "now_s": time.time()}).encode()
+        return web.Response(body=health, content_type="application/json", headers=headers)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

@@ -14,6 +14,7 @@ from clary.contract.errors import WireError
 from clary.contract.launch_plan import without_secrets
 from clary.contract.plain import to_plain
 from clary.control.jobs.billing import bill
+from clary.control.jobs.health import clock_words
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.job_state import job_state, job_times
 from clary.control.jobs.ledger import ledger
@@ -200,6 +201,7 @@ class PeopleRoutes:
             "metrics": [to_plain(metric) for metric in job.final_metrics],
             "transitions": [to_plain(row) for row in job.transitions],
             "hosts": hosts,
+            "clocks": clock_words(job),
             "warm_pool": self._warm_pool(job),
             "checkpoints": checkpoint_facts(job),
             "rules": [to_plain(item) for kind in RuleKind for item in evaluations_of(readable(job), kind)],

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from clary import __version__
 from clary.contract.clock import SystemClock
-from clary.contract.errors import ContractError, Fault
+from clary.contract.errors import ContractError, Fault, StoreError
 from clary.contract.launch_plan import Credentials, Endpoint
 from clary.contract.processes import ProcessId
 from clary.control.client_files import SAGEMAKER_CONFIG, sagemaker_config
@@ -26,6 +26,7 @@ from clary.control.engines.images import resolve
 from clary.control.engines.interpreters import InterpreterProbe
 from clary.control.engines.local.engine import LocalEngine
 from clary.control.engines.local.rehearsal_faults import LocalFaults
+from clary.control.full_disks import why_full
 from clary.control.jobs import deadlines, events
 from clary.control.jobs.training_job import EndCause
 from clary.control.objects.front import S3Front
@@ -119,6 +120,9 @@ async def run_service(
     """
     folder = StateFolder(settings.home_folder)
     folder.create()
+    if why := why_full(folder.root):
+        # Nothing could be acknowledged. What runs, the object store too, is better left alone than ended and not begun.
+        raise StoreError(f"the service does not start: {why}", fault=Fault.INFRASTRUCTURE, retryable=True)
     is_first = not folder.has_secrets
     clock = SystemClock()
     prices = load_prices(settings.prices_file)
@@ -289,7 +293,7 @@ async def run_service(
         folder.write_service_record(record)
         files = keep_files(folder, record, secrets, others=file_keepers)
         stack.push_async_callback(cancel, asyncio.create_task(files, name="state-files"))
-        stack.callback(folder.remove_service_record)
+        stack.callback(_forget_address, folder, hub)
         log.info("clary %s answers at %s (isolation: %s)", __version__, urls.api, isolation.value)
         log.info("memory limits of hosts are %s", memory_limits)
         await leave.wait()
@@ -340,6 +344,7 @@ async def _listen(
         bucket_of_own_host=names.bucket_of,
         region=settings.region if settings.s3_regions == OWN_REGION else None,
         note_known=settle,
+        why_full=partial(why_full, settings.home_folder) if not settings.s3_endpoint_url else lambda: "",
     )
     await front.start()
     stack.push_async_callback(front.close)
@@ -415,15 +420,36 @@ def _limits(settings: Settings) -> deadlines.Limits:
     )
 
 
+def _forget_address(folder: StateFolder, hub: JobHub) -> None:
+    """Remove the record of this service; jobs that run on look for the next one at the address that stands there."""
+    if not hub.active_jobs():
+        folder.service_record_path.unlink(missing_ok=True)
+
+
 async def _end_jobs(hub: JobHub, reconciler: Reconciler) -> None:
-    """Stop running jobs and wait for their results; jobs that wait go on waiting for the next service."""
+    """Stop running jobs and wait for their results; jobs that wait go on waiting for the next service.
+
+    A job whose stop cannot be stored, on a full disk say, runs on: nobody has written down that it was to end.
+    """
     reconciler.is_draining = True
-    jobs = hub.active_jobs()
-    for job in jobs:
-        await hub.apply(job.name, events.StopWanted(cause=EndCause.STOP_REQUESTED, grace_s=DOWN_GRACE_S))
+    told = {job.name for job in hub.active_jobs() if await _is_told_to_stop(hub, job.name)}
     deadline = asyncio.get_running_loop().time() + DOWN_DEADLINE_S
-    while hub.active_jobs() and (left_s := deadline - asyncio.get_running_loop().time()) > 0:
-        await hub.wait_for_job(hub.active_jobs()[0].name, left_s)
-    await reconciler.give_pools_back()
-    for job in hub.active_jobs():
-        log.warning("job %s has not ended within %.0f s; the next service takes it up", job.name, DOWN_DEADLINE_S)
+    while (left := [job.name for job in hub.active_jobs() if job.name in told]) and (
+        left_s := deadline - asyncio.get_running_loop().time()
+    ) > 0:
+        await hub.wait_for_job(left[0], left_s)
+    try:
+        await reconciler.give_pools_back()
+    except StoreError as error:
+        log.warning("hosts of waiting jobs could not be given back; the next service does it: %s", error.message)
+    for name in left:
+        log.warning("job %s has not ended within %.0f s; the next service takes it up", name, DOWN_DEADLINE_S)
+
+
+async def _is_told_to_stop(hub: JobHub, name: str) -> bool:
+    try:
+        await hub.apply(name, events.StopWanted(cause=EndCause.STOP_REQUESTED, grace_s=DOWN_GRACE_S))
+    except StoreError as error:
+        log.warning("job %s could not be told to stop and runs on; the next service takes it up: %s", name, error)
+        return False
+    return True

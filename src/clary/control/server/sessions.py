@@ -4,7 +4,9 @@ Where: `sign_in` gives them out and takes them back, `access` reads one with eac
 known of its session, so a service that starts again still knows it; only those that were given up before their time
 are remembered, in a file of the state folder.
 
-A cookie: BASE64(JSON of id, user and end) . BASE64(HMAC-SHA256 of that with the key of the state folder).
+A cookie: BASE64(JSON of id, user, end, boot and began) . BASE64(HMAC-SHA256 of that with the key of the state folder).
+Within one boot of the machine a session lasts by monotonic time, whatever becomes of the time of day; after another
+boot, by its end in seconds since 1970.
 """
 
 from __future__ import annotations
@@ -17,15 +19,18 @@ import json
 import logging
 import os
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from clary.contract.clock import Clock
+from clary.contract.clock import Clock, boot_id
 
 SESSION_S = 12 * 3600
 CODE_S = 120.0  # a one-time code is for the browser that opens next
 MAX_CODES = 100  # that wait at once; the oldest goes
-MAX_COOKIE_LENGTH = 1024  # ours have about 200 characters
+MAX_COOKIE_LENGTH = 1024  # ours have about 300 characters
+MAX_REVOKED = 1000  # that are remembered; the oldest goes. Not by their ends: the clock may be set back again
 OWNER = "owner"  # who has the admin token; a state folder has no other users
 
 _log = logging.getLogger(__name__)
@@ -73,7 +78,13 @@ class Sessions:
 
     def begin(self) -> tuple[Session, str]:
         """Return a new session of the owner, and its cookie."""
-        facts = {"id": secrets.token_urlsafe(16), "user": OWNER, "end": int(self._now_s() + SESSION_S)}
+        facts = {
+            "id": secrets.token_urlsafe(16),
+            "user": OWNER,
+            "end": int(self._now_s() + SESSION_S),
+            "boot": boot_id(),
+            "began": self._clock.monotonic(),
+        }
         payload = json.dumps(facts, separators=(",", ":")).encode()
         cookie = f"{_encode(payload)}.{_encode(self._sign(b'cookie', payload))}"
         session = self.read(cookie)
@@ -92,16 +103,16 @@ class Sessions:
         if not hmac.compare_digest(signature, self._sign(b"cookie", payload)):
             return None
         facts = json.loads(payload)
-        if facts["end"] <= self._now_s() or facts["id"] in self._revoked:
+        if self._left_s(facts) <= 0 or facts["id"] in self._revoked:
             return None
         csrf = _encode(self._sign(b"csrf", facts["id"].encode()))
         return Session(session_id=facts["id"], user=facts["user"], ends_at_s=facts["end"], csrf=csrf)
 
     def revoke(self, session: Session) -> None:
         """End a session for ever; it stays ended over restarts if the disk takes the note."""
-        now_s = self._now_s()
-        self._revoked = {key: end for key, end in self._revoked.items() if end > now_s}
         self._revoked[session.session_id] = session.ends_at_s
+        while len(self._revoked) > MAX_REVOKED:
+            del self._revoked[next(iter(self._revoked))]
         temporary = self._revoked_path.with_suffix(".tmp")
         try:
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
@@ -128,6 +139,12 @@ class Sessions:
 
     def _sign(self, purpose: bytes, payload: bytes) -> bytes:
         return hmac.new(self._key, purpose + b":" + payload, hashlib.sha256).digest()
+
+    def _left_s(self, facts: Mapping[str, Any]) -> float:
+        """Return how long a session still lasts."""
+        if boot_id() and facts.get("boot") == boot_id():
+            return float(facts["began"]) + SESSION_S - self._clock.monotonic()
+        return float(facts["end"]) - self._now_s()
 
     def _now_s(self) -> float:
         return self._clock.now().timestamp()

@@ -108,4 +108,6 @@ async def dispatch(service: str, operation: str, call: Call) -> Mapping[str, Any
         if error.fault is not Fault.INFRASTRUCTURE:
             raise
         # A full disk, a database that is away: the client is told which, and tries again.
-        raise WireError("ServiceUnavailable", error.message, http_status=HTTPStatus.SERVICE_UNAVAILABLE) from error
+        told = WireError("ServiceUnavailable", error.message, http_status=HTTPStatus.SERVICE_UNAVAILABLE)
+        told.details.update(error.details)
+        raise told from error

@@ -18,7 +18,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from clary.contract.errors import Fault, StoreError
+from clary.contract.errors import NOTHING_CHANGED, Fault, StoreError
 
 BUSY_TIMEOUT_S = 10.0  # how long a statement waits for a lock that another process holds
 CONNECT_TIMEOUT_S = 10.0
@@ -91,9 +91,20 @@ def describe_failure(doing: str, error: SQLAlchemyError) -> StoreError:
     words = " ".join(str(cause).split())
     if getattr(cause, "sqlite_errorcode", 0) & _PRIMARY_CODE in _DAMAGED:
         words += "; end the service with clary down, and bring back a backup with: clary backup restore"
-    if getattr(cause, "sqlite_errorcode", 0) & _PRIMARY_CODE == sqlite3.SQLITE_FULL:
+    if has_no_room(error):
         words += "; nothing of this was written: free space on the disk of the state folder, and try again"
-    return StoreError(f"{doing}: the database said: {words}", fault=Fault.INFRASTRUCTURE, retryable=retryable)
+    return StoreError(
+        f"{doing}: the database said: {words}",
+        fault=Fault.INFRASTRUCTURE,
+        retryable=retryable,
+        details={NOTHING_CHANGED: True} if has_no_room(error) else None,
+    )
+
+
+def has_no_room(error: SQLAlchemyError) -> bool:
+    """Whether SQLite undid the work because the disk is full."""
+    cause = error.orig if isinstance(error, DBAPIError) else None
+    return getattr(cause, "sqlite_errorcode", 0) & _PRIMARY_CODE == sqlite3.SQLITE_FULL
 
 
 def may_repeat(error: SQLAlchemyError) -> bool:

@@ -26,7 +26,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from clary.contract.errors import Fault, StoreError
-from clary.control.store.database import describe_failure, may_repeat
+from clary.control.store.database import describe_failure, has_no_room, may_repeat
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -294,13 +294,15 @@ def _fail_one(operation: _Operation, error: Exception) -> None:
 def _fail_all(batch: Sequence[_Operation], error: Exception) -> None:
     if not isinstance(error, SQLAlchemyError):
         raise error  # a defect of ours: the thread ends and says so
+    what = "the change was not made"
+    if not has_no_room(error):
+        what = (
+            f"a write was not confirmed, because the transaction that it shared with {len(batch) - 1} others failed; "
+            "read before trying again"
+        )
     for operation in batch:
         operation.must_repeat = False
-        operation.error = describe_failure(
-            f"a write was not confirmed, because the transaction that it shared with {len(batch) - 1} others failed; "
-            f"read before trying again",
-            error,
-        )
+        operation.error = describe_failure(what, error)
         operation.error.__cause__ = error
 
 

@@ -5,13 +5,18 @@ after its time; nothing needs to be remembered longer.
 
 [Note: floor] Memory is bounded. When it is full the oldest signing times are forgotten, and from then on requests
 signed at those times are refused as if they had been seen: what is forgotten can not be replayed.
+
+[Note: when it is forgotten] By monotonic time, twice the skew after it was seen: a clock that is set forward and back
+does not open the door to what was recorded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from threading import Lock
 
+from clary.contract.clock import Clock
 from clary.control.wire.replay_journal import KEPT_BYTES, ReplayJournal
 
 BUCKET_S = 5
@@ -25,55 +30,79 @@ class ReplayGuard:
         skew_s: how long before and after its time a signature is good.
         max_signatures: that are remembered at once.
         journal: keeps them over restarts of the service; None keeps none.
+        now_s: monotonic time, from which those of the journal count.
     """
 
     def __init__(
-        self, *, skew_s: float, max_signatures: int = MAX_SIGNATURES, journal: ReplayJournal | None = None
+        self,
+        *,
+        skew_s: float,
+        max_signatures: int = MAX_SIGNATURES,
+        journal: ReplayJournal | None = None,
+        now_s: float = 0.0,
     ) -> None:
         self._skew_s = skew_s
         self._max_signatures = max_signatures
         self._buckets: dict[int, set[bytes]] = {}
+        self._newest_s: dict[int, float] = {}  # bucket -> when something came into it last, monotonic
         self._count = 0
         self._floor = 0  # no bucket below this one is trusted any more
         self._lock = Lock()
         self._journal = journal
         for second, kept in journal.seen if journal is not None else ():
-            self._add(second // BUCKET_S, kept)
+            self._add(second // BUCKET_S, kept, now_s=now_s)
 
-    def is_new(self, signature: str, *, signed_at: datetime, now: datetime) -> bool:
+    def is_new(self, signature: str, *, signed_at: datetime, clock: Clock) -> bool:
         """Remember a signature; False if it was there before, or if its time has been forgotten."""
-        kept = bytes.fromhex(signature)[:KEPT_BYTES]
-        bucket = _bucket_of(signed_at)
+        kept, bucket = _kept(signature), _bucket_of(signed_at)
+        now_s = clock.monotonic()
         with self._lock:
-            self._forget_below(_bucket_of(now) - int(self._skew_s // BUCKET_S) - 1)
+            self._forget(before_s=now_s - 2 * self._skew_s - BUCKET_S)
             if bucket < self._floor:
                 return False
             trusted_from = self._journal.trusted_from if self._journal is not None else None
             if trusted_from is not None and signed_at < trusted_from:
                 return False
-            if not self._add(bucket, kept):
+            if not self._add(bucket, kept, now_s=now_s):
                 return False
             if self._journal is not None:
-                self._journal.note(int(signed_at.timestamp()), kept, now=now)
+                self._journal.note(int(signed_at.timestamp()), kept, now=clock.now())
             return True
 
-    def _add(self, bucket: int, kept: bytes) -> bool:
+    def give_back(self, signature: str, *, signed_at: datetime) -> None:
+        """Forget a signature by which nothing was changed: its client may send the same request again."""
+        kept, bucket = _kept(signature), _bucket_of(signed_at)
+        with self._lock:
+            if kept in self._buckets.get(bucket, ()):
+                self._buckets[bucket].remove(kept)
+                self._count -= 1
+
+    def _add(self, bucket: int, kept: bytes, *, now_s: float) -> bool:
         seen = self._buckets.setdefault(bucket, set())
         if kept in seen:
             return False
         seen.add(kept)
+        self._newest_s[bucket] = now_s
         self._count += 1
         while self._count > self._max_signatures:
             self._floor = min(self._buckets) + 1
-            self._forget_below(self._floor)
+            self._drop([bucket for bucket in self._buckets if bucket < self._floor])
         return True
 
     def __len__(self) -> int:
         return self._count
 
-    def _forget_below(self, first_kept: int) -> None:
-        for bucket in [bucket for bucket in self._buckets if bucket < first_kept]:
+    def _forget(self, *, before_s: float) -> None:
+        self._drop([bucket for bucket, newest_s in self._newest_s.items() if newest_s < before_s])
+
+    def _drop(self, buckets: Sequence[int]) -> None:
+        for bucket in buckets:
             self._count -= len(self._buckets.pop(bucket))
+            del self._newest_s[bucket]
+
+
+def _kept(signature: str) -> bytes:
+    return bytes.fromhex(signature)[:KEPT_BYTES]
 
 
 def _bucket_of(at: datetime) -> int:

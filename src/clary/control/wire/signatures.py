@@ -80,7 +80,7 @@ class SignatureVerifier:
         self._find_secret = find_secret
         self._clock = clock
         self._skew_s = skew_s
-        self._replays = ReplayGuard(skew_s=skew_s, journal=journal)
+        self._replays = ReplayGuard(skew_s=skew_s, journal=journal, now_s=clock.monotonic())
 
     def verify(
         self, request: HttpRequest, payload: bytes | str | None = None, *, operation: Operation | None = None
@@ -103,10 +103,11 @@ class SignatureVerifier:
         authorization = head.authorization
         if not _is_signed_by(secret, head, request, body_hash=body_hash):
             raise check.wrong()
-        signed_at, now = head.signed_at, self._clock.now()
         # Only proved signatures are remembered, so that strangers can not fill the memory.
         is_guarded = operation is not None and is_changing(operation.name)
-        if is_guarded and not self._replays.is_new(authorization.signature, signed_at=signed_at, now=now):
+        if is_guarded and not self._replays.is_new(
+            authorization.signature, signed_at=head.signed_at, clock=self._clock
+        ):
             replayed = check.refused(
                 Refusal.REPLAYED,
                 "Rate exceeded: this signature was used before. Sign the request again with the present time; "
@@ -115,6 +116,11 @@ class SignatureVerifier:
             replayed.details[RETRY_AFTER_MS] = REPLAY_RETRY_AFTER_MS
             raise replayed
         return authorization
+
+    def give_back(self, request: HttpRequest) -> None:
+        """Let a verified request that has changed nothing be sent again as it is."""
+        head = self._read_head(request, _Check(Protocol.JSON_1_1))
+        self._replays.give_back(head.authorization.signature, signed_at=head.signed_at)
 
     def judge_head(self, request: HttpRequest, *, protocol: Protocol = Protocol.JSON_1_1) -> sigv4.Authorization:
         """Return whose request this would be, before its body is read.

@@ -133,7 +133,7 @@ class Recorder:
             self._is_wanted = self._requests.has_any or self._open is not None
 
     def _begin_window(self, waiting: Waiting, *, by_time: bool) -> None:
-        request, files = waiting
+        request, files = waiting.request, waiting.files
         window = Window(on_other=self._give_way, all_threads=by_time)
         try:
             window.start()

@@ -5,6 +5,7 @@ Where: `recorder` holds them, and calls every method under its lock.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,10 +21,15 @@ NO_STEPS_TIMED_S = 5.0  # the same where a time was asked for
 
 
 class Waiting(NamedTuple):
-    """A request, and where it is answered."""
+    """A request, where it is answered, and its moments by monotonic time.
+
+    Those are laid when the request is seen first: the time of day may be set while it waits.
+    """
 
     request: ProfileRequest
     files: RankFiles
+    start_s: float
+    give_up_s: float  # without end where it may begin whenever it likes
 
 
 class WaitingRequests:
@@ -61,13 +67,15 @@ class WaitingRequests:
                 self._cancel(request.number)
             elif is_new and not (request.give_up_at and time.time() > request.give_up_at):
                 files = RankFiles(self._folder, request.number, own_rank())
-                self._waiting[request.number] = Waiting(request, files)
+                ahead_s = time.monotonic() - time.time()
+                give_up_s = request.give_up_at + ahead_s if request.give_up_at else math.inf
+                self._waiting[request.number] = Waiting(request, files, request.start_at + ahead_s, give_up_s)
         return [request for request in news if request.is_cancelled]
 
     def take_due(self) -> Waiting | None:
         """Take out what has to begin at the step that ends at this moment."""
         for number, waiting in sorted(self._waiting.items()):
-            if self._is_due(waiting.request) and (waiting.files.profile or self._claim(number)):
+            if self._is_due(waiting) and (waiting.files.profile or self._claim(number)):
                 return self._waiting.pop(number)
         return None
 
@@ -75,7 +83,7 @@ class WaitingRequests:
         """Take out what is answered and has waited long enough for the first step of a program that has made none."""
         if self._steps.num_steps == 0:
             for number, waiting in list(self._waiting.items()):
-                if waiting.files.profile is not None and _is_late(waiting.request, time.time()):
+                if waiting.files.profile is not None and _is_late(waiting):
                     return self._waiting.pop(number)
         return None
 
@@ -84,10 +92,10 @@ class WaitingRequests:
         for number, waiting in list(self._waiting.items()):
             if waiting.files.profile is None and not self._claim(number):
                 continue
-            request, files = self._waiting[number]
-            if request.give_up_at and time.time() > request.give_up_at:
+            waiting = self._waiting[number]
+            if time.monotonic() > waiting.give_up_s:
                 del self._waiting[number]
-                self._tell(files, RankState.FAILED, "no step began in time: does the program still train?")
+                self._tell(waiting.files, RankState.FAILED, "no step began in time: does the program still train?")
 
     def _cancel(self, number: int) -> None:
         """Give up what waits, and say so where it is this process that answers for its rank."""
@@ -96,10 +104,11 @@ class WaitingRequests:
             self._tell(self._waiting[number].files, RankState.FAILED, "cancelled before it began")
         self._waiting.pop(number, None)
 
-    def _is_due(self, request: ProfileRequest) -> bool:
-        if request.start_step is not None and self._steps.num_steps < request.start_step:
+    def _is_due(self, waiting: Waiting) -> bool:
+        start_step = waiting.request.start_step
+        if start_step is not None and self._steps.num_steps < start_step:
             return False
-        return time.time() >= request.start_at
+        return time.monotonic() >= waiting.start_s
 
     def _claim(self, number: int, *, is_due: bool = False) -> bool:
         """Answer for this rank if this process is one and is asked; return whether the window is still wanted.
@@ -107,21 +116,22 @@ class WaitingRequests:
         Args:
             is_due: even without a step of its own and before it has been waited for.
         """
-        request = self._waiting[number].request
+        waiting = self._waiting[number]
+        request = waiting.request
         is_training = self._steps.num_steps > 0
-        if not is_training and not is_due and not (_is_late(request, time.time()) and may_be_rank()):
+        if not is_training and not is_due and not (_is_late(waiting) and may_be_rank()):
             return False
         rank = own_rank()  # may have become known with the process group, after the request
         files = RankFiles(self._folder, number, rank)
         if (request.ranks and rank not in request.ranks) or not files.claim():
             del self._waiting[number]
             return False
-        self._waiting[number] = Waiting(request, files)
+        self._waiting[number] = waiting._replace(files=files)
         self._tell(files, RankState.WAITING, "")
         return True
 
 
-def _is_late(request: ProfileRequest, now: float) -> bool:
+def _is_late(waiting: Waiting) -> bool:
     """Whether steps have been waited for long enough; where one was named, it is waited for without an end."""
-    wait_s = NO_STEPS_S if request.num_steps else NO_STEPS_TIMED_S
-    return request.start_step is None and now > request.start_at + wait_s
+    wait_s = NO_STEPS_S if waiting.request.num_steps else NO_STEPS_TIMED_S
+    return waiting.request.start_step is None and time.monotonic() > waiting.start_s + wait_s

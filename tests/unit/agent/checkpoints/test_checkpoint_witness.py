@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from clary.agent.checkpoints.evidence.observations import Decision, ProgramEnd
 from clary.agent.checkpoints.evidence.witness import Witness
 from clary.agent.checkpoints.folder import CheckpointFolder
-from clary.agent.checkpoints.scanning import scan
+from clary.agent.checkpoints.scanning import FileFacts, scan
 from clary.contract.checkpoint_evidence import Evidence
 from clary.contract.clock import SystemClock
 
@@ -414,3 +415,14 @@ def test_a_lease_that_is_broken_does_no_harm(watched: Watched) -> None:
     while not select.select([writer.process.stdout], [], [], 0)[0]:
         watched.decide()
     writer.reach("done")
+
+
+@pytest.mark.parametrize(("step_s", "pause_s"), [(0.0, 3.0), (86_400.0, 10.0), (-86_400.0, 0.0)])
+def test_a_clock_that_is_set_is_no_pause_of_a_writer(watched: Watched, step_s: float, pause_s: float) -> None:
+    first = FileFacts(size_bytes=1, modified_ns=10**18, changed_ns=10**18, inode=7, mode=0o644)
+    then_ns = 10**18 + round((3.0 + step_s) * 1e9)
+    second = FileFacts(size_bytes=2, modified_ns=then_ns, changed_ns=then_ns, inode=7, mode=0o644)
+    known = watched.witness._follow("model", first, now_s=100.0, before_s=95.0)
+    watched.witness._trails["model"] = replace(known, held_s=100.0)
+    trail = watched.witness._follow("model", second, now_s=105.0, before_s=100.0)
+    assert trail.longest_pause_s == pause_s

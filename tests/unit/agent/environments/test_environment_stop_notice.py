@@ -10,6 +10,7 @@ import pytest
 from clary.agent.environments.config_files import run_folder
 from clary.agent.environments.stop_notice import stop_notice_path, write_stop_notice
 from clary.contract.ml_tree import MlTree
+from clary.testing.fake_clock import FakeClock
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 500000, tzinfo=UTC)
 
@@ -22,12 +23,13 @@ def tree(tmp_path: Path) -> MlTree:
 
 
 def test_the_notice_says_why_and_until_when(tree: MlTree) -> None:
-    write_stop_notice(tree, reason="StopTrainingJob", grace_s=120.0, now=NOW)
+    write_stop_notice(tree, reason="StopTrainingJob", grace_s=120.0, clock=FakeClock(NOW))
     path = stop_notice_path(tree)
     assert json.loads(path.read_text()) == {
         "reason": "StopTrainingJob",
         "deadline": "2026-01-02T03:06:05.500000+00:00",
         "deadline_s": NOW.timestamp() + 120.0,
+        "deadline_monotonic_s": FakeClock(NOW).monotonic() + 120.0,
         "grace_s": 120.0,
     }
     assert path.stat().st_mode & 0o777 == 0o644
@@ -35,9 +37,9 @@ def test_the_notice_says_why_and_until_when(tree: MlTree) -> None:
 
 
 def test_a_later_notice_takes_the_place_of_an_earlier_one(tree: MlTree) -> None:
-    write_stop_notice(tree, reason="first", grace_s=120.0, now=NOW)
+    write_stop_notice(tree, reason="first", grace_s=120.0, clock=FakeClock(NOW))
     with stop_notice_path(tree).open() as reader:
-        write_stop_notice(tree, reason="second", grace_s=1.0, now=NOW)
+        write_stop_notice(tree, reason="second", grace_s=1.0, clock=FakeClock(NOW))
         assert json.load(reader)["reason"] == "first"
     assert json.loads(stop_notice_path(tree).read_text())["reason"] == "second"
 
@@ -47,7 +49,7 @@ def test_links_that_the_program_has_left_are_not_followed(tree: MlTree, tmp_path
     outside.write_text("kept")
     for name in (stop_notice_path(tree).name, f".{stop_notice_path(tree).name}.part"):
         (run_folder(tree) / name).symlink_to(outside)
-    write_stop_notice(tree, reason="why", grace_s=1.0, now=NOW)
+    write_stop_notice(tree, reason="why", grace_s=1.0, clock=FakeClock(NOW))
     assert outside.read_text() == "kept"
     assert not stop_notice_path(tree).is_symlink()
 
@@ -58,5 +60,5 @@ def test_a_folder_that_the_program_has_replaced_by_a_link_takes_no_notice(tree: 
     os.rename(run_folder(tree), tmp_path / "moved")
     run_folder(tree).symlink_to(folder)
     with pytest.raises(OSError, match="clary"):
-        write_stop_notice(tree, reason="why", grace_s=1.0, now=NOW)
+        write_stop_notice(tree, reason="why", grace_s=1.0, clock=FakeClock(NOW))
     assert list(folder.iterdir()) == []

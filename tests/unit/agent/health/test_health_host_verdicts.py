@@ -1,9 +1,11 @@
 """Verdicts on a host by itself: disk, memory, clock, GPUs."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
 
+from clary.agent.health import host_checks
 from clary.agent.health.gpu_checks import check_gpus, gpu_finding
 from clary.agent.health.host_checks import available_memory, clock_offset, read_disk
 from clary.agent.health.host_verdicts import GIB, MIB, DiskReading, clock_finding, disk_finding, memory_finding
@@ -53,8 +55,8 @@ def test_memory_against_the_limit_of_the_host(available, limit, state):
 @pytest.mark.parametrize(
     ("offset", "state", "words"),
     [
-        (0.0, OK, "agrees"),
-        (1.9, OK, "agrees"),
+        (0.0, OK, "as the service's"),
+        (1.9, OK, "1.9 s ahead of the service's"),
         (3.0, WARN, "3 s ahead of the service's"),
         (-90.0, BAD, "90 s behind the service's"),
         (None, SKIPPED, "nobody answered"),
@@ -64,6 +66,37 @@ def test_clocks(offset, state, words):
     finding = clock_finding("algo-1", offset, "nobody answered")
     assert finding.state is state
     assert words in finding.words
+    assert finding.clock_offset_s == offset
+
+
+@pytest.mark.parametrize(("ahead_s", "told_s"), [(0.0, 0.0), (5.0, 5.0), (-86_400.0, -86_400.0), (0.01, 0.0)])
+def test_the_shortest_of_a_few_exchanges_says_how_far_a_clock_is_off(monkeypatch, ahead_s, told_s):
+    now = {"s": 1000.0}
+    ways_s = iter([(0.9, 0.1), (0.02, 0.02), (0.1, 0.7)])  # there and back
+
+    class FakeConnection:
+        def __init__(self, place, timeout):
+            assert (place, timeout > 0) == ("service:1", True)
+
+        def request(self, method, path):
+            assert (method, path) == ("GET", "/clary/v1/health")
+            self.there_s, self.back_s = next(ways_s)
+
+        def getresponse(self):
+            now["s"] += self.there_s
+            body = json.dumps({"now_s": now["s"]}).encode()
+            now["s"] += self.back_s
+            return SimpleNamespace(read=lambda _most: body)
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(host_checks.http.client, "HTTPConnection", FakeConnection)
+    clocks = SimpleNamespace(monotonic=lambda: now["s"], time=lambda: now["s"] + ahead_s)
+    monkeypatch.setattr(host_checks, "time", clocks)
+    offset_s, why = clock_offset("http://service:1")
+    assert offset_s == pytest.approx(told_s, abs=1e-6)
+    assert why == ""
 
 
 @pytest.mark.parametrize(
@@ -112,7 +145,7 @@ def test_this_machine_says_how_much_memory_it_has():
 def test_a_service_that_is_not_there_leaves_the_clock_unchecked():
     offset, why = clock_offset("http://127.0.0.1:1")
     assert offset is None
-    assert "was not asked" in why
+    assert "did not say its time" in why
 
 
 def test_gpus_multiply_by_the_numbers_that_the_driver_gives_them(tmp_path, monkeypatch):

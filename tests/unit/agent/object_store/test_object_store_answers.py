@@ -2,13 +2,16 @@
 
 import threading
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from clary.agent.object_store import ObjectStore
+from clary.agent.object_store.store_time import StoreTime
 from clary.contract.errors import ObjectStoreError
 from clary.contract.launch_plan import Credentials, Endpoint
+from clary.testing.fake_clock import FakeClock
 
 KEYS = Credentials(access_key_id="agent-key", secret_access_key="agent-secret")
 UNREAD = (400, {"Content-Type": "text/plain"}, b"400 Bad Request")
@@ -55,6 +58,32 @@ def test_a_request_that_arrived_damaged_is_sent_again():
     with store_that_answers(UNREAD, STORED) as (store, asked):
         store.put_bytes("data", "key", b"x")
         assert asked == ["PUT", "PUT"]
+
+
+@pytest.mark.parametrize("ahead_s", [86_400.0, -86_400.0, 3600.0])
+@pytest.mark.parametrize("method", ["PUT", "HEAD"])
+def test_a_clock_that_the_store_refuses_is_corrected_by_its_answer(ahead_s, method):
+    clock = FakeClock(datetime.now(UTC) + timedelta(seconds=ahead_s))
+    skewed = (403, {}, b"<Error><Code>RequestTimeTooSkewed</Code></Error>")
+    with store_that_answers(skewed, STORED, STORED) as (store, asked):
+        store._exchange._time = StoreTime(clock)
+        store.put_bytes("data", "key", b"x") if method == "PUT" else store.head("data", "key")
+        store.put_bytes("data", "other", b"x")
+        assert asked == [method, method, "PUT"]
+        assert abs(store._exchange._time.now() - datetime.now(UTC)) < timedelta(seconds=60)
+
+
+def test_a_refusal_that_no_clock_explains_is_not_asked_for_again():
+    refused = (403, {}, b"<Error><Code>AccessDenied</Code></Error>")
+    with store_that_answers(refused) as (store, asked):
+        with pytest.raises(ObjectStoreError):
+            store.put_bytes("data", "key", b"x")
+        assert asked == ["PUT"]
+
+
+@pytest.mark.parametrize("date", [None, "", "yesterday", "Thu, 01 Jan 2026 00:00:00 GMT"])
+def test_what_is_no_later_date_teaches_nothing(date):
+    assert not StoreTime(FakeClock(datetime(2026, 1, 1, tzinfo=UTC))).learn(403, "RequestTimeTooSkewed", date)
 
 
 def test_another_version_than_was_asked_for_is_refused_also_where_the_store_ignores_the_question(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clary.agent.supervisor import log_spool
-from clary.agent.supervisor.log_spool import MEMORY_BYTES, REFUSAL_S, LogSpool
+from clary.agent.supervisor.log_spool import MEMORY_SEGMENT_BYTES, OWN_MEMORY_BYTES, REFUSAL_S, LogSpool
 from clary.contract.errors import AgentError
 from clary.testing.fake_clock import FakeClock
 
@@ -117,7 +117,7 @@ def test_a_full_disk_loses_lines_and_the_log_says_so_where_they_are_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = FakeClock()
-    spool = LogSpool(tmp_path / "spool", clock=clock)
+    spool = LogSpool(tmp_path / "spool", clock=clock, memory_bytes=0)
     spool.append(["before"])
     fill_disk(monkeypatch)
     spool.append(["lost", "lost too"])
@@ -132,7 +132,7 @@ def test_a_full_disk_loses_lines_and_the_log_says_so_where_they_are_missing(
 
 def test_what_the_agent_says_is_kept_while_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock()
-    spool = LogSpool(tmp_path / "spool", clock=clock)
+    spool = LogSpool(tmp_path / "spool", clock=clock, memory_bytes=0)
     fill_disk(monkeypatch)
     spool.append(["lost"])
     spool.append(["clary: first"], is_own=True)
@@ -145,6 +145,7 @@ def test_what_the_agent_says_is_kept_while_the_disk_is_full(tmp_path: Path, monk
     ]
     assert read_all(spool) == said
     monkeypatch.undo()
+    clock.advance(REFUSAL_S)
     spool.let_go(1)
     spool.append(["after"])
     assert read_all(spool, 1) == [*said[1:], "after"]
@@ -153,12 +154,43 @@ def test_what_the_agent_says_is_kept_while_the_disk_is_full(tmp_path: Path, monk
     spool.close()
 
 
+def test_lines_of_a_full_disk_wait_in_memory_until_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    spool = LogSpool(tmp_path / "spool", clock=clock, memory_bytes=MEMORY_SEGMENT_BYTES + 50_000)
+    spool.append(["0"])
+    fill_disk(monkeypatch)
+    for number in range(1, 6):
+        spool.append([str(number)])
+        clock.advance(REFUSAL_S / 2)
+    assert len(list((tmp_path / "spool").iterdir())) == 1, "a file for every line that is refused"
+    monkeypatch.undo()
+    clock.advance(REFUSAL_S)
+    spool.append(["6"])
+    assert read_all(spool) == [str(number) for number in range(7)]
+    assert spool.num_lost == 0
+
+    fill_disk(monkeypatch)
+    stored = spool.end_sequence
+    spool.let_go(stored)
+    for _ in range(200):  # while the service stores lines, room in memory comes back
+        spool.append(["x" * 20_000])
+        stored += len(read_all(spool, stored)) - 1
+        spool.let_go(stored)
+    assert spool.num_lost == 0
+    for _ in range(50):
+        spool.append(["y" * 20_000])
+    assert 0 < spool.num_lost < 50
+    spool.close()
+
+
 def test_memory_is_bounded_when_the_disk_stays_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spool = LogSpool(tmp_path / "spool", clock=FakeClock())
+    spool = LogSpool(tmp_path / "spool", clock=FakeClock(), memory_bytes=0)
     fill_disk(monkeypatch)
     for _ in range(100):
         spool.append(["clary: " + "x" * 9_000], is_own=True)
-    assert 0 < sum(map(len, read_all(spool))) <= MEMORY_BYTES
+    assert 0 < sum(map(len, read_all(spool))) <= OWN_MEMORY_BYTES
     assert spool.num_lost + spool.end_sequence >= 100
     spool.close()
 

@@ -155,3 +155,43 @@ def test_what_is_found_while_the_program_runs_ends_nothing():
     script.all(HostPhase.RUNNING, health=WELL).report("algo-1", HostPhase.RUNNING, health=SICK)
     assert script.job.failure is None
     assert {script.order(host) for host in script.hosts} == {OrderKind.RUN}
+
+
+def clocks(**offsets_s):
+    """Return findings on clocks, by host; each agrees with the service's."""
+    return {
+        host.replace("_", "-"): [
+            HealthFinding(
+                check=Check.CLOCK, state=OK, host=host.replace("_", "-"), words="as told", clock_offset_s=offset_s
+            )
+        ]
+        for host, offset_s in offsets_s.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("offsets_s", "told"),
+    [
+        ({"algo_1": 0.0}, None),
+        ({"algo_1": 0.9, "algo_2": -1.0, "algo_3": 0.0}, None),
+        ({"algo_1": 1.5, "algo_2": -1.0, "algo_3": 0.0}, ("algo-1", "as told, 2.5 s ahead of algo-2's, expected less")),
+        ({"algo_1": 0.8, "algo_2": -1.9, "algo_3": 0.0}, ("algo-2", "as told, 2.7 s behind algo-1's, expected less")),
+        ({"algo_1": None, "algo_2": 1.9}, None),
+    ],
+)
+def test_clocks_of_a_gang_that_differ_are_told_of_the_one_further_off(offsets_s, told):
+    found = health.with_skew(clocks(**offsets_s))
+    warned = [(host, item.words) for host, items in found.items() for item in items if item.state is WARN]
+    assert len(warned) == (told is not None)
+    if told is not None:
+        assert warned[0][0] == told[0]
+        assert warned[0][1].startswith(told[1])
+    assert health.diagnose(found) == ()
+
+
+def test_a_clock_that_is_far_off_is_told_once():
+    findings = clocks(algo_1=90.0, algo_2=0.0)
+    findings["algo-1"] = [
+        HealthFinding(check=Check.CLOCK, state=BAD, host="algo-1", words="90 s ahead", clock_offset_s=90.0)
+    ]
+    assert health.with_skew(findings)["algo-1"][0] == findings["algo-1"][0]

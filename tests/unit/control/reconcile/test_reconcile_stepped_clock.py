@@ -12,7 +12,9 @@ from clary.contract.agent_protocol import HostPhase
 from clary.contract.clock import ClockAnchor
 from clary.contract.statuses import WarmPoolStatus
 from clary.control.jobs import warm_pools
-from clary.testing.control_plane import ControlPlane, FakeAgent
+from clary.control.server.job_keys import JobKeys
+from clary.control.state_folder import RootSecrets
+from clary.testing.control_plane import LIMITS, ControlPlane, FakeAgent
 from clary.testing.fake_clock import START, FakeClock
 
 DAY_S = 86_400.0
@@ -152,3 +154,54 @@ async def test_a_warm_pool_waits_as_long_as_it_says(plane: ControlPlane, step_s:
     for seconds, is_over in ((599, False), (2, True)):
         plane.clock.advance(seconds)
         assert bool(warm_pools.why_over(job, now=plane.hub.now_of(job))) == is_over
+
+
+async def test_an_upload_may_take_as_long_as_it_says(plane: ControlPlane, step_s: float) -> None:
+    agent = await running(plane)
+    await agent.report(HostPhase.EXITED, exits=(plane.exit_of(0),))
+    await plane.passes()
+    assert await status(plane) == "Uploading"
+    step(plane.clock, step_s)
+    await pass_time(plane, LIMITS.upload_timeout_s - 1)
+    assert (await plane.describe())["TrainingJobStatus"] == "InProgress"
+    await pass_time(plane, 2)
+    assert (await plane.describe())["TrainingJobStatus"] == "Failed"
+
+
+async def test_a_host_may_be_silent_for_as_long_as_it_says(plane: ControlPlane, step_s: float) -> None:
+    agent = await running(plane)
+    step(plane.clock, step_s)
+    await plane.passes()
+    await agent.report()
+    plane.clock.advance(LIMITS.host_timeout_s - 0.1)
+    await plane.passes()
+    assert await status(plane) == "Training"
+    plane.clock.advance(0.2)
+    await plane.passes()
+    assert "silent" in (await plane.describe())["FailureReason"]
+
+
+async def test_a_launch_may_take_as_long_as_it_says(plane: ControlPlane, step_s: float) -> None:
+    await plane.create()
+    await plane.passes()
+    step(plane.clock, step_s)
+    for seconds, phase in ((LIMITS.launch_timeout_s - 1, HostPhase.LAUNCHING), (2, HostPhase.LOST)):
+        plane.clock.advance(seconds)
+        await plane.passes()
+        assert (await plane.job()).hosts["algo-1"].facts.phase is phase
+
+
+async def test_a_job_keeps_its_keys_and_its_agents_their_token(plane: ControlPlane, step_s: float) -> None:
+    agent = await running(plane)
+    secrets = RootSecrets(access_key_id="K", secret_access_key="S", admin_token="A", master_key="M")
+    keys = JobKeys(secrets, plane.hub, plane.settings)
+    key = (agent.authorize().plan or {})["job_endpoint"]["credentials"]["access_key_id"]
+    step(plane.clock, step_s)
+    await pass_time(plane, 1)
+    assert keys.find_secret(key) == secrets.job_secret(key)
+    assert agent.authorize().name == "job"
+    for phase in (HostPhase.EXITED, HostPhase.DONE):
+        await agent.report(phase, exits=(plane.exit_of(0),), uploaded=agent.model_uris(phase))
+    await plane.leave(agent)
+    await plane.passes()
+    assert keys.find_secret(key) is None

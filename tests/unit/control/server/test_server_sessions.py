@@ -95,7 +95,7 @@ def test_a_cookie_that_is_forged_or_damaged_opens_nothing(sessions, tmp_path, cl
     assert [sessions.read(one) for one in damaged] == [None] * len(damaged)
 
 
-def test_a_revoked_session_stays_over_when_the_service_starts_again(sessions, tmp_path, clock):
+def test_a_revoked_session_stays_over_when_the_service_starts_again(sessions, tmp_path, clock, monkeypatch):
     session, cookie = sessions.begin()
     kept = sessions.begin()
     sessions.revoke(session)
@@ -103,11 +103,36 @@ def test_a_revoked_session_stays_over_when_the_service_starts_again(sessions, tm
     for one in (sessions, again):
         assert one.read(cookie) is None
         assert one.read(kept[1]) == kept[0]
-    clock.advance(SESSION_S)
+    monkeypatch.setattr(sessions_module, "MAX_REVOKED", 1)
     again.revoke(kept[0])
-    assert list(json.loads((tmp_path / "revoked.json").read_text())) == [
-        kept[0].session_id
-    ]  # others ended by themselves
+    assert list(json.loads((tmp_path / "revoked.json").read_text())) == [kept[0].session_id], "they add up for ever"
+
+
+@pytest.mark.parametrize("step_s", [60, 3600, 86_400, -60, -3600, -86_400])
+def test_a_clock_that_is_set_ends_no_session_and_brings_none_back(tmp_path, clock, sessions, step_s):
+    session, cookie = sessions.begin()
+    revoked, given_up = sessions.begin()
+    sessions.revoke(revoked)
+    clock.set_time_of_day(clock.now() + timedelta(seconds=step_s))
+    sessions.revoke(sessions.begin()[0])
+    clock.advance(SESSION_S - 1)
+    for one in (sessions, Sessions(b"key", tmp_path / "revoked.json", clock)):
+        assert one.read(cookie) == session
+        assert one.read(given_up) is None
+    clock.advance(2)
+    assert sessions.read(cookie) is None
+    _, late = sessions.begin()
+    clock.set_time_of_day(clock.now() - timedelta(seconds=step_s))
+    assert sessions.read(late) is not None
+    assert sessions.read(cookie) is None
+
+
+def test_a_session_of_another_boot_ends_by_the_time_of_day(clock, sessions, monkeypatch):
+    session, cookie = sessions.begin()
+    monkeypatch.setattr(sessions_module, "boot_id", lambda: "another")
+    assert sessions.read(cookie) == session
+    clock.advance(SESSION_S)
+    assert sessions.read(cookie) is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": "b"}', "null"])

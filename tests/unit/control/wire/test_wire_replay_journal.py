@@ -21,13 +21,13 @@ def clock():
 def start(tmp_path, clock):
     def start(*, boot_id="boot 1", is_first=False):
         journal = ReplayJournal(tmp_path / "used", skew_s=SKEW_S, now=clock.now(), is_first=is_first, boot_id=boot_id)
-        return ReplayGuard(skew_s=SKEW_S, journal=journal)
+        return ReplayGuard(skew_s=SKEW_S, journal=journal, now_s=clock.monotonic())
 
     return start
 
 
 def is_new(guard, signature, signed_at, clock):
-    return guard.is_new(signature, signed_at=signed_at, now=clock.now())
+    return guard.is_new(signature, signed_at=signed_at, clock=clock)
 
 
 def test_a_used_signature_is_refused_when_the_service_starts_again(start, clock):

@@ -22,6 +22,7 @@ from clary.control.wire.replays import BUCKET_S, ReplayGuard
 from clary.control.wire.routing import route
 from clary.control.wire.serializing import serialize, serialize_error
 from clary.control.wire.signatures import SignatureVerifier, is_changing
+from clary.testing.fake_clock import FakeClock
 
 NOW = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 SKEW_S = 300.0
@@ -32,21 +33,8 @@ DESCRIBE = sagemaker("DescribeTrainingJob")
 GET_ROLE = service("iam").operation("GetRole", Protocol.QUERY)
 
 
-class FakeClock:
-    """A clock that stands still until it is told otherwise."""
-
-    def __init__(self, now: datetime = NOW) -> None:
-        self.time = now
-
-    def now(self) -> datetime:
-        return self.time
-
-    def monotonic(self) -> float:
-        return self.time.timestamp()
-
-
 def verifier(clock: FakeClock | None = None) -> SignatureVerifier:
-    return SignatureVerifier({KEY.access_key_id: KEY.secret_access_key}.get, clock or FakeClock(), skew_s=SKEW_S)
+    return SignatureVerifier({KEY.access_key_id: KEY.secret_access_key}.get, clock or FakeClock(NOW), skew_s=SKEW_S)
 
 
 def signed(
@@ -311,7 +299,7 @@ def test_a_presigned_call_passes_until_it_expires():
     operation = route(request)
     clock = FakeClock(NOW + timedelta(seconds=60))
     assert verifier(clock).verify(request, operation=operation).access_key_id == "AKIDEXAMPLE"
-    clock.time += timedelta(seconds=1)
+    clock.advance(1)
     with pytest.raises(WireError, match="Signature expired"):
         verifier(clock).verify(request, operation=operation)
     tampered = HttpRequest("GET", "/", request.query.replace("GetCallerIdentity", "AssumeRole"), [("Host", "h")])
@@ -356,7 +344,7 @@ class FakeLink:
     """Stands where botocore's connection would be: the wire answers at once, time passes only in sleeps."""
 
     def __init__(self, secret: str = "secret", mode: str = "standard") -> None:
-        self.clock = FakeClock()
+        self.clock = FakeClock(NOW)
         self.verifier = verifier(self.clock)
         self.answers: list[str] = []
         self.slept_s: list[float] = []
@@ -372,7 +360,7 @@ class FakeLink:
 
     def call(self, operation_name: str, **params: str) -> None:
         with (
-            mock.patch("botocore.auth.get_current_datetime", side_effect=lambda: self.clock.time.replace(tzinfo=None)),
+            mock.patch("botocore.auth.get_current_datetime", side_effect=lambda: self.clock.now().replace(tzinfo=None)),
             mock.patch("botocore.endpoint.time.sleep", side_effect=self._sleep),
             mock.patch("random.random", return_value=0.5),
         ):
@@ -380,7 +368,7 @@ class FakeLink:
 
     def _sleep(self, seconds: float) -> None:
         self.slept_s.append(seconds)
-        self.clock.time += timedelta(seconds=seconds)
+        self.clock.advance(seconds)
 
     def _answer(self, request, **kwargs):
         headers = [(name, v.decode() if isinstance(v, bytes) else v) for name, v in request.headers.items()]
@@ -430,21 +418,40 @@ def test_wrong_keys_are_not_retried_by_botocore():
 
 
 def test_signatures_are_forgotten_when_they_can_not_be_used_any_more():
-    guard = ReplayGuard(skew_s=SKEW_S)
-    assert guard.is_new("00" * 32, signed_at=NOW, now=NOW)
-    assert not guard.is_new("00" * 32, signed_at=NOW, now=NOW + timedelta(seconds=SKEW_S))
-    later = NOW + timedelta(seconds=SKEW_S + 3 * BUCKET_S)
-    assert guard.is_new("11" * 32, signed_at=later, now=later)
+    guard, clock = ReplayGuard(skew_s=SKEW_S), FakeClock(NOW)
+    assert guard.is_new("00" * 32, signed_at=NOW, clock=clock)
+    clock.advance(SKEW_S)
+    assert not guard.is_new("00" * 32, signed_at=NOW, clock=clock)
+    clock.advance(SKEW_S + 2 * BUCKET_S)
+    assert guard.is_new("11" * 32, signed_at=clock.now(), clock=clock)
     assert len(guard) == 1
 
 
+def test_a_clock_that_is_set_forward_and_back_lets_nothing_be_replayed():
+    guard, clock = ReplayGuard(skew_s=SKEW_S), FakeClock(NOW)
+    assert guard.is_new("00" * 32, signed_at=NOW, clock=clock)
+    clock.set_time_of_day(NOW + timedelta(days=1))
+    assert guard.is_new("11" * 32, signed_at=clock.now(), clock=clock)
+    clock.set_time_of_day(NOW)
+    assert not guard.is_new("00" * 32, signed_at=NOW, clock=clock)
+
+
+def test_a_request_that_has_changed_nothing_may_be_sent_again_as_it_is():
+    guard, clock = ReplayGuard(skew_s=SKEW_S), FakeClock(NOW)
+    for _ in range(2):
+        guard.give_back("00" * 32, signed_at=NOW)
+        assert guard.is_new("00" * 32, signed_at=NOW, clock=clock)
+        assert len(guard) == 1
+    assert not guard.is_new("00" * 32, signed_at=NOW, clock=clock)
+
+
 def test_a_full_memory_refuses_the_times_that_it_has_forgotten():
-    guard = ReplayGuard(skew_s=SKEW_S, max_signatures=3)
+    guard, clock = ReplayGuard(skew_s=SKEW_S, max_signatures=3), FakeClock(NOW)
     old, new = NOW - timedelta(seconds=100), NOW
-    assert guard.is_new("00" * 32, signed_at=old, now=NOW)
+    assert guard.is_new("00" * 32, signed_at=old, clock=clock)
     for number in range(1, 4):
-        assert guard.is_new(f"{number:064x}"[::-1], signed_at=new, now=NOW)
+        assert guard.is_new(f"{number:064x}"[::-1], signed_at=new, clock=clock)
     assert len(guard) == 3
-    assert not guard.is_new("00" * 32, signed_at=old, now=NOW)
-    assert not guard.is_new("ff" * 32, signed_at=old, now=NOW)
-    assert guard.is_new("ff" * 32, signed_at=new + timedelta(seconds=BUCKET_S), now=NOW)
+    assert not guard.is_new("00" * 32, signed_at=old, clock=clock)
+    assert not guard.is_new("ff" * 32, signed_at=old, clock=clock)
+    assert guard.is_new("ff" * 32, signed_at=new + timedelta(seconds=BUCKET_S), clock=clock)

@@ -41,6 +41,12 @@ class Process:
         return None if waiting is None else waiting.request.number
 
 
+def pass_time(monkeypatch: pytest.MonkeyPatch, seconds: float, *, step_s: float = 0.0) -> None:
+    """Let time pass, and set the time of day off by a step."""
+    clocks = SimpleNamespace(time=lambda: time.time() + seconds + step_s, monotonic=lambda: time.monotonic() + seconds)
+    monkeypatch.setattr(waiting_requests, "time", clocks)
+
+
 @pytest.fixture
 def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Process:
     for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK"):
@@ -122,10 +128,31 @@ def test_what_no_step_has_begun_in_time_is_given_up(process: Process, monkeypatc
     process.ask(ProfileRequest(number=1, num_steps=1, start_step=100, give_up_at=time.time() + 1000.0))
     assert process.due() is None
     process.requests.answer()
-    monkeypatch.setattr(waiting_requests, "time", SimpleNamespace(time=lambda: time.time() + 2000.0))
+    pass_time(monkeypatch, 2000.0)
     process.requests.answer()
     assert process.told[0] == (RankState.WAITING, "")
     assert [state for state, _ in process.told[1:]] == [RankState.FAILED]
+    assert not process.requests.has_any
+
+
+@pytest.mark.parametrize("step_s", [60.0, 3600.0, 86_400.0, -60.0, -3600.0, -86_400.0])
+def test_a_clock_that_is_set_brings_no_request_forward_and_none_back(
+    process: Process, monkeypatch: pytest.MonkeyPatch, step_s: float
+) -> None:
+    now = time.time()
+    process.ask(ProfileRequest(number=1, num_steps=1, start_at=now + 50.0, give_up_at=now + 100.0))
+    assert process.due() is None
+    pass_time(monkeypatch, 40.0, step_s=step_s)
+    process.requests.answer()
+    assert process.due() is None
+    assert [state for state, _ in process.told] == [RankState.WAITING]
+    pass_time(monkeypatch, 60.0, step_s=step_s)
+    process.requests.answer()
+    assert process.due() == 1
+    process.ask(ProfileRequest(number=2, num_steps=1, start_step=100, give_up_at=time.time() + 60.0 + step_s + 100.0))
+    assert process.due() is None
+    pass_time(monkeypatch, 200.0, step_s=-step_s)
+    process.requests.answer()
     assert not process.requests.has_any
 
 

@@ -264,6 +264,7 @@ class Witness:
             return known
         is_same_file = known.facts.inode == facts.inode
         pause_s = max(0.0, (facts.modified_ns - known.facts.modified_ns) / 1e9) if is_same_file else 0.0
+        pause_s = min(pause_s, now_s - known.before_s)  # the time of day was set, and was no pause of the writer's
         was_held = known.held_s is not None and is_same_file
         return _Trail(
             facts=facts,

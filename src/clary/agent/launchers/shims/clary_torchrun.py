@@ -67,17 +67,17 @@ def wait_for_ranks(pids: Iterable[int]) -> None:
     """Wait until these children have ended, or until the agent kills them anyway; at once where no stop is on."""
     deadline_s = stop_deadline_s()
     left = list(pids)
-    while left and deadline_s is not None and time.time() < deadline_s:
+    while left and deadline_s is not None and time.monotonic() < deadline_s:
         left = [pid for pid in left if _is_running(pid)]
         if left:
             time.sleep(_POLL_S)
 
 
 def stop_deadline_s() -> float | None:
-    """Return when the agent kills what is left, in seconds since 1970; None if no stop was ordered."""
+    """Return when the agent kills what is left, by monotonic time; None if no stop was ordered."""
     try:
         with open(os.environ[NOTICE_VARIABLE], encoding="utf-8") as file:
-            return float(json.load(file)["deadline_s"])
+            return float(json.load(file)["deadline_monotonic_s"])
     except (KeyError, OSError, ValueError):
         return None
 

@@ -110,7 +110,7 @@ def _of_released(folder: Path) -> list[str]:
     sentences += [
         f"Job {name} is released and its cgroup {path} is still there; remove it: rmdir {path}" for path in cgroups
     ]
-    is_being_removed = time.time() - (folder / RELEASED_FILE).stat().st_mtime < _REMOVAL_S
+    is_being_removed = abs(time.time() - (folder / RELEASED_FILE).stat().st_mtime) < _REMOVAL_S
     for host in () if is_being_removed else hosts:
         for path in sorted((folder / host).iterdir()):
             if path.is_dir() and not path.is_symlink():

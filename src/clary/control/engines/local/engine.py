@@ -23,8 +23,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from clary.contract.errors import EngineError
+from clary.contract.failure_reasons import FULL_DISK
 from clary.contract.launch_plan import Isolation, LaunchPlan
 from clary.contract.processes import ProcessId
+from clary.control import full_disks
 from clary.control.egress.outlets import outlets_of
 from clary.control.egress.policy import EgressPolicy
 from clary.control.engines.interface import CutOff, HeldAttempt, Released
@@ -51,7 +53,6 @@ from clary.control.settings import Settings
 
 JOBS_FOLDER = "jobs"
 SET_ASIDE_FOLDER = "set-aside"  # of the state folder: what nobody knows any more
-MIN_FREE_BYTES = 4 * 1024 * 1024  # for an agent's log, its spool and the files that describe the job
 
 T = TypeVar("T")
 
@@ -396,14 +397,8 @@ def _note_cgroup_places(place: Path, hosts: Path) -> None:
 
 def _require_space(folder: Path) -> None:
     """Refuse to start hosts on a full disk: their agents could not even say why they fail."""
-    facts = os.statvfs(folder)
-    free = facts.f_bavail * facts.f_frsize
-    if free < MIN_FREE_BYTES:
-        raise EngineError(
-            f"No space left on device: {free} bytes are free at {folder}, and hosts need at least {MIN_FREE_BYTES}; "
-            "free space there, or move the state folder (CLARY_HOME) to a larger disk",
-            retryable=True,
-        )
+    if why := full_disks.why_full(folder):
+        raise EngineError(f"{FULL_DISK}: {why}", retryable=True)
 
 
 def _free_port() -> int:

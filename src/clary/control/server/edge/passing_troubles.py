@@ -1,0 +1,20 @@
+"""Which failures are over as soon as somebody makes room, or the database is back: told to the client with the reason.
+
+Where: the listener, for what no handler has caught. Clients and agents send such a request again.
+"""
+
+from __future__ import annotations
+
+from clary.contract.errors import Fault, StoreError
+from clary.control import full_disks
+
+
+def why_not_now(error: Exception) -> str:
+    """Say why a request could not be carried out now; empty for a failure that is a defect of the service."""
+    if isinstance(error, StoreError) and error.fault is Fault.INFRASTRUCTURE:
+        return error.message
+    if isinstance(error, OSError) and full_disks.is_refusal(error):
+        return (
+            f"{error.filename or 'a file of the service'} could not be written: {error.strerror}; {full_disks.WAY_OUT}"
+        )
+    return ""
