@@ -32,9 +32,9 @@ def check(request: Mapping[str, Any]) -> None:
     """Refuse what no hook and no rule could make sense of. Raises: WireError(ValidationException)."""
     for member in DEBUG_MEMBERS:
         config = request.get(member)
-        problem = None if config is None else s3_uri_problem(config["S3OutputPath"])
+        uri = "" if config is None else config["S3OutputPath"]
+        problem = None if config is None else s3_uri_problem(uri)
         if problem is not None:
-            uri = config["S3OutputPath"]
             raise _refusal(f"{member}.S3OutputPath must be s3://bucket/prefix, got {uri!r}: {problem}.")
         path = (config or {}).get("LocalPath")
         if path is not None and (not path.startswith("/") or ".." in path.split("/") or not path.isprintable()):
