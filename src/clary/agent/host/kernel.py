@@ -200,6 +200,15 @@ def pivot_root_to(folder: str) -> None:
     os.chdir("/")
 
 
+def flush_file_system(folder: str) -> None:
+    """Have all that was written to the file system of a folder reach its disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _check(_libc().syncfs(descriptor), f"flush the file system of {folder}")
+    finally:
+        os.close(descriptor)
+
+
 def unshare(flags: int) -> None:
     """Leave the namespaces named by `flags` for new ones."""
     _check(_libc().unshare(flags), f"unshare {flags:#x}")

@@ -1,5 +1,6 @@
 """HTTP for agents: paths, tokens and JSON around the agent gateway.
 
+Agents send thousands of values at once; a large body becomes an object in a thread (`edge.large_bodies`).
 Source: contract/agent_protocol.py, which lists the requests.
 """
 
@@ -21,13 +22,24 @@ from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.agent_gateway import AgentGateway
 from clary.control.reconcile.sample_gateway import SampleGateway
 from clary.control.reconcile.training_gateway import TrainingGateway
-from clary.control.server.internal_http import bearer_token, json_answer, query_of, read_json
+from clary.control.server.edge.large_bodies import LargeBodies
+from clary.control.server.internal_http import MAX_VALUES, bearer_token, json_answer, query_of, read_json
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
 PREFIX = "/clary/v1/agents/"
 MAX_ORDER_WAIT_S = 30.0
 _LONG_NUMBER = re.compile(r"[0-9]{1,15}")
 _NUMBER = re.compile(r"[0-9]{1,9}")  # of an attempt
+_MOST_NUMBERS = 1 << 17  # of metrics; agents send 60,000 at once (agent.metrics.row_store)
+# What agents post as JSON, by action, and how many values it may have.
+_MESSAGES: dict[str, tuple[type[Any], int]] = {
+    "reports": (Report, MAX_VALUES),
+    "logs": (LogBatch, MAX_VALUES),
+    "dumps": (HostDump, MAX_VALUES),
+    "profiles": (HostProfile, MAX_VALUES),
+    "samples": (SampleBatch, _MOST_NUMBERS),
+    "training": (TrainingBatch, _MOST_NUMBERS),
+}
 
 
 class AgentRoutes:
@@ -42,6 +54,7 @@ class AgentRoutes:
         self._gateway = gateway
         self._samples = samples
         self._training = training
+        self._large = LargeBodies()
 
     def authorize(self, request: HttpRequest) -> tuple[TrainingJob, str, str]:
         """Return job, host and action of a request with the right token; raises WireError with the status to send."""
@@ -53,29 +66,39 @@ class AgentRoutes:
     async def handle(self, request: HttpRequest) -> HttpResponse:
         """Answer one agent; raises WireError with the status to send."""
         job, host, action = self.authorize(request)
+        if request.method == "POST" and action in _MESSAGES:
+            async with self._large.runner(request) as run:
+                message = await run(_read_message, *_MESSAGES[action], request)
+            job, host, action = self.authorize(request)  # its attempt may have ended meanwhile
+            return json_answer(await self._take(message, job, host, action))
         match (request.method, action):
             case ("GET", "assignment"):
                 return json_answer(to_plain(self._gateway.assignment(job)))
             case ("GET", "orders"):
                 return json_answer(await self._order(job, host, request))
-            case ("POST", "reports"):
-                return json_answer(to_plain(await self._gateway.report(job, host, _body(Report, request))))
-            case ("POST", "logs"):
-                return json_answer(to_plain(await self._gateway.append_logs(job, host, _body(LogBatch, request))))
-            case ("POST", "dumps"):
-                self._gateway.take_dump(job, host, _body(HostDump, request))
-                return json_answer({})
-            case ("POST", "profiles"):
-                self._gateway.take_profile(job, host, _body(HostProfile, request))
-                return json_answer({})
             case ("POST", "traces"):
                 await self._take_trace(job, host, request)
                 return json_answer({})
-            case ("POST", "samples") if self._samples is not None:
-                return json_answer(to_plain(await self._samples.append(job, host, _body(SampleBatch, request))))
-            case ("POST", "training") if self._training is not None:
-                return json_answer(to_plain(await self._training.append(job, host, _body(TrainingBatch, request))))
-        raise WireError("NotFound", f"no such agent request: {request.method} {action}", http_status=404)
+        raise _no_such(request.method, action)
+
+    async def _take(self, message: Any, job: TrainingJob, host: str, action: str) -> Any:
+        """Hand a message to what waits for it; returns the answer's document."""
+        match action:
+            case "reports":
+                return to_plain(await self._gateway.report(job, host, message))
+            case "logs":
+                return to_plain(await self._gateway.append_logs(job, host, message))
+            case "dumps":
+                self._gateway.take_dump(job, host, message)
+                return {}
+            case "profiles":
+                self._gateway.take_profile(job, host, message)
+                return {}
+            case "samples" if self._samples is not None:
+                return to_plain(await self._samples.append(job, host, message))
+            case "training" if self._training is not None:
+                return to_plain(await self._training.append(job, host, message))
+        raise _no_such("POST", action)
 
     async def _take_trace(self, job: TrainingJob, host: str, request: HttpRequest) -> None:
         query = query_of(request)
@@ -100,8 +123,12 @@ class AgentRoutes:
         return to_plain(await self._gateway.next_order(job, host, after=after, wait_s=wait_s))
 
 
-def _body(cls: type[Any], request: HttpRequest) -> Any:
+def _no_such(method: str, action: str) -> WireError:
+    return WireError("NotFound", f"no such agent request: {method} {action}", http_status=404)
+
+
+def _read_message(cls: type[Any], most_values: int, request: HttpRequest) -> Any:
     try:
-        return from_plain(cls, read_json(request))
+        return from_plain(cls, read_json(request, most_values=most_values))
     except ContractError as error:
         raise WireError("ValidationException", error.message) from error

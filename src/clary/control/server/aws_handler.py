@@ -8,8 +8,7 @@ A large body is hashed, parsed and validated in a thread, one at a time, so that
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import uuid4
 
@@ -19,6 +18,7 @@ from clary.control.permissions import api_rules
 from clary.control.permissions.grants import Grants
 from clary.control.permissions.tracking_rules import MADE_BY
 from clary.control.server.edge.gates import Admission, Refusal
+from clary.control.server.edge.large_bodies import LargeBodies, Run
 from clary.control.services.call import Call, Services
 from clary.control.services.dispatch import dispatch
 from clary.control.store.experiment_rows import Kind
@@ -29,10 +29,6 @@ from clary.control.wire.routing import protocol_of, route
 from clary.control.wire.serializing import serialize, serialize_error
 from clary.control.wire.signatures import SignatureVerifier
 from clary.control.wire.validation import validate
-
-LARGE_BODY_BYTES = 64 * 1024  # of this size a body takes a few milliseconds
-
-_Run = Callable[..., Awaitable[Any]]  # a function and its arguments, at once or in a thread
 
 
 class AwsHandler:
@@ -57,7 +53,7 @@ class AwsHandler:
         self._verifier = verifier
         self._find_grants = find_grants
         self._max_body_bytes = max_body_bytes
-        self._large = asyncio.Semaphore(1)  # threads that parse hold each other up, and the event loop
+        self._large = LargeBodies()
 
     def admit(self, head: HttpRequest) -> Admission | Refusal:
         """Judge a request by its head: a body comes only from somebody who names a key that is known."""
@@ -74,12 +70,10 @@ class AwsHandler:
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
         """Return the answer to one request."""
-        if len(request.body) > LARGE_BODY_BYTES or (request.body and request.header("content-encoding") is not None):
-            async with self._large:
-                return await self._answer(request, asyncio.to_thread)
-        return await self._answer(request, _at_once)
+        async with self._large.runner(request) as run:
+            return await self._answer(request, run)
 
-    async def _answer(self, request: HttpRequest, run: _Run) -> HttpResponse:
+    async def _answer(self, request: HttpRequest, run: Run) -> HttpResponse:
         request_id = str(uuid4())
         operation: Operation | None = None
         try:
@@ -122,10 +116,6 @@ class AwsHandler:
         if operation.protocol is Protocol.QUERY:
             raise WireError("AccessDenied", decision.reason, http_status=403)
         raise WireError("AccessDeniedException", decision.reason)
-
-
-async def _at_once(call: Callable[..., Any], *arguments: Any) -> Any:
-    return call(*arguments)
 
 
 def _params(request: HttpRequest, operation: Operation) -> dict[str, Any]:

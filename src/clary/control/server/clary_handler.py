@@ -28,6 +28,8 @@ from clary.control.server.sign_in import PATH as SESSION_PATH
 from clary.control.store.damage import JobUnreadable
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
+OWNER_BODY_BYTES = 256 * 1024  # forms of pages, read on the event loop; a hundredth of it is long
+
 
 class ClaryHandler:
     """Sends a request to agents' or people's routes and turns their errors into answers.
@@ -104,7 +106,7 @@ class ClaryHandler:
             return admit_strangers(head)
         if self._access is not None:
             self._access.require_admin(head)
-        return Admission(client="owner", max_body_bytes=most, is_known=True)
+        return Admission(client="owner", max_body_bytes=min(most, OWNER_BODY_BYTES), is_known=True)
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
         """Answer one request below /clary/v1/."""

@@ -4,6 +4,7 @@ Plain processes here; what strangers may do in hosts with namespaces is in `test
 """
 
 import base64
+import errno
 import hashlib
 import os
 import subprocess
@@ -19,6 +20,7 @@ import pytest
 from clary.agent.environments.installation import InstallationWorld
 from clary.agent.environments.package_index import local_folders, uv_index_variables, with_credentials
 from clary.agent.environments.requirements import PreparedEnvironment, prepare_environment
+from clary.agent.host import kernel
 from clary.agent.host.sandbox import Sandbox
 from clary.contract.errors import AgentError, Fault
 from clary.contract.launch_plan import Environment, Isolation, Resources
@@ -154,6 +156,24 @@ def test_second_job_with_the_same_requirements_installs_nothing(
     second = prepare(original, tmp_path, "beta\n", wheels)
     assert (first.was_cached, second.was_cached) == (False, True)
     assert second.folder == first.folder
+
+
+def test_a_copy_is_on_disk_before_its_marker_says_that_it_is_whole(
+    original: Environment, tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed = []
+
+    def flush(folder: str) -> None:
+        installed = next(Path(folder).glob("lib/python3*/site-packages/beta"))
+        flushed.append((installed.is_dir(), Path(folder).with_suffix(".complete").exists()))
+        raise OSError(errno.EIO, "the disk gave up")
+
+    monkeypatch.setattr(kernel, "flush_file_system", flush)
+    with pytest.raises(OSError, match="the disk gave up"):
+        prepare(original, tmp_path, "beta\n", wheels)
+    assert flushed == [(True, False)]
+    monkeypatch.undo()
+    assert not prepare(original, tmp_path, "beta\n", wheels).was_cached
 
 
 def test_change_in_a_nested_file_makes_another_environment(original: Environment, tmp_path: Path, wheels: Path) -> None:

@@ -1,6 +1,8 @@
 """HTTP for agents: paths, tokens, numbers and bodies, whatever an agent or a stranger sends."""
 
+import asyncio
 import json
+import time
 
 import pytest
 from server_parts import START, document, request, running_job
@@ -18,6 +20,7 @@ from clary.contract.agent_protocol import (
 )
 from clary.contract.errors import WireError
 from clary.contract.launch_plan import LaunchPlan
+from clary.contract.metric_samples import SampleBatch
 from clary.contract.plain import from_plain, to_plain
 from clary.control.server.agent_routes import MAX_ORDER_WAIT_S, AgentRoutes
 from clary.control.server.clary_handler import ClaryHandler
@@ -66,6 +69,34 @@ async def refusal(gateway, *args, **options):
 
 def posted(path, message):
     return request(path, method="POST", body=json.dumps(to_plain(message)).encode())
+
+
+async def longest_pause(work):
+    """Run `work`; returns its seconds, and the longest time in which the event loop ran nothing else."""
+    task = asyncio.ensure_future(work)
+    started_s = before_s = time.monotonic()
+    pause_s = 0.0
+    while not task.done():
+        await asyncio.sleep(0)
+        now_s = time.monotonic()
+        pause_s, before_s = max(pause_s, now_s - before_s), now_s
+    await task
+    return before_s - started_s, pause_s
+
+
+async def test_a_large_body_of_an_agent_leaves_the_event_loop_to_others(gateway):
+    lines = tuple(LogBlock(at_ms=number, text=f"loss {number}", rank=1) for number in range(60_000))
+    batch = LogBatch(first_sequence=0, blocks=lines)
+    work = AgentRoutes(gateway).handle(posted(f"{AGENT}/logs", batch))
+    seconds, pause_s = await longest_pause(work)
+    assert gateway.told[-1] == ("algo-1", batch)
+    assert pause_s < seconds / 2, f"{pause_s:.3f} s of {seconds:.3f} s"
+
+
+async def test_numbers_of_metrics_beyond_reason_are_refused(gateway):
+    batch = SampleBatch(first_row=0, at_ms=(0,), names=("a",), columns=(tuple(map(float, range(140_000))),))
+    refused = await refusal(gateway, f"{AGENT}/samples", method="POST", body=json.dumps(to_plain(batch)).encode())
+    assert refused.message == "the body has more than 131072 values"
 
 
 async def test_the_assignment_is_the_whole_plan(gateway):
