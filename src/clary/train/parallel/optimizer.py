@@ -18,6 +18,7 @@ import torch
 from clary.train.parallel import runtime
 from clary.train.parallel.checkpoint.model_state import IS_PARTIAL
 from clary.train.parallel.loss_scale import LossScale
+from clary.train.parallel.misuse import stepping
 from clary.train.parallel.steppers import Stepper, make_stepper
 
 _SCALE = "loss_scale"  # in states
@@ -93,13 +94,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Args:
             closure: called first, with gradients on.
 
-        Raises: RuntimeError before the first step of a pipeline.
+        Raises: RuntimeError before the first step of a pipeline; ParallelError where no backward pass has run.
         """
         result = None
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
-        self.overflow = not self.reduce_gradients().step(self.loss_scale)
+        stepper = self.reduce_gradients()
+        with stepping():
+            self.overflow = not stepper.step(self.loss_scale)
         self._runtime.model.count_step()
         if self._runtime.configuration.fp16:
             self._scale.update(self.overflow)
