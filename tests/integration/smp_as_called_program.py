@@ -4,7 +4,11 @@ from functools import partial
 
 import smdistributed.modelparallel.torch as smp
 import torch
+from smdistributed.modelparallel.test.torch.utils import dump_model, verify
 from smdistributed.modelparallel.torch.nn import FusedLayerNorm
+from smdistributed.modelparallel.torch.nn.huggingface import bert, gpt2, gptj, gptneo, gptneox, roberta
+from smdistributed.modelparallel.torch.state_mod import state as smp_state
+from smdistributed.modelparallel.torch.utils import get_distribution_axis, rmsg
 from smp_core_program import failure_of, start, train_step
 from smp_models import SharedPerceptron, batch_of, loss_of, make
 from torch import nn
@@ -219,3 +223,67 @@ def test_fsdp_is_not_given_a_model_that_degrees_have_not_cut(rank, size):
     failure = failure_of(lambda: FullyShardedDataParallel(nn.Linear(4, 4)))
     assert "tensor_parallel_degree is 2, and tsm.transform was not called" in str(failure)
     tsm.state.reset()
+
+
+def test_scripts_put_states_of_masters_together_by_numbers_and_names(rank, size):
+    for keys in ({}, {"fp16": True}):
+        start(ddp=True, tensor_parallel_degree=2, prescaled_batch=True, **keys)
+        model = smp.DistributedModel(Language())
+        groups = [{"params": [one for one in model.parameters() if one.dim() == places]} for places in (1, 2)]
+        optimizer = smp.DistributedOptimizer(torch.optim.AdamW(groups, lr=0.05))
+        language_step(model, torch.zeros(4, LENGTH, dtype=torch.long))
+        optimizer.step()
+        numbers = optimizer.param_name_to_index()
+        names = smp_state.param_index_to_name_tp_group[smp.tp_rank()]
+        assert {names[number]: number for number in names} == numbers
+        assert smp_state.param_name_to_index_tp_group[1 - smp.tp_rank()] == numbers
+        assert set(numbers) == {name for name, _ in model.virtual_named_parameters()}
+        assert not optimizer.redefined_params
+        stepped = [one for group in optimizer.param_groups for one in group["params"]]
+        ids, local = optimizer._param_id_to_index(), optimizer._param_index_to_param_local()
+        for name, parameter in model.named_parameters():
+            number = numbers[name]
+            master = stepped[number]
+            assert ids[id(parameter)] == ids[id(master)] == number
+            assert local[number] is parameter
+            torch.testing.assert_close(master.detach(), parameter.detach().float(), atol=1e-3, rtol=1e-3)
+            axis = optimizer.master_distribution_axis[id(master)]
+            assert axis == get_distribution_axis(parameter)
+            assert (axis is None) == (not model.is_distributed_parameter(parameter))
+        assert set(optimizer.state_dict()["state"]) == set(numbers.values())
+    assert get_distribution_axis(None) is None
+    assert rmsg("loaded") == f"rank {rank}: loaded"
+
+
+def test_translations_have_the_names_and_arguments_that_scripts_give_them(rank, size):
+    """Second arguments are the length of sequences; a state of theirs has no mask that ours would need."""
+    block = {f"{name}.{kind}": torch.randn(4, 4) for name in ("ln_1", "attn.c_proj") for kind in ("weight", "bias")}
+    whole = {f"transformer.h.0.{name}": value for name, value in block.items()}
+    for translate in (
+        gpt2.translate_hf_state_dict_to_smdistributed,
+        gpt2.translate_hf_state_dict_to_smdistributed_gpt2,
+    ):
+        ours = translate(whole, 16)
+        assert ours.keys() == translate(whole, max_seq_len=16).keys() == translate(whole).keys()
+    theirs = gpt2.translate_state_dict_to_hf_gpt2(ours, 16)
+    assert theirs.pop("transformer.h.0.attn.bias").shape == (1, 1, 16, 16)
+    theirs.pop("transformer.h.0.attn.masked_bias")
+    assert all(torch.equal(value, whole[name]) for name, value in theirs.items())
+    back = gpt2.translate_layer_state_dict_to_hf_gpt2_block(
+        gpt2.translate_hf_block_state_dict_to_smdistributed(block), 16
+    )
+    assert back.pop("attn.bias").shape == (1, 1, 16, 16)
+    back.pop("attn.masked_bias")
+    assert all(torch.equal(value, block[name]) for name, value in back.items())
+    names = ("translate_hf_gptj_state_dict_to_smdistributed", "translate_hf_state_dict_to_smdistributed_gptj")
+    for name in (*names, "translate_hf_gptj_state_dict_to_smdistributed_gptj"):
+        assert "transformer.seq_layers.0.attention.query.weight" in getattr(gptj, name)(
+            {"transformer.h.0.attn.q_proj.weight": torch.ones(2, 2)}, 16
+        )
+    for module, name in ((bert, "bert"), (roberta, "roberta"), (gptneo, "gptneo"), (gptneox, "gptneox")):
+        assert getattr(module, f"translate_hf_state_dict_to_smdistributed_{name}")({}, 16) == {}
+
+
+def test_what_scripts_import_of_the_tests_of_the_original_says_what_to_call_instead(rank, size):
+    assert verify.dump_model is dump_model
+    assert "smp.save_checkpoint" in str(failure_of(lambda: dump_model(nn.Linear(2, 2), "file")))

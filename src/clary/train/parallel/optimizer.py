@@ -19,6 +19,7 @@ from clary.train.parallel import runtime
 from clary.train.parallel.checkpoint.model_state import IS_PARTIAL
 from clary.train.parallel.loss_scale import LossScale
 from clary.train.parallel.misuse import stepping
+from clary.train.parallel.numbering import Numbering
 from clary.train.parallel.steppers import Stepper, make_stepper
 
 _SCALE = "loss_scale"  # in states
@@ -56,6 +57,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             static_loss_scale, dynamic_loss_scale, {**(dynamic_loss_args or {}), **scale_arguments}
         )
         self._stored: dict[str, Any] | None = None  # a state to be loaded then
+        self._numbering = Numbering(optimizer, now.model)
         now.optimizer = self
         if now.model.partitioned:
             self._on_partition()
@@ -137,6 +139,26 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.stepper.prepare()
         return self.stepper
 
+    # Numbers of parameters, under the names that scripts look for.
+
+    redefined_params = False  # `virtual_named_parameters` of the model are its own
+
+    def _param_id_to_index(self) -> dict[int, int]:
+        return self._numbering.by_id()
+
+    def _param_index_to_param_local(self) -> dict[int, torch.nn.Parameter]:
+        return self._numbering.local()
+
+    def param_name_to_index(self) -> dict[str, int]:
+        """Return the numbers that states have for parameters, by names of the model's `named_parameters`."""
+        return self._numbering.by_name()
+
+    @property
+    def master_distribution_axis(self) -> dict[int, int | None]:
+        """By `id` of what is stepped: the dimension along which tensor ranks hold slices; None where they hold all."""
+        own: dict[int, int | None] | None = getattr(self.optimizer, "master_distribution_axis", None)
+        return self._numbering.axes() if own is None else own
+
     # States.
 
     def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
@@ -172,7 +194,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return getattr(getattr(self.stepper, "inner", None), "gradient_norm", None)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("optimizer", "stepper"):
+        if name in ("optimizer", "stepper", "_numbering"):
             raise AttributeError(name)
         if name in (names := getattr(self.stepper, "deepspeed_names", {})):
             return names[name]

@@ -229,16 +229,16 @@ def _is_sequence(module: nn.Module) -> bool:
 
 
 def _call(child: nn.Module, value: Any, pack_args_as_tuple: bool) -> Any:
-    if not isinstance(value, tuple) or pack_args_as_tuple or (len(value) > 1 and _takes_one(type(child))):
+    if not isinstance(value, tuple) or pack_args_as_tuple or (len(value) > 1 and _takes_one(type(child).forward)):
         return child(value)
     return child(*value)
 
 
 @functools.cache
-def _takes_one(module_class: type[nn.Module]) -> bool:
-    """Whether a module is called with one value alone, so that a tuple of several can only be meant as it is."""
+def _takes_one(forward: Callable[..., Any]) -> bool:
+    """Whether a class's `forward` takes one value alone, so that a tuple of several can only be meant as it is."""
     try:
-        _, *parameters = inspect.signature(module_class.forward).parameters.values()  # without `self`
+        _, *parameters = inspect.signature(forward).parameters.values()  # without `self`
     except (TypeError, ValueError):  # no function of Python's, or one that takes nothing
         return False
     positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]

@@ -102,9 +102,12 @@ class Translation:
         """Return the state of one of our layers for one of theirs."""
         return self._translate_layer(state, num_heads, is_ours=False)
 
-    def layer_to_theirs(self, state: StateDict, *, num_heads: int | None = None) -> StateDict:
-        """Return the state of one of their layers for one of ours."""
-        return self._translate_layer(state, num_heads, is_ours=True)
+    def layer_to_theirs(
+        self, state: StateDict, *, num_heads: int | None = None, max_seq_len: int | None = None
+    ) -> StateDict:
+        """Return the state of one of their layers for one of ours; arguments as `to_theirs`."""
+        layer = self._translate_layer(state, num_heads, is_ours=True)
+        return layer if max_seq_len is None else layer | self._causal_mask(max_seq_len)
 
     def _translate(
         self,
