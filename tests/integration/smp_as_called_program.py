@@ -269,6 +269,12 @@ def test_translations_have_the_names_and_arguments_that_scripts_give_them(rank, 
     assert theirs.pop("transformer.h.0.attn.bias").shape == (1, 1, 16, 16)
     theirs.pop("transformer.h.0.attn.masked_bias")
     assert all(torch.equal(value, whole[name]) for name, value in theirs.items())
+    in_place = gpt2.translate_hf_block_state_dict_to_smdistributed(
+        {**whole, "transformer.wte.weight": torch.ones(2)}, 16
+    )
+    assert "transformer.h.0.attention.dense.weight" in in_place
+    assert "transformer.wte.weight" in in_place
+    assert whole.keys() < gpt2.translate_layer_state_dict_to_hf_gpt2_block(in_place).keys()
     back = gpt2.translate_layer_state_dict_to_hf_gpt2_block(
         gpt2.translate_hf_block_state_dict_to_smdistributed(block), 16
     )
@@ -281,6 +287,7 @@ def test_translations_have_the_names_and_arguments_that_scripts_give_them(rank, 
             {"transformer.h.0.attn.q_proj.weight": torch.ones(2, 2)}, 16
         )
     for module, name in ((bert, "bert"), (roberta, "roberta"), (gptneo, "gptneo"), (gptneox, "gptneox")):
+        assert getattr(module, f"translate_state_dict_to_hf_{name}")({}, 16) == {}
         assert getattr(module, f"translate_hf_state_dict_to_smdistributed_{name}")({}, 16) == {}
 
 

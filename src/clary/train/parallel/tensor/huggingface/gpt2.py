@@ -49,13 +49,16 @@ def translate_hf_state_dict_to_smdistributed_gpt2(state_dict: StateDict, max_seq
 translate_hf_state_dict_to_smdistributed = translate_hf_state_dict_to_smdistributed_gpt2  # its older name
 
 
-def translate_hf_block_state_dict_to_smdistributed(state_dict: StateDict) -> StateDict:
-    """Return the state of a distributed layer for that of a GPT2Block."""
+def translate_hf_block_state_dict_to_smdistributed(state_dict: StateDict, max_seq_len: int | None = None) -> StateDict:
+    """Return the state of a distributed layer for that of a GPT2Block, or of a model with such layers for a GPT-2's.
+
+    `max_seq_len` has no effect.
+    """
     return TRANSLATION.layer_to_ours(state_dict)
 
 
 def translate_layer_state_dict_to_hf_gpt2_block(state_dict: StateDict, max_seq_len: int | None = None) -> StateDict:
-    """Return the state of a GPT2Block for that of a distributed layer; `max_seq_len` adds masks of older versions."""
+    """Return the way back from `translate_hf_block_state_dict_to_smdistributed`; `max_seq_len` adds older masks."""
     return TRANSLATION.layer_to_theirs(state_dict, max_seq_len=max_seq_len)
 
 
