@@ -9,6 +9,7 @@ import contextlib
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +24,18 @@ NO_BACKWARD = (
     "the optimizer was to step, and no backward pass has run since it stepped last: call model.backward(loss) in the "
     "function that is decorated with smp.step"
 )
+
+
+@dataclass
+class Passes:
+    """Which passes have begun: forward ones that keep a graph, and backward ones."""
+
+    forward: bool = False
+    backward: bool = False
+
+    def add(self, other: Passes) -> None:
+        """Take note of those of another time."""
+        self.forward, self.backward = self.forward or other.forward, self.backward or other.backward
 
 
 @contextlib.contextmanager

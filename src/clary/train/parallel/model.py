@@ -37,7 +37,7 @@ from clary.train.parallel.memory.checkpointing import use_offloader, use_placeme
 from clary.train.parallel.memory.delayed import materialize
 from clary.train.parallel.memory.offloading import Offloader
 from clary.train.parallel.mesh import Along
-from clary.train.parallel.misuse import NO_BACKWARD, OptimizerWatch, check_tensor_degree
+from clary.train.parallel.misuse import NO_BACKWARD, OptimizerWatch, Passes, check_tensor_degree
 from clary.train.parallel.partition.decision import decide
 from clary.train.parallel.partition.placement import (
     checkpointing_placement,
@@ -139,9 +139,10 @@ class DistributedModel(StatefulModel):
         self._has_gradients = False  # of this step; set as they come
         self._is_dirty = False  # gradients have come since the last reduction
         self._is_in_step = False
-        # Since the optimizer's last step: whether a backward pass has run; None while no step has.
-        self._has_gone_back: bool | None = None
-        self._goes_back = False  # the step that runs has begun a backward pass
+        # Of the step that runs, and of all since the optimizer's last: whether the model was called for training, and
+        # whether a backward pass has begun. One without the other is a mistake that nobody would see.
+        self._goes = Passes()
+        self._has_gone = Passes()
         self._stored_owners: dict[str, int] = {}  # of an earlier program
         self._server: Server | None = None
         self._host: Host | None = None
@@ -167,6 +168,8 @@ class DistributedModel(StatefulModel):
             raise ParallelError(
                 "the model lies on several pipeline ranks: call it inside a function decorated with smp.step"
             )
+        if self.training and torch.is_grad_enabled():
+            self._goes.forward = True
         if self.dtype is None:
             return self.module(*args, **kwargs)
         args, kwargs = cast_floats((args, kwargs), self.dtype)
@@ -186,7 +189,7 @@ class DistributedModel(StatefulModel):
             return
         if one is None and self._num_parts > 1:
             raise ParallelError("backward was called outside of a step: call it inside a function with smp.step")
-        self._goes_back = True
+        self._goes.backward = True
         outputs = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         given = [None] * len(outputs) if grad_tensors is None else grad_tensors
         given = [given] if isinstance(given, torch.Tensor) else list(given)
@@ -311,7 +314,7 @@ class DistributedModel(StatefulModel):
             if self._traces_on_device and not any(one.is_meta for one in self.module.parameters()):
                 self.module.to(self._runtime.device)
             self._place(self._stored_owners or self._decide(lambda: body(0, is_traced=True)))
-        self._has_gradients, self._goes_back, self._is_in_step = False, False, True
+        self._has_gradients, self._goes, self._is_in_step = False, Passes(), True
         with self._gradients_followed():
             if self._server is None:
                 results = [self._run_body(body, number, total) for number in range(total)]
@@ -321,8 +324,8 @@ class DistributedModel(StatefulModel):
                 told = self._server.run(bodies if self._runtime.pipeline_rank == 0 else None)
                 self._host.forget()
                 results = [result for result, _ in told]
-                self._goes_back = any(goes_back for _, goes_back in told)
-        self._has_gone_back = bool(self._has_gone_back) or self._goes_back
+                self._goes = told[-1][1]
+        self._has_gone.add(self._goes)
         if self._has_gradients:
             self._is_dirty = True
             self._num_passes += 1
@@ -339,17 +342,27 @@ class DistributedModel(StatefulModel):
         assert self._reducer is not None
         self._reducer.reduce()
 
-    def settle_gradients(self) -> None:
+    def settle_gradients(self) -> bool:
         """Average what nobody has averaged yet; take part in what other replicas average. All ranks call it.
 
-        Raises: ParallelError if steps have run since the optimizer's last and no rank had a backward pass in them.
+        Returns: whether any replica had gradients, as far as this rank knows.
         """
-        have_others = False
         if self.has_unreduced_gradients:
             self.reduce_gradients()
-        elif self._reducer is not None and not self._runtime.configuration.shard_optimizer_state:
-            have_others = self._reducer.settle()
-        if self._has_gone_back is False and not have_others:
+            return True
+        if self._reducer is None or self._runtime.configuration.shard_optimizer_state:
+            return False
+        return self._reducer.settle()
+
+    def check_backward(self, *, have_gradients: bool) -> None:
+        """See that gradients have come where the model was called for training.
+
+        Args:
+            have_gradients: whether any replica has some: one alone may leave out a backward pass.
+
+        Raises: ParallelError if not.
+        """
+        if self._has_gone.forward and not self._has_gone.backward and not have_gradients:
             raise ParallelError(NO_BACKWARD)
 
     @property
@@ -359,7 +372,7 @@ class DistributedModel(StatefulModel):
 
     def count_step(self) -> None:
         """Take note that the optimizer has stepped."""
-        self._has_gone_back = None
+        self._has_gone = Passes()
         if self._reducer is not None:
             self._reducer.count_step()
 
@@ -463,9 +476,9 @@ class DistributedModel(StatefulModel):
         with self._lane(number), backward_of((number, -1, 0)):
             return body(number)
 
-    def _run_and_tell(self, body: Callable[..., Any], number: int, total: int) -> tuple[Any, bool]:
-        """Return what a microbatch gave, and whether a backward pass has begun, which other ranks are told so."""
-        return self._run_body(body, number, total), self._goes_back
+    def _run_and_tell(self, body: Callable[..., Any], number: int, total: int) -> tuple[Any, Passes]:
+        """Return what a microbatch gave, and which passes have begun so far, which other ranks are told so."""
+        return self._run_body(body, number, total), self._goes
 
     def _serve(self, message: Message) -> Message:
         """Do what another rank asks for."""
@@ -514,13 +527,13 @@ class DistributedModel(StatefulModel):
                 dist.broadcast(buffer, groups.global_rank(Along.RDP, source), group=groups.process_group(Along.RDP))
 
     def _on_gradient(self, grad: torch.Tensor) -> torch.Tensor | None:
-        self._has_gradients = self._goes_back = True
+        self._has_gradients = self._goes.backward = True
         one = microbatch()
         if _is_seeded.get():
             return None
         if one is None:
             if not self._is_in_step:
-                self._is_dirty = self._has_gone_back = True
+                self._is_dirty = self._has_gone.backward = True
             return None
         if self._server is not None or self._runtime.configuration.fp16:
             raise ParallelError(

@@ -131,12 +131,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def reduce_gradients(self) -> Stepper:
         """Average what nobody has averaged yet, so that it can be clipped, unscaled or stepped on. All ranks call it.
 
-        Raises: RuntimeError before the first step of a pipeline.
+        Raises: RuntimeError before the first step of a pipeline; ParallelError where no backward pass has run.
         """
         if self.stepper is None:
             raise RuntimeError("modules have no ranks and no gradients yet: call the function with smp.step first")
-        self._runtime.model.settle_gradients()
+        have_gradients = self._runtime.model.settle_gradients()
         self.stepper.prepare()
+        self._runtime.model.check_backward(have_gradients=have_gradients or self.stepper.have_gradients)
         return self.stepper
 
     # Numbers of parameters, under the names that scripts look for.
