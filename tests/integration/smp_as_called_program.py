@@ -203,6 +203,7 @@ def test_a_pipeline_is_not_run_without_a_distributed_model(rank, size):
 
 def test_a_program_uses_one_of_the_two_libraries(rank, size):
     smp.shutdown()
+    assert failure_of(lambda: smp.init({"partitions": 3})) is not None  # which claims nothing
     tsm.init({})
     failure = failure_of(lambda: smp.init({}))
     assert "smp.init of smdistributed.modelparallel was called, and tsm.init of torch.sagemaker before it" in str(

@@ -1,7 +1,7 @@
 """Which of the two libraries a program uses: SMP v1 (`smp.init`) or SMP v2 (`tsm.init`). A program uses one.
 
-Where: both `init` functions claim theirs here, before they wait for other ranks. Both lay out the ranks, each by keys
-of its own; together no layer would lie as either says.
+Where: both `init` functions check before they wait for other ranks, and claim theirs when they are done. Both lay out
+the ranks, each by keys of its own; together no layer would lie as either says.
 """
 
 from __future__ import annotations
@@ -14,17 +14,25 @@ _INSTEAD = {
 _used: str | None = None
 
 
-def claim(library: str) -> None:
-    """Say that the program uses V1 or V2.
+def check(library: str) -> None:
+    """See that the program does not use the other one.
 
-    Raises: RuntimeError if it uses the other one.
+    Raises: RuntimeError if it does.
     """
-    global _used
     if _used not in (None, library):
         raise RuntimeError(
             f"{library} was called, and {_used} before it: a program uses one of them. Leave one out: with the first "
             f"{_INSTEAD[library]}; with the second {_INSTEAD[str(_used)]}"
         )
+
+
+def claim(library: str) -> None:
+    """Say that the program uses V1 or V2, once that one is initialised.
+
+    Raises: as `check`.
+    """
+    global _used
+    check(library)
     _used = library
 
 

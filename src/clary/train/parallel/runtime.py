@@ -114,7 +114,7 @@ def initialize(configuration: Configuration) -> Runtime:
         if _runtime.configuration != configuration:
             raise RuntimeError(f"initialised already, with other keys: {_runtime.configuration}; got {configuration}")
         return _runtime
-    one_library.claim(one_library.V1)
+    one_library.check(one_library.V1)
     timeout_s = _timeout_s(os.environ)
     place = find_place(os.environ)
     is_untold = place.size == 1
@@ -127,6 +127,7 @@ def initialize(configuration: Configuration) -> Runtime:
     if is_untold and place.size > 1:
         place = _place_on_host(place, groups)
     device = _device(place)
+    one_library.claim(one_library.V1)
     _runtime = Runtime(configuration, groups, place, device, timeout_s)
     return _runtime
 

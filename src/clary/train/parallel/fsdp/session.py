@@ -214,7 +214,7 @@ def init(config: Any = None) -> None:
         if config is not None and configuration != state.configuration:
             raise RuntimeError(f"tsm.init was called with {state.configuration} before; got {configuration}")
         return
-    one_library.claim(one_library.V2)
+    one_library.check(one_library.V2)
     if not dist.is_initialized():
         raise RuntimeError("tsm.init: call torch.distributed.init_process_group first, on every rank")
     configuration.check_size(dist.get_world_size())
@@ -237,6 +237,7 @@ def init(config: Any = None) -> None:
         experts = make_expert_groups(configuration.expert_parallel_degree, configuration.hybrid_shard_degree)
         groups |= {"expert_groups": experts, "ep_process_group": experts.ep.process_group}
     keys = {key: getattr(configuration, key) for key in _DEFAULTS}
+    one_library.claim(one_library.V2)
     vars(state).update(keys, configuration=configuration, assigned=assigned, **groups)
     additions.install()
     if ignored := configuration.without_effect():
