@@ -236,13 +236,27 @@ def test_delayed_parameters_start_as_those_made_at_once(rank, size):
             assert whole(model)["0.bias"].isfinite().all()
 
 
-def test_nothing_is_replaced_where_it_is_not_wanted_or_of_no_use(rank, size):
+def test_nothing_is_replaced_where_it_is_not_wanted(rank, size):
     with parallel(size):
         model = nn.Sequential(nn.Linear(4, 4))
         assert replace_modules(model).changes == []
         set_tensor_parallelism(model, enabled=False)
         assert replace_modules(model).changes == []
-    with parallel(1):
-        set_tensor_parallelism(model)
-        assert replace_modules(model).changes == []
-        assert type(model[0]) is nn.Linear
+
+
+def test_keywords_that_do_nothing_are_told(rank, size):
+    with parallel(size):
+        with tensor_parallelism(fused_softmax=True, distribute_embedding=True, bias=False, fused_sofmax=True):
+            model = nn.Sequential(nn.Linear(4, 4), nn.Embedding(4, 4))
+        done = replace_modules(model)
+        assert model[0].bias is None
+        assert done.without_effect == ["fused_softmax"]
+        assert done.unknown == ["fused_sofmax"]
+        assert str(done).splitlines() == [
+            "Tensor parallelism:",
+            "  0 (Linear): replaced by DistributedLinear",
+            "  1 (Embedding): replaced by DistributedEmbedding",
+            "Replaced modules start with new weights: load a state into the DistributedModel for others.",
+            "Keywords without effect here: fused_softmax.",
+            "Keywords that no class put in takes: fused_sofmax: misspelt, or of no use?",
+        ]

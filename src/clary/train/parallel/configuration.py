@@ -9,12 +9,12 @@ data parallelism.
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from clary.train.parallel.keys import integer, key, names_without_effect, number, one_of, read_keys, switch, text
 from clary.train.parallel.mesh import PLACEMENTS, Mesh, make_mesh
 
 ALIASES = {"pipeline_parallel_degree": "partitions"}
@@ -22,99 +22,60 @@ MEMORY_WEIGHTS = {"speed": 0.2, "memory": 0.8}
 PIPELINES = ("interleaved", "simple", "_only_forward")
 BACKENDS = ("auto", "nccl", "gloo", "smddp")
 
-Reader = Callable[[str, Any], Any]
-
-
-def _integer(least: int) -> Reader:
-    def read(key: str, value: Any) -> int:
-        is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())  # infinity is not
-        if isinstance(value, bool) or not is_whole or value < least:
-            raise ValueError(f"{key} is {value!r}; expected a whole number, {least} or more")
-        return int(value)
-
-    return read
-
-
-def _switch(key: str, value: Any) -> bool:
-    if not isinstance(value, bool | int) or value not in (0, 1):
-        raise ValueError(f"{key} is {value!r}; expected true or false")
-    return bool(value)
-
-
-def _one_of(*words: str) -> Reader:
-    def read(key: str, value: Any) -> str:
-        if value not in words:
-            raise ValueError(f"{key} is {value!r}; expected one of {', '.join(words)}")
-        return str(value)
-
-    return read
-
-
-def _number(least: float, most: float) -> Reader:
-    def read(key: str, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-            raise ValueError(f"{key} is {value!r}; expected a number from {least:g} to {most:g}")
-        return float(value)
-
-    return read
-
-
-def _text(key: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{key} is {value!r}; expected text")
-    return value
-
-
-def _key(default: Any, read: Reader, *, effect: bool = True) -> Any:
-    """Declare one key.
-
-    Args:
-        effect: False for keys that are taken for the sake of scripts and change nothing on torch.
-    """
-    return field(default=default, metadata={"read": read, "effect": effect})
-
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """All keys, read and checked. Those whose default depends on another key hold what was derived."""
+    """All keys, read and checked. Those whose default depends on another key hold what was derived.
 
-    partitions: int = _key(1, _integer(1))
-    microbatches: int = _key(1, _integer(1))
-    active_microbatches: int = _key(0, _integer(1))  # partitions + 2
-    pipeline: str = _key("interleaved", _one_of(*PIPELINES))
-    optimize: str = _key("memory", _one_of(*MEMORY_WEIGHTS))
-    placement_strategy: str = _key("cluster", _one_of(*PLACEMENTS))
-    auto_partition: bool = _key(True, _switch)
-    default_partition: int = _key(0, _integer(0))
-    memory_weight: float = _key(-1.0, _number(0, 1))  # by `optimize`
-    ddp: bool = _key(False, _switch)
-    ddp_port: int | None = _key(None, _integer(0))
-    ddp_dist_backend: str = _key("auto", _one_of(*BACKENDS))
-    deterministic_server: bool = _key(False, _switch)
-    offload_activations: bool = _key(False, _switch)
-    activation_loading_horizon: int = _key(4, _integer(1))
-    tensor_parallel_degree: int = _key(1, _integer(1))
-    fp16: bool = _key(False, _switch)
-    fp16_params: bool = _key(False, _switch)
-    bf16: bool = _key(False, _switch)
-    shard_optimizer_state: bool = _key(False, _switch)
-    prescaled_batch: bool = _key(False, _switch)
-    skip_tracing: bool = _key(False, _switch)
-    sharded_data_parallel_degree: int = _key(1, _integer(1))
-    sdp_reduce_bucket_size: int = _key(500_000_000, _integer(1))  # elements
-    sdp_param_persistence_threshold: int = _key(1_000_000, _integer(0))  # elements
-    sdp_max_live_parameters: int = _key(1_000_000_000, _integer(0))  # elements
-    sdp_hierarchical_allgather: bool = _key(True, _switch)
-    sdp_gradient_clipping: float = _key(1.0, _number(0, float("inf")))
-    delayed_parameter_initialization: bool = _key(False, _switch)
-    contiguous: bool = _key(True, _switch, effect=False)
-    horovod: bool = _key(False, _switch, effect=False)
-    xla: bool = _key(False, _switch, effect=False)
-    fork: bool = _key(False, _switch, effect=False)
-    static_mode: bool = _key(False, _switch, effect=False)
-    fast_mode: bool = _key(False, _switch, effect=False)
-    load_partition: bool = _key(False, _switch, effect=False)
-    partition_file: str = _key("", _text, effect=False)
+    Args:
+        undocumented: keys that begin with an underscore, as they were given; attributes too, and without effect.
+    """
+
+    partitions: int = key(1, integer(1))
+    microbatches: int = key(1, integer(1))
+    active_microbatches: int = key(0, integer(1))  # partitions + 2
+    pipeline: str = key("interleaved", one_of(*PIPELINES))
+    optimize: str = key("memory", one_of(*MEMORY_WEIGHTS))
+    placement_strategy: str = key("cluster", one_of(*PLACEMENTS))
+    auto_partition: bool = key(True, switch)
+    default_partition: int = key(0, integer(0))
+    memory_weight: float = key(-1.0, number(0, 1))  # by `optimize`
+    ddp: bool = key(False, switch)
+    ddp_port: int | None = key(None, integer(0))
+    ddp_dist_backend: str = key("auto", one_of(*BACKENDS))
+    deterministic_server: bool = key(False, switch)
+    offload_activations: bool = key(False, switch)
+    activation_loading_horizon: int = key(4, integer(1))
+    tensor_parallel_degree: int = key(1, integer(1))
+    fp16: bool = key(False, switch)
+    fp16_params: bool = key(False, switch)
+    bf16: bool = key(False, switch)
+    shard_optimizer_state: bool = key(False, switch)
+    prescaled_batch: bool = key(False, switch)
+    skip_tracing: bool = key(False, switch)
+    sharded_data_parallel_degree: int = key(1, integer(1))
+    sdp_reduce_bucket_size: int = key(500_000_000, integer(1))  # elements
+    sdp_param_persistence_threshold: int = key(1_000_000, integer(0))  # elements
+    sdp_max_live_parameters: int = key(1_000_000_000, integer(0))  # elements
+    sdp_hierarchical_allgather: bool = key(True, switch)
+    sdp_gradient_clipping: float = key(1.0, number(0, float("inf")))
+    delayed_parameter_initialization: bool = key(False, switch)
+    contiguous: bool = key(True, switch, effect=False)
+    horovod: bool = key(False, switch, effect=False)
+    xla: bool = key(False, switch, effect=False)
+    fork: bool = key(False, switch, effect=False)
+    static_mode: bool = key(False, switch, effect=False)
+    fast_mode: bool = key(False, switch, effect=False)
+    load_partition: bool = key(False, switch, effect=False)
+    partition_file: str = key("", text, effect=False)
+    checkpoint_attentions: bool = key(False, switch, effect=False)  # in public scripts, in no documentation
+    undocumented: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __getattr__(self, name: str) -> Any:
+        # `__dict__`: a copy that is being made has no field yet.
+        if name in (undocumented := self.__dict__.get("undocumented", {})):
+            return undocumented[name]
+        raise AttributeError(f"{name} is no key of model parallelism")
 
     @property
     def pipeline_parallel_degree(self) -> int:
@@ -142,9 +103,7 @@ class Configuration:
 
     def without_effect(self) -> tuple[str, ...]:
         """Return the keys that differ from their defaults and change nothing, to be told to the user."""
-        return tuple(
-            one.name for one in fields(self) if not one.metadata["effect"] and getattr(self, one.name) != one.default
-        )
+        return names_without_effect(self)
 
 
 def read_configuration(job: Mapping[str, Any], script: Mapping[str, Any] | None = None) -> Configuration:
@@ -154,12 +113,7 @@ def read_configuration(job: Mapping[str, Any], script: Mapping[str, Any] | None 
         says the rule.
     """
     given = {**_by_name(script or {}), **_by_name(job)}
-    read = {one.name: one.metadata["read"] for one in fields(Configuration)}
-    for key in given:
-        if key not in read:
-            near = difflib.get_close_matches(key, [*read, *ALIASES], n=1)
-            raise ValueError(f"{key} is no key of model parallelism" + (f"; did you mean {near[0]}?" if near else ""))
-    values = {key: read[key](key, value) for key, value in given.items()}
+    values = read_keys(Configuration, given, "model parallelism", near=ALIASES)
     if "active_microbatches" not in values:
         values["active_microbatches"] = values.get("partitions", 1) + 2
     if "memory_weight" not in values:
@@ -190,10 +144,10 @@ def parse_parameters(text: str) -> dict[str, Any]:
 def _by_name(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys under the names of the fields."""
     found: dict[str, Any] = {}
-    for key, value in given.items():
-        name = ALIASES.get(key, key)
+    for given_name, value in given.items():
+        name = ALIASES.get(given_name, given_name)
         if name in found and found[name] != value:
-            raise ValueError(f"{key} is {value!r} and {name} is {found[name]!r}: they are one key, name it once")
+            raise ValueError(f"{given_name} is {value!r} and {name} is {found[name]!r}: they are one key, name it once")
         found[name] = value
     return found
 

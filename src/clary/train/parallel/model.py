@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from datetime import timedelta
@@ -36,6 +37,7 @@ from clary.train.parallel.memory.checkpointing import use_offloader, use_placeme
 from clary.train.parallel.memory.delayed import materialize
 from clary.train.parallel.memory.offloading import Offloader
 from clary.train.parallel.mesh import Along
+from clary.train.parallel.misuse import NO_BACKWARD, OptimizerWatch, Passes, check_tensor_degree
 from clary.train.parallel.partition.decision import decide
 from clary.train.parallel.partition.placement import (
     checkpointing_placement,
@@ -110,10 +112,17 @@ class DistributedModel(StatefulModel):
             raise ValueError(f"backward_passes_per_step is {backward_passes_per_step}; expected 1 or more")
         replaced = replace_modules(module)
         super().__init__(replaced.root, now)
+        # Weak: where the root was replaced, the script may be all that holds the old one.
+        self.originals = (weakref.ref(module), weakref.ref(replaced.root))
         self.translations = replaced.translations  # of states: to what the replaced modules had, and back
         if now.rank == 0 and replaced.changes:
-            print("Tensor parallelism:", *(f"  {change}" for change in replaced.changes), sep="\n", flush=True)
+            print(replaced, flush=True)
         configuration = now.configuration
+        check_tensor_degree(
+            self.module, configuration.tensor_parallel_degree, [str(change) for change in replaced.changes]
+        )
+        for one in replaced.originals():
+            one.register_forward_pre_hook(_refuse_replaced)
         self._num_parts = configuration.partitions
         # Of parameters; None leaves them as they are.
         self.dtype = torch.float16 if configuration.fp16 else torch.bfloat16 if configuration.bf16 else None
@@ -130,6 +139,10 @@ class DistributedModel(StatefulModel):
         self._has_gradients = False  # of this step; set as they come
         self._is_dirty = False  # gradients have come since the last reduction
         self._is_in_step = False
+        # Of the step that runs, and of all since the optimizer's last: whether the model was called for training, and
+        # whether a backward pass has begun. One without the other is a mistake that nobody would see.
+        self._goes = Passes()
+        self._has_gone = Passes()
         self._stored_owners: dict[str, int] = {}  # of an earlier program
         self._server: Server | None = None
         self._host: Host | None = None
@@ -139,6 +152,7 @@ class DistributedModel(StatefulModel):
         self._communication_hook: CommunicationHook | None = None
         self._offloader: Offloader | None = None
         self.step_hooks = Hooks()
+        self._optimizer_watch = OptimizerWatch(self)
         self._runtime.model = self
         if self._num_parts == 1:
             self._place({name: 0 for name, _ in self.module.named_modules()})
@@ -154,6 +168,8 @@ class DistributedModel(StatefulModel):
             raise ParallelError(
                 "the model lies on several pipeline ranks: call it inside a function decorated with smp.step"
             )
+        if self.training and torch.is_grad_enabled():
+            self._goes.forward = True
         if self.dtype is None:
             return self.module(*args, **kwargs)
         args, kwargs = cast_floats((args, kwargs), self.dtype)
@@ -173,6 +189,7 @@ class DistributedModel(StatefulModel):
             return
         if one is None and self._num_parts > 1:
             raise ParallelError("backward was called outside of a step: call it inside a function with smp.step")
+        self._goes.backward = True
         outputs = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         given = [None] * len(outputs) if grad_tensors is None else grad_tensors
         given = [given] if isinstance(given, torch.Tensor) else list(given)
@@ -270,6 +287,7 @@ class DistributedModel(StatefulModel):
             use_offloader(None)
             self._offloader.close()
         use_placement(None)
+        self._optimizer_watch.close()
 
     def place_as(self, owners: Mapping[str, int]) -> None:
         """Have the first step place modules as an earlier program did, and not by a trace.
@@ -296,15 +314,18 @@ class DistributedModel(StatefulModel):
             if self._traces_on_device and not any(one.is_meta for one in self.module.parameters()):
                 self.module.to(self._runtime.device)
             self._place(self._stored_owners or self._decide(lambda: body(0, is_traced=True)))
-        self._has_gradients, self._is_in_step = False, True
+        self._has_gradients, self._goes, self._is_in_step = False, Passes(), True
         with self._gradients_followed():
             if self._server is None:
                 results = [self._run_body(body, number, total) for number in range(total)]
             else:
                 assert self._host is not None
-                bodies = [partial(self._run_body, body, number, total) for number in range(total)]
-                results = self._server.run(bodies if self._runtime.pipeline_rank == 0 else None)
+                bodies = [partial(self._run_and_tell, body, number, total) for number in range(total)]
+                told = self._server.run(bodies if self._runtime.pipeline_rank == 0 else None)
                 self._host.forget()
+                results = [result for result, _ in told]
+                self._goes = told[-1][1]
+        self._has_gone.add(self._goes)
         if self._has_gradients:
             self._is_dirty = True
             self._num_passes += 1
@@ -321,12 +342,28 @@ class DistributedModel(StatefulModel):
         assert self._reducer is not None
         self._reducer.reduce()
 
-    def settle_gradients(self) -> None:
-        """Average what nobody has averaged yet; take part in what other replicas average. All ranks call it."""
+    def settle_gradients(self) -> bool:
+        """Average what nobody has averaged yet; take part in what other replicas average. All ranks call it.
+
+        Returns: whether any replica had gradients, as far as this rank knows.
+        """
         if self.has_unreduced_gradients:
             self.reduce_gradients()
-        elif self._reducer is not None and not self._runtime.configuration.shard_optimizer_state:
-            self._reducer.settle()
+            return True
+        if self._reducer is None or self._runtime.configuration.shard_optimizer_state:
+            return False
+        return self._reducer.settle()
+
+    def check_backward(self, *, have_gradients: bool) -> None:
+        """See that gradients have come where the model was called for training.
+
+        Args:
+            have_gradients: whether any replica has some: one alone may leave out a backward pass.
+
+        Raises: ParallelError if not.
+        """
+        if self._has_gone.forward and not self._has_gone.backward and not have_gradients:
+            raise ParallelError(NO_BACKWARD)
 
     @property
     def is_joined(self) -> bool:
@@ -335,6 +372,7 @@ class DistributedModel(StatefulModel):
 
     def count_step(self) -> None:
         """Take note that the optimizer has stepped."""
+        self._has_gone = Passes()
         if self._reducer is not None:
             self._reducer.count_step()
 
@@ -438,6 +476,10 @@ class DistributedModel(StatefulModel):
         with self._lane(number), backward_of((number, -1, 0)):
             return body(number)
 
+    def _run_and_tell(self, body: Callable[..., Any], number: int, total: int) -> tuple[Any, Passes]:
+        """Return what a microbatch gave, and which passes have begun so far, which other ranks are told so."""
+        return self._run_body(body, number, total), self._goes
+
     def _serve(self, message: Message) -> Message:
         """Do what another rank asks for."""
         assert self._host is not None
@@ -485,12 +527,13 @@ class DistributedModel(StatefulModel):
                 dist.broadcast(buffer, groups.global_rank(Along.RDP, source), group=groups.process_group(Along.RDP))
 
     def _on_gradient(self, grad: torch.Tensor) -> torch.Tensor | None:
-        self._has_gradients = True
+        self._has_gradients = self._goes.backward = True
         one = microbatch()
         if _is_seeded.get():
             return None
         if one is None:
-            self._is_dirty = self._is_dirty or not self._is_in_step
+            if not self._is_in_step:
+                self._is_dirty = self._has_gone.backward = True
             return None
         if self._server is not None or self._runtime.configuration.fp16:
             raise ParallelError(
@@ -511,6 +554,15 @@ class DistributedModel(StatefulModel):
                 raise ValueError(f"backward from a tensor of shape {tuple(output.shape)} needs grad_tensors")
             return torch.full_like(output, scale)
         return grad * scale if scale != 1.0 else grad
+
+
+def _refuse_replaced(module: torch.nn.Module, _args: Any) -> None:
+    """Refuse a call, in a step, of a module that has been replaced: it would train a copy that nobody saves."""
+    if microbatch() is not None:
+        raise ParallelError(
+            f"a {type(module).__name__} was called in a step that tensor parallelism has replaced: call the "
+            "DistributedModel, or take the module from its get_module()"
+        )
 
 
 def _move_own(module: torch.nn.Module, device: torch.device) -> None:

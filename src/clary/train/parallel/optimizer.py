@@ -18,6 +18,8 @@ import torch
 from clary.train.parallel import runtime
 from clary.train.parallel.checkpoint.model_state import IS_PARTIAL
 from clary.train.parallel.loss_scale import LossScale
+from clary.train.parallel.misuse import stepping
+from clary.train.parallel.numbering import Numbering
 from clary.train.parallel.steppers import Stepper, make_stepper
 
 _SCALE = "loss_scale"  # in states
@@ -55,6 +57,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             static_loss_scale, dynamic_loss_scale, {**(dynamic_loss_args or {}), **scale_arguments}
         )
         self._stored: dict[str, Any] | None = None  # a state to be loaded then
+        self._numbering = Numbering(optimizer, now.model)
         now.optimizer = self
         if now.model.partitioned:
             self._on_partition()
@@ -93,13 +96,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Args:
             closure: called first, with gradients on.
 
-        Raises: RuntimeError before the first step of a pipeline.
+        Raises: RuntimeError before the first step of a pipeline; ParallelError where no backward pass has run.
         """
         result = None
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
-        self.overflow = not self.reduce_gradients().step(self.loss_scale)
+        stepper = self.reduce_gradients()
+        with stepping():
+            self.overflow = not stepper.step(self.loss_scale)
         self._runtime.model.count_step()
         if self._runtime.configuration.fp16:
             self._scale.update(self.overflow)
@@ -126,13 +131,34 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def reduce_gradients(self) -> Stepper:
         """Average what nobody has averaged yet, so that it can be clipped, unscaled or stepped on. All ranks call it.
 
-        Raises: RuntimeError before the first step of a pipeline.
+        Raises: RuntimeError before the first step of a pipeline; ParallelError where no backward pass has run.
         """
         if self.stepper is None:
             raise RuntimeError("modules have no ranks and no gradients yet: call the function with smp.step first")
-        self._runtime.model.settle_gradients()
+        have_gradients = self._runtime.model.settle_gradients()
         self.stepper.prepare()
+        self._runtime.model.check_backward(have_gradients=have_gradients or self.stepper.have_gradients)
         return self.stepper
+
+    # Numbers of parameters, under the names that scripts look for.
+
+    redefined_params = False  # `virtual_named_parameters` of the model are its own
+
+    def _param_id_to_index(self) -> dict[int, int]:
+        return self._numbering.by_id()
+
+    def _param_index_to_param_local(self) -> dict[int, torch.nn.Parameter]:
+        return self._numbering.local()
+
+    def param_name_to_index(self) -> dict[str, int]:
+        """Return the numbers that states have for parameters, by names of the model's `named_parameters`."""
+        return self._numbering.by_name()
+
+    @property
+    def master_distribution_axis(self) -> dict[int, int | None]:
+        """By `id` of what is stepped: the dimension along which tensor ranks hold slices; None where they hold all."""
+        own: dict[int, int | None] | None = getattr(self.optimizer, "master_distribution_axis", None)
+        return self._numbering.axes() if own is None else own
 
     # States.
 
@@ -169,7 +195,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return getattr(getattr(self.stepper, "inner", None), "gradient_norm", None)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("optimizer", "stepper"):
+        if name in ("optimizer", "stepper", "_numbering"):
             raise AttributeError(name)
         if name in (names := getattr(self.stepper, "deepspeed_names", {})):
             return names[name]

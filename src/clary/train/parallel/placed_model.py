@@ -74,6 +74,10 @@ class PlacedModel(torch.nn.Module):
         """Yield the buffers of this rank."""
         return (buffer for _, buffer in self.local_named_buffers())
 
+    def virtual_named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Yield what `named_parameters` does: no parameter has been made anew, as scripts expect that ask for it."""
+        return self.named_parameters()
+
     # Tensor parallelism.
 
     def distributed_modules(self) -> Iterator[torch.nn.Module]:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from clary.train.collective.bootstrap.hosts import host_name
 from clary.train.collective.settings import CollectiveSettings
+from clary.train.parallel import one_library
 from clary.train.parallel.configuration import Configuration
 from clary.train.parallel.groups import Groups
 from clary.train.parallel.mesh import Along, Mesh
@@ -105,13 +106,15 @@ def initialize(configuration: Configuration) -> Runtime:
 
     Raises:
         ValueError: the number of ranks does not fit the degrees, or CLARY_PARALLEL_TIMEOUT_S is no positive number.
-        RuntimeError: it is initialised with other keys already, or ranks do not come; torch's words.
+        RuntimeError: it is initialised with other keys already, `tsm.init` was called, or ranks do not come; torch's
+            words.
     """
     global _runtime
     if _runtime is not None:
         if _runtime.configuration != configuration:
             raise RuntimeError(f"initialised already, with other keys: {_runtime.configuration}; got {configuration}")
         return _runtime
+    one_library.check(one_library.V1)
     timeout_s = _timeout_s(os.environ)
     place = find_place(os.environ)
     is_untold = place.size == 1
@@ -124,6 +127,7 @@ def initialize(configuration: Configuration) -> Runtime:
     if is_untold and place.size > 1:
         place = _place_on_host(place, groups)
     device = _device(place)
+    one_library.claim(one_library.V1)
     _runtime = Runtime(configuration, groups, place, device, timeout_s)
     return _runtime
 
@@ -137,6 +141,7 @@ def reset() -> None:
     if _runtime is not None and _runtime.model is not None:
         _runtime.model.close()
     _runtime = None
+    one_library.release(one_library.V1)
 
 
 def find_place(environ: Mapping[str, str]) -> Place:

@@ -17,7 +17,9 @@ from typing import Any
 import torch
 
 from clary.train.parallel import runtime
+from clary.train.parallel.errors import ParallelError
 from clary.train.parallel.microbatches import merge_results, split_arguments
+from clary.train.parallel.misuse import refuse_originals
 from clary.train.parallel.pipeline.messages import map_leaves
 
 
@@ -63,7 +65,8 @@ def step(
 
     Returns: a function of the same arguments; its tensors come back as `StepOutput`, other leaves as lists, one item a
         microbatch.
-    Raises: what `split_arguments` and the function raise; `ParallelError` where another rank failed.
+    Raises: what `split_arguments` and the function raise; `ParallelError` where another rank failed, or where it is
+        called without a DistributedModel, or with the model that was wrapped.
     """
     if function is None:
         return functools.partial(
@@ -78,6 +81,13 @@ def step(
     def run(*args: Any, **kwargs: Any) -> Any:
         now = runtime.current()
         total = now.configuration.microbatches
+        if now.model is not None:
+            refuse_originals(now.model.originals, (*args, *kwargs.values()))
+        elif now.configuration.partitions > 1:
+            raise ParallelError(
+                f"smp.step was called with no DistributedModel, and pipeline_parallel_degree is "
+                f"{now.configuration.partitions}: wrap the model in smp.DistributedModel first"
+            )
         pieces = split_arguments(wrapped, args, kwargs, total, whole=non_split_inputs, axes=input_split_axes)
 
         def body(number: int, *, is_traced: bool = False) -> Any:

@@ -37,6 +37,10 @@ State = dict[str, Any]
 class Stepper(Protocol):
     """How one rank steps."""
 
+    @property
+    def have_gradients(self) -> bool:
+        """Whether `prepare` has brought gradients of any replica; False where it has not looked."""
+
     def prepare(self) -> None:
         """Bring gradients to those who step on them, once before a step. All ranks call it."""
 
@@ -70,6 +74,8 @@ class Whole:
 
     State dicts number parameters as torch does: through all groups, whichever rank they lie on.
     """
+
+    have_gradients = False  # see `Stepper`: the model looks
 
     def __init__(self, optimizer: torch.optim.Optimizer, runtime: Runtime) -> None:
         self._optimizer = optimizer
@@ -262,6 +268,11 @@ class SpreadState:
         with_masters = runtime.configuration.fp16 or runtime.configuration.bf16
         self.inner = ShardedStateOptimizer(optimizer, group_of, with_masters=with_masters)
 
+    @property
+    def have_gradients(self) -> bool:
+        """See `Stepper`."""
+        return self.inner.have_gradients
+
     def prepare(self) -> None:
         """See `Stepper`."""
         if not self.inner.are_reduced:
@@ -324,6 +335,8 @@ class SpreadState:
 
 class Shards:
     """Steps this rank's shard of every parameter; clips by the norm of the whole gradient itself."""
+
+    have_gradients = False  # see `Stepper`: ranks that share shards have them together, or wait
 
     def __init__(self, optimizer: torch.optim.Optimizer, runtime: Runtime) -> None:
         cut = runtime.groups.size(Along.TP) > 1

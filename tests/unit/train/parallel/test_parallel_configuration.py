@@ -1,5 +1,7 @@
 """The keys of SMP v1: defaults as documented, values of the wrong kind, keys that exclude each other."""
 
+import copy
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,6 +50,18 @@ def test_values_are_taken_as_scripts_write_them():
     assert found.without_effect() == ("fast_mode",)
 
 
+def test_keys_of_public_scripts_that_no_documentation_has_are_taken_and_told():
+    found = read_configuration(
+        {"_match_weights": True, "_any": [1]}, {"checkpoint_attentions": True, "_match_weights": 0}
+    )
+    assert found.without_effect() == ("checkpoint_attentions", "_match_weights", "_any")
+    assert (found._match_weights, found._any, found.checkpoint_attentions) == (True, [1], True)
+    assert found != read_configuration({})
+    assert copy.copy(found) == found
+    with pytest.raises(AttributeError, match="_other is no key"):
+        _ = found._other
+
+
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
@@ -63,6 +77,7 @@ def test_values_are_taken_as_scripts_write_them():
         ({"memory_weight": 1.1}, "memory_weight is 1.1; expected a number from 0 to 1"),
         ({"partition_file": 3}, "partition_file is 3; expected text"),
         ({"microbatch": 4}, "microbatch is no key of model parallelism; did you mean microbatches?"),
+        ({"undocumented": {}}, "undocumented is no key"),
         ({"zzz": 4}, "zzz is no key of model parallelism$"),
         ({"auto_partition": False}, "default_partition must say"),
         ({"partitions": 2, "auto_partition": False, "default_partition": 2}, "must be below partitions, which is 2"),

@@ -31,6 +31,12 @@ def test_the_job_wins_over_the_script_and_the_script_over_what_it_assigned() -> 
     assert (one.hybrid_shard_degree, one.random_seed, one.activation_loading_horizon) == (8, 4, 5)
 
 
+def test_keys_that_begin_with_an_underscore_are_taken_and_told() -> None:
+    one = read_fsdp_configuration({"_any": 1, "allow_empty_shards": True})
+    assert one.without_effect() == ("allow_empty_shards", "_any")
+    assert read_fsdp_configuration({}).without_effect() == ()
+
+
 def test_a_script_names_a_file_a_dict_or_nothing(tmp_path: Path) -> None:
     path = tmp_path / "smp.json"
     path.write_text(json.dumps({"hybrid_shard_degree": 2}))
@@ -56,6 +62,7 @@ def test_a_job_names_its_keys_in_json() -> None:
         ({"hybrid_shard_degre": 2}, "did you mean hybrid_shard_degree"),
         ({"hybrid_shard_degree": -1}, "hybrid_shard_degree is -1; expected a whole number, 0 or more"),
         ({"hybrid_shard_degree": True}, "hybrid_shard_degree is True; expected a whole number"),
+        ({"activation_loading_horizon": float("inf")}, "activation_loading_horizon is inf; expected a whole number"),
         ({"activation_loading_horizon": 0}, "expected a whole number, 1 or more"),
         ({"sm_activation_offloading": "yes"}, "sm_activation_offloading is 'yes'; expected true or false"),
         ({"tensor_parallel_degree": 2, "expert_parallel_degree": 2}, "exclude each other"),

@@ -79,6 +79,7 @@ def _constructor(original: Any) -> Any:
 
     @functools.wraps(original)
     def construct(self: Any, *args: Any, post_param_init_fn: PostInit | None = None, **kwargs: Any) -> None:
+        _check_transformed()
         arguments = signature.bind(self, *args, **kwargs).arguments
         if state.expert_groups is None or not expert_wrapping(arguments, state.expert_groups):
             _shard_by_degree(arguments)
@@ -92,6 +93,24 @@ def _constructor(original: Any) -> Any:
             _post_param_init_fn.reset(token)
 
     return construct
+
+
+def _check_transformed() -> None:
+    """See that a model was cut where degrees ask for it.
+
+    Raises: RuntimeError naming them.
+    """
+    degrees = {
+        "tensor_parallel_degree": state.tp_size,
+        "expert_parallel_degree": state.ep_size,
+        "context_parallel_degree": state.cp_size,
+    }
+    asked = [f"{name} is {degree}" for name, degree in degrees.items() if degree > 1]
+    if asked and not state.is_transformed:
+        raise RuntimeError(
+            f"FSDP: {' and '.join(asked)}, and tsm.transform was not called, so the model is cut nowhere: call "
+            "model = tsm.transform(model) before FSDP, or set the degree to 1"
+        )
 
 
 def _shard_by_degree(arguments: dict[str, Any]) -> None:

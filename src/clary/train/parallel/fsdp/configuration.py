@@ -7,33 +7,13 @@ Source: SageMaker developer guide, "SageMaker model parallel library v2 referenc
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-Reader = Callable[[str, Any], Any]
-
-
-def _integer(least: int) -> Reader:
-    def read(key: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < least:
-            raise ValueError(f"{key} is {value!r}; expected a whole number, {least} or more")
-        return int(value)
-
-    return read
-
-
-def _switch(key: str, value: Any) -> bool:
-    if not isinstance(value, bool | int) or value not in (0, 1):
-        raise ValueError(f"{key} is {value!r}; expected true or false")
-    return bool(value)
-
-
-def _key(default: Any, read: Reader) -> Any:
-    return field(default=default, metadata={"read": read})
+from clary.train.parallel.keys import integer, key, names_without_effect, read_keys, switch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,17 +28,23 @@ class FsdpConfiguration:
         fsdp_cache_flush_warnings: taken for the sake of scripts; nothing is logged.
         allow_empty_shards: taken for the sake of scripts; FSDP gives ranks no element of small parameters in any case.
         random_seed: from which layers that are cut draw; unused while none is.
+        undocumented: keys that begin with an underscore, as they were given; without effect.
     """
 
-    hybrid_shard_degree: int = _key(0, _integer(0))
-    sm_activation_offloading: bool = _key(True, _switch)
-    activation_loading_horizon: int = _key(2, _integer(1))
-    fsdp_cache_flush_warnings: bool = _key(True, _switch)
-    allow_empty_shards: bool = _key(False, _switch)
-    tensor_parallel_degree: int = _key(1, _integer(1))
-    context_parallel_degree: int = _key(1, _integer(1))
-    expert_parallel_degree: int = _key(1, _integer(1))
-    random_seed: int = _key(12345, _integer(0))
+    hybrid_shard_degree: int = key(0, integer(0))
+    sm_activation_offloading: bool = key(True, switch)
+    activation_loading_horizon: int = key(2, integer(1))
+    fsdp_cache_flush_warnings: bool = key(True, switch, effect=False)
+    allow_empty_shards: bool = key(False, switch, effect=False)
+    tensor_parallel_degree: int = key(1, integer(1))
+    context_parallel_degree: int = key(1, integer(1))
+    expert_parallel_degree: int = key(1, integer(1))
+    random_seed: int = key(12345, integer(0))
+    undocumented: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def without_effect(self) -> tuple[str, ...]:
+        """Return the keys that differ from their defaults and change nothing, to be told to the user."""
+        return names_without_effect(self)
 
     def check_size(self, size: int) -> None:
         """Check the degrees against a number of ranks.
@@ -94,12 +80,7 @@ def read_fsdp_configuration(
         says the rule.
     """
     given = {**(assigned or {}), **(script or {}), **job}
-    read = {one.name: one.metadata["read"] for one in fields(FsdpConfiguration)}
-    for key in given:
-        if key not in read:
-            near = difflib.get_close_matches(key, read, n=1)
-            raise ValueError(f"{key} is no key of torch.sagemaker" + (f"; did you mean {near[0]}?" if near else ""))
-    one = FsdpConfiguration(**{key: read[key](key, value) for key, value in given.items()})
+    one = FsdpConfiguration(**read_keys(FsdpConfiguration, given, "torch.sagemaker"))
     rules = [
         (
             one.expert_parallel_degree == 1 or one.tensor_parallel_degree == 1,

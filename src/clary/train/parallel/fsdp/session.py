@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from clary.train.parallel import one_library
 from clary.train.parallel.fsdp.configuration import (
     FsdpConfiguration,
     read_fsdp_configuration,
@@ -24,9 +25,12 @@ from clary.train.parallel.fsdp.configuration import (
     read_script,
 )
 from clary.train.parallel.fsdp.experts.groups import ExpertGroups, make_expert_groups
+from clary.train.parallel.fsdp.logs import get_logger
 from clary.train.parallel.fsdp.ranker import Ranker
 
-_DEFAULTS: Mapping[str, Any] = MappingProxyType({one.name: one.default for one in fields(FsdpConfiguration)})
+_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {one.name: one.default for one in fields(FsdpConfiguration) if "read" in one.metadata}
+)
 _OWN_RANDOMNESS = "model-parallel-rng"  # the state that draws differently on each tensor rank
 
 
@@ -55,6 +59,7 @@ class State:
     cp_process_group: Any = None
     ep_process_group: Any = None
     expert_groups: ExpertGroups | None = None
+    is_transformed = False  # `tsm.transform` has cut a model
 
     def __getattr__(self, name: str) -> Any:
         """Return the default of a key."""
@@ -141,6 +146,7 @@ class State:
         additions.remove()
         offloading.remove()
         vars(self).clear()
+        one_library.release(one_library.V2)
 
 
 class RandomStates:
@@ -197,7 +203,7 @@ def init(config: Any = None) -> None:
     State after failure: as before.
     Raises:
         ValueError: a key is unknown, or degrees do not fit; it says the rule.
-        RuntimeError: torch.distributed is not initialised, or this is with other keys already.
+        RuntimeError: torch.distributed is not initialised, this is with other keys already, or `smp.init` was called.
     """
     from clary.train.parallel.fsdp import additions, offloading
 
@@ -208,6 +214,7 @@ def init(config: Any = None) -> None:
         if config is not None and configuration != state.configuration:
             raise RuntimeError(f"tsm.init was called with {state.configuration} before; got {configuration}")
         return
+    one_library.check(one_library.V2)
     if not dist.is_initialized():
         raise RuntimeError("tsm.init: call torch.distributed.init_process_group first, on every rank")
     configuration.check_size(dist.get_world_size())
@@ -230,8 +237,11 @@ def init(config: Any = None) -> None:
         experts = make_expert_groups(configuration.expert_parallel_degree, configuration.hybrid_shard_degree)
         groups |= {"expert_groups": experts, "ep_process_group": experts.ep.process_group}
     keys = {key: getattr(configuration, key) for key in _DEFAULTS}
+    one_library.claim(one_library.V2)
     vars(state).update(keys, configuration=configuration, assigned=assigned, **groups)
     additions.install()
+    if ignored := configuration.without_effect():
+        get_logger().warning("keys without effect here: %s", ", ".join(ignored))
     if configuration.sm_activation_offloading:
         offloading.install(horizon=configuration.activation_loading_horizon)
 

@@ -59,6 +59,7 @@ def transform(
     _spread_experts(model, config, is_sent=load_state_dict_from_rank0 and state.rank < state.ep_size)
     if state.cp_size > 1:
         spread_sequences(model, TensorGroup(state.cp_process_group, state.cp_rank, state.cp_size), cp_comm_type)
+    state.is_transformed = True
     if any(parameter.is_meta for parameter in model.parameters()):
         device = None
     return model if device is None and dtype is None else model.to(device=device, dtype=dtype)

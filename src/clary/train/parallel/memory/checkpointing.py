@@ -11,6 +11,8 @@ named in `segments`.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import threading
 import weakref
@@ -84,7 +86,8 @@ def set_activation_checkpointing(
 
     Args:
         preserve_rng_state: whether dropout draws the same numbers when it is computed again.
-        pack_args_as_tuple: for a `Sequential` whose children take one tuple; otherwise tuples are unpacked.
+        pack_args_as_tuple: for a `Sequential` whose children take one tuple; otherwise tuples are unpacked, but for
+            children that take one argument alone, as layers of `smp.nn` do.
         strategy: for a `Sequential`; see `segments`. One whose class has a forward of its own is a module like others.
 
     Raises:
@@ -139,7 +142,7 @@ def checkpoint_sequential(
     """Call a sequence, its children checkpointed as `strategy` says, this once.
 
     Args:
-        input: of the first child; a tuple is unpacked unless `pack_args_as_tuple`.
+        input: of the first child; for tuples see `pack_args_as_tuple` of `set_activation_checkpointing`.
 
     Raises: TypeError if it is no `Sequential`; ValueError as `set_activation_checkpointing`.
     """
@@ -226,7 +229,20 @@ def _is_sequence(module: nn.Module) -> bool:
 
 
 def _call(child: nn.Module, value: Any, pack_args_as_tuple: bool) -> Any:
-    return child(*value) if isinstance(value, tuple) and not pack_args_as_tuple else child(value)
+    if not isinstance(value, tuple) or pack_args_as_tuple or (len(value) > 1 and _takes_one(type(child).forward)):
+        return child(value)
+    return child(*value)
+
+
+@functools.cache
+def _takes_one(forward: Callable[..., Any]) -> bool:
+    """Whether a class's `forward` takes one value alone, so that a tuple of several can only be meant as it is."""
+    try:
+        _, *parameters = inspect.signature(forward).parameters.values()  # without `self`
+    except (TypeError, ValueError):  # no function of Python's, or one that takes nothing
+        return False
+    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return len(positional) == 1 and not any(one.kind is one.VAR_POSITIONAL for one in parameters)
 
 
 def _check_target(module: Any, function: str) -> None:

@@ -13,6 +13,7 @@ import torch
 from clary.train.parallel.errors import ParallelError
 from clary.train.parallel.marks import marks_of
 from clary.train.parallel.mesh import Along
+from clary.train.parallel.misuse import check_parts
 from clary.train.parallel.partition.plan import Plan, placed_by_hand, plan_partition
 from clary.train.parallel.partition.trace import costs_by_size, indivisible_modules, trace_costs
 from clary.train.parallel.runtime import Runtime
@@ -26,11 +27,13 @@ def decide(
     Args:
         run: calls the model once, for a trace; on the first ranks of pipelines alone.
 
-    Raises: ValueError for a mark beyond the last part, or shared parameters that are marked for different ranks.
+    Raises: ValueError for a pipeline rank that would have no module, a mark beyond the last part, or shared parameters
+        that are marked for different ranks.
     """
     configuration = runtime.configuration
     if not configuration.auto_partition:
         parts = _by_hand(module, configuration.partitions, configuration.default_partition)
+        check_parts(parts.values(), configuration.partitions)
         if runtime.rank == 0:
             print(_words(parts, "auto_partition is off: as the script placed them"), flush=True)
         return parts
@@ -43,6 +46,7 @@ def decide(
         if runtime.rank == 0:
             assert costs is not None, "rank 0 is the first of its pipeline"
             plan = plan_partition(costs, configuration.partitions, memory_weight=configuration.memory_weight)
+            check_parts(plan.part_of.values(), configuration.partitions)
             print(_words(plan.part_of, plan.reason), flush=True)
             runtime.groups.broadcast(dict(plan.part_of), Along.WORLD)
             return dict(plan.part_of)

@@ -97,21 +97,24 @@ class GradientReducer:
             self._send_rest(is_empty=False)
             self._finish(spreads=True)
 
-    def settle(self) -> None:
+    def settle(self) -> bool:
         """Say that the optimizer is to step, so that ranks that reduce need not wait for this one, and take part.
 
         All ranks of the groups call it before a step of the optimizer; those that have reduced since the last one need
         to say nothing.
 
+        Returns: whether any rank had gradients.
         Raises: as `reduce`.
         """
         if self._point is None or self._has_met:
-            return
+            return self._has_met
         self._has_met = True
         present = self._point.begin(Doing.STEPS, self._num_steps)()
-        if present.who(Doing.REDUCES):
-            self._meeting = lambda: present
-            self.reduce()
+        if not present.who(Doing.REDUCES):
+            return False
+        self._meeting = lambda: present
+        self.reduce()
+        return True
 
     def count_step(self) -> None:
         """Say that the optimizer has stepped."""

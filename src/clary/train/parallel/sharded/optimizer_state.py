@@ -114,6 +114,11 @@ class ShardedStateOptimizer:
         """Whether gradients are those of all ranks, ready to be stepped on."""
         return self._are_reduced
 
+    @property
+    def have_gradients(self) -> bool:
+        """Whether any rank had a gradient when they were reduced last."""
+        return any(self._used.values())
+
     def owned_parameters(self) -> list[torch.nn.Parameter]:
         """Return the parameters of `owned_gradients`, in the same order."""
         return [one for number in sorted(self._owned) if (one := self._parameters[number]).grad is not None]

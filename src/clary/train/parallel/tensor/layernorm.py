@@ -18,7 +18,10 @@ DEFAULT_EPSILON = 1e-5
 
 
 class FusedLayerNorm(nn.LayerNorm):
-    """Stands where programs take apex's layer of this name; torch's own is fused."""
+    """Stands where programs take apex's layer of this name; torch's own is fused.
+
+    Programs ask modules whether they are one, to leave their weights out of weight decay.
+    """
 
     def __init__(
         self, normalized_shape: int | Sequence[int], eps: float = DEFAULT_EPSILON, elementwise_affine: bool = True
@@ -26,30 +29,32 @@ class FusedLayerNorm(nn.LayerNorm):
         super().__init__(normalized_shape, eps=eps, elementwise_affine=elementwise_affine)
 
 
-class HiddenLayerNorm(DistributedModule):
+class HiddenLayerNorm(DistributedModule, FusedLayerNorm):
     """Normalises hidden states as they lie inside; weight and bias are slices where those are split.
+
+    `normalized_shape` and `eps` are there for programs that look at layer norms.
 
     Raises: NotDivisibleError if they are to be split and the tensor group does not divide `hidden_size`.
     """
 
     def __init__(self, hidden_size: int, epsilon: float) -> None:
-        super().__init__()
-        self.hidden_size, self.epsilon = hidden_size, epsilon
+        super().__init__()  # of DistributedModule, which goes past the constructors that make whole parameters
+        self.normalized_shape, self.eps, self.elementwise_affine = (hidden_size,), epsilon, True
         self.add_parameter("weight", (hidden_size,), self.layout.split_dimension, nn.init.ones_)
         self.add_parameter("bias", (hidden_size,), self.layout.split_dimension, nn.init.zeros_)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the normalised hidden states, in the same layout and the dtype of the weight."""
         if self.layout.is_split and self.layout.group.size > 1:
-            return _SplitLayerNorm.apply(hidden, self.weight, self.bias, self.epsilon, self.layout.group)
+            return _SplitLayerNorm.apply(hidden, self.weight, self.bias, self.eps, self.layout.group)
         dtype = torch.promote_types(hidden.dtype, self.weight.dtype)
         weight, bias = self.weight.to(dtype), self.bias.to(dtype)
-        normal = functional.layer_norm(hidden.to(dtype), (self.hidden_size,), weight, bias, self.epsilon)
+        normal = functional.layer_norm(hidden.to(dtype), self.normalized_shape, weight, bias, self.eps)
         return normal.to(self.weight.dtype)
 
     def extra_repr(self) -> str:
         """Say the size of the whole."""
-        return f"{self.hidden_size}, epsilon={self.epsilon}"
+        return f"{self.normalized_shape}, eps={self.eps}"
 
 
 class _SplitLayerNorm(torch.autograd.Function):

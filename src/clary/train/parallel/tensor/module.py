@@ -35,7 +35,7 @@ class DistributedModule(nn.Module):
     is_indivisible = False  # whether it reads its children's weights itself, so that all must lie on one pipeline rank
 
     def __init__(self) -> None:
-        super().__init__()
+        nn.Module.__init__(self)  # by name: what a subclass also is must not make parameters that are whole
         self.layout = current_layout()
         self.is_inner = False  # whether hidden states come and go as they lie inside a larger distributed module
         self._slices: dict[str, TensorSlice] = {}

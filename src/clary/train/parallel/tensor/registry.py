@@ -130,7 +130,8 @@ def tensor_parallelism(enabled: bool = True, **kwargs: Any) -> Iterator[None]:
     """Mark all modules made inside; see [Note: marks].
 
     Args:
-        kwargs: override arguments of the distributed modules; those that one does not take are left out.
+        kwargs: override arguments of the distributed modules; those that one does not take are left out there, and
+            what none takes is told.
     """
     token = _wanted.set(Mark(bool(enabled), kwargs))
     _count_contexts(1)

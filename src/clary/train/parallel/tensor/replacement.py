@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -18,7 +19,6 @@ from torch import nn
 from clary.train.parallel import runtime
 from clary.train.parallel.marks import copy_mark
 from clary.train.parallel.memory.delayed import delay_param_initialization
-from clary.train.parallel.mesh import Along
 from clary.train.parallel.tensor.collectives import NotDivisibleError
 from clary.train.parallel.tensor.embedding import DistributedEmbedding
 from clary.train.parallel.tensor.huggingface import MODELS, registrations
@@ -67,16 +67,36 @@ class Replacements:
         root: the model; another object than before where the model itself was replaced.
         changes: in the order of the model's modules; modules inside of one that was replaced are not among them.
         translations: pairs (from the distributed state, to it) of the replaced classes that have any.
+        without_effect: keywords of marks that change nothing here.
+        unknown: keywords of marks that no class which was to be put in takes.
     """
 
     root: nn.Module
     changes: list[Change] = field(default_factory=list)
     translations: list[Translations] = field(default_factory=list)
+    without_effect: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    _originals: list[weakref.ref[nn.Module]] = field(default_factory=list)
+
+    def originals(self) -> list[nn.Module]:
+        """Return those of the replaced modules that a program still holds."""
+        return [module for one in self._originals if (module := one()) is not None]
+
+    def __str__(self) -> str:
+        lines = ["Tensor parallelism:", *(f"  {change}" for change in self.changes)]
+        if any(change.reason is None for change in self.changes):
+            lines.append("Replaced modules start with new weights: load a state into the DistributedModel for others.")
+        if self.without_effect:
+            lines.append(f"Keywords without effect here: {', '.join(self.without_effect)}.")
+        if self.unknown:
+            lines.append(f"Keywords that no class put in takes: {', '.join(self.unknown)}: misspelt, or of no use?")
+        return "\n".join(lines)
 
 
 def replace_modules(root: nn.Module, *, carries_weights: bool = False) -> Replacements:
     """Replace the outermost supported modules that are marked, in place; every rank calls it on the same model.
 
+    A tensor group of one rank replaces too: scripts look for the layers of `smp.nn` whatever the degree.
     A module is kept, with a reason, if it shares weights with one outside of it, if its sizes do not divide, or if it
     was made before its class was registered. Where an outer module is kept, those inside of it are tried.
 
@@ -87,16 +107,17 @@ def replace_modules(root: nn.Module, *, carries_weights: bool = False) -> Replac
     Raises: what the program's own hooks raise.
     """
     done = Replacements(root)
-    if runtime.current().groups.size(Along.TP) == 1:
-        return done
     known = {**_of_torch(), **_of_transformers()}
     names = _names_of_parameters(root)
+    given: dict[str, bool] = {}  # keywords of marks; whether a class takes them
 
     def visit(name: str, module: nn.Module, parent: nn.Module | None) -> None:
         mark = mark_of(module)
         registration = registered(type(module)) or known.get(type(module))
         if mark is not None and mark.is_enabled and registration is not None:
             words = (name, type(module).__name__, registration.distributed_class.__name__)
+            taken = _taken_by(registration.distributed_class)
+            given.update({key: given.get(key, False) or key in taken for key in mark.keywords})
             made = _try_replace(module, registration, mark.keywords, _sharing(name, module, names), carries_weights)
             if isinstance(made, DistributedModule):
                 if parent is None:
@@ -104,6 +125,7 @@ def replace_modules(root: nn.Module, *, carries_weights: bool = False) -> Replac
                 else:
                     setattr(parent, name.rpartition(".")[2], made)
                 done.changes.append(Change(*words))
+                done._originals.append(weakref.ref(module))
                 if registration.translations is not None:
                     args, _ = _arguments_of(module, registration) or ((None,), {})
                     pair = registration.translations(args[0])
@@ -115,6 +137,8 @@ def replace_modules(root: nn.Module, *, carries_weights: bool = False) -> Replac
                 visit(f"{name}.{child_name}" if name else child_name, child, module)
 
     visit("", root, None)
+    done.without_effect = [key for key in given if key in WITHOUT_EFFECT and key != "distribute_embedding"]
+    done.unknown = [key for key, is_taken in given.items() if not is_taken and key not in WITHOUT_EFFECT]
     return done
 
 
@@ -169,9 +193,7 @@ def _make(
     """Return a distributed module on the device and in the dtype of the one it is to replace."""
     args, kwargs = tuple(wanted[0]), dict(wanted[1])
     parameters = inspect.signature(distributed_class).parameters
-    takes_settings = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    settings = {one.name for one in fields(LayerSettings)} | WITHOUT_EFFECT if takes_settings else set()
-    overrides = {key: value for key, value in keywords.items() if key in settings or key in parameters}
+    overrides = {key: value for key, value in keywords.items() if key in _taken_by(distributed_class)}
     named = dict(zip(parameters, args, strict=False))  # so that a keyword may override a positional one
     first = next(module.parameters(), torch.empty(0))
     keeps_dtype = first.is_floating_point() and not runtime.current().configuration.fp16_params
@@ -181,6 +203,13 @@ def _make(
         if keeps_dtype and any(parameter.dtype != first.dtype for parameter in made.parameters()):
             made.to(first.dtype)
     return made
+
+
+def _taken_by(distributed_class: type[DistributedModule]) -> set[str]:
+    """Return the keywords that a class takes."""
+    parameters = inspect.signature(distributed_class).parameters
+    takes_settings = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    return set(parameters) | ({one.name for one in fields(LayerSettings)} | WITHOUT_EFFECT if takes_settings else set())
 
 
 def _adapt_calls(made: DistributedModule, registration: Registration) -> None:

@@ -20,7 +20,7 @@ from clary.train.parallel.tensor.registry import (
     tp_register_with_module,
 )
 
-from . import amp, exceptions, model, nn, optimizers, patches
+from . import amp, exceptions, model, nn, optimizers, patches, state_mod, utils
 from .checkpoints import load, resume_from_checkpoint, save, save_checkpoint
 from .communication import (
     DP_GROUP,
@@ -138,10 +138,12 @@ __all__ = [
     "shutdown",
     "size",
     "state",
+    "state_mod",
     "step",
     "tensor_parallelism",
     "tp_rank",
     "tp_register",
     "tp_register_with_module",
     "tp_size",
+    "utils",
 ]

@@ -70,6 +70,17 @@ class State:
         return runtime.current().configuration
 
     @property
+    def param_index_to_name_tp_group(self) -> list[dict[int, str]]:
+        """By tensor rank: names of parameters by their numbers in states of the optimizer."""
+        return [{index: name for name, index in names.items()} for names in self.param_name_to_index_tp_group]
+
+    @property
+    def param_name_to_index_tp_group(self) -> list[dict[str, int]]:
+        """By tensor rank: numbers of parameters in states of the optimizer by their names; alike on all ranks."""
+        optimizer = self.optimizer
+        return [] if optimizer is None else [optimizer.param_name_to_index()] * _size(Along.TP)
+
+    @property
     def model(self) -> Any:
         """The DistributedModel, None before it is made."""
         return runtime.current().model

@@ -14,8 +14,8 @@ def translate_state_dict_to_hf_bert(state_dict: StateDict, max_seq_len: int | No
     return TRANSLATION.to_theirs(state_dict)
 
 
-def translate_hf_state_dict_to_smdistributed_bert(state_dict: StateDict) -> StateDict:
-    """Return the state of a BERT whose encoder is distributed for transformers'."""
+def translate_hf_state_dict_to_smdistributed_bert(state_dict: StateDict, max_seq_len: int | None = None) -> StateDict:
+    """Return the state of a BERT whose encoder is distributed for transformers'; `max_seq_len` has no effect."""
     return TRANSLATION.to_ours(state_dict)
 
 

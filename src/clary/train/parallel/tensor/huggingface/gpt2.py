@@ -41,17 +41,25 @@ def translate_state_dict_to_hf_gpt2(state_dict: StateDict, max_seq_len: int | No
     return TRANSLATION.to_theirs(state_dict, max_seq_len=max_seq_len)
 
 
-def translate_hf_state_dict_to_smdistributed_gpt2(state_dict: StateDict) -> StateDict:
-    """Return the state of a distributed GPT-2 for transformers'."""
+def translate_hf_state_dict_to_smdistributed_gpt2(state_dict: StateDict, max_seq_len: int | None = None) -> StateDict:
+    """Return the state of a distributed GPT-2 for transformers'; `max_seq_len` has no effect."""
     return TRANSLATION.to_ours(state_dict)
 
 
 translate_hf_state_dict_to_smdistributed = translate_hf_state_dict_to_smdistributed_gpt2  # its older name
 
 
-def translate_hf_block_state_dict_to_smdistributed(state_dict: StateDict) -> StateDict:
-    """Return the state of a distributed layer for that of a GPT2Block."""
+def translate_hf_block_state_dict_to_smdistributed(state_dict: StateDict, max_seq_len: int | None = None) -> StateDict:
+    """Return the state of a distributed layer for that of a GPT2Block, or of a model with such layers for a GPT-2's.
+
+    `max_seq_len` has no effect.
+    """
     return TRANSLATION.layer_to_ours(state_dict)
+
+
+def translate_layer_state_dict_to_hf_gpt2_block(state_dict: StateDict, max_seq_len: int | None = None) -> StateDict:
+    """Return the way back from `translate_hf_block_state_dict_to_smdistributed`; `max_seq_len` adds older masks."""
+    return TRANSLATION.layer_to_theirs(state_dict, max_seq_len=max_seq_len)
 
 
 def get_hf_gpt2_transformer_layer_hooks() -> tuple[Any, Any, Any]:

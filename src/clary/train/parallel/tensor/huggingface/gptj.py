@@ -42,8 +42,10 @@ def translate_state_dict_to_hf_gptj(state_dict: StateDict, max_seq_len: int | No
     return TRANSLATION.to_theirs(state_dict, max_seq_len=max_seq_len)
 
 
-def translate_hf_gptj_state_dict_to_smdistributed_gptj(state_dict: StateDict) -> StateDict:
-    """Return the state of a distributed GPT-J for transformers'."""
+def translate_hf_gptj_state_dict_to_smdistributed_gptj(
+    state_dict: StateDict, max_seq_len: int | None = None
+) -> StateDict:
+    """Return the state of a distributed GPT-J for transformers'; `max_seq_len` has no effect."""
     return TRANSLATION.to_ours(state_dict)
 
 

@@ -54,7 +54,7 @@ def translate_state_dict_to_hf_gptneox(
 
 
 def translate_hf_state_dict_to_smdistributed_gptneox(
-    state_dict: StateDict, *, num_attention_heads: int | None = None
+    state_dict: StateDict, max_seq_len: int | None = None, *, num_attention_heads: int | None = None
 ) -> StateDict:
     """Return the state of a distributed GPT-NeoX for transformers'; the number of heads is found as on the way back.
 

@@ -99,12 +99,32 @@ class Translation:
         return self._translate(state, patterns, num_heads, is_ours=False, max_seq_len=None)
 
     def layer_to_ours(self, state: StateDict, *, num_heads: int | None = None) -> StateDict:
-        """Return the state of one of our layers for one of theirs."""
-        return self._translate_layer(state, num_heads, is_ours=False)
+        """Return the state of one of our layers for one of theirs, or of a model of theirs whose layers are ours.
 
-    def layer_to_theirs(self, state: StateDict, *, num_heads: int | None = None) -> StateDict:
-        """Return the state of one of their layers for one of ours."""
-        return self._translate_layer(state, num_heads, is_ours=True)
+        In a model layers keep their places, and what is in no layer stays as it is.
+        """
+        return self._translate_layers(state, num_heads, is_ours=False, max_seq_len=None)
+
+    def layer_to_theirs(
+        self, state: StateDict, *, num_heads: int | None = None, max_seq_len: int | None = None
+    ) -> StateDict:
+        """Return the way back from `layer_to_ours`; arguments as `to_theirs`."""
+        return self._translate_layers(state, num_heads, is_ours=True, max_seq_len=max_seq_len)
+
+    def _translate_layers(
+        self, state: StateDict, num_heads: int | None, *, is_ours: bool, max_seq_len: int | None
+    ) -> StateDict:
+        """Translate every layer where it is: what comes before the names of a layer tells one from the other."""
+        known = self._known_names(is_ours=is_ours)
+        layers: dict[str, StateDict] = {}
+        found: StateDict = {}
+        for key, value in state.items():
+            name = next((one for one in known if key == one or key.endswith(f".{one}")), None)
+            if name is None:
+                found[key] = value
+            else:
+                layers.setdefault(key.removesuffix(name), {})[name] = value
+        return found | self._translate_each(layers, num_heads, is_ours=is_ours, max_seq_len=max_seq_len)
 
     def _translate(
         self,
@@ -115,7 +135,7 @@ class Translation:
         is_ours: bool,
         max_seq_len: int | None,
     ) -> StateDict:
-        known = {name for rule in self.layer for name in (rule.ours if is_ours else (rule.theirs,))} | self._masks()
+        known = self._known_names(is_ours=is_ours)
         layers: dict[str, StateDict] = {}
         found: StateDict = {}
         for key, value in state.items():
@@ -126,12 +146,23 @@ class Translation:
                     break
             else:
                 found[self._rename(key, is_ours=is_ours)] = value
+        return found | self._translate_each(layers, num_heads, is_ours=is_ours, max_seq_len=max_seq_len)
+
+    def _translate_each(
+        self, layers: dict[str, StateDict], num_heads: int | None, *, is_ours: bool, max_seq_len: int | None
+    ) -> StateDict:
+        """Return the states of layers, by what comes before their names, in one."""
+        found: StateDict = {}
         for prefix, tensors in layers.items():
             layer = self._translate_layer(tensors, num_heads, is_ours=is_ours)
             if is_ours and max_seq_len is not None:
                 layer |= self._causal_mask(max_seq_len)
             found |= {f"{prefix}{name}": value for name, value in layer.items()}
         return found
+
+    def _known_names(self, *, is_ours: bool) -> set[str]:
+        """Return the names inside of a layer that rules know."""
+        return {name for rule in self.layer for name in (rule.ours if is_ours else (rule.theirs,))} | self._masks()
 
     def _translate_layer(self, tensors: StateDict, num_heads: int | None, *, is_ours: bool) -> StateDict:
         found: StateDict = {}

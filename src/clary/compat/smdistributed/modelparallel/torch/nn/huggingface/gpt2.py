@@ -4,6 +4,7 @@ from clary.train.parallel.tensor.huggingface.gpt2 import (
     get_hf_gpt2_transformer_layer_hooks,
     translate_hf_block_state_dict_to_smdistributed,
     translate_hf_state_dict_to_smdistributed_gpt2,
+    translate_layer_state_dict_to_hf_gpt2_block,
     translate_state_dict_to_hf_gpt2,
 )
 
@@ -14,5 +15,6 @@ __all__ = [
     "translate_hf_block_state_dict_to_smdistributed",
     "translate_hf_state_dict_to_smdistributed",
     "translate_hf_state_dict_to_smdistributed_gpt2",
+    "translate_layer_state_dict_to_hf_gpt2_block",
     "translate_state_dict_to_hf_gpt2",
 ]

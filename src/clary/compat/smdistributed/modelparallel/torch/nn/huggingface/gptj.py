@@ -5,7 +5,13 @@ from clary.train.parallel.tensor.huggingface.gptj import (
     translate_state_dict_to_hf_gptj,
 )
 
+# Under the names that scripts of other versions import.
+translate_hf_gptj_state_dict_to_smdistributed = translate_hf_gptj_state_dict_to_smdistributed_gptj
+translate_hf_state_dict_to_smdistributed_gptj = translate_hf_gptj_state_dict_to_smdistributed_gptj
+
 __all__ = [
+    "translate_hf_gptj_state_dict_to_smdistributed",
     "translate_hf_gptj_state_dict_to_smdistributed_gptj",
+    "translate_hf_state_dict_to_smdistributed_gptj",
     "translate_state_dict_to_hf_gptj",
 ]

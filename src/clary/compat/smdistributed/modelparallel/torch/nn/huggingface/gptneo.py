@@ -5,7 +5,10 @@ from clary.train.parallel.tensor.huggingface.gptneo import (
     translate_state_dict_to_hf_gptneo,
 )
 
+translate_hf_gptneo_state_dict_to_smdistributed = translate_hf_state_dict_to_smdistributed_gptneo  # in older scripts
+
 __all__ = [
+    "translate_hf_gptneo_state_dict_to_smdistributed",
     "translate_hf_state_dict_to_smdistributed_gptneo",
     "translate_state_dict_to_hf_gptneo",
 ]

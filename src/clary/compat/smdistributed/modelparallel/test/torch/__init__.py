@@ -1,0 +1,1 @@
+"""What public scripts import of the original's tests, for torch."""

@@ -1,0 +1,103 @@
+"""Keys of a configuration: how each is read, which are known, and which are taken without effect.
+
+Where: `configuration` declares the keys of SMP v1 with it, `fsdp.configuration` those of v2. No torch here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import field, fields
+from typing import Any
+
+Reader = Callable[[str, Any], Any]
+
+
+def key(default: Any, read: Reader, *, effect: bool = True) -> Any:
+    """Declare one key as a field of a dataclass.
+
+    Args:
+        effect: False for keys that are taken for the sake of scripts and change nothing on torch.
+    """
+    return field(default=default, metadata={"read": read, "effect": effect})
+
+
+def read_keys(kind: type, given: Mapping[str, Any], what: str, *, near: Collection[str] = ()) -> dict[str, Any]:
+    """Return the values of a dataclass's keys.
+
+    Keys that begin with an underscore are nobody's interface: public scripts give some, which tune the original. Those
+    that are not declared go together under `undocumented`.
+
+    Args:
+        what: whose keys they are, for errors.
+        near: other names that a misspelt key may mean.
+
+    Raises: ValueError for a key that is not known, or a value that is not of its kind.
+    """
+    read = {one.name: one.metadata["read"] for one in fields(kind) if "read" in one.metadata}
+    values: dict[str, Any] = {}
+    undocumented: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in read:
+            values[name] = read[name](name, value)
+        elif name.startswith("_"):
+            undocumented[name] = value
+        else:
+            close = difflib.get_close_matches(name, [*read, *near], n=1)
+            raise ValueError(f"{name} is no key of {what}" + (f"; did you mean {close[0]}?" if close else ""))
+    return {**values, "undocumented": undocumented}
+
+
+def names_without_effect(configuration: Any) -> tuple[str, ...]:
+    """Return the keys that differ from their defaults and change nothing, to be told to the user."""
+    declared = (one for one in fields(configuration) if not one.metadata.get("effect", True))
+    changed = (one.name for one in declared if getattr(configuration, one.name) != one.default)
+    return (*changed, *configuration.undocumented)
+
+
+def integer(least: int) -> Reader:
+    """Read whole numbers, of at least `least`."""
+
+    def read(name: str, value: Any) -> int:
+        is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())  # infinity is not
+        if isinstance(value, bool) or not is_whole or value < least:
+            raise ValueError(f"{name} is {value!r}; expected a whole number, {least} or more")
+        return int(value)
+
+    return read
+
+
+def switch(name: str, value: Any) -> bool:
+    """Read true and false, as words of JSON or as 0 and 1."""
+    if not isinstance(value, bool | int) or value not in (0, 1):
+        raise ValueError(f"{name} is {value!r}; expected true or false")
+    return bool(value)
+
+
+def one_of(*words: str) -> Reader:
+    """Read one of some words."""
+
+    def read(name: str, value: Any) -> str:
+        if value not in words:
+            raise ValueError(f"{name} is {value!r}; expected one of {', '.join(words)}")
+        return str(value)
+
+    return read
+
+
+def number(least: float, most: float) -> Reader:
+    """Read numbers between two."""
+
+    def read(name: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            raise ValueError(f"{name} is {value!r}; expected a number from {least:g} to {most:g}")
+        return float(value)
+
+    return read
+
+
+def text(name: str, value: Any) -> str:
+    """Read text."""
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is {value!r}; expected text")
+    return value

@@ -1,0 +1,126 @@
+"""Mistakes of scripts that would train nothing, or the wrong thing, without a word: found here, and told.
+
+Where: `DistributedModel`, `DistributedOptimizer` and `step` ask, each where the mistake can be seen first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from clary.train.parallel.errors import ParallelError
+
+_MOST_REASONS = 3  # that one error names
+_is_stepping: ContextVar[bool] = ContextVar("clary_is_stepping", default=False)
+
+NO_BACKWARD = (
+    "the optimizer was to step, and no backward pass has run since it stepped last: call model.backward(loss) in the "
+    "function that is decorated with smp.step"
+)
+
+
+@dataclass
+class Passes:
+    """Which passes have begun: forward ones that keep a graph, and backward ones."""
+
+    forward: bool = False
+    backward: bool = False
+
+    def add(self, other: Passes) -> None:
+        """Take note of those of another time."""
+        self.forward, self.backward = self.forward or other.forward, self.backward or other.backward
+
+
+@contextlib.contextmanager
+def stepping() -> Iterator[None]:
+    """Let optimizers step parameters of the model in here: DistributedOptimizer has them do so."""
+    token = _is_stepping.set(True)
+    try:
+        yield
+    finally:
+        _is_stepping.reset(token)
+
+
+class OptimizerWatch:
+    """Refuses steps of optimizers that DistributedOptimizer does not know of, over parameters of one model.
+
+    Such an optimizer knows nothing of masters, shards and replicas, and holds parameters that lie on other ranks.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = weakref.ref(model)
+        self._others: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # of other models
+        self._handle = register_optimizer_step_pre_hook(self._look)
+
+    def close(self) -> None:
+        """Look no more."""
+        self._handle.remove()
+
+    def _look(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        model = self._model()
+        if model is None or _is_stepping.get() or optimizer in self._others:
+            return
+        own = {id(parameter) for parameter in model.parameters()}
+        if any(id(one) in own for group in optimizer.param_groups for one in group["params"]):
+            raise ParallelError(
+                f"{type(optimizer).__name__}.step would step parameters of the DistributedModel by itself: wrap it, "
+                "optimizer = smp.DistributedOptimizer(optimizer), after the model was wrapped, and step what that "
+                "returns"
+            )
+        self._others.add(optimizer)
+
+
+def refuse_originals(originals: Iterable[weakref.ref[torch.nn.Module]], arguments: Iterable[Any]) -> None:
+    """Refuse the model that was wrapped as an argument of a step.
+
+    Raises: ParallelError.
+    """
+    found = [one() for one in originals]
+    for argument in arguments:
+        if isinstance(argument, torch.nn.Module) and any(argument is one for one in found):
+            raise ParallelError(
+                f"smp.step was called with the {type(argument).__name__} that was wrapped: pass what "
+                "smp.DistributedModel returned, which cuts it, casts it and has `backward`"
+            )
+
+
+def check_tensor_degree(root: torch.nn.Module, degree: int, reasons: Sequence[str]) -> None:
+    """See that a tensor group has something to share.
+
+    Args:
+        reasons: why modules that a program wants distributed are not.
+
+    Raises: ValueError saying so.
+    """
+    if degree == 1 or any(getattr(module, "is_distributed", False) for module in root.modules()):
+        return
+    more = [f"and {len(reasons) - _MOST_REASONS} more"] if len(reasons) > _MOST_REASONS else []
+    words = "; ".join([*reasons[:_MOST_REASONS], *more]) or (
+        "none that could be was made inside smp.model_creation(tensor_parallelism=True) or smp.tensor_parallelism(), "
+        "or marked by smp.set_tensor_parallelism"
+    )
+    raise ValueError(
+        f"tensor_parallel_degree is {degree}, and no module of the model is distributed, so every rank would hold all "
+        f"of it: {words}. Mark modules whose sizes the degree divides, or set tensor_parallel_degree to 1"
+    )
+
+
+def check_parts(parts: Iterable[int], num_parts: int) -> None:
+    """See that every pipeline rank has a part of the model.
+
+    Raises: ValueError naming those that have none.
+    """
+    empty = sorted(set(range(num_parts)) - set(parts))
+    if empty:
+        raise ValueError(
+            f"pipeline_parallel_degree (partitions) is {num_parts}, and pipeline ranks {', '.join(map(str, empty))} "
+            "would hold no module of the model: set a smaller degree, or place modules there with smp.partition or "
+            "smp.set_partition"
+        )

@@ -1,0 +1,297 @@
+"""What scripts of SMP v1 rely on beyond its documentation, as they call it; run by test_smp_as_called on two ranks."""
+
+from functools import partial
+
+import smdistributed.modelparallel.torch as smp
+import torch
+from smdistributed.modelparallel.test.torch.utils import dump_model, verify
+from smdistributed.modelparallel.torch.nn import FusedLayerNorm
+from smdistributed.modelparallel.torch.nn.huggingface import bert, gpt2, gptj, gptneo, gptneox, roberta
+from smdistributed.modelparallel.torch.state_mod import state as smp_state
+from smdistributed.modelparallel.torch.utils import get_distribution_axis, rmsg
+from smp_core_program import failure_of, start, train_step
+from smp_models import SharedPerceptron, batch_of, loss_of, make
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+from clary.train.parallel.fsdp import session as tsm
+
+LENGTH, VOCABULARY = 6, 20
+
+
+class Language(nn.Module):
+    """Words in, logits out; the transformer is one of `smp.nn`."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, 8)
+        self.transformer = smp.nn.DistributedTransformer(
+            num_layers=3,
+            num_attention_heads=2,
+            attention_head_size=4,
+            hidden_size=8,
+            intermediate_size=16,
+            attention_dropout_prob=0.0,
+            hidden_dropout_prob=0.0,
+            causal_mask_size=LENGTH,
+        )
+        self.head = nn.Linear(8, VOCABULARY)
+
+    def forward(self, ids):
+        hidden = self.transformer((self.words(ids), torch.zeros(len(ids), 1, 1, LENGTH)))[0]
+        return self.head(hidden)
+
+
+@smp.step
+def language_step(model, ids):
+    loss = nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+    model.backward(loss)
+    return loss
+
+
+def losses_of(strategy, **keys):
+    """Train for three steps; None for no activation checkpointing."""
+    start(ddp=True, microbatches=2, prescaled_batch=True, **keys)
+    torch.manual_seed(4)
+    model = smp.DistributedModel(Language())
+    if strategy is not None:
+        smp.set_activation_checkpointing(model.get_module().transformer.seq_layers, strategy=strategy)
+    optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.05))
+    torch.manual_seed(6)
+    found = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        ids = torch.randint(VOCABULARY, (4, LENGTH))
+        found.append(language_step(model, ids).reduce_mean().item())
+        optimizer.step()
+    return found
+
+
+def test_layers_of_a_transformer_are_checkpointed_by_their_sequence(rank, size):
+    for keys in (
+        {"tensor_parallel_degree": 2},
+        {"partitions": 2},
+        {"sharded_data_parallel_degree": 2, "sdp_param_persistence_threshold": 10},
+    ):
+        expected = losses_of(None, **keys)
+        for strategy in ("each", "contiguous", "group_2"):
+            assert losses_of(strategy, **keys) == expected, (keys, strategy)
+
+
+def test_modules_are_distributed_over_a_tensor_group_of_one_too(rank, size):
+    start(ddp=True)
+    with smp.model_creation(tensor_parallelism=True):
+        module = nn.Sequential(nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY))
+    plain = nn.Sequential(nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY))
+    model = smp.DistributedModel(module)
+    assert [type(one) for one in model.get_module()] == [smp.nn.DistributedEmbedding, smp.nn.DistributedLinear]
+    model.load_state_dict(plain.state_dict())
+    ids = torch.arange(VOCABULARY)[None]
+    assert torch.equal(model(ids), plain(ids))
+
+
+def test_weight_decay_spares_the_layer_norms_of_distributed_layers(rank, size):
+    start(ddp=True, tensor_parallel_degree=2)
+    module = smp.DistributedModel(Language()).get_module()
+    norms = [one for one in module.modules() if isinstance(one, FusedLayerNorm)]
+    assert len(norms) == 6, "two a layer"
+    assert all(isinstance(one, nn.LayerNorm) and one.normalized_shape == (8,) for one in norms)
+    spared = {id(parameter) for one in norms for parameter in one.parameters(recurse=False)}
+    named = {id(parameter) for name, parameter in module.named_parameters() if "layernorm" in name}
+    assert spared == named
+
+
+def wrapped(**keys):
+    start(microbatches=2, ddp=True, **keys)
+    model = smp.DistributedModel(make(SharedPerceptron))
+    return model, smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+@smp.step
+def forward_step(model, inputs, targets):
+    return loss_of(model(inputs), targets)
+
+
+def test_a_step_without_a_backward_pass_is_told_before_the_optimizer_steps(rank, size):
+    for keys in (
+        {"partitions": 2},
+        {"fp16": True},
+        {"shard_optimizer_state": True},
+        {"sharded_data_parallel_degree": 2, "sdp_param_persistence_threshold": 10},
+        {},
+    ):
+        model, optimizer = wrapped(**keys)
+        forward_step(model, *batch_of(SharedPerceptron, 0))
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        failure = failure_of(optimizer.step)
+        assert "call model.backward(loss) in the function" in str(failure), (keys, failure)
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items()), keys
+    forward_step(model, *batch_of(SharedPerceptron, 0))  # an evaluation
+    train_step(model, *batch_of(SharedPerceptron, 0))
+    optimizer.step()
+    if rank == 0:  # one replica alone: it counts as zero
+        train_step(model, *batch_of(SharedPerceptron, 0))
+    else:
+        forward_step(model, *batch_of(SharedPerceptron, 0))
+    optimizer.step()
+
+
+def test_an_optimizer_that_was_not_wrapped_steps_nothing_of_the_model(rank, size):
+    for keys in ({"partitions": 2}, {}):
+        model, _ = wrapped(**keys)
+        plain = torch.optim.Adam(model.parameters(), lr=0.1)
+        other = torch.optim.Adam([torch.zeros(2, requires_grad=True)])
+        train_step(model, *batch_of(SharedPerceptron, 0))
+        other.step()
+        assert "smp.DistributedOptimizer(optimizer)" in str(failure_of(plain.step))
+        smp.shutdown()
+        plain.step()  # of no program any more
+
+
+def test_a_step_takes_the_model_that_was_wrapped_for_a_mistake(rank, size):
+    for keys in ({"partitions": 2}, {}):
+        start(microbatches=2, ddp=True, **keys)
+        module = make(SharedPerceptron)
+        model = smp.DistributedModel(module)
+        inputs, targets = batch_of(SharedPerceptron, 0)
+        by_place = failure_of(partial(train_step, module, inputs, targets))
+        by_name = failure_of(partial(train_step, model=module, inputs=inputs, targets=targets))
+        assert "pass what smp.DistributedModel returned" in str(by_place)
+        assert str(by_name) == str(by_place)
+        train_step(model, *batch_of(SharedPerceptron, 0))
+
+
+def test_what_was_replaced_is_called_in_no_step(rank, size):
+    start(ddp=True, tensor_parallel_degree=2)
+    with smp.tensor_parallelism():
+        inner = nn.Linear(8, 4)
+        module = nn.Sequential(inner)
+    model = smp.DistributedModel(module)
+
+    @smp.step
+    def through_an_old_reference(model, inputs):
+        model.backward(inner(inputs).sum())
+
+    assert "tensor parallelism has replaced" in str(
+        failure_of(lambda: through_an_old_reference(model, torch.ones(2, 8)))
+    )
+    inner(torch.ones(2, 8))  # outside it is a module like others
+
+
+def test_degrees_that_cut_nothing_are_refused(rank, size):
+    start(ddp=True, tensor_parallel_degree=2)
+    failure = failure_of(lambda: smp.DistributedModel(make(SharedPerceptron)))
+    assert "tensor_parallel_degree is 2, and no module of the model is distributed" in str(failure)
+    assert "none that could be was made inside smp.model_creation(tensor_parallelism=True)" in str(failure)
+    with smp.tensor_parallelism():
+        odd = nn.Sequential(*(nn.Linear(5, 5) for _ in range(5)))
+    failure = failure_of(lambda: smp.DistributedModel(odd))
+    assert "0 (Linear): kept, in_features is 5" in str(failure) or "of a weight of shape (5, 5) is 5" in str(failure)
+    assert "and 2 more" in str(failure)
+    for placed in ({}, {"auto_partition": False, "default_partition": 0}):
+        start(partitions=2, microbatches=2, **placed)
+        model = smp.DistributedModel(nn.Linear(8, 4))
+        failure = failure_of(lambda model=model: train_step(model, *batch_of(SharedPerceptron, 0)))
+        assert "pipeline ranks 1 would hold no module of the model" in str(failure), failure
+
+
+def test_a_pipeline_is_not_run_without_a_distributed_model(rank, size):
+    start(partitions=2, microbatches=2)
+    failure = failure_of(lambda: train_step(make(SharedPerceptron), *batch_of(SharedPerceptron, 0)))
+    assert "wrap the model in smp.DistributedModel first" in str(failure)
+
+
+def test_a_program_uses_one_of_the_two_libraries(rank, size):
+    smp.shutdown()
+    assert failure_of(lambda: smp.init({"partitions": 3})) is not None  # which claims nothing
+    tsm.init({})
+    failure = failure_of(lambda: smp.init({}))
+    assert "smp.init of smdistributed.modelparallel was called, and tsm.init of torch.sagemaker before it" in str(
+        failure
+    )
+    tsm.state.reset()
+    smp.init({})
+    failure = failure_of(lambda: tsm.init({}))
+    assert "tsm.init of torch.sagemaker was called, and smp.init of smdistributed.modelparallel before it" in str(
+        failure
+    )
+    smp.shutdown()
+
+
+def test_fsdp_is_not_given_a_model_that_degrees_have_not_cut(rank, size):
+    smp.shutdown()
+    tsm.init({"tensor_parallel_degree": 2})
+    failure = failure_of(lambda: FullyShardedDataParallel(nn.Linear(4, 4)))
+    assert "tensor_parallel_degree is 2, and tsm.transform was not called" in str(failure)
+    tsm.state.reset()
+
+
+def test_scripts_put_states_of_masters_together_by_numbers_and_names(rank, size):
+    for keys in ({}, {"fp16": True}):
+        start(ddp=True, tensor_parallel_degree=2, prescaled_batch=True, **keys)
+        model = smp.DistributedModel(Language())
+        groups = [{"params": [one for one in model.parameters() if one.dim() == places]} for places in (1, 2)]
+        optimizer = smp.DistributedOptimizer(torch.optim.AdamW(groups, lr=0.05))
+        language_step(model, torch.zeros(4, LENGTH, dtype=torch.long))
+        optimizer.step()
+        numbers = optimizer.param_name_to_index()
+        names = smp_state.param_index_to_name_tp_group[smp.tp_rank()]
+        assert {names[number]: number for number in names} == numbers
+        assert smp_state.param_name_to_index_tp_group[1 - smp.tp_rank()] == numbers
+        assert set(numbers) == {name for name, _ in model.virtual_named_parameters()}
+        assert not optimizer.redefined_params
+        stepped = [one for group in optimizer.param_groups for one in group["params"]]
+        ids, local = optimizer._param_id_to_index(), optimizer._param_index_to_param_local()
+        for name, parameter in model.named_parameters():
+            number = numbers[name]
+            master = stepped[number]
+            assert ids[id(parameter)] == ids[id(master)] == number
+            assert local[number] is parameter
+            torch.testing.assert_close(master.detach(), parameter.detach().float(), atol=1e-3, rtol=1e-3)
+            axis = optimizer.master_distribution_axis[id(master)]
+            assert axis == get_distribution_axis(parameter)
+            assert (axis is None) == (not model.is_distributed_parameter(parameter))
+        assert set(optimizer.state_dict()["state"]) == set(numbers.values())
+    assert get_distribution_axis(None) is None
+    assert rmsg("loaded") == f"rank {rank}: loaded"
+
+
+def test_translations_have_the_names_and_arguments_that_scripts_give_them(rank, size):
+    """Second arguments are the length of sequences; a state of theirs has no mask that ours would need."""
+    block = {f"{name}.{kind}": torch.randn(4, 4) for name in ("ln_1", "attn.c_proj") for kind in ("weight", "bias")}
+    whole = {f"transformer.h.0.{name}": value for name, value in block.items()}
+    for translate in (
+        gpt2.translate_hf_state_dict_to_smdistributed,
+        gpt2.translate_hf_state_dict_to_smdistributed_gpt2,
+    ):
+        ours = translate(whole, 16)
+        assert ours.keys() == translate(whole, max_seq_len=16).keys() == translate(whole).keys()
+    theirs = gpt2.translate_state_dict_to_hf_gpt2(ours, 16)
+    assert theirs.pop("transformer.h.0.attn.bias").shape == (1, 1, 16, 16)
+    theirs.pop("transformer.h.0.attn.masked_bias")
+    assert all(torch.equal(value, whole[name]) for name, value in theirs.items())
+    in_place = gpt2.translate_hf_block_state_dict_to_smdistributed(
+        {**whole, "transformer.wte.weight": torch.ones(2)}, 16
+    )
+    assert "transformer.h.0.attention.dense.weight" in in_place
+    assert "transformer.wte.weight" in in_place
+    assert whole.keys() < gpt2.translate_layer_state_dict_to_hf_gpt2_block(in_place).keys()
+    back = gpt2.translate_layer_state_dict_to_hf_gpt2_block(
+        gpt2.translate_hf_block_state_dict_to_smdistributed(block), 16
+    )
+    assert back.pop("attn.bias").shape == (1, 1, 16, 16)
+    back.pop("attn.masked_bias")
+    assert all(torch.equal(value, block[name]) for name, value in back.items())
+    names = ("translate_hf_gptj_state_dict_to_smdistributed", "translate_hf_state_dict_to_smdistributed_gptj")
+    for name in (*names, "translate_hf_gptj_state_dict_to_smdistributed_gptj"):
+        assert "transformer.seq_layers.0.attention.query.weight" in getattr(gptj, name)(
+            {"transformer.h.0.attn.q_proj.weight": torch.ones(2, 2)}, 16
+        )
+    for module, name in ((bert, "bert"), (roberta, "roberta"), (gptneo, "gptneo"), (gptneox, "gptneox")):
+        assert getattr(module, f"translate_state_dict_to_hf_{name}")({}, 16) == {}
+        assert getattr(module, f"translate_hf_state_dict_to_smdistributed_{name}")({}, 16) == {}
+
+
+def test_what_scripts_import_of_the_tests_of_the_original_says_what_to_call_instead(rank, size):
+    assert verify.dump_model is dump_model
+    assert "smp.save_checkpoint" in str(failure_of(lambda: dump_model(nn.Linear(2, 2), "file")))

@@ -1,0 +1,16 @@
+"""SMP v1 as public scripts call it, where its documentation is silent."""
+
+from pathlib import Path
+
+import pytest
+from test_smp_core import VARIABLES
+from torch_ranks import assert_passed, names
+
+PROGRAM = Path(__file__).with_name("smp_as_called_program.py")
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.xdist_group("smp-as-called")
+@pytest.mark.parametrize("name", names(PROGRAM))
+def test_on_two_ranks(name: str) -> None:
+    assert_passed(PROGRAM, name, 2, **VARIABLES)

@@ -1,0 +1,67 @@
+"""The tool that holds scripts against the names of SMP that are here."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+from torch_programs import ROOT, TRAIN_PYTHON
+
+GOOD = """
+import smdistributed.modelparallel.torch as smp
+import torch.sagemaker as tsm
+from smdistributed.modelparallel.torch.nn.huggingface.gpt2 import translate_state_dict_to_hf_gpt2 as translate
+
+@smp.step(detach_outputs=True)
+def step(model, batch):
+    model.backward(model(batch))
+
+smp.init({"ddp": True})
+print(smp.state.cfg.fp16, smp.RankType.TP_RANK, tsm.state.hybrid_shard_degree)
+model = smp.DistributedModel(net, backward_passes_per_step=4)
+optimizer = smp.DistributedOptimizer(inner, static_loss_scale=None)
+optimizer.add_param_group({}), optimizer.overflow, model.get_module().anything
+smp.save(translate(model.state_dict(), max_seq_len=8), *arguments)
+with smp.model_creation(tensor_parallelism=True, anything=1):
+    pass
+"""
+BAD = """
+import smdistributed.modelparallel.torch as smp
+from smdistributed.modelparallel.torch.elsewhere import something
+import smdistributed.unknown
+
+model = smp.DistributedModel(net, overlaps=True)
+model.redistribute()
+smp.dp_rank(3)
+smp.state.cfg.fp17
+"""
+
+
+def test_names_that_are_missing_or_called_otherwise_are_told_with_their_places(tmp_path: Path) -> None:
+    (tmp_path / "good").mkdir()
+    (tmp_path / "good" / "one.py").write_text(GOOD)
+    (tmp_path / "bad.py").write_text(BAD)
+    (tmp_path / "old.py").write_text("print 'Python 2'")
+    done = subprocess.run(
+        [str(TRAIN_PYTHON), str(ROOT / "tools/find_smp_calls.py"), str(tmp_path), "--json"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'src/clary/compat'}", "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 1, done.stderr
+    told = json.loads(done.stdout)
+    found = {one["name"].removeprefix("smdistributed."): one for one in told["findings"]}
+    assert {name: one["reason"].partition(" ")[0] for name, one in found.items()} == {
+        "DistributedModel.redistribute": "missing",
+        "modelparallel.torch.DistributedModel": "called",
+        "modelparallel.torch.dp_rank": "called",
+        "modelparallel.torch.elsewhere.something": "missing",
+        "modelparallel.torch.state.cfg.fp17": "missing",
+        "unknown": "missing",
+    }
+    assert found["modelparallel.torch.dp_rank"]["places"] == ["bad.py:8"]
+    assert "unexpected keyword argument 'overlaps'" in found["modelparallel.torch.DistributedModel"]["reason"]
+    assert told["unread"] == ["old.py"]
+    assert told["uses"]["smdistributed.modelparallel.torch.DistributedModel"] == 2
