@@ -179,7 +179,7 @@ def _of_instance(class_name: str, *attributes: str) -> Any:
             found = getattr(found, word)
         elif class_name in _FORWARDS and hasattr(_class_of_torch(*_FORWARDS[class_name]), word):
             found = None
-        elif f"self.{word}" not in inspect.getsource(inspect.getmodule(found)):  # set by its constructor
+        elif f"self.{word}" not in inspect.getsource(sys.modules[found.__module__]):  # set by its constructor
             raise LookupError(f"{class_name} has no {word}")
         else:
             found = None
@@ -319,7 +319,7 @@ class _Reader(ast.NodeVisitor):
 
 
 if __name__ == "__main__":
-    import clary_autoload
+    import clary_autoload  # type: ignore[import-not-found]  # lies in a folder that programs of jobs have on their path
 
     clary_autoload.register()
     sys.exit(main())
