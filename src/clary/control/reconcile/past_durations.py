@@ -19,7 +19,7 @@ from clary.control.store.job_cards import MAX_CARDS, CardQuery, JobCard
 MOST_KINDS = 1000  # of jobs; the one that was met longest ago is forgotten first
 MOST_OF_A_KIND = 20  # the newest count
 # `train-2026-01-31-12-00-00-123`, `sweep-017-9f3ab2c1`, `run_12`
-_ENDS = re.compile(r"(?:[-_.]?(?:[0-9]+|(?=[0-9a-f]*[0-9])[0-9a-f]{6,}))+$")
+_LAST_WORD = re.compile(r"[-_.]?([0-9a-f]{6,}|[0-9]+)$")  # one at a time: many ways to part a name take for ever
 
 LAST_COMPLETED = CardQuery(status=TrainingJobStatus.COMPLETED, limit=MAX_CARDS)
 
@@ -64,4 +64,7 @@ def _kind_of(job: TrainingJob) -> Kind:
 
 def _stem(name: str) -> str:
     """Return a name without what tells it from those of its kind; a name that is nothing else stays."""
-    return _ENDS.sub("", name) or name
+    stem = name
+    while (last := _LAST_WORD.search(stem)) and any(letter.isdigit() for letter in last[1]):
+        stem = stem[: last.start()]
+    return stem or name

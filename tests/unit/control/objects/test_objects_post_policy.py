@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -205,6 +206,7 @@ def test_the_status_of_a_good_answer_is_one_of_three(status, expected):
         policy(expiration=9999999999),
         policy(expiration=None),
     ],
+    ids=itertools.count(),  # texts hold the time
 )
 def test_a_policy_that_is_none_is_refused_in_words(text):
     with pytest.raises(WireError) as error:

@@ -67,6 +67,7 @@ async def test_a_place_and_an_estimate_from_limits_and_from_past_jobs(plane):
         ("gpt2", "gpt"),
         ("123", "123"),
         ("decade", "decade"),
+        ("0" * 62 + "!", "0" * 62 + "!"),  # a pattern that had many ways to part it took for ever
     ],
 )
 def test_jobs_of_a_kind_differ_in_numbers_at_their_end(name, stem):
