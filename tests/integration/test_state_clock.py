@@ -4,7 +4,7 @@ import time
 
 import pytest
 from running_service import start_service
-from test_clients_boto3 import Clients, job_request, unique, wait
+from test_clients_boto3 import Clients, job_request, log_of, unique, wait
 
 from clary.testing.fault_clock import FaultClock, find_compiler
 
@@ -50,6 +50,16 @@ def test_a_wall_clock_that_is_set_ends_nobody_early_or_late_and_bills_nothing(tm
         assert int(least_s) <= facts["BillableTimeInSeconds"] <= time.monotonic() - created_s + 1
         times = [row["StartTime"] for row in facts["SecondaryStatusTransitions"]]
         assert times == sorted(times)
+
+        clock.set_offset_of_new(DAY_S)  # for agents; the service keeps its time
+        skewed = unique("skewed")
+        aws.sagemaker.create_training_job(**job_request(skewed, "sleep 1; echo kept > /opt/ml/model/kept"))
+        facts = wait(aws, skewed)
+        assert facts["TrainingJobStatus"] == "Completed", facts.get("FailureReason")
+        assert facts["BillableTimeInSeconds"] < 100
+        told = "86400 s ahead of the service's, expected less than 2 s"
+        assert any(f"clock of algo-1: {told}" in line for line in log_of(aws, skewed))
+        assert f"  algo-1: {told}" in service.clary("describe", skewed).stdout
     finally:
         clock.set_offset(0)
         service.clary("down", check=False)

@@ -20,7 +20,8 @@ NUM_LINES = 150
 # The program's own file needs room too; that a program fails for want of it is told elsewhere.
 PROGRAM = (
     f"for i in $(seq {NUM_LINES}); do echo line $i; sleep 0.05; done; "
-    "until echo kept 2>/dev/null > /opt/ml/model/kept; do sleep 0.2; done"
+    "until [ $(df -k --output=avail /opt/ml/model | tail -1) -gt 50000 ]; do sleep 0.2; done; "
+    "echo kept > /opt/ml/model/kept"
 )
 
 

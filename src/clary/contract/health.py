@@ -12,6 +12,11 @@ from clary.contract.string_enum import StrEnum
 WARN_CLOCK_S = 2.0  # by which clocks may differ; times of lines and checkpoints of several hosts are compared
 
 
+def seconds_in_words(seconds: float) -> str:
+    """Return by how much a clock is off: milliseconds where they matter, whole seconds where they do not."""
+    return f"{seconds:.3f} s" if seconds < WARN_CLOCK_S else f"{seconds:.0f} s"
+
+
 class FindingState(StrEnum):
     """How it stands with what was checked."""
 

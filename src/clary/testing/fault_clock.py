@@ -91,6 +91,12 @@ class FaultClock:
         """Return the variables of a process that is to live by this clock; its children inherit them."""
         return {"LD_PRELOAD": str(self._library), FILE_VARIABLE: str(self._file)}
 
+    def set_offset_of_new(self, offset_s: float) -> None:
+        """Set the time of day off for processes that begin from now on; those that run keep theirs for good."""
+        draft = self._file.with_suffix(".new")
+        draft.write_bytes(struct.pack("=q", round(offset_s * _NS_PER_S)).ljust(mmap.PAGESIZE, b"\0"))
+        draft.replace(self._file)
+
     def set_offset(self, offset_s: float) -> None:
         """Set the time of day off the machine's, at once."""
         with open(self._file, "r+b") as file, mmap.mmap(file.fileno(), 0) as shared:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clary.contract.health import WARN_CLOCK_S, Check, FindingState, HealthFinding
+from clary.contract.health import WARN_CLOCK_S, Check, FindingState, HealthFinding, seconds_in_words
 
 MIB, GIB = 1024**2, 1024**3
 _WARN_FREE_BYTES, _BAD_FREE_BYTES = 2 * GIB, 256 * MIB
@@ -78,7 +78,9 @@ def clock_finding(host: str, offset_s: float | None, why_not: str = "") -> Healt
     if offset_s is None:
         return HealthFinding(check=Check.CLOCK, state=SKIPPED, host=host, words=why_not)
     off = abs(offset_s)
-    words = f"{off:.3g} s {'ahead of' if offset_s > 0 else 'behind'} the service's" if off else "as the service's"
+    words = "as the service's"
+    if off:
+        words = f"{seconds_in_words(off)} {'ahead of' if offset_s > 0 else 'behind'} the service's"
     if off < WARN_CLOCK_S:
         return HealthFinding(check=Check.CLOCK, state=OK, host=host, words=words, clock_offset_s=offset_s)
     return HealthFinding(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from clary.contract.agent_protocol import HostPhase
 from clary.contract.errors import Fault
-from clary.contract.health import WARN_CLOCK_S, Check, FindingState, HealthAction, HealthFinding
+from clary.contract.health import WARN_CLOCK_S, Check, FindingState, HealthAction, HealthFinding, seconds_in_words
 from clary.control.jobs.training_job import JobFailure, TrainingJob
 from clary.control.jobs.verdicts import Verdict
 
@@ -137,7 +137,7 @@ def with_skew(findings: Findings) -> dict[str, tuple[HealthFinding, ...]]:
         return result
     (least_s, behind), (most_s, ahead) = clocks[0], clocks[-1]
     host, peer, how = (ahead, behind, "ahead of") if most_s >= -least_s else (behind, ahead, "behind")
-    skew = f"{most_s - least_s:.3g} s {how} {peer}'s, expected less than {WARN_CLOCK_S:g} s"
+    skew = f"{seconds_in_words(most_s - least_s)} {how} {peer}'s, expected less than {WARN_CLOCK_S:g} s"
     result[host] = tuple(
         replace(
             item,

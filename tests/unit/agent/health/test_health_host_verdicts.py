@@ -56,7 +56,7 @@ def test_memory_against_the_limit_of_the_host(available, limit, state):
     ("offset", "state", "words"),
     [
         (0.0, OK, "as the service's"),
-        (1.9, OK, "1.9 s ahead of the service's"),
+        (1.9, OK, "1.900 s ahead of the service's"),
         (3.0, WARN, "3 s ahead of the service's"),
         (-90.0, BAD, "90 s behind the service's"),
         (None, SKIPPED, "nobody answered"),

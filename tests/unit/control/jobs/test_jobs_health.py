@@ -174,8 +174,8 @@ def clocks(**offsets_s):
     [
         ({"algo_1": 0.0}, None),
         ({"algo_1": 0.9, "algo_2": -1.0, "algo_3": 0.0}, None),
-        ({"algo_1": 1.5, "algo_2": -1.0, "algo_3": 0.0}, ("algo-1", "as told, 2.5 s ahead of algo-2's, expected less")),
-        ({"algo_1": 0.8, "algo_2": -1.9, "algo_3": 0.0}, ("algo-2", "as told, 2.7 s behind algo-1's, expected less")),
+        ({"algo_1": 1.9, "algo_2": -1.0, "algo_3": 0.0}, ("algo-1", "as told, 3 s ahead of algo-2's, expected less")),
+        ({"algo_1": 0.8, "algo_2": -1.9, "algo_3": 0.0}, ("algo-2", "as told, 3 s behind algo-1's, expected less")),
         ({"algo_1": None, "algo_2": 1.9}, None),
     ],
 )
