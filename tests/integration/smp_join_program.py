@@ -84,7 +84,8 @@ def test_what_the_block_raises_is_not_waited_for(rank, size):
 def test_replicas_that_step_together_do_not_end_apart(rank, size):
     for keys in ({"partitions": 2}, {"fp16": True}, {"bf16": True}, {"tensor_parallel_degree": 2}):
         start(**config(size, **keys))
-        model, _ = wrapped(SharedPerceptron)
+        with smp.tensor_parallelism(enabled="tensor_parallel_degree" in keys):
+            model, _ = wrapped(SharedPerceptron)
         error = failure_of(model.join)
         assert isinstance(error, ValueError), (keys, repr(error))
         assert "same number of batches" in str(error)

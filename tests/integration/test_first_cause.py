@@ -20,6 +20,7 @@ from running_service import SETTINGS, start_service
 from test_clients_boto3 import Clients, job_request, unique, wait
 
 from clary.contract.failure_reasons import MAX_FAILURE_REASON
+from clary.control.jobs.failure_hints import category
 from clary.control.state_folder import StateFolder
 from clary.testing.gangs import INSTANCE_SETTINGS, INSTANCE_TYPE, has_namespaces
 
@@ -268,7 +269,7 @@ def test_the_first_cause_is_named_whatever_fails_on_whichever_rank(world):
             and case.words in reason
             and reason.startswith(case.prefix)
             and len(reason) <= MAX_FAILURE_REASON
-            and f"  verdict   {case.verdict}\n" in text
+            and f"  verdict   {category(case.verdict)}\n" in text
             and [row["kind"] for row in facts["timeline"]].count("cause") == 1
         )
         if not is_right:
