@@ -4,25 +4,16 @@ import os
 from dataclasses import replace
 
 import pytest
-from host_world import DEADLINE_S, HostWorld, shell
+from host_world import DEADLINE_S, shell
+from host_worlds import ISOLATED, world_of
 
 from clary.agent.host.sandbox import Bind
-from clary.agent.host.support import supports
 from clary.contract.errors import AgentError
-from clary.contract.launch_plan import Isolation
 
 TARGET = "/opt/ml/input/data/train"
 
 
-@pytest.fixture(params=[pytest.param("root", marks=pytest.mark.root), "user"])
-def world(request):
-    if request.param == "root" and os.geteuid() != 0:
-        pytest.skip("needs root")
-    if reason := supports(Isolation.NAMESPACES):
-        pytest.skip(reason)
-    world = HostWorld(request.param)
-    yield world
-    world.close()
+world = world_of(ISOLATED)
 
 
 def refusal(world, sandbox):

@@ -5,14 +5,14 @@ import threading
 from pathlib import Path
 
 import pytest
-from host_world import DEADLINE_S, NOBODY, HostWorld, shell
+from host_world import DEADLINE_S, NOBODY, shell
+from host_worlds import ISOLATED, world_of
 
 from clary.agent.channels.cache import ChannelCache
 from clary.agent.channels.selection import select_objects
 from clary.agent.host import kernel
 from clary.agent.host.overlay_support import why_no_overlay
 from clary.agent.host.sandbox import Bind
-from clary.agent.host.support import supports
 from clary.agent.supervisor.host_channels import HostChannels
 from clary.contract.launch_plan import Channel, Isolation
 from clary.contract.ml_tree import MlTree
@@ -28,15 +28,7 @@ chmod 600 a && touch -d 2001-01-01 d && ln d e && truncate -s 0 d && rm -r empty
 """
 
 
-@pytest.fixture(params=[pytest.param("root", marks=pytest.mark.root), "user"])
-def world(request):
-    if request.param == "root" and os.geteuid() != 0:
-        pytest.skip("needs root")
-    if reason := supports(Isolation.NAMESPACES):
-        pytest.skip(reason)
-    world = HostWorld(request.param)
-    yield world
-    world.close()
+world = world_of(ISOLATED)
 
 
 @pytest.fixture

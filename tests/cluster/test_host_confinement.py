@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 from host_world import DEADLINE_S, HostWorld, python, shell
+from host_worlds import ISOLATED, world_of
 
 from clary.agent.host.call_filter import refused_calls
 from clary.agent.host.closed_files import find_closed
 from clary.agent.host.sandbox import Bind
 from clary.agent.host.shown_folders import links_on_the_way, shown_folders
-from clary.agent.host.support import supports
-from clary.contract.launch_plan import Isolation
 
 CALLS = """
 import ctypes, errno, json, os, sys
@@ -35,15 +34,7 @@ print(json.dumps(said))
 NEW_USER_NAMESPACE = 0x10000000
 
 
-@pytest.fixture(params=[pytest.param("root", marks=pytest.mark.root), "user"])
-def world(request):
-    if request.param == "root" and os.geteuid() != 0:
-        pytest.skip("needs root")
-    if reason := supports(Isolation.NAMESPACES):
-        pytest.skip(reason)
-    world = HostWorld(request.param)
-    yield world
-    world.close()
+world = world_of(ISOLATED)
 
 
 def outcome(world, script, *arguments, sandbox=None):
@@ -134,6 +125,29 @@ def test_what_not_everybody_may_read_is_not_read_by_programs(world, planted):
     assert [path for path, word in said.items() if word == "read"] == []
     passwords = world.run("cut -d: -f2 /etc/shadow 2>/dev/null | sort -u").split()
     assert passwords in ([], ["*"])
+
+
+WRITABLE = """
+import json, os, stat
+found = []
+for top in ("/proc", "/sys"):
+    for folder, folders, files in os.walk(top):
+        folders[:] = [name for name in folders if not name.isdigit() and name not in ("self", "thread-self")]
+        for path in (f"{folder}/{name}" for name in files):
+            try:
+                if stat.S_ISREG(os.lstat(path).st_mode):
+                    os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+                    found.append(path)
+            except OSError: pass
+print(json.dumps(found))
+"""
+
+
+def test_nothing_that_counts_for_the_whole_machine_can_be_written(world):
+    found = outcome(world, WRITABLE)
+    if world.mode == "user":  # settings of namespaces, which are the host's own
+        found = [path for path in found if not path.startswith("/proc/sys/")]
+    assert found == []
 
 
 @pytest.mark.root

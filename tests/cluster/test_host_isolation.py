@@ -5,7 +5,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from host_world import DEADLINE_S, NOBODY, PATH, PYTHON, HostWorld, python, shell
+from host_world import DEADLINE_S, NOBODY, PATH, PYTHON, python, shell
+from host_worlds import ISOLATED, world_of
 
 import clary
 from clary.agent.host import kernel
@@ -23,15 +24,7 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture(params=[pytest.param("root", marks=pytest.mark.root), "user"])
-def world(request):
-    if request.param == "root" and os.geteuid() != 0:
-        pytest.skip("needs root")
-    if reason := supports(Isolation.NAMESPACES):
-        pytest.skip(reason)
-    world = HostWorld(request.param)
-    yield world
-    world.close()
+world = world_of(ISOLATED)
 
 
 def test_machine_supports_what_these_tests_ran(world):

@@ -4,12 +4,10 @@ import os
 import uuid
 from pathlib import Path
 
-import pytest
 from host_world import DEADLINE_S, HostWorld, python
+from host_worlds import EVERY_MODE, world_of
 
 from clary.agent.host.census import LOOK_INTERVAL_S
-from clary.agent.host.support import supports
-from clary.contract.launch_plan import Isolation
 from clary.contract.processes import live_descendants
 
 # As a data loader's worker that is killed: nobody unlinks what it made, neither by name nor by number.
@@ -25,15 +23,7 @@ time.sleep({seconds})
 """
 
 
-@pytest.fixture(params=[pytest.param("root", marks=pytest.mark.root), "user", "plain"])
-def world(request):
-    if request.param == "root" and os.geteuid() != 0:
-        pytest.skip("needs root")
-    if request.param != "plain" and (reason := supports(Isolation.NAMESPACES)):
-        pytest.skip(reason)
-    world = HostWorld(request.param)
-    yield world
-    world.close()
+world = world_of(EVERY_MODE)
 
 
 def segments_of(makers, name, number):

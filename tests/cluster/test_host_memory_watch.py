@@ -1,12 +1,14 @@
 """A program whose memory no cgroup limits is ended by its agent, with one cause."""
 
 import os
+from pathlib import Path
 
 import pytest
 from host_world import DEADLINE_S, HostWorld, python, shell
 
 from clary.agent.host import first_process
 from clary.agent.host.cgroups import CgroupTree, HostCgroup
+from clary.agent.host.process_limits import process_limits
 from clary.agent.supervisor.host_program import HostProgram
 from clary.contract.errors import Fault
 
@@ -56,6 +58,14 @@ def host_program(world, *processes, memory_bytes):
         places={},
         feeders=(),
     )
+
+
+def test_program_without_a_cgroup_leaves_processes_to_others(world):
+    soft, hard = world.run("grep 'Max processes' /proc/self/limits").split()[2:4]
+    if world.mode == "plain":
+        assert (soft, hard) == tuple(Path("/proc/self/limits").read_text().split("Max processes")[1].split()[:2])
+    else:
+        assert soft == hard == str(process_limits(CgroupTree().most_processes()).of_all)
 
 
 def test_program_without_a_cgroup_is_ended_at_its_memory_limit(world):

@@ -25,16 +25,15 @@ from host_world import (
     shell,
     unique_sleep,
 )
+from host_worlds import EVERY_MODE, world_of
 
 import clary
 from clary.agent.host.program import Program
 from clary.agent.host.program_record import ProgramRecord
 from clary.agent.host.sandbox import Bind
 from clary.agent.host.standby import StandbyHost
-from clary.agent.host.support import supports
 from clary.agent.zygote.interpreter_start import RANK_SHIM
 from clary.contract.errors import AgentError
-from clary.contract.launch_plan import Isolation
 from clary.contract.processes import read_entry
 
 PRELOADED = "wave"  # which no program of these tests imports by itself
@@ -99,15 +98,7 @@ print(json.dumps({
 """
 
 
-@pytest.fixture(params=[pytest.param("root", marks=pytest.mark.root), "user", "plain"])
-def world(request):
-    if request.param == "root" and os.geteuid() != 0:
-        pytest.skip("needs root")
-    if request.param != "plain" and (reason := supports(Isolation.NAMESPACES)):
-        pytest.skip(reason)
-    world = StandbyWorld(request.param)
-    yield world
-    world.close()
+world = world_of(EVERY_MODE, lambda mode: StandbyWorld(mode))
 
 
 class StandbyWorld(HostWorld):

@@ -74,19 +74,24 @@ def opened_mount_point(root: str, path: str, *, is_folder: bool, users: ProgramU
     with contextlib.ExitStack() as opened:
         folder = opened.enter_context(Folder.at(root))
         for part in (*parts_of(above), *((name,) if is_folder else ())):
-            _make_owned(folder, part, is_folder=True, users=users)
+            make_owned(folder, part, is_folder=True, users=users)
             folder = opened.enter_context(folder.folder(part))
         if is_folder:
             yield folder.path
             return
-        _make_owned(folder, name, is_folder=False, users=users)
+        make_owned(folder, name, is_folder=False, users=users)
         descriptor = open_beneath(folder.fileno(), name, _LOOK_FLAGS)
         opened.callback(os.close, descriptor)
         yield f"/proc/self/fd/{descriptor}"
 
 
-def _make_owned(folder: Folder, name: str, *, is_folder: bool, users: ProgramUsers | None) -> None:
-    """Make a folder or an empty file, unless there is something of that name."""
+def make_owned(folder: Folder, name: str, *, is_folder: bool, users: ProgramUsers | None) -> None:
+    """Make a folder or an empty file, unless there is something of that name.
+
+    Args:
+        users: of the programs, who own what is made, if they are others than this process's.
+    Raises: OSError.
+    """
     try:
         os.stat(name, dir_fd=folder.fileno(), follow_symlinks=False)
     except FileNotFoundError:

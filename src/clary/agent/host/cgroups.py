@@ -25,10 +25,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from clary.agent.host.process_limits import process_limits
 from clary.contract.errors import AgentError
 from clary.contract.launch_plan import Resources
 
-MAX_PROCESSES = 32768  # of one host; a fork bomb ends there
+LEAST_PID_MAX = 32_768  # of any Linux, unless somebody has lowered it
 _FAMILY_FOLDER = "clary"
 _LEAF_FOLDER = "clary-service"  # for the processes of a cgroup whose other children are to have limits
 _MOVE_ROUNDS = 20  # processes fork while they are moved
@@ -82,6 +83,14 @@ class CgroupTree:
         with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
             return file.read()
 
+    def most_processes(self) -> int:
+        """Return how many processes and threads this machine can have at once."""
+        found = []
+        for name in ("pid_max", "threads-max"):
+            with contextlib.suppress(OSError, ValueError):
+                found.append(int(self.read(f"/proc/sys/kernel/{name}")))
+        return min(found, default=LEAST_PID_MAX)
+
     def make(self, folder: str) -> None:
         """Create a cgroup; one that is there already is fine."""
         with contextlib.suppress(FileExistsError):
@@ -124,6 +133,7 @@ class HostCgroup:
         self.limits_memory = False  # whether the kernel keeps the memory limit
         self.why_memory_is_not_limited = ""
         self.not_enforced: tuple[str, ...] = ()  # sentences
+        self.most_processes: int | None = None  # that a program's user may have where no cgroup counts them
 
     @classmethod
     def create(
@@ -157,6 +167,8 @@ class HostCgroup:
                     sentences.append(f"{wanted}: {_reason(error)}.{_WATCHED if controller == 'memory' else ''}")
         cgroup.limits_memory = resources.memory_bytes is not None and not cgroup.why_memory_is_not_limited
         cgroup.not_enforced = tuple(sentences)
+        if "pids" not in cgroup._folders:
+            cgroup.most_processes = process_limits(cgroup._tree.most_processes()).of_all
         return cgroup
 
     @property
@@ -269,6 +281,21 @@ class HostCgroup:
                     raise
         if controller == "cpu":
             self._weigh_family(os.path.dirname(folder), place.version)
+        if controller == "pids":
+            self._limit_processes(folder, place.mount)
+
+    def _limit_processes(self, folder: str, mount: str) -> None:
+        """Leave processes to others than this host, and to others than all hosts; what is refused stays as it was."""
+        family = os.path.dirname(folder)
+        most, above = self._tree.most_processes(), family
+        while above not in (mount, "/"):
+            above = os.path.dirname(above)
+            with contextlib.suppress(OSError, ValueError):
+                most = min(most, int(self._tree.read(f"{above}/pids.max")))
+        limits = process_limits(most)
+        for group, limit in ((family, limits.of_all), (folder, limits.of_one)):
+            with contextlib.suppress(OSError):
+                self._tree.write(f"{group}/pids.max", str(limit))
 
     def _place(self, controller: str) -> CgroupPlace:
         return find_place(controller, mountinfo=self._tree.mountinfo(), membership=self._tree.membership())
@@ -455,7 +482,7 @@ def _has_quota(resources: Resources) -> bool:
 def _settings(controller: str, version: int, resources: Resources) -> list[tuple[str, str, bool]]:
     """Return (file, value, whether doing without it means that the limit does not hold)."""
     if controller == "pids":
-        return [("pids.max", str(MAX_PROCESSES), False)]
+        return []  # which depends on the machine
     if controller == "memory":
         if resources.memory_bytes is None:
             return []

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -75,6 +76,7 @@ def _run(order: Mapping[str, Any], control: socket.socket) -> None:
     # read the interpreter's folders any more.
     from clary.agent.host.host_root import build_host_root
 
+    _limit_processes(order["most_processes"])
     in_user_namespace, network = _enter_outer_namespaces(order)
     users, why_no_users = (None, []) if in_user_namespace else open_program_users(order)
     kernel.unshare(kernel.CLONE_NEWPID)
@@ -95,6 +97,14 @@ def _run(order: Mapping[str, Any], control: socket.socket) -> None:
         os.close(process["output_fd"])
     _watch(inner, control)
     _clean_up_if_alone(order, control)
+
+
+def _limit_processes(most: int | None) -> None:
+    """Bound the processes of the programs' user, where no cgroup counts those of the host."""
+    if most is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
 
 
 def _enter_outer_namespaces(order: Mapping[str, Any]) -> tuple[bool, int | None]:

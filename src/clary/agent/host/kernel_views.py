@@ -27,6 +27,8 @@ _DEVICE_LINKS = (
 _GPU_DEVICES = (("/dev", "nvidia"), ("/dev/nvidia-caps", ""), ("/dev/dri", ""), ("/dev", "kfd"))  # folder, prefix
 _MASKED = (
     "acpi",
+    "asound",
+    "interrupts",  # counts of the machine's own, from which keys that are typed elsewhere can be timed
     "kcore",
     "keys",
     "latency_stats",
@@ -37,6 +39,7 @@ _MASKED = (
     "timer_stats",
 )
 _READ_ONLY = ("bus", "fs", "irq", "sys")
+_OPEN_TO_ALL = ("pressure",)  # whoever writes there has the kernel watch the whole machine for him
 _TERMINAL_GROUP = 5  # "tty" on every distribution; devpts gives it the terminals
 
 
@@ -48,11 +51,10 @@ def mount_proc(new_root: str, *, in_user_namespace: bool) -> list[str]:
     except PermissionError as error:
         kernel.mount("/proc", target, flags=kernel.MS_BIND | kernel.MS_REC)
         return [f"/proc shows the machine's processes, because a new one was refused: {error.strerror}."]
-    if in_user_namespace:
-        return []  # root of a user namespace is nobody to these files
-    for name in _MASKED:
+    # Root of a user namespace is nobody to most of these files.
+    for name in () if in_user_namespace else _MASKED:
         cover(f"{target}/{name}")
-    for name in _READ_ONLY:
+    for name in _OPEN_TO_ALL if in_user_namespace else (*_READ_ONLY, *_OPEN_TO_ALL):
         path = f"{target}/{name}"
         if os.path.exists(path):
             kernel.mount(path, path, flags=kernel.MS_BIND | kernel.MS_REC)

@@ -10,17 +10,18 @@ Source: kernel Documentation/filesystems/overlayfs.rst, "userxattr".
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import os
 import stat
 from collections.abc import Iterable, Sequence
 
 from clary.agent.host import kernel, kernel_views
+from clary.agent.host.bind_places import make_owned
 from clary.agent.host.closed_files import find_closed
 from clary.agent.host.program_users import ProgramUsers
 from clary.agent.host.shown_folders import EMPTY_FOLDERS, WRITABLE_FOLDERS, ShownFolder, is_shown
 from clary.agent.host.upper_layer import UpperLayer
+from clary.contract.beneath import Folder
 
 PRIVATE_FOLDERS = ("/proc", "/sys", "/dev", "/run", "/tmp", "/var/tmp")  # noqa: S108 - made anew for every host
 
@@ -177,24 +178,12 @@ class MachineView:
         """Make a folder of the host's own, and those on the way to it; what is there stays."""
         if os.path.isdir(path):
             return
-        self.make_folder(os.path.dirname(path))
-        self._make(path, is_folder=True)
+        above, name = os.path.split(path)
+        self.make_folder(above)
+        # A way to it that is enough for root may be closed to the users, who make it on a mount with owners mapped.
+        with Folder(os.open(above, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as folder:
+            make_owned(folder, name, is_folder=True, users=self._users)
         os.chmod(path, mode)
-
-    def _make(self, path: str, *, is_folder: bool) -> None:
-        # Opened first, because the way to it may be closed to the users.
-        folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            if self._users is not None:
-                # On a mount with owners mapped, only they can make anything.
-                with contextlib.suppress(PermissionError), kernel.files_of(self._users.first_id):
-                    _make_node(os.path.basename(path), folder, is_folder=is_folder)
-                    return
-            _make_node(os.path.basename(path), folder, is_folder=is_folder)
-            if self._users is not None:
-                self._users.own(path)
-        finally:
-            os.close(folder)
 
     def _make_root(self) -> None:
         if self._in_user_namespace:
@@ -291,13 +280,6 @@ class MachineView:
 
     def _find_closed(self, folder: str) -> list[str]:
         return find_closed(folder, skipped=[one.path for one in self._shown if not one.is_system])
-
-
-def _make_node(name: str, folder: int, *, is_folder: bool) -> None:
-    if is_folder:
-        os.mkdir(name, dir_fd=folder)
-    else:
-        os.close(os.open(name, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644, dir_fd=folder))
 
 
 def _mount_overlay(target: str, options: str) -> None:

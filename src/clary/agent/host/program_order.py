@@ -45,6 +45,7 @@ def host_order(
         "mapped_users": None if sandbox.mapped_users is None else vars(sandbox.mapped_users),
         "hosts_file": dict(sandbox.hosts_file),
         "memory_bytes": sandbox.resources.memory_bytes,
+        "most_processes": cgroup.most_processes,
         "with_gpus": bool(sandbox.resources.gpu_indices),
         "cgroup_files": list(cgroup.entry_files),
         "cgroup_views": dict(cgroup.visible_folders),

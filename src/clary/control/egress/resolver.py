@@ -1,15 +1,20 @@
 """Look names up in threads of its own, so that names which take for ever hold nobody else up.
 
 Where: under `connect_proxy`. `getaddrinfo` can not be broken off, and the loop's own threads do the service's work.
+A client has a few threads at most: who asks for names whose servers never answer holds up himself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
-NUM_THREADS = 16
+from clary.control.turns import Turns
+
+NUM_THREADS = 32
+THREADS_OF_ONE = 4  # client
 
 
 class Resolver:
@@ -17,16 +22,28 @@ class Resolver:
 
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
+        self._turns = Turns(THREADS_OF_ONE)
 
-    async def resolve(self, name: str, port: int) -> list[str]:
+    async def resolve(self, name: str, port: int, *, client: str = "") -> list[str]:
         """Return every address of a name, best first.
 
+        Args:
+            client: whose threads are used.
         Raises: OSError or UnicodeError for a name without any.
         """
         if self._threads is None:
             self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="proxy-names")
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, addresses_of, name, port)
+        give_back = await self._turns.take(client)
+        asked = self._threads.submit(addresses_of, name, port)
+
+        def tell(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has closed: nobody has a turn any more
+                loop.call_soon_threadsafe(give_back)
+
+        # A thread that waits for an answer keeps the turn, also when nobody waits for the thread any more.
+        asked.add_done_callback(tell)
+        return await asyncio.wrap_future(asked)
 
     def close(self) -> None:
         """Let the threads go; one that waits for an answer ends when it comes."""

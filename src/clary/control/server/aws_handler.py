@@ -22,6 +22,7 @@ from clary.control.server.edge.large_bodies import LargeBodies, Run
 from clary.control.services.call import Call, Services
 from clary.control.services.dispatch import dispatch
 from clary.control.store.experiment_rows import Kind
+from clary.control.turns import Turns
 from clary.control.wire.messages import HttpRequest, HttpResponse
 from clary.control.wire.models import Operation, Protocol
 from clary.control.wire.parsing import parse
@@ -29,6 +30,8 @@ from clary.control.wire.routing import protocol_of, route
 from clary.control.wire.serializing import serialize, serialize_error
 from clary.control.wire.signatures import SignatureVerifier
 from clary.control.wire.validation import validate
+
+CALLS_OF_A_JOB = 2  # of one job's key at once: a search in its logs takes a thread of the log store
 
 
 class AwsHandler:
@@ -54,6 +57,7 @@ class AwsHandler:
         self._find_grants = find_grants
         self._max_body_bytes = max_body_bytes
         self._large = LargeBodies()
+        self._turns = Turns(CALLS_OF_A_JOB)
 
     def admit(self, head: HttpRequest) -> Admission | Refusal:
         """Judge a request by its head: a body comes only from somebody who names a key that is known."""
@@ -92,7 +96,11 @@ class AwsHandler:
                 request_id=request_id,
                 grants=grants,
             )
-            result = await dispatch(operation.service.name, operation.name, call)
+            if grants is None:
+                result = await dispatch(operation.service.name, operation.name, call)
+            else:
+                async with self._turns.taken(grants.job_id):
+                    result = await dispatch(operation.service.name, operation.name, call)
             return serialize(operation, result, request_id=request_id)
         except WireError as error:
             if error.details.get(NOTHING_CHANGED):

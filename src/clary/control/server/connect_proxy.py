@@ -30,6 +30,7 @@ from clary.control.egress.policy import Decision, EgressPolicy
 from clary.control.egress.resolver import Resolver
 from clary.control.egress.tunnels import close
 from clary.control.server.acceptor import Acceptor
+from clary.control.server.edge.connection_table import OWN_ADDRESSES, ConnectionTable
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ HEAD_TIMEOUT_S = 10.0  # for a client to say what it wants
 CONNECT_TIMEOUT_S = 10.0  # for the name and all of its addresses together
 IDLE_TIMEOUT_S = 900.0  # without a byte either way; longer than any upload of results pauses
 MAX_HEAD_BYTES = 16 * 1024
-MAX_CONNECTIONS = 512  # clients at once, tunnels and heads together; each takes two descriptors
+MAX_CONNECTIONS = 512  # at once, tunnels and heads together; each takes two descriptors
 # Of every partition; botocore, endpoints.json, dnsSuffix.
 AWS_DOMAINS = (
     "amazonaws.com",
@@ -79,6 +80,8 @@ class ConnectProxy:
         self._policy = replace(policy, own_ports=policy.own_ports | {tls_port})
         self._is_own = is_own or own_addresses.is_own
         self._resolver = Resolver()
+        # A job has a quarter of all places at most, and jobs never take those of the owner's own clients.
+        self._table: ConnectionTable[asyncio.StreamWriter] = ConnectionTable(MAX_CONNECTIONS)
         self._acceptor = Acceptor(self._serve_logged, limit=MAX_HEAD_BYTES)
 
     @property
@@ -104,22 +107,27 @@ class ConnectProxy:
         self._resolver.close()
 
     async def _serve_logged(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        arrival = self._table.arrive(writer, _peer_text(writer))
+        if arrival.evicted is not None:
+            log.debug("proxy: %s: one that had sent no request was closed", arrival.reason)
+            arrival.evicted.transport.abort()
         try:
-            await self._serve((reader, writer))
+            if arrival.is_accepted:
+                await self._serve((reader, writer))
+            else:
+                await _answer(writer, "503 Service Unavailable", f"{arrival.reason}; close some, or try again")
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             log.debug("proxy: connection ended: %s", error)
             writer.transport.abort()  # what was cut must not look complete
         finally:
+            self._table.leave(writer)
             await close(writer)
 
     async def _serve(self, near: Ends) -> None:
         reader, writer = near
-        if self.num_connections > MAX_CONNECTIONS:
-            message = f"this proxy serves {MAX_CONNECTIONS} connections at once; close some, or try again"
-            await _answer(writer, "503 Service Unavailable", message)
-            return
         async with asyncio.timeout(HEAD_TIMEOUT_S):
             head = await reader.readuntil(b"\r\n\r\n")
+        self._table.settle(writer)
         try:
             asked = read_request(head)
             body_length(asked)
@@ -146,13 +154,15 @@ class ConnectProxy:
 
     async def _connect(self, asked: Asked, writer: asyncio.StreamWriter) -> Ends | None:
         """Return both ends of a connection to what a client asks for; None if it has been told why not."""
+        source = ""
         if self._is_ours(asked.name) and asked.is_tunnel and self._tls_port:
             decision, port = Decision((self._host,)), self._tls_port
+            source = _job_address(writer)
         else:
             port = asked.port
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                    decision = await self._decide(asked, is_from_here=_is_from_here(writer))
+                    decision = await self._decide(asked, writer)
             except (OSError, TimeoutError, UnicodeError) as error:  # a name like "a..b" has no encoding for DNS
                 await _answer(writer, "502 Bad Gateway", f"{asked.place} can not be found: {error or 'no answer'}")
                 return None
@@ -162,38 +172,53 @@ class ConnectProxy:
             return None
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                return await _open(decision.addresses, port)
+                return await _open(decision.addresses, port, source=source)
         except (OSError, TimeoutError) as error:
             await _answer(writer, "502 Bad Gateway", f"{asked.place} can not be reached: {error or 'no answer'}")
             return None
 
-    async def _decide(self, asked: Asked, *, is_from_here: bool) -> Decision:
+    async def _decide(self, asked: Asked, writer: asyncio.StreamWriter) -> Decision:
         name, port = asked.name, asked.port
         if self._is_ours(name) or f".{name}".endswith(tuple(f".{domain}" for domain in AWS_DOMAINS)):
             return Decision(
                 reason=f"{name} belongs to AWS and is not offered here; nothing meant for AWS leaves this machine"
             )
-        if not is_from_here:
+        if not _is_from_here(writer):
             return Decision(reason=f"{name}: this service connects clients on its own machine only")
         asked_first = self._policy.may_ask(name, port, is_plain_http=not asked.is_tunnel)
         if not asked_first.is_allowed:
             return asked_first
-        resolved = await self._resolver.resolve(name, port)
+        resolved = await self._resolver.resolve(name, port, client=_peer_text(writer))
         return self._policy.judge(name, port, resolved, is_own=self._is_own, is_plain_http=not asked.is_tunnel)
 
     def _is_ours(self, name: str) -> bool:
         return name in self._own_names or f"*.{name.partition('.')[2]}" in self._own_names
 
 
-async def _open(addresses: Sequence[str], port: int) -> Ends:
-    """Connect to the first address that answers; raises the last one's OSError."""
+async def _open(addresses: Sequence[str], port: int, *, source: str = "") -> Ends:
+    """Connect to the first address that answers, from `source` if it is given; raises the last one's OSError."""
+    local = (source, 0) if source else None
     for address in addresses[:-1]:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S / len(addresses)):
-                return await asyncio.open_connection(address, port, limit=MAX_HEAD_BYTES)
+                return await asyncio.open_connection(address, port, limit=MAX_HEAD_BYTES, local_addr=local)
         except (OSError, TimeoutError) as error:
             log.debug("proxy: %s:%d: %s", address, port, error)
-    return await asyncio.open_connection(addresses[-1], port, limit=MAX_HEAD_BYTES)
+    return await asyncio.open_connection(addresses[-1], port, limit=MAX_HEAD_BYTES, local_addr=local)
+
+
+def _peer_text(writer: asyncio.StreamWriter) -> str:
+    peer = writer.get_extra_info("peername")
+    return str(peer[0]) if peer else ""
+
+
+def _job_address(writer: asyncio.StreamWriter) -> str:
+    """Return the loopback address that a client has as a job's, empty for all others.
+
+    The service counts by addresses: a job that comes to it through here would pass for the owner.
+    """
+    peer = _peer_text(writer)
+    return peer if peer.startswith("127.") and peer not in OWN_ADDRESSES else ""
 
 
 def _is_from_here(writer: asyncio.StreamWriter) -> bool:

@@ -33,6 +33,7 @@ from clary.control.store.stream_registry import StreamRegistry, StreamSummary
 T = TypeVar("T")
 
 NUM_THREADS = 4
+NUM_SEARCHERS = 2
 CALL_TIMEOUT_S = 60.0
 MAX_LISTED = 50  # DescribeLogStreams, limit
 REMOVED_AT_ONCE = 200  # streams looked at in one go, far below what CALL_TIMEOUT_S allows
@@ -73,6 +74,8 @@ class LogStore:
         self._retention = LogRetention(self._folder, default_days=retention_days)
         self._setting_retention = asyncio.Lock()
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="clary-log-store")
+        # Of their own: a search takes a second, and lines of all jobs wait to be stored meanwhile.
+        self._searchers = ThreadPoolExecutor(NUM_SEARCHERS, thread_name_prefix="clary-log-search")
         self._is_closed = False
 
     async def open(self) -> None:
@@ -87,6 +90,7 @@ class LogStore:
         if self._is_closed:
             return
         self._is_closed = True
+        await asyncio.to_thread(self._searchers.shutdown)
         await asyncio.to_thread(self._threads.shutdown)
         await asyncio.to_thread(self._registry.close)
 
@@ -281,7 +285,7 @@ class LogStore:
                 next_token = tokens.make_token(_TOKEN_KEY, query=query, position=list(last_key))
             return FilteredPage(events=tuple(events), next_token=next_token)
 
-        return await self._run(search)
+        return await self._run(search, threads=self._searchers)
 
     async def find_lines(self, streams: Sequence[str | None], query: LineQuery) -> tuple[FoundLines, LinePlace]:
         """Return a page of lines by time, and the place of the newest line of all (see `log_search`).
@@ -299,9 +303,9 @@ class LogStore:
             begin_ms = self._kept(TimeRange(start_ms=query.begin_ms)).start_ms or 0
             return log_search.find_lines(views, replace(query, begin_ms=begin_ms)), log_search.end_of(views)
 
-        return await self._run(find)
+        return await self._run(find, threads=self._searchers)
 
-    async def _run(self, work: Callable[[], T]) -> T:
+    async def _run(self, work: Callable[[], T], *, threads: ThreadPoolExecutor | None = None) -> T:
         if self._is_closed:
             raise StoreError(f"the log store {self._folder} is closed", fault=Fault.INTERNAL)
 
@@ -312,7 +316,7 @@ class LogStore:
         limit = asyncio.timeout(CALL_TIMEOUT_S)
         try:
             async with limit:
-                return await asyncio.get_running_loop().run_in_executor(self._threads, run)
+                return await asyncio.get_running_loop().run_in_executor(threads or self._threads, run)
         except TimeoutError as error:
             if not limit.expired():
                 raise

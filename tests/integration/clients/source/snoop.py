@@ -34,7 +34,7 @@ is_thorough = options["--thorough"] == "True"
 endpoint = os.environ["AWS_ENDPOINT_URL"].rstrip("/")
 began_at = time.time()
 found = {}
-facts = {"places": {}, "doors": {}, "processes": [], "calls": {}}
+facts = {"places": {}, "doors": {}, "empty tokens": [], "processes": [], "calls": {}}
 
 
 def look(place, data):
@@ -131,14 +131,15 @@ def ask(url, token):
 
 
 mine = os.environ["AWS_SECRET_ACCESS_KEY"]
-tokens = [mine, "", "x", *sorted(text for text in found if re.fullmatch("[0-9a-f]{64}", text))][:MAX_TOKENS]
+tokens = [mine, "x", *sorted(text for text in found if re.fullmatch("[0-9a-f]{64}", text))][:MAX_TOKENS]
 for label, path in {
     "another job's assignment": f"agents/{victim}/1/algo-1/assignment",
     "own assignment": f"agents/{own}/1/algo-1/assignment",
     "another job's page": f"jobs/{victim}",
     "another job's plan": f"jobs/{victim}/plan",
 }.items():
-    facts["doors"][label] = sorted({str(ask(f"{endpoint}/clary/v1/{path}", token)) for token in tokens})
+    facts["empty tokens"].append(ask(f"{endpoint}/clary/v1/{path}", ""))
+    facts["doors"][label] = [ask(f"{endpoint}/clary/v1/{path}", token) for token in tokens]
 
 
 def call(label, act):

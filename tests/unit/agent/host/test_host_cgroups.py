@@ -35,6 +35,7 @@ class FakeCgroupTree(CgroupTree):
     def __init__(self, root, *, version, own="/system.slice/clary.service", busy=(), forbidden=()):
         """`busy` names groups that hold processes: version 2 hands nothing down from them."""
         self.root, self.version, self.own = root, version, own
+        self.pid_max = 4_194_304
         self.members = {}  # pid -> group, where a test lets processes move
         self.forbidden = set(forbidden)  # control files that cannot be written, by name or by path
         if version == 2:
@@ -51,6 +52,9 @@ class FakeCgroupTree(CgroupTree):
                 (root / controller).mkdir()
                 folder = root / controller / own.strip("/")
                 folder.mkdir(parents=True, exist_ok=True)
+
+    def most_processes(self):
+        return self.pid_max
 
     def mountinfo(self):
         if self.version == 2:
@@ -157,6 +161,30 @@ def test_version_1_limits_memory_processors_and_processes(tmp_path):
     assert (memory / "memory.memsw.limit_in_bytes").read_text() == str(GIB)
     assert (cpu / "cpu.cfs_quota_us").read_text() == "50000"
     assert (cpu / "cpu.shares").read_text() == "512"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    ("pid_max", "above", "of_one", "of_all"),
+    [
+        (32_768, "max", 8192, 24_576),  # what kernels have for 32 processors and fewer
+        (4_194_304, "4915", 1228, 3686),  # a unit of systemd
+        (4_194_304, "max", 32_768, 3_145_728),
+        (600, "max", 256, 450),
+    ],
+)
+def test_hosts_never_take_the_machines_last_processes(tmp_path, version, pid_max, above, of_one, of_all):
+    tree = FakeCgroupTree(tmp_path, version=version)
+    tree.pid_max = pid_max
+    place = find_place("pids", mountinfo=tree.mountinfo(), membership=tree.membership())
+    with open(f"{place.own}/pids.max", "w") as file:
+        file.write(above)
+    cgroup = HostCgroup.create("one", Resources(num_cpus=1, memory_bytes=None), tree=tree)
+    folder = next(folder for folder in cgroup.folders if os.path.exists(f"{folder}/pids.max"))
+    assert (tree.read(f"{folder}/pids.max"), tree.read(f"{os.path.dirname(folder)}/pids.max")) == (
+        str(of_one),
+        str(of_all),
+    )
 
 
 @pytest.mark.parametrize(("version", "file", "per_cpu"), [(1, "cpu.shares", 1024), (2, "cpu.weight", 100)])

@@ -1,5 +1,6 @@
 """One AWS request from bytes to bytes: real routing, signatures, parsing and answers, without a socket."""
 
+import asyncio
 import json
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -9,7 +10,9 @@ import pytest
 from clary.contract.clock import SystemClock
 from clary.contract.launch_plan import Credentials
 from clary.contract.sigv4 import payload_hash, sign
-from clary.control.server.aws_handler import AwsHandler
+from clary.control.permissions.grants import Grants
+from clary.control.server import aws_handler
+from clary.control.server.aws_handler import CALLS_OF_A_JOB, AwsHandler
 from clary.control.settings import Settings
 from clary.control.wire.messages import HttpRequest
 from clary.control.wire.signatures import SignatureVerifier
@@ -79,3 +82,34 @@ async def test_an_anonymous_request_is_refused_in_the_protocol_that_it_speaks(ha
     answer = await handler.handle(HttpRequest("POST", "/", "", headers, b"Action=GetCallerIdentity&Version=2011-06-15"))
     assert answer.status == 403
     assert b"<ErrorResponse" in answer.body
+
+
+async def test_calls_of_one_jobs_key_leave_the_service_to_others(monkeypatch):
+    """Each search in logs takes a thread: calls of a job's key wait for each other."""
+    goes_on, under_way = asyncio.Event(), []
+
+    async def slow_dispatch(service, operation, call):
+        under_way.append(call.access_key_id)
+        await goes_on.wait()
+        return {}
+
+    monkeypatch.setattr(aws_handler, "dispatch", slow_dispatch)
+    grants = {
+        name: Grants(job_name=name, job_arn=f"arn:{name}", job_id=name, reads=(), writes=()) for name in ("one", "two")
+    }
+    verifier = SignatureVerifier(lambda key: "secret", SystemClock(), skew_s=300)
+    services = SimpleNamespace(settings=Settings(), store=None)
+    handler = AwsHandler(services, verifier, find_grants=grants.get)
+    calls = []
+    for number, key in enumerate(["one"] * 5 + ["two", "owner"]):
+        # No two of them are equal: a second one would be taken for the first, sent again.
+        headers = {"content-type": "application/x-www-form-urlencoded", "x-number": str(number)}
+        body = b"Action=GetCallerIdentity&Version=2011-06-15"
+        keys = Credentials(access_key_id=key, secret_access_key="secret")
+        calls.append(
+            asyncio.create_task(handler.handle(signed(body, service="sts", headers=headers, credentials=keys)))
+        )
+    await asyncio.sleep(0.05)
+    assert sorted(under_way) == ["one"] * CALLS_OF_A_JOB + ["owner", "two"]
+    goes_on.set()
+    assert [answer.status for answer in await asyncio.gather(*calls)] == [200] * 7

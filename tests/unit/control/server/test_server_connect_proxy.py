@@ -76,9 +76,9 @@ async def start(tls_port):
 
 
 @contextlib.asynccontextmanager
-async def connection(port):
+async def connection(port, source="127.0.0.1"):
     async with asyncio.timeout(DEADLINE_S):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
         try:
             yield reader, writer
         finally:
@@ -187,7 +187,7 @@ async def test_what_hangs_is_a_bad_gateway_at_the_deadline(start, monkeypatch):
 
 @pytest.mark.parametrize("address", ["169.254.169.254", "::ffff:169.254.169.254", "fe80::1%eth0", "10.0.0.1"])
 async def test_every_address_of_a_name_is_judged_before_anything_is_connected(start, monkeypatch, address):
-    async def resolve(self, name, port):
+    async def resolve(self, name, port, **_):
         return ["93.184.216.34", address]
 
     async def never(*args, **options):
@@ -203,7 +203,7 @@ async def test_every_address_of_a_name_is_judged_before_anything_is_connected(st
 async def test_a_name_is_looked_up_once_and_connected_where_it_was_judged(start, elsewhere, monkeypatch):
     answers = [["127.0.0.1"], ["10.0.0.1"]]  # what it moves to must never be seen
 
-    async def resolve(self, name, port):
+    async def resolve(self, name, port, **_):
         return answers.pop(0)
 
     monkeypatch.setattr(connect_proxy.Resolver, "resolve", resolve)
@@ -338,8 +338,43 @@ async def test_too_many_connections_are_told_so_at_once(start, monkeypatch):
         await reader.readuntil(b"\r\n\r\n")
         status, body = await ask(port, b"")
         assert status == 503
-        assert b"1 connections at once" in body
+        assert b"127.0.0.1 has 1 connections" in body
     await asyncio.sleep(0)
+
+
+JOB = "127.64.0.9"  # an address as relays of jobs come from
+
+
+async def test_a_job_that_comes_through_the_proxy_does_not_pass_for_the_owner(start):
+    peers = asyncio.Queue()
+
+    async def serve(_, writer):
+        peers.put_nowait(writer.get_extra_info("peername")[0])
+        writer.close()
+
+    service = Acceptor(serve)
+    port = await start(tls_port=service.start("127.0.0.1"))
+    try:
+        for source in (JOB, "127.0.0.1"):
+            async with connection(port, source) as (_, writer):
+                writer.write(connect("sts.amazonaws.com:443"))
+                assert await asyncio.wait_for(peers.get(), DEADLINE_S) == source
+    finally:
+        await service.close()
+
+
+async def test_connections_of_one_job_leave_places_to_others(start, monkeypatch):
+    monkeypatch.setattr(connect_proxy, "MAX_CONNECTIONS", 8)
+    port = await start()
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def tunnel(source):
+            reader, writer = await stack.enter_async_context(connection(port, source))
+            writer.write(connect("sts.amazonaws.com:443"))
+            return (await reader.readuntil(b"\r\n\r\n")).split()[1]
+
+        assert [await tunnel(JOB) for _ in range(3)] == [b"200", b"200", b"503"]
+        assert [await tunnel(source) for source in ("127.64.0.10", "127.0.0.1", "127.0.0.1")] == [b"200"] * 3
 
 
 async def test_close_breaks_off_what_is_connected(tls_port):

@@ -1,5 +1,9 @@
 """Pages of a log stream, by CloudWatch's rules for tokens, times and limits."""
 
+import asyncio
+import threading
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -23,6 +27,25 @@ async def test_a_token_with_nothing_new_comes_back_and_later_yields_what_is_new(
     assert (again.events, again.next_forward_token) == ((), page.next_forward_token)
     await logs.append(STREAM, 2, lines("c"))
     assert texts((await logs.get_events(STREAM, token=page.next_forward_token)).events) == ["c"]
+
+
+async def test_lines_are_stored_while_searches_take_their_time(logs: LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = threading.Event()
+    search = log_pages.search
+
+    def slow_search(*args: Any, **options: Any) -> Any:
+        goes_on.wait(20)
+        return search(*args, **options)
+
+    monkeypatch.setattr(log_pages, "search", slow_search)
+    searches = [asyncio.create_task(logs.filter_events([STREAM])) for _ in range(20)]
+    await asyncio.sleep(0.05)
+    try:
+        assert await asyncio.wait_for(logs.append(STREAM, 0, lines("a")), 5) == 1
+        assert texts((await asyncio.wait_for(logs.get_events(STREAM), 5)).events) == ["a"]
+    finally:
+        goes_on.set()
+        await asyncio.gather(*searches)
 
 
 async def test_start_is_inclusive_and_end_is_exclusive(logs: LogStore) -> None:

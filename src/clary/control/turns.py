@@ -1,0 +1,63 @@
+"""Turns of clients: each has a few things done at once, and who asks for more waits behind himself alone.
+
+Where: in front of whatever many clients share - threads that look up names, the handlers of AWS's API. A budget for all
+together would let one client have all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+
+class _Client:
+    def __init__(self, at_once: int) -> None:
+        self.turns = asyncio.Semaphore(at_once)
+        self.num_asked = 0  # that wait or have a turn
+
+
+class Turns:
+    """Gives out turns.
+
+    Args:
+        at_once: turns that one client has at once.
+    """
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self._clients: dict[str, _Client] = {}  # only those that wait or have a turn
+
+    def __len__(self) -> int:
+        """Return how many clients wait or have a turn."""
+        return len(self._clients)
+
+    async def take(self, name: str) -> Callable[[], None]:
+        """Wait for a turn of a client; return what gives it back, to be called once, in the event loop."""
+        client = self._clients.setdefault(name, _Client(self._at_once))
+        client.num_asked += 1
+        try:
+            await client.turns.acquire()
+        except BaseException:
+            self._leave(name, client)
+            raise
+
+        def give_back() -> None:
+            client.turns.release()
+            self._leave(name, client)
+
+        return give_back
+
+    @asynccontextmanager
+    async def taken(self, name: str) -> AsyncIterator[None]:
+        """Have a turn of a client while the block lasts."""
+        give_back = await self.take(name)
+        try:
+            yield
+        finally:
+            give_back()
+
+    def _leave(self, name: str, client: _Client) -> None:
+        client.num_asked -= 1
+        if not client.num_asked:
+            self._clients.pop(name, None)

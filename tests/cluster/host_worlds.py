@@ -1,0 +1,33 @@
+"""The fixture `world` of tests of hosts: one world a mode, and a reason where this machine cannot have one."""
+
+import os
+
+import pytest
+from host_world import HostWorld
+
+from clary.agent.host.support import supports
+from clary.contract.launch_plan import Isolation
+
+ISOLATED = (pytest.param("root", marks=pytest.mark.root), "user")
+EVERY_MODE = (*ISOLATED, "plain")
+
+
+def world_of(modes, make=HostWorld):
+    """Return a fixture; a module gives it the name `world`.
+
+    Args:
+        modes: `ISOLATED` or `EVERY_MODE`.
+        make: called with a mode.
+    """
+
+    @pytest.fixture(params=modes)
+    def world(request):
+        if request.param == "root" and os.geteuid() != 0:
+            pytest.skip("needs root")
+        if request.param != "plain" and (reason := supports(Isolation.NAMESPACES)):
+            pytest.skip(reason)
+        made = make(request.param)
+        yield made
+        made.close()
+
+    return world
