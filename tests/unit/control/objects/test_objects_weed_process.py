@@ -85,6 +85,8 @@ def test_a_store_without_a_record_is_found_by_its_folder_and_ports(tmp_path: Pat
     with subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE) as process:
         assert weed_process.find_running(folder) == StoreRecord(ports=ports, process=ProcessId.of(process.pid))
         assert weed_process.find_running(other) is None
+        (tmp_path / "link").symlink_to(tmp_path)  # the same folder, spelled in another way
+        assert weed_process.find_running(tmp_path / "link" / "objects") is not None
         process.stdin.close()  # type: ignore[union-attr]
 
 
