@@ -25,6 +25,7 @@ INPUT_TIMEOUT_S = 30  # one input that takes longer is a hang
 MEMORY_LIMIT_MB = 2048
 START_ALLOWANCE_S = 120.0  # for a process that is held up by others; what it does by itself is bounded by libFuzzer
 MERGE_TIMEOUT_S = 1200.0
+MIN_EDGES = 20  # that the first inputs of any target cover
 NUM_FIRST_INPUTS = 150  # of a target that has no corpus yet
 _EDGES = re.compile(r" cov: (\d+) ft: (\d+)")
 _RUNS = re.compile(r"stat::number_of_executed_units: *(\d+)")
@@ -89,6 +90,8 @@ def _fuzz(target: str, *, seconds: int) -> Outcome:
     runs = _RUNS.search(output)
     if runs is None and not findings:
         sys.exit(f"{target} did not run to its end; the last it said:\n{output[-2000:]}")
+    if not findings and (not edges or int(edges[-1][0]) < MIN_EDGES):
+        sys.exit(f"{target} covered nothing: the product is not instrumented, and bytes were thrown at it blindly")
     kept = write_corpus(target, _merged(target, corpus)) if not findings else len(read_corpus(target))
     num_edges, num_features = map(int, edges[-1]) if edges else (0, 0)
     return Outcome(target, int(runs[1]) if runs else 0, elapsed_s, num_edges, num_features, kept, tuple(findings))

@@ -15,6 +15,8 @@ TARGETS = {
     "agents": "fuzz.agent_target",
     "options": "fuzz.options_target",
     "archives": "fuzz.archive_target",
+    "heads": "fuzz.heads_target",
+    "folders": "fuzz.folders_target",
 }
 
 

@@ -135,6 +135,7 @@ _STRIKES: dict[FaultKind, Strike] = {
     FaultKind.DAMAGE_SERVICE_RECORD: lambda world, fault, _: state.damage_service_record(world, fault),
     FaultKind.DAMAGE_STORE_RECORD: lambda world, fault, _: state.damage_store_record(world, fault),
     FaultKind.DAMAGE_ENGINE_RECORD: state.damage_engine_record,
+    FaultKind.DAMAGE_NETWORK_RECORD: state.damage_network_record,
     FaultKind.TEAR_LOG: lambda world, fault, _: restarts.tear_log(world, fault),
     FaultKind.TEAR_SPOOL: state.tear_spool,
 }

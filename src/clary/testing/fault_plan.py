@@ -46,6 +46,7 @@ class FaultKind(StrEnum):
     DAMAGE_SERVICE_RECORD = "damage_service_record"
     DAMAGE_STORE_RECORD = "damage_store_record"
     DAMAGE_ENGINE_RECORD = "damage_engine_record"  # what the engine knows of a job's processes
+    DAMAGE_NETWORK_RECORD = "damage_network_record"  # what the holder of a job's network has written down
     TEAR_LOG = "tear_log"  # the service was killed within a write: half a line, half an index, drafts of files
     TEAR_SPOOL = "tear_spool"  # the same of an agent
 
@@ -139,7 +140,8 @@ _WEIGHTS: dict[FaultKind, tuple[int, float, float]] = {
     FaultKind.DAMAGE_SERVICE_RECORD: (4, 0.0, 0.0),
     FaultKind.DAMAGE_STORE_RECORD: (4, 0.0, 0.0),
     FaultKind.DAMAGE_ENGINE_RECORD: (6, 0.0, 0.0),
-    FaultKind.TEAR_LOG: (4, 0.0, 0.3),
+    FaultKind.DAMAGE_NETWORK_RECORD: (4, 0.0, 0.0),
+    FaultKind.TEAR_LOG: (4, 0.0, 0.0),
     FaultKind.TEAR_SPOOL: (3, 0.0, 0.0),
 }
 # Faults of a job need a job that has what they strike.
@@ -156,6 +158,7 @@ _OF_JOB = {
     FaultKind.SWALLOW_AGENT_LINK,
     FaultKind.SPOIL_ROW,
     FaultKind.DAMAGE_ENGINE_RECORD,
+    FaultKind.DAMAGE_NETWORK_RECORD,
     FaultKind.TEAR_SPOOL,
 }
 _RUINS_FILE = {
@@ -166,6 +169,7 @@ _RUINS_FILE = {
     FaultKind.DAMAGE_SERVICE_RECORD,
     FaultKind.DAMAGE_STORE_RECORD,
     FaultKind.DAMAGE_ENGINE_RECORD,
+    FaultKind.DAMAGE_NETWORK_RECORD,
     FaultKind.TEAR_LOG,
 }
 _OVERLAP_SHARE = 0.7

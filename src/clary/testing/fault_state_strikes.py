@@ -13,6 +13,7 @@ from pathlib import Path
 
 from clary.contract.errors import ClaryError
 from clary.contract.log_blocks import SEGMENT_SUFFIX, SPOOL_FOLDER, pack_block, parse_blocks
+from clary.control.engines.local.network_spec import READY_FILE, RELEASED_FILE, SPEC_FILE
 from clary.control.objects.weed_process import StoreRecord
 from clary.control.state_folder import StateFolder, read_record_file
 from clary.control.store.backups import SIDE_FILES
@@ -94,6 +95,26 @@ def damage_engine_record(world: FaultWorld, fault: Fault, job_name: str) -> Dama
     if not job_name or not ruin(path, fault):
         return None
     return damage_of(fault, f"{path.name}, {fault.ruin}", job_name=job_name)
+
+
+def damage_network_record(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
+    """Damage what the holder of a job's network was told, or has said; it writes the file again while it lives."""
+    folder = world.attempt_folder(job_name)
+    path = choose([folder / READY_FILE, folder / SPEC_FILE], fault)
+    anchor = world.anchor(job_name) if job_name else None
+    if anchor is None or path is None:
+        return None
+    before = path.read_bytes() if path.exists() else b""
+    if not before or not ruin(path, fault):
+        return None
+
+    def is_back() -> bool:
+        if (folder / RELEASED_FILE).exists() or not anchor.is_alive():
+            return True  # nobody needs it any more
+        return path.exists() and path.read_bytes() == before
+
+    mend = partial(wait_until, is_back, f"{path} is as it was")
+    return damage_of(fault, f"{path.name}, {fault.ruin}", job_name=job_name, mend=mend)
 
 
 def tear_spool(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:

@@ -53,6 +53,6 @@ def test_a_file_is_ruined_in_every_way_and_rows_are_spoiled_up_and_down():
     for fault in faults:
         if fault.ruin is not None:
             ruined[fault.kind].add(fault.ruin)
-    assert len(ruined) == 8
+    assert len(ruined) == 9
     assert all(ways == set(Ruin) for ways in ruined.values())
     assert {fault.amount for fault in faults if fault.kind is FaultKind.SPOIL_ROW} == {0.0, 1.0}

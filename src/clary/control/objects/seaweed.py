@@ -137,15 +137,23 @@ class EmbeddedStore:
             self._record.write(self._record_path)
 
     async def _adopt(self) -> bool:
-        # Two processes on one folder would ruin it: where the record is gone, what runs is looked for.
-        written = StoreRecord.read(self._record_path)
-        record = written or await asyncio.to_thread(weed_process.find_running, self._data_folder)
+        record = StoreRecord.read(self._record_path)
         if record is None or record.process is None or not record.process.is_alive():
+            # The record was damaged, or a service was killed before it had written down what it had just started. Of
+            # two processes on one folder the second ends at once, for ever; so what runs is looked for.
+            found = await asyncio.to_thread(weed_process.find_running, self._data_folder)
+            if found is None or found.process is None:
+                return False
+            _log.warning("object store: process %d runs without a record; starting another", found.process.pid)
+            self._record = found
+            await self._end_process()
             return False
         self._record = record
         if not record.is_secured:
-            why = "leaves its ports open to other users" if written else f"runs without a record at {self._record_path}"
-            _log.warning("object store: process %d %s; starting another", record.process.pid, why)
+            _log.warning(
+                "object store: process %d of an earlier version leaves its ports open to other users; starting another",
+                record.process.pid,
+            )
         elif await self._why_not_ready(StartPatience(time.monotonic(), silence_s=ADOPT_TIMEOUT_S)) is None:
             _log.info("object store: adopted the running process %d on %s", record.process.pid, self.endpoint.url)
             return True

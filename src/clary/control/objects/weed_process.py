@@ -76,8 +76,7 @@ class StoreRecord:
 def find_running(data_folder: Path) -> StoreRecord | None:
     """Return what can be told of a store that runs for this folder without a record of it; None if none does.
 
-    Its command line names the folder and the ports. That a folder of that name is this very one, and not another
-    container's, its working folder tells.
+    Its working folder is the data folder, however the state folder was spelled; its command line names the ports.
     """
     try:
         own = os.stat(data_folder)
@@ -86,7 +85,7 @@ def find_running(data_folder: Path) -> StoreRecord | None:
     for pid in (int(name) for name in os.listdir("/proc") if name.isdecimal()):
         try:
             arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-            is_ours = f"-dir={data_folder}" in arguments and os.path.samestat(os.stat(f"/proc/{pid}/cwd"), own)
+            is_ours = "mini" in arguments and os.path.samestat(os.stat(f"/proc/{pid}/cwd"), own)
         except OSError:
             continue
         process = ProcessId.of(pid) if is_ours else None

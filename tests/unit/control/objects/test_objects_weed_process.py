@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from clary.contract.errors import ObjectStoreError
+from clary.contract.launch_plan import Credentials
 from clary.contract.processes import ProcessId
 from clary.control.objects import weed_process
+from clary.control.objects.seaweed import EmbeddedStore
 from clary.control.objects.weed_process import StoreRecord
 
 
@@ -83,7 +85,28 @@ def test_a_store_without_a_record_is_found_by_its_folder_and_ports(tmp_path: Pat
     with subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE) as process:
         assert weed_process.find_running(folder) == StoreRecord(ports=ports, process=ProcessId.of(process.pid))
         assert weed_process.find_running(other) is None
+        (tmp_path / "link").symlink_to(tmp_path)  # the same folder, spelled in another way
+        assert weed_process.find_running(tmp_path / "link" / "objects") is not None
         process.stdin.close()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("record", ["none", "damaged", "of a dead process"])
+async def test_what_a_killed_service_had_just_started_is_ended_before_another(tmp_path: Path, record: str) -> None:
+    folder, path = tmp_path / "objects", tmp_path / "run" / "seaweed.json"
+    folder.mkdir()
+    path.parent.mkdir()
+    ports = {name: number for number, name in enumerate(weed_process.PORT_NAMES, start=20000)}
+    arguments = weed_process.command("weed", data_folder=folder, ports=ports, bucket="clary")[1:]
+    command = [sys.executable, "-S", "-c", "input()", *arguments]
+    if record == "damaged":
+        path.write_text("{")
+    if record == "of a dead process":
+        StoreRecord(ports=weed_process.choose_ports(), process=ProcessId(1, "1"), is_secured=True).write(path)
+    store = EmbeddedStore(tmp_path, credentials=Credentials(access_key_id="a", secret_access_key="b"))
+    with subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE) as process:
+        assert not await store._adopt()
+        assert process.wait(10) == -signal.SIGTERM
+    assert StoreRecord.read(path) == StoreRecord(ports=ports), "the next one takes the ports that agents may use"
 
 
 def test_process_is_not_mistaken_for_another_with_its_pid() -> None:

@@ -166,8 +166,17 @@ def ensure_anchor(spec: NetworkSpec, *, start: Start) -> NetworkReady:
 
 
 def with_network(plan: LaunchPlan, ready: NetworkReady, folder: Path) -> LaunchPlan:
-    """Return the plan with the network that the anchor of this folder holds."""
+    """Return the plan with the network that the anchor of this folder holds.
+
+    Raises: EngineError if what the anchor was told can not be read now.
+    """
     num_hosts = len(plan.hosts)
+    try:
+        # As that anchor was told, which may be older than this launch: names move.
+        relayed_names = read_spec(str(folder / SPEC_FILE)).relayed_names
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        # The anchor writes it again within seconds.
+        raise EngineError(f"{folder / SPEC_FILE}: can not be read: {error}", retryable=True) from error
     network = NetworkPlan(
         interface="eth0",
         prefix_length=address_of(0, num_hosts)[1],
@@ -175,8 +184,7 @@ def with_network(plan: LaunchPlan, ready: NetworkReady, folder: Path) -> LaunchP
         namespace_paths={name: f"/proc/{ready.pid}/fd/{descriptor}" for name, descriptor in ready.namespaces.items()},
         user_namespace_path=f"/proc/{ready.pid}/ns/user" if ready.has_user_namespace else None,
         master_port=NetworkPlan().master_port,
-        # As that anchor was told, which may be older than this launch: names move.
-        relayed_names=read_spec(str(folder / SPEC_FILE)).relayed_names,
+        relayed_names=relayed_names,
     )
     if ready.users >= 0:
         users = MappedUsers(namespace_path=f"/proc/{ready.pid}/fd/{ready.users}", first_id=ready.first_id)

@@ -17,12 +17,14 @@ their networks belong, and stays outside. It outlives the service, and ends when
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from clary.contract.processes import ProcessId
@@ -32,6 +34,7 @@ from clary.control.engines.local.network_spec import (
     RELEASED_FILE,
     HostSpec,
     NetworkSpec,
+    read_document,
     read_spec,
     write_json,
 )
@@ -80,7 +83,7 @@ def main(arguments: list[str]) -> int:
     }
     write_json(ready_path, identity | ready)
     os.chdir("/")
-    _hold(spec, network, switch)
+    _hold(spec, network, switch, kept={ready_path: identity | ready, arguments[0]: read_document(arguments[0])})
     return 0
 
 
@@ -144,15 +147,26 @@ def _open_descriptors() -> set[int]:
     return found
 
 
-def _hold(spec: NetworkSpec, network: Network, switch: _SwitchChild | None) -> None:
-    """Serve the relays until the attempt is released."""
+def _hold(
+    spec: NetworkSpec, network: Network, switch: _SwitchChild | None, *, kept: Mapping[str, dict[str, Any]]
+) -> None:
+    """Serve the relays until the attempt is released.
+
+    Args:
+        spec: of the network.
+        network: as it was built.
+        switch: passes frames on, where the kernel has no bridge.
+        kept: path -> what stands there; nobody else could write these files again.
+    """
     import asyncio
 
     _raise_descriptor_limit()
-    asyncio.run(_serve(spec, network, switch))
+    asyncio.run(_serve(spec, network, switch, kept))
 
 
-async def _serve(spec: NetworkSpec, network: Network, switch: _SwitchChild | None) -> None:
+async def _serve(
+    spec: NetworkSpec, network: Network, switch: _SwitchChild | None, kept: Mapping[str, dict[str, Any]]
+) -> None:
     import asyncio
 
     from clary.control.engines.local import relay as relays
@@ -177,6 +191,7 @@ async def _serve(spec: NetworkSpec, network: Network, switch: _SwitchChild | Non
         while not _is_over(spec.folder):
             if switch is not None:
                 switch.restart_if_dead()
+            keep_files(kept)
             await asyncio.sleep(RELEASE_POLL_S)
             for task in tasks:
                 if task.done():
@@ -185,6 +200,19 @@ async def _serve(spec: NetworkSpec, network: Network, switch: _SwitchChild | Non
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def keep_files(kept: Mapping[str, dict[str, Any]]) -> None:
+    """Write files again that were deleted or damaged; on a full disk, the next time."""
+    for path, document in kept.items():
+        try:
+            is_there = read_document(path) == document
+        except (OSError, ValueError):
+            is_there = False
+        if not is_there:
+            print(f"{path} was deleted or damaged; it is written again", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):
+                write_json(path, document)
 
 
 def _link_watch(spec: NetworkSpec, network: Network) -> Any:

@@ -60,15 +60,23 @@ class NetworkSpec(NamedTuple):
 
 
 def read_spec(path: str) -> NetworkSpec:
-    """Read what `write_spec` wrote."""
-    with open(path, encoding="utf-8") as file:
-        data = json.load(file)
+    """Read what `write_spec` wrote; raises OSError and ValueError."""
+    data = read_document(path)
     return NetworkSpec(
         folder=data["folder"],
         prefix_length=data["prefix_length"],
         hosts=tuple(HostSpec(**host) for host in data["hosts"]),
         relays=tuple(RelaySpec(**relay) for relay in data["relays"]),
     )
+
+
+def read_document(path: str) -> dict[str, Any]:
+    """Read a JSON object; raises OSError, and ValueError for what is none."""
+    with open(path, encoding="utf-8") as file:
+        data = json.load(file)
+    if not isinstance(data, dict):
+        raise ValueError(f"{path}: expected a JSON object")
+    return data
 
 
 def write_spec(spec: NetworkSpec) -> str:
