@@ -146,13 +146,29 @@ def test_whatever_a_store_holds_is_told_or_said_to_be_unreadable(run, plane, dat
     run(tell_stored(plane, {"MemberOfAnotherRelease": {"A": [1]}, **request}))
 
 
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [
+        ("ResourceConfig", {"InstanceType": [], "InstanceCount": 1}),
+        ("DebugRuleConfigurations", [{}]),
+        ("AlgorithmSpecification", {"TrainingImage": 1}),
+        ("HyperParameters", {"a": None, "b": 1}),
+        ("VpcConfig", "none"),
+    ],
+)
+def test_a_damaged_member_is_left_out_and_the_rest_is_told(run, plane, member, value):
+    found = run(tell_stored(plane, {**BASE, member: value}))
+    assert found["DescribeTrainingJob"]["TrainingJobStatus"] == "Stopped"
+
+
 async def tell_stored(plane, request):
     name = f"job-{next(NUMBERS)}"
     await plane.create(name)
     await end(plane, name)
     await put_request(plane, name, {**request, "TrainingJobName": name})
     try:
-        await answers(plane, name)
+        return await answers(plane, name)
     except WireError as error:
         if "cannot be read and was set aside" not in error.message:
             raise
+        return None

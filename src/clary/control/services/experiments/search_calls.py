@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.services.call import Call
 from clary.control.services.experiments import (
@@ -155,8 +154,7 @@ async def _shown_jobs(call: Call, page: Sequence[_Found]) -> list[dict[str, Any]
 
 
 def _job_record(call: Call, job: TrainingJob, tags: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    price = call.services.prices.of_job(JobRequest(job.request))
-    return {**describe(job, price, now=job.now(call.services.clock)), "Tags": _tags(tags, job.arn)}
+    return {**describe(job, call.services.prices, now=job.now(call.services.clock)), "Tags": _tags(tags, job.arn)}
 
 
 async def _experiments(call: Call, expression: Mapping[str, Any] | None) -> list[_Found]:
@@ -220,8 +218,7 @@ async def _source_detail(call: Call, thing: Tracked) -> dict[str, Any]:
     job = await job_components.job_of(call, thing)
     if job is None:
         return {"SourceArn": thing.source}
-    price = call.services.prices.of_job(JobRequest(job.request))
-    members = for_search(describe(job, price, now=job.now(call.services.clock)))
+    members = for_search(describe(job, call.services.prices, now=job.now(call.services.clock)))
     return {"SourceArn": thing.source, "TrainingJob": members}
 
 

@@ -83,9 +83,8 @@ def _restart_rule(request: JobRequest, settings: Settings) -> RestartRule:
 async def describe_training_job(call: Call) -> Mapping[str, Any]:
     """Say all that is known of a job."""
     job = await find_job(call)
-    price = call.services.prices.of_job(JobRequest(job.request))
     reason = call.services.admission.pending_reason(job)
-    description = describe(job, price, now=job.now(call.services.clock), pending_reason=reason)
+    description = describe(job, call.services.prices, now=job.now(call.services.clock), pending_reason=reason)
     if (progress := progress_info(await job_progress(call.services, job))) is not None:
         description["ProgressInfo"] = progress
     return description
