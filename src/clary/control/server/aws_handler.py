@@ -24,12 +24,13 @@ from clary.control.services.dispatch import dispatch
 from clary.control.store.experiment_rows import Kind
 from clary.control.wire.messages import HttpRequest, HttpResponse
 from clary.control.wire.models import Operation, Protocol
-from clary.control.wire.parsing import parse
+from clary.control.wire.parsing import parse, unknown_members
 from clary.control.wire.routing import protocol_of, route
 from clary.control.wire.serializing import serialize, serialize_error
 from clary.control.wire.signatures import SignatureVerifier
 from clary.control.wire.validation import validate
 
+WARNING_OPERATIONS = {("sagemaker", "CreateTrainingJob"), ("sagemaker", "UpdateTrainingJob")}  # which warn of them
 LARGE_BODY_BYTES = 64 * 1024  # of this size a body takes a few milliseconds
 
 _Run = Callable[..., Awaitable[Any]]  # a function and its arguments, at once or in a thread
@@ -86,7 +87,7 @@ class AwsHandler:
             operation = await run(route, request)
             body_hash = await run(sigv4.payload_hash, request.body)
             authorization = self._verifier.verify(request, body_hash, operation=operation)
-            params = await run(_params, request, operation)
+            params, unknown = await run(_params, request, operation)
             grants = self._find_grants(authorization.access_key_id)
             if grants is not None:
                 await self._permit(grants, operation, params)
@@ -96,6 +97,7 @@ class AwsHandler:
                 region=authorization.region,
                 access_key_id=authorization.access_key_id,
                 request_id=request_id,
+                unknown_members=unknown,
                 grants=grants,
             )
             result = await dispatch(operation.service.name, operation.name, call)
@@ -126,7 +128,9 @@ async def _at_once(call: Callable[..., Any], *arguments: Any) -> Any:
     return call(*arguments)
 
 
-def _params(request: HttpRequest, operation: Operation) -> dict[str, Any]:
+def _params(request: HttpRequest, operation: Operation) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the parameters of a request, and the members that were left out of them, where anybody can be told."""
     params = parse(request, operation)
     validate(operation, params)
-    return params
+    is_told = (operation.service.name, operation.name) in WARNING_OPERATIONS
+    return params, unknown_members(request, params) if is_told else ()
