@@ -25,6 +25,7 @@ TABLES: Mapping[str, tuple[Member, ...]] = {
     "ListTrainingJobs": LIST_TRAINING_JOBS,
     "Search": SEARCH,
 }
+_Step = tuple[str, bool]  # name of a member, and whether what follows is in its items
 ITEM_NAMES = ("ChannelName", "RuleConfigurationName", "InstanceGroupName", "Name")
 
 
@@ -39,8 +40,8 @@ class Judgement:
 def judge(operation: str, request: Mapping[str, Any], site: Site) -> Judgement:
     """Return what the operation's table says of a request."""
     found: dict[Outcome, dict[str, None]] = {outcome: {} for outcome in Outcome}
-    for member in _with_rules(operation):
-        for use in _uses(member.path, request, site):
+    for member, steps in _with_rules(operation):
+        for use in _uses(steps, request, site):
             for rule in member.rules:
                 if rule.holds(use):
                     found[rule.outcome][rule.speak(use)] = None
@@ -56,8 +57,12 @@ def is_decided(operation: str, path: str) -> bool:
 
 
 @cache
-def _with_rules(operation: str) -> tuple[Member, ...]:
-    return tuple(member for member in TABLES[operation] if member.rules)
+def _with_rules(operation: str) -> tuple[tuple[Member, tuple[_Step, ...]], ...]:
+    return tuple(
+        (member, tuple((step.removesuffix("[]"), step.endswith("[]")) for step in member.path.split(".")))
+        for member in TABLES[operation]
+        if member.rules
+    )
 
 
 @cache
@@ -65,27 +70,29 @@ def _paths(operation: str) -> frozenset[str]:
     return frozenset(member.path for member in TABLES[operation])
 
 
-def _uses(path: str, request: Mapping[str, Any], site: Site) -> Iterator[Use]:
+def _uses(steps: tuple[_Step, ...], request: Mapping[str, Any], site: Site) -> Iterator[Use]:
     """Yield each value that a path leads to, with the structures on the way."""
+    if request.get(steps[0][0]) is None:
+        return
     places: list[tuple[Any, tuple[Any, ...], str]] = [(request, (), "")]
-    for step in path.split("."):
-        name = step.removesuffix("[]")
+    for name, is_list in steps:
         following: list[tuple[Any, tuple[Any, ...], str]] = []
         for holder, around, item in places:
-            value = holder.get(name) if isinstance(holder, Mapping) else None
+            value = holder.get(name) if isinstance(holder, dict) else None
             if value is None:
                 continue
             inner = (*around, holder)
-            if step.endswith("[]"):
+            if is_list:
                 following += [(entry, inner, _name_of(entry) or item) for entry in value]
             else:
                 following.append((value, inner, item))
         places = following
+    path = ".".join(name for name, _ in steps)
     for value, around, item in places:
-        yield Use(path=path.replace("[]", ""), value=value, around=around, item=item, site=site)
+        yield Use(path=path, value=value, around=around, item=item, site=site)
 
 
 def _name_of(entry: Any) -> str:
-    if not isinstance(entry, Mapping):
+    if not isinstance(entry, dict):
         return ""
     return next((str(entry[name]) for name in ITEM_NAMES if entry.get(name)), "")
