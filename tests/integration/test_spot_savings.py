@@ -10,7 +10,6 @@ from running_service import SDK2_PYTHON, SDK3_PYTHON
 
 from clary.contract.plain import to_plain
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
-from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import AttemptEnd, PastAttempt, StatusTransition, TrainingJob
 from clary.control.scheduling.prices import load_prices
 from clary.control.services.sagemaker.descriptions import describe
@@ -74,7 +73,7 @@ def test_the_sdk_prints_training_seconds_billable_seconds_and_savings(tmp_path, 
     paths = []
     for resources in (ONE_HOST, THREE_HOSTS):
         job = spot_job(ResourceConfig=resources)
-        description = describe(job, load_prices().of_job(JobRequest(job.request)), now=job.modified_at)
+        description = describe(job, load_prices(), now=job.modified_at)
         paths.append(tmp_path / f"description-{len(paths)}.json")
         paths[-1].write_text(json.dumps(to_plain(description)))
     program = Path(__file__).with_name("savings_program.py")

@@ -38,7 +38,7 @@ def health_text(page: Mapping[str, Any], *, colours: bool) -> str:
     lines = [f"{page['job']}  {page['status']}, attempt {page['attempt']}"]
     lines += [f"attempt {past['number']} ended early: {past['reason']}" for past in page["past_attempts"]]
     if not page["is_checked"]:
-        return "\n".join([*lines, "hosts were not checked (setting health_checks)"])
+        return "\n".join([*lines, "hosts were not checked (setting health_checks, or InfraCheckConfig of the job)"])
     if not any(hosts.values()):
         return "\n".join([*lines, "no host has reported its checks" + (" yet" if hosts else ": there are no hosts")])
     header = ["HOST", *(check.upper() for check in _HOST_CHECKS)]

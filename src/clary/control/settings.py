@@ -100,6 +100,12 @@ class Settings:
         "outputs, logs and runs, and no other job; full: everything that the owner's key opens",
         pattern=f"{OWN}|{FULL}",
     )
+    machine_is_trusted: bool = _setting(
+        False,
+        "accept requests that ask for encryption which is not done (KmsKeyId, VolumeKmsKeyId, "
+        "EnableInterContainerTrafficEncryption) with a warning, because this machine and its disk are trusted, or the "
+        "disk is encrypted below; they are refused otherwise",
+    )
     reachable_networks: tuple[str, ...] = _texts(
         "services of your own network that programs may reach, such as a package registry, MLflow or a database: "
         '"10.1.0.0/16" (every TCP port), "192.168.7.20:5432", "registry.lan:8080"; of this machine only an address '
@@ -144,6 +150,9 @@ class Settings:
         pattern="(/[^:]*(:/[^:]*)*)?",
     )
     max_hosts: int = _setting(0, "hosts that may run at once on this machine; 0 is twice the CPUs, at least 4", least=0)
+    max_runtime_s: int = _setting(
+        28 * 86_400, "the most that a job's MaxRuntimeInSeconds may say; SageMaker's own is 28 days", least=1
+    )
     warm_pool_max_hosts: int = _setting(
         0, "hosts that one job may have kept after its end (KeepAlivePeriodInSeconds); 0 is as many as it has", least=0
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clary.contract.agent_protocol import HostFacts, HostPhase, LogBatch, LogReceipt, ProcessExit, Report, ReportReceipt
-from clary.contract.errors import WireError
+from clary.contract.errors import ObjectStoreError, WireError
 from clary.contract.launch_plan import Credentials, Endpoint, Environment, Isolation
 from clary.control.jobs import deadlines
 from clary.control.jobs.training_job import TrainingJob
@@ -48,6 +48,16 @@ class FakeObjects:
     async def has_objects(self, bucket: str, prefix: str) -> bool:
         """Return whether the bucket was not declared missing."""
         return bucket not in self.missing
+
+    async def has_bucket(self, bucket: str) -> bool:
+        """Return whether the bucket was not declared missing."""
+        return bucket not in self.missing
+
+    async def make_bucket(self, bucket: str) -> None:
+        """Declare the bucket missing no more; refuses names as stores do."""
+        if bucket != bucket.lower():
+            raise ObjectStoreError(f"{bucket}: 400 InvalidBucketName", details={"bucket": bucket, "status": 400})
+        self.missing.discard(bucket)
 
 
 def request_of(name: str = "job", *, num_hosts: int = 1, **members: Any) -> dict[str, Any]:

@@ -86,7 +86,9 @@ def test_colours_do_not_shift_columns():
 
 
 def test_a_job_without_checks_or_without_hosts_says_so():
-    assert "were not checked (setting health_checks)" in health_text(page(is_checked=False), colours=False)
+    assert "were not checked (setting health_checks, or InfraCheckConfig" in health_text(
+        page(is_checked=False), colours=False
+    )
     assert "there are no hosts" in health_text(page(hosts={}), colours=False)
     assert "has reported its checks yet" in health_text(page(hosts={"algo-1": []}), colours=False)
 

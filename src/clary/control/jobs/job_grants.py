@@ -68,6 +68,11 @@ def grants_of(job: TrainingJob, *, default_bucket: str) -> Grants:
     )
 
 
+def output_buckets(request: JobRequest) -> tuple[str, ...]:
+    """Return the buckets that a job writes to by the members of its request, each once."""
+    return tuple(dict.fromkeys(place.bucket for place in _unique(_outputs(request))))
+
+
 def places_in(text: str) -> Iterator[Place]:
     """Yield every place that a text names as s3://bucket/key, also within JSON and command lines."""
     for pattern in (_WHOLE, _WORD):

@@ -12,6 +12,7 @@ from typing import Any
 
 from clary.contract.launch_plan import Channel, InputMode, MetricDefinition, Output
 from clary.control.file_systems import folder_below
+from clary.control.instance_choice import settled
 
 DEFAULT_GROUP = "homogeneousCluster"
 DEFAULT_CHECKPOINT_PATH = "/opt/ml/checkpoints"
@@ -53,7 +54,7 @@ class JobRequest:
     @property
     def instance_groups(self) -> tuple[InstanceGroup, ...]:
         """Groups of hosts in the order of the request; one group of the default name for plain requests."""
-        config = self._section("ResourceConfig")
+        config = settled(self._section("ResourceConfig"))
         if config.get("InstanceGroups"):
             return tuple(
                 InstanceGroup(
@@ -142,6 +143,12 @@ class JobRequest:
     def has_network_isolation(self) -> bool:
         """EnableNetworkIsolation."""
         return bool(self.request.get("EnableNetworkIsolation", False))
+
+    @property
+    def wants_health_checks(self) -> bool | None:
+        """InfraCheckConfig.EnableInfraCheck; None where the request does not say."""
+        value = self._section("InfraCheckConfig").get("EnableInfraCheck")
+        return None if value is None else bool(value)
 
     @property
     def channels(self) -> tuple[Channel, ...]:

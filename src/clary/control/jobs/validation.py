@@ -15,22 +15,22 @@ from clary.contract.distribution import warnings as distribution_warnings
 from clary.contract.errors import WireError
 from clary.contract.launch_plan import InputMode
 from clary.contract.named_places import checkpoint_folder_problem, s3_uri_problem
+from clary.contract.platform_keys import warnings as key_warnings
+from clary.control import instance_choice
+from clary.control.instance_choice import settled
 from clary.control.jobs import debug_request
 from clary.control.jobs.job_request import JobRequest
-
-# Parts of the API that need services which only Amazon runs.
-UNSUPPORTED_MEMBERS = {
-    "ServerlessJobConfig": "serverless customisation jobs run on Amazon's own models",
-    "MlflowConfig": "managed MLflow servers are an Amazon service; set MLFLOW_TRACKING_URI in Environment instead",
-    "ModelPackageConfig": "the model registry is not part of training; register model.tar.gz yourself",
-}
+from clary.control.jobs.members.judging import judge
+from clary.control.jobs.members.member import Site
 
 
-def check(request: Mapping[str, Any]) -> None:
-    """Refuse a request that makes no sense as a whole.
+def check(request: Mapping[str, Any], site: Site) -> None:
+    """Refuse a request that makes no sense as a whole, or has a member that no job of this service can have.
 
     Raises: WireError(ValidationException) with one sentence that says what to change.
     """
+    for reason in judge("CreateTrainingJob", request, site).refusals:
+        raise WireError("ValidationException", reason)
     _check_members(request)
     _check_instances(request)
     _check_stopping(request)
@@ -43,7 +43,7 @@ def check(request: Mapping[str, Any]) -> None:
         raise WireError("ValidationException", reason)
 
 
-def warnings(request: Mapping[str, Any]) -> tuple[str, ...]:
+def warnings(request: Mapping[str, Any], site: Site) -> tuple[str, ...]:
     """Return sentences on what will not do what the user may think; shown in the first log lines and in describe."""
     job = JobRequest(request)
     found = [
@@ -52,7 +52,9 @@ def warnings(request: Mapping[str, Any]) -> tuple[str, ...]:
             num_hosts=job.num_hosts,
             has_command=job.command is not None,
             instance_types=[group.instance_type for group in job.instance_groups],
-        )
+        ),
+        *key_warnings(job.hyperparameters, has_command=job.command is not None),
+        *judge("CreateTrainingJob", request, site).warnings,
     ]
     uses_v3_driver = any(channel.name == "sm_drivers" for channel in job.channels)
     quoted = [name for name, value in job.hyperparameters.items() if "'" in value]
@@ -61,25 +63,11 @@ def warnings(request: Mapping[str, Any]) -> tuple[str, ...]:
             f"hyperparameter {quoted[0]!r} holds a single quote: the SDK's environment script breaks on it, "
             "so variables that follow it may be missing"
         )
-    if request.get("VpcConfig"):
-        found.append("VpcConfig is accepted and has no effect: hosts live on the job's own network")
-    if request.get("EnableInterContainerTrafficEncryption"):
-        found.append("EnableInterContainerTrafficEncryption has no effect: traffic stays on this machine, in the clear")
-    if request["ResourceConfig"].get("KeepAlivePeriodInSeconds") and job.is_spot:
-        found.append("KeepAlivePeriodInSeconds has no effect on spot capacity, which is given back when the job ends")
     found.extend(debug_request.warnings(request, job_name=job.name, num_hosts=job.num_hosts))
-    found.extend(
-        f"channel {channel.name}: FastFile is fetched whole before the start, like File"
-        for channel in job.channels
-        if channel.input_mode is InputMode.FAST_FILE
-    )
     return tuple(found)
 
 
 def _check_members(request: Mapping[str, Any]) -> None:
-    for member, why in UNSUPPORTED_MEMBERS.items():
-        if request.get(member):
-            raise WireError("ValidationException", f"{member} is not supported: {why}.")
     for member in ("AlgorithmSpecification", "ResourceConfig", "StoppingCondition"):
         if not request.get(member):
             path = member[0].lower() + member[1:]
@@ -89,11 +77,6 @@ def _check_members(request: Mapping[str, Any]) -> None:
                 "Member must not be null",
             )
     specification = request["AlgorithmSpecification"]
-    if specification.get("AlgorithmName"):
-        raise WireError(
-            "ValidationException",
-            "AlgorithmName is not supported: marketplace algorithms can not be had outside Amazon. Use TrainingImage.",
-        )
     if not specification.get("TrainingImage"):
         raise WireError(
             "ValidationException", "You must specify either an AlgorithmName or a TrainingImage in your request."
@@ -106,7 +89,8 @@ def _check_members(request: Mapping[str, Any]) -> None:
 
 
 def _check_instances(request: Mapping[str, Any]) -> None:
-    config = request["ResourceConfig"]
+    instance_choice.check(request)
+    config = settled(request["ResourceConfig"])
     groups = config.get("InstanceGroups") or ()
     if groups and (config.get("InstanceType") or config.get("InstanceCount")):
         raise WireError(
@@ -199,9 +183,5 @@ def _check_s3_source(channel: str, source: Mapping[str, Any] | None, item: Mappi
         return
     _check_address(f"Channel {channel!r}: S3Uri", source["S3Uri"])
     data_type = source.get("S3DataType", "S3Prefix")
-    if data_type not in ("S3Prefix", "ManifestFile"):
-        raise WireError(
-            "ValidationException", f"Channel {channel!r}: S3DataType {data_type} is not supported; use S3Prefix."
-        )
     if data_type == "ManifestFile" and item.get("InputMode") == InputMode.FAST_FILE.value:
         raise WireError("ValidationException", f"Channel {channel!r}: FastFile takes S3Prefix only.")

@@ -1,6 +1,7 @@
-"""Whether inputs exist, asked once and remembered for a moment.
+"""Whether inputs and buckets exist, asked once and remembered for a moment.
 
-Where: CreateTrainingJob refuses a job whose channel names nothing, before it is stored.
+Where: CreateTrainingJob refuses a job whose channel names nothing, or whose results have no bucket, before it is
+stored.
 """
 
 from __future__ import annotations
@@ -13,23 +14,47 @@ from clary.control.objects.store_client import StoreClient
 
 REMEMBER_S = 5.0  # only what was found is remembered: what is missing may be uploaded at any moment
 MAX_REMEMBERED = 1000
+_BUCKET = None  # in the place of a prefix: the bucket itself
 
 
 class ObjectLookup:
-    """Asks the store for the first key below a prefix."""
+    """Asks the store for buckets, and for the first key below a prefix."""
 
     def __init__(self, client: StoreClient, clock: Clock) -> None:
         self._client = client
         self._clock = clock
-        self._found: dict[tuple[str, str], float] = {}
+        self._found: dict[tuple[str, str | None], float] = {}
+
+    async def has_bucket(self, bucket: str) -> bool:
+        """Return whether a bucket is there.
+
+        Raises: ObjectStoreError if the store does not answer or refuses to say.
+        """
+        if self._remembers(bucket, _BUCKET):
+            return True
+        answer = await self._client.request("HEAD", bucket)
+        if answer.status == http.HTTPStatus.NOT_FOUND:
+            return False
+        if answer.status != http.HTTPStatus.OK:
+            raise ObjectStoreError(
+                f"the object store answered {answer.status} when asked for bucket {bucket}: the key that Clary uses it "
+                "with must be allowed to look at the bucket",
+                details={"bucket": bucket, "status": answer.status},
+            )
+        self._remember(bucket, _BUCKET)
+        return True
+
+    async def make_bucket(self, bucket: str) -> None:
+        """Make a bucket unless it is there. Raises: ObjectStoreError if it can not be made."""
+        await self._client.ensure_bucket(bucket)
+        self._remember(bucket, _BUCKET)
 
     async def has_objects(self, bucket: str, prefix: str) -> bool:
         """Return whether any key of the bucket starts with the prefix; False for a bucket that does not exist.
 
         Raises: ObjectStoreError if the store does not answer or refuses to say.
         """
-        now = self._clock.monotonic()
-        if now - self._found.get((bucket, prefix), -REMEMBER_S) < REMEMBER_S:
+        if self._remembers(bucket, prefix):
             return True
         query = [("list-type", "2"), ("max-keys", "1"), ("prefix", prefix)]
         answer = await self._client.request("GET", bucket, query=query)
@@ -42,7 +67,13 @@ class ObjectLookup:
             )
         found = b"<Contents>" in answer.body
         if found:
-            if len(self._found) >= MAX_REMEMBERED:
-                self._found.clear()
-            self._found[bucket, prefix] = now
+            self._remember(bucket, prefix)
         return found
+
+    def _remembers(self, bucket: str, prefix: str | None) -> bool:
+        return self._clock.monotonic() - self._found.get((bucket, prefix), -REMEMBER_S) < REMEMBER_S
+
+    def _remember(self, bucket: str, prefix: str | None) -> None:
+        if len(self._found) >= MAX_REMEMBERED:
+            self._found.clear()
+        self._found[bucket, prefix] = self._clock.monotonic()

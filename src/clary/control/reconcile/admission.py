@@ -76,8 +76,8 @@ class Admission:
     def admit(self, request: Mapping[str, Any]) -> tuple[str, ...]:
         """Return notes on how the request maps to this machine.
 
-        Raises: WireError(ResourceLimitExceeded) for what can never fit, ValidationException for an unknown image,
-            disks of a rehearsal or file systems that can not be had here.
+        Raises: WireError(ResourceLimitExceeded) for what can never fit or may not run so long, ValidationException for
+            an unknown image, disks of a rehearsal or file systems that can not be had here.
         """
         job = JobRequest(request)
         _, image_notes = self._resolve_image(job.image)
@@ -85,6 +85,7 @@ class Admission:
         refusal = refuse_if_too_large(Need.of(job.name, mapping), self._holdings(), capacity=self._capacity)
         if refusal is not None:
             raise WireError("ResourceLimitExceeded", refusal.reason)
+        self._check_runtime_limit(job)
         self._check_warm_pool_limit(job)
         self._check_disks(request, mapping)
         for channel in job.channels:
@@ -153,6 +154,16 @@ class Admission:
         if needed_bytes and (why := self._why_no_disks(needed_bytes)):
             raise WireError(
                 "ValidationException", f"{DISKS_VARIABLE} in Environment asks for disks of hosts' own: {why}."
+            )
+
+    def _check_runtime_limit(self, job: JobRequest) -> None:
+        limit_s = self._settings.max_runtime_s
+        if job.max_runtime_s > limit_s:
+            raise WireError(
+                "ResourceLimitExceeded",
+                f"The account-level service limit 'Longest run time for a training job' is {limit_s} Seconds, with "
+                f"current utilization of 0 Seconds and a request delta of {job.max_runtime_s} Seconds. Please contact "
+                "AWS support to request an increase for this limit. Here the limit is setting max_runtime_s.",
             )
 
     def _check_warm_pool_limit(self, job: JobRequest) -> None:

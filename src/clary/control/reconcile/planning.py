@@ -74,6 +74,7 @@ def build_plan(
     attempt = job.attempt + 1
     # A deleted job's name may be used again: its keys must not open the new one.
     attempt_id = f"{job.name}:{job.created_at.isoformat()}:{attempt}"
+    wants_checks = request.wants_health_checks
     # What the request itself names is started as asked.
     requested = read_distribution(request.hyperparameters).processes_per_host
     hosts = tuple(
@@ -136,7 +137,7 @@ def build_plan(
         hang_timeout_s=settings.hang_timeout_s,
         metrics_interval_s=metrics_interval_s(request, settings),
         restart_hung=settings.restart_hung,
-        health_checks=settings.health_checks,
+        health_checks=settings.health_checks if wants_checks is None else wants_checks,
         network_checked_for=network_checked_for,
         health_action=HealthAction(settings.health_action),
         stop_grace_s=settings.stop_grace_s,

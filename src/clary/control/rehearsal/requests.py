@@ -14,6 +14,7 @@ from typing import Any
 
 from clary.contract.hyperparameters import JOB_NAME, SUBMIT_DIRECTORY
 from clary.contract.rehearsals import DISKS_VARIABLE, REHEARSAL_VARIABLE
+from clary.control.instance_choice import settled
 
 MAX_NAME = 63  # CreateTrainingJob, TrainingJobName
 MAX_RETRIES = 30  # RetryStrategy.MaximumRetryAttempts
@@ -79,7 +80,7 @@ def rehearsal_names(base: str, suffix: str) -> tuple[str, str]:
 
 def host_names(request: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names that the job's hosts will have."""
-    config = request.get("ResourceConfig") or {}
+    config = settled(request.get("ResourceConfig") or {})
     groups = config.get("InstanceGroups")
     number = sum(int(group["InstanceCount"]) for group in groups) if groups else int(config.get("InstanceCount", 1))
     return tuple(f"algo-{index}" for index in range(1, number + 1))
@@ -109,7 +110,8 @@ def _moved(request: Mapping[str, Any], *, name: str, notes: list[str]) -> dict[s
             places[str(moved[member][key])] = f"{place}/{folder}"
             moved[member][key] = f"{place}/{folder}"
     places[f"{output.rstrip('/')}/{old_name}"] = f"{place}/{name}"
-    resources = moved.get("ResourceConfig") or {}
+    resources = dict(settled(moved.get("ResourceConfig") or {}))
+    moved["ResourceConfig"] = resources
     resources.pop("KeepAlivePeriodInSeconds", None)  # a host that is killed must not serve another job
     parameters = moved.get("HyperParameters") or {}
     for key in parameters:

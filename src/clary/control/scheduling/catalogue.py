@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -30,6 +31,7 @@ GENERIC_MEMORY_GIB_PER_CPU = 4
 GENERIC_NETWORK_MBIT_S = 10_000
 
 CPUS_PER_XLARGE = 4
+NEARNESS = 0.85  # of difflib: one or two letters of a name
 MAX_COUNT_IN_NAME = 1024  # a larger number in a name is no count of GPUs or of xlarges
 
 _GPUS_IN_NAME = re.compile(r"(?<![0-9])([0-9]{1,4})[-_x]?gpus?(?![a-z])", re.IGNORECASE)
@@ -125,6 +127,8 @@ def _unknown(name: str) -> InstanceShape:
     else:
         num_gpus = 0
         said = "a generic shape without GPUs stands for it"
+    near = get_close_matches(name, known_types(), n=1, cutoff=NEARNESS)
+    meant = f" (did you mean {near[0]}?)" if near else ""
     return InstanceShape(
         name=name,
         num_cpus=num_cpus,
@@ -132,7 +136,7 @@ def _unknown(name: str) -> InstanceShape:
         num_gpus=num_gpus,
         network_mbit_s=GENERIC_NETWORK_MBIT_S,
         is_known=False,
-        explanation=f"{name} is not in the catalogue: {said}; "
+        explanation=f"{name} is not in the catalogue{meant}: {said}; "
         f'to change that, set gpus, cpus or memory_gib in [instance_types."{name}"] of settings.toml',
     )
 

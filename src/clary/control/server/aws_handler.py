@@ -25,13 +25,14 @@ from clary.control.store.experiment_rows import Kind
 from clary.control.turns import Turns
 from clary.control.wire.messages import HttpRequest, HttpResponse
 from clary.control.wire.models import Operation, Protocol
-from clary.control.wire.parsing import parse
+from clary.control.wire.parsing import parse, unknown_members
 from clary.control.wire.routing import protocol_of, route
 from clary.control.wire.serializing import serialize, serialize_error
 from clary.control.wire.signatures import SignatureVerifier
 from clary.control.wire.validation import validate
 
 CALLS_OF_A_JOB = 2  # of one job's key at once: a search in its logs takes a thread of the log store
+WARNING_OPERATIONS = {("sagemaker", "CreateTrainingJob"), ("sagemaker", "UpdateTrainingJob")}  # tell of members unknown
 
 
 class AwsHandler:
@@ -84,7 +85,7 @@ class AwsHandler:
             operation = await run(route, request)
             body_hash = await run(sigv4.payload_hash, request.body)
             authorization = self._verifier.verify(request, body_hash, operation=operation)
-            params = await run(_params, request, operation)
+            params, unknown = await run(_params, request, operation)
             grants = self._find_grants(authorization.access_key_id)
             if grants is not None:
                 await self._permit(grants, operation, params)
@@ -94,6 +95,7 @@ class AwsHandler:
                 region=authorization.region,
                 access_key_id=authorization.access_key_id,
                 request_id=request_id,
+                unknown_members=unknown,
                 grants=grants,
             )
             if grants is None:
@@ -126,7 +128,9 @@ class AwsHandler:
         raise WireError("AccessDeniedException", decision.reason)
 
 
-def _params(request: HttpRequest, operation: Operation) -> dict[str, Any]:
+def _params(request: HttpRequest, operation: Operation) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the parameters of a request, and the members that were left out of them, where anybody can be told."""
     params = parse(request, operation)
     validate(operation, params)
-    return params
+    is_told = (operation.service.name, operation.name) in WARNING_OPERATIONS
+    return params, unknown_members(request, params) if is_told else ()

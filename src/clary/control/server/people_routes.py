@@ -220,7 +220,7 @@ class PeopleRoutes:
 
     def _times(self, job: TrainingJob) -> dict[str, Any]:
         now = job.now(self._services.clock)
-        price = self._services.prices.of_job(JobRequest(job.request))
+        price = self._services.prices.of_job(JobRequest(readable(job).request))
         spent = {**to_plain(ledger(job, now=now)), "bill": to_plain(bill(job, price, now=now))}
         return {"ledger": spent, "lanes": _lanes(job, now=now)}
 

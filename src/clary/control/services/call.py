@@ -26,6 +26,12 @@ class ObjectLookup(Protocol):
     async def has_objects(self, bucket: str, prefix: str) -> bool:
         """Return whether any key of the bucket starts with the prefix; False for a bucket that does not exist."""
 
+    async def has_bucket(self, bucket: str) -> bool:
+        """Return whether a bucket is there."""
+
+    async def make_bucket(self, bucket: str) -> None:
+        """Make a bucket unless it is there; raises ObjectStoreError."""
+
 
 class Admission(Protocol):
     """Says before a job is stored whether it could ever run here, and with what notes."""
@@ -72,6 +78,7 @@ class Call:
     region: str
     access_key_id: str
     request_id: str
+    unknown_members: tuple[str, ...] = ()  # paths of what the request says and this release's model lacks
     grants: Grants | None = None  # of the key of a job; None for the owner's, or a job's that opens everything
 
     def arn(self, resource: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
-from clary.contract.errors import Fault, StoreError, WireError
+from clary.contract.errors import Fault, ObjectStoreError, StoreError, WireError
 from clary.control.services import ecr, iam, logs, metric_data, metrics, sts
 from clary.control.services.call import Call, Handler
 from clary.control.services.experiments import (
@@ -104,6 +104,8 @@ async def dispatch(service: str, operation: str, call: Call) -> Mapping[str, Any
     except JobNotFound as error:
         # Deleted by another call while this one was under way: as if it had come a moment later.
         raise WireError("ValidationException", training_jobs.NOT_FOUND) from error
+    except ObjectStoreError as error:
+        raise WireError("ServiceUnavailable", error.message, http_status=HTTPStatus.SERVICE_UNAVAILABLE) from error
     except StoreError as error:
         if error.fault is not Fault.INFRASTRUCTURE:
             raise

@@ -7,7 +7,7 @@ datetimes for timestamps, lists and dicts; nothing else comes out.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -36,6 +36,28 @@ def parse(request: HttpRequest, operation: Operation) -> dict[str, Any]:
         raise WireError(operation.malformed_code, f"{error.text}{where}") from error
     except RecursionError as error:
         raise WireError(operation.malformed_code, "the request is nested too deeply") from error
+
+
+def unknown_members(request: HttpRequest, params: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the dotted paths of members of a JSON body that `parse` left out of `params`, as the model lacks them.
+
+    A newer client may send them. Nobody may believe that they have an effect.
+    """
+    document = load_document(body) if (body := _plain_body(request)) else {}
+    return tuple(_left_out(document, params, ""))
+
+
+def _left_out(document: Any, params: Any, path: str) -> Iterator[str]:
+    if isinstance(document, dict) and isinstance(params, Mapping):
+        for name, value in document.items():
+            inner = f"{path}.{name}" if path else name
+            if name in params:
+                yield from _left_out(value, params[name], inner)
+            elif value is not None:
+                yield inner
+    elif isinstance(document, list) and isinstance(params, list):
+        for item, read in zip(document, params, strict=True):
+            yield from _left_out(item, read, path)
 
 
 Reader = Callable[[HttpRequest, bytes], dict[str, Any]]

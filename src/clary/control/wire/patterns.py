@@ -57,7 +57,7 @@ def compile_pattern(pattern: str) -> re.Pattern[str] | None:
             warnings.simplefilter("error", FutureWarning)
             # Java's \w, \d and \s are ASCII unless a flag says otherwise.
             compiled = re.compile(translated, re.ASCII)
-        reason = "it can take exponential time" if _can_run_away(translated) else None
+        reason = "it can take exponential time" if can_run_away(translated) else None
     except (re.error, FutureWarning, LookupError, RecursionError, OverflowError) as error:
         skipped_patterns[pattern] = f"Python can not say it: {error}"
         return None
@@ -130,10 +130,14 @@ def _category_ranges() -> dict[str, str]:
     return {name: "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in ranges) for name, ranges in found.items()}
 
 
-def _can_run_away(pattern: str) -> bool:
+def can_run_away(pattern: str, flags: int = re.ASCII) -> bool:
+    """Return whether a pattern may take exponential time ([Note: runaway patterns]).
+
+    The pattern is parsed, and neither compiled nor run. Raises: re.error, OverflowError or RecursionError.
+    """
     # The tree that `re` itself compiles from; it has no public name.
     parser: Any = importlib.import_module("re._parser")
-    return _is_ambiguous(parser.parse(pattern, re.ASCII))
+    return _is_ambiguous(parser.parse(pattern, flags))
 
 
 def _is_ambiguous(items: Any) -> bool:

@@ -17,10 +17,13 @@ class FakeStore:
         self.answers = [(200, FOUND)]
         self.asked = []
 
-    async def request(self, method, bucket, *, query):
-        self.asked.append((bucket, dict(query)["prefix"]))
+    async def request(self, method, bucket, *, query=()):
+        self.asked.append((bucket, dict(query)["prefix"]) if query else (method, bucket))
         status, body = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         return SimpleNamespace(status=status, body=body)
+
+    async def ensure_bucket(self, bucket):
+        self.asked.append(("PUT", bucket))
 
 
 class FakeClock:
@@ -78,6 +81,30 @@ async def test_a_store_that_does_not_say_is_an_error_that_names_it(objects, stor
     store.answers = [(status, b"")]
     with pytest.raises(ObjectStoreError, match=rf"answered {status} when asked for s3://b/p"):
         await objects.has_objects("b", "p")
+
+
+async def test_a_bucket_that_is_there_or_was_made_is_remembered_for_a_moment(objects, store, clock):
+    store.answers = [(404, b""), (200, b"")]
+    assert not await objects.has_bucket("b")
+    await objects.make_bucket("b")
+    assert await objects.has_bucket("b")
+    assert store.asked == [("HEAD", "b"), ("PUT", "b")]
+    clock.seconds = REMEMBER_S
+    assert await objects.has_bucket("b")
+    assert len(store.asked) == 3
+
+
+async def test_a_bucket_and_its_objects_are_other_questions(objects, store):
+    assert await objects.has_bucket("b")
+    store.answers = [(200, EMPTY)]
+    assert not await objects.has_objects("b", "")
+    assert store.asked == [("HEAD", "b"), ("b", "")]
+
+
+async def test_a_bucket_that_may_not_be_looked_at_is_an_error_that_says_so(objects, store):
+    store.answers = [(403, b"")]
+    with pytest.raises(ObjectStoreError, match="answered 403 when asked for bucket b"):
+        await objects.has_bucket("b")
 
 
 async def test_memory_is_bounded(objects, store, monkeypatch):

@@ -228,6 +228,19 @@ async def test_components_are_found_by_experiment_tag_parameter_and_metric(plane
     assert await found(plane, {"Name": "TrialComponentName", "Value": "c3"}) == ["c3"]
 
 
+async def test_visibility_conditions_leave_out_records_with_another_value_of_the_key(plane):
+    odd = [{"Key": "Tags.odd", "Value": "True"}]
+    assert await found(plane, VisibilityConditions=odd) == ["c3", "c1"]
+    assert await found(plane, VisibilityConditions=[{"Key": "Tags.team", "Value": "a"}]) == [
+        "c4",
+        "c3",
+        "c2",
+        "c1",
+        "c0",
+    ]
+    assert await found(plane, VisibilityConditions=[*odd, {"Key": "Tags.odd", "Value": "False"}], limit=1) == []
+
+
 @pytest.mark.parametrize("order", ["Ascending", "Descending"])
 @pytest.mark.parametrize("limit", [1, 2, 100])
 async def test_pages_are_sorted_by_a_metric_and_what_has_none_comes_last(plane, order, limit):
@@ -274,6 +287,7 @@ async def test_training_jobs_are_found_by_status_hyperparameter_channel_and_fina
     assert await jobs({"Name": "HyperParameters.lr", "Operator": "LessThan", "Value": "0.2"}) == ["one"]
     assert await jobs({"Name": "Metrics.acc", "Operator": "GreaterThan", "Value": "0.5"}) == ["two"]
     assert await jobs({"Name": "Tags.team", "Operator": "Exists"}) == ["two"]
+    assert await jobs(VisibilityConditions=[{"Key": "Tags.team", "Value": "nobody"}]) == ["one"]
     uri = "InputDataConfig.DataSource.S3DataSource.S3Uri"
     nested = {
         "NestedPropertyName": "InputDataConfig",

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from model_requests import create_operation, full_value, json_values, values
 
 from clary.contract.errors import WireError
+from clary.control.store.experiment_rows import Kind
 from clary.control.store.job_documents import row_of
 from clary.control.store.tables import jobs
 from clary.control.wire.models import Protocol, service
@@ -26,6 +27,11 @@ OPTIONAL = tuple(name for name in SHAPE.members if name not in BASE)
 REFUSED = ("ServerlessJobConfig", "MlflowConfig", "ModelPackageConfig")  # whatever they say
 TELLABLE = tuple(name for name in OPTIONAL if name not in REFUSED)
 BAD_REQUEST = 400
+SEARCHED = {
+    "Experiment": "Experiment",
+    "Trial": "ExperimentTrial",
+    "TrialComponent": "ExperimentTrialComponent",
+}
 NUMBERS = count()
 TABLE = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -146,13 +152,52 @@ def test_whatever_a_store_holds_is_told_or_said_to_be_unreadable(run, plane, dat
     run(tell_stored(plane, {"MemberOfAnotherRelease": {"A": [1]}, **request}))
 
 
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [
+        ("ResourceConfig", {"InstanceType": [], "InstanceCount": 1}),
+        ("DebugRuleConfigurations", [{}]),
+        ("AlgorithmSpecification", {"TrainingImage": 1}),
+        ("HyperParameters", {"a": None, "b": 1}),
+        ("VpcConfig", "none"),
+    ],
+)
+def test_a_damaged_member_is_left_out_and_the_rest_is_told(run, plane, member, value):
+    found = run(tell_stored(plane, {**BASE, member: value}))
+    assert found["DescribeTrainingJob"]["TrainingJobStatus"] == "Stopped"
+
+
 async def tell_stored(plane, request):
     name = f"job-{next(NUMBERS)}"
     await plane.create(name)
     await end(plane, name)
     await put_request(plane, name, {**request, "TrainingJobName": name})
     try:
-        await answers(plane, name)
+        return await answers(plane, name)
     except WireError as error:
         if "cannot be read and was set aside" not in error.message:
             raise
+        return None
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"), [(Kind.EXPERIMENT, "Experiment"), (Kind.TRIAL, "Trial"), (Kind.COMPONENT, "TrialComponent")]
+)
+def test_damaged_records_of_experiments_are_told_without_what_nobody_wrote(run, plane, kind, word):
+    async def tell():
+        await plane.call("sagemaker", "CreateExperiment", ExperimentName="e")
+        await plane.call("sagemaker", "CreateTrial", TrialName="t", ExperimentName="e")
+        await plane.call("sagemaker", "CreateTrialComponent", TrialComponentName="c")
+        name = {"Experiment": "e", "Trial": "t", "TrialComponent": "c"}[word]
+        damaged = {"DisplayName": "good", "Description": 1, "Status": [], "Parameters": "x", "OfAnotherRelease": {}}
+        await plane.store.experiments.change(kind, name, lambda thing: replace(thing, document=damaged))
+        for operation_name, params in (
+            (f"Describe{word}", {f"{word}Name": name}),
+            (f"List{word}s", {}),
+            ("Search", {"Resource": SEARCHED[word]}),
+        ):
+            answer = await plane.call("sagemaker", operation_name, **params)
+            operation = service("sagemaker").operation(operation_name, Protocol.JSON_1_1)
+            assert b'"good"' in serialize(operation, answer, request_id="R").body, operation_name
+
+    run(tell())

@@ -266,7 +266,7 @@ async def test_update_changes_what_it_names_and_keeps_the_rest(plane):
         "UpdateTrainingJob",
         TrainingJobName="job",
         ProfilerConfig={"DisableProfiler": True},
-        RemoteDebugConfig={"EnableRemoteDebug": True},
+        RemoteDebugConfig={"EnableRemoteDebug": False},
     )
     assert answer["TrainingJobArn"].endswith("training-job/job")
     description = await described(plane)
@@ -275,7 +275,7 @@ async def test_update_changes_what_it_names_and_keeps_the_rest(plane):
         "ProfilingIntervalInMilliseconds": 500,
         "DisableProfiler": True,
     }
-    assert description["RemoteDebugConfig"] == {"EnableRemoteDebug": True}
+    assert description["RemoteDebugConfig"] == {"EnableRemoteDebug": False}
     assert description["LastModifiedTime"] - description["CreationTime"] == timedelta(seconds=1)
 
 

@@ -10,7 +10,7 @@ from wire_builders import form_request, json_request, sagemaker
 from clary.contract.errors import WireError
 from clary.control.wire.messages import HttpRequest
 from clary.control.wire.models import Protocol, service
-from clary.control.wire.parsing import MAX_DECOMPRESSED_BYTES, parse
+from clary.control.wire.parsing import MAX_DECOMPRESSED_BYTES, parse, unknown_members
 from clary.control.wire.scalars import MisfitError, from_epoch, parse_time
 
 CREATE = sagemaker("CreateTrainingJob")
@@ -40,6 +40,19 @@ def test_unknown_members_are_ignored_and_null_members_are_absent():
     assert parse_json({"TrainingJobName": "a", "FromTheFuture": {"x": [1]}, "RoleArn": None}) == {
         "TrainingJobName": "a"
     }
+
+
+def test_members_that_the_model_lacks_can_be_named():
+    body = {
+        "TrainingJobName": "a",
+        "FromTheFuture": {"x": [1]},
+        "RoleArn": None,
+        "HyperParameters": {"any": "thing"},
+        "InputDataConfig": [{"ChannelName": "a"}, {"ChannelName": "b", "Colour": "red", "Size": None}],
+    }
+    request = json_request("CreateTrainingJob", body)
+    assert unknown_members(request, parse(request, CREATE)) == ("FromTheFuture", "InputDataConfig.Colour")
+    assert unknown_members(json_request("CreateTrainingJob", b""), {}) == ()
 
 
 def test_null_elements_stay_for_validation_to_refuse():

@@ -9,7 +9,7 @@ from typing import Any
 from clary.contract.errors import WireError
 from clary.control.services.call import Call
 from clary.control.services.experiments import job_components, naming
-from clary.control.services.experiments.summaries import KEPT, metric_summaries
+from clary.control.services.experiments.summaries import metric_summaries
 from clary.control.store.experiment_rows import Kind, Tracked
 
 MEMBERS = (
@@ -102,7 +102,7 @@ async def describe_all(call: Call, components: Sequence[Tracked]) -> list[dict[s
     metrics = await metric_summaries(call, components)
     found = []
     for thing in components:
-        kept = thing.document.get("Metrics", ())
+        kept = _document(thing).get("Metrics", ())
         members = {**await _members(call, thing), "Metrics": [*kept, *metrics.get(thing.key, ())]}
         found.append(members)
     return found
@@ -111,7 +111,7 @@ async def describe_all(call: Call, components: Sequence[Tracked]) -> list[dict[s
 async def _members(call: Call, thing: Tracked) -> dict[str, Any]:
     job = await job_components.job_of(call, thing)
     of_job = {} if job is None else job_components.describe_job(job)
-    document = {name: value for name, value in thing.document.items() if name != KEPT}
+    document = _document(thing)
     merged = {**of_job, **document}
     for name in MAPS:
         if name in of_job and name in document:
@@ -126,6 +126,11 @@ async def _members(call: Call, thing: Tracked) -> dict[str, Any]:
         **merged,
         **naming.times(thing),
     }
+
+
+def _document(thing: Tracked) -> dict[str, Any]:
+    """Return what was stored of a component, without the mark of one whose job was deleted."""
+    return naming.document_of(thing, "DescribeTrialComponentResponse")
 
 
 async def _summary(call: Call, thing: Tracked) -> dict[str, Any]:

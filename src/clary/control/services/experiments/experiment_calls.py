@@ -60,6 +60,6 @@ def describe(thing: Tracked) -> dict[str, Any]:
         "ExperimentName": thing.name,
         "ExperimentArn": thing.arn,
         "DisplayName": thing.name,
-        **thing.document,
+        **naming.document_of(thing, "DescribeExperimentResponse"),
         **naming.times(thing),
     }

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clary.contract.errors import WireError
+from clary.control.instance_choice import settled
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.services.call import Call
@@ -197,7 +198,7 @@ async def _job_called(call: Call, component: str) -> TrainingJob | None:
 
 def _parameters(request: JobRequest) -> dict[str, dict[str, Any]]:
     raw = request.request
-    resources = raw.get("ResourceConfig") or {}
+    resources = settled(raw.get("ResourceConfig") or {})
     found: dict[str, dict[str, Any]] = {name: _value(text) for name, text in (raw.get("HyperParameters") or {}).items()}
     own: Mapping[str, Any] = {
         "SageMaker.ImageUri": (raw.get("AlgorithmSpecification") or {}).get("TrainingImage"),

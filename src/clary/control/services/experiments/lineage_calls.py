@@ -165,7 +165,11 @@ async def _end(call: Call, arn: str) -> Tracked:
 
 
 def _describe(thing: Tracked) -> dict[str, Any]:
-    return {"ArtifactArn": thing.arn, **thing.document, **naming.times(thing)}
+    return {
+        "ArtifactArn": thing.arn,
+        **naming.document_of(thing, "DescribeArtifactResponse"),
+        **naming.times(thing),
+    }
 
 
 def _summary(edge: Association) -> dict[str, Any]:

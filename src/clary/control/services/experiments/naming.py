@@ -17,6 +17,7 @@ from clary.control.services.sagemaker.tags import MAX_TAGS, check_tags
 from clary.control.store.errors import BadToken
 from clary.control.store.experiment_rows import Kind, Tracked, TrackedExists, TrackedInUse, TrackedNotFound
 from clary.control.store.experiments import TrackedQuery
+from clary.control.wire.fitting import fit
 
 DEFAULT_PAGE = 10
 WORDS = {
@@ -98,6 +99,11 @@ async def page_of(call: Call, query: TrackedQuery) -> tuple[list[Tracked], dict[
 def times(thing: Tracked) -> dict[str, Any]:
     """Return CreationTime and LastModifiedTime."""
     return {"CreationTime": thing.created_at, "LastModifiedTime": thing.modified_at}
+
+
+def document_of(thing: Tracked, shape_name: str) -> dict[str, Any]:
+    """Return what of a stored document an answer can say; another release or a bad disk may have left more."""
+    return fit(shape_name, thing.document).document
 
 
 def only(members: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

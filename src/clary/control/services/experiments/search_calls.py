@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.services.call import Call
 from clary.control.services.experiments import (
@@ -55,7 +54,7 @@ async def search(call: Call) -> Mapping[str, Any]:
     member, find = finder
     records = await find(call, expression)
     # On a thread: thousands of records would hold up everybody else on the loop.
-    chosen = await asyncio.to_thread(_matching, records, expression)
+    chosen = await asyncio.to_thread(_matching, records, expression, _conditions(call))
     page, token = await asyncio.to_thread(_page, call, chosen)
     shown = await _shown_jobs(call, page) if find is _training_jobs else [item.record for item in page]
     answer: dict[str, Any] = {
@@ -75,8 +74,20 @@ def named(expression: Mapping[str, Any] | None, path: str) -> str | None:
     return None
 
 
-def _matching(records: Sequence[_Found], expression: Mapping[str, Any] | None) -> list[_Found]:
-    return [item for item in records if item.key is not None or search_filters.matches(item.record, expression)]
+def _conditions(call: Call) -> Sequence[Mapping[str, Any]]:
+    return call.params.get("VisibilityConditions") or ()
+
+
+def _matching(
+    records: Sequence[_Found], expression: Mapping[str, Any] | None, conditions: Sequence[Mapping[str, Any]]
+) -> list[_Found]:
+    return [item for item in records if item.key is not None or _fits(item.record, expression, conditions)]
+
+
+def _fits(
+    record: Mapping[str, Any], expression: Mapping[str, Any] | None, conditions: Sequence[Mapping[str, Any]]
+) -> bool:
+    return search_filters.is_visible(record, conditions) and search_filters.matches(record, expression)
 
 
 def _page(call: Call, chosen: Sequence[_Found]) -> tuple[list[_Found], str | None]:
@@ -84,7 +95,8 @@ def _page(call: Call, chosen: Sequence[_Found]) -> tuple[list[_Found], str | Non
     params = call.params
     by = _sorted_by(call)
     descending = params.get("SortOrder", "Descending") == "Descending"
-    identity = ["search", params["Resource"], repr(params.get("SearchExpression")), by, descending]
+    asked = repr((params.get("SearchExpression"), params.get("VisibilityConditions")))
+    identity = ["search", params["Resource"], asked, by, descending]
     keyed = [(item.key or _key(item.name, item.record, by), item) for item in chosen]
     present = sorted((pair for pair in keyed if not pair[0][0]), key=lambda pair: pair[0], reverse=descending)
     missing = sorted((pair for pair in keyed if pair[0][0]), key=lambda pair: pair[0], reverse=descending)
@@ -137,12 +149,12 @@ def _fitting_jobs(
     tags: Mapping[str, Mapping[str, str]],
     expression: Mapping[str, Any] | None,
 ) -> list[_Found]:
-    by = _sorted_by(call)
+    by, conditions = _sorted_by(call), _conditions(call)
     found = []
     for job in jobs:
         record = _job_record(call, job, tags)
         seen = {**record, "Metrics": record.get("FinalMetricDataList", ())}
-        if search_filters.matches(seen, expression):
+        if _fits(seen, expression, conditions):
             found.append(_Found(job.name, {}, _key(job.name, seen, by)))
     return found
 
@@ -155,8 +167,7 @@ async def _shown_jobs(call: Call, page: Sequence[_Found]) -> list[dict[str, Any]
 
 
 def _job_record(call: Call, job: TrainingJob, tags: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    price = call.services.prices.of_job(JobRequest(job.request))
-    return {**describe(job, price, now=job.now(call.services.clock)), "Tags": _tags(tags, job.arn)}
+    return {**describe(job, call.services.prices, now=job.now(call.services.clock)), "Tags": _tags(tags, job.arn)}
 
 
 async def _experiments(call: Call, expression: Mapping[str, Any] | None) -> list[_Found]:
@@ -220,8 +231,7 @@ async def _source_detail(call: Call, thing: Tracked) -> dict[str, Any]:
     job = await job_components.job_of(call, thing)
     if job is None:
         return {"SourceArn": thing.source}
-    price = call.services.prices.of_job(JobRequest(job.request))
-    members = for_search(describe(job, price, now=job.now(call.services.clock)))
+    members = for_search(describe(job, call.services.prices, now=job.now(call.services.clock)))
     return {"SourceArn": thing.source, "TrainingJob": members}
 
 

@@ -56,6 +56,15 @@ def matches(record: Record, expression: Mapping[str, Any] | None) -> bool:
     return any(found) if expression.get("Operator", "And") == "Or" else all(found)
 
 
+def is_visible(record: Record, conditions: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether VisibilityConditions leave a record in: it lacks each key, or has it with the wanted value."""
+    for condition in conditions:
+        found = list(values_at(record, condition.get("Key", "")))
+        if found and condition.get("Value", "") not in found:
+            return False
+    return True
+
+
 def sort_value(record: Record, path: str) -> tuple[int, Any] | None:
     """Return what a record sorts by: (0, number) or (1, text); None if it has no such property."""
     for value in values_at(record, path):

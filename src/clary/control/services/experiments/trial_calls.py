@@ -85,6 +85,6 @@ def describe(thing: Tracked) -> dict[str, Any]:
         "TrialArn": thing.arn,
         "ExperimentName": thing.parent,
         "DisplayName": thing.name,
-        **thing.document,
+        **naming.document_of(thing, "DescribeTrialResponse"),
         **naming.times(thing),
     }

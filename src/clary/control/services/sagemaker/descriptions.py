@@ -12,9 +12,11 @@ from datetime import datetime
 from typing import Any
 
 from clary.contract.statuses import SecondaryStatus
-from clary.control.jobs.billing import JobPrice, bill
+from clary.control.jobs.billing import bill
+from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.rule_evaluations import RuleKind, rows_of
 from clary.control.jobs.training_job import TrainingJob, WarmPool
+from clary.control.scheduling.prices import PriceList
 from clary.control.wire.fitting import fit
 
 REQUEST_SHAPE = "CreateTrainingJobRequest"
@@ -23,12 +25,12 @@ SEARCH_SHAPE = "TrainingJob"
 FALSE_UNLESS_SENT = ("EnableNetworkIsolation", "EnableInterContainerTrafficEncryption", "EnableManagedSpotTraining")
 
 
-def describe(job: TrainingJob, price: JobPrice, *, now: datetime, pending_reason: str = "") -> dict[str, Any]:
+def describe(job: TrainingJob, prices: PriceList, *, now: datetime, pending_reason: str = "") -> dict[str, Any]:
     """Return the members of DescribeTrainingJob.
 
     Args:
         job: the record.
-        price: of the job's hosts; its share for spot capacity makes billable time less than training time.
+        prices: of hosts; their share for spot capacity makes billable time less than training time.
         now: for what still goes on: the hosts of a warm pool wait.
         pending_reason: what a waiting job waits for now; replaces the stored message, which may be older.
     """
@@ -50,6 +52,7 @@ def describe(job: TrainingJob, price: JobPrice, *, now: datetime, pending_reason
         "DebugRuleEvaluationStatuses": rows_of(job, RuleKind.DEBUG) or None,
         "ProfilerRuleEvaluationStatuses": rows_of(job, RuleKind.PROFILER) or None,
     }
+    price = prices.of_job(JobRequest(job.request))
     billed = bill(job, price, now=job.modified_at) if job.is_terminal else None
     if billed is not None:
         description["TrainingTimeInSeconds"] = billed.training_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,8 +10,11 @@ from typing import Any
 from clary.contract.errors import WireError
 from clary.contract.rehearsals import is_rehearsal
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
+from clary.control import instance_choice
 from clary.control.jobs import events, validation, warm_pools
 from clary.control.jobs.job_request import JobRequest
+from clary.control.jobs.members.judging import judge
+from clary.control.jobs.members.member import Site
 from clary.control.jobs.status_rows import MESSAGES
 from clary.control.jobs.training_job import EndCause, RestartRule, StatusTransition, TrainingJob
 from clary.control.jobs.training_status import progress_info
@@ -19,6 +23,8 @@ from clary.control.services.call import Call
 from clary.control.services.experiments import job_components
 from clary.control.services.sagemaker import profile_updates
 from clary.control.services.sagemaker.descriptions import describe
+from clary.control.services.sagemaker.metric_requests import check_metrics
+from clary.control.services.sagemaker.output_buckets import require_output_buckets
 from clary.control.services.sagemaker.profiler_requests import check_profiler, merged_rules, profiler_warnings
 from clary.control.services.sagemaker.tags import check_tags
 from clary.control.services.training_progress import job_progress
@@ -34,13 +40,16 @@ RELEASE_WAIT_S = 20.0  # for the hosts of a job that has just ended, before it i
 
 async def create_training_job(call: Call) -> Mapping[str, Any]:
     """Check a request as a whole and store the job; nothing has started when it returns."""
-    request = {name: value for name, value in call.params.items() if name != "Tags"}
+    request: Mapping[str, Any] = {name: value for name, value in call.params.items() if name != "Tags"}
     tags = check_tags(call.params.get("Tags") or ())
-    validation.check(request)
+    site = _site(call.services.settings)
+    validation.check(request, site)
     check_profiler(request)
-    notes = call.services.admission.admit(request)
+    metric_warnings = await check_metrics(JobRequest(request))
+    request, notes = _admit(call, request)
     await _check_inputs_exist(call, request)
     placing = await job_components.place(call, request)
+    await require_output_buckets(call, JobRequest(request))
     name = JobRequest(request).name
     arn = call.arn(f"training-job/{name}")
     now = call.services.clock.now()
@@ -54,7 +63,13 @@ async def create_training_job(call: Call) -> Mapping[str, Any]:
         transitions=(StatusTransition(status=SecondaryStatus.STARTING, started_at=now, message=message),),
         created_at=now,
         modified_at=now,
-        warnings=(*validation.warnings(request), *profiler_warnings(request), *notes),
+        warnings=(
+            *_unknown(call),
+            *validation.warnings(request, site),
+            *profiler_warnings(request),
+            *metric_warnings,
+            *notes,
+        ),
         restart_rule=_restart_rule(JobRequest(request), call.services.settings),
     )
     try:
@@ -70,6 +85,33 @@ async def create_training_job(call: Call) -> Mapping[str, Any]:
     return {"TrainingJobArn": arn}
 
 
+def _admit(call: Call, request: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """Return the request with the first of its instance preferences that can run here, and notes on it."""
+    refusal: WireError | None = None
+    for candidate in instance_choice.candidates(request):
+        try:
+            return candidate, call.services.admission.admit(candidate)
+        except WireError as error:
+            if error.code != "ResourceLimitExceeded":
+                raise
+            refusal = refusal or error
+    assert refusal is not None, "there is at least one candidate"
+    raise refusal
+
+
+def _unknown(call: Call) -> tuple[str, ...]:
+    return tuple(f"{path} has no effect: this release knows no such member" for path in call.unknown_members)
+
+
+def _site(settings: Settings) -> Site:
+    """Return what the tables of members need to know of this service."""
+    return Site(
+        account_id=settings.account_id,
+        machine_is_trusted=settings.machine_is_trusted,
+        free_disk_bytes=shutil.disk_usage(settings.home_folder).free,
+    )
+
+
 def _restart_rule(request: JobRequest, settings: Settings) -> RestartRule:
     """Return how often the job is tried again: as RetryStrategy says, else only if it can go on where it was."""
     max_restarts = request.max_retries
@@ -83,9 +125,8 @@ def _restart_rule(request: JobRequest, settings: Settings) -> RestartRule:
 async def describe_training_job(call: Call) -> Mapping[str, Any]:
     """Say all that is known of a job."""
     job = await find_job(call)
-    price = call.services.prices.of_job(JobRequest(job.request))
     reason = call.services.admission.pending_reason(job)
-    description = describe(job, price, now=job.now(call.services.clock), pending_reason=reason)
+    description = describe(job, call.services.prices, now=job.now(call.services.clock), pending_reason=reason)
     if (progress := progress_info(await job_progress(call.services, job))) is not None:
         description["ProgressInfo"] = progress
     return description
@@ -109,6 +150,9 @@ async def update_training_job(call: Call) -> Mapping[str, Any]:
         raise WireError("ValidationException", "Only KeepAlivePeriodInSeconds of ResourceConfig can be updated.")
 
     check_profiler(call.params)
+    judgement = judge("UpdateTrainingJob", call.params, _site(call.services.settings))
+    for reason in judgement.refusals:
+        raise WireError("ValidationException", reason)
     wanted = {name: call.params[name] for name in (*UPDATABLE_MEMBERS, "ResourceConfig") if name in call.params}
     now = job.now(call.services.clock)
 
@@ -129,7 +173,9 @@ async def update_training_job(call: Call) -> Mapping[str, Any]:
         if plan is not None and "ProfilerConfig" in wanted:  # which its hosts are told with their next report
             interval_s = metrics_interval_s(JobRequest(request), call.services.settings)
             plan = {**plan, "metrics_interval_s": interval_s}
-        return replace(current, request=request, plan=plan, modified_at=max(now, current.modified_at))
+        warnings = tuple(dict.fromkeys((*current.warnings, *_unknown(call), *judgement.warnings)))
+        modified_at = max(now, current.modified_at)
+        return replace(current, request=request, plan=plan, warnings=warnings, modified_at=modified_at)
 
     updated = await call.services.hub.update(job.name, change)
     profile_updates.follow(call.services, updated, wanted.get("ProfilerConfig"))

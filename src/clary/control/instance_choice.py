@@ -1,0 +1,75 @@
+"""ResourceConfig.InstancePreferences: which of several instance types a job gets. Pure.
+
+Where: CreateTrainingJob takes the first preference that can ever run on this machine, and keeps it in the stored
+request as SelectedInstanceType and SelectedInstanceCount; `settled` is how a ResourceConfig is read.
+Source: ResourceConfig, InstancePreference (AWS API reference): what excludes what, and who counts hosts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from clary.contract.errors import WireError
+
+EXCLUSIVE = ("InstanceType", "InstanceGroups", "InstancePlacementConfig")
+
+
+def check(request: Mapping[str, Any]) -> None:
+    """Refuse preferences beside what they exclude, types that stand twice, and hosts that nobody counts.
+
+    Raises: WireError(ValidationException).
+    """
+    config = request["ResourceConfig"]
+    preferences = config.get("InstancePreferences") or ()
+    if not preferences:
+        return
+    beside = [member for member in EXCLUSIVE if config.get(member)]
+    if request.get("EnableManagedSpotTraining"):
+        beside.append("EnableManagedSpotTraining")
+    if beside:
+        raise _refusal(f"ResourceConfig.InstancePreferences excludes {beside[0]}: leave one of them out.")
+    types = Counter(preference["InstanceType"] for preference in preferences)
+    doubled = [name for name, count in types.items() if count > 1]
+    if doubled:
+        raise _refusal(f"An instance type stands once in InstancePreferences; {doubled[0]!r} stands twice.")
+    counted = sum(bool(preference.get("InstanceCount")) for preference in preferences)
+    if counted != (0 if config.get("InstanceCount") else len(preferences)):
+        raise _refusal(
+            "InstancePreferences needs InstanceCount in ResourceConfig, or in every preference, and not in both."
+        )
+
+
+def candidates(request: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the request with each of its preferences selected, in their order; the request itself if it has none."""
+    config = request["ResourceConfig"]
+    preferences = config.get("InstancePreferences") or ()
+    if not preferences:
+        yield request
+    for preference in preferences:
+        selected = {
+            "SelectedInstanceType": preference["InstanceType"],
+            "SelectedInstanceCount": preference.get("InstanceCount") or config["InstanceCount"],
+        }
+        yield {**request, "ResourceConfig": {**config, **selected}}
+
+
+def settled(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a ResourceConfig that names its type: the selected one, or the first preference if none is selected."""
+    preferences = config.get("InstancePreferences")
+    if not preferences:
+        return config
+    first = preferences[0]
+    left = ("InstancePreferences", "SelectedInstanceType", "SelectedInstanceCount")
+    return {
+        **{name: value for name, value in config.items() if name not in left},
+        "InstanceType": config.get("SelectedInstanceType") or first["InstanceType"],
+        "InstanceCount": (
+            config.get("SelectedInstanceCount") or first.get("InstanceCount") or config.get("InstanceCount", 1)
+        ),
+    }
+
+
+def _refusal(sentence: str) -> WireError:
+    return WireError("ValidationException", sentence)

@@ -1,0 +1,103 @@
+"""What becomes of each member of CreateTrainingJob.
+
+Where: `judging` applies the rules, `docs/api.md` is written from the table. A member of a newer model that has no row
+here fails a test; decide on it here: honoured, accepted with a warning, or refused. Rules on several members together
+(InstanceGroups beside InstanceType, MaxWaitTimeInSeconds without spot capacity) stand in `jobs.validation`.
+Source: CreateTrainingJob (AWS API reference).
+"""
+
+from __future__ import annotations
+
+from clary.control.jobs.members.data_members import CHANNELS
+from clary.control.jobs.members.debug_members import DEBUGGER, PROFILER, REMOTE_DEBUG
+from clary.control.jobs.members.member import Use, encryption, honoured, not_here, warned, without_effect
+from clary.control.jobs.members.resource_members import RESOURCES
+
+ACCOUNT_PART = 4  # of arn:aws:iam::123456789012:role/R
+ENCRYPTION_OF_TRAFFIC = "hosts of a job talk over a network inside of this machine, in the clear"
+
+
+def _is_foreign_account(use: Use) -> bool:
+    parts = str(use.value).split(":")
+    return len(parts) > ACCOUNT_PART and parts[ACCOUNT_PART] != use.site.account_id
+
+
+CREATE_TRAINING_JOB = (
+    honoured("TrainingJobName", "name of the job; unique"),
+    honoured("HyperParameters", "hyperparameters.json, SM_HPS and arguments of the program, byte for byte"),
+    honoured("AlgorithmSpecification.TrainingImage", "names a Python environment of this machine: setting images"),
+    not_here(
+        "AlgorithmSpecification.AlgorithmName",
+        "AlgorithmName is not supported: marketplace algorithms can not be had outside Amazon. Use TrainingImage.",
+    ),
+    honoured("AlgorithmSpecification.TrainingInputMode", "mode of channels that name none"),
+    honoured("AlgorithmSpecification.MetricDefinitions[].Name", "name of the metric"),
+    honoured("AlgorithmSpecification.MetricDefinitions[].Regex", "looked for in every line of the log; must compile"),
+    honoured("AlgorithmSpecification.EnableSageMakerMetricsTimeSeries", "series of all metrics are kept either way"),
+    honoured("AlgorithmSpecification.ContainerEntrypoint", "the program that runs, instead of the image's own"),
+    honoured("AlgorithmSpecification.ContainerArguments", "its arguments"),
+    without_effect(
+        "AlgorithmSpecification.TrainingImageConfig",
+        "TrainingImageConfig has no effect: no image is pulled from a registry, an environment of this machine runs",
+        when="TrainingRepositoryAccessMode Vpc",
+        holds=lambda use: use.value.get("TrainingRepositoryAccessMode") == "Vpc",
+    ),
+    honoured(
+        "RoleArn",
+        "told back",
+        warned(
+            "RoleArn {value} has no effect: roles are not assumed here; what the job's programs may do is said by the "
+            "setting job_api_access",
+            when="a role of another account",
+            holds=_is_foreign_account,
+        ),
+    ),
+    *CHANNELS,
+    encryption("OutputDataConfig.KmsKeyId", "results are written to the object store as they are"),
+    honoured("OutputDataConfig.S3OutputPath", "results are stored below it; its bucket must be there, or is made"),
+    honoured("OutputDataConfig.CompressionType", "GZIP: one archive; NONE: files as they are"),
+    *RESOURCES,
+    without_effect("VpcConfig", "VpcConfig is accepted and has no effect: hosts live on the job's own network"),
+    honoured("StoppingCondition.MaxRuntimeInSeconds", "training is stopped then; setting max_runtime_s bounds it"),
+    honoured("StoppingCondition.MaxWaitTimeInSeconds", "waiting and training on spot capacity is stopped then"),
+    honoured("StoppingCondition.MaxPendingTimeInSeconds", "a job that still waits then is stopped"),
+    honoured("Tags[].Key", "key of a tag"),
+    honoured("Tags[].Value", "value of a tag"),
+    honoured("EnableNetworkIsolation", "programs reach nothing outside of the job"),
+    encryption("EnableInterContainerTrafficEncryption", ENCRYPTION_OF_TRAFFIC),
+    honoured("EnableManagedSpotTraining", "hosts can be taken back, and the job goes on later"),
+    honoured("CheckpointConfig.S3Uri", "checkpoints are restored from it and mirrored to it"),
+    honoured("CheckpointConfig.LocalPath", "folder of checkpoints on hosts"),
+    *DEBUGGER,
+    honoured("ExperimentConfig.ExperimentName", "must exist; the job's trial component belongs to it"),
+    honoured("ExperimentConfig.TrialName", "must exist; the job's trial component belongs to it"),
+    honoured("ExperimentConfig.TrialComponentDisplayName", "name that the trial component shows"),
+    honoured("ExperimentConfig.RunName", "must exist; told back"),
+    *PROFILER,
+    honoured("Environment", "environment of the program"),
+    honoured(
+        "RetryStrategy.MaximumRetryAttempts", "how often the job is tried again after a fault that is not its own"
+    ),
+    *REMOTE_DEBUG,
+    honoured(
+        "InfraCheckConfig.EnableInfraCheck", "whether hosts and links are checked, whatever setting health_checks"
+    ),
+    without_effect(
+        "SessionChainingConfig.EnableSessionTagChaining",
+        "SessionChainingConfig has no effect: no role is assumed here, so that there are no session tags to pass on",
+    ),
+    not_here(
+        "ServerlessJobConfig",
+        "ServerlessJobConfig is not supported: serverless customisation jobs run on Amazon's own models.",
+    ),
+    not_here(
+        "MlflowConfig",
+        "MlflowConfig is not supported: managed MLflow servers are an Amazon service; set MLFLOW_TRACKING_URI in "
+        "Environment instead.",
+    ),
+    not_here(
+        "ModelPackageConfig",
+        "ModelPackageConfig is not supported: the model registry is not part of training; register model.tar.gz "
+        "yourself.",
+    ),
+)

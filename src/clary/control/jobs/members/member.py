@@ -1,0 +1,131 @@
+"""The words of the tables: a member, and the rules under which it is not honoured.
+
+Where: `create_table` and `other_tables` say them of each member of SageMaker's requests, `judging` applies them to a
+request, `docs/api.md` is written from them by `tools/make_api_page.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+TRUST = "set machine_is_trusted = true in settings.toml if this machine and its disk are trusted"
+
+
+class Outcome(StrEnum):
+    """What follows where a rule holds."""
+
+    WARNED = "warned"  # the job runs; `describe` and the first lines of its log show the sentence
+    REFUSED = "refused"  # ValidationException with the sentence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What rules need to know of this service."""
+
+    account_id: str = "000000000000"
+    machine_is_trusted: bool = False  # setting of that name: encryption that is not done is warned of, not refused
+    free_disk_bytes: int | None = None  # of the disk that hosts write to; None: not known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    """One use of a member in a request: the value, and what it stands in."""
+
+    path: str  # of the member, as in the table
+    value: Any
+    around: tuple[Any, ...]  # from the request to the structure that has the member
+    item: str  # name of the channel, rule or group that it belongs to; empty outside of lists
+    site: Site
+
+    @property
+    def request(self) -> Any:
+        """The request as a whole."""
+        return self.around[0]
+
+    @property
+    def holder(self) -> Any:
+        """The structure that has the member."""
+        return self.around[-1]
+
+
+Condition = Callable[[Use], bool]
+
+
+def is_set(use: Use) -> bool:
+    """Whether the member says anything: false, zero and what is empty say what absence says."""
+    return bool(use.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """When a member is not honoured, and what is said then."""
+
+    outcome: Outcome
+    sentence: str  # may name {path}, {value} and {item}; rules with the same sentence speak once
+    when: str = ""  # the condition in words; empty: wherever the member is set
+    holds: Condition = is_set
+
+    def speak(self, use: Use) -> str:
+        """Return the sentence about one use."""
+        return self.sentence.format(path=use.path, value=use.value, item=use.item)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """What becomes of one member, or of a structure with all that it holds."""
+
+    path: str  # dotted, [] for items of a list
+    says: str = ""  # what a value that no rule holds for does; empty: nothing
+    rules: tuple[Rule, ...] = ()
+
+    @property
+    def is_honoured(self) -> bool:
+        """Whether there are values that do what they say."""
+        return bool(self.says)
+
+
+def honoured(path: str, says: str, *rules: Rule) -> Member:
+    """Declare a member that does something here."""
+    return Member(path=path, says=says, rules=rules)
+
+
+def without_effect(path: str, sentence: str, *, when: str = "", holds: Condition = is_set) -> Member:
+    """Declare a member that does nothing here, with the sentence that says so."""
+    return Member(path=path, rules=(warned(sentence, when=when, holds=holds),))
+
+
+def not_here(path: str, sentence: str) -> Member:
+    """Declare a member that no job of this service can have."""
+    return Member(path=path, rules=(refused(sentence),))
+
+
+def warned(sentence: str, *, when: str = "", holds: Condition = is_set) -> Rule:
+    """Declare values that are accepted with a warning."""
+    return Rule(outcome=Outcome.WARNED, sentence=sentence, when=when, holds=holds)
+
+
+def refused(sentence: str, *, when: str = "", holds: Condition = is_set) -> Rule:
+    """Declare values that are refused."""
+    return Rule(outcome=Outcome.REFUSED, sentence=sentence, when=when, holds=holds)
+
+
+def encryption(path: str, what: str) -> Member:
+    """Declare a member that asks for encryption that is not done."""
+    return Member(
+        path=path,
+        rules=(
+            refused(
+                f"{path} asks for encryption that is not done here: {what}. Leave it out, or {TRUST}.",
+                when="unless setting machine_is_trusted is true",
+                holds=_is_unencrypted,
+            ),
+            warned(f"{path} has no effect: {what}", when="setting machine_is_trusted is true"),
+        ),
+    )
+
+
+def _is_unencrypted(use: Use) -> bool:
+    return is_set(use) and not use.site.machine_is_trusted

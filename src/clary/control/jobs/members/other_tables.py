@@ -1,0 +1,54 @@
+"""What becomes of each member of the requests that change, end, list and search jobs.
+
+Where: as `create_table`. Answers of lists and searches have no place for a warning: their members are honoured or
+refused.
+Source: UpdateTrainingJob, StopTrainingJob, DeleteTrainingJob, ListTrainingJobs, Search (AWS API reference).
+"""
+
+from __future__ import annotations
+
+from clary.control.jobs.members.debug_members import PROFILER, REMOTE_DEBUG
+from clary.control.jobs.members.member import honoured
+
+_JOB = honoured("TrainingJobName", "the job")
+STOP_TRAINING_JOB = (_JOB,)
+DELETE_TRAINING_JOB = (_JOB,)
+UPDATE_TRAINING_JOB = (
+    _JOB,
+    *PROFILER,
+    honoured("ResourceConfig.KeepAlivePeriodInSeconds", "how long hosts wait from now on; 0 ends the warm pool"),
+    *REMOTE_DEBUG,
+)
+LIST_TRAINING_JOBS = (
+    honoured("NextToken", "the next page"),
+    honoured("MaxResults", "jobs of a page; 10 unless said"),
+    honoured("CreationTimeAfter", "jobs created later"),
+    honoured("CreationTimeBefore", "jobs created earlier"),
+    honoured("LastModifiedTimeAfter", "jobs changed later"),
+    honoured("LastModifiedTimeBefore", "jobs changed earlier"),
+    honoured("NameContains", "jobs whose names hold it"),
+    honoured("StatusEquals", "jobs in that status; no job is ever Deleting"),
+    honoured("SortBy", "Name, CreationTime or Status"),
+    honoured("SortOrder", "Ascending or Descending"),
+    honoured("WarmPoolStatusEquals", "jobs whose warm pool is in that status"),
+    honoured("TrainingPlanArnEquals", "nothing: no job has the capacity of a training plan"),
+)
+_FILTERS = (
+    honoured("SearchExpression.Filters[].Name", "a property, in whatever case"),
+    honoured("SearchExpression.Filters[].Operator", "how it is compared; Equals unless said"),
+    honoured("SearchExpression.Filters[].Value", "with what"),
+)
+SEARCH = (
+    honoured("Resource", "TrainingJob, Experiment, ExperimentTrial, ExperimentTrialComponent; nothing of others"),
+    *_FILTERS,
+    honoured("SearchExpression.NestedFilters[].NestedPropertyName", "a list whose members are looked at one by one"),
+    honoured("SearchExpression.NestedFilters[].Filters", "filters that one member must fit, all of them"),
+    honoured("SearchExpression.SubExpressions", "expressions inside of expressions"),
+    honoured("SearchExpression.Operator", "And or Or"),
+    honoured("SortBy", "a property; LastModifiedTime unless said"),
+    honoured("SortOrder", "Ascending or Descending"),
+    honoured("NextToken", "the next page"),
+    honoured("MaxResults", "records of a page; 10 unless said"),
+    honoured("CrossAccountFilterOption", "CrossAccount: nothing, there is one account"),
+    honoured("VisibilityConditions", "records with a tag of that key and another value are left out"),
+)

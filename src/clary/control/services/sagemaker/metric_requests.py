@@ -1,0 +1,56 @@
+"""What CreateTrainingJob says of metrics: patterns that do not compile are refused before the job runs for hours."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import warnings
+
+from clary.contract.errors import WireError
+from clary.control.jobs.job_request import JobRequest
+from clary.control.wire.patterns import can_run_away
+
+# To compile `(?i)[\0-\uffff]` takes milliseconds for each such set: a request has room for thousands.
+COMPILING_LIMIT_S = 0.5
+
+
+async def check_metrics(request: JobRequest) -> tuple[str, ...]:
+    """Return sentences on patterns that may take very long on some lines of the log.
+
+    Patterns are never matched here: agents do that in a process of its own, with a limit. All are parsed, which finds
+    nearly all errors; they are compiled as long as that takes `COMPILING_LIMIT_S` together.
+
+    Raises: WireError(ValidationException) for the first pattern that does not compile, with the place of the error.
+    """
+    if not request.metric_definitions:
+        return ()
+    return await asyncio.to_thread(_check, request)
+
+
+def _check(request: JobRequest) -> tuple[str, ...]:
+    found = []
+    until_s = time.monotonic() + COMPILING_LIMIT_S
+    for definition in request.metric_definitions:
+        try:
+            is_slow = _is_slow(definition.regex, compiles=time.monotonic() < until_s)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise WireError(
+                "ValidationException",
+                f"Regex of metric definition {definition.name!r} does not compile: {error}; got {definition.regex!r}.",
+            ) from error
+        if is_slow:
+            found.append(
+                f"metric {definition.name}: its Regex repeats what repeats and can take very long on some lines; it is "
+                "given up for the job once it takes 1 s on one"
+            )
+    return tuple(found)
+
+
+def _is_slow(regex: str, *, compiles: bool) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python's advice on sets, which changes nothing here
+        is_slow = can_run_away(regex, 0)
+        if compiles:
+            re.compile(regex)
+        return is_slow

@@ -1,0 +1,44 @@
+"""The buckets that a job will write to: there before it starts, so that its results are not lost at the end."""
+
+from __future__ import annotations
+
+import re
+from http import HTTPStatus
+
+from clary.contract.errors import ObjectStoreError, WireError
+from clary.control.jobs.job_grants import output_buckets
+from clary.control.jobs.job_request import JobRequest
+from clary.control.services.call import Call
+
+# Of the oldest buckets that stores keep; new ones have no capitals and no underscores.
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.)){1,253}[A-Za-z0-9]")
+
+
+async def require_output_buckets(call: Call, request: JobRequest) -> None:
+    """Make the buckets of a job's outputs in the embedded store; in any other store they must be there.
+
+    Raises: WireError(ValidationException) for a bucket that is not there and is not made.
+    """
+    objects, url = call.services.objects, call.services.settings.s3_endpoint_url
+    for bucket in output_buckets(request):
+        if not _NAME.fullmatch(bucket):
+            raise _refused(bucket, "can not exist: that is no name of a bucket")
+        if await objects.has_bucket(bucket):
+            continue
+        if url:
+            raise _refused(bucket, f"does not exist in the object store {url}. Make it there, or name one that exists")
+        try:
+            await objects.make_bucket(bucket)
+        except ObjectStoreError as error:
+            status = error.details.get("status")
+            if status is None or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise  # a store that does not answer, or not now
+            raise _refused(
+                bucket,
+                f"does not exist and can not be made: the object store answered {status}. Names of buckets have 3 to "
+                "63 small letters, digits, dots and hyphens",
+            ) from error
+
+
+def _refused(bucket: str, why: str) -> WireError:
+    return WireError("ValidationException", f"Bucket {bucket!r}, which the job is to write to, {why}.")

@@ -1,0 +1,194 @@
+"""Every member of every request has a decision, and the decision is what happens."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from clary.control.jobs.members.judging import TABLES, is_decided, judge
+from clary.control.jobs.members.member import Outcome, Site
+from clary.control.wire.models import Protocol, service
+from clary.testing.control_plane import request_of
+
+ROOT = next(parent for parent in Path(__file__).resolve().parents if parent.name == "tests").parent
+SITE = Site()
+TRUSTED = Site(machine_is_trusted=True)
+
+
+def members_of(shape, prefix="", under_way=()):
+    """Yield the path of every member without members of its own: what a table has to decide on."""
+    if shape.type_name == "list" and shape.member.type_name in ("structure", "list"):
+        yield from members_of(shape.member, f"{prefix}[]", under_way)
+    elif shape.type_name == "structure" and shape.name not in under_way:
+        for name, member in shape.members.items():
+            yield from members_of(member, f"{prefix}.{name}" if prefix else name, (*under_way, shape.name))
+    else:
+        yield prefix
+
+
+def paths_of(operation):
+    return list(members_of(service("sagemaker").operation(operation, Protocol.JSON_1_1).model.input_shape))
+
+
+@pytest.mark.parametrize("operation", TABLES)
+def test_every_member_of_the_model_has_a_decision(operation):
+    undecided = [path for path in paths_of(operation) if not is_decided(operation, path)]
+    assert undecided == [], (
+        f"botocore's {operation} has members that nobody decided on: {', '.join(undecided)}. Say in "
+        "src/clary/control/jobs/members whether they are honoured, without effect or refused"
+    )
+
+
+@pytest.mark.parametrize("operation", TABLES)
+def test_every_decision_is_on_a_member_of_the_model_and_is_made_once(operation):
+    decided = [member.path for member in TABLES[operation]]
+    assert len(decided) == len(set(decided))
+    known = paths_of(operation)
+    strange = [
+        path for path in decided if not any(f"{known_}.".startswith((f"{path}.", f"{path}[")) for known_ in known)
+    ]
+    assert strange == []
+
+
+@pytest.mark.parametrize("operation", ["StopTrainingJob", "DeleteTrainingJob", "ListTrainingJobs", "Search"])
+def test_requests_without_a_place_for_warnings_warn_of_nothing(operation):
+    rules = [rule for member in TABLES[operation] for rule in member.rules]
+    assert [rule for rule in rules if rule.outcome is Outcome.WARNED] == []
+
+
+def test_a_member_of_a_newer_model_is_undecided():
+    assert not is_decided("CreateTrainingJob", "ResourceConfig.MemberOfTomorrow")
+    assert is_decided("CreateTrainingJob", "VpcConfig.MemberOfTomorrow")  # VpcConfig is without effect as a whole
+
+
+def channel(*, source=None, **members):
+    s3 = {"S3Uri": "s3://b/p", "S3DataType": "S3Prefix", **(source or {})}
+    return {"InputDataConfig": [{"ChannelName": "train", "DataSource": {"S3DataSource": s3}, **members}]}
+
+
+def resources(**members):
+    return {"ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1, **members}}
+
+
+def algorithm(**members):
+    return {"AlgorithmSpecification": {"TrainingImage": "i:1", "TrainingInputMode": "File", **members}}
+
+
+def rules(member, **members):
+    rule = {"RuleConfigurationName": "Loss", "RuleEvaluatorImage": "a.b/sagemaker-debugger-rules:latest"}
+    return {member: [{**rule, **members}]}
+
+
+REFUSED = [
+    ({"RemoteDebugConfig": {"EnableRemoteDebug": True}}, "RemoteDebugConfig.EnableRemoteDebug is not supported"),
+    ({"OutputDataConfig": {"S3OutputPath": "s3://b/o", "KmsKeyId": "alias/key"}}, "OutputDataConfig.KmsKeyId asks for"),
+    (resources(VolumeKmsKeyId="key"), "ResourceConfig.VolumeKmsKeyId asks for encryption that is not done"),
+    ({"EnableInterContainerTrafficEncryption": True}, "EnableInterContainerTrafficEncryption asks for encryption"),
+    (resources(SelectedInstanceType="t"), "ResourceConfig.SelectedInstanceType is read-only"),
+    (resources(SelectedInstanceCount=1), "ResourceConfig.SelectedInstanceCount is read-only"),
+    (channel(source={"S3DataType": "Converse"}), "Channel 'train': S3DataType Converse is not supported"),
+]
+WARNED = [
+    (resources(TrainingPlanArn="arn:..."), "TrainingPlanArn has no effect"),
+    (resources(InstancePlacementConfig={"EnableMultipleJobs": True}), "InstancePlacementConfig has no effect"),
+    (algorithm(TrainingImageConfig={"TrainingRepositoryAccessMode": "Vpc"}), "TrainingImageConfig has no effect"),
+    ({"RoleArn": "arn:aws:iam::123456789012:role/R"}, "RoleArn arn:aws:iam::123456789012:role/R has no effect"),
+    (channel(source={"ModelAccessConfig": {"AcceptEula": True}}), "channel train: ModelAccessConfig has no effect"),
+    (channel(source={"HubAccessConfig": {"HubContentArn": "a"}}), "channel train: HubAccessConfig has no effect"),
+    (channel(source={"AttributeNames": ["a"]}), "channel train: AttributeNames has no effect"),
+    (channel(RecordWrapperType="RecordIO"), "channel train: RecordWrapperType RecordIO has no effect outside of Pipe"),
+    (channel(ShuffleConfig={"Seed": 0}), "channel train: ShuffleConfig has no effect outside of Pipe"),
+    (channel(InputMode="FastFile"), "channel train: FastFile is fetched whole"),
+    ({"SessionChainingConfig": {"EnableSessionTagChaining": True}}, "SessionChainingConfig has no effect"),
+    ({"VpcConfig": {"Subnets": ["s"], "SecurityGroupIds": ["g"]}}, "VpcConfig is accepted and has no effect"),
+    (rules("DebugRuleConfigurations", S3OutputPath="s3://b/r"), "rule Loss: DebugRuleConfigurations.S3OutputPath has"),
+    (rules("DebugRuleConfigurations", LocalPath="/opt/r"), "rule Loss: LocalPath has no effect"),
+    (rules("DebugRuleConfigurations", RuleEvaluatorImage="i:1"), "rule Loss: RuleEvaluatorImage i:1 is not run"),
+    (
+        rules("ProfilerRuleConfigurations", InstanceType="ml.t3.medium", VolumeSizeInGB=1),
+        "ProfilerRuleConfigurations: rules run beside the program",
+    ),
+    (
+        {"ProfilerConfig": {"ProfilingParameters": {"PythonProfilingConfig": "{}", "LocalPath": "/opt/p"}}},
+        "ProfilerConfig.ProfilingParameters: only DetailedProfilingConfig has an effect",
+    ),
+]
+SILENT = [
+    {},
+    {"OutputDataConfig": {"S3OutputPath": "s3://b/o", "KmsKeyId": ""}},
+    {"EnableInterContainerTrafficEncryption": False, "RemoteDebugConfig": {"EnableRemoteDebug": False}},
+    {"SessionChainingConfig": {"EnableSessionTagChaining": False}},
+    algorithm(TrainingImageConfig={"TrainingRepositoryAccessMode": "Platform"}, EnableSageMakerMetricsTimeSeries=True),
+    channel(InputMode="Pipe", RecordWrapperType="RecordIO", ShuffleConfig={"Seed": 1}),
+    channel(RecordWrapperType="None"),
+    channel(source={"S3DataDistributionType": "ShardedByS3Key"}, ShuffleConfig={"Seed": 1}),
+    {**algorithm(TrainingInputMode="Pipe"), **channel(ShuffleConfig={"Seed": 1})},
+    rules("DebugRuleConfigurations", RuleParameters={"rule_to_invoke": "LossNotDecreasing"}),
+    rules("ProfilerRuleConfigurations", S3OutputPath="s3://b/r"),
+    {"ProfilerConfig": {"ProfilingParameters": {"DetailedProfilingConfig": "{}"}, "DisableProfiler": True}},
+    {"InfraCheckConfig": {"EnableInfraCheck": True}},
+]
+
+
+@pytest.mark.parametrize(("members", "words"), REFUSED, ids=[words[:50] for _, words in REFUSED])
+def test_what_no_job_can_have_is_refused_in_one_sentence(members, words):
+    (sentence,) = judge("CreateTrainingJob", request_of(**members), SITE).refusals
+    assert sentence.startswith(words)
+
+
+@pytest.mark.parametrize(("members", "words"), WARNED, ids=[words[:50] for _, words in WARNED])
+def test_what_has_no_effect_is_warned_of_in_one_sentence(members, words):
+    judgement = judge("CreateTrainingJob", request_of(**members), SITE)
+    assert judgement.refusals == ()
+    (sentence,) = judgement.warnings
+    assert sentence.startswith(words)
+
+
+@pytest.mark.parametrize("members", SILENT)
+def test_what_has_its_effect_or_asks_for_nothing_is_not_mentioned(members):
+    judgement = judge("CreateTrainingJob", request_of(**members), SITE)
+    assert (judgement.refusals, judgement.warnings) == ((), ())
+
+
+def test_encryption_that_is_not_done_is_warned_of_where_the_machine_is_trusted():
+    request = request_of(
+        OutputDataConfig={"S3OutputPath": "s3://b/o", "KmsKeyId": "key"},
+        EnableInterContainerTrafficEncryption=True,
+        **resources(VolumeKmsKeyId="key"),
+    )
+    assert len(judge("CreateTrainingJob", request, SITE).refusals) == 3
+    judgement = judge("CreateTrainingJob", request, TRUSTED)
+    assert judgement.refusals == ()
+    assert len(judgement.warnings) == 3
+    assert all("has no effect" in sentence for sentence in judgement.warnings)
+
+
+def test_a_volume_is_warned_of_only_where_the_disk_has_less():
+    request = request_of(**resources(VolumeSizeInGB=30))
+    free = 30_000_000_000
+    assert judge("CreateTrainingJob", request, Site(free_disk_bytes=free)).warnings == ()
+    (sentence,) = judge("CreateTrainingJob", request, Site(free_disk_bytes=free - 1)).warnings
+    assert sentence.startswith("VolumeSizeInGB 30: no disk is set aside for it")
+
+
+def test_an_update_refuses_a_shell_and_warns_of_profiles_that_are_not_taken():
+    refusal = judge("UpdateTrainingJob", {"RemoteDebugConfig": {"EnableRemoteDebug": True}}, SITE)
+    assert len(refusal.refusals) == 1
+    update = {"TrainingJobName": "job", "ProfilerConfig": {"ProfilingParameters": {"PythonProfilingConfig": "{}"}}}
+    assert len(judge("UpdateTrainingJob", update, SITE).warnings) == 1
+
+
+def test_two_channels_with_the_same_trouble_have_a_sentence_each():
+    first, second = channel(InputMode="FastFile"), channel(InputMode="FastFile")
+    second["InputDataConfig"][0]["ChannelName"] = "test"
+    request = request_of(InputDataConfig=first["InputDataConfig"] + second["InputDataConfig"])
+    assert len(judge("CreateTrainingJob", request, SITE).warnings) == 2
+
+
+def test_the_page_of_members_is_what_the_tables_say():
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        import make_api_page
+    finally:
+        sys.path.pop(0)
+    assert make_api_page.TARGET.read_text() == make_api_page.page(), "run tools/make_api_page.py"

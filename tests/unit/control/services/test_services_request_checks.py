@@ -1,0 +1,208 @@
+"""What is checked when a job is created or updated, instead of an hour later: buckets, patterns, time, members."""
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from clary.contract.errors import ObjectStoreError, WireError
+from clary.control.services.call import Call
+from clary.control.services.dispatch import dispatch
+from clary.testing.control_plane import ControlPlane, request_of
+
+
+@pytest.fixture
+async def plane(tmp_path):
+    async with ControlPlane.open(tmp_path) as plane:
+        yield plane
+
+
+def with_settings(plane, **values):
+    plane.services = replace(plane.services, settings=replace(plane.services.settings, **values))
+
+
+async def refusal(call):
+    with pytest.raises(WireError) as error:
+        await call
+    return error.value.code, error.value.message
+
+
+async def test_buckets_of_outputs_are_made_in_the_embedded_store(plane):
+    plane.objects.missing = {"results", "checkpoints", "unnamed"}
+    await plane.create(
+        OutputDataConfig={"S3OutputPath": "s3://results/out"}, CheckpointConfig={"S3Uri": "s3://checkpoints/c"}
+    )
+    assert plane.objects.missing == {"unnamed"}
+
+
+async def test_in_another_store_the_buckets_must_be_there(plane):
+    plane.objects.missing = {"bucket"}
+    with_settings(plane, s3_endpoint_url="http://store.lan:9000")
+    code, message = await refusal(plane.create())
+    assert code == "ValidationException"
+    assert message.startswith("Bucket 'bucket', which the job is to write to, does not exist in the object store http:")
+    assert plane.objects.missing == {"bucket"}
+
+
+async def test_a_bucket_that_can_not_be_made_refuses_the_job(plane):
+    plane.objects.missing = {"Results"}
+    code, message = await refusal(plane.create(OutputDataConfig={"S3OutputPath": "s3://Results/out"}))
+    assert code == "ValidationException"
+    assert message.startswith("Bucket 'Results', which the job is to write to, does not exist and can not be made: the")
+    assert "answered 400" in message
+    assert await plane.store.get_job("job") is None
+
+
+@pytest.mark.parametrize("bucket", ["..", "a..b", "b", "%2e%2e", "a b c", ".hidden"])
+async def test_what_is_no_name_of_a_bucket_is_not_asked_for(plane, bucket, monkeypatch):
+    monkeypatch.setattr(plane.objects, "has_bucket", None)
+    code, message = await refusal(plane.create(OutputDataConfig={"S3OutputPath": f"s3://{bucket}/out"}))
+    assert code == "ValidationException"
+    assert message.endswith("can not exist: that is no name of a bucket.")
+
+
+async def test_a_refused_request_makes_no_bucket(plane):
+    plane.objects.missing = {"bucket"}
+    await refusal(plane.create(RemoteDebugConfig={"EnableRemoteDebug": True}))
+    assert plane.objects.missing == {"bucket"}
+
+
+async def test_a_store_that_does_not_answer_is_no_fault_of_the_request(plane, monkeypatch):
+    async def silent(bucket):
+        raise ObjectStoreError("no answer", retryable=True)
+
+    monkeypatch.setattr(plane.objects, "has_bucket", silent)
+    assert await refusal(plane.create()) == ("ServiceUnavailable", "no answer")
+
+
+def metrics(*regexes):
+    definitions = [{"Name": f"m{number}", "Regex": regex} for number, regex in enumerate(regexes)]
+    return {
+        "AlgorithmSpecification": {
+            "TrainingImage": "generic:1",
+            "ContainerEntrypoint": ["true"],
+            "MetricDefinitions": definitions,
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("regex", "words"),
+    [
+        ("loss=(", "missing ), unterminated subpattern at position 5"),
+        ("[0-9", "unterminated character set at position 0"),
+        ("*loss", "nothing to repeat at position 0"),
+        ("(a{99999999999999999999})", "the repetition number is too large"),
+        ("(?<=a+)b([0-9])", "look-behind requires fixed-width pattern"),
+    ],
+)
+async def test_a_pattern_that_does_not_compile_is_refused_with_the_place(plane, regex, words):
+    code, message = await refusal(plane.create(**metrics("loss=([0-9]+)", regex)))
+    assert code == "ValidationException"
+    assert message.startswith(f"Regex of metric definition 'm1' does not compile: {words}")
+
+
+async def test_a_pattern_that_can_run_away_is_warned_of_and_never_matched(plane):
+    await plane.create(**metrics(r"(a+)+$([0-9])", r"loss: ([-+]?\d*\.?\d+(?:[eE][-+]?\d+)?)", "acc=(.*?);"))
+    (sentence,) = (await plane.job()).warnings
+    assert sentence.startswith("metric m0: its Regex repeats what repeats")
+
+
+async def test_patterns_that_compile_slowly_hold_nobody_up(plane):
+    slow = "(?i)" + "[\\0-\uffff]" * 40 + "([0-9])"
+    started = time.monotonic()
+    await plane.create(**metrics(*[slow] * 40))
+    assert time.monotonic() - started < 10  # all of them take 20 s and more
+    _, message = await refusal(plane.create("other", **metrics(*[slow] * 39, "(")))
+    assert message.startswith("Regex of metric definition 'm39' does not compile: missing )")
+
+
+async def test_more_time_than_the_quota_is_refused_in_the_real_service_s_words(plane):
+    await plane.create("longest", StoppingCondition={"MaxRuntimeInSeconds": 28 * 86_400})
+    code, message = await refusal(plane.create(StoppingCondition={"MaxRuntimeInSeconds": 28 * 86_400 + 1}))
+    assert code == "ResourceLimitExceeded"
+    assert message.startswith(
+        "The account-level service limit 'Longest run time for a training job' is 2419200 Seconds, with current "
+        "utilization of 0 Seconds and a request delta of 2419201 Seconds."
+    )
+    assert message.endswith("Here the limit is setting max_runtime_s.")
+
+
+async def test_an_unknown_type_is_warned_of_with_the_nearest_name(plane):
+    await plane.create(ResourceConfig={"InstanceType": "ml.m5.larg", "InstanceCount": 1, "VolumeSizeInGB": 1})
+    sentence = (await plane.job()).warnings[0]
+    assert sentence.startswith("ml.m5.larg is not in the catalogue (did you mean ml.m5.large?)")
+
+
+async def test_warnings_of_members_are_kept_with_the_job(plane):
+    await plane.create(
+        SessionChainingConfig={"EnableSessionTagChaining": True}, HyperParameters={"sagemaker_mpi_enable": "1"}
+    )
+    first, second = (await plane.job()).warnings
+    assert first.endswith("did you mean 'sagemaker_mpi_enabled'?")
+    assert second.startswith("SessionChainingConfig has no effect")
+
+
+async def test_a_shell_is_refused_by_create_and_update_and_is_never_said_to_be_there(plane):
+    shell = {"EnableRemoteDebug": True}
+    assert (await refusal(plane.create(RemoteDebugConfig=shell)))[0] == "ValidationException"
+    await plane.create()
+    update = plane.call("sagemaker", "UpdateTrainingJob", TrainingJobName="job", RemoteDebugConfig=shell)
+    assert (await refusal(update))[0] == "ValidationException"
+    assert "RemoteDebugConfig" not in await plane.describe()
+
+
+async def test_an_update_adds_its_warnings_once(plane):
+    await plane.create()
+    profiles = {"ProfilingParameters": {"PythonProfilingConfig": "{}"}}
+    for _ in range(2):
+        await plane.call("sagemaker", "UpdateTrainingJob", TrainingJobName="job", ProfilerConfig=profiles)
+    (sentence,) = (await plane.job()).warnings
+    assert sentence.startswith("ProfilerConfig.ProfilingParameters: only DetailedProfilingConfig")
+
+
+@pytest.mark.parametrize(("wanted", "checked"), [(True, True), (False, False), (None, True)])
+async def test_infra_check_decides_whether_hosts_are_checked(plane, wanted, checked):
+    await plane.create(InfraCheckConfig=None if wanted is None else {"EnableInfraCheck": wanted})
+    await plane.passes()
+    assert (await plane.job()).plan["health_checks"] is checked
+
+
+async def test_encryption_that_is_not_done_needs_a_machine_that_is_trusted(plane):
+    encrypted = {"OutputDataConfig": {"S3OutputPath": "s3://bucket/out", "KmsKeyId": "alias/key"}}
+    code, message = await refusal(plane.create(**encrypted))
+    assert code == "ValidationException"
+    assert "machine_is_trusted = true" in message
+    with_settings(plane, machine_is_trusted=True)
+    await plane.create(**encrypted)
+    (sentence,) = (await plane.job()).warnings
+    assert sentence.startswith("OutputDataConfig.KmsKeyId has no effect")
+    assert (await plane.describe())["OutputDataConfig"]["KmsKeyId"] == "alias/key"
+
+
+async def test_members_of_a_newer_client_are_warned_of(plane):
+    call = Call(
+        services=plane.services,
+        params=request_of(),
+        region="us-west-2",
+        access_key_id="K",
+        request_id="R",
+        unknown_members=("ResourceConfig.Cooling",),
+    )
+    await dispatch("sagemaker", "CreateTrainingJob", call)
+    assert (await plane.job()).warnings == ("ResourceConfig.Cooling has no effect: this release knows no such member",)
+
+
+async def test_the_first_preferred_type_that_can_run_here_is_selected_and_told(plane):
+    large, small = (
+        {"InstanceType": "ml.c5.xlarge", "InstanceCount": 1000},
+        {"InstanceType": "ml.m5.large", "InstanceCount": 2},
+    )
+    await plane.create(ResourceConfig={"InstancePreferences": [large, small], "VolumeSizeInGB": 1})
+    resources = (await plane.describe())["ResourceConfig"]
+    assert (resources["SelectedInstanceType"], resources["SelectedInstanceCount"]) == ("ml.m5.large", 2)
+    assert resources["InstancePreferences"] == [large, small]
+    await plane.passes()
+    assert [host["instance_type"] for host in (await plane.job()).plan["hosts"]] == ["ml.m5.large", "ml.m5.large"]
+    code, _ = await refusal(plane.create("other", ResourceConfig={"InstancePreferences": [large], "VolumeSizeInGB": 1}))
+    assert code == "ResourceLimitExceeded"

@@ -1,0 +1,75 @@
+"""Write `docs/api.md` from the tables in `clary.control.jobs.members`.
+
+Run: `python tools/make_api_page.py`; with `--check` it changes nothing and fails if the page is out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from clary.control.jobs.members.judging import TABLES
+from clary.control.jobs.members.member import Member, Outcome, Rule
+
+TARGET = Path(__file__).parent.parent / "docs/api.md"
+HEAD = """# What becomes of each member of a request
+
+Written by `python tools/make_api_page.py` from `src/clary/control/jobs/members`; change it there.
+
+Each member of a request is honoured, accepted with a warning, or refused. A warning stands in the first lines of the
+job's log and below `warnings` in `clary describe`. A refusal is a ValidationException that says what to change, and no
+job is made. A row for a structure decides on everything inside of it. A member with `false`, zero or nothing in it says
+what its absence says, unless its row says otherwise.
+
+Rules on several members together, such as InstanceGroups beside InstanceType, refuse in words of their own.
+"""
+COLUMNS = "| member | decision | what it does, or what is said |\n|---|---|---|\n"
+
+
+def page() -> str:
+    """Return the text of the page."""
+    return HEAD + "".join(_section(operation, members) for operation, members in TABLES.items())
+
+
+def main() -> int:
+    """Write the page, or with --check compare it."""
+    parser = argparse.ArgumentParser(description="Write docs/api.md.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is out of date")
+    if not parser.parse_args().check:
+        TARGET.write_text(page(), encoding="utf-8")
+        return 0
+    if TARGET.exists() and TARGET.read_text(encoding="utf-8") == page():
+        return 0
+    print(f"{TARGET} is out of date: run python tools/make_api_page.py", file=sys.stderr)
+    return 1
+
+
+def _section(operation: str, members: tuple[Member, ...]) -> str:
+    return f"\n## {operation}\n\n{COLUMNS}" + "".join(_row(member) for member in members)
+
+
+def _row(member: Member) -> str:
+    decisions = ["honoured"] if member.is_honoured else []
+    decisions += [_decision(rule) for rule in member.rules]
+    words = [member.says] if member.is_honoured else []
+    words += [_spoken(rule, member) for rule in member.rules]
+    return f"| `{member.path}` | {'; '.join(decisions)} | {_cell('<br>'.join(words))} |\n"
+
+
+def _decision(rule: Rule) -> str:
+    word = "**refused**" if rule.outcome is Outcome.REFUSED else "warned"
+    return f"{word}: {rule.when}" if rule.when else word
+
+
+def _spoken(rule: Rule, member: Member) -> str:
+    sentence = rule.sentence.replace("{item!r}", "'...'").replace("{item}", "...").replace("{value}", "...")
+    return f'"{sentence.replace("{path}", member.path.replace("[]", ""))}"'
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
