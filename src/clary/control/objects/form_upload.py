@@ -21,6 +21,7 @@ from clary.control.objects.form_data import FORM_TYPE
 from clary.control.objects.post_policy import PostPolicy, read_policy
 from clary.control.objects.s3_request import S3Request, check_bucket, check_key
 from clary.control.objects.store_client import encode_path
+from clary.control.permissions.temporary_keys import TemporaryKeys
 
 FILE_NAME = "${filename}"
 MAX_REDIRECT_CHARACTERS = 2048
@@ -76,6 +77,7 @@ def judge_form(
     now: datetime,
     skew_s: float,
     region: str | None,
+    temporary: TemporaryKeys | None = None,
 ) -> FormUpload:
     """Return what a form uploads.
 
@@ -87,10 +89,13 @@ def judge_form(
         now: aware time of day.
         skew_s: how far clocks may be apart.
         region: the only region that a signature may name; None takes every one.
+        temporary: knows the keys that come with a session token; None knows none.
     Raises: WireError saying what is wrong with signature, policy, fields or key.
     """
     check_bucket(bucket)
-    access_key_id = authenticate_form(fields, find_secret=find_secret, now=now, skew_s=skew_s, region=region)
+    access_key_id = authenticate_form(
+        fields, find_secret=find_secret, now=now, skew_s=skew_s, region=region, temporary=temporary
+    )
     policy = read_policy(fields["policy"])
     if "x-amz-signature" not in fields and policy.expires_at - now > timedelta(
         seconds=sigv4.PRESIGNED_MAX_EXPIRES_S + skew_s

@@ -47,6 +47,7 @@ from clary.control.objects.store_client import (
     store_url,
 )
 from clary.control.permissions.grants import Grants
+from clary.control.permissions.temporary_keys import TemporaryKeys
 
 STORE_TIMEOUT_S = 300.0  # without a byte from the store; completing a large multipart upload is slow
 FORM_TIMEOUT_S = 30.0  # for everything before the file of a form
@@ -110,6 +111,7 @@ class S3Front:
         find_grants: what a key opens; None for everything. Called for every request.
         region: the only one that signatures may name; None takes every region.
         note_known: is told of a request whose sender is proved by its body alone.
+        temporary: knows the keys that come with a session token; None knows none.
     """
 
     def __init__(
@@ -125,7 +127,9 @@ class S3Front:
         find_grants: Callable[[str], Grants | None] = lambda _: None,
         region: str | None = None,
         note_known: Callable[[web.BaseRequest], None] = lambda _request: None,
+        temporary: TemporaryKeys | None = None,
     ) -> None:
+        self._temporary = temporary
         self._region = region
         self._note_known = note_known
         self._store = store_endpoint
@@ -196,6 +200,7 @@ class S3Front:
             now=self._clock.now(),
             skew_s=self._skew_s,
             region=self._region,
+            temporary=self._temporary,
         )
         # Raises where the key of a job would upload to a place that its job does not name.
         Permit(self._find_grants(upload.access_key_id), request, upload.asked)
@@ -227,6 +232,7 @@ class S3Front:
             skew_s=self._skew_s,
             host_bucket=host_bucket,
             region=self._region,
+            temporary=self._temporary,
         )
 
     async def _translate(

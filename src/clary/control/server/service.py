@@ -174,6 +174,7 @@ async def run_service(settings: Settings, *, leave: asyncio.Event, begins_anew: 
             profiles=profiles,
             prices=prices,
             rehearsals=rehearsing,
+            temporary_keys=secrets.temporary_keys,
         )
         memory_limits = engine.memory_limits()
         isolation = engine.isolation()[0]  # makes a network to find out: before anybody waits for an answer
@@ -217,7 +218,13 @@ async def run_service(settings: Settings, *, leave: asyncio.Event, begins_anew: 
         await rehearsing.load()
         stack.push_async_callback(rehearsing.interrupt)
         keys = JobKeys(secrets, hub, settings)
-        verifier = SignatureVerifier(keys.find_secret, clock, skew_s=settings.clock_skew_s, journal=journal)
+        verifier = SignatureVerifier(
+            keys.find_secret,
+            clock,
+            skew_s=settings.clock_skew_s,
+            journal=journal,
+            temporary=services.temporary_keys,
+        )
         aws_handler = AwsHandler(
             services, verifier, find_grants=keys.find_grants, max_body_bytes=settings.max_body_bytes
         )
@@ -321,6 +328,7 @@ async def _listen(
         bucket_of_own_host=names.bucket_of,
         region=settings.region if settings.s3_regions == OWN_REGION else None,
         note_known=settle,
+        temporary=services.temporary_keys,
     )
     await front.start()
     stack.push_async_callback(front.close)

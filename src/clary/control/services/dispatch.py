@@ -43,6 +43,8 @@ HANDLERS: Mapping[tuple[str, str], Handler] = {
     ("logs", "PutRetentionPolicy"): logs.put_retention_policy,
     ("logs", "DeleteRetentionPolicy"): logs.delete_retention_policy,
     ("sts", "GetCallerIdentity"): sts.get_caller_identity,
+    ("sts", "AssumeRole"): sts.assume_role,
+    ("sts", "GetSessionToken"): sts.get_session_token,
     ("iam", "GetRole"): iam.get_role,
     ("iam", "GetUser"): iam.get_user,
     ("iam", "ListRoles"): iam.list_roles,

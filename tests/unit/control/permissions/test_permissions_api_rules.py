@@ -215,6 +215,7 @@ def test_every_operation_of_the_service_is_decided_on_purpose():
             *("DeleteExperiment", "DeleteTrial", "DeleteTrialComponent", "DeleteArtifact"),
         )
     } | {("logs", "PutRetentionPolicy"), ("logs", "DeleteRetentionPolicy"), ("iam", "SimulatePrincipalPolicy")}
+    owners_alone |= {("sts", "AssumeRole"), ("sts", "GetSessionToken")}
     assert set(HANDLERS) - set(RULES) - OPERATIONS - {("sagemaker", "ListTags")} == owners_alone
 
 
