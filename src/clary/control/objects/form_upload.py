@@ -19,7 +19,7 @@ from clary.control.objects.authentication import FORBIDDEN, FindSecret
 from clary.control.objects.form_authentication import authenticate_form
 from clary.control.objects.form_data import FORM_TYPE
 from clary.control.objects.post_policy import PostPolicy, read_policy
-from clary.control.objects.s3_request import S3Request, check_bucket, check_key
+from clary.control.objects.s3_request import MAX_KEY_BYTES, S3Request, check_bucket, check_key
 from clary.control.objects.store_client import encode_path
 from clary.control.permissions.temporary_keys import TemporaryKeys
 
@@ -105,6 +105,8 @@ def judge_form(
             "Invalid according to Policy: its expiration lies more than a week ahead: sign it for a shorter time.",
             http_status=FORBIDDEN,
         )
+    if len(file_name) > MAX_KEY_BYTES:  # it takes the place of each of many short words
+        raise WireError("KeyTooLongError", f"The file's name is too long: {MAX_KEY_BYTES} characters at most.")
     filled = {
         name: value if name in _AS_SIGNED else value.replace(FILE_NAME, file_name) for name, value in fields.items()
     }
