@@ -164,11 +164,11 @@ def redirect_address(upload: FormUpload, etag: str) -> str:
     return parts._replace(query=f"{parts.query}&{told}" if parts.query else told).geturl()
 
 
-def object_address(upload: FormUpload, *, scheme: str, host: str, is_bucket_in_host: bool) -> str:
-    """Return the address of the new object, as the client reaches this service."""
-    path = encode_path(upload.asked.bucket, upload.asked.key)
+def object_address(asked: S3Request, *, scheme: str, host: str, is_bucket_in_host: bool) -> str:
+    """Return the address of an object that a request makes, as its client reaches this service."""
+    path = encode_path(asked.bucket, asked.key)
     if is_bucket_in_host:
-        path = path.removeprefix(f"/{upload.asked.bucket}")
+        path = path.removeprefix(f"/{asked.bucket}")
     return f"{scheme}://{host}{path}"
 
 

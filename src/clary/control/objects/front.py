@@ -22,11 +22,12 @@ from clary.contract import sigv4
 from clary.contract.clock import Clock
 from clary.contract.errors import WireError
 from clary.contract.launch_plan import Endpoint
-from clary.control.objects import copying, encryption, form_upload, payloads, s3_request
+from clary.control.objects import completed_answers, copying, encryption, form_upload, payloads, s3_request
 from clary.control.objects.authentication import Caller, FindSecret, authenticate
 from clary.control.objects.deletion_limit import DeletionLimit
 from clary.control.objects.encryption import Encryption
 from clary.control.objects.form_data import FormReader, boundary_of
+from clary.control.objects.form_upload import object_address
 from clary.control.objects.front_answers import (
     BUCKET_REGION,
     error_response,
@@ -275,11 +276,16 @@ class S3Front:
         return [*headers, (encryption.MARK, mark)] if mark else headers
 
     async def _head(
-        self, bucket: str, key: str, query: Sequence[tuple[str, str]] = ()
+        self,
+        bucket: str,
+        key: str,
+        query: Sequence[tuple[str, str]] = (),
+        *,
+        headers: Sequence[tuple[str, str]] = (),
     ) -> tuple[int, list[tuple[str, str]]]:
         """Ask the store for the headers of a bucket or object."""
         asked = S3Request(method="HEAD", bucket=bucket, key=key, query=tuple(query))
-        answer = await self._send(asked, _Outgoing(headers=[], payload_hash=sigv4.EMPTY_HASH, data=None))
+        answer = await self._send(asked, _Outgoing(headers=list(headers), payload_hash=sigv4.EMPTY_HASH, data=None))
         answer.release()
         return answer.status, list(answer.headers.items())
 
@@ -336,10 +342,34 @@ class S3Front:
                 raise WireError("NoSuchKey", "The specified key does not exist.", http_status=404)
             if permit.is_filtered and answer.status == http.HTTPStatus.OK:
                 return await filtered(request, answer, permit)
-            return await relay(request, answer, self._added_headers(asked, outgoing, answer))
+            content = await self._completed(request, asked, answer)
+            return await relay(request, answer, self._added_headers(asked, outgoing, answer), content=content)
         finally:
             # A connection on which a body may still be on its way must not be used again.
             answer.close() if body.is_cut_short else answer.release()
+
+    async def _completed(
+        self, request: web.BaseRequest, asked: S3Request, answer: aiohttp.ClientResponse
+    ) -> bytes | None:
+        """Return the content of an answer that is completed, None for one that goes on as it comes."""
+        is_attributes = completed_answers.asks_attributes(asked)
+        if answer.status != http.HTTPStatus.OK or not (is_attributes or completed_answers.completes_upload(asked)):
+            return None
+        content = b""
+        async for piece in answer.content.iter_any():
+            content += piece
+            if len(content) > completed_answers.MAX_DOCUMENT_BYTES:
+                raise WireError("InternalError", "The store's answer is too long to be looked at.", http_status=500)
+        if is_attributes:
+            wanted = request.headers.get(completed_answers.ASKED, "")
+            versions = [pair for pair in asked.query if pair[0] == "versionId"]
+            checksums = [("x-amz-checksum-mode", "ENABLED")]
+            _, headers = await self._head(asked.bucket, asked.key, versions, headers=checksums)
+            return completed_answers.with_attributes(content, wanted, headers)
+        host = request.headers.get("Host", "")
+        is_in_host = bool(s3_request.bucket_of_host(host) or self._bucket_of_own_host(host))
+        address = object_address(asked, scheme=request.scheme, host=host, is_bucket_in_host=is_in_host)
+        return completed_answers.with_location(content, address)
 
     def _added_headers(
         self, asked: S3Request, outgoing: _Outgoing, answer: aiohttp.ClientResponse

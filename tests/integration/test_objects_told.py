@@ -1,7 +1,8 @@
-"""What S3 tells of encryption, by a real client and a real SeaweedFS: asked for, kept with the object, told back."""
+"""What S3 tells of objects by a real client and a real SeaweedFS: encryption that was asked for, checksums, regions."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from collections.abc import Iterator
 from typing import Any
@@ -122,3 +123,24 @@ def test_boto3_is_led_from_another_region_to_ours(service: Service, s3: Any, key
     assert other.head_object(Bucket=BUCKET, Key=key)["ContentLength"] == 1
     other.close()
     assert s3.head_bucket(Bucket=BUCKET)["BucketRegion"] == REGION
+
+
+def test_attributes_tell_checksums_and_parts(s3: Any, key: str) -> None:
+    wanted = ["Checksum", "ObjectParts", "ObjectSize", "ETag"]
+    s3.put_object(Bucket=BUCKET, Key=key, Body=b"x", ChecksumAlgorithm="SHA256")
+    found = s3.get_object_attributes(Bucket=BUCKET, Key=key, ObjectAttributes=wanted)
+    assert found["Checksum"] == {
+        "ChecksumSHA256": base64.b64encode(hashlib.sha256(b"x").digest()).decode(),
+        "ChecksumType": "FULL_OBJECT",
+    }
+    assert (found["ObjectSize"], "ObjectParts" in found) == (1, False)
+    upload = s3.create_multipart_upload(Bucket=BUCKET, Key=key, ChecksumAlgorithm="CRC32")["UploadId"]
+    part = s3.upload_part(
+        Bucket=BUCKET, Key=key, UploadId=upload, PartNumber=1, Body=b"part", ChecksumAlgorithm="CRC32"
+    )
+    parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"], "ChecksumCRC32": part["ChecksumCRC32"]}]}
+    done = s3.complete_multipart_upload(Bucket=BUCKET, Key=key, UploadId=upload, MultipartUpload=parts)
+    assert done["Location"] == f"{s3.meta.endpoint_url}/{BUCKET}/{key}"
+    found = s3.get_object_attributes(Bucket=BUCKET, Key=key, ObjectAttributes=wanted)
+    assert found["Checksum"] == {"ChecksumCRC32": done["ChecksumCRC32"], "ChecksumType": "COMPOSITE"}
+    assert found["ObjectParts"]["TotalPartsCount"] == 1
