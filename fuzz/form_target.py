@@ -18,9 +18,9 @@ from typing import Any
 
 from clary.contract import sigv4
 from clary.contract.errors import WireError
-from clary.control.objects.form_data import FormReader, boundary_of
-from clary.control.objects.form_upload import FormUpload, judge_form, redirect_address, within_bounds
-from clary.control.objects.post_policy import read_policy
+from clary.control.objects.forms.form_data import FormReader, boundary_of
+from clary.control.objects.forms.form_upload import FormUpload, judge_form, redirect_address, within_bounds
+from clary.control.objects.forms.post_policy import read_policy
 from clary.control.permissions.temporary_keys import TemporaryKeys
 from fuzz.byte_reader import ByteReader
 from fuzz.findings import found, require
@@ -31,21 +31,19 @@ REGION, BUCKET, PREFIX = "us-west-2", "bucket", "in/"
 KEYS = TemporaryKeys(b"master")
 BOUNDARY = b"xyz"
 _LATER = (NOW + timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
-_NAMES = ("key", "acl", "content-type", "x-amz-meta-a", "success_action_redirect", "success_action_status", "bucket")
-_NAMES += (
-    "policy",
-    "x-amz-signature",
-    "signature",
-    "x-amz-credential",
-    "x-amz-date",
-    "x-amz-security-token",
-    "tagging",
+_NAMES = (
+    *("key", "acl", "content-type", "x-amz-meta-a", "success_action_redirect", "success_action_status", "bucket"),
+    *("policy", "x-amz-signature", "signature", "x-amz-credential", "x-amz-date", "x-amz-security-token", "tagging"),
 )
 _VALUES = ("in/a", "in/../a", "out/a", "in/${filename}", "https://h/x?y#z", "//h", "a\r\nb: c", "", "201", "bucket")
-_JSON = ('{"expiration":', f'"{_LATER}"', ',"conditions":[', '{"bucket":"bucket"}', '["starts-with","$key","in/"]', ",")
-_JSON += ("]}", "[", "null", "true", "-1", "1e999", '["content-length-range",', '"\\ud800"', '["eq","$', "9" * 5000)
-_FORM = (b"--xyz\r\n", b"\r\n--xyz", b"--\r\n", b"Content-Disposition: form-data; ", b'name="file"', b'name="key"')
-_FORM += (b'; filename="a\\"b"', b"; filename*=utf-8''%ff%2f", b"\r\n\r\n", b"\r\n", b"\xff", b"\r\n--xy")
+_JSON = (
+    *('{"expiration":', f'"{_LATER}"', ',"conditions":[', '{"bucket":"bucket"}', '["starts-with","$key","in/"]', ","),
+    *("]}", "[", "null", "true", "-1", "1e999", '["content-length-range",', '"\\ud800"', '["eq","$', "9" * 5000),
+)
+_FORM = (
+    *(b"--xyz\r\n", b"\r\n--xyz", b"--\r\n", b"Content-Disposition: form-data; ", b'name="file"', b'name="key"'),
+    *(b'; filename="a\\"b"', b"; filename*=utf-8''%ff%2f", b"\r\n\r\n", b"\r\n", b"\xff", b"\r\n--xy"),
+)
 
 
 @contextmanager

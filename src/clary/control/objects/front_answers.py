@@ -19,7 +19,7 @@ from multidict import CIMultiDict
 from clary.contract.errors import WireError
 from clary.control.objects.authentication import REGION
 from clary.control.objects.encryption import MARK
-from clary.control.objects.form_upload import (
+from clary.control.objects.forms.form_upload import (
     CREATED,
     FormUpload,
     created_document,

@@ -16,9 +16,9 @@ from xml.sax.saxutils import escape
 from clary.contract import sigv4
 from clary.contract.errors import WireError
 from clary.control.objects.authentication import FORBIDDEN, FindSecret
-from clary.control.objects.form_authentication import authenticate_form
-from clary.control.objects.form_data import FORM_TYPE
-from clary.control.objects.post_policy import PostPolicy, read_policy
+from clary.control.objects.forms.form_authentication import authenticate_form
+from clary.control.objects.forms.form_data import FORM_TYPE
+from clary.control.objects.forms.post_policy import PostPolicy, read_policy
 from clary.control.objects.s3_request import MAX_KEY_BYTES, S3Request, check_bucket, check_key
 from clary.control.objects.store_client import encode_path
 from clary.control.permissions.temporary_keys import TemporaryKeys
