@@ -125,6 +125,19 @@ def test_boto3_is_led_from_another_region_to_ours(service: Service, s3: Any, key
     assert s3.head_bucket(Bucket=BUCKET)["BucketRegion"] == REGION
 
 
+def test_buckets_lie_in_our_region_and_in_no_other(s3: Any) -> None:
+    assert s3.get_bucket_location(Bucket=BUCKET)["LocationConstraint"] == REGION
+    s3.create_bucket(Bucket="in-ours", CreateBucketConfiguration={"LocationConstraint": REGION})
+    s3.create_bucket(Bucket="in-none")
+    with pytest.raises(ClientError) as error:
+        s3.create_bucket(Bucket="in-another", CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
+    assert refusal(error) == ("IllegalLocationConstraintException", 400)
+    assert {"in-ours", "in-none"} <= {bucket["Name"] for bucket in s3.list_buckets()["Buckets"]}
+    with pytest.raises(ClientError) as error:
+        s3.head_bucket(Bucket="in-another")
+    assert refusal(error)[1] == 404
+
+
 def test_attributes_tell_checksums_and_parts(s3: Any, key: str) -> None:
     wanted = ["Checksum", "ObjectParts", "ObjectSize", "ETag"]
     s3.put_object(Bucket=BUCKET, Key=key, Body=b"x", ChecksumAlgorithm="SHA256")

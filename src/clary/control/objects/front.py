@@ -21,7 +21,7 @@ from clary.contract import sigv4
 from clary.contract.clock import Clock
 from clary.contract.errors import WireError
 from clary.contract.launch_plan import Endpoint
-from clary.control.objects import completed_answers, copying, encryption, s3_request
+from clary.control.objects import bucket_regions, completed_answers, copying, encryption, s3_request
 from clary.control.objects.authentication import Caller, FindSecret, authenticate
 from clary.control.objects.deletion_limit import DeletionLimit
 from clary.control.objects.encryption import Encryption
@@ -230,6 +230,8 @@ class S3Front:
             )
         outgoing = await choose_body(request, headers, caller, body)
         outgoing = replace(outgoing, encryption=wanted)
+        if bucket_regions.makes_bucket(asked) and self._region is not None and isinstance(outgoing.data, bytes):
+            bucket_regions.check_constraint(outgoing.data, self._region)
         return await look_at_deleted_keys(outgoing, permit) if asked.is_delete_objects else outgoing
 
     async def _mark(
@@ -311,15 +313,18 @@ class S3Front:
     async def _completed(
         self, request: web.BaseRequest, asked: S3Request, answer: aiohttp.ClientResponse
     ) -> bytes | None:
-        """Return the content of an answer that is completed, None for one that goes on as it comes."""
-        is_attributes = completed_answers.asks_attributes(asked)
-        if answer.status != http.HTTPStatus.OK or not (is_attributes or completed_answers.completes_upload(asked)):
+        """Return the content of an answer that is completed or replaced, None for one that goes on as it comes."""
+        is_attributes, is_location = completed_answers.asks_attributes(asked), bucket_regions.is_location(asked)
+        is_known = is_attributes or is_location or completed_answers.completes_upload(asked)
+        if answer.status != http.HTTPStatus.OK or not is_known:
             return None
         content = b""
         async for piece in answer.content.iter_any():
             content += piece
             if len(content) > completed_answers.MAX_DOCUMENT_BYTES:
                 raise WireError("InternalError", "The store's answer is too long to be looked at.", http_status=500)
+        if is_location:
+            return bucket_regions.location_document(self._region or self._store.region)
         if is_attributes:
             wanted = request.headers.get(completed_answers.ASKED, "")
             versions = [pair for pair in asked.query if pair[0] == "versionId"]
