@@ -125,8 +125,11 @@ def test_boto3_is_led_from_another_region_to_ours(service: Service, s3: Any, key
     assert s3.head_bucket(Bucket=BUCKET)["BucketRegion"] == REGION
 
 
-def test_buckets_lie_in_our_region_and_in_no_other(s3: Any) -> None:
+def test_buckets_lie_in_our_region_and_in_no_other(service: Service, s3: Any) -> None:
     assert s3.get_bucket_location(Bucket=BUCKET)["LocationConstraint"] == REGION
+    unknowing = service.client(region="us-east-1")  # as minio's client asks before anything else
+    assert unknowing.get_bucket_location(Bucket=BUCKET)["LocationConstraint"] == REGION
+    unknowing.close()
     s3.create_bucket(Bucket="in-ours", CreateBucketConfiguration={"LocationConstraint": REGION})
     s3.create_bucket(Bucket="in-none")
     with pytest.raises(ClientError) as error:

@@ -27,6 +27,11 @@ def is_location(asked: S3Request) -> bool:
     return asked.method == "GET" and bool(asked.bucket) and not asked.key and asked.has("location")
 
 
+def asks_from_anywhere(method: str, raw_query: str) -> bool:
+    """Whether a request is GetBucketLocation, judged before its signature is: who asks does not know the region yet."""
+    return method == "GET" and "location" in {part.partition("=")[0] for part in raw_query.split("&")}
+
+
 def check_constraint(content: bytes, region: str) -> None:
     """Refuse a bucket that is asked for in another region; one that names none is made here.
 

@@ -206,7 +206,7 @@ class S3Front:
             now=self._clock.now(),
             skew_s=self._skew_s,
             host_bucket=host_bucket,
-            region=self._region,
+            region=None if bucket_regions.asks_from_anywhere(request.method, raw_query) else self._region,
             temporary=self._temporary,
         )
 
