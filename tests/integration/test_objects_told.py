@@ -60,7 +60,8 @@ def test_encryption_of_an_upload_in_parts_is_told_back(s3: Any, key: str) -> Non
     assert told(upload) == KMS
     part = s3.upload_part(Bucket=BUCKET, Key=key, UploadId=upload["UploadId"], PartNumber=1, Body=b"part")
     parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
-    s3.complete_multipart_upload(Bucket=BUCKET, Key=key, UploadId=upload["UploadId"], MultipartUpload=parts)
+    done = s3.complete_multipart_upload(Bucket=BUCKET, Key=key, UploadId=upload["UploadId"], MultipartUpload=parts)
+    assert told(done) == KMS
     assert looked_at(s3, key) == KMS
 
 

@@ -305,7 +305,7 @@ class S3Front:
             if permit.is_filtered and answer.status == http.HTTPStatus.OK:
                 return await filtered(request, answer, permit)
             content = await self._completed(request, asked, answer)
-            return await relay(request, answer, self._added_headers(asked, outgoing, answer), content=content)
+            return await relay(request, answer, await self._added_headers(asked, outgoing, answer), content=content)
         finally:
             # A connection on which a body may still be on its way must not be used again.
             answer.close() if body.is_cut_short else answer.release()
@@ -336,15 +336,18 @@ class S3Front:
         address = object_address(asked, scheme=request.scheme, host=host, is_bucket_in_host=is_in_host)
         return completed_answers.with_location(content, address)
 
-    def _added_headers(
+    async def _added_headers(
         self, asked: S3Request, outgoing: Outgoing, answer: aiohttp.ClientResponse
     ) -> list[tuple[str, str]]:
         if answer.status not in _GOOD:
             return []
         if asked.bucket and not asked.key and asked.method == "HEAD":
-            return [(BUCKET_REGION, self._store.region)]
+            return [(BUCKET_REGION, self._region or self._store.region)]
         if self._forward_encryption:
             return []
+        if completed_answers.completes_upload(asked):  # what the upload was begun with stands with its object alone
+            status, headers = await self._store.head(asked.bucket, asked.key)
+            return encryption.kept_headers(dict(headers)) if status == http.HTTPStatus.OK else []
         return encryption.told_headers(asked, outgoing.encryption, answer.headers)
 
 
