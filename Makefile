@@ -15,7 +15,7 @@ READ_BY_PROGRAMS := src/clary/contract src/clary/train src/clary/compat src/clar
                     src/clary/agent/zygote/clary_zygote.py
 export CLARY_COMMAND := $(BIN)/clary
 
-.PHONY: setup quickstart test native-test test-cgroup2 check format bench faults fuzz wheel clean
+.PHONY: setup quickstart test native-test test-cgroup2 check format bench faults fuzz wheel test-wheel clean
 
 quickstart: $(STAMPS)/service.stamp $(STAMPS)/native.stamp $(STAMPS)/train.stamp $(STAMPS)/sdk2.stamp
 	@sh tools/write_first_settings.sh $(CURDIR)/.venvs/train/bin/python
@@ -67,6 +67,10 @@ fuzz: $(STAMPS)/fuzz.stamp
 # The wheel that users install, into dist/: for any Linux with this machine's glibc or a newer one, the same bytes twice.
 wheel: $(STAMPS)/wheel.stamp
 	.venvs/wheel/bin/python tools/build_wheel.py
+
+# The wheel in new environments of Python 3.11 to 3.13: a service and a job each.
+test-wheel: wheel $(STAMPS)/service.stamp $(STAMPS)/train.stamp
+	$(BIN)/python tools/test_wheel.py
 
 clean:
 	rm -rf .venv .venvs .cache build dist

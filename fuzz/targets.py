@@ -12,6 +12,7 @@ TARGETS = {
     "wire": "fuzz.wire_target",
     "signatures": "fuzz.signature_target",
     "s3": "fuzz.s3_target",
+    "forms": "fuzz.form_target",
     "agents": "fuzz.agent_target",
     "options": "fuzz.options_target",
     "archives": "fuzz.archive_target",

@@ -183,7 +183,7 @@ async def test_client_that_leaves_during_an_upload_leaves_the_store_with_a_broke
     await until(lambda: len(bench.received) >= MIB // 2)
     writer.transport.abort()
     async with asyncio.timeout(10):
-        while bench.front._session.connector._acquired:  # the store's side is closed, not left waiting
+        while bench.front._store._session.connector._acquired:  # the store's side is closed, not left waiting
             await asyncio.sleep(0.01)
     assert len(bench.received) <= MIB
     assert "content-length: 10485760" in bench.heads[0].lower()

@@ -39,7 +39,8 @@ UNRESERVED = "-_.~"  # besides letters and digits; RFC 3986 section 2.3
 PATH_SAFE = "/" + UNRESERVED
 KEY_CACHE_SIZE = 4096
 SECURITY_TOKEN = "x-amz-security-token"  # noqa: S105 - the name of a header and of a parameter of URLs
-TOKEN_HINT = "Keys of this service come without a session token: unset AWS_SESSION_TOKEN."  # noqa: S105
+# What to do about a session token that this service has not made.
+TOKEN_HINT = "Keys of `clary env` come without a session token: unset AWS_SESSION_TOKEN."  # noqa: S105
 
 # Hop-by-hop headers that proxies rewrite and that clients therefore leave unsigned.
 UNSIGNED_HEADERS = frozenset({"authorization", "connection", "expect", "transfer-encoding", "user-agent"})

@@ -27,6 +27,7 @@ from clary.contract.launch_plan import Credentials
 from clary.contract.plain import from_plain
 from clary.contract.processes import ProcessId
 from clary.control import full_disks
+from clary.control.permissions.temporary_keys import TemporaryKeys
 
 JOB_KEY_PREFIX = "CLARYJOB"
 _MADE_WITH_KEYS = ("clary.db", "database.json")  # files that a service makes when it has keys
@@ -91,6 +92,11 @@ class RootSecrets:
     def pool_token(self, pool: str) -> str:
         """Derive the bearer token of one warm pool's agents."""
         return self._derive(f"pool:{pool}").hex()
+
+    @property
+    def temporary_keys(self) -> TemporaryKeys:
+        """Keys with an end, and their tokens."""
+        return TemporaryKeys(self._derive("temporary"))
 
     @property
     def metrics_token(self) -> str:

@@ -17,6 +17,7 @@ from urllib.parse import unquote
 
 from clary.contract import sigv4
 from clary.contract.errors import ContractError, WireError
+from clary.control.permissions.temporary_keys import TemporaryKeys, TokenVerdict
 
 FORBIDDEN = 403
 REGION = "Region"  # in the details of an error: the region that was expected
@@ -85,6 +86,7 @@ def authenticate(
     skew_s: float,
     host_bucket: str | None = None,
     region: str | None = None,
+    temporary: TemporaryKeys | None = None,
 ) -> Caller:
     """Verify the signature of a request.
 
@@ -95,25 +97,40 @@ def authenticate(
         skew_s: how far the request's time may be off.
         host_bucket: bucket that the Host names, None if the path does. Version 2 signs no Host, but its bucket.
         region: the only region that a signature may name; None takes every one. Version 2 names none.
-    Raises: WireError AccessDenied, InvalidAccessKeyId, InvalidToken, SignatureDoesNotMatch, RequestTimeTooSkewed,
-        MissingSecurityHeader, AuthorizationHeaderMalformed or AuthorizationQueryParametersError.
+        temporary: knows the keys that come with a session token; None knows none.
+    Raises: WireError AccessDenied, InvalidAccessKeyId, InvalidToken, ExpiredToken, SignatureDoesNotMatch,
+        RequestTimeTooSkewed, MissingSecurityHeader, AuthorizationHeaderMalformed or AuthorizationQueryParametersError.
     """
-    caller = _authenticate(
-        request, find_secret=find_secret, now=now, skew_s=skew_s, host_bucket=host_bucket, region=region
-    )
     headers = {name.lower(): value for name, value in request.headers}
     parameters = {name.lower(): value for name, value in _parameters(request.query).items()}
-    check_token(headers.get(sigv4.SECURITY_TOKEN) or parameters.get(sigv4.SECURITY_TOKEN) or "")
-    return caller
+    token = headers.get(sigv4.SECURITY_TOKEN) or parameters.get(sigv4.SECURITY_TOKEN) or ""
+    return _authenticate(
+        request,
+        find_secret=with_token(find_secret, token, temporary, now=now),
+        now=now,
+        skew_s=skew_s,
+        host_bucket=host_bucket,
+        region=region,
+    )
 
 
-def check_token(token: str) -> None:
-    """Refuse a session token: no key of this service has one.
+def with_token(find_secret: FindSecret, token: str, temporary: TemporaryKeys | None, *, now: datetime) -> FindSecret:
+    """Return what finds the secret of a key that comes with a session token; without one it is `find_secret`.
 
-    Raises: WireError InvalidToken, as AWS answers a token that it did not make.
+    What is returned raises WireError InvalidToken for a token that is not the key's own, and ExpiredToken.
     """
-    if token:
-        raise WireError("InvalidToken", f"The provided token is malformed or otherwise invalid. {sigv4.TOKEN_HINT}")
+    if not token:
+        return find_secret
+
+    def find(access_key_id: str) -> str | None:
+        verdict = TokenVerdict() if temporary is None else temporary.judge(access_key_id, token, now=now)
+        if verdict.has_expired:
+            raise WireError("ExpiredToken", "The provided token has expired.")
+        if not verdict.secret:
+            raise WireError("InvalidToken", f"The provided token is malformed or otherwise invalid. {sigv4.TOKEN_HINT}")
+        return verdict.secret
+
+    return find
 
 
 def check_region(found: str, expected: str | None, *, code: str, what: str) -> None:

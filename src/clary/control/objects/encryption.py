@@ -138,7 +138,13 @@ def told_headers(asked: S3Request, wanted: Encryption | None, answer: Mapping[st
         return []
     if keeps_encryption(asked):
         return (wanted or Encryption()).headers
-    return Encryption.of_mark(answer.get(MARK, "")).headers
+    return kept_headers(answer)
+
+
+def kept_headers(stored: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the headers that tell of an object's encryption, out of those that the store keeps with it."""
+    mark = next((value for name, value in stored.items() if name.lower() == MARK), "")
+    return Encryption.of_mark(mark).headers
 
 
 def check_bucket_configuration(content: bytes) -> None:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import http
-import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import aiohttp
 from aiohttp import web
@@ -22,11 +21,13 @@ from clary.contract import sigv4
 from clary.contract.clock import Clock
 from clary.contract.errors import WireError
 from clary.contract.launch_plan import Endpoint
-from clary.control.objects import copying, encryption, form_upload, payloads, s3_request
+from clary.control.objects import bucket_regions, completed_answers, copying, encryption, s3_request
 from clary.control.objects.authentication import Caller, FindSecret, authenticate
 from clary.control.objects.deletion_limit import DeletionLimit
 from clary.control.objects.encryption import Encryption
-from clary.control.objects.form_data import FormReader, boundary_of
+from clary.control.objects.forms import form_upload
+from clary.control.objects.forms.form_data import FormReader, boundary_of
+from clary.control.objects.forms.form_upload import object_address
 from clary.control.objects.front_answers import (
     BUCKET_REGION,
     error_response,
@@ -34,27 +35,17 @@ from clary.control.objects.front_answers import (
     form_answer,
     relay,
     whole,
-    without_framing,
 )
 from clary.control.objects.incoming_body import IncomingBody
+from clary.control.objects.outgoing_bodies import Outgoing, choose_body, content_length, look_at_deleted_keys
 from clary.control.objects.permit import Permit
 from clary.control.objects.s3_request import S3Request
-from clary.control.objects.store_client import (
-    CONNECT_TIMEOUT_S,
-    encode_query,
-    open_session,
-    sign_for_store,
-    store_url,
-)
+from clary.control.objects.store_link import StoreLink
 from clary.control.permissions.grants import Grants
+from clary.control.permissions.temporary_keys import TemporaryKeys
 
-STORE_TIMEOUT_S = 300.0  # without a byte from the store; completing a large multipart upload is slow
 FORM_TIMEOUT_S = 30.0  # for everything before the file of a form
-SMALL_BODY_BYTES = 64 * 1024  # up to this a body is verified first and sent in one piece
 
-MAX_LENGTH_DIGITS = 18  # of a number of bytes
-
-_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 # Hop-by-hop headers, what is signed anew, and what is answered here.
 _NOT_FORWARDED = frozenset(
     {
@@ -84,17 +75,6 @@ _GOOD = (http.HTTPStatus.OK, http.HTTPStatus.PARTIAL_CONTENT)
 _IMPLIED_FOLDER_ETAG = '"d41d8cd98f00b204e9800998ecf8427e-0"'
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Outgoing:
-    """What is sent to the store."""
-
-    headers: list[tuple[str, str]]
-    payload_hash: str
-    data: AsyncIterator[bytes] | bytes | None
-    expect_continue: bool = False
-    encryption: Encryption | None = None  # that the request asks for
-
-
 class S3Front:
     """Admits S3 requests of callers that `find_secret` knows and passes them to one store.
 
@@ -111,6 +91,7 @@ class S3Front:
         region: the only one that signatures may name; None takes every region.
         note_known: is told of a request whose sender is proved by its body alone.
         why_full: says that the store's disk is full; empty if it is not. Asked when the store fails.
+        temporary: knows the keys that come with a session token; None knows none.
     """
 
     def __init__(
@@ -127,10 +108,12 @@ class S3Front:
         region: str | None = None,
         note_known: Callable[[web.BaseRequest], None] = lambda _request: None,
         why_full: Callable[[], str] = lambda: "",
+        temporary: TemporaryKeys | None = None,
     ) -> None:
+        self._temporary = temporary
         self._region = region
         self._note_known = note_known
-        self._store = store_endpoint
+        self._store = StoreLink(store_endpoint, clock)
         self._find_secret = find_secret
         self._account_id = account_id
         self._clock = clock
@@ -140,18 +123,14 @@ class S3Front:
         self._deletions = DeletionLimit()
         self._find_grants = find_grants
         self._why_full = why_full
-        self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
         """Open the connections' pool to the store; the store need not answer yet."""
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=STORE_TIMEOUT_S)
-        self._session = open_session(timeout)
+        await self._store.open()
 
     async def close(self) -> None:
         """Close all connections to the store; requests under way break off."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._store.close()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one S3 request; refusals are answers too, in S3's XML shape.
@@ -199,6 +178,7 @@ class S3Front:
             now=self._clock.now(),
             skew_s=self._skew_s,
             region=self._region,
+            temporary=self._temporary,
         )
         # Raises where the key of a job would upload to a place that its job does not name.
         Permit(self._find_grants(upload.access_key_id), request, upload.asked)
@@ -208,9 +188,10 @@ class S3Front:
         if not self._forward_encryption:
             headers = await self._mark(upload.asked, headers, wanted)
         file = form_upload.within_bounds(form.read_file(), upload.policy)
-        outgoing = _Outgoing(headers=headers, payload_hash=sigv4.UNSIGNED_PAYLOAD, data=body.guarded(file))
-        answer = await self._send(upload.asked, outgoing, body)
+        outgoing = Outgoing(headers=headers, payload_hash=sigv4.UNSIGNED_PAYLOAD, data=body.guarded(file))
+        answer = await self._store.send(upload.asked, outgoing, body)
         try:
+            self._refuse_where_full(answer)
             if answer.status != http.HTTPStatus.OK:
                 return await relay(request, answer)
             await form.skip_rest()
@@ -229,12 +210,13 @@ class S3Front:
             now=self._clock.now(),
             skew_s=self._skew_s,
             host_bucket=host_bucket,
-            region=self._region,
+            region=None if bucket_regions.asks_from_anywhere(request.method, raw_query) else self._region,
+            temporary=self._temporary,
         )
 
     async def _translate(
         self, request: web.BaseRequest, asked: S3Request, caller: Caller, body: IncomingBody, permit: Permit
-    ) -> _Outgoing:
+    ) -> Outgoing:
         given = _all_headers(request, asked)
         wanted = encryption.asked_encryption(given)
         headers = permit.with_clear_source(self._translate_headers(given))
@@ -244,15 +226,17 @@ class S3Front:
         copy_source = by_name.get("x-amz-copy-source")
         if copy_source is not None:
             s3_request.check_copy_source(copy_source)
-        length = _content_length(request, by_name)
+        length = content_length(request, by_name)
         if asked.method == "PUT" and asked.key.endswith("/") and (copy_source is not None or length != 0):
             raise WireError(
                 "InvalidArgument",
                 f"Keys that end in '/' can not hold content in this store: {asked.key[:200]!r}. Choose another key.",
             )
-        outgoing = await _choose_body(request, headers, caller, body)
+        outgoing = await choose_body(request, headers, caller, body)
         outgoing = replace(outgoing, encryption=wanted)
-        return await _look_at_deleted_keys(outgoing, permit) if asked.is_delete_objects else outgoing
+        if bucket_regions.makes_bucket(asked) and self._region is not None and isinstance(outgoing.data, bytes):
+            bucket_regions.check_constraint(outgoing.data, self._region)
+        return await look_at_deleted_keys(outgoing, permit) if asked.is_delete_objects else outgoing
 
     async def _mark(
         self, asked: S3Request, headers: list[tuple[str, str]], wanted: Encryption | None
@@ -265,28 +249,19 @@ class S3Front:
             if wanted is None and (bucket, key) == (asked.bucket, asked.key):
                 return headers  # the store refuses a copy onto itself that changes nothing
             version = dict(headers)[copying.COPY_SOURCE].partition("?versionId=")[2]
-            status, source = await self._head(bucket, key, [("versionId", version)] if version else [])
+            status, source = await self._store.head(bucket, key, [("versionId", version)] if version else [])
             # What is not there is refused by the store, in its own words.
             return list(copying.spelt_out(headers, source, wanted)) if status == http.HTTPStatus.OK else headers
         mark = "" if wanted is None else wanted.mark
         return [*headers, (encryption.MARK, mark)] if mark else headers
 
-    async def _head(
-        self, bucket: str, key: str, query: Sequence[tuple[str, str]] = ()
-    ) -> tuple[int, list[tuple[str, str]]]:
-        """Ask the store for the headers of a bucket or object."""
-        asked = S3Request(method="HEAD", bucket=bucket, key=key, query=tuple(query))
-        answer = await self._send(asked, _Outgoing(headers=[], payload_hash=sigv4.EMPTY_HASH, data=None))
-        answer.release()
-        return answer.status, list(answer.headers.items())
-
     async def _answer_bucket_encryption(
-        self, request: web.BaseRequest, asked: S3Request, out: _Outgoing
+        self, request: web.BaseRequest, asked: S3Request, out: Outgoing
     ) -> web.Response:
         """Answer for the encryption of a bucket, of which the embedded store knows nothing."""
         if asked.method == "PUT":
             encryption.check_bucket_configuration(out.data if isinstance(out.data, bytes) else b"")
-        status, _ = await self._head(asked.bucket, "")
+        status, _ = await self._store.head(asked.bucket, "")
         if status != http.HTTPStatus.OK:
             raise WireError("NoSuchBucket", "The specified bucket does not exist", http_status=404)
         match asked.method:
@@ -316,11 +291,11 @@ class S3Front:
         return kept
 
     async def _exchange(
-        self, request: web.BaseRequest, asked: S3Request, outgoing: _Outgoing, body: IncomingBody, permit: Permit
+        self, request: web.BaseRequest, asked: S3Request, outgoing: Outgoing, body: IncomingBody, permit: Permit
     ) -> web.StreamResponse:
         if encryption.is_of_bucket(asked) and not self._forward_encryption:
             return await self._answer_bucket_encryption(request, asked, outgoing)
-        answer = await self._send(asked, outgoing, body)
+        answer = await self._store.send(asked, outgoing, body)
         try:
             if answer.status == 400 and "x-amz-request-id" not in answer.headers:
                 # Not S3's answer: the store could not read what arrived. Clients send 503 again, and never 400.
@@ -329,141 +304,64 @@ class S3Front:
                     "The request was damaged on its way to the object store. Please try again.",
                     http_status=503,
                 )
-            if answer.status >= http.HTTPStatus.INTERNAL_SERVER_ERROR and (why := self._why_full()):
-                # The store says "internal error" alone. Clients send 503 again, so that room heals what has failed.
-                raise WireError("ServiceUnavailable", f"The object store did not do this: {why}.", http_status=503)
+            self._refuse_where_full(answer)
             if asked.key.endswith("/") and answer.headers.get("ETag") == _IMPLIED_FOLDER_ETAG:
                 raise WireError("NoSuchKey", "The specified key does not exist.", http_status=404)
             if permit.is_filtered and answer.status == http.HTTPStatus.OK:
                 return await filtered(request, answer, permit)
-            return await relay(request, answer, self._added_headers(asked, outgoing, answer))
+            content = await self._completed(request, asked, answer)
+            return await relay(request, answer, await self._added_headers(asked, outgoing, answer), content=content)
         finally:
             # A connection on which a body may still be on its way must not be used again.
             answer.close() if body.is_cut_short else answer.release()
 
-    def _added_headers(
-        self, asked: S3Request, outgoing: _Outgoing, answer: aiohttp.ClientResponse
+    def _refuse_where_full(self, answer: aiohttp.ClientResponse) -> None:
+        """Raise WireError saying so where the store failed and its disk is full: it says "internal error" alone.
+
+        Clients send 503 again, so that room heals what has failed.
+        """
+        if answer.status >= http.HTTPStatus.INTERNAL_SERVER_ERROR and (why := self._why_full()):
+            raise WireError("ServiceUnavailable", f"The object store did not do this: {why}.", http_status=503)
+
+    async def _completed(
+        self, request: web.BaseRequest, asked: S3Request, answer: aiohttp.ClientResponse
+    ) -> bytes | None:
+        """Return the content of an answer that is completed or replaced, None for one that goes on as it comes."""
+        is_attributes, is_location = completed_answers.asks_attributes(asked), bucket_regions.is_location(asked)
+        is_known = is_attributes or is_location or completed_answers.completes_upload(asked)
+        if answer.status != http.HTTPStatus.OK or not is_known:
+            return None
+        content = b""
+        async for piece in answer.content.iter_any():
+            content += piece
+            if len(content) > completed_answers.MAX_DOCUMENT_BYTES:
+                raise WireError("InternalError", "The store's answer is too long to be looked at.", http_status=500)
+        if is_location:
+            return bucket_regions.location_document(self._region or self._store.region)
+        if is_attributes:
+            wanted = request.headers.get(completed_answers.ASKED, "")
+            versions = [pair for pair in asked.query if pair[0] == "versionId"]
+            checksums = [("x-amz-checksum-mode", "ENABLED")]
+            _, headers = await self._store.head(asked.bucket, asked.key, versions, headers=checksums)
+            return completed_answers.with_attributes(content, wanted, headers)
+        host = request.headers.get("Host", "")
+        is_in_host = bool(s3_request.bucket_of_host(host) or self._bucket_of_own_host(host))
+        address = object_address(asked, scheme=request.scheme, host=host, is_bucket_in_host=is_in_host)
+        return completed_answers.with_location(content, address)
+
+    async def _added_headers(
+        self, asked: S3Request, outgoing: Outgoing, answer: aiohttp.ClientResponse
     ) -> list[tuple[str, str]]:
         if answer.status not in _GOOD:
             return []
         if asked.bucket and not asked.key and asked.method == "HEAD":
-            return [(BUCKET_REGION, self._store.region)]
+            return [(BUCKET_REGION, self._region or self._store.region)]
         if self._forward_encryption:
             return []
+        if completed_answers.completes_upload(asked):  # what the upload was begun with stands with its object alone
+            status, headers = await self._store.head(asked.bucket, asked.key)
+            return encryption.kept_headers(dict(headers)) if status == http.HTTPStatus.OK else []
         return encryption.told_headers(asked, outgoing.encryption, answer.headers)
-
-    async def _send(
-        self, asked: S3Request, outgoing: _Outgoing, body: IncomingBody | None = None
-    ) -> aiohttp.ClientResponse:
-        """Sign a request for the store, send it and return the answer, whose body is still to come."""
-        assert self._session is not None, "start() has not been called"
-        query = encode_query([(name, value) for name, value in asked.query if not name.lower().startswith("x-amz-")])
-        headers = sign_for_store(
-            self._store, asked.method, asked.path, query, outgoing.headers, outgoing.payload_hash, self._clock.now()
-        )
-        try:
-            return await self._session.request(
-                asked.method,
-                store_url(self._store, asked.path, query),
-                headers=headers,
-                data=outgoing.data,
-                expect100=outgoing.expect_continue,
-                allow_redirects=False,
-            )
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            if body is not None and body.error is not None:
-                raise body.error from error
-            raise WireError(
-                "ServiceUnavailable",
-                f"The object store does not answer ({type(error).__name__}). Please try again.",
-                http_status=503,
-            ) from error
-
-
-async def _choose_body(
-    request: web.BaseRequest, headers: list[tuple[str, str]], caller: Caller, body: IncomingBody
-) -> _Outgoing:
-    """Return headers and body for the store, by what the signature says of the body."""
-    payload_hash = caller.payload_hash
-    is_hash = _SHA256.fullmatch(payload_hash) is not None
-    if payload_hash in (sigv4.STREAMING_PAYLOAD, sigv4.STREAMING_PAYLOAD_TRAILER):
-        return _unframed(headers, caller, body)
-    if not (is_hash or payload_hash in (sigv4.UNSIGNED_PAYLOAD, sigv4.STREAMING_UNSIGNED_TRAILER)):
-        raise WireError(
-            "InvalidArgument",
-            "x-amz-content-sha256 must be UNSIGNED-PAYLOAD, STREAMING-UNSIGNED-PAYLOAD-TRAILER, "
-            "STREAMING-AWS4-HMAC-SHA256-PAYLOAD, STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER or a valid sha256 value.",
-        )
-    if not request.body_exists:
-        if is_hash and payload_hash.lower() != sigv4.EMPTY_HASH:
-            raise payloads.sha256_mismatch()
-        return _Outgoing(headers=headers, payload_hash=payload_hash, data=None)
-    length = request.content_length
-    if length is not None:
-        headers = [*headers, ("content-length", str(length))]
-    elif payload_hash != sigv4.STREAMING_UNSIGNED_TRAILER:
-        raise WireError("MissingContentLength", "You must provide the Content-Length HTTP header.", http_status=411)
-    pieces = body.pieces()
-    if is_hash:
-        pieces = payloads.check_sha256(pieces, payload_hash)
-    if length is not None and length <= SMALL_BODY_BYTES:
-        content = b"".join([piece async for piece in body.guarded(pieces)])
-        return _Outgoing(headers=headers, payload_hash=payload_hash, data=content)
-    return _Outgoing(
-        headers=headers,
-        payload_hash=payload_hash,
-        data=body.guarded(pieces),
-        expect_continue=body.expects_continue,
-    )
-
-
-def _unframed(headers: list[tuple[str, str]], caller: Caller, body: IncomingBody) -> _Outgoing:
-    """Take signed chunks apart; with a trailer they are framed again, as unsigned ones."""
-    with_trailer = caller.payload_hash == sigv4.STREAMING_PAYLOAD_TRAILER
-    length_text = next((value for name, value in headers if name == "x-amz-decoded-content-length"), "")
-    if caller.seed is None:
-        raise WireError("InvalidRequest", "A presigned request can not have a body of signed chunks.")
-    if not _is_length(length_text):
-        raise WireError(
-            "MissingContentLength", "You must provide the x-amz-decoded-content-length header.", http_status=411
-        )
-    pieces = payloads.unframe_signed(
-        body.pieces(), seed=caller.seed, decoded_length=int(length_text), with_trailer=with_trailer
-    )
-    if with_trailer:
-        payload_hash = sigv4.STREAMING_UNSIGNED_TRAILER
-    else:
-        payload_hash = sigv4.UNSIGNED_PAYLOAD
-        headers = [(name, without_framing(name, value)) for name, value in headers]
-        headers = [(name, value) for name, value in headers if value and name != "x-amz-decoded-content-length"]
-        headers.append(("content-length", length_text))
-    return _Outgoing(
-        headers=headers,
-        payload_hash=payload_hash,
-        data=body.guarded(pieces),
-        expect_continue=body.expects_continue,
-    )
-
-
-async def _look_at_deleted_keys(outgoing: _Outgoing, permit: Permit) -> _Outgoing:
-    """Hold a DeleteObjects body, which is small, and check its keys before the store sees it."""
-    if outgoing.payload_hash == sigv4.STREAMING_UNSIGNED_TRAILER:
-        raise WireError(
-            "NotImplemented",
-            "DeleteObjects with trailing checksums is not implemented: send the checksum as a header.",
-            http_status=501,
-        )
-    content = outgoing.data if isinstance(outgoing.data, bytes) else b""
-    if outgoing.data is not None and not isinstance(outgoing.data, bytes):
-        async for piece in outgoing.data:
-            content += piece
-            if len(content) > s3_request.MAX_DELETE_BYTES:
-                raise WireError(
-                    "MalformedXML", f"The XML you provided is longer than {s3_request.MAX_DELETE_BYTES} bytes."
-                )
-    # Thousands of elements take a while; other requests are answered meanwhile.
-    permit.check_deleted(await asyncio.to_thread(s3_request.check_delete_objects, content))
-    return replace(outgoing, data=content, expect_continue=False)
 
 
 def _all_headers(request: web.BaseRequest, asked: S3Request) -> list[tuple[str, str]]:
@@ -471,18 +369,6 @@ def _all_headers(request: web.BaseRequest, asked: S3Request) -> list[tuple[str, 
     headers = [(name.lower(), value) for name, value in request.headers.items()]
     headers.extend((name.lower(), value) for name, value in asked.query if name.lower().startswith("x-amz-"))
     return headers
-
-
-def _content_length(request: web.BaseRequest, headers: dict[str, str]) -> int | None:
-    """Return the number of bytes of content, without framing; None if it is not known."""
-    decoded = headers.get("x-amz-decoded-content-length", "")
-    if _is_length(decoded):
-        return int(decoded)
-    return request.content_length if request.body_exists else 0
-
-
-def _is_length(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= MAX_LENGTH_DIGITS
 
 
 def _is_sendable(value: str) -> bool:

@@ -18,7 +18,7 @@ from multidict import CIMultiDict
 from clary.contract.errors import WireError
 from clary.control.objects.authentication import REGION
 from clary.control.objects.encryption import MARK
-from clary.control.objects.form_upload import (
+from clary.control.objects.forms.form_upload import (
     CREATED,
     FormUpload,
     created_document,
@@ -44,7 +44,11 @@ _log = logging.getLogger(__name__)
 
 
 async def relay(
-    request: web.BaseRequest, answer: aiohttp.ClientResponse, added: Iterable[tuple[str, str]] = ()
+    request: web.BaseRequest,
+    answer: aiohttp.ClientResponse,
+    added: Iterable[tuple[str, str]] = (),
+    *,
+    content: bytes | None = None,
 ) -> web.StreamResponse:
     """Send the store's answer on; if the store breaks off, so does the client's connection, never an early end.
 
@@ -52,6 +56,7 @@ async def relay(
         request: what is answered.
         answer: of the store; its body has not been read.
         added: headers besides the store's; each takes the place of the store's own.
+        content: what is sent in place of the answer's own, which has been read.
     """
     headers = [(name, without_framing(name, value)) for name, value in answer.headers.items()]
     headers = [(name, value) for name, value in headers if value and is_told(name)]
@@ -64,9 +69,14 @@ async def relay(
     response.headers["X-Amzn-RequestId"] = request_id(request)
     if request.body_exists and not request.content.at_eof():
         response.force_close()
-    if "Content-Length" not in answer.headers and request.method != "HEAD" and not answer.content.at_eof():
+    if content is not None:
+        response.headers["Content-Length"] = str(len(content))
+    elif "Content-Length" not in answer.headers and request.method != "HEAD" and not answer.content.at_eof():
         response.enable_chunked_encoding()
     await response.prepare(request)
+    if content is not None:
+        await response.write(content)
+        return response
     try:
         while piece := await answer.content.readany():
             await response.write(piece)
@@ -119,7 +129,7 @@ def form_answer(
     """
     etag = stored.get("ETag", "")
     host = request.headers.get("Host", "")
-    address = object_address(upload, scheme=request.scheme, host=host, is_bucket_in_host=is_bucket_in_host)
+    address = object_address(upload.asked, scheme=request.scheme, host=host, is_bucket_in_host=is_bucket_in_host)
     is_created = upload.status == CREATED and not upload.redirect
     content = created_document(upload, etag, address) if is_created else b""
     response = whole(request, http.HTTPStatus.SEE_OTHER if upload.redirect else upload.status, content)

@@ -12,6 +12,8 @@ from typing import Any
 from clary.control.permissions import tracking_rules
 from clary.control.permissions.grants import ALLOWED, Decision, Grants, Refused
 
+PLATFORM_NAMESPACE = "/aws/sagemaker/TrainingJobs"
+
 Params = Mapping[str, Any]
 Rule = Callable[[Grants, Params], bool]
 
@@ -42,13 +44,30 @@ def _own_streams(grants: Grants, params: Params) -> bool:
 
 
 def _own_metric(grants: Grants, metric: Params) -> bool:
-    """Whether a metric is the job's own: of its name, or of one of its hosts, and of nothing beside."""
+    """Whether a metric is the job's own: of its name, or of one of its hosts, and of nothing beside.
+
+    Under another namespace than the platform's it is what the job's script has put, unless it names another job.
+    """
     dimensions = metric.get("Dimensions") or ()
+    if metric.get("Namespace", PLATFORM_NAMESPACE) != PLATFORM_NAMESPACE:
+        return _is_own_data(grants, metric)
     return bool(dimensions) and all(
         (item.get("Name"), item.get("Value")) == ("TrainingJobName", grants.job_name)
         or (item.get("Name") == "Host" and str(item.get("Value", "")).startswith(f"{grants.job_name}/"))
         for item in dimensions
     )
+
+
+def _is_own_data(grants: Grants, metric: Params) -> bool:
+    """Whether the dimensions of a script's own metric name no other job than the one that calls."""
+    return all(
+        item.get("Name") != "TrainingJobName" or item.get("Value") == grants.job_name
+        for item in metric.get("Dimensions") or ()
+    )
+
+
+def _own_data(grants: Grants, params: Params) -> bool:
+    return all(_is_own_data(grants, datum) for datum in params.get("MetricData") or ())
 
 
 def _own_metrics(grants: Grants, params: Params) -> bool:
@@ -74,7 +93,7 @@ RULES: Mapping[tuple[str, str], Rule] = {
     ("cloudwatch", "GetMetricStatistics"): _own_metric,
     ("cloudwatch", "GetMetricData"): _own_metrics,
     ("cloudwatch", "ListMetrics"): _own_metric,
-    ("cloudwatch", "PutMetricData"): _always,  # which the service does not know, and says so
+    ("cloudwatch", "PutMetricData"): _own_data,
 }
 
 

@@ -188,6 +188,7 @@ async def run_service(
             profiles=profiles,
             prices=prices,
             rehearsals=rehearsing,
+            temporary_keys=secrets.temporary_keys,
         )
         memory_limits = engine.memory_limits()
         isolation = engine.isolation()[0]  # makes a network to find out: before anybody waits for an answer
@@ -231,7 +232,13 @@ async def run_service(
         await rehearsing.load()
         stack.push_async_callback(rehearsing.interrupt)
         keys = JobKeys(secrets, hub, settings)
-        verifier = SignatureVerifier(keys.find_secret, clock, skew_s=settings.clock_skew_s, journal=journal)
+        verifier = SignatureVerifier(
+            keys.find_secret,
+            clock,
+            skew_s=settings.clock_skew_s,
+            journal=journal,
+            temporary=services.temporary_keys,
+        )
         aws_handler = AwsHandler(
             services, verifier, find_grants=keys.find_grants, max_body_bytes=settings.max_body_bytes
         )
@@ -345,6 +352,7 @@ async def _listen(
         region=settings.region if settings.s3_regions == OWN_REGION else None,
         note_known=settle,
         why_full=partial(why_full, settings.home_folder) if not settings.s3_endpoint_url else lambda: "",
+        temporary=services.temporary_keys,
     )
     await front.start()
     stack.push_async_callback(front.close)

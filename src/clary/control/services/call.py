@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from clary.contract.clock import Clock
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.permissions.grants import Grants
+from clary.control.permissions.temporary_keys import TemporaryKeys
 from clary.control.reconcile.dump_desk import DumpDesk
 from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.profile_desk import ProfileDesk
@@ -66,6 +67,7 @@ class Services:
     dumps: DumpDesk
     profiles: ProfileDesk
     prices: PriceList = field(default_factory=load_prices)
+    temporary_keys: TemporaryKeys = field(default_factory=TemporaryKeys.forgotten)
     rehearsals: RehearsalDesk | None = None
 
 

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any
 
 from clary.contract.errors import Fault, ObjectStoreError, StoreError, WireError
-from clary.control.services import ecr, iam, logs, metric_data, metrics, sts
+from clary.control.services import custom_metrics, ecr, iam, logs, metric_data, metrics, sts
 from clary.control.services.call import Call, Handler
 from clary.control.services.experiments import (
     component_calls,
@@ -43,6 +43,8 @@ HANDLERS: Mapping[tuple[str, str], Handler] = {
     ("logs", "PutRetentionPolicy"): logs.put_retention_policy,
     ("logs", "DeleteRetentionPolicy"): logs.delete_retention_policy,
     ("sts", "GetCallerIdentity"): sts.get_caller_identity,
+    ("sts", "AssumeRole"): sts.assume_role,
+    ("sts", "GetSessionToken"): sts.get_session_token,
     ("iam", "GetRole"): iam.get_role,
     ("iam", "GetUser"): iam.get_user,
     ("iam", "ListRoles"): iam.list_roles,
@@ -52,6 +54,7 @@ HANDLERS: Mapping[tuple[str, str], Handler] = {
     ("cloudwatch", "GetMetricStatistics"): metrics.get_metric_statistics,
     ("cloudwatch", "GetMetricData"): metric_data.get_metric_data,
     ("cloudwatch", "ListMetrics"): metrics.list_metrics,
+    ("cloudwatch", "PutMetricData"): custom_metrics.put_metric_data,
     ("sagemaker-metrics", "BatchPutMetrics"): value_calls.batch_put_metrics,
     ("sagemaker-metrics", "BatchGetMetrics"): value_calls.batch_get_metrics,
     ("sagemaker", "CreateExperiment"): experiment_calls.create_experiment,

@@ -14,8 +14,9 @@ from typing import Any
 
 from clary.contract.errors import WireError
 from clary.control.jobs import host_metrics
-from clary.control.services import instance_metrics
+from clary.control.services import custom_metrics, instance_metrics
 from clary.control.services.call import Call
+from clary.control.services.custom_metrics import calling_job
 from clary.control.services.instance_metrics import Statistics
 
 NAMESPACE = "/aws/sagemaker/TrainingJobs"
@@ -74,7 +75,12 @@ async def statistics_by_period(
         period_s: periods begin at its multiples since 1970.
     """
     job_name, host, name = _job_name(metric), _host_name(metric), metric["MetricName"]
-    if metric.get("Namespace") != NAMESPACE or job_name is None:
+    namespace = metric.get("Namespace") or ""
+    if namespace != NAMESPACE:  # what scripts have put, which CloudWatch's own job dimension does not belong to
+        dimensions = {item["Name"]: str(item.get("Value")) for item in metric.get("Dimensions") or ()}
+        job_name, host = _job_of_put(call, metric), ""
+        name = custom_metrics.stored_name(namespace, name, dimensions)
+    if job_name is None:
         return {}
     if host and name in instance_metrics.SERIES:
         return await instance_metrics.statistics_of(
@@ -96,7 +102,10 @@ async def list_metrics(call: Call) -> Mapping[str, Any]:
     """List the metrics of the job, or of the host, that the dimension names."""
     job_name, host = _job_name(call.params), _host_name(call.params)
     job = None if job_name is None else await call.services.store.get_job(job_name)
-    if job is None or call.params.get("Namespace", NAMESPACE) != NAMESPACE:
+    namespace = call.params.get("Namespace", NAMESPACE)
+    if namespace != NAMESPACE:
+        return {"Metrics": await _put_metrics(call, namespace, _job_of_put(call, call.params))}
+    if job is None:
         return {"Metrics": []}
     if host:
         record = job.hosts.get(host)
@@ -115,6 +124,31 @@ async def list_metrics(call: Call) -> Mapping[str, Any]:
             if wanted in (None, name)
         ]
     }
+
+
+async def _put_metrics(call: Call, namespace: str, job_name: str | None) -> list[dict[str, Any]]:
+    """Return the metrics of a namespace that the script of a job has put."""
+    if job_name is None:
+        return []
+    curves = await call.services.store.curves.curves(job_name, names=None, num_points=2)
+    wanted = call.params.get("MetricName")
+    listed = []
+    for stored in curves:
+        if not stored.startswith(f"{namespace}/"):
+            continue
+        name, _, told = stored.removeprefix(f"{namespace}/").removesuffix("]").partition(" [")
+        if wanted not in (None, name):
+            continue
+        pairs = [pair.partition("=") for pair in told.split(", ")] if told else []
+        dimensions = [{"Name": key, "Value": value} for key, _, value in pairs]
+        job = [{"Name": DIMENSION, "Value": job_name}]
+        listed.append({"Namespace": namespace, "MetricName": name, "Dimensions": [*job, *dimensions]})
+    return listed
+
+
+def _job_of_put(call: Call, metric: Mapping[str, Any]) -> str | None:
+    """Return the job that a script's own metric belongs to: the job that calls, whatever the dimensions say."""
+    return calling_job(call) or _dimension(metric, DIMENSION)
 
 
 def _job_name(metric: Mapping[str, Any]) -> str | None:

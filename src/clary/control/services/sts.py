@@ -1,16 +1,27 @@
-"""STS: who am I.
+"""STS: who am I, and keys that end by themselves.
 
 The SDKs rewrite an assumed-role ARN into the role that they pass to CreateTrainingJob, and refuse a user's ARN.
+Temporary keys open what the owner's key opens: there is one trust domain, and a role stands for all of it.
+Source: AssumeRole, GetSessionToken (AWS STS API reference).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
+from clary.contract.errors import WireError
+from clary.control.permissions.temporary_keys import PREFIX
 from clary.control.services.call import Call
+from clary.control.state_folder import JOB_KEY_PREFIX
 
 SESSION_NAME = "clary"
+FORBIDDEN = 403
+ROLE_S = 3600
+SESSION_S = 12 * 3600
+# Each would leave less open than the role does; nothing here could keep to it.
+_NARROWING = ("Policy", "PolicyArns", "TokenCode", "SerialNumber")
 
 
 async def get_caller_identity(call: Call) -> Mapping[str, Any]:
@@ -19,5 +30,60 @@ async def get_caller_identity(call: Call) -> Mapping[str, Any]:
     return {
         "UserId": f"AROACLARY:{SESSION_NAME}",
         "Account": settings.account_id,
-        "Arn": f"arn:aws:sts::{settings.account_id}:assumed-role/{settings.role_name}/{SESSION_NAME}",
+        "Arn": _session_arn(call, settings.role_name, SESSION_NAME),
     }
+
+
+async def assume_role(call: Call) -> Mapping[str, Any]:
+    """Make a key for a role of the account.
+
+    Raises: WireError AccessDenied or ValidationError.
+    """
+    role_arn, session = call.params["RoleArn"], call.params["RoleSessionName"]
+    own = f"arn:aws:iam::{call.services.settings.account_id}:role/"
+    if not role_arn.startswith(own) or role_arn == own:
+        raise _denied(
+            f"User: {_session_arn(call, call.services.settings.role_name, SESSION_NAME)} is not authorized to perform: "
+            f"sts:AssumeRole on resource: {role_arn[:200]}. Roles here begin with {own}"
+        )
+    role = role_arn.rpartition("/")[2]
+    return {
+        "Credentials": _make_key(call, ROLE_S),
+        "AssumedRoleUser": {"AssumedRoleId": f"AROACLARY:{session}", "Arn": _session_arn(call, role, session)},
+    }
+
+
+async def get_session_token(call: Call) -> Mapping[str, Any]:
+    """Make a key for the owner.
+
+    Raises: WireError AccessDenied or ValidationError.
+    """
+    return {"Credentials": _make_key(call, SESSION_S)}
+
+
+def _make_key(call: Call, default_s: int) -> dict[str, Any]:
+    if call.grants is not None or call.access_key_id.startswith((PREFIX, JOB_KEY_PREFIX)):
+        # Else a key that ends would go on for ever by its successors.
+        raise _denied("Temporary keys are made for the owner's key alone: call with AWS_ACCESS_KEY_ID of `clary env`.")
+    for name in _NARROWING:
+        if call.params.get(name):
+            raise WireError(
+                "ValidationError",
+                f"{name} is not supported: a temporary key opens what the owner's key opens; leave {name} out.",
+            )
+    expires_at = call.services.clock.now() + timedelta(seconds=call.params.get("DurationSeconds", default_s))
+    key = call.services.temporary_keys.make(expires_at)
+    return {
+        "AccessKeyId": key.access_key_id,
+        "SecretAccessKey": key.secret_access_key,
+        "SessionToken": key.session_token,
+        "Expiration": key.expires_at,
+    }
+
+
+def _session_arn(call: Call, role: str, session: str) -> str:
+    return f"arn:aws:sts::{call.services.settings.account_id}:assumed-role/{role}/{session}"
+
+
+def _denied(message: str) -> WireError:
+    return WireError("AccessDenied", message, http_status=FORBIDDEN)

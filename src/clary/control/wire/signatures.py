@@ -25,6 +25,7 @@ from enum import StrEnum
 from clary.contract import sigv4
 from clary.contract.clock import Clock
 from clary.contract.errors import ContractError, WireError
+from clary.control.permissions.temporary_keys import TemporaryKeys, TokenVerdict
 from clary.control.wire.messages import HttpRequest
 from clary.control.wire.models import Operation, Protocol
 from clary.control.wire.replay_journal import ReplayJournal
@@ -37,6 +38,7 @@ _READING = re.compile(r"(?:Batch)?(?:Describe|List|Get|Filter|Search|Simulate)(?
 _MEANINGFUL_HEADERS = ("host", "content-type", "x-amz-target", "x-amz-date", "x-amz-content-sha256")
 _FORBIDDEN_STATUS = 403
 INVALID_TOKEN = "The security token included in the request is invalid."  # noqa: S105 - AWS's words
+EXPIRED_TOKEN = "The security token included in the request is expired"  # noqa: S105 - AWS's words
 REPLAY_RETRY_AFTER_MS = 1000  # signatures are made of whole seconds
 
 
@@ -46,6 +48,7 @@ class Refusal(StrEnum):
     MISSING = "MissingAuthenticationTokenException"
     MALFORMED = "IncompleteSignatureException"
     UNKNOWN_KEY = "UnrecognizedClientException"
+    EXPIRED = "ExpiredTokenException"
     WRONG = "InvalidSignatureException"
     REPLAYED = "ThrottlingException"
 
@@ -54,6 +57,7 @@ _QUERY_CODES = {
     Refusal.MISSING: "MissingAuthenticationToken",
     Refusal.MALFORMED: "IncompleteSignature",
     Refusal.UNKNOWN_KEY: "InvalidClientTokenId",
+    Refusal.EXPIRED: "ExpiredToken",
     Refusal.WRONG: "SignatureDoesNotMatch",
     Refusal.REPLAYED: "Throttling",
 }
@@ -67,6 +71,7 @@ class SignatureVerifier:
         find_secret: access key id -> secret access key, None for a key that is not known.
         skew_s: how far a signature's time may lie before or after ours.
         journal: keeps used signatures over restarts; None forgets them.
+        temporary: knows the keys that come with a session token; None knows none.
     """
 
     def __init__(
@@ -76,7 +81,9 @@ class SignatureVerifier:
         *,
         skew_s: float,
         journal: ReplayJournal | None = None,
+        temporary: TemporaryKeys | None = None,
     ) -> None:
+        self._temporary = temporary
         self._find_secret = find_secret
         self._clock = clock
         self._skew_s = skew_s
@@ -171,11 +178,19 @@ class SignatureVerifier:
         check.signed_headers(head.authorization, request, is_presigned=head.expires_s is not None)
         expires_s = self._skew_s if head.expires_s is None else head.expires_s
         check.time(head.signed_at, self._clock.now(), skew_s=self._skew_s, expires_s=expires_s)
-        secret = self._find_secret(head.authorization.access_key_id)
+        access_key_id = head.authorization.access_key_id
+        if head.session_token:
+            verdict = TokenVerdict()
+            if self._temporary is not None:
+                verdict = self._temporary.judge(access_key_id, head.session_token, now=self._clock.now())
+            if verdict.has_expired:
+                raise check.refused(Refusal.EXPIRED, EXPIRED_TOKEN)
+            if not verdict.secret:
+                raise check.refused(Refusal.UNKNOWN_KEY, f"{INVALID_TOKEN} {sigv4.TOKEN_HINT}")
+            return verdict.secret
+        secret = self._find_secret(access_key_id)
         if secret is None:
             raise check.refused(Refusal.UNKNOWN_KEY, INVALID_TOKEN)
-        if head.session_token:
-            raise check.refused(Refusal.UNKNOWN_KEY, f"{INVALID_TOKEN} {sigv4.TOKEN_HINT}")
         return secret
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import base64
+from datetime import UTC, datetime, timedelta
 
 import boto3
 import pytest
@@ -12,11 +13,13 @@ from clary.contract import sigv4
 from clary.contract.errors import WireError
 from clary.contract.launch_plan import Credentials
 from clary.control.objects.authentication import authenticate
+from clary.control.permissions.temporary_keys import TemporaryKey, TemporaryKeys
 
 USER = Credentials(access_key_id="USER", secret_access_key="user-secret")
 SECRETS = {USER.access_key_id: USER.secret_access_key}
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 OURS = "us-west-2"
+KEYS = TemporaryKeys(b"master")
 
 
 def signed(*, region: str = OURS, **headers: str) -> sigv4.SigningRequest:
@@ -44,7 +47,8 @@ def presigned(*, region: str = OURS, token: str | None = None, version: str = "s
 
 
 def check(request: sigv4.SigningRequest, *, region: str | None = OURS, now: datetime = NOW) -> str:
-    return authenticate(request, find_secret=SECRETS.get, now=now, skew_s=300, region=region).access_key_id
+    caller = authenticate(request, find_secret=SECRETS.get, now=now, skew_s=300, region=region, temporary=KEYS)
+    return caller.access_key_id
 
 
 def refusal(request: sigv4.SigningRequest, **options: datetime) -> WireError:
@@ -66,9 +70,35 @@ def test_a_session_token_in_a_presigned_url_is_refused(version):
     assert check(presigned(version=version), now=now) == "USER"
 
 
-def test_a_wrong_signature_is_told_before_a_token_is_looked_at():
-    request = signed(**{"x-amz-security-token": "garbage"})
-    assert refusal(sigv4.SigningRequest("GET", "/other", "", request.headers)).code == "SignatureDoesNotMatch"
+def with_key(key: TemporaryKey, *, token: str | None = None, key_id: str | None = None) -> sigv4.SigningRequest:
+    base = {"host": "h:1"}
+    if token != "":
+        base["x-amz-security-token"] = token or key.session_token
+    credentials = Credentials(access_key_id=key_id or key.access_key_id, secret_access_key=key.secret_access_key)
+    added = sigv4.sign(
+        "GET", "/b/k", "", base, sigv4.EMPTY_HASH, credentials=credentials, region=OURS, service="s3", now=NOW
+    )
+    return sigv4.SigningRequest("GET", "/b/k", "", list({**base, **added}.items()))
+
+
+def test_a_temporary_key_is_good_with_its_token_until_its_end():
+    key = KEYS.make(NOW + timedelta(seconds=60))
+    assert check(with_key(key)) == key.access_key_id
+    assert check(with_key(key), now=NOW + timedelta(seconds=59)) == key.access_key_id
+    error = refusal(with_key(key), now=NOW + timedelta(seconds=60))
+    assert (error.code, error.http_status) == ("ExpiredToken", 400)
+
+
+def test_a_temporary_key_is_nothing_without_its_own_token():
+    key, other = KEYS.make(NOW + timedelta(seconds=60)), KEYS.make(NOW + timedelta(seconds=90))
+    assert refusal(with_key(key, token="")).code == "InvalidAccessKeyId"
+    assert refusal(with_key(key, token=other.session_token)).code == "InvalidToken"
+    assert refusal(with_key(key, key_id=other.access_key_id)).code == "InvalidToken"
+    assert refusal(with_key(TemporaryKeys.forgotten().make(NOW + timedelta(seconds=60)))).code == "InvalidToken"
+    later = base64.urlsafe_b64decode(key.session_token)
+    longer = base64.urlsafe_b64encode((2**40).to_bytes(8, "big") + later[8:]).decode()
+    assert refusal(with_key(key, token=longer)).code == "InvalidToken"
+    assert refusal(signed(**{"x-amz-security-token": key.session_token})).code == "InvalidToken"
 
 
 def test_an_empty_session_token_is_none():

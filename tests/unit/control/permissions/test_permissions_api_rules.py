@@ -9,6 +9,8 @@ from clary.control.permissions.tracking_rules import OPERATIONS
 from clary.control.services.dispatch import HANDLERS
 
 OWN = {"TrainingJobName": "job-1"}
+OWN_METRIC = {"Dimensions": [{"Name": "TrainingJobName", "Value": "job-1"}]}
+OTHERS_METRIC = {"Dimensions": [{"Name": "TrainingJobName", "Value": "job-2"}]}
 HOST = {"Dimensions": [{"Name": "Host", "Value": "job-1/algo-1"}]}
 COMPONENTS = ("digits-run", "Digits-Run", "job-1-aws-training-job")
 ALLOWED = [
@@ -26,7 +28,12 @@ ALLOWED = [
     ("cloudwatch", "GetMetricStatistics", HOST),
     ("cloudwatch", "ListMetrics", HOST),
     ("cloudwatch", "GetMetricData", {"MetricDataQueries": [{"MetricStat": {"Metric": HOST}}]}),
-    ("cloudwatch", "PutMetricData", {"Namespace": "x"}),
+    (
+        "cloudwatch",
+        "PutMetricData",
+        {"Namespace": "x", "MetricData": [{"MetricName": "a"}, {"MetricName": "b", **OWN_METRIC}]},
+    ),
+    ("cloudwatch", "GetMetricStatistics", {"Namespace": "x", "MetricName": "a"}),
     ("sagemaker", "DescribeExperiment", {"ExperimentName": "digits"}),
     ("sagemaker", "CreateTrial", {"ExperimentName": "Digits", "TrialName": "Default-Run-Group-Digits"}),
     ("sagemaker", "ListTrials", {"ExperimentName": "Digits"}),
@@ -65,6 +72,13 @@ ALLOWED = [
     ("sagemaker", "ListTrialComponents", {"SourceArn": f"{ARN}:training-job/job-1"}),
 ]
 REFUSED = [
+    (
+        "cloudwatch",
+        "PutMetricData",
+        {"Namespace": "x", "MetricData": [{"MetricName": "a"}, {"MetricName": "b", **OTHERS_METRIC}]},
+    ),
+    ("cloudwatch", "GetMetricStatistics", {"Namespace": "x", **OTHERS_METRIC}),
+    ("cloudwatch", "GetMetricStatistics", {"MetricName": "a"}),
     ("sagemaker", "CreateTrainingJob", OWN),
     ("sagemaker", "CreateTrainingJob", {"TrainingJobName": "job-2"}),
     ("sagemaker", "UpdateTrainingJob", OWN),
@@ -201,6 +215,7 @@ def test_every_operation_of_the_service_is_decided_on_purpose():
             *("DeleteExperiment", "DeleteTrial", "DeleteTrialComponent", "DeleteArtifact"),
         )
     } | {("logs", "PutRetentionPolicy"), ("logs", "DeleteRetentionPolicy"), ("iam", "SimulatePrincipalPolicy")}
+    owners_alone |= {("sts", "AssumeRole"), ("sts", "GetSessionToken")}
     assert set(HANDLERS) - set(RULES) - OPERATIONS - {("sagemaker", "ListTags")} == owners_alone
 
 

@@ -2,12 +2,17 @@
 
 import base64
 import json
+from datetime import timedelta
 from urllib.parse import unquote
 
 import pytest
 
 from clary.contract.errors import WireError
+from clary.control.services.call import Call
+from clary.control.services.dispatch import dispatch
 from clary.testing.control_plane import ControlPlane
+
+ROLE = "arn:aws:iam::000000000000:role/Any"
 
 
 @pytest.fixture
@@ -62,3 +67,44 @@ async def test_a_registry_gives_a_token_that_says_there_is_none(plane):
         "https://763104351884",
         f"https://{'1' * 12}",
     ]
+
+
+@pytest.mark.parametrize(
+    ("operation", "params", "lasts_s"),
+    [
+        ("AssumeRole", {"RoleArn": ROLE, "RoleSessionName": "me"}, 3600),
+        ("AssumeRole", {"RoleArn": ROLE, "RoleSessionName": "me", "DurationSeconds": 900}, 900),
+        ("GetSessionToken", {}, 12 * 3600),
+    ],
+)
+async def test_a_temporary_key_is_made_and_known_again_until_its_end(plane, operation, params, lasts_s):
+    answer = await plane.call("sts", operation, **params)
+    made, now = answer["Credentials"], plane.services.clock.now()
+    assert made["Expiration"] == now.replace(microsecond=0) + timedelta(seconds=lasts_s)
+    judge = plane.services.temporary_keys.judge
+    assert judge(made["AccessKeyId"], made["SessionToken"], now=now).secret == made["SecretAccessKey"]
+    assert judge(made["AccessKeyId"], made["SessionToken"], now=made["Expiration"]).has_expired
+    if operation == "AssumeRole":
+        assert answer["AssumedRoleUser"]["Arn"] == "arn:aws:sts::000000000000:assumed-role/Any/me"
+
+
+@pytest.mark.parametrize(
+    ("params", "code"),
+    [
+        ({"RoleArn": "arn:aws:iam::999999999999:role/Any"}, "AccessDenied"),
+        ({"RoleArn": ROLE, "Policy": "{}"}, "ValidationError"),
+        ({"RoleArn": ROLE, "PolicyArns": [{"arn": "a"}]}, "ValidationError"),
+    ],
+)
+async def test_a_role_that_would_open_less_or_belongs_to_others_is_refused(plane, params, code):
+    with pytest.raises(WireError) as error:
+        await plane.call("sts", "AssumeRole", RoleSessionName="me", **params)
+    assert error.value.code == code
+
+
+@pytest.mark.parametrize("key_id", ["CLARYTEMPAAAA", "CLARYJOBAAAA"])
+async def test_keys_that_end_make_no_other_keys(plane, key_id):
+    call = Call(services=plane.services, params={}, region="r", access_key_id=key_id, request_id="R")
+    with pytest.raises(WireError) as error:
+        await dispatch("sts", "GetSessionToken", call)
+    assert error.value.code == "AccessDenied"

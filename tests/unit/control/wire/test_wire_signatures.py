@@ -16,6 +16,7 @@ from wire_builders import REQUEST_ID, sagemaker
 from clary.contract import sigv4
 from clary.contract.errors import WireError
 from clary.contract.launch_plan import Credentials
+from clary.control.permissions.temporary_keys import TemporaryKeys
 from clary.control.wire.messages import HttpRequest
 from clary.control.wire.models import Operation, Protocol, service
 from clary.control.wire.replays import BUCKET_S, ReplayGuard
@@ -118,6 +119,20 @@ def test_session_tokens_that_nobody_issued_are_refused(operation, code):
     error = refused(signed(operation, headers={"x-amz-security-token": "garbage"}), operation)
     assert (error.code, error.http_status) == (code, 403)
     assert "unset AWS_SESSION_TOKEN" in error.message
+
+
+@pytest.mark.parametrize(("operation", "code"), [(CREATE, "ExpiredTokenException"), (GET_ROLE, "ExpiredToken")])
+def test_a_temporary_key_is_good_until_its_end(operation, code):
+    clock, keys = FakeClock(), TemporaryKeys(b"master")
+    made = keys.make(clock.now() + timedelta(seconds=60))
+    key = Credentials(access_key_id=made.access_key_id, secret_access_key=made.secret_access_key)
+    request = signed(operation, key=key, headers={"x-amz-security-token": made.session_token}, at=clock.now())
+    checking = SignatureVerifier(lambda _: None, clock, skew_s=SKEW_S, temporary=keys)
+    assert checking.verify(request, operation=operation).access_key_id == made.access_key_id
+    clock.time += timedelta(seconds=60)
+    with pytest.raises(WireError) as error:
+        checking.verify(request, operation=operation)
+    assert (error.value.code, error.value.http_status) == (code, 403)
 
 
 @pytest.mark.parametrize(

@@ -19,17 +19,24 @@ from clary.control.objects.authentication import (
     FORBIDDEN,
     FindSecret,
     check_region,
-    check_token,
     mismatch,
     secret_of,
+    with_token,
 )
+from clary.control.permissions.temporary_keys import TemporaryKeys
 
 _NEEDED = ("policy", "x-amz-algorithm", "x-amz-credential", "x-amz-date")
 _MALFORMED = "AuthorizationQueryParametersError"
 
 
 def authenticate_form(
-    fields: Mapping[str, str], *, find_secret: FindSecret, now: datetime, skew_s: float, region: str | None
+    fields: Mapping[str, str],
+    *,
+    find_secret: FindSecret,
+    now: datetime,
+    skew_s: float,
+    region: str | None,
+    temporary: TemporaryKeys | None = None,
 ) -> str:
     """Return the access key id whose owner signed the policy of a form.
 
@@ -39,17 +46,16 @@ def authenticate_form(
         now: aware time of day.
         skew_s: how far ahead the time of the signature may lie.
         region: the only region that a signature may name; None takes every one.
-    Raises: WireError AccessDenied, InvalidArgument, InvalidAccessKeyId, InvalidToken, SignatureDoesNotMatch or
-        AuthorizationQueryParametersError.
+        temporary: knows the keys that come with a session token; None knows none.
+    Raises: WireError AccessDenied, InvalidArgument, InvalidAccessKeyId, InvalidToken, ExpiredToken,
+        SignatureDoesNotMatch or AuthorizationQueryParametersError.
     """
+    find_secret = with_token(find_secret, fields.get(sigv4.SECURITY_TOKEN, ""), temporary, now=now)
     if "x-amz-signature" in fields:
-        access_key_id = _version_4(fields, find_secret=find_secret, now=now, skew_s=skew_s, region=region)
-    elif "signature" in fields:
-        access_key_id = _version_2(fields, find_secret=find_secret)
-    else:
-        raise WireError("AccessDenied", "Access Denied: the form has no signed policy.", http_status=FORBIDDEN)
-    check_token(fields.get(sigv4.SECURITY_TOKEN, ""))
-    return access_key_id
+        return _version_4(fields, find_secret=find_secret, now=now, skew_s=skew_s, region=region)
+    if "signature" in fields:
+        return _version_2(fields, find_secret=find_secret)
+    raise WireError("AccessDenied", "Access Denied: the form has no signed policy.", http_status=FORBIDDEN)
 
 
 def _version_4(

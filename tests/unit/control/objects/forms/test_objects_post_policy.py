@@ -13,8 +13,8 @@ import pytest
 from botocore.config import Config
 
 from clary.contract.errors import WireError
-from clary.control.objects.form_upload import FormUpload, judge_form, redirect_address
-from clary.control.objects.post_policy import MAX_OBJECT_BYTES, read_policy
+from clary.control.objects.forms.form_upload import FormUpload, judge_form, redirect_address
+from clary.control.objects.forms.post_policy import MAX_OBJECT_BYTES, read_policy
 
 KEY, SECRET = "USER", "user-secret"
 BUCKET = "bucket"

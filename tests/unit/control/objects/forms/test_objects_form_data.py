@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clary.contract.errors import WireError
-from clary.control.objects.form_data import MAX_FORM_BYTES, FormReader, boundary_of
+from clary.control.objects.forms.form_data import MAX_FORM_BYTES, FormReader, boundary_of
 
 BOUNDARY = b"xyz"
 

@@ -1,7 +1,8 @@
-"""What S3 tells of encryption, by a real client and a real SeaweedFS: asked for, kept with the object, told back."""
+"""What S3 tells of objects by a real client and a real SeaweedFS: encryption that was asked for, checksums, regions."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from collections.abc import Iterator
 from typing import Any
@@ -59,7 +60,8 @@ def test_encryption_of_an_upload_in_parts_is_told_back(s3: Any, key: str) -> Non
     assert told(upload) == KMS
     part = s3.upload_part(Bucket=BUCKET, Key=key, UploadId=upload["UploadId"], PartNumber=1, Body=b"part")
     parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
-    s3.complete_multipart_upload(Bucket=BUCKET, Key=key, UploadId=upload["UploadId"], MultipartUpload=parts)
+    done = s3.complete_multipart_upload(Bucket=BUCKET, Key=key, UploadId=upload["UploadId"], MultipartUpload=parts)
+    assert told(done) == KMS
     assert looked_at(s3, key) == KMS
 
 
@@ -122,3 +124,40 @@ def test_boto3_is_led_from_another_region_to_ours(service: Service, s3: Any, key
     assert other.head_object(Bucket=BUCKET, Key=key)["ContentLength"] == 1
     other.close()
     assert s3.head_bucket(Bucket=BUCKET)["BucketRegion"] == REGION
+
+
+def test_buckets_lie_in_our_region_and_in_no_other(service: Service, s3: Any) -> None:
+    assert s3.get_bucket_location(Bucket=BUCKET)["LocationConstraint"] == REGION
+    unknowing = service.client(region="us-east-1")  # as minio's client asks before anything else
+    assert unknowing.get_bucket_location(Bucket=BUCKET)["LocationConstraint"] == REGION
+    unknowing.close()
+    s3.create_bucket(Bucket="in-ours", CreateBucketConfiguration={"LocationConstraint": REGION})
+    s3.create_bucket(Bucket="in-none")
+    with pytest.raises(ClientError) as error:
+        s3.create_bucket(Bucket="in-another", CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
+    assert refusal(error) == ("IllegalLocationConstraintException", 400)
+    assert {"in-ours", "in-none"} <= {bucket["Name"] for bucket in s3.list_buckets()["Buckets"]}
+    with pytest.raises(ClientError) as error:
+        s3.head_bucket(Bucket="in-another")
+    assert refusal(error)[1] == 404
+
+
+def test_attributes_tell_checksums_and_parts(s3: Any, key: str) -> None:
+    wanted = ["Checksum", "ObjectParts", "ObjectSize", "ETag"]
+    s3.put_object(Bucket=BUCKET, Key=key, Body=b"x", ChecksumAlgorithm="SHA256")
+    found = s3.get_object_attributes(Bucket=BUCKET, Key=key, ObjectAttributes=wanted)
+    assert found["Checksum"] == {
+        "ChecksumSHA256": base64.b64encode(hashlib.sha256(b"x").digest()).decode(),
+        "ChecksumType": "FULL_OBJECT",
+    }
+    assert (found["ObjectSize"], "ObjectParts" in found) == (1, False)
+    upload = s3.create_multipart_upload(Bucket=BUCKET, Key=key, ChecksumAlgorithm="CRC32")["UploadId"]
+    part = s3.upload_part(
+        Bucket=BUCKET, Key=key, UploadId=upload, PartNumber=1, Body=b"part", ChecksumAlgorithm="CRC32"
+    )
+    parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"], "ChecksumCRC32": part["ChecksumCRC32"]}]}
+    done = s3.complete_multipart_upload(Bucket=BUCKET, Key=key, UploadId=upload, MultipartUpload=parts)
+    assert done["Location"] == f"{s3.meta.endpoint_url}/{BUCKET}/{key}"
+    found = s3.get_object_attributes(Bucket=BUCKET, Key=key, ObjectAttributes=wanted)
+    assert found["Checksum"] == {"ChecksumCRC32": done["ChecksumCRC32"], "ChecksumType": "COMPOSITE"}
+    assert found["ObjectParts"]["TotalPartsCount"] == 1

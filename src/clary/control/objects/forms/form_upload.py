@@ -16,11 +16,12 @@ from xml.sax.saxutils import escape
 from clary.contract import sigv4
 from clary.contract.errors import WireError
 from clary.control.objects.authentication import FORBIDDEN, FindSecret
-from clary.control.objects.form_authentication import authenticate_form
-from clary.control.objects.form_data import FORM_TYPE
-from clary.control.objects.post_policy import PostPolicy, read_policy
-from clary.control.objects.s3_request import S3Request, check_bucket, check_key
+from clary.control.objects.forms.form_authentication import authenticate_form
+from clary.control.objects.forms.form_data import FORM_TYPE
+from clary.control.objects.forms.post_policy import PostPolicy, read_policy
+from clary.control.objects.s3_request import MAX_KEY_BYTES, S3Request, check_bucket, check_key
 from clary.control.objects.store_client import encode_path
+from clary.control.permissions.temporary_keys import TemporaryKeys
 
 FILE_NAME = "${filename}"
 MAX_REDIRECT_CHARACTERS = 2048
@@ -76,6 +77,7 @@ def judge_form(
     now: datetime,
     skew_s: float,
     region: str | None,
+    temporary: TemporaryKeys | None = None,
 ) -> FormUpload:
     """Return what a form uploads.
 
@@ -87,10 +89,13 @@ def judge_form(
         now: aware time of day.
         skew_s: how far clocks may be apart.
         region: the only region that a signature may name; None takes every one.
+        temporary: knows the keys that come with a session token; None knows none.
     Raises: WireError saying what is wrong with signature, policy, fields or key.
     """
     check_bucket(bucket)
-    access_key_id = authenticate_form(fields, find_secret=find_secret, now=now, skew_s=skew_s, region=region)
+    access_key_id = authenticate_form(
+        fields, find_secret=find_secret, now=now, skew_s=skew_s, region=region, temporary=temporary
+    )
     policy = read_policy(fields["policy"])
     if "x-amz-signature" not in fields and policy.expires_at - now > timedelta(
         seconds=sigv4.PRESIGNED_MAX_EXPIRES_S + skew_s
@@ -100,6 +105,8 @@ def judge_form(
             "Invalid according to Policy: its expiration lies more than a week ahead: sign it for a shorter time.",
             http_status=FORBIDDEN,
         )
+    if len(file_name) > MAX_KEY_BYTES:  # it takes the place of each of many short words
+        raise WireError("KeyTooLongError", f"The file's name is too long: {MAX_KEY_BYTES} characters at most.")
     filled = {
         name: value if name in _AS_SIGNED else value.replace(FILE_NAME, file_name) for name, value in fields.items()
     }
@@ -157,11 +164,11 @@ def redirect_address(upload: FormUpload, etag: str) -> str:
     return parts._replace(query=f"{parts.query}&{told}" if parts.query else told).geturl()
 
 
-def object_address(upload: FormUpload, *, scheme: str, host: str, is_bucket_in_host: bool) -> str:
-    """Return the address of the new object, as the client reaches this service."""
-    path = encode_path(upload.asked.bucket, upload.asked.key)
+def object_address(asked: S3Request, *, scheme: str, host: str, is_bucket_in_host: bool) -> str:
+    """Return the address of an object that a request makes, as its client reaches this service."""
+    path = encode_path(asked.bucket, asked.key)
     if is_bucket_in_host:
-        path = path.removeprefix(f"/{upload.asked.bucket}")
+        path = path.removeprefix(f"/{asked.bucket}")
     return f"{scheme}://{host}{path}"
 
 

@@ -1,0 +1,57 @@
+"""In which region buckets lie: the service's, whatever the store makes of it.
+
+Where: `front` checks requests for new buckets and answers GetBucketLocation. Pure.
+Clients sign again for the region that they are told here, so all answers must name the same one.
+Source: Amazon S3 API reference, CreateBucket, GetBucketLocation; us-east-1 is told by an empty constraint.
+"""
+
+from __future__ import annotations
+
+import re
+
+from clary.contract.errors import WireError
+from clary.control.objects.s3_request import S3Request
+
+UNNAMED = "us-east-1"
+_CONSTRAINT = re.compile(rb"<(?:\w+:)?LocationConstraint>\s*([^<]*?)\s*</")
+
+
+def makes_bucket(asked: S3Request) -> bool:
+    """Whether a request is CreateBucket."""
+    names = {name.lower() for name, _ in asked.query}
+    return asked.method == "PUT" and bool(asked.bucket) and not asked.key and names <= {"x-id"}
+
+
+def is_location(asked: S3Request) -> bool:
+    """Whether a request is GetBucketLocation."""
+    return asked.method == "GET" and bool(asked.bucket) and not asked.key and asked.has("location")
+
+
+def asks_from_anywhere(method: str, raw_query: str) -> bool:
+    """Whether a request is GetBucketLocation, judged before its signature is: who asks does not know the region yet."""
+    return method == "GET" and "location" in {part.partition("=")[0] for part in raw_query.split("&")}
+
+
+def check_constraint(content: bytes, region: str) -> None:
+    """Refuse a bucket that is asked for in another region; one that names none is made here.
+
+    Raises: WireError IllegalLocationConstraintException.
+    """
+    found = _CONSTRAINT.search(content)
+    wanted = found[1].decode("utf-8", "replace") if found else ""
+    if wanted in ("", region) or (wanted == "EU" and region == "eu-west-1"):
+        return
+    raise WireError(
+        "IllegalLocationConstraintException",
+        f"The {wanted[:40]} location constraint is incompatible for the region specific endpoint this request was sent "
+        f"to: buckets here lie in {region}.",
+    )
+
+
+def location_document(region: str) -> bytes:
+    """Return the answer to GetBucketLocation."""
+    namespace = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
+    told = "" if region == UNNAMED else region
+    return (
+        f'<?xml version="1.0" encoding="UTF-8"?>\n<LocationConstraint {namespace}>{told}</LocationConstraint>'.encode()
+    )

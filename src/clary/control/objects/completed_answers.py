@@ -1,0 +1,63 @@
+"""Answers of the store that are completed before clients see them: short documents of XML, and what they lack.
+
+Where: `front` reads these answers whole. Pure.
+SeaweedFS names its own address as the place of an object that was put together from parts, and leaves checksums and
+parts out of GetObjectAttributes, though it tells the checksums with a HEAD.
+Source: Amazon S3 API reference, CompleteMultipartUpload, GetObjectAttributes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from xml.sax.saxutils import escape
+
+from clary.control.objects.s3_request import S3Request
+
+MAX_DOCUMENT_BYTES = 64 * 1024  # of an answer that is completed; each is a few hundred
+ASKED = "x-amz-object-attributes"
+CHECKSUM = "x-amz-checksum-"
+_NAMES = {"crc32": "CRC32", "crc32c": "CRC32C", "crc64nvme": "CRC64NVME", "sha1": "SHA1", "sha256": "SHA256"}
+_LOCATION = re.compile(rb"<Location>[^<]*</Location>")
+_END = re.compile(rb"</GetObjectAttributes\w*>\s*$")
+_PARTS = re.compile(r'-(\d+)"?$')
+
+
+def completes_upload(asked: S3Request) -> bool:
+    """Whether a request puts an object together from its parts."""
+    return asked.method == "POST" and bool(asked.key) and asked.has("uploadId")
+
+
+def asks_attributes(asked: S3Request) -> bool:
+    """Whether a request is GetObjectAttributes."""
+    return asked.method == "GET" and bool(asked.key) and asked.has("attributes")
+
+
+def with_location(content: bytes, address: str) -> bytes:
+    """Return the answer to a completed upload with the address by which the client reaches this service."""
+    told = b"<Location>" + escape(address).encode() + b"</Location>"
+    return _LOCATION.sub(lambda _: told, content, count=1)
+
+
+def with_attributes(content: bytes, wanted: str, headers: Iterable[tuple[str, str]]) -> bytes:
+    """Return the attributes of an object with those that were asked for and are not there.
+
+    Args:
+        content: the store's document.
+        wanted: names with commas between, as the request has them.
+        headers: what the store tells of the object with a HEAD.
+    """
+    names = {name.strip() for name in wanted.split(",")}
+    given = {name.lower(): value for name, value in headers}
+    added = ""
+    checksums = {
+        element: given[f"{CHECKSUM}{name}"] for name, element in _NAMES.items() if given.get(f"{CHECKSUM}{name}")
+    }
+    if "Checksum" in names and checksums and b"<Checksum>" not in content:
+        kind = given.get(f"{CHECKSUM}type", "FULL_OBJECT")
+        lines = "".join(f"<Checksum{name}>{escape(value)}</Checksum{name}>" for name, value in checksums.items())
+        added += f"<Checksum>{lines}<ChecksumType>{escape(kind)}</ChecksumType></Checksum>"
+    parts = _PARTS.search(given.get("etag", ""))
+    if "ObjectParts" in names and parts is not None and b"<ObjectParts>" not in content:
+        added += f"<ObjectParts><PartsCount>{parts[1]}</PartsCount></ObjectParts>"
+    return _END.sub(lambda found: added.encode() + found[0], content)

@@ -1,0 +1,136 @@
+"""Bodies of S3 requests as they go to the store: which form each has, and what of its headers goes with it.
+
+Where: `front` translates a verified request with these; `payloads` checks the pieces on their way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+from aiohttp import web
+
+from clary.contract import sigv4
+from clary.contract.errors import WireError
+from clary.control.objects import payloads, s3_request
+from clary.control.objects.authentication import Caller
+from clary.control.objects.encryption import Encryption
+from clary.control.objects.front_answers import without_framing
+from clary.control.objects.incoming_body import IncomingBody
+from clary.control.objects.permit import Permit
+
+SMALL_BODY_BYTES = 64 * 1024  # up to this a body is verified first and sent in one piece
+MAX_LENGTH_DIGITS = 18  # of a number of bytes
+
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outgoing:
+    """What is sent to the store."""
+
+    headers: list[tuple[str, str]]
+    payload_hash: str
+    data: AsyncIterator[bytes] | bytes | None
+    expect_continue: bool = False
+    encryption: Encryption | None = None  # that the request asks for
+
+
+async def choose_body(
+    request: web.BaseRequest, headers: list[tuple[str, str]], caller: Caller, body: IncomingBody
+) -> Outgoing:
+    """Return headers and body for the store, by what the signature says of the body."""
+    payload_hash = caller.payload_hash
+    is_hash = _SHA256.fullmatch(payload_hash) is not None
+    if payload_hash in (sigv4.STREAMING_PAYLOAD, sigv4.STREAMING_PAYLOAD_TRAILER):
+        return _unframed(headers, caller, body)
+    if not (is_hash or payload_hash in (sigv4.UNSIGNED_PAYLOAD, sigv4.STREAMING_UNSIGNED_TRAILER)):
+        raise WireError(
+            "InvalidArgument",
+            "x-amz-content-sha256 must be UNSIGNED-PAYLOAD, STREAMING-UNSIGNED-PAYLOAD-TRAILER, "
+            "STREAMING-AWS4-HMAC-SHA256-PAYLOAD, STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER or a valid sha256 value.",
+        )
+    if not request.body_exists:
+        if is_hash and payload_hash.lower() != sigv4.EMPTY_HASH:
+            raise payloads.sha256_mismatch()
+        return Outgoing(headers=headers, payload_hash=payload_hash, data=None)
+    length = request.content_length
+    if length is not None:
+        headers = [*headers, ("content-length", str(length))]
+    elif payload_hash != sigv4.STREAMING_UNSIGNED_TRAILER:
+        raise WireError("MissingContentLength", "You must provide the Content-Length HTTP header.", http_status=411)
+    pieces = body.pieces()
+    if is_hash:
+        pieces = payloads.check_sha256(pieces, payload_hash)
+    if length is not None and length <= SMALL_BODY_BYTES:
+        content = b"".join([piece async for piece in body.guarded(pieces)])
+        return Outgoing(headers=headers, payload_hash=payload_hash, data=content)
+    return Outgoing(
+        headers=headers,
+        payload_hash=payload_hash,
+        data=body.guarded(pieces),
+        expect_continue=body.expects_continue,
+    )
+
+
+def _unframed(headers: list[tuple[str, str]], caller: Caller, body: IncomingBody) -> Outgoing:
+    """Take signed chunks apart; with a trailer they are framed again, as unsigned ones."""
+    with_trailer = caller.payload_hash == sigv4.STREAMING_PAYLOAD_TRAILER
+    length_text = next((value for name, value in headers if name == "x-amz-decoded-content-length"), "")
+    if caller.seed is None:
+        raise WireError("InvalidRequest", "A presigned request can not have a body of signed chunks.")
+    if not _is_length(length_text):
+        raise WireError(
+            "MissingContentLength", "You must provide the x-amz-decoded-content-length header.", http_status=411
+        )
+    pieces = payloads.unframe_signed(
+        body.pieces(), seed=caller.seed, decoded_length=int(length_text), with_trailer=with_trailer
+    )
+    if with_trailer:
+        payload_hash = sigv4.STREAMING_UNSIGNED_TRAILER
+    else:
+        payload_hash = sigv4.UNSIGNED_PAYLOAD
+        headers = [(name, without_framing(name, value)) for name, value in headers]
+        headers = [(name, value) for name, value in headers if value and name != "x-amz-decoded-content-length"]
+        headers.append(("content-length", length_text))
+    return Outgoing(
+        headers=headers,
+        payload_hash=payload_hash,
+        data=body.guarded(pieces),
+        expect_continue=body.expects_continue,
+    )
+
+
+async def look_at_deleted_keys(outgoing: Outgoing, permit: Permit) -> Outgoing:
+    """Hold a DeleteObjects body, which is small, and check its keys before the store sees it."""
+    if outgoing.payload_hash == sigv4.STREAMING_UNSIGNED_TRAILER:
+        raise WireError(
+            "NotImplemented",
+            "DeleteObjects with trailing checksums is not implemented: send the checksum as a header.",
+            http_status=501,
+        )
+    content = outgoing.data if isinstance(outgoing.data, bytes) else b""
+    if outgoing.data is not None and not isinstance(outgoing.data, bytes):
+        async for piece in outgoing.data:
+            content += piece
+            if len(content) > s3_request.MAX_DELETE_BYTES:
+                raise WireError(
+                    "MalformedXML", f"The XML you provided is longer than {s3_request.MAX_DELETE_BYTES} bytes."
+                )
+    # Thousands of elements take a while; other requests are answered meanwhile.
+    permit.check_deleted(await asyncio.to_thread(s3_request.check_delete_objects, content))
+    return replace(outgoing, data=content, expect_continue=False)
+
+
+def content_length(request: web.BaseRequest, headers: dict[str, str]) -> int | None:
+    """Return the number of bytes of content, without framing; None if it is not known."""
+    decoded = headers.get("x-amz-decoded-content-length", "")
+    if _is_length(decoded):
+        return int(decoded)
+    return request.content_length if request.body_exists else 0
+
+
+def _is_length(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= MAX_LENGTH_DIGITS

@@ -1,0 +1,105 @@
+"""The front's way to the store: connections, signatures with the store's own key, and what is said when it is away.
+
+Where: `front` opens it when the service starts and sends every request through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import aiohttp
+
+from clary.contract import sigv4
+from clary.contract.clock import Clock
+from clary.contract.errors import WireError
+from clary.contract.launch_plan import Endpoint
+from clary.control.objects.incoming_body import IncomingBody
+from clary.control.objects.outgoing_bodies import Outgoing
+from clary.control.objects.s3_request import S3Request
+from clary.control.objects.store_client import (
+    CONNECT_TIMEOUT_S,
+    encode_query,
+    open_session,
+    sign_for_store,
+    store_url,
+)
+
+STORE_TIMEOUT_S = 300.0  # without a byte from the store; completing a large multipart upload is slow
+
+
+class StoreLink:
+    """Sends requests to one store.
+
+    Args:
+        endpoint: the store and its own key.
+        clock: time of day for signatures.
+    """
+
+    def __init__(self, endpoint: Endpoint, clock: Clock) -> None:
+        self._endpoint = endpoint
+        self._clock = clock
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def region(self) -> str:
+        """The store's region."""
+        return self._endpoint.region
+
+    async def open(self) -> None:
+        """Open the connections' pool to the store; the store need not answer yet."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=STORE_TIMEOUT_S)
+        self._session = open_session(timeout)
+
+    async def close(self) -> None:
+        """Close all connections to the store; requests under way break off."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def send(
+        self, asked: S3Request, outgoing: Outgoing, body: IncomingBody | None = None
+    ) -> aiohttp.ClientResponse:
+        """Sign a request, send it and return the answer, whose body is still to come.
+
+        Args:
+            asked: what is asked of the store.
+            outgoing: headers and body.
+            body: the client's, whose own error goes before what comes of it.
+        Raises: WireError ServiceUnavailable, or what was wrong with the client's body.
+        """
+        assert self._session is not None, "open() has not been called"
+        query = encode_query([(name, value) for name, value in asked.query if not name.lower().startswith("x-amz-")])
+        headers = sign_for_store(
+            self._endpoint, asked.method, asked.path, query, outgoing.headers, outgoing.payload_hash, self._clock.now()
+        )
+        try:
+            return await self._session.request(
+                asked.method,
+                store_url(self._endpoint, asked.path, query),
+                headers=headers,
+                data=outgoing.data,
+                expect100=outgoing.expect_continue,
+                allow_redirects=False,
+            )
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            if body is not None and body.error is not None:
+                raise body.error from error
+            raise WireError(
+                "ServiceUnavailable",
+                f"The object store does not answer ({type(error).__name__}). Please try again.",
+                http_status=503,
+            ) from error
+
+    async def head(
+        self,
+        bucket: str,
+        key: str,
+        query: Sequence[tuple[str, str]] = (),
+        *,
+        headers: Sequence[tuple[str, str]] = (),
+    ) -> tuple[int, list[tuple[str, str]]]:
+        """Ask the store for the headers of a bucket or object."""
+        asked = S3Request(method="HEAD", bucket=bucket, key=key, query=tuple(query))
+        answer = await self.send(asked, Outgoing(headers=list(headers), payload_hash=sigv4.EMPTY_HASH, data=None))
+        answer.release()
+        return answer.status, list(answer.headers.items())

@@ -1,0 +1,88 @@
+"""Keys that end by themselves: made for the owner by STS, and known again by what they say of themselves.
+
+Where: `services.sts` makes them; whoever verifies a signature asks here when a session token comes along. Pure but for
+the random name of a new key. Nothing is kept: token and secret are derived from the key's name, its end and the
+service's master key, so that a key is good after a restart, on and until its end, and only together with its token.
+They open what the owner's key opens, but make no other keys.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+PREFIX = "CLARYTEMP"
+_NAME_BYTES = 10
+_END_BYTES = 8
+_SIZE = _END_BYTES + hashlib.sha256().digest_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemporaryKey:
+    """What a client signs with."""
+
+    access_key_id: str
+    secret_access_key: str = field(repr=False)
+    session_token: str = field(repr=False)
+    expires_at: datetime
+
+
+@dataclass(frozen=True)
+class TokenVerdict:
+    """What a session token is worth: a secret, or nothing because it has expired or was never made here."""
+
+    secret: str = field(default="", repr=False)
+    has_expired: bool = False
+
+
+class TemporaryKeys:
+    """Makes keys and knows them again.
+
+    Args:
+        master: from which all of them are derived; never told.
+    """
+
+    def __init__(self, master: bytes) -> None:
+        self._master = master
+
+    @classmethod
+    def forgotten(cls) -> TemporaryKeys:
+        """Return keys that nothing outside of this process knows again."""
+        return cls(secrets.token_bytes())
+
+    def make(self, expires_at: datetime) -> TemporaryKey:
+        """Return a new key that is good until a time, in whole seconds."""
+        end_s = int(expires_at.timestamp())
+        name = PREFIX + base64.b32encode(secrets.token_bytes(_NAME_BYTES)).decode()
+        end = end_s.to_bytes(_END_BYTES, "big")
+        token = base64.urlsafe_b64encode(end + self._derive("token", name, end_s)).decode()
+        return TemporaryKey(
+            access_key_id=name,
+            secret_access_key=self._derive("secret", name, end_s).hex(),
+            session_token=token,
+            expires_at=datetime.fromtimestamp(end_s, UTC),
+        )
+
+    def judge(self, access_key_id: str, session_token: str, *, now: datetime) -> TokenVerdict:
+        """Return the secret of a key whose token came along, if that is its own and has not expired."""
+        try:
+            content = base64.b64decode(session_token, altchars=b"-_", validate=True)
+        except (binascii.Error, ValueError):
+            return TokenVerdict()
+        if len(content) != _SIZE or not access_key_id.startswith(PREFIX):
+            return TokenVerdict()
+        end_s = int.from_bytes(content[:_END_BYTES], "big")
+        if not hmac.compare_digest(content[_END_BYTES:], self._derive("token", access_key_id, end_s)):
+            return TokenVerdict()
+        if now.timestamp() >= end_s:
+            return TokenVerdict(has_expired=True)
+        return TokenVerdict(secret=self._derive("secret", access_key_id, end_s).hex())
+
+    def _derive(self, kind: str, name: str, end_s: int) -> bytes:
+        text = f"{kind}\0{name}\0{end_s}".encode("utf-8", "surrogateescape")
+        return hmac.digest(self._master, text, "sha256")

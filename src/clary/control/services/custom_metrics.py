@@ -1,0 +1,130 @@
+"""CloudWatch's PutMetricData: metrics of a training script's own, kept with its job beside all others.
+
+Where: `dispatch` for putting; `services.metrics` reads what was put, under its own namespace and dimensions.
+A value belongs to the job whose program puts it, or to the one that the dimension TrainingJobName names; CloudWatch has
+no place of its own here. Sums of many values (StatisticValues) are taken where they say a single value.
+Source: PutMetricData, MetricDatum (CloudWatch API reference).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from clary.contract.errors import WireError
+from clary.control.jobs.training_job import FinalMetric
+from clary.control.services.call import Call
+from clary.control.store.errors import JobNotFound
+
+JOB_DIMENSION = "TrainingJobName"
+RESERVED = ("AWS/", "/aws/sagemaker/")  # namespaces that hold what the platform measures
+OLDEST, NEWEST = timedelta(days=14), timedelta(hours=2)  # of a timestamp, before and after now
+MAX_VALUES = 15_000  # of one request, counted out; CloudWatch takes 1000 data of 150 values, each any number of times
+
+
+async def put_metric_data(call: Call) -> Mapping[str, Any]:
+    """Keep values with the job that they belong to.
+
+    Raises: WireError InvalidParameterValue, MissingParameter or InvalidParameterCombination; nothing is kept then.
+    """
+    params = call.params
+    namespace = params["Namespace"]
+    if namespace.startswith(RESERVED):
+        raise _invalid(f"The value {namespace} for parameter Namespace is reserved: choose one of your own.")
+    if params.get("EntityMetricData"):
+        raise _invalid("EntityMetricData is not kept here: put the metrics as MetricData.")
+    by_job: dict[str, list[FinalMetric]] = {}
+    num_values = 0
+    for datum in params.get("MetricData") or ():
+        values = list(_values(datum))
+        num_values += len(values)
+        if num_values > MAX_VALUES:
+            raise _invalid(f"A request has at most {MAX_VALUES} values: put the others by another one.")
+        dimensions = _dimensions(datum)
+        job_name = calling_job(call) or dimensions.get(JOB_DIMENSION)
+        if not job_name:
+            raise _invalid(
+                f"The metric {datum['MetricName']} belongs to no training job: put it from a job's program, or name "
+                f"the job by the dimension {JOB_DIMENSION}."
+            )
+        name = stored_name(namespace, datum["MetricName"], dimensions)
+        at = _moment(datum, call.services.clock.now())
+        by_job.setdefault(job_name, []).extend(FinalMetric(name=name, value=value, at=at) for value in values)
+    for job_name, metrics in by_job.items():
+        try:
+            await call.services.store.add_metrics(job_name, metrics)
+        except JobNotFound as error:
+            raise _invalid(
+                f"There is no training job {job_name}, which the dimension {JOB_DIMENSION} names."
+            ) from error
+    return {}
+
+
+def calling_job(call: Call) -> str:
+    """Return the job whose program calls; empty for the owner."""
+    return "" if call.grants is None else call.grants.job_name
+
+
+def stored_name(namespace: str, metric: str, dimensions: Mapping[str, str]) -> str:
+    """Return the name under which a metric stands among those of its job.
+
+    Args:
+        namespace: of CloudWatch.
+        metric: its name there.
+        dimensions: values by names; the job's own counts as none.
+    """
+    told = ", ".join(f"{name}={value}" for name, value in sorted(dimensions.items()) if name != JOB_DIMENSION)
+    return f"{namespace}/{metric} [{told}]" if told else f"{namespace}/{metric}"
+
+
+def _values(datum: Mapping[str, Any]) -> Iterator[float]:
+    given = [name for name in ("Value", "Values", "StatisticValues") if datum.get(name) is not None]
+    if len(given) != 1:
+        raise WireError(
+            "InvalidParameterCombination",
+            f"The metric {datum['MetricName']} needs one of Value, Values and StatisticValues, got "
+            f"{', '.join(given) or 'none'}.",
+        )
+    if "StatisticValues" in given:
+        yield _single(datum["MetricName"], datum["StatisticValues"])
+        return
+    values: Sequence[float] = datum["Values"] if "Values" in given else [datum["Value"]]
+    counts: Sequence[float] = datum.get("Counts") or [1.0] * len(values)
+    if len(counts) != len(values):
+        raise _invalid(f"Counts of the metric {datum['MetricName']} must be as many as its Values.")
+    for value, count in zip(values, counts, strict=True):
+        if not math.isfinite(value):
+            raise _invalid(f"The value {value} of the metric {datum['MetricName']} is no number that is kept.")
+        if not 1 <= count <= MAX_VALUES or count != int(count):
+            raise _invalid(f"Counts of the metric {datum['MetricName']} are whole numbers from 1 to {MAX_VALUES}.")
+        for _ in range(int(count)):
+            yield value
+
+
+def _single(metric: str, statistics: Mapping[str, float]) -> float:
+    least, greatest = float(statistics["Minimum"]), float(statistics["Maximum"])
+    if least != greatest or not math.isfinite(least):
+        raise _invalid(
+            f"StatisticValues of the metric {metric} sum up several values, of which no curve is drawn: put Values."
+        )
+    return least
+
+
+def _dimensions(datum: Mapping[str, Any]) -> dict[str, str]:
+    return {str(item["Name"]): str(item["Value"]) for item in datum.get("Dimensions") or ()}
+
+
+def _moment(datum: Mapping[str, Any], now: datetime) -> datetime:
+    at: datetime = datum.get("Timestamp") or now
+    if not now - OLDEST <= at <= now + NEWEST:
+        raise _invalid(
+            f"The value {at.isoformat()} for parameter Timestamp of the metric {datum['MetricName']} must lie from two "
+            "weeks before to two hours after now."
+        )
+    return at
+
+
+def _invalid(message: str) -> WireError:
+    return WireError("InvalidParameterValue", message)

@@ -1,0 +1,120 @@
+"""PutMetricData: what a training script puts is kept with its job, read back by its own name, and never another's."""
+
+from datetime import timedelta
+
+import pytest
+
+from clary.contract.errors import WireError
+from clary.control.permissions.grants import Grants
+from clary.control.services.call import Call
+from clary.control.services.dispatch import dispatch
+from clary.testing.control_plane import ControlPlane
+from clary.testing.fake_clock import START
+
+GRANTS = Grants(job_name="job", job_arn="arn", job_id="id")
+PHASE = [{"Name": "phase", "Value": "val"}]
+JOB = [{"Name": "TrainingJobName", "Value": "job"}]
+
+
+@pytest.fixture
+async def plane(tmp_path):
+    async with ControlPlane.open(tmp_path) as plane:
+        await plane.create()
+        await plane.create("other")
+        yield plane
+
+
+async def call(plane, operation, *, grants=GRANTS, **params):
+    asked = Call(services=plane.services, params=params, region="r", access_key_id="K", request_id="R", grants=grants)
+    return await dispatch("cloudwatch", operation, asked)
+
+
+async def put(plane, *data, grants=GRANTS, namespace="My/App"):
+    data = [{"MetricName": "loss", **datum} for datum in data]
+    await call(plane, "PutMetricData", grants=grants, Namespace=namespace, MetricData=data)
+
+
+async def means(plane, *, grants=GRANTS, dimensions=(), **params):
+    answer = await call(
+        plane,
+        "GetMetricStatistics",
+        grants=grants,
+        **{
+            "Namespace": "My/App",
+            "MetricName": "loss",
+            "Dimensions": list(dimensions),
+            "StartTime": START - timedelta(hours=1),
+            "EndTime": START + timedelta(hours=1),
+            "Period": 60,
+            "Statistics": ["Average"],
+            **params,
+        },
+    )
+    return [point["Average"] for point in answer["Datapoints"]]
+
+
+async def refusal(plane, *data, **options):
+    with pytest.raises(WireError) as error:
+        await put(plane, *data, **options)
+    return error.value.code, error.value.message
+
+
+async def test_values_of_a_script_are_kept_with_its_job_and_shown_beside_the_others(plane):
+    await put(plane, {"Value": 2.0}, {"Value": 5.0, "Dimensions": PHASE})
+    await put(plane, {"Values": [1.0, 3.0], "Counts": [3, 1], "MetricName": "time"})
+    assert (await means(plane), await means(plane, dimensions=PHASE)) == ([2.0], [5.0])
+    assert await means(plane, MetricName="time") == [1.5]
+    curves = await plane.store.curves.curves("job", names=None, num_points=10)
+    assert sorted(curves) == ["My/App/loss", "My/App/loss [phase=val]", "My/App/time"]
+
+
+async def test_the_owner_names_the_job_by_its_dimension(plane):
+    await put(plane, {"Value": 2.0, "Dimensions": JOB}, grants=None)
+    assert await means(plane, grants=None, dimensions=JOB) == [2.0]
+    assert await means(plane, grants=None) == []
+    assert (await refusal(plane, {"Value": 1.0}, grants=None))[0] == "InvalidParameterValue"
+    gone = [{"Name": "TrainingJobName", "Value": "gone"}]
+    assert "no training job gone" in (await refusal(plane, {"Value": 1.0, "Dimensions": gone}, grants=None))[1]
+
+
+async def test_a_job_reads_and_lists_no_metrics_of_another(plane):
+    others = [{"Name": "TrainingJobName", "Value": "other"}]
+    await put(plane, {"Value": 7.0, "Dimensions": others}, grants=None)
+    for dimensions in (others, [{"Name": "Host", "Value": "other/algo-1"}]):
+        assert await means(plane, dimensions=dimensions) == []
+        listed = await call(plane, "ListMetrics", Namespace="My/App", Dimensions=dimensions)
+        assert listed == {"Metrics": []}
+
+
+async def test_metrics_that_were_put_are_listed_with_their_dimensions(plane):
+    await put(plane, {"Value": 2.0, "Dimensions": PHASE}, {"Value": 1.0, "MetricName": "time"})
+    listed = await call(plane, "ListMetrics", Namespace="My/App", MetricName="loss")
+    assert listed["Metrics"] == [{"Namespace": "My/App", "MetricName": "loss", "Dimensions": [*JOB, *PHASE]}]
+
+
+@pytest.mark.parametrize(
+    ("datum", "code"),
+    [
+        ({}, "InvalidParameterCombination"),
+        ({"Value": 1.0, "Values": [1.0]}, "InvalidParameterCombination"),
+        ({"Value": float("nan")}, "InvalidParameterValue"),
+        ({"Values": [1.0], "Counts": [1.0, 2.0]}, "InvalidParameterValue"),
+        ({"Values": [1.0], "Counts": [1e300]}, "InvalidParameterValue"),
+        ({"Values": [1.0], "Counts": [0.5]}, "InvalidParameterValue"),
+        ({"Values": [1.0] * 2, "Counts": [10_000.0] * 2}, "InvalidParameterValue"),
+        ({"Value": 1.0, "Timestamp": START - timedelta(days=15)}, "InvalidParameterValue"),
+        ({"Value": 1.0, "Timestamp": START + timedelta(hours=3)}, "InvalidParameterValue"),
+        (
+            {"StatisticValues": {"SampleCount": 2.0, "Sum": 3.0, "Minimum": 1.0, "Maximum": 2.0}},
+            "InvalidParameterValue",
+        ),
+    ],
+)
+async def test_data_that_can_not_be_kept_are_refused_and_nothing_is(plane, datum, code):
+    assert (await refusal(plane, {"Value": 1.0}, datum))[0] == code
+    assert await means(plane) == []
+
+
+@pytest.mark.parametrize("namespace", ["AWS/EC2", "/aws/sagemaker/TrainingJobs"])
+async def test_namespaces_of_the_platform_are_not_written_to(plane, namespace):
+    assert "reserved" in (await refusal(plane, {"Value": 1.0}, namespace=namespace))[1]
