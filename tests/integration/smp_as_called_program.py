@@ -295,3 +295,22 @@ def test_translations_have_the_names_and_arguments_that_scripts_give_them(rank, 
 def test_what_scripts_import_of_the_tests_of_the_original_says_what_to_call_instead(rank, size):
     assert verify.dump_model is dump_model
     assert "smp.save_checkpoint" in str(failure_of(lambda: dump_model(nn.Linear(2, 2), "file")))
+
+
+def test_shards_are_clipped_to_what_a_script_asks_for_too(rank, size):
+    """Public scripts with fp16 ask for it whatever the degree of shards is."""
+    found = []
+    for keys in ({}, {"sharded_data_parallel_degree": 2, "sdp_param_persistence_threshold": 10}):
+        for fp16 in (False, True):
+            model, optimizer = wrapped(fp16=fp16, **keys)
+            norms = []
+            for number in range(3):
+                optimizer.zero_grad()
+                train_step(model, *batch_of(SharedPerceptron, number))
+                norms.append(optimizer.clip_master_grads(0.05))
+                optimizer.step()
+            assert all(norm > 0.1 for norm in norms), norms
+            found.append((torch.tensor(norms), {name: value.float() for name, value in model.state_dict().items()}))
+    for whole, sharded in zip(found[:2], found[2:], strict=True):
+        torch.testing.assert_close(sharded, whole, atol=2e-3, rtol=2e-3)
+    assert torch.equal(found[0][0].sign(), torch.ones(3))

@@ -124,7 +124,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def clip_master_grads(self, max_norm: float) -> float:
         """Clip gradients to a norm over the whole model; return what it was, -1 on overflow. All ranks call it.
 
-        Raises: RuntimeError with sharded data parallelism, which clips itself.
+        Shards are clipped in the step to come, to the smaller of this norm and `sdp_gradient_clipping`.
         """
         return self.reduce_gradients().clip(max_norm, self.loss_scale)
 
