@@ -1,5 +1,6 @@
 """What scripts of SMP v1 rely on beyond its documentation, as they call it; run by test_smp_as_called on two ranks."""
 
+import copy
 from functools import partial
 
 import smdistributed.modelparallel.torch as smp
@@ -314,3 +315,24 @@ def test_shards_are_clipped_to_what_a_script_asks_for_too(rank, size):
     for whole, sharded in zip(found[:2], found[2:], strict=True):
         torch.testing.assert_close(sharded, whole, atol=2e-3, rtol=2e-3)
     assert torch.equal(found[0][0].sign(), torch.ones(3))
+
+
+def test_older_scripts_reach_the_model_past_layers_around_it(rank, size):
+    start(ddp=True, tensor_parallel_degree=2)
+    model = smp.DistributedModel(Language())
+    inner = model.get_module()
+    for reached in (model.module, model.module.module, model.module.module.module):
+        assert reached.transformer.seq_layers is inner.transformer.seq_layers
+        assert isinstance(reached, Language)
+        assert reached == inner
+        assert [name for name, _ in reached.named_parameters()] == [name for name, _ in inner.named_parameters()]
+    assert model.module.module.module is inner
+    assert not hasattr(inner, "module"), "who unwraps while there is a module ends"
+    model.module.note = 3
+    assert inner.note == 3
+    assert [name for name, _ in model.named_parameters()] == [f"module.{name}" for name, _ in inner.named_parameters()]
+    assert "pass what smp.DistributedModel returned" in str(failure_of(lambda: language_step(model.module, None)))
+    model.eval()
+    ids = torch.zeros(2, LENGTH, dtype=torch.long)
+    assert torch.equal(model.module(ids), inner(ids))
+    assert type(copy.deepcopy(model.module)) is Language

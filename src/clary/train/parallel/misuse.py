@@ -84,7 +84,7 @@ def refuse_originals(originals: Iterable[weakref.ref[torch.nn.Module]], argument
     """
     found = [one() for one in originals]
     for argument in arguments:
-        if isinstance(argument, torch.nn.Module) and any(argument is one for one in found):
+        if isinstance(argument, torch.nn.Module) and any(argument == one for one in found):
             raise ParallelError(
                 f"smp.step was called with the {type(argument).__name__} that was wrapped: pass what "
                 "smp.DistributedModel returned, which cuts it, casts it and has `backward`"
