@@ -66,7 +66,7 @@ class LayerAround:
         return True  # also of a model without a length
 
     def __eq__(self, other: object) -> bool:
-        return self._model == (other._model if type(other) is LayerAround else other)
+        return bool(self._model == (other._model if type(other) is LayerAround else other))
 
     def __hash__(self) -> int:
         return hash(self._model)

@@ -90,7 +90,7 @@ class PlacedModel(torch.nn.Module):
 
     def virtual_named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Yield what `named_parameters` does: no parameter has been made anew, as scripts expect that ask for it."""
-        return self.named_parameters()
+        yield from self.named_parameters()
 
     # Tensor parallelism.
 

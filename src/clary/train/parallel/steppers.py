@@ -372,7 +372,8 @@ class Shards:
 
     def clip(self, max_norm: float, loss_scale: float) -> float:
         """See `Stepper`; a step clips to `sdp_gradient_clipping` as well."""
-        return self.inner.clip(max_norm, loss_scale=loss_scale)
+        norm: float = self.inner.clip(max_norm, loss_scale=loss_scale)
+        return norm
 
     def local_state(self) -> State:
         """See `Stepper`."""
