@@ -13,9 +13,10 @@ from smdistributed.modelparallel.torch.utils import get_distribution_axis, rmsg
 from smp_core_program import failure_of, start, train_step
 from smp_models import SharedPerceptron, batch_of, loss_of, make
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType
 
 from clary.train.parallel.fsdp import session as tsm
+from clary.train.parallel.fsdp.local_state import SMStateDictType, sm_state_dict_type
 
 LENGTH, VOCABULARY = 6, 20
 
@@ -336,3 +337,23 @@ def test_older_scripts_reach_the_model_past_layers_around_it(rank, size):
     ids = torch.zeros(2, LENGTH, dtype=torch.long)
     assert torch.equal(model.module(ids), inner(ids))
     assert type(copy.deepcopy(model.module)) is Language
+
+
+def test_states_of_torchs_kinds_are_taken_by_the_name_of_local_ones(rank, size):
+    smp.shutdown()
+    tsm.init({})
+    plain = make(SharedPerceptron)
+    model = FullyShardedDataParallel(copy.deepcopy(plain), device_id=torch.device("cpu"))
+    config = FullStateDictConfig(rank0_only=True, offload_to_cpu=False)
+    with sm_state_dict_type(model, StateDictType.FULL_STATE_DICT, state_dict_config=config):
+        state = model.state_dict()
+    expected = plain.state_dict() if rank == 0 else {}
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in state.items())
+
+    def with_a_configuration():
+        with sm_state_dict_type(model, SMStateDictType.SM_LOCAL_STATE_DICT, config):
+            pass
+
+    assert "local states take no configuration" in str(failure_of(with_a_configuration))
+    tsm.state.reset()
