@@ -163,6 +163,17 @@ def test_a_step_takes_the_model_that_was_wrapped_for_a_mistake(rank, size):
         train_step(model, *batch_of(SharedPerceptron, 0))
 
 
+def test_an_optimizer_of_modules_that_were_replaced_is_refused(rank, size):
+    start(ddp=True, tensor_parallel_degree=2)
+    with smp.tensor_parallelism():
+        module = nn.Sequential(nn.Linear(8, 4), nn.LayerNorm(4))
+    early = torch.optim.SGD(module.parameters(), lr=0.1)
+    model = smp.DistributedModel(module)
+    failure = failure_of(lambda: smp.DistributedOptimizer(early))
+    assert "2 of the 4 parameters of SGD are not the DistributedModel's, such as one of shape (4, 8)" in str(failure)
+    smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+
 def test_what_was_replaced_is_called_in_no_step(rank, size):
     start(ddp=True, tensor_parallel_degree=2)
     with smp.tensor_parallelism():
