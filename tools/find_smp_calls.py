@@ -174,16 +174,17 @@ def _member(owner: Any, word: str, name: str) -> Any:
 
 def _of_instance(class_name: str, *attributes: str) -> Any:
     found: Any = _classes()[class_name]
-    for word in attributes[:1]:  # what an attribute gives is anybody's
-        if hasattr(found, word):
-            found = getattr(found, word)
-        elif class_name in _FORWARDS and hasattr(_class_of_torch(*_FORWARDS[class_name]), word):
-            found = None
-        elif f"self.{word}" not in inspect.getsource(sys.modules[found.__module__]):  # set by its constructor
-            raise LookupError(f"{class_name} has no {word}")
-        else:
-            found = None
-    return found
+    if not attributes:
+        return found
+    word = attributes[0]  # what it gives is anybody's
+    if hasattr(found, word):
+        return getattr(found, word)
+    is_forwarded = class_name in _FORWARDS and hasattr(_class_of_torch(*_FORWARDS[class_name]), word)
+    module = inspect.getmodule(found)
+    is_set = module is not None and f"self.{word}" in inspect.getsource(module)  # by its constructor
+    if not is_forwarded and not is_set:
+        raise LookupError(f"{class_name} has no {word}")
+    return None
 
 
 def _classes() -> dict[str, Any]:
@@ -319,7 +320,5 @@ class _Reader(ast.NodeVisitor):
 
 
 if __name__ == "__main__":
-    import clary_autoload  # type: ignore[import-not-found]  # lies in a folder that programs of jobs have on their path
-
-    clary_autoload.register()
+    importlib.import_module("clary_autoload").register()  # makes torch.sagemaker known
     sys.exit(main())

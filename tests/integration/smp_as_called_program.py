@@ -1,6 +1,6 @@
 """What scripts of SMP v1 rely on beyond its documentation, as they call it; run by test_smp_as_called on two ranks."""
 
-from functools import partial
+import copy
 
 import smdistributed.modelparallel.torch as smp
 import torch
@@ -10,11 +10,13 @@ from smdistributed.modelparallel.torch.nn.huggingface import bert, gpt2, gptj, g
 from smdistributed.modelparallel.torch.state_mod import state as smp_state
 from smdistributed.modelparallel.torch.utils import get_distribution_axis, rmsg
 from smp_core_program import failure_of, start, train_step
-from smp_models import SharedPerceptron, batch_of, loss_of, make
+from smp_mistakes_program import wrapped
+from smp_models import SharedPerceptron, batch_of, make
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType
 
 from clary.train.parallel.fsdp import session as tsm
+from clary.train.parallel.fsdp.local_state import SMStateDictType, sm_state_dict_type
 
 LENGTH, VOCABULARY = 6, 20
 
@@ -101,131 +103,6 @@ def test_weight_decay_spares_the_layer_norms_of_distributed_layers(rank, size):
     assert spared == named
 
 
-def wrapped(**keys):
-    start(microbatches=2, ddp=True, **keys)
-    model = smp.DistributedModel(make(SharedPerceptron))
-    return model, smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-
-
-@smp.step
-def forward_step(model, inputs, targets):
-    return loss_of(model(inputs), targets)
-
-
-def test_a_step_without_a_backward_pass_is_told_before_the_optimizer_steps(rank, size):
-    for keys in (
-        {"partitions": 2},
-        {"fp16": True},
-        {"shard_optimizer_state": True},
-        {"sharded_data_parallel_degree": 2, "sdp_param_persistence_threshold": 10},
-        {},
-    ):
-        model, optimizer = wrapped(**keys)
-        forward_step(model, *batch_of(SharedPerceptron, 0))
-        before = {name: value.clone() for name, value in model.state_dict().items()}
-        failure = failure_of(optimizer.step)
-        assert "call model.backward(loss) in the function" in str(failure), (keys, failure)
-        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items()), keys
-    forward_step(model, *batch_of(SharedPerceptron, 0))  # an evaluation
-    train_step(model, *batch_of(SharedPerceptron, 0))
-    optimizer.step()
-    if rank == 0:  # one replica alone: it counts as zero
-        train_step(model, *batch_of(SharedPerceptron, 0))
-    else:
-        forward_step(model, *batch_of(SharedPerceptron, 0))
-    optimizer.step()
-
-
-def test_an_optimizer_that_was_not_wrapped_steps_nothing_of_the_model(rank, size):
-    for keys in ({"partitions": 2}, {}):
-        model, _ = wrapped(**keys)
-        plain = torch.optim.Adam(model.parameters(), lr=0.1)
-        other = torch.optim.Adam([torch.zeros(2, requires_grad=True)])
-        train_step(model, *batch_of(SharedPerceptron, 0))
-        other.step()
-        assert "smp.DistributedOptimizer(optimizer)" in str(failure_of(plain.step))
-        smp.shutdown()
-        plain.step()  # of no program any more
-
-
-def test_a_step_takes_the_model_that_was_wrapped_for_a_mistake(rank, size):
-    for keys in ({"partitions": 2}, {}):
-        start(microbatches=2, ddp=True, **keys)
-        module = make(SharedPerceptron)
-        model = smp.DistributedModel(module)
-        inputs, targets = batch_of(SharedPerceptron, 0)
-        by_place = failure_of(partial(train_step, module, inputs, targets))
-        by_name = failure_of(partial(train_step, model=module, inputs=inputs, targets=targets))
-        assert "pass what smp.DistributedModel returned" in str(by_place)
-        assert str(by_name) == str(by_place)
-        train_step(model, *batch_of(SharedPerceptron, 0))
-
-
-def test_what_was_replaced_is_called_in_no_step(rank, size):
-    start(ddp=True, tensor_parallel_degree=2)
-    with smp.tensor_parallelism():
-        inner = nn.Linear(8, 4)
-        module = nn.Sequential(inner)
-    model = smp.DistributedModel(module)
-
-    @smp.step
-    def through_an_old_reference(model, inputs):
-        model.backward(inner(inputs).sum())
-
-    assert "tensor parallelism has replaced" in str(
-        failure_of(lambda: through_an_old_reference(model, torch.ones(2, 8)))
-    )
-    inner(torch.ones(2, 8))  # outside it is a module like others
-
-
-def test_degrees_that_cut_nothing_are_refused(rank, size):
-    start(ddp=True, tensor_parallel_degree=2)
-    failure = failure_of(lambda: smp.DistributedModel(make(SharedPerceptron)))
-    assert "tensor_parallel_degree is 2, and no module of the model is distributed" in str(failure)
-    assert "none that could be was made inside smp.model_creation(tensor_parallelism=True)" in str(failure)
-    with smp.tensor_parallelism():
-        odd = nn.Sequential(*(nn.Linear(5, 5) for _ in range(5)))
-    failure = failure_of(lambda: smp.DistributedModel(odd))
-    assert "0 (Linear): kept, in_features is 5" in str(failure) or "of a weight of shape (5, 5) is 5" in str(failure)
-    assert "and 2 more" in str(failure)
-    for placed in ({}, {"auto_partition": False, "default_partition": 0}):
-        start(partitions=2, microbatches=2, **placed)
-        model = smp.DistributedModel(nn.Linear(8, 4))
-        failure = failure_of(lambda model=model: train_step(model, *batch_of(SharedPerceptron, 0)))
-        assert "pipeline ranks 1 would hold no module of the model" in str(failure), failure
-
-
-def test_a_pipeline_is_not_run_without_a_distributed_model(rank, size):
-    start(partitions=2, microbatches=2)
-    failure = failure_of(lambda: train_step(make(SharedPerceptron), *batch_of(SharedPerceptron, 0)))
-    assert "wrap the model in smp.DistributedModel first" in str(failure)
-
-
-def test_a_program_uses_one_of_the_two_libraries(rank, size):
-    smp.shutdown()
-    assert failure_of(lambda: smp.init({"partitions": 3})) is not None  # which claims nothing
-    tsm.init({})
-    failure = failure_of(lambda: smp.init({}))
-    assert "smp.init of smdistributed.modelparallel was called, and tsm.init of torch.sagemaker before it" in str(
-        failure
-    )
-    tsm.state.reset()
-    smp.init({})
-    failure = failure_of(lambda: tsm.init({}))
-    assert "tsm.init of torch.sagemaker was called, and smp.init of smdistributed.modelparallel before it" in str(
-        failure
-    )
-    smp.shutdown()
-
-
-def test_fsdp_is_not_given_a_model_that_degrees_have_not_cut(rank, size):
-    smp.shutdown()
-    tsm.init({"tensor_parallel_degree": 2})
-    failure = failure_of(lambda: FullyShardedDataParallel(nn.Linear(4, 4)))
-    assert "tensor_parallel_degree is 2, and tsm.transform was not called" in str(failure)
-    tsm.state.reset()
-
-
 def test_scripts_put_states_of_masters_together_by_numbers_and_names(rank, size):
     for keys in ({}, {"fp16": True}):
         start(ddp=True, tensor_parallel_degree=2, prescaled_batch=True, **keys)
@@ -295,3 +172,63 @@ def test_translations_have_the_names_and_arguments_that_scripts_give_them(rank, 
 def test_what_scripts_import_of_the_tests_of_the_original_says_what_to_call_instead(rank, size):
     assert verify.dump_model is dump_model
     assert "smp.save_checkpoint" in str(failure_of(lambda: dump_model(nn.Linear(2, 2), "file")))
+
+
+def test_shards_are_clipped_to_what_a_script_asks_for_too(rank, size):
+    """Public scripts with fp16 ask for it whatever the degree of shards is."""
+    found = []
+    for keys in ({}, {"sharded_data_parallel_degree": 2, "sdp_param_persistence_threshold": 10}):
+        for fp16 in (False, True):
+            model, optimizer = wrapped(fp16=fp16, **keys)
+            norms = []
+            for number in range(3):
+                optimizer.zero_grad()
+                train_step(model, *batch_of(SharedPerceptron, number))
+                norms.append(optimizer.clip_master_grads(0.05))
+                optimizer.step()
+            assert all(norm > 0.1 for norm in norms), norms
+            found.append((torch.tensor(norms), {name: value.float() for name, value in model.state_dict().items()}))
+    for whole, sharded in zip(found[:2], found[2:], strict=True):
+        torch.testing.assert_close(sharded, whole, atol=2e-3, rtol=2e-3)
+    assert torch.equal(found[0][0].sign(), torch.ones(3))
+
+
+def test_older_scripts_reach_the_model_past_layers_around_it(rank, size):
+    start(ddp=True, tensor_parallel_degree=2)
+    model = smp.DistributedModel(Language())
+    inner = model.get_module()
+    for reached in (model.module, model.module.module, model.module.module.module):
+        assert reached.transformer.seq_layers is inner.transformer.seq_layers
+        assert isinstance(reached, Language)
+        assert reached == inner
+        assert [name for name, _ in reached.named_parameters()] == [name for name, _ in inner.named_parameters()]
+    assert model.module.module.module is inner
+    assert not hasattr(inner, "module"), "who unwraps while there is a module ends"
+    model.module.note = 3
+    assert inner.note == 3
+    assert [name for name, _ in model.named_parameters()] == [f"module.{name}" for name, _ in inner.named_parameters()]
+    assert "pass what smp.DistributedModel returned" in str(failure_of(lambda: language_step(model.module, None)))
+    model.eval()
+    ids = torch.zeros(2, LENGTH, dtype=torch.long)
+    assert torch.equal(model.module(ids), inner(ids))
+    assert type(copy.deepcopy(model.module)) is Language
+
+
+def test_states_of_torchs_kinds_are_taken_by_the_name_of_local_ones(rank, size):
+    smp.shutdown()
+    tsm.init({})
+    plain = make(SharedPerceptron)
+    model = FullyShardedDataParallel(copy.deepcopy(plain), device_id=torch.device("cpu"))
+    config = FullStateDictConfig(rank0_only=True, offload_to_cpu=False)
+    with sm_state_dict_type(model, StateDictType.FULL_STATE_DICT, state_dict_config=config):
+        state = model.state_dict()
+    expected = plain.state_dict() if rank == 0 else {}
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in state.items())
+
+    def with_a_configuration():
+        with sm_state_dict_type(model, SMStateDictType.SM_LOCAL_STATE_DICT, config):
+            pass
+
+    assert "local states take no configuration" in str(failure_of(with_a_configuration))
+    tsm.state.reset()

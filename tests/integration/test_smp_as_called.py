@@ -1,4 +1,4 @@
-"""SMP v1 as public scripts call it, where its documentation is silent."""
+"""SMP v1 as public scripts call it, where its documentation is silent, and mistakes that scripts make."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ from test_smp_core import VARIABLES
 from torch_ranks import assert_passed, names
 
 PROGRAM = Path(__file__).with_name("smp_as_called_program.py")
+MISTAKES = Path(__file__).with_name("smp_mistakes_program.py")
 
 
 @pytest.mark.timeout(200)
@@ -14,3 +15,10 @@ PROGRAM = Path(__file__).with_name("smp_as_called_program.py")
 @pytest.mark.parametrize("name", names(PROGRAM))
 def test_on_two_ranks(name: str) -> None:
     assert_passed(PROGRAM, name, 2, **VARIABLES)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.xdist_group("smp-mistakes")
+@pytest.mark.parametrize("name", names(MISTAKES))
+def test_mistakes_on_two_ranks(name: str) -> None:
+    assert_passed(MISTAKES, name, 2, **VARIABLES)

@@ -1,5 +1,5 @@
-"""transformers' models cut over tensor ranks against themselves in one piece, in an environment that has
-transformers."""
+"""transformers' models cut over tensor ranks against themselves in one piece, in environments that have
+transformers: the newest, and one of the time of SMP v1."""
 
 from pathlib import Path
 
@@ -9,6 +9,19 @@ from torch_ranks import ROOT, assert_passed, names
 
 PROGRAM = Path(__file__).with_name("tensor_huggingface_program.py")
 PYTHON = ROOT / ".venvs/hf/bin/python"
+OLDER_PYTHON = ROOT / ".venvs/trainer/bin/python"
+OF_ALL_VERSIONS = [
+    "test_gpt2",
+    "test_gpt2_with_scores_scaled_by_layer",
+    "test_gpt_neo",
+    "test_gpt_neox",
+    "test_gptj",
+    "test_bert",
+    "test_roberta",
+    "test_eager_attention_masks",
+    "test_blocks_of_other_models",
+    "test_blocks_of_a_classifier",
+]
 
 pytestmark = pytest.mark.xdist_group("tensor-huggingface")  # a program runs once a worker: all of them on one
 
@@ -18,4 +31,14 @@ pytestmark = pytest.mark.xdist_group("tensor-huggingface")  # a program runs onc
 @pytest.mark.parametrize("name", names(PROGRAM))
 def test_tensor_huggingface(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_ranks, "TRAIN_PYTHON", PYTHON)
-    assert_passed(PROGRAM, name, 2, CLARY_TEST_BACKEND="gloo")
+    assert_passed(PROGRAM, name, 2, CLARY_TEST_BACKEND="gloo", CLARY_TEST_TRANSFORMERS="newest")
+
+
+@pytest.mark.skipif(
+    not OLDER_PYTHON.exists(), reason=f"{OLDER_PYTHON} is missing: `make .venvs/trainer.stamp` makes it"
+)
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("name", OF_ALL_VERSIONS)
+def test_tensor_huggingface_of_the_time_of_smp_v1(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_ranks, "TRAIN_PYTHON", OLDER_PYTHON)
+    assert_passed(PROGRAM, name, 2, CLARY_TEST_BACKEND="gloo", CLARY_TEST_TRANSFORMERS="4.28")

@@ -77,6 +77,24 @@ class OptimizerWatch:
         self._others.add(optimizer)
 
 
+def check_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
+    """See that an optimizer has parameters of the model alone.
+
+    Those of modules that were replaced are trained by nobody, and gradients of others are averaged by nobody.
+
+    Raises: ValueError saying how many are not.
+    """
+    own = {id(parameter) for parameter in model.parameters()}
+    given = [one for group in optimizer.param_groups for one in group["params"]]
+    strange = [tuple(one.shape) for one in given if id(one) not in own]
+    if strange:
+        raise ValueError(
+            f"{len(strange)} of the {len(given)} parameters of {type(optimizer).__name__} are not the "
+            f"DistributedModel's, such as one of shape {strange[0]}: make the optimizer of model.parameters() after "
+            "model = smp.DistributedModel(model), which may replace modules; register others in the model"
+        )
+
+
 def refuse_originals(originals: Iterable[weakref.ref[torch.nn.Module]], arguments: Iterable[Any]) -> None:
     """Refuse the model that was wrapped as an argument of a step.
 
@@ -84,7 +102,7 @@ def refuse_originals(originals: Iterable[weakref.ref[torch.nn.Module]], argument
     """
     found = [one() for one in originals]
     for argument in arguments:
-        if isinstance(argument, torch.nn.Module) and any(argument is one for one in found):
+        if isinstance(argument, torch.nn.Module) and any(argument == one for one in found):
             raise ParallelError(
                 f"smp.step was called with the {type(argument).__name__} that was wrapped: pass what "
                 "smp.DistributedModel returned, which cuts it, casts it and has `backward`"

@@ -119,7 +119,7 @@ class DistributedModel(StatefulModel):
             print(replaced, flush=True)
         configuration = now.configuration
         check_tensor_degree(
-            self.module, configuration.tensor_parallel_degree, [str(change) for change in replaced.changes]
+            self.inner, configuration.tensor_parallel_degree, [str(change) for change in replaced.changes]
         )
         for one in replaced.originals():
             one.register_forward_pre_hook(_refuse_replaced)
@@ -128,7 +128,7 @@ class DistributedModel(StatefulModel):
         self.dtype = torch.float16 if configuration.fp16 else torch.bfloat16 if configuration.bf16 else None
         self._is_sharded = configuration.sharded_data_parallel_degree > 1
         if self.dtype is not None and not self._is_sharded:
-            self.module.to(self.dtype)
+            self.inner.to(self.dtype)
         self._measures_times = trace_execution_times
         self._traces_on_device = trace_device == "gpu"
         self._averages = average_grads_across_microbatches
@@ -155,7 +155,7 @@ class DistributedModel(StatefulModel):
         self._optimizer_watch = OptimizerWatch(self)
         self._runtime.model = self
         if self._num_parts == 1:
-            self._place({name: 0 for name, _ in self.module.named_modules()})
+            self._place({name: 0 for name, _ in self.inner.named_modules()})
 
     # What scripts call.
 
@@ -171,9 +171,9 @@ class DistributedModel(StatefulModel):
         if self.training and torch.is_grad_enabled():
             self._goes.forward = True
         if self.dtype is None:
-            return self.module(*args, **kwargs)
+            return self.inner(*args, **kwargs)
         args, kwargs = cast_floats((args, kwargs), self.dtype)
-        return cast_floats(self.module(*args, **kwargs), torch.float32)
+        return cast_floats(self.inner(*args, **kwargs), torch.float32)
 
     def backward(self, tensors: Any, grad_tensors: Any = None) -> None:
         """Compute gradients, as `torch.autograd.backward` does, on all ranks that hold a part of the model.
@@ -208,7 +208,7 @@ class DistributedModel(StatefulModel):
 
     def get_module(self) -> torch.nn.Module:
         """Return the model that was wrapped."""
-        return self.module
+        return self.inner
 
     def register_post_partition_hook(self, hook: Callable[..., Any]) -> Handle:
         """Call `hook(model, optimizer)` once modules lie where they will; at once if they do."""
@@ -298,7 +298,7 @@ class DistributedModel(StatefulModel):
             if self._owners != dict(owners):
                 raise ValueError("modules lie elsewhere already: resume before the first step")
             return
-        if set(owners) != {name for name, _ in self.module.named_modules()}:
+        if set(owners) != {name for name, _ in self.inner.named_modules()}:
             raise ValueError("the earlier program's model has other modules than this one")
         self._stored_owners = dict(owners)
 
@@ -311,8 +311,8 @@ class DistributedModel(StatefulModel):
             body: takes the number of a microbatch, and `is_traced`.
         """
         if not self.partitioned:
-            if self._traces_on_device and not any(one.is_meta for one in self.module.parameters()):
-                self.module.to(self._runtime.device)
+            if self._traces_on_device and not any(one.is_meta for one in self.inner.parameters()):
+                self.inner.to(self._runtime.device)
             self._place(self._stored_owners or self._decide(lambda: body(0, is_traced=True)))
         self._has_gradients, self._goes, self._is_in_step = False, Passes(), True
         with self._gradients_followed():
@@ -400,20 +400,20 @@ class DistributedModel(StatefulModel):
     # How it is placed.
 
     def _decide(self, run: Callable[[], Any]) -> dict[str, int]:
-        parts = decide(self.module, self._runtime, run, measures_times=self._measures_times)
-        return owners_of(describe(self.module), parts)
+        parts = decide(self.inner, self._runtime, run, measures_times=self._measures_times)
+        return owners_of(describe(self.inner), parts)
 
     def _place(self, owners: dict[str, int]) -> None:
         self._owners, self.partitioned = owners, True
         now = self._runtime
         if self._num_parts > 1:
-            self._host = Host(finder(self.module), now.device)
+            self._host = Host(finder(self.inner), now.device)
             self._server = self._host.server = open_server(now, self._serve)
-            install(self.module, owners, now.pipeline_rank, self._host)
-            release_others(self.module, owners, now.pipeline_rank)
+            install(self.inner, owners, now.pipeline_rank, self._host)
+            release_others(self.inner, owners, now.pipeline_rank)
             is_manual = not now.configuration.auto_partition
             use_placement(
-                checkpointing_placement(self.module, owners, now.pipeline_rank, self._host, is_manual=is_manual)
+                checkpointing_placement(self.inner, owners, now.pipeline_rank, self._host, is_manual=is_manual)
             )
         if now.configuration.offload_activations:
             folder = os.environ.get(OFFLOAD_VARIABLE)
@@ -422,7 +422,7 @@ class DistributedModel(StatefulModel):
             )
             use_offloader(self._offloader)
         local = set(self.local_modules())
-        materialize(self.module, now.device, only=lambda module: module in local)
+        materialize(self.inner, now.device, only=lambda module: module in local)
         for module in self.local_modules():
             _move_own(module, now.device)
         if self._is_sharded:
@@ -466,7 +466,7 @@ class DistributedModel(StatefulModel):
             host=host_name(CollectiveSettings.from_environment(os.environ)),
             timeout=timedelta(seconds=now.timeout_s),
         )
-        sharded = shard_model(self.module, groups, settings_of(configuration))
+        sharded = shard_model(self.inner, groups, settings_of(configuration))
         name_parts(sharded)
         return sharded
 

@@ -18,7 +18,7 @@ import torch
 from clary.train.parallel import runtime
 from clary.train.parallel.checkpoint.model_state import IS_PARTIAL
 from clary.train.parallel.loss_scale import LossScale
-from clary.train.parallel.misuse import stepping
+from clary.train.parallel.misuse import check_parameters, stepping
 from clary.train.parallel.numbering import Numbering
 from clary.train.parallel.steppers import Stepper, make_stepper
 
@@ -34,7 +34,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         dynamic_loss_scale: whether the scale adapts.
         dynamic_loss_args: how; a dict, or as keywords; see `LossScale`.
 
-    Raises: RuntimeError if there is no DistributedModel yet.
+    Raises: RuntimeError if there is no DistributedModel yet; ValueError for parameters that are not the model's.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         now = runtime.current()
         if now.model is None:
             raise RuntimeError("DistributedOptimizer: make the DistributedModel first")
+        check_parameters(optimizer, now.model)
         self._runtime = now
         self.optimizer = optimizer
         self.overflow = False
@@ -124,7 +125,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def clip_master_grads(self, max_norm: float) -> float:
         """Clip gradients to a norm over the whole model; return what it was, -1 on overflow. All ranks call it.
 
-        Raises: RuntimeError with sharded data parallelism, which clips itself.
+        Shards are clipped in the step to come, to the smaller of this norm and `sdp_gradient_clipping`.
         """
         return self.reduce_gradients().clip(max_norm, self.loss_scale)
 

@@ -6,9 +6,11 @@ Where: what `DistributedModel` is, once the first step, or its constructor, has 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
+from clary.train.parallel.layers_around import LayerAround
 from clary.train.parallel.mesh import Along
 from clary.train.parallel.runtime import Runtime
 
@@ -22,10 +24,22 @@ class PlacedModel(torch.nn.Module):
 
     def __init__(self, module: torch.nn.Module, runtime: Runtime) -> None:
         super().__init__()
-        self.module = module
+        self._modules["module"] = module  # under this name: it is in the names of parameters
         self._runtime = runtime
         self._owners: dict[str, int] = {}
         self.partitioned = False
+
+    @property
+    def inner(self) -> torch.nn.Module:
+        """The model that is wrapped."""
+        found = self._modules["module"]
+        assert found is not None
+        return found
+
+    @property
+    def module(self) -> Any:
+        """Likewise, with the layers around it that older scripts go past."""
+        return LayerAround(self.inner)
 
     @property
     def owners(self) -> dict[str, int]:
@@ -43,7 +57,7 @@ class PlacedModel(torch.nn.Module):
 
     def local_named_modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
         """Yield the modules of this rank, with their paths in the wrapped model."""
-        for name, module in self.module.named_modules():
+        for name, module in self.inner.named_modules():
             if self.owner_of(name) == self._runtime.pipeline_rank:
                 yield name, module
 
@@ -82,7 +96,7 @@ class PlacedModel(torch.nn.Module):
 
     def distributed_modules(self) -> Iterator[torch.nn.Module]:
         """Yield the modules that a tensor group holds together."""
-        return (one for one in self.module.modules() if getattr(one, "is_distributed", False))
+        return (one for one in self.inner.modules() if getattr(one, "is_distributed", False))
 
     def is_distributed_parameter(self, parameter: torch.nn.Parameter) -> bool:
         """Whether a parameter is a slice: other tensor ranks hold other values."""
@@ -112,7 +126,7 @@ class PlacedModel(torch.nn.Module):
         """Yield this rank's parameters, and over which ranks each is replicated."""
         sliced = {
             id(parameter)
-            for module in self.module.modules()
+            for module in self.inner.modules()
             if getattr(module, "is_distributed", False)
             for parameter in module.parameters()
         }

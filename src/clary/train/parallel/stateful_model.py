@@ -46,7 +46,7 @@ class StatefulModel(PlacedModel):
     def __init__(self, module: torch.nn.Module, runtime: Runtime) -> None:
         super().__init__(module, runtime)
         self.sharded: ShardedModel | None = None
-        self.tensor_slices = slices_of(self.module)
+        self.tensor_slices = slices_of(self.inner)
         self.partition_hooks = Hooks()
         self._stored_states: list[tuple[State, bool, bool]] = []
 
@@ -56,7 +56,7 @@ class StatefulModel(PlacedModel):
             raise RuntimeError("local_state_dict: modules have no ranks yet; the first step places them")
         if self.sharded is not None:
             return {**local_model_state(self.sharded), IS_PARTIAL: True}
-        return local_state(self.module, self._owners, self._runtime.pipeline_rank)
+        return local_state(self.inner, self._owners, self._runtime.pipeline_rank)
 
     def state_dict(self, *args: Any, gather_to_rank0: bool = False, **kwargs: Any) -> State:
         """Return the state of the whole model, under the names of the wrapped one. All ranks of a model call it.
@@ -69,7 +69,7 @@ class StatefulModel(PlacedModel):
             part = full_model_state(self.sharded, to_rank0=gather_to_rank0 and is_whole)
             return part if is_whole else self._gather(part, gather_to_rank0)
         if is_whole or not self.partitioned:
-            found: State = self.module.state_dict(*args, **kwargs)
+            found: State = self.inner.state_dict(*args, **kwargs)
             return found
         return full_state(self.local_state_dict(), self._runtime, to_first_only=gather_to_rank0)
 
@@ -107,11 +107,11 @@ class StatefulModel(PlacedModel):
                 return load_local_model_state(self.sharded, state_dict)
             return load_full_model_state(self.sharded, cut_whole(state_dict, self.tensor_slices), strict=strict)
         if not state_dict.get(IS_PARTIAL, False):
-            return load_full(self.module, self._owners, self._runtime.pipeline_rank, state_dict, strict)
+            return load_full(self.inner, self._owners, self._runtime.pipeline_rank, state_dict, strict)
         if same_partition_load:
-            return load_part(self.module, self._owners, self._runtime.pipeline_rank, state_dict, strict)
+            return load_part(self.inner, self._owners, self._runtime.pipeline_rank, state_dict, strict)
         whole = full_state(state_dict, self._runtime)
-        return load_full(self.module, self._owners, self._runtime.pipeline_rank, whole, strict)
+        return load_full(self.inner, self._owners, self._runtime.pipeline_rank, whole, strict)
 
     def cpu(self) -> Self:
         """Gather all stages to every rank, in host memory; slices stay slices. All ranks of a model call it.
@@ -119,10 +119,10 @@ class StatefulModel(PlacedModel):
         It trains no more.
         """
         state = self.state_dict()
-        for parameter in self.module.parameters():
+        for parameter in self.inner.parameters():
             parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype)
-        for module in self.module.modules():
+        for module in self.inner.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 module._buffers[name] = buffer.cpu()
-        self.module.load_state_dict(cut_whole(state, self.tensor_slices))
+        self.inner.load_state_dict(cut_whole(state, self.tensor_slices))
         return self

@@ -371,13 +371,9 @@ class Shards:
         self.inner.zero_grad(set_to_none)
 
     def clip(self, max_norm: float, loss_scale: float) -> float:
-        """Refuse: `step` clips by `sdp_gradient_clipping`.
-
-        Raises: RuntimeError.
-        """
-        raise RuntimeError(
-            "clip_master_grads: with sharded data parallelism optimizer.step() clips; set sdp_gradient_clipping"
-        )
+        """See `Stepper`; a step clips to `sdp_gradient_clipping` as well."""
+        norm: float = self.inner.clip(max_norm, loss_scale=loss_scale)
+        return norm
 
     def local_state(self) -> State:
         """See `Stepper`."""

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import logging
 import threading
 
 import torch
@@ -135,6 +136,17 @@ def test_settings_are_read_and_unknown_ones_refused():
         raised(lambda: read_settings({"soft": 1, "fused": 2}, "Layer"))
     )
     assert "needs parallel_residual" in str(raised(lambda: LayerSettings(shared_layernorm=True)))
+
+
+def test_settings_without_effect_are_told_once():
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("clary.smp").addHandler(handler)
+    for _ in range(2):
+        assert read_settings({"_precise": True, "zero_init": 1, "use_alibi": True}, "Layer").use_alibi
+    logging.getLogger("clary.smp").removeHandler(handler)
+    assert lines == ["Layer: keywords without effect here: _precise, zero_init"]
 
 
 def layer_state(num_heads, size):

@@ -124,7 +124,7 @@ def resume_from_checkpoint(
     state = _read(folder / tag)
     if translate is not None:
         state = translate(state)
-    elif set(state) != set(runtime.model.module.state_dict()):  # it was saved under the names of another library
+    elif set(state) != set(runtime.model.inner.state_dict()):  # it was saved under the names of another library
         for _, to_ours in reversed(runtime.model.translations):
             state = to_ours(state)
     runtime.model.load_state_dict(state, strict=strict)

@@ -21,7 +21,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    OptimStateDictConfig,
+    ShardingStrategy,
+    StateDictConfig,
+    StateDictType,
+)
 from torch.distributed.fsdp._runtime_utils import _reshard
 
 from clary.train.parallel.fsdp.cuts import Axis, clean_name, cut_of
@@ -35,16 +41,33 @@ class SMStateDictType(enum.Enum):
 
 
 @contextmanager
-def sm_state_dict_type(model: nn.Module, state_dict_type: SMStateDictType) -> Iterator[None]:
+def sm_state_dict_type(
+    model: nn.Module,
+    state_dict_type: SMStateDictType | StateDictType,
+    state_dict_config: StateDictConfig | None = None,
+    optim_state_dict_config: OptimStateDictConfig | None = None,
+) -> Iterator[None]:
     """Have `model` and all optimizers of the process give and take local states in here. Not nested, one thread.
 
-    Raises: ValueError for another kind.
+    Args:
+        state_dict_type: one of torch's kinds does what `FullyShardedDataParallel.state_dict_type` does.
+        state_dict_config: of one of torch's kinds, as `optim_state_dict_config`.
+
+    Raises: ValueError for another kind, or a configuration of local states.
     """
+    if isinstance(state_dict_type, StateDictType):
+        with FullyShardedDataParallel.state_dict_type(
+            model, state_dict_type, state_dict_config, optim_state_dict_config
+        ):
+            yield
+        return
     if state_dict_type is not SMStateDictType.SM_LOCAL_STATE_DICT:
         raise ValueError(
-            f"sm_state_dict_type got {state_dict_type!r}; expected SMStateDictType.SM_LOCAL_STATE_DICT. For other "
-            "states enter FullyShardedDataParallel.state_dict_type"
+            f"sm_state_dict_type got {state_dict_type!r}; expected SMStateDictType.SM_LOCAL_STATE_DICT or one of "
+            "torch's StateDictType"
         )
+    if state_dict_config is not None or optim_state_dict_config is not None:
+        raise ValueError("sm_state_dict_type: local states take no configuration; leave it out")
     words = _words_by_parameter(model)
     optimizer_class: Any = torch.optim.Optimizer
     give, take = optimizer_class.state_dict, optimizer_class.load_state_dict

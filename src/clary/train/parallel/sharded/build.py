@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch.distributed as dist
 from torch import nn
 
@@ -11,6 +13,8 @@ from clary.train.parallel.sharded.layout import FlatLayout, ParameterSpec, plan_
 from clary.train.parallel.sharded.model import ShardedModel
 from clary.train.parallel.sharded.settings import ShardingSettings
 from clary.train.parallel.sharded.units import Units, find_units
+
+_LOG = logging.getLogger(__name__)
 
 
 def shard_model(module: nn.Module, groups: ShardingGroups, settings: ShardingSettings | None = None) -> ShardedModel:
@@ -61,6 +65,14 @@ def shard_model(module: nn.Module, groups: ShardingGroups, settings: ShardingSet
         if plan.is_sharded:
             for user in sorted(plan.users):
                 needs.setdefault(units.modules[user], []).append(flat)
+    if groups.degree > 1 and not any(plan.is_sharded for plan in plans):
+        _LOG.warning(
+            "nothing is sharded over the %d ranks: every parameter has fewer elements than "
+            "sdp_param_persistence_threshold, which is %d, and stays whole on each rank; the largest has %d",
+            groups.degree,
+            settings.param_persistence_threshold,
+            max(parameter.numel() for parameter in floating),
+        )
     return ShardedModel(module, flats, needs, groups, settings)
 
 

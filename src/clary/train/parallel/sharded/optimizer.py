@@ -75,6 +75,8 @@ class ShardedOptimizer:
         self.gradient_norm: float | None = None  # of the last step, before clipping
         self.has_overflowed = False  # in the last step
         self._norm_group, self._norm_weight = norm_group, norm_weight
+        self._is_measured = False  # the accumulation has ended, and `gradient_norm` is that of the step to come
+        self._limits = [model.settings.gradient_clipping]  # of norms, in the step to come; 0 does not clip
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -99,26 +101,49 @@ class ShardedOptimizer:
         Returns: whether it stepped; gradients are kept as they are if it did not, until `zero_grad`.
         Raises: RuntimeError if a collective failed.
         """
-        self.model.end_accumulation(self._norm_weight)
-        square = self.model.gradient_square
-        if self._norm_group is not None:
-            device = self.model.flats[0].master_S.device
-            total = torch.tensor([square], dtype=torch.float64, device=device)
-            dist.all_reduce(total, group=self._norm_group)
-            square = float(total)
-        self.gradient_norm = math.sqrt(square) / loss_scale
+        norm, limits = self._measure(loss_scale), self._limits
+        self._expect_more()
         is_half = self.model.settings.compute_dtype is torch.float16
-        self.has_overflowed = (is_half or loss_scale != 1.0) and not math.isfinite(self.gradient_norm)
+        self.has_overflowed = (is_half or loss_scale != 1.0) and not math.isfinite(norm)
         if self.has_overflowed:
             return False
-        limit = self.model.settings.gradient_clipping
-        shrink = min(1.0, limit / (self.gradient_norm + _TINY)) if limit > 0 else 1.0
+        shrink = min([1.0, *(limit / (norm + _TINY) for limit in limits if limit > 0)])
         if shrink / loss_scale != 1.0:
             self.model.scale_gradients(shrink / loss_scale)
         self.optimizer.step()
         self.model.refresh()
         return True
 
+    @torch.no_grad()
+    def clip(self, max_norm: float, *, loss_scale: float = 1.0) -> float:
+        """End the accumulation, and have the step to come clip to this norm as well. All replicas call it.
+
+        Returns: the norm before clipping, over the whole model; -1 where it is not finite.
+        Raises: RuntimeError if a collective failed.
+        """
+        norm = self._measure(loss_scale)
+        self._limits.append(max_norm)
+        return norm if math.isfinite(norm) else -1.0
+
+    def _measure(self, loss_scale: float) -> float:
+        """End the accumulation, once a step, and return the norm of all gradients."""
+        if not self._is_measured or self.gradient_norm is None:
+            self.model.end_accumulation(self._norm_weight)
+            square = self.model.gradient_square
+            if self._norm_group is not None:
+                device = self.model.flats[0].master_S.device
+                total = torch.tensor([square], dtype=torch.float64, device=device)
+                dist.all_reduce(total, group=self._norm_group)
+                square = float(total)
+            self.gradient_norm = math.sqrt(square) / loss_scale
+            self._is_measured = True
+        return self.gradient_norm
+
+    def _expect_more(self) -> None:
+        """Begin another accumulation."""
+        self._is_measured, self._limits = False, [self.model.settings.gradient_clipping]
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients; `set_to_none` is there for the sake of callers, they always are None then."""
+        self._expect_more()
         self.model.clear_gradients()

@@ -111,14 +111,17 @@ def replace_modules(root: nn.Module, *, carries_weights: bool = False) -> Replac
     names = _names_of_parameters(root)
     given: dict[str, bool] = {}  # keywords of marks; whether a class takes them
 
-    def visit(name: str, module: nn.Module, parent: nn.Module | None) -> None:
+    def visit(name: str, module: nn.Module, parent: nn.Module | None, config: Any) -> None:
+        config = getattr(module, "config", config)
         mark = mark_of(module)
         registration = registered(type(module)) or known.get(type(module))
         if mark is not None and mark.is_enabled and registration is not None:
             words = (name, type(module).__name__, registration.distributed_class.__name__)
             taken = _taken_by(registration.distributed_class)
             given.update({key: given.get(key, False) or key in taken for key in mark.keywords})
-            made = _try_replace(module, registration, mark.keywords, _sharing(name, module, names), carries_weights)
+            arguments = _arguments_of(name, module, registration, config)
+            sharing = _sharing(name, module, names)
+            made = _try_replace(module, registration, arguments, mark.keywords, sharing, carries_weights)
             if isinstance(made, DistributedModule):
                 if parent is None:
                     done.root = made
@@ -126,17 +129,16 @@ def replace_modules(root: nn.Module, *, carries_weights: bool = False) -> Replac
                     setattr(parent, name.rpartition(".")[2], made)
                 done.changes.append(Change(*words))
                 done._originals.append(weakref.ref(module))
-                if registration.translations is not None:
-                    args, _ = _arguments_of(module, registration) or ((None,), {})
-                    pair = registration.translations(args[0])
+                if registration.translations is not None and arguments is not None:
+                    pair = registration.translations(arguments[0][0])
                     done.translations += [pair] if pair not in done.translations else []
                 return
             done.changes.append(Change(*words, reason=made))
         if not isinstance(module, DistributedModule):
             for child_name, child in list(module.named_children()):
-                visit(f"{name}.{child_name}" if name else child_name, child, module)
+                visit(f"{name}.{child_name}" if name else child_name, child, module, config)
 
-    visit("", root, None)
+    visit("", root, None, None)
     done.without_effect = [key for key in given if key in WITHOUT_EFFECT and key != "distribute_embedding"]
     done.unknown = [key for key, is_taken in given.items() if not is_taken and key not in WITHOUT_EFFECT]
     return done
@@ -145,6 +147,7 @@ def replace_modules(root: nn.Module, *, carries_weights: bool = False) -> Replac
 def _try_replace(
     module: nn.Module,
     registration: Registration,
+    arguments: Arguments | None,
     keywords: Mapping[str, Any],
     sharing: str | None,
     carries_weights: bool,
@@ -156,7 +159,6 @@ def _try_replace(
         return "distribute_embedding is false"
     if len({parameter.requires_grad for parameter in module.parameters()}) > 1:
         return "some of its parameters are frozen and some are not"
-    arguments = _arguments_of(module, registration)
     if arguments is None:
         return "it was made before its class was registered: register the class first"
     args, kwargs = tuple(arguments[0]), arguments[1]
@@ -179,12 +181,23 @@ def _try_replace(
     return made
 
 
-def _arguments_of(module: nn.Module, registration: Registration) -> Arguments | None:
-    """Return what a module's class was called with; None if nobody knows."""
+def _arguments_of(name: str, module: nn.Module, registration: Registration, config: Any) -> Arguments | None:
+    """Return what a module's class was called with; None if nobody knows.
+
+    Args:
+        config: of the nearest module around it that has one. Blocks of transformers before 4.40 keep none themselves;
+            they were called with it and with their number, which is in their name.
+    """
     if ARGUMENTS in module.__dict__:
         recorded: Arguments = module.__dict__[ARGUMENTS]
         return recorded
-    return None if registration.arguments_of is None else registration.arguments_of(module)
+    if registration.arguments_of is None:
+        return None
+    try:
+        return registration.arguments_of(module)
+    except AttributeError:
+        number = name.rpartition(".")[2]
+        return None if config is None else ((config, int(number) if number.isdigit() else None), {})
 
 
 def _make(
@@ -193,7 +206,8 @@ def _make(
     """Return a distributed module on the device and in the dtype of the one it is to replace."""
     args, kwargs = tuple(wanted[0]), dict(wanted[1])
     parameters = inspect.signature(distributed_class).parameters
-    overrides = {key: value for key, value in keywords.items() if key in _taken_by(distributed_class)}
+    taken = _taken_by(distributed_class) - (WITHOUT_EFFECT - set(parameters))  # which the summary tells
+    overrides = {key: value for key, value in keywords.items() if key in taken}
     named = dict(zip(parameters, args, strict=False))  # so that a keyword may override a positional one
     first = next(module.parameters(), torch.empty(0))
     keeps_dtype = first.is_floating_point() and not runtime.current().configuration.fp16_params

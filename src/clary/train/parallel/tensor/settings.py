@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -36,6 +37,8 @@ WITHOUT_EFFECT = frozenset(
         "zero_init",
     }
 )
+_LOG = logging.getLogger("clary.smp")
+_told: set[str] = set()
 # What is about distances within one sequence, and so never for cross-attention.
 ABOUT_POSITIONS = ("attention_window", "rotary", "use_alibi")
 
@@ -81,12 +84,18 @@ class LayerSettings:
 
 
 def read_settings(more: dict[str, Any], who: str) -> LayerSettings:
-    """Return the settings among keywords.
+    """Return the settings among keywords; those without effect are told once a program.
+
+    Keywords that begin with an underscore tune the original, as such keys of the configuration do.
 
     Raises: TypeError naming a keyword that nobody knows.
     """
     names = {one.name for one in fields(LayerSettings)}
-    unknown = sorted(set(more) - names - WITHOUT_EFFECT)
+    ignored = {name for name in more if name in WITHOUT_EFFECT or name.startswith("_")}
+    if new := sorted(ignored - _told):
+        _told.update(new)
+        _LOG.warning("%s: keywords without effect here: %s", who, ", ".join(new))
+    unknown = sorted(set(more) - names - ignored)
     if unknown:
         raise TypeError(
             f"{who} got unknown arguments {', '.join(unknown)}; besides the documented ones it takes "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from clary.train.parallel.tensor.registry import Arguments, NotSupportedError
 from clary.train.parallel.tensor.settings import ACTIVATIONS
 
 _NO_MASK, _BOOLEAN, _ADDED = range(3)  # kinds of masks, as ranks tell them to each other
-_TENSOR_RETURNED_SINCE = 5  # the major version of transformers whose blocks return a tensor where others return a tuple
+_NEWER = 5  # the major version of transformers from which blocks return a tensor, and heads are called lm_head
 
 
 def model_forward_hook(model_class: Any) -> Callable[..., Arguments]:
@@ -76,14 +77,18 @@ def block_forward_hook(block_class: Any, *, takes_positions: bool = False) -> Ca
 
 def block_return_hook(*, always_tuple: bool = False) -> Callable[[Any], Any]:
     """Return what turns a layer's result into that of a block: the hidden states, or a tuple with no attentions."""
-    import transformers  # imported by whoever has a model of it
-
-    returns_tuple = always_tuple or int(transformers.__version__.split(".")[0]) < _TENSOR_RETURNED_SINCE
+    returns_tuple = always_tuple or not is_newer()
 
     def hook(output: Any) -> Any:
         return (output[0], None) if returns_tuple else output[0]
 
     return hook
+
+
+def is_newer() -> bool:
+    """Whether the program's transformers is 5 or newer; so it is taken to be where a program has imported none."""
+    transformers = sys.modules.get("transformers")
+    return transformers is None or int(transformers.__version__.partition(".")[0]) >= _NEWER
 
 
 def layer_mask(mask: Any, hidden: torch.Tensor, who: str) -> Any:
@@ -124,6 +129,8 @@ def refuse(who: str, given: Mapping[str, Any], *names: str) -> None:
     """
     for name in names:
         value = given.get(name)
+        if isinstance(value, list | tuple) and all(one is None for one in value):  # one a layer, of older versions
+            continue
         if value is not None and value is not False and not (isinstance(value, int) and value == 0):
             hint = ": set use_cache=False" if name in ("past_key_values", "layer_past") else ""
             raise ValueError(f"{who} takes no {name} under tensor parallelism{hint}")

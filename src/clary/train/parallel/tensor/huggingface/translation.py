@@ -67,6 +67,7 @@ class Translation:
         layer: the rules inside of a layer.
         model: those outside of layers.
         mask: their module, in a layer, that older versions give a buffer for the causal mask.
+        computed: other buffers, in a layer, that older versions keep in a state; ours compute them.
     """
 
     ours: str
@@ -74,6 +75,7 @@ class Translation:
     layer: tuple[Rule, ...]
     model: tuple[Rule, ...] = ()
     mask: str | None = None
+    computed: tuple[str, ...] = ()
 
     def to_theirs(self, state: StateDict, *, num_heads: int | None = None, max_seq_len: int | None = None) -> StateDict:
         """Return their state for ours, also where single layers of theirs have been replaced by ours.
@@ -189,7 +191,8 @@ class Translation:
         return key
 
     def _masks(self) -> set[str]:
-        return set() if self.mask is None else {f"{self.mask}.bias", f"{self.mask}.masked_bias"}
+        masks = set() if self.mask is None else {f"{self.mask}.bias", f"{self.mask}.masked_bias"}
+        return masks | set(self.computed)
 
     def _causal_mask(self, length: int) -> StateDict:
         """Return the buffers of a layer in older versions of transformers; 1 stands for a key that counts there."""

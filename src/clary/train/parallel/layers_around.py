@@ -1,0 +1,84 @@
+"""The model that was wrapped, as scripts of SMP 1.6 to 1.10 reach it: past the layers that the original put around it.
+
+    model.module.module.transformer           of a DistributedModel
+    model.module.module.module.transformer    with fp16
+
+Here nothing lies between a DistributedModel and its model. Newer scripts take `model.get_module()`.
+Source: amazon-sagemaker-examples of 2022, `train_gpt_simple.py` and `train_gptj_smp_tensor_parallel_script.py` under
+`training/distributed_training/pytorch/model_parallel`, as callers.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+_DEPTH = 2  # the most layers that scripts go past
+
+
+class LayerAround:
+    """Stands for a model in everything, and has it, or another layer around it, as `module`.
+
+    It is no module of its own, so that names and states are those of the model. A program that unwraps until there is
+    no `module`, as transformers does, comes to the model itself.
+    """
+
+    __slots__ = ("_depth", "_model")
+
+    def __init__(self, model: torch.nn.Module, depth: int = _DEPTH) -> None:
+        object.__setattr__(self, "_model", model)
+        object.__setattr__(self, "_depth", depth)
+
+    @property
+    def module(self) -> Any:
+        """The model, or the next layer around it."""
+        return self._model if self._depth == 1 else LayerAround(self._model, self._depth - 1)
+
+    @property  # type: ignore[misc]  # what isinstance asks
+    def __class__(self) -> Any:
+        return type(self._model)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._model, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._model, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model."""
+        return self._model(*args, **kwargs)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._model[key]
+
+    def __iter__(self) -> Any:
+        return iter(self._model)
+
+    def __len__(self) -> int:
+        return len(self._model)
+
+    def __bool__(self) -> bool:
+        return True  # also of a model without a length
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._model == (other._model if type(other) is LayerAround else other))
+
+    def __hash__(self) -> int:
+        return hash(self._model)
+
+    def __repr__(self) -> str:
+        return repr(self._model)
+
+    def __dir__(self) -> list[str]:
+        return [*dir(self._model), "module"]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self._model, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._model.__reduce_ex__(protocol)
