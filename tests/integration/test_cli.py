@@ -121,6 +121,28 @@ def test_describe_says_phases_hosts_and_where_the_model_lies(service, finished_j
     assert [host["name"] for host in facts["hosts"]] == ["algo-1", "algo-2"]
 
 
+def test_a_job_is_waited_for_copied_run_again_and_deleted(service, finished_job, tmp_path):
+    assert service.clary("wait", finished_job).stdout == f"{finished_job} is Completed\n"
+    service.clary("cp", f"{finished_job}:model", str(tmp_path))
+    with tarfile.open(tmp_path / "model.tar.gz") as model:
+        assert model.getnames() == []
+    service.clary("cp", f"{finished_job}:logs", str(tmp_path / "logs"))
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["algo-1.log", "algo-2.log"]
+    assert "I am rank 0 of" in (tmp_path / "logs" / "algo-1.log").read_text()
+    service.clary("cp", "-x", f"{finished_job}:code", str(tmp_path / "code"))
+    assert (tmp_path / "code" / "ranks.py").read_text() == RANKS_PROGRAM
+    again = unique("cli-again")
+    made = json.loads(service.clary("rerun", finished_job, "--name", again, "-e", "GREETING=bye", "--json").stdout)
+    assert made["TrainingJobName"] == again
+    (ended,) = json.loads(service.clary("wait", again, "--timeout", "90", "--json").stdout)
+    assert ended["State"] == "Completed", ended
+    sent = json.loads(service.clary("rerun", again, "--dry-run").stdout)
+    assert sent["Environment"]["GREETING"] == "bye"
+    assert sent["HyperParameters"]["sagemaker_program"] == '"ranks.py"'
+    assert "is deleted" in service.clary("delete", again).stdout
+    assert again not in service.clary("jobs", "--names").stdout.split()
+
+
 def test_logs_are_of_all_one_host_or_one_rank(service, finished_job):
     everything = service.clary("logs", finished_job).stdout.splitlines()
     said = sorted(line.partition(" | ")[2] for line in everything if "I am rank" in line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,19 +22,29 @@ from clary.control.store.database_life import DatabaseLife
 def add_parser(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("backup", help="list backups of the database, make one, or bring one back")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run_list)
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
-    actions.add_parser("list", help="list them, newest first (the default)").set_defaults(run=run_list)
-    actions.add_parser("make", help="make one now").set_defaults(run=run_make)
+    listing = actions.add_parser("list", help="list them, newest first (the default)")
+    listing.set_defaults(run=run_list)
+    make = actions.add_parser("make", help="make one now")
+    make.set_defaults(run=run_make)
     restore = actions.add_parser("restore", help="put one in the place of the database; the service must be down")
     restore.add_argument("name", nargs="?", metavar="NAME", help="file of the backup (default: the newest)")
     restore.set_defaults(run=run_restore)
+    for action in (listing, make, restore):  # before the action and behind it
+        action.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
 
 
 def run_list(options: argparse.Namespace) -> int:
     """Print one line a backup."""
-    del options
     found = _backups(load_settings()).all()
+    if options.json:
+        facts = [
+            {"name": one.path.name, "made_at": one.made_at.isoformat(), "size_bytes": one.size_bytes} for one in found
+        ]
+        print(json.dumps(facts, indent=2))
+        return 0
     if not found:
         print("no backups yet: the service makes one a few seconds after its start")
         return 0
@@ -44,9 +55,9 @@ def run_list(options: argparse.Namespace) -> int:
 
 def run_make(options: argparse.Namespace) -> int:
     """Have the running service make a backup."""
-    del options
     _backups(load_settings())  # says so of a database that is no file
-    print(f"backup made: {connect().post('backup', {})['path']}")
+    made = connect().post("backup", {})
+    print(json.dumps(made, indent=2) if options.json else f"backup made: {made['path']}")
     return 0
 
 
@@ -59,6 +70,9 @@ def run_restore(options: argparse.Namespace) -> int:
     backups = _backups(settings)
     with sole_owner(folder):
         backup, aside = backups.bring_back(options.name, datetime.now(UTC))
+    if options.json:
+        print(json.dumps({"name": backup.path.name, "former": None if aside is None else str(aside)}, indent=2))
+        return 0
     print(f"{backup.path.name}, of {backup.made_at:%Y-%m-%d %H:%M:%S} UTC, is the database now; start with: clary up")
     if aside is not None:
         print(f"  the former one is {aside}")

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import os
+import ssl
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
+from clary.cli.contexts import RemoteService, chosen_service, service_settings
 from clary.contract.errors import ClaryError, Fault, WireError
 from clary.contract.sigv4 import payload_hash, sign
 from clary.control.settings import Settings, load_settings
 from clary.control.state_folder import RootSecrets, ServiceRecord, StateFolder
 
 REQUEST_TIMEOUT_S = 30.0
+CA_OF_OPENSSL = "SSL_CERT_FILE"
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,8 @@ class Connection:
     folder: StateFolder
     record: ServiceRecord
     secrets: RootSecrets
+    context: str = ""  # that names a service elsewhere; empty: this machine's
+    ca_file: str = ""  # of the authority that has signed the service's certificate; empty: one that is trusted here
 
     def call(self, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Call an operation of the SageMaker API.
@@ -91,6 +98,20 @@ class Connection:
         """Read a page of a job: all that is known of it, its `plan` or its `logs`; raises as `get`."""
         return self.get("/".join(("jobs", quote(job, safe=""), *([page] if page else []))), query)
 
+    @contextlib.contextmanager
+    def trusted(self) -> Iterator[None]:
+        """Have clients of this process trust the service's certificate, whatever library they are made with."""
+        before = os.environ.get(CA_OF_OPENSSL)
+        if self.ca_file:
+            os.environ[CA_OF_OPENSSL] = self.ca_file
+        try:
+            yield
+        finally:
+            if self.ca_file and before is None:
+                del os.environ[CA_OF_OPENSSL]
+            elif self.ca_file and before is not None:
+                os.environ[CA_OF_OPENSSL] = before
+
     def is_healthy(self) -> bool:
         """Whether the service answers."""
         try:
@@ -98,23 +119,53 @@ class Connection:
         except ClaryError:
             return False
 
+    def _open(self) -> http.client.HTTPConnection:
+        address = urlsplit(self.record.url)
+        host, port = address.hostname or "", address.port
+        if address.scheme != "https":
+            return http.client.HTTPConnection(host, port, timeout=REQUEST_TIMEOUT_S)
+        trust = ssl.create_default_context(cafile=self.ca_file or None)
+        return http.client.HTTPSConnection(host, port, timeout=REQUEST_TIMEOUT_S, context=trust)
+
     def _request(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes | None
     ) -> tuple[int, dict[str, Any]]:
-        address = urlsplit(self.record.url)
-        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=REQUEST_TIMEOUT_S)
+        try:
+            connection = self._open()
+        except OSError as error:
+            raise ClaryError(f"{self.ca_file}: holds no certificates: {error}", fault=Fault.USER) from error
         try:
             connection.request(method, target, body=body, headers=dict(headers))
             response = connection.getresponse()
             text = response.read()
             return response.status, json.loads(text or b"{}")
         except (OSError, http.client.HTTPException, ValueError) as error:
+            advice = f"it is what {self.context} names" if self.context else "start it with: clary up"
             raise ClaryError(
-                f"the service at {self.record.url} does not answer ({error}); start it with: clary up",
-                fault=Fault.INFRASTRUCTURE,
+                f"the service at {self.record.url} does not answer ({error}); {advice}", fault=Fault.INFRASTRUCTURE
             ) from error
         finally:
             connection.close()
+
+
+def _elsewhere(settings: Settings, name: str, service: RemoteService) -> Connection:
+    record = ServiceRecord(
+        pid=0,
+        process_started="",
+        url=service.url.rstrip("/"),
+        tls_url="",
+        proxy_url="",
+        region=service.region,
+        version="",
+    )
+    secrets = RootSecrets(
+        access_key_id=service.access_key_id,
+        secret_access_key=service.secret_access_key,
+        admin_token=service.admin_token,
+        master_key="",
+    )
+    folder = StateFolder(settings.home_folder / "contexts" / quote(name, safe=""))
+    return Connection(service_settings(settings, service), folder, record, secrets, name, service.ca_file)
 
 
 def find_running(settings: Settings) -> Connection | None:
@@ -128,11 +179,14 @@ def find_running(settings: Settings) -> Connection | None:
 
 
 def connect() -> Connection:
-    """Find the service of the state folder.
+    """Find the service that was chosen (see `contexts`), else that of the state folder.
 
-    Raises: ClaryError saying how to start it when none runs here.
+    Raises: ClaryError saying how to start it when none runs here, or what is wrong with the choice.
     """
     settings = load_settings()
+    chosen = chosen_service(settings)
+    if chosen is not None:
+        return _elsewhere(settings, *chosen)
     running = find_running(settings)
     if running is None:
         raise ClaryError(

@@ -31,6 +31,9 @@ def run(options: argparse.Namespace) -> int:
         return 0
     print(f"console   {found['url']}")
     print(f"sign in   {found['sign_in_url']}")
+    if connection.context:
+        print(f"          works once, within {found['valid_s']:g} s")
+        return 0
     print(f"          works once, within {found['valid_s']:g} s; or sign in with the admin token, which is in")
     print(f"          {connection.folder.root / 'secrets' / 'root.json'}")
     return 0

@@ -12,12 +12,13 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from clary.cli.connection import connect, find_running
+from clary.cli.contexts import require_local
 from clary.cli.health_words import has_colours, health_text, is_bad
-from clary.contract.errors import ClaryError, Fault
+from clary.contract.errors import ClaryError
 from clary.control.egress.entries import Reachable, parse_entry
 from clary.control.egress.package_indexes import index_entries
 from clary.control.engines.images import default_python, why_default_fails
@@ -49,7 +50,7 @@ def add_parser(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("doctor", help="check this machine and the service, or the hosts of a job")
     parser.add_argument("job", nargs="?", metavar="JOB", help="a job: the health of its hosts and links")
-    parser.add_argument("--json", action="store_true", help="print JSON; with JOB only")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
@@ -57,9 +58,8 @@ def run(options: argparse.Namespace) -> int:
     """Print every finding; 1 if any is a problem."""
     if options.job is not None:
         return _run_for_job(options)
-    if options.json:
-        raise ClaryError("--json belongs to: clary doctor JOB", fault=Fault.USER)
     settings = load_settings()
+    require_local(settings, "doctor")
     folder = StateFolder(settings.home_folder)
     engine = LocalEngine(settings, "http://127.0.0.1:0")
     findings = [
@@ -79,6 +79,9 @@ def run(options: argparse.Namespace) -> int:
         Finding("emulated", "instance types are names here: hosts share this machine's CPUs, memory and GPUs"),
         Finding("not here", "FastFile streaming, tuning"),
     ]
+    if options.json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+        return int(any(finding.is_problem for finding in findings))
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         print(f"{'!!' if finding.is_problem else 'ok'}  {finding.name.ljust(width)}  {finding.text}")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from clary.cli.connection import find_running
+from clary.cli.contexts import require_local
 from clary.control.full_disks import why_full
 from clary.control.settings import load_settings
 
@@ -16,16 +19,17 @@ DOWN_TIMEOUT_S = 60.0
 def add_parser(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("down", help="stop the service and what it started")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Ask the service to leave and wait until it has."""
-    del options
     settings = load_settings()
+    require_local(settings, "down")
     running = find_running(settings)
     if running is None:
-        print(f"clary does not run for {settings.home_folder}")
+        _say(options, {"was_running": False}, f"clary does not run for {settings.home_folder}")
         return 0
     process, folder = running.record.process, running.folder
     if process.terminate(timeout_s=DOWN_TIMEOUT_S):
@@ -37,10 +41,14 @@ def run(options: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
             return 1
-        print(f"clary is down; jobs, logs and objects stay in {folder.root}")
+        _say(options, {"was_running": True}, f"clary is down; jobs, logs and objects stay in {folder.root}")
         return 0
     print(
         f"clary: process {process.pid} has not left within {DOWN_TIMEOUT_S:.0f} s; see {folder.service_log}",
         file=sys.stderr,
     )
     return 1
+
+
+def _say(options: argparse.Namespace, facts: Mapping[str, Any], text: str) -> None:
+    print(json.dumps(facts, indent=2) if options.json else text)

@@ -6,12 +6,20 @@ import argparse
 import json
 import os
 import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clary.cli.connection import connect
+from clary.cli.connection import Connection, connect
 from clary.contract.errors import ClaryError, Fault
 from clary.contract.launch_plan import Credentials
-from clary.control.client_files import CA_FILE, UNSET_VARIABLES, client_variables, tls_variables
+from clary.control.client_files import (
+    CA_FILE,
+    SAGEMAKER_CONFIG,
+    UNSET_VARIABLES,
+    client_variables,
+    sagemaker_config,
+    tls_variables,
+)
 from clary.control.settings import load_settings
 from clary.control.state_folder import StateFolder
 
@@ -38,6 +46,8 @@ def run(options: argparse.Namespace) -> int:
         print(f"unset {' '.join(names + (tls_names if has_tls or options.tls else ()))}")
         return 0
     connection = connect()
+    if connection.context:
+        return _run_elsewhere(connection, options)
     if options.tls and not connection.record.tls_url:
         raise ClaryError("the service has no TLS port: set tls_port and start it again", fault=Fault.USER)
     credentials = connection.secrets.credentials
@@ -45,10 +55,33 @@ def run(options: argparse.Namespace) -> int:
         **client_variables(settings, url=connection.record.url, credentials=credentials, client_folder=folder.client),
         **(tls_variables(folder.tls, proxy_url=connection.record.proxy_url, environ=os.environ) if options.tls else {}),
     }
-    if options.json:
-        print(json.dumps(variables, indent=2))
+    unset = UNSET_VARIABLES + (tls_names if has_tls and not options.tls else ())
+    return _print(variables, unset, as_json=options.json)
+
+
+def _run_elsewhere(connection: Connection, options: argparse.Namespace) -> int:
+    """Print the variables for a service elsewhere, and write the file that they name."""
+    if options.tls:
+        raise ClaryError(
+            f"--tls belongs to a service on this machine, and {connection.context} names one elsewhere",
+            fault=Fault.USER,
+        )
+    folder = connection.folder.client
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SAGEMAKER_CONFIG).write_text(sagemaker_config(connection.settings), encoding="utf-8")
+    credentials = connection.secrets.credentials
+    url = connection.record.url
+    variables = dict(client_variables(connection.settings, url=url, credentials=credentials, client_folder=folder))
+    if connection.ca_file:
+        variables["AWS_CA_BUNDLE"] = connection.ca_file
+    return _print(variables, UNSET_VARIABLES, as_json=options.json)
+
+
+def _print(variables: Mapping[str, str], unset: Sequence[str], *, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps(dict(variables), indent=2))
         return 0
-    print(f"unset {' '.join(UNSET_VARIABLES + (tls_names if has_tls and not options.tls else ()))}")
+    print(f"unset {' '.join(unset)}")
     for name, value in variables.items():
         print(f"export {name}={shlex.quote(value)}")
     return 0

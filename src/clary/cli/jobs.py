@@ -38,6 +38,7 @@ def add_parser(commands: Any) -> None:
         help="those that are so only; InProgress are those that are queued, starting or running",
     )
     parser.add_argument("-n", type=_count, default=20, metavar="N", help="how many (default 20)")
+    parser.add_argument("--names", action="store_true", help="print names alone, one a line")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -46,6 +47,9 @@ def run(options: argparse.Namespace) -> int:
     """Print one line a job, and how many there are if not all are shown."""
     connection = connect()
     jobs, total, states = _newest(connection, options.n, options.status)
+    if options.names:
+        print("".join(f"{job['name']}\n" for job in jobs), end="")
+        return 0
     for sentence in connection.get("state")["problems"]:
         print(f"clary: {sentence}", file=sys.stderr)
     if options.json:

@@ -5,17 +5,19 @@ Exit codes: 0 done, 1 the job or check failed, 2 wrong usage or input, 3 not fou
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
 
 from clary import __version__
 from clary.cli import (
     backup,
     checkpoints,
+    completion,
     console,
+    context,
+    cp,
+    delete,
     describe,
     doctor,
     down,
@@ -31,13 +33,18 @@ from clary.cli import (
     profile_report,
     quarantine,
     rehearse,
+    rerun,
     run,
     spot,
     stop,
     stragglers,
     top,
     up,
+    wait,
 )
+from clary.cli.contexts import LOCAL, chosen_context
+from clary.cli.examples import EXAMPLES
+from clary.cli.parsers import Commands, Parser, examples_text, parsers_below
 from clary.cli.terminal_text import guarded_terminals
 from clary.contract.errors import ClaryError, Fault, WireError
 
@@ -55,7 +62,11 @@ COMMANDS = (
     profile,
     profile_report,
     checkpoints,
+    wait,
     stop,
+    rerun,
+    cp,
+    delete,
     plan,
     run,
     pools,
@@ -65,6 +76,8 @@ COMMANDS = (
     environments,
     quarantine,
     backup,
+    context,
+    completion,
     down,
 )
 
@@ -74,47 +87,35 @@ EXIT_NOT_FOUND = 3
 EXIT_INTERRUPTED = 130
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says where help is, whatever is wrong."""
-
-    def error(self, message: str) -> NoReturn:
-        """End with the usage and what is wrong with it."""
-        super().error(f"{message}; see: {self.prog} --help")
-
-
-class _Commands:
-    """What modules declare their commands in; a command's own help begins with its line in the list of all."""
-
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        self._commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-
-    def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser:
-        """Declare a command as argparse does."""
-        return self._commands.add_parser(name, **{"description": options["help"], **options})
-
-    def of(self, name: str) -> argparse.ArgumentParser:
-        """Return the parser of a command."""
-        found: argparse.ArgumentParser = self._commands.choices[name]
-        return found
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     with guarded_terminals():
         return _main(arguments)
 
 
-def _main(arguments: Sequence[str] | None) -> int:
-    parser = _Parser(prog="clary", description="SageMaker Training on machines you own.", allow_abbrev=False)
+def build_parser() -> tuple[Parser, Commands]:
+    """Return the parser of the command line, and its commands."""
+    parser = Parser(prog="clary", description="SageMaker Training on machines you own.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"clary {__version__}")
-    commands = _Commands(parser)
+    parser.add_argument(
+        "--context", metavar="NAME", help=f"of the service to talk to (see: clary context); {LOCAL}: this machine's"
+    )
+    commands = Commands(parser)
     for module in COMMANDS:
         module.add_parser(commands)
+    for path, below in parsers_below(parser):
+        below.epilog = examples_text(EXAMPLES[path])
+    return parser, commands
+
+
+def _main(arguments: Sequence[str] | None) -> int:
+    parser, commands = build_parser()
     options, unknown = parser.parse_known_args(arguments)
     if unknown:  # said with the usage of the command, which is the one that has options
-        commands.of(options.command).error(f"unrecognized arguments: {' '.join(unknown)}")
+        commands.of(options.command).unknown(unknown)
     try:
-        code = int(options.run(options))
+        with chosen_context(options.context):
+            code = int(options.run(options))
         sys.stdout.flush()  # here, where a reader that has gone is expected
         return code
     except WireError as error:

@@ -21,6 +21,7 @@ def add_parser(commands: Any) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     end = actions.add_parser("end", help="let the hosts go that wait after a job, or not keep those of one that runs")
     end.add_argument("job", metavar="JOB", help="name of a training job")
+    end.add_argument("--json", action="store_true", help="print JSON")
     end.set_defaults(run=run_end)
 
 
@@ -47,6 +48,9 @@ def run_end(options: argparse.Namespace) -> int:
     """Set the keep-alive period of a job's pool to 0."""
     keep_alive = {"KeepAlivePeriodInSeconds": 0}
     connect().call("UpdateTrainingJob", {"TrainingJobName": options.job, "ResourceConfig": keep_alive})
+    if options.json:
+        print(json.dumps({"TrainingJobName": options.job, **keep_alive}, indent=2))
+        return 0
     print(f"{options.job}: its hosts are not kept any longer")
     return 0
 

@@ -19,7 +19,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run_list)
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
-    actions.add_parser("list", help="list them (the default)").set_defaults(run=run_list)
+    listing = actions.add_parser("list", help="list them (the default)")
+    listing.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
+    listing.set_defaults(run=run_list)
     for name, run, words in (
         ("show", run_show, "print what a record holds, column by column"),
         ("release", run_release, "read a record again, after it was mended, and go on with it"),
@@ -27,6 +29,7 @@ def add_parser(commands: Any) -> None:
     ):
         action = actions.add_parser(name, help=words)
         action.add_argument("id", type=int, metavar="ID", help="number of the entry")
+        action.add_argument("--json", action="store_true", help="print JSON")
         action.set_defaults(run=run)
 
 
@@ -57,6 +60,9 @@ def run_list(options: argparse.Namespace) -> int:
 def run_show(options: argparse.Namespace) -> int:
     """Print the bytes of a record."""
     contents: Mapping[str, Mapping[str, str]] = connect().get("quarantine", {"id": options.id})["contents"]
+    if options.json:
+        print(json.dumps(contents, indent=2))
+        return 0
     for column, cell in contents.items():
         text = base64.b64decode(cell["base64"]).decode("utf-8", "backslashreplace")
         # Escaped, whatever it is: what stands there may be anything, for a terminal too.
@@ -67,13 +73,17 @@ def run_show(options: argparse.Namespace) -> int:
 def run_release(options: argparse.Namespace) -> int:
     """Take a record back."""
     answer = _act("release", options.id)
+    if options.json:
+        print(json.dumps(answer, indent=2))
+        return 0
     print(f"entry {options.id} is taken back" + (f": job {answer['name']}" if answer["name"] else ""))
     return 0
 
 
 def run_drop(options: argparse.Namespace) -> int:
     """Give a record up."""
-    print(f"entry {options.id} is given up: {_act('drop', options.id)['name']}")
+    answer = _act("drop", options.id)
+    print(json.dumps(answer, indent=2) if options.json else f"entry {options.id} is given up: {answer['name']}")
     return 0
 
 

@@ -21,11 +21,13 @@ def add_parser(commands: Any) -> None:
     status.set_defaults(run=run_status)
     capacity = actions.add_parser("capacity", help="let there be so much capacity until the service ends")
     capacity.add_argument("hosts", type=_hosts, metavar="HOSTS", help=f"a number, or {BY_SCHEDULE}: by the schedule")
+    capacity.add_argument("--json", action="store_true", help="print JSON")
     capacity.set_defaults(run=run_capacity)
     reclaim = actions.add_parser("reclaim", help="take the capacity under a job away; it goes on when there is some")
     reclaim.add_argument("job", metavar="JOB", help="name of a training job")
     reclaim.add_argument("--host", metavar="algo-N", help="whose capacity goes; the whole job is interrupted")
     reclaim.add_argument("--grace", type=float, metavar="SECONDS", help="from SIGTERM to SIGKILL; else the setting")
+    reclaim.add_argument("--json", action="store_true", help="print JSON")
     reclaim.set_defaults(run=run_reclaim)
 
 
@@ -38,7 +40,8 @@ def run_status(options: argparse.Namespace) -> int:
 
 def run_capacity(options: argparse.Namespace) -> int:
     """Set the capacity and print the market."""
-    print(_market(connect().post("spot", {"capacity": options.hosts})))
+    facts = connect().post("spot", {"capacity": options.hosts})
+    print(json.dumps(facts, indent=2) if options.json else _market(facts))
     return 0
 
 
@@ -47,6 +50,9 @@ def run_reclaim(options: argparse.Namespace) -> int:
     wanted = {"host": options.host, "grace_s": options.grace}
     body = {name: value for name, value in wanted.items() if value is not None}
     answer = connect().post_job_page(options.job, "reclaim", body)
+    if options.json:
+        print(json.dumps(answer, indent=2))
+        return 0
     print(f"{answer['name']}: {answer['reason']}; attempt {answer['attempt']} ends, follow the next with:")
     print(f"  clary logs --follow {answer['name']}")
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -10,13 +11,14 @@ import time
 from typing import Any
 
 from clary.cli.connection import Connection, find_running
+from clary.cli.contexts import require_local
 from clary.contract.errors import ClaryError
 from clary.control.egress.entries import parse_entry
 from clary.control.engines.images import why_default_fails
 from clary.control.engines.interpreters import InterpreterProbe
 from clary.control.full_disks import why_full
 from clary.control.server.__main__ import NEW_DATABASE, NEW_KEYS
-from clary.control.settings import Settings, load_settings, variable_of
+from clary.control.settings import Settings, load_settings, unknown_variables, variable_of
 from clary.control.shared_words import shared_by_settings
 from clary.control.state_folder import StateFolder
 
@@ -40,22 +42,30 @@ def add_parser(commands: Any) -> None:
         help="begin with new keys; the old ones, if they are there, are moved aside; jobs that run end, clients need "
         "the new ones",
     )
+    parser.add_argument("--json", action="store_true", help="print JSON: where the service is")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Start the service unless it runs, wait until it answers, say where."""
     settings = load_settings()
+    require_local(settings, "up")
     folder = StateFolder(settings.home_folder)
     folder.create()
+    for sentence in unknown_variables(os.environ):
+        print(f"clary: {sentence}", file=sys.stderr)
     if options.foreground:
         os.execv(sys.executable, _command(options))  # noqa: S606 - the same interpreter, our own module
     running = find_running(settings)
     if running is not None:
+        if options.json:
+            return _print_json(running, was_running=True)
         print(f"clary already runs at {running.record.url}  (state in {folder.root}, stop with: clary down)")
         return 0
     started_at = time.monotonic()
     connection = _start(settings, folder, options)
+    if options.json:
+        return _print_json(connection, was_running=False)
     print(f"clary runs at {connection.record.url}  (ready in {time.monotonic() - started_at:.1f} s)")
     if connection.record.tls_url:
         print(f"  tls    {connection.record.tls_url}")
@@ -72,6 +82,21 @@ def run(options: argparse.Namespace) -> int:
         print(f"  !!     AWS's framework images are refused: {problem}")
     for sentence in connection.get("state")["problems"]:
         print(f"  note   {sentence}")
+    return 0
+
+
+def _print_json(connection: Connection, *, was_running: bool) -> int:
+    record = connection.record
+    facts = {
+        "url": record.url,
+        "tls_url": record.tls_url,
+        "pid": record.pid,
+        "version": record.version,
+        "state_folder": str(connection.folder.root),
+        "was_running": was_running,
+        "problems": connection.get("state")["problems"],
+    }
+    print(json.dumps(facts, indent=2))
     return 0
 
 

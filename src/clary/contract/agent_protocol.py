@@ -72,6 +72,10 @@ class OrderKind(StrEnum):
     RELEASE = "release"  # leave; nothing more is owed
 
 
+# Of an order to upload: whether the leader writes no archive of the model where no host has one.
+OMITS_EMPTY_MODEL = "omits_empty_model"
+
+
 class UploadRole(StrEnum):
     """What a host does with its results."""
 

@@ -6,11 +6,12 @@ over the file, the file over the defaults. `docs/settings.md` is checked against
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from clary.control.type_overrides import OVERRIDES, check_override
 SETTINGS_FILE = "settings.toml"
 MAX_PORT = 65535
 OWN_REGION, ANY_REGION = "own", "any"
+_NEAR = 0.85  # of two names that are taken for one and a slip, as difflib counts
 WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
@@ -336,6 +338,21 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     return settings
 
 
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return a sentence on each variable that is nearly called as a setting's: it would be passed over in silence."""
+    known = {variable_of(setting.name) for setting in FIELDS}
+    return [
+        f"{name} is no setting and has no effect{_meant(name, known)}"
+        for name in sorted(environ)
+        if name.startswith("CLARY_") and name not in known and _meant(name, known)
+    ]
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=_NEAR)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
 def _read_file(path: Path) -> dict[str, Any]:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -349,7 +366,8 @@ def _read_file(path: Path) -> dict[str, Any]:
     for name in document:
         if name not in known:
             raise ContractError(
-                f"{path}: unknown setting {name!r}; known are {', '.join(sorted(known))}", fault=Fault.USER
+                f"{path}: unknown setting {name!r}; known are {', '.join(sorted(known))}{_meant(name, known)}",
+                fault=Fault.USER,
             )
     if "home" in document:
         variable = variable_of("home")

@@ -5,7 +5,7 @@ Completed only after the leader's call has returned.
 
 STAGE puts the host's trees aside (see `staging`); a host without results puts nothing aside.
 LEAD merges the trees of all hosts (see `merging`) into the final objects:
-- `model.tar.gz`, always, even if no host has a model, as SageMaker does;
+- `model.tar.gz`, even if no host has a model, as SageMaker does; of a job that has failed only if one has;
 - `output.tar.gz`, if any host has something in `output/data` or a failure file;
 - with CompressionType NONE loose objects below `model/` and `data/` in place of them.
 An archive streams through gzip into a multipart upload without a copy on disk and is verified by the size that the
@@ -66,6 +66,7 @@ def upload_results(
     store: ObjectStore,
     staged: tuple[StagedPart, ...] = (),
     mounts: Mounts = NO_MOUNTS,
+    omits_empty_model: bool = False,
 ) -> UploadFacts:
     """Write this host's share of the job's results; repeating it gives the same objects.
 
@@ -74,12 +75,14 @@ def upload_results(
         tree: this host's `/opt/ml` as this process sees it; the program has ended.
         staged: with LEAD, what the other hosts have put aside.
         mounts: what the program saw in `tree` and does not lie there; links in results may lead to it.
+        omits_empty_model: with LEAD, whether no archive is written where no host has a model.
     Raises: AgentError, ObjectStoreError naming what could not be read or written. Whatever was not verified counts
         as not written; parts that were put aside then still stand.
     """
     if role is UploadRole.STAGE:
         return _stage(plan, host=host, tree=tree, store=store, mounts=mounts)
-    return _Lead(plan, host=host, tree=tree, store=store, staged=staged, mounts=mounts).upload()
+    lead = _Lead(plan, host=host, tree=tree, store=store, staged=staged, mounts=mounts)
+    return lead.upload(omits_empty_model=omits_empty_model)
 
 
 def _stage(plan: LaunchPlan, *, host: str, tree: MlTree, store: ObjectStore, mounts: Mounts) -> UploadFacts:
@@ -113,9 +116,11 @@ class _Lead:
         self._notes = NoteBook()
         self._metadata = {_MARK: self._mark()}
         self._loose_sinks: list[LooseSink] = []
+        self._is_model_due = False  # whether the model's archive is written also if it is empty
 
-    def upload(self) -> UploadFacts:
+    def upload(self, *, omits_empty_model: bool) -> UploadFacts:
         """Write, verify, clean up."""
+        self._is_model_due = self._plan.output.is_compressed and not omits_empty_model
         self._require_known_hosts()
         missing = missing_parts(self._staged, store=self._store)
         if missing:
@@ -136,7 +141,7 @@ class _Lead:
         parts = {part.host: part for part in self._staged if part.kind == kind.value}
         uri = self._final_uri(kind)
         is_compressed = self._plan.output.is_compressed
-        if not has_own and not parts and (kind is ResultKind.OUTPUT or not is_compressed):
+        if not has_own and not parts and (kind is ResultKind.OUTPUT or not self._is_model_due):
             return None
         sink: ArchiveSink | LooseSink
         if is_compressed:
@@ -176,7 +181,7 @@ class _Lead:
     def _after_removal(self, missing: tuple[StagedPart, ...]) -> UploadFacts:
         """Answer a repeated LEAD whose parts are gone; see [Note: repeated LEAD]."""
         uploaded = tuple(uri for kind in ResultKind if self._is_marked(uri := self._final_uri(kind)))
-        if not uploaded or (self._plan.output.is_compressed and self._plan.output.model_uri not in uploaded):
+        if not uploaded or (self._owes_model() and self._plan.output.model_uri not in uploaded):
             hosts = ", ".join(sorted({part.host for part in missing}))
             raise AgentError(
                 f"Results that {hosts} had put aside are gone: expected {missing[0].uri} with "
@@ -185,6 +190,12 @@ class _Lead:
             )
         remove_staging(self._plan, store=self._store)
         return UploadFacts(uploaded=uploaded)
+
+    def _owes_model(self) -> bool:
+        """Whether the model's archive belongs to what a whole merge has written."""
+        has_parts = any(part.kind == ResultKind.MODEL.value for part in self._staged)
+        has_own = has_members(result_sources(ResultKind.MODEL, self._tree, self._mounts))
+        return self._plan.output.is_compressed and (self._is_model_due or has_parts or has_own)
 
     def _is_marked(self, uri: str) -> bool:
         """Whether the final objects at `uri` were completed by this attempt from these parts."""

@@ -29,6 +29,7 @@ from clary.agent.supervisor.steps import Uploaded
 from clary.agent.supervisor.surroundings import Surroundings
 from clary.contract.agent_protocol import (
     FAILURE_GRACE_S,
+    OMITS_EMPTY_MODEL,
     HostPhase,
     Order,
     OrderKind,
@@ -333,13 +334,14 @@ class HostLife:
             raise ContractError(f"order to upload: {error}; its arguments were {dict(arguments)!r}") from error
         self._health.close()  # every host's program has ended
         self._board.enter(HostPhase.UPLOADING)
-        self._upload = threading.Thread(target=self._run_upload, args=(role, staged), name="upload", daemon=True)
+        omits = arguments.get(OMITS_EMPTY_MODEL) is True
+        self._upload = threading.Thread(target=self._run_upload, args=(role, staged, omits), name="upload", daemon=True)
         self._upload.start()
 
-    def _run_upload(self, role: UploadRole, staged: Sequence[StagedPart]) -> None:
+    def _run_upload(self, role: UploadRole, staged: Sequence[StagedPart], omits_empty_model: bool) -> None:
         started_s = time.monotonic()
         try:
-            outcome: Uploaded | Exception = self._steps.upload(role, staged)
+            outcome: Uploaded | Exception = self._steps.upload(role, staged, omits_empty_model=omits_empty_model)
         except Exception as error:  # noqa: BLE001 - boundary: agent supervisor; told in its thread
             outcome = error
         notes = self.companions.finish()

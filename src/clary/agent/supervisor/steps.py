@@ -231,8 +231,8 @@ class Steps(Protocol):
     def failure_file(self) -> str | None:
         """Return what the program wrote to its failure file, None if it wrote none."""
 
-    def upload(self, role: UploadRole, staged: Sequence[StagedPart]) -> Uploaded:
-        """Write this host's share of the results."""
+    def upload(self, role: UploadRole, staged: Sequence[StagedPart], *, omits_empty_model: bool = False) -> Uploaded:
+        """Write this host's share of the results; an archive of no model at all is only written if not omitted."""
 
     def give_up(self) -> None:
         """Break off whatever step runs; it raises then, or its outcome does not matter. From any thread."""

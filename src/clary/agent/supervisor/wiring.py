@@ -312,7 +312,7 @@ class HostSteps:
         data = read_start(self._tree.root, place.parts, max_bytes=_FAILURE_CHARACTERS * _LONGEST_CHARACTER_BYTES)
         return None if data is None else data.decode("utf-8", "backslashreplace")[:_FAILURE_CHARACTERS]
 
-    def upload(self, role: UploadRole, staged: Sequence[StagedPart]) -> Uploaded:
+    def upload(self, role: UploadRole, staged: Sequence[StagedPart], *, omits_empty_model: bool = False) -> Uploaded:
         """Write this host's share of the results."""
         self._stopping.clear()  # a preparation that was given up says nothing about results
         facts = upload_results(
@@ -323,6 +323,7 @@ class HostSteps:
             store=self._open_store(),
             staged=tuple(staged),
             mounts=self._input.mounts(),
+            omits_empty_model=omits_empty_model,
         )
         self._note(facts.notes)
         return Uploaded(staged=facts.staged, uris=facts.uploaded)

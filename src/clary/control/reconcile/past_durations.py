@@ -7,20 +7,17 @@ of a sweep), and whose hosts are as many and of the same types.
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 
 from clary.contract.statuses import TrainingJobStatus
+from clary.control.jobs.job_names import stem
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.store.job_cards import MAX_CARDS, CardQuery, JobCard
 
 MOST_KINDS = 1000  # of jobs; the one that was met longest ago is forgotten first
 MOST_OF_A_KIND = 20  # the newest count
-# `train-2026-01-31-12-00-00-123`, `sweep-017-9f3ab2c1`, `run_12`
-_LAST_WORD = re.compile(r"[-_.]?([0-9a-f]{6,}|[0-9]+)$")  # one at a time: many ways to part a name take for ever
-
 LAST_COMPLETED = CardQuery(status=TrainingJobStatus.COMPLETED, limit=MAX_CARDS)
 
 Kind = tuple[str, int, str]
@@ -36,7 +33,7 @@ class PastDurations:
         """Learn from jobs that an earlier service ran, newest first as `LAST_COMPLETED` finds them."""
         for card in reversed(list(cards)):
             if card.status == TrainingJobStatus.COMPLETED and card.duration_s is not None:
-                self._learn((_stem(card.name), card.num_hosts, card.instance_type), card.duration_s)
+                self._learn((stem(card.name), card.num_hosts, card.instance_type), card.duration_s)
 
     def note(self, before: TrainingJob | None, job: TrainingJob) -> None:
         """Learn from a job that has just completed."""
@@ -59,12 +56,4 @@ class PastDurations:
 def _kind_of(job: TrainingJob) -> Kind:
     groups = JobRequest(job.request).instance_groups
     types = ", ".join(dict.fromkeys(group.instance_type for group in groups if group.instance_type))
-    return (_stem(job.name), sum(group.instance_count for group in groups), types)
-
-
-def _stem(name: str) -> str:
-    """Return a name without what tells it from those of its kind; a name that is nothing else stays."""
-    stem = name
-    while (last := _LAST_WORD.search(stem)) and any(letter.isdigit() for letter in last[1]):
-        stem = stem[: last.start()]
-    return stem or name
+    return (stem(job.name), sum(group.instance_count for group in groups), types)

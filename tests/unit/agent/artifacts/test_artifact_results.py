@@ -47,9 +47,10 @@ class Cluster:
     def stage(self, host: str):
         return upload_results(UploadRole.STAGE, plan=self.plan, host=host, tree=self.trees[host], store=self.store)
 
-    def lead(self, staged: tuple[StagedPart, ...] = (), host: str = "algo-1"):
+    def lead(self, staged: tuple[StagedPart, ...] = (), host: str = "algo-1", **options):
+        tree = self.trees[host]
         return upload_results(
-            UploadRole.LEAD, plan=self.plan, host=host, tree=self.trees[host], store=self.store, staged=staged
+            UploadRole.LEAD, plan=self.plan, host=host, tree=tree, store=self.store, staged=staged, **options
         )
 
     def stage_others(self, leader: str = "algo-1") -> tuple[StagedPart, ...]:
@@ -77,6 +78,19 @@ def one(tmp_path):
 @pytest.fixture
 def three(tmp_path):
     return Cluster(tmp_path, 3)
+
+
+def test_a_job_that_failed_has_no_model_where_no_host_made_one(three):
+    three.write("algo-2", "output/failure", "boom")
+    staged = three.stage_others()
+    for _ in range(2):  # the order may be repeated once what was staged is gone
+        assert three.lead(staged, omits_empty_model=True).uploaded == (three.plan.output.output_uri,)
+    assert three.keys() == ["out/job-1/output/output.tar.gz"]
+
+
+def test_a_job_that_failed_keeps_the_model_that_it_made(one):
+    one.write("algo-1", "model/weights", "w")
+    assert one.lead(omits_empty_model=True).uploaded == (one.plan.output.model_uri,)
 
 
 def test_one_host_uploads_model_and_output(one):

@@ -174,7 +174,7 @@ class FakeSteps:
     def failure_file(self) -> str | None:
         return self.failure_text
 
-    def upload(self, role: UploadRole, staged: Sequence[StagedPart]) -> Uploaded:
+    def upload(self, role: UploadRole, staged: Sequence[StagedPart], *, omits_empty_model: bool = False) -> Uploaded:
         self.uploads.append((role, list(staged)))
         self._step("upload")
         return self.uploaded

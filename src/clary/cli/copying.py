@@ -1,0 +1,132 @@
+"""Where the things of a job lie that `clary cp` copies, and how they come here.
+
+Where: `cp` parses what is wanted. Keys of objects become paths below the folder that was named, and never leave it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clary.agent.archives import extract_tar
+from clary.agent.object_store import ObjectStore, parse_s3_uri
+from clary.cli.connection import Connection
+from clary.contract.checkpoint_sets import OWN_FOLDER
+from clary.contract.errors import ClaryError, Fault, WireError
+from clary.control.jobs.job_request import JobRequest
+
+MODEL, OUTPUT, CHECKPOINTS, LOGS, CODE = "model", "output", "checkpoints", "logs", "code"
+THINGS = {
+    MODEL: "what the program left in /opt/ml/model",
+    OUTPUT: "what it left in /opt/ml/output/data, and its failure file",
+    CHECKPOINTS: "what lies at CheckpointConfig.S3Uri",
+    LOGS: "the whole log, a file for each host",
+    CODE: "the code that the job was given",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copied:
+    """One file that was copied."""
+
+    source: str  # s3:// URI, or the stream of a log
+    path: Path
+    size_bytes: int
+
+
+def place_of(connection: Connection, job: str, thing: str) -> str:
+    """Return the URI of a thing; one that ends with a slash is a prefix.
+
+    Raises: WireError NotFound saying why there is none.
+    """
+    request = JobRequest(connection.job_page(job, "request")["request"])
+    if thing == CHECKPOINTS:
+        uri = request.checkpoint_s3_uri
+        if uri is None:
+            raise WireError("NotFound", f"{job} has no CheckpointConfig: it keeps no checkpoints in S3")
+        return uri.rstrip("/") + "/"
+    if thing == CODE:
+        uri = request.hyperparameters.get("sagemaker_submit_directory", "").strip('"')
+        if not uri.startswith("s3://"):
+            raise WireError("NotFound", f"{job} was given no code as an archive (sagemaker_submit_directory)")
+        return uri
+    return request.output.model_uri if thing == MODEL else request.output.output_uri
+
+
+def fetch(store: ObjectStore, uri: str, target: Path, *, unpacks: bool, what: str) -> Iterator[Copied]:
+    """Copy an object, or everything below a prefix, and yield each file when it is there.
+
+    Args:
+        store: with the owner's key.
+        uri: of the object, or a prefix that ends with a slash.
+        target: file or folder; an archive goes into a folder that exists under its own name.
+        unpacks: whether an archive is unpacked into the folder `target`.
+        what: is copied, for messages: `the model of job-1`.
+
+    Raises: WireError NotFound if nothing lies there; ClaryError for a key that is no path, and a full disk.
+    """
+    place = parse_s3_uri(uri)
+    if uri.endswith("/"):
+        yield from _fetch_folder(store, place.bucket, place.key, target, what=what)
+        return
+    facts = store.head(place.bucket, place.key)
+    if facts is None:
+        raise WireError("NotFound", f"{what} does not exist: there is no object {uri}")
+    if unpacks:
+        with store.open_reader(place.bucket, place.key, etag=facts.etag) as stream:
+            unpacked = extract_tar(stream, target, label=uri)
+        yield Copied(source=uri, path=target, size_bytes=unpacked.size_bytes)
+        return
+    path = target / Path(place.key).name if target.is_dir() else target
+    path.parent.mkdir(parents=True, exist_ok=True)
+    size_bytes = store.download(place.bucket, place.key, path, size_bytes=facts.size_bytes, etag=facts.etag)
+    yield Copied(source=uri, path=path, size_bytes=size_bytes)
+
+
+def fetch_logs(connection: Connection, job: str, target: Path) -> Iterator[Copied]:
+    """Write the log of each host to a file of the folder `target`, and yield each."""
+    target.mkdir(parents=True, exist_ok=True)
+    hosts = connection.job_page(job, "log-lines", {"limit": 1})["hosts"]
+    for host in hosts:
+        path = target / f"{host}.log"
+        with path.open("w", encoding="utf-8") as file:
+            for line in _lines(connection, job, host):
+                file.write(f"{line['text']}\n")
+        yield Copied(source=f"{job}/{host}", path=path, size_bytes=path.stat().st_size)
+
+
+def _lines(connection: Connection, job: str, host: str) -> Iterator[Mapping[str, Any]]:
+    tokens: dict[str, str] = {}
+    while True:
+        query = {"host": host, **{f"after.{stream}": token for stream, token in tokens.items()}}
+        page = connection.job_page(job, "logs", query)
+        yield from page["lines"]
+        if page["sure_until_ms"] is None:
+            return
+        tokens = page["tokens"]
+
+
+def _fetch_folder(store: ObjectStore, bucket: str, prefix: str, target: Path, *, what: str) -> Iterator[Copied]:
+    is_empty = True
+    for item in store.list_objects(bucket, prefix):
+        name = item.key.removeprefix(prefix)
+        if name.endswith("/") or name.partition("/")[0] == OWN_FOLDER:
+            continue  # folders of tools; what Clary keeps beside checkpoints
+        is_empty = False
+        path = target / _inside(name, f"s3://{bucket}/{item.key}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        store.download(bucket, item.key, path, size_bytes=item.size_bytes, etag=item.etag)
+        yield Copied(source=f"s3://{bucket}/{item.key}", path=path, size_bytes=item.size_bytes)
+    if is_empty:
+        raise WireError("NotFound", f"{what} does not exist: there is nothing below s3://{bucket}/{prefix}")
+
+
+def _inside(name: str, uri: str) -> Path:
+    """Return a key as a path that does not leave its folder."""
+    parts = name.split("/")
+    if any(part in ("", os.curdir, os.pardir) or "\0" in part for part in parts):
+        raise ClaryError(f"{uri} is no path of a file below a folder, and is not copied", fault=Fault.USER)
+    return Path(*parts)

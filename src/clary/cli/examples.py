@@ -1,0 +1,105 @@
+"""Examples of every command, which its help ends with: the words behind `clary`, and what they do.
+
+Where: `main` adds them to the parsers. A test parses every line, and looks that no command is without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Examples = tuple[tuple[str, str], ...]
+
+EXAMPLES: Mapping[str, Examples] = {
+    "": (
+        ("up", "start the service"),
+        ("jobs --status Queued", "list jobs that wait, with their places in the queue"),
+        ("describe my-job --why", "say why a job failed and what to do"),
+    ),
+    "up": (("up", "start the service in the background"), ("up --foreground", "stay, and log to the terminal")),
+    "env": (("env", 'print variables for clients: eval "$(clary env)"'), ("env --json", "the same as JSON")),
+    "console": (("console", "print a link that signs in to the console once"),),
+    "jobs": (
+        ("jobs", "list the newest 20"),
+        ("jobs --status Failed -n 100", "list failed ones"),
+        ("jobs --names --status Queued", "print names alone, for other commands"),
+    ),
+    "top": (("top", "watch jobs and hosts"), ("top --once", "print one table and end")),
+    "describe": (
+        ("describe my-job", "say all that is known of a job"),
+        ("describe my-job --why", "say what failed first, where in the program, and what to do"),
+    ),
+    "logs": (
+        ("logs my-job --follow", "print the log as it grows"),
+        ("logs my-job --rank 3 --since 10m --grep loss", "lines of one rank, of the last ten minutes, with a word"),
+    ),
+    "metrics": (("metrics my-job", "show what its hosts measure: processors, memory, network, GPUs"),),
+    "stragglers": (("stragglers my-job", "say which rank the others wait for"),),
+    "dump": (("dump my-job", "print stacks of all processes, and who stands out"),),
+    "profile": (("profile my-job", "say where the time of a few steps goes, on every rank"),),
+    "profile-report": (("profile-report my-job", "print what the profiler's rules say"),),
+    "checkpoints": (
+        ("checkpoints my-job", "list sets of checkpoints in S3"),
+        ("checkpoints verify my-job", "read every file of the newest set of each host"),
+    ),
+    "wait": (
+        ("wait my-job", "wait for the end; exit code 0 if it has completed"),
+        ("wait my-job --for Running --timeout 600", "wait until the program runs, ten minutes at most"),
+    ),
+    "stop": (("stop my-job", "end a job; its results are kept"), ("stop my-job --wait 60", "and wait for the end")),
+    "rerun": (
+        ("rerun my-job", "create the job once more, under a new name"),
+        ("rerun my-job -p lr=0.01 --instance-count 2", "with another hyperparameter, on two hosts"),
+        ("rerun my-job --dry-run", "print the request and create nothing"),
+    ),
+    "cp": (
+        ("cp my-job:model .", "copy model.tar.gz here"),
+        ("cp my-job:output results -x", "unpack output.tar.gz into the folder results"),
+        ("cp my-job:logs my-logs", "write the whole log, a file for each host"),
+    ),
+    "delete": (
+        ("delete my-job", "forget a job that has ended, with its logs"),
+        ("delete my-job other-job --stop", "stop them first if they still go on"),
+    ),
+    "plan": (("plan my-job", "print what a job's agents were told"),),
+    "run": (("run --cuda-on-cpu torchrun train.py", "run a program here, with CUDA meaning the CPU"),),
+    "pools": (("pools", "list warm pools"),),
+    "pools end": (("pools end my-job", "let the hosts go that wait after a job"),),
+    "spot": (("spot status", "say how much spot capacity there is, and who holds it"),),
+    "spot status": (("spot status", "say how much spot capacity there is, and who holds it"),),
+    "spot capacity": (
+        ("spot capacity 2", "let there be two hosts"),
+        ("spot capacity auto", "by the schedule again"),
+    ),
+    "spot reclaim": (("spot reclaim my-job --grace 30", "take a job's capacity away, 30 s after SIGTERM"),),
+    "rehearse": (
+        ("rehearse my-job --reclaim step:20", "take spot capacity back at step 20"),
+        ("rehearse my-job --kill-rank 1@step:20", "kill a rank at step 20, and certify how the job resumes"),
+    ),
+    "doctor": (("doctor", "check this machine and the service"), ("doctor my-job", "check the hosts of a job")),
+    "quarantine": (("quarantine", "list records that cannot be read"),),
+    "quarantine list": (("quarantine list", "list records that cannot be read"),),
+    "quarantine show": (("quarantine show 1", "print the bytes of a record"),),
+    "quarantine release": (("quarantine release 1", "read a record again, after it was mended"),),
+    "quarantine drop": (("quarantine drop 1", "give a record up"),),
+    "backup": (("backup", "list backups of the database"),),
+    "backup list": (("backup list --json", "list backups of the database as JSON"),),
+    "backup make": (("backup make", "make a backup now"),),
+    "backup restore": (("backup restore", "put the newest backup in the place of the database"),),
+    "context": (
+        ("context", "list services that commands can talk to"),
+        ("context use office", "talk to this one from now on"),
+        ("--context local jobs", "list this machine's jobs, whatever is chosen"),
+    ),
+    "context list": (("context list --json", "list contexts as JSON"),),
+    "context use": (("context use office", "talk to this one from now on"),),
+    "context add": (
+        ("context add office office.json --url https://gpu1:4571 --ca-file ca.pem", "name a service elsewhere"),
+    ),
+    "context remove": (("context remove office", "forget it, with its keys"),),
+    "context export": (("context export --url https://gpu1:4571", "print address and keys, for a machine elsewhere"),),
+    "completion": (
+        ("completion bash", "for bash: source <(clary completion bash)"),
+        ("completion fish", "for fish: clary completion fish | source"),
+    ),
+    "down": (("down", "stop the service and what it started"),),
+}

@@ -1,0 +1,102 @@
+"""`clary wait JOB`: wait until jobs have ended, or are in another state."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from clary.cli.connection import Connection, connect
+from clary.control.jobs.job_state import JobState, state_of
+
+POLL_S = 0.5
+EXIT_FAILED = 1
+EXIT_TIMEOUT = 124
+ENDED = (JobState.COMPLETED, JobState.FAILED, JobState.STOPPED)
+_ORDER = (JobState.QUEUED, JobState.STARTING, JobState.RUNNING)
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "wait", help="wait until jobs have ended; 0 if all have completed, 1 if one has failed or was stopped"
+    )
+    parser.add_argument("jobs", nargs="+", metavar="JOB", help="names of training jobs")
+    parser.add_argument(
+        "--for",
+        dest="state",
+        choices=[state.value for state in JobState if state is not JobState.QUEUED],
+        help="wait for this state instead; also 0 for a job that is past it, 1 for one that can not come to it",
+    )
+    parser.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="give up after this long; else never")
+    parser.add_argument("--json", action="store_true", help="print JSON: a list of the jobs as they are then")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Ask for each job in turn until it is where it is waited for."""
+    connection = connect()
+    deadline = None if options.timeout is None else time.monotonic() + options.timeout
+    found: list[Mapping[str, Any]] = []
+    for name in options.jobs:
+        job = _wait(connection, name, options.state, deadline)
+        found.append(job)
+        if not options.json:
+            print(_line(job), flush=True)
+    if options.json:
+        print(json.dumps(found, indent=2))
+    if not all(job["Ended"] for job in found):
+        late = ", ".join(job["TrainingJobName"] for job in found if not job["Ended"])
+        print(f"clary: not reached within {options.timeout:g} s: {late}", file=sys.stderr)
+        return EXIT_TIMEOUT
+    return 0 if all(job["Reached"] for job in found) else EXIT_FAILED
+
+
+def _wait(connection: Connection, name: str, wanted: str | None, deadline: float | None) -> dict[str, Any]:
+    while True:
+        told = connection.call("DescribeTrainingJob", {"TrainingJobName": name})
+        state = state_of(told["TrainingJobStatus"], told["SecondaryStatus"])
+        has_reached = _has_reached(state, wanted)
+        job = {
+            "TrainingJobName": name,
+            "TrainingJobStatus": told["TrainingJobStatus"],
+            "SecondaryStatus": told["SecondaryStatus"],
+            "State": state.value,
+            **({"FailureReason": told["FailureReason"]} if told.get("FailureReason") else {}),
+            "Reached": has_reached,
+            "Ended": has_reached or state in ENDED,
+        }
+        if job["Ended"] or (deadline is not None and time.monotonic() >= deadline):
+            return job
+        time.sleep(POLL_S)
+
+
+def _has_reached(state: JobState, wanted: str | None) -> bool:
+    """Whether a job is in the wanted state, or past one that all jobs go through."""
+    if wanted is None:
+        return state is JobState.COMPLETED
+    if state == wanted:
+        return True
+    if wanted not in _ORDER:
+        return False
+    if state is JobState.COMPLETED:
+        return True
+    return state in _ORDER and _ORDER.index(state) > _ORDER.index(JobState(wanted))
+
+
+def _line(job: Mapping[str, Any]) -> str:
+    reason = f": {job['FailureReason']}" if job.get("FailureReason") else ""
+    return f"{job['TrainingJobName']} is {job['State']}{reason}"
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text.removesuffix("s"))
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected seconds, got {text!r}")
+    return seconds

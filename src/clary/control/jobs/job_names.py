@@ -1,0 +1,27 @@
+"""Names of jobs: what those of a kind have in common, and the name of the next. Pure.
+
+Where: estimates of the queue take jobs of a kind together; `clary rerun` names a new job after an old one.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+
+MAX_NAME = 63  # CreateTrainingJob, TrainingJobName
+# `train-2026-01-31-12-00-00-123`, `sweep-017-9f3ab2c1`, `run_12`
+_LAST_WORD = re.compile(r"[-_.]?([0-9a-f]{6,}|[0-9]+)$")  # one at a time: many ways to part a name take for ever
+
+
+def stem(name: str) -> str:
+    """Return a name without what tells it from those of its kind; a name that is nothing else stays."""
+    left = name
+    while (last := _LAST_WORD.search(left)) and any(letter.isdigit() for letter in last[1]):
+        left = left[: last.start()]
+    return left or name
+
+
+def next_name(name: str, now: datetime) -> str:
+    """Return a name as SDKs make it: what those of the kind share, and the time with milliseconds."""
+    ending = f"-{now:%Y-%m-%d-%H-%M-%S}-{now.microsecond // 1000:03}"
+    return stem(name)[: MAX_NAME - len(ending)].rstrip("-") + ending

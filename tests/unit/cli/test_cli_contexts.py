@@ -1,0 +1,164 @@
+"""Services elsewhere: which one is chosen, what is refused, where keys lie and where they go."""
+
+import http.server
+import json
+import stat
+import threading
+
+import pytest
+
+from clary.cli import contexts
+from clary.cli.connection import connect
+from clary.cli.main import main
+from clary.contract.errors import ClaryError
+from clary.control.settings import load_settings, unknown_variables
+
+SERVICE = {
+    "url": "https://gpu1:4571",
+    "access_key_id": "K",
+    "secret_access_key": "hidden-secret",
+    "admin_token": "hidden-token",
+}
+NAMES = ("CLARY_CONTEXT", "CLARY_URL", "CLARY_ADMIN_TOKEN", "CLARY_CA_FILE", "CLARY_PLAIN_HTTP")
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    for name in (*NAMES, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CLARY_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def office(home, tmp_path):
+    (tmp_path / "office.json").write_text(json.dumps(SERVICE))
+    assert main(["context", "add", "office", str(tmp_path / "office.json")]) == 0
+    return "office"
+
+
+def listed(capsys):
+    capsys.readouterr()
+    assert main(["context", "--json"]) == 0
+    return {one["name"]: one["is_current"] for one in json.loads(capsys.readouterr().out)}
+
+
+def test_a_context_is_added_used_and_removed(office, home, capsys):
+    assert listed(capsys) == {"local": True, "office": False}
+    assert main(["context", "use", "office"]) == 0
+    assert listed(capsys) == {"local": False, "office": True}
+    assert connect().record.url == "https://gpu1:4571"
+    assert main(["context", "remove", "office"]) == 0
+    assert listed(capsys) == {"local": True}
+
+
+def test_keys_lie_in_a_file_for_its_owner_alone_and_are_not_printed(office, home, capsys):
+    file = home / "contexts.json"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert main(["context"]) == 0
+    assert "hidden" not in capsys.readouterr().out
+    file.chmod(0o644)
+    assert main(["context"]) == 2
+    assert "others can read it" in capsys.readouterr().err
+
+
+def test_the_option_comes_before_the_variable_and_the_variable_before_the_file(office, home, monkeypatch):
+    settings = load_settings()
+    main(["context", "use", "office"])
+    assert contexts.chosen_service(settings)[0] == "office"
+    monkeypatch.setenv("CLARY_URL", "http://127.0.0.1:5")
+    monkeypatch.setenv("CLARY_ADMIN_TOKEN", "t")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    assert contexts.chosen_service(settings)[1].url == "http://127.0.0.1:5"
+    monkeypatch.setenv("CLARY_CONTEXT", "office")
+    assert contexts.chosen_service(settings)[0] == "office"
+    with contexts.chosen_context("local"):
+        assert contexts.chosen_service(settings) is None
+    assert contexts.chosen_service(settings)[0] == "office"
+
+
+def test_a_name_that_nobody_gave_is_answered_with_those_that_there_are(office, capsys):
+    assert main(["--context", "offcie", "jobs"]) == 3
+    assert "there is no context 'offcie'; there are local, office; did you mean 'office'?" in capsys.readouterr().err
+
+
+def test_a_url_without_keys_says_which_are_missing(home, monkeypatch, capsys):
+    monkeypatch.setenv("CLARY_URL", "https://gpu1")
+    assert main(["jobs"]) == 2
+    assert "CLARY_ADMIN_TOKEN, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY are not set" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["gpu1:4570", "ftp://gpu1", "https://", "https://gpu1/path"])
+def test_what_is_no_address_is_refused(home, url):
+    with pytest.raises(ClaryError, match="expected http://host:port"):
+        contexts.RemoteService(**{**SERVICE, "url": url}).check("x")
+
+
+def test_keys_do_not_go_over_a_network_in_the_clear_unless_that_is_allowed(home):
+    plain = {**SERVICE, "url": "http://10.0.0.5:4570"}
+    with pytest.raises(ClaryError, match="in the clear"):
+        contexts.RemoteService(**plain).check("x")
+    contexts.RemoteService(**plain, plain_http=True).check("x")
+    for here in ("http://127.0.0.1:4570", "http://localhost:4570", "http://[::1]:4570"):
+        contexts.RemoteService(**{**SERVICE, "url": here}).check("x")
+
+
+@pytest.mark.parametrize("command", ["up", "down", "doctor"])
+def test_what_acts_on_this_machine_is_refused_for_a_service_elsewhere(office, command, capsys):
+    assert main(["--context", "office", command]) == 2
+    assert f"clary {command} acts on this machine" in capsys.readouterr().err
+
+
+def test_a_command_asks_the_service_of_its_context_with_its_token(home, tmp_path, capsys):
+    seen = []
+
+    class FakeRemote(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append((self.path, self.headers["authorization"]))
+            body = json.dumps({"jobs": [], "next": None, "total": 0, "states": {}, "problems": []}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), FakeRemote) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        service = {**SERVICE, "url": f"http://127.0.0.1:{server.server_port}"}
+        (tmp_path / "near.json").write_text(json.dumps(service))
+        assert main(["context", "add", "near", str(tmp_path / "near.json")]) == 0
+        assert main(["--context", "near", "jobs"]) == 0
+        server.shutdown()
+        thread.join()
+    assert seen[0] == ("/clary/v1/jobs?limit=20", "Bearer hidden-token")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"url": "x"}', '{"url": 1}'])
+def test_what_is_no_export_is_refused(home, tmp_path, text, capsys):
+    (tmp_path / "bad.json").write_text(text)
+    assert main(["context", "add", "bad", str(tmp_path / "bad.json")]) == 2
+    assert "expected what `clary context export` prints" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["local", "a b", "../x", ""])
+def test_what_is_no_name_is_refused(home, tmp_path, name):
+    (tmp_path / "one.json").write_text(json.dumps(SERVICE))
+    assert main(["context", "add", name, str(tmp_path / "one.json")]) == 2
+
+
+def test_variables_for_clients_lead_to_the_service_elsewhere(office, home, capsys):
+    assert main(["--context", "office", "env", "--json"]) == 0
+    variables = json.loads(capsys.readouterr().out.partition("\n{")[2].join(("{", "")) or "{}")
+    assert variables["AWS_ENDPOINT_URL"] == "https://gpu1:4571"
+    assert "contexts/office/client/sagemaker-config.yaml" in variables["SAGEMAKER_USER_CONFIG_OVERRIDE"]
+
+
+def test_a_variable_that_is_nearly_a_setting_is_said_and_ours_are_not():
+    slips = unknown_variables({"CLARY_MAX_HOST": "2", "CLARY_PORT": "1", "PATH": "x"})
+    assert slips == ["CLARY_MAX_HOST is no setting and has no effect; did you mean CLARY_MAX_HOSTS?"]
+    ours = ("URL", "CONTEXT", "ADMIN_TOKEN", "CA_FILE", "PLAIN_HTTP", "CUDA_ON_CPU", "REHEARSAL", "STEPS_FOLDER")
+    assert unknown_variables({f"CLARY_{name}": "1" for name in ours}) == []

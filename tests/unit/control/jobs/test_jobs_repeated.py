@@ -1,0 +1,61 @@
+"""A job once more: its name, what is different, what it shares with the job before."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from clary.control.jobs.job_names import MAX_NAME, next_name, stem
+from clary.control.jobs.repeated_requests import Changes, repeated
+
+NOW = datetime(2026, 1, 31, 12, 5, 6, 78_000, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("train-2026-01-31-12-00-00-123", "train"),
+        ("sweep-017-9f3ab2c1", "sweep"),
+        ("bert-large", "bert-large"),
+        ("gpt2", "gpt"),
+        ("123", "123"),
+        ("decade", "decade"),
+        ("0" * 62 + "!", "0" * 62 + "!"),  # a pattern that had many ways to part it took for ever
+    ],
+)
+def test_jobs_of_a_kind_differ_in_numbers_at_their_end(name, kind):
+    assert stem(name) == kind
+
+
+def test_the_next_name_has_the_time_and_fits():
+    assert next_name("train-2026-01-31-12-00-00-123", NOW) == "train-2026-01-31-12-05-06-078"
+    assert len(next_name("x" * MAX_NAME, NOW)) == MAX_NAME
+
+
+def test_values_are_encoded_as_those_of_the_job_are():
+    bare, _ = repeated({"HyperParameters": {"lr": "1"}}, name="n", changes=Changes(hyperparameters={"m": "b"}))
+    assert bare["HyperParameters"] == {"lr": "1", "m": "b"}
+    sdk = {"HyperParameters": {"sagemaker_program": '"a.py"', "sagemaker_job_name": '"old"'}}
+    made, _ = repeated(sdk, name="new", changes=Changes(hyperparameters={"m": "b", "lr": "0.5"}))
+    assert made["HyperParameters"] == {
+        "sagemaker_program": '"a.py"',
+        "sagemaker_job_name": '"new"',
+        "m": '"b"',
+        "lr": "0.5",
+    }
+    assert sdk["HyperParameters"]["sagemaker_job_name"] == '"old"', "the job before keeps its own"
+
+
+def test_hosts_and_environment_can_be_different():
+    request = {"ResourceConfig": {"InstanceType": "a", "InstanceCount": 1}, "Environment": {"A": "1"}}
+    changes = Changes(environment={"B": "2"}, instance_type="b", instance_count=3)
+    made, notes = repeated(request, name="n", changes=changes)
+    assert made["ResourceConfig"] == {"InstanceType": "b", "InstanceCount": 3}
+    assert made["Environment"] == {"A": "1", "B": "2"}
+    assert notes == ()
+    with pytest.raises(ValueError, match="instance groups"):
+        repeated({"ResourceConfig": {"InstanceGroups": [{}]}}, name="n", changes=changes)
+
+
+def test_checkpoints_that_both_share_are_said():
+    _, notes = repeated({"CheckpointConfig": {"S3Uri": "s3://b/c"}}, name="n", changes=Changes())
+    assert notes == ("it goes on from the checkpoints of the job before, at s3://b/c",)
