@@ -133,6 +133,23 @@ def test_scripts_put_states_of_masters_together_by_numbers_and_names(rank, size)
     assert rmsg("loaded") == f"rank {rank}: loaded"
 
 
+def test_groups_that_come_before_the_first_step_of_a_pipeline_are_numbered(rank, size):
+    """The first step puts masters there; names of what lay there before have to lead to them."""
+    start(ddp=True, partitions=2, microbatches=2, prescaled_batch=True, fp16=True)
+    model = smp.DistributedModel(make(SharedPerceptron))
+    first, *others = model.parameters()
+    optimizer = smp.DistributedOptimizer(torch.optim.AdamW([first], lr=0.05))
+    optimizer.add_param_group({"params": others})
+    train_step(model, *batch_of(SharedPerceptron, 0))
+    numbers, ids = optimizer.param_name_to_index(), optimizer._param_id_to_index()
+    assert numbers == {name: number for number, (name, _) in enumerate(model.named_parameters())}
+    stepped = [one for group in optimizer.param_groups for one in group["params"]]
+    assert [ids[id(one)] for one in stepped] == list(range(len(numbers)))
+    local = optimizer._param_index_to_param_local()
+    assert [id(one) for one in local.values()] == [id(one) for one in model.local_parameters()]
+    assert all(stepped[number].dtype is torch.float32 for number in local)
+
+
 def test_translations_have_the_names_and_arguments_that_scripts_give_them(rank, size):
     """Second arguments are the length of sequences; a state of theirs has no mask that ours would need."""
     block = {f"{name}.{kind}": torch.randn(4, 4) for name in ("ln_1", "attn.c_proj") for kind in ("weight", "bias")}

@@ -1,55 +1,115 @@
-"""Numbers of an optimizer's parameters, as its states have them: by parameter, and by name in the model.
+"""Numbers parameters of an optimizer for scripts that save masters of their own.
 
-Where: `DistributedOptimizer` has one; scripts that keep masters of their own put states together by it.
-Source: amazon-sagemaker-examples, `gpt-j/fp16/fp16.py` and `fp16util.py` under
+Where: `DistributedOptimizer` makes one and answers with it under the names that scripts call.
+
+[Note: what scripts do] A script with its own half-precision optimizer puts float32 masters into the groups, where the
+parameters were. Its states hold lists of masters. To save them whole, the script gathers the lists over the tensor
+group and joins slices of one parameter. It goes from the id of a master to a number, from there to a name, and back on
+the other rank, whose ids differ. So three things have to hold here:
+
+    a number    is the place of a parameter through all groups, as in states of torch; it never changes
+    an id       of the parameter or of its master leads to that number; turned round, the number leads to the master
+    an axis     is found by the id of a master, also where the answer is that no rank has a slice
+Source: amazon-sagemaker-examples of 2022 (Apache-2.0), `gpt-j/fp16/` under
 `training/distributed_training/pytorch/model_parallel`, as callers.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
 from clary.train.parallel.placed_model import PlacedModel
+from clary.train.parallel.tensor.slices import dimension_of
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One parameter in the groups of an optimizer.
+
+    Args:
+        number: the place through all groups.
+        parameter: the model's.
+        stepped: what the optimizer updates instead: the parameter, its master or its shard. None if this rank
+            updates nothing for it, or if groups do not tell.
+    """
+
+    number: int
+    parameter: torch.nn.Parameter
+    stepped: torch.Tensor | None
 
 
 class Numbering:
-    """Numbers parameters through all groups, as torch does.
+    """Keeps the parameters that an optimizer was made of, since masters and shards take their places later.
 
     Args:
-        optimizer: with the model's own parameters still. Later it may have masters, in the same order.
+        optimizer: the inner one, still with parameters of the model in its groups.
+        model: the model they belong to.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: PlacedModel) -> None:
         self._optimizer = optimizer
         self._model = model
-        self._own = _all_of(optimizer)
+        self._given: list[
+            list[torch.nn.Parameter]
+        ] = []  # by group; holding them also keeps their ids from being reused
+        self.take_new_groups()
+
+    def take_new_groups(self) -> None:
+        """Number the groups that came after those known; call it before masters replace their parameters."""
+        for group in self._optimizer.param_groups[len(self._given) :]:
+            self._given.append(list(group["params"]))
 
     def by_id(self) -> dict[int, int]:
-        """Return numbers by `id` of parameters: of the model's, and of masters that are stepped for them."""
-        found = {id(one): number for number, one in enumerate(self._own)}
-        now = _all_of(self._optimizer)
-        if len(now) == len(self._own):  # else it steps shards, which have no numbers
-            found |= {id(one): number for number, one in enumerate(now)}
-        return found
+        """Return numbers by `id`, first of parameters, then of what is stepped.
+
+        Scripts turn this dictionary round, and the last entry of a number counts then: it has to be the master.
+        """
+        entries = self._entries()
+        of_parameters = {id(entry.parameter): entry.number for entry in entries}
+        return of_parameters | {id(entry.stepped): entry.number for entry in entries if entry.stepped is not None}
 
     def by_name(self) -> dict[str, int]:
-        """Return numbers by names of `named_parameters`."""
-        numbers = self.by_id()
+        """Return numbers by the model's names of parameters; a parameter that the optimizer lacks is left out."""
+        numbers = {id(entry.parameter): entry.number for entry in self._entries()}
         return {name: numbers[id(one)] for name, one in self._model.named_parameters() if id(one) in numbers}
 
     def local(self) -> dict[int, torch.nn.Parameter]:
-        """Return this rank's parameters by their numbers."""
-        numbers = self.by_id()
-        return {numbers[id(one)]: one for one in self._model.local_parameters() if id(one) in numbers}
+        """Return the parameters that lie on this rank, by number: the model's, not masters.
+
+        Raises: RuntimeError before the first step of a pipeline.
+        """
+        here = {id(one) for one in self._model.local_parameters()}
+        return {entry.number: entry.parameter for entry in self._entries() if id(entry.parameter) in here}
 
     def axes(self) -> dict[int, int | None]:
-        """Return, by `id` of what is stepped, the dimension along which tensor ranks hold slices; None for whole."""
-        pieces = [getattr(one, "tensor_slice", None) for one in self._own]
-        axes = [None if piece is None else int(piece.dimension) for piece in pieces]
-        return {key: axes[number] for key, number in self.by_id().items()}
+        """Return the dimension along which tensor ranks hold slices, by `id` of what is stepped; None for no slice.
+
+        Flat shards are left out: no dimension of theirs is one of the parameter.
+        """
+        return {
+            id(entry.stepped): dimension_of(entry.parameter)
+            for entry in self._entries()
+            if entry.stepped is not None and entry.stepped.shape == entry.parameter.shape
+        }
+
+    def _entries(self) -> list[Entry]:
+        self.take_new_groups()
+        found: list[Entry] = []
+        for given, group in zip(self._given, self._optimizer.param_groups, strict=True):
+            for parameter, stepped in zip(given, _stepped(given, group["params"]), strict=True):
+                found.append(Entry(len(found), parameter, stepped))
+        return found
 
 
-def _all_of(optimizer: torch.optim.Optimizer) -> list[Any]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def _stepped(given: list[torch.nn.Parameter], now: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Return, for each parameter that a group had, what the group has for it now.
+
+    Masters and shards take the places of parameters. A group that lost some, since other ranks step them, has no places
+    to go by: there a parameter stands for itself alone.
+    """
+    if len(now) == len(given):
+        return list(now)
+    kept = {id(one) for one in now}
+    return [one if id(one) in kept else None for one in given]

@@ -121,6 +121,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters to the inner optimizer."""
         self.optimizer.add_param_group(param_group)
+        self._numbering.take_new_groups()  # while it has parameters: the first step may put masters there
 
     def clip_master_grads(self, max_norm: float) -> float:
         """Clip gradients to a norm over the whole model; return what it was, -1 on overflow. All ranks call it.

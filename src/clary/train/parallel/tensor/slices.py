@@ -44,6 +44,12 @@ def slice_of(parameter: torch.Tensor) -> TensorSlice | None:
     return getattr(parameter, MARK, None)
 
 
+def dimension_of(parameter: torch.Tensor) -> int | None:
+    """Return the dimension along which a parameter is a slice, None if it is whole."""
+    piece = slice_of(parameter)
+    return None if piece is None else piece.dimension
+
+
 def new_parameter(
     shape: tuple[int, ...], group: TensorGroup, dimension: int | None, dtype: torch.dtype | None = None
 ) -> nn.Parameter:

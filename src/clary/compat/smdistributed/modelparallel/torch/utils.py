@@ -1,6 +1,8 @@
-"""`smp.utils`: what scripts take from the library beside its interface.
+"""`smdistributed.modelparallel.torch.utils`: two functions that public scripts import.
 
-Source: amazon-sagemaker-examples, `bert/bert_example/modeling.py` and `gpt-j/fp16/fp16.py` under
+No documentation has them. Scripts call the first for every parameter that they make a master of; they import the second
+and never call it, so what it does beyond taking a message is ours.
+Source: amazon-sagemaker-examples of 2022 (Apache-2.0), `gpt-j/fp16/fp16.py` and `bert/bert_example/modeling.py` under
 `training/distributed_training/pytorch/model_parallel`, as callers.
 """
 
@@ -8,17 +10,28 @@ from __future__ import annotations
 
 import torch
 
-from clary.train.parallel.tensor.slices import slice_of
+from clary.train.parallel.tensor.slices import dimension_of
 
 from .session import rank
 
-
-def get_distribution_axis(obj: torch.Tensor | None) -> int | None:
-    """Return the dimension along which tensor ranks hold slices of a parameter; None if each holds all of it."""
-    piece = None if obj is None else slice_of(obj)
-    return None if piece is None else piece.dimension
+__all__ = ["get_distribution_axis", "rmsg"]
 
 
-def rmsg(msg: object) -> str:
-    """Return a message with this rank before it."""
-    return f"rank {rank()}: {msg}"
+def get_distribution_axis(parameter: torch.Tensor | None) -> int | None:
+    """Return the dimension along which tensor ranks hold slices of a parameter of the model.
+
+    Args:
+        parameter: None is allowed, as for the bias of a layer without one.
+
+    Returns: None if every tensor rank holds all of it. Parts along the dimension, in order of tensor ranks and of equal
+        length, are the whole.
+    """
+    return None if parameter is None else dimension_of(parameter)
+
+
+def rmsg(message: object) -> str:
+    """Return a message that begins with this process's rank, for logs.
+
+    Raises: RuntimeError before `smp.init`.
+    """
+    return f"rank {rank()}: {message}"

@@ -1,0 +1,13 @@
+"""Numbers of an optimizer's parameters, as scripts with masters of their own use them."""
+
+from pathlib import Path
+
+import pytest
+from torch_programs import assert_passed, names
+
+PROGRAM = Path(__file__).with_name("numbering_program.py")
+
+
+@pytest.mark.parametrize("name", names(PROGRAM))
+def test_numbering(name: str) -> None:
+    assert_passed(PROGRAM, name)
