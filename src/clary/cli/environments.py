@@ -8,10 +8,12 @@ import os
 import shutil
 import sys
 import time
+from functools import partial
 from typing import Any
 
 from clary.agent.environments.installation import find_uv
 from clary.agent.environments.package_index import uv_index_variables
+from clary.cli.contexts import require_local
 from clary.cli.tables import table
 from clary.contract.errors import EngineError
 from clary.control.engines.added_environments import add_environment, added_environments, parse_wish, remove_environment
@@ -31,7 +33,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run_list)
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
-    actions.add_parser("list", help="list them (the default)").set_defaults(run=run_list)
+    listing = actions.add_parser("list", help="list them (the default)")
+    listing.set_defaults(run=run_list)
     add = actions.add_parser("add", help="make one with uv, as pytorch:2.8-py312 or an image's name")
     add.add_argument("image", metavar="IMAGE", help="FRAMEWORK:VERSION-pyVERSION, or an image of AWS's with its tag")
     add.add_argument(
@@ -47,11 +50,13 @@ def add_parser(commands: Any) -> None:
     remove = actions.add_parser("remove", help="remove one that was added")
     remove.add_argument("name", metavar="NAME", help="as the list has it")
     remove.set_defaults(run=run_remove)
+    for action in (listing, add, remove):  # before the action and behind it
+        action.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
 
 
 def run_list(options: argparse.Namespace) -> int:
     """Print one line an environment; 1 if one of them does not run."""
-    settings = load_settings()
+    settings = _settings()
     home = settings.home_folder
     probe = InterpreterProbe(home=home)
     rows = []
@@ -73,7 +78,7 @@ def run_list(options: argparse.Namespace) -> int:
 
 def run_add(options: argparse.Namespace) -> int:
     """Make one."""
-    settings = load_settings()
+    settings = _settings()
     name, wanted = parse_wish(options.image)
     backend = options.torch_backend
     if backend is None:
@@ -88,8 +93,11 @@ def run_add(options: argparse.Namespace) -> int:
         variables=variables,
         further=options.further,
         torch_backend="" if backend == _INDEX_BUILD else backend,
-        say=print,
+        say=partial(print, file=sys.stderr) if options.json else print,
     )
+    if options.json:
+        print(json.dumps({"name": made.name, "python": made.python}, indent=2))
+        return 0
     print(f"{made.name} stands after {time.monotonic() - began_s:.0f} s: {made.python}")
     print("Images of these versions run in it from now on.")
     return 0
@@ -97,9 +105,16 @@ def run_add(options: argparse.Namespace) -> int:
 
 def run_remove(options: argparse.Namespace) -> int:
     """Remove one."""
-    remove_environment(load_settings().home_folder, options.name)
-    print(f"{options.name} is removed; a job that runs in it may fail")
+    remove_environment(_settings().home_folder, options.name)
+    is_removed = f"{options.name} is removed; a job that runs in it may fail"
+    print(json.dumps({"name": options.name}, indent=2) if options.json else is_removed)
     return 0
+
+
+def _settings() -> Settings:
+    settings = load_settings()
+    require_local(settings, "environments")
+    return settings
 
 
 def _environments(settings: Settings, probe: InterpreterProbe) -> dict[str, tuple[str, str]]:

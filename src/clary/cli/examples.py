@@ -85,6 +85,16 @@ EXAMPLES: Mapping[str, Examples] = {
     "backup list": (("backup list --json", "list backups of the database as JSON"),),
     "backup make": (("backup make", "make a backup now"),),
     "backup restore": (("backup restore", "put the newest backup in the place of the database"),),
+    "environments": (
+        ("environments", "list the Python environments that stand for images"),
+        ("environments add pytorch:2.8-py312", "make one like an image of AWS's"),
+    ),
+    "environments list": (("environments list --json", "list them as JSON"),),
+    "environments add": (
+        ("environments add pytorch:2.8-py312", "make one like an image of AWS's"),
+        ("environments add pytorch:2.8-py312 --with transformers", "and install this into it, too"),
+    ),
+    "environments remove": (("environments remove pytorch-2.8-py312", "remove one, as the list names it"),),
     "context": (
         ("context", "list services that commands can talk to"),
         ("context use office", "talk to this one from now on"),

@@ -9,7 +9,7 @@ import argparse
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 _INVALID_CHOICE = re.compile(r"invalid choice: '([^']*)'")
 
@@ -65,7 +65,8 @@ class Commands:
 
     def of(self, name: str) -> Parser:
         """Return the parser of a command."""
-        return cast("Parser", self._commands.choices[name])  # of the class of its parent
+        found: Any = self._commands.choices[name]
+        return cast("Parser", found)  # subparsers have the class of their parent
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:

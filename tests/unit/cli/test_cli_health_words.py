@@ -98,6 +98,8 @@ def test_attempts_that_ended_early_are_told_with_their_reason():
     assert "attempt 1 ended early: the link is sick" in text
 
 
-def test_json_belongs_to_a_job(capsys):
-    assert main(["doctor", "--json"]) != 0
-    assert "--json belongs to: clary doctor JOB" in capsys.readouterr().err
+def test_findings_are_printed_as_json(capsys):
+    assert main(["doctor", "--json"]) == 1
+    findings = {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)}
+    assert findings["service"]["is_problem"]
+    assert "clary up" in findings["service"]["text"]

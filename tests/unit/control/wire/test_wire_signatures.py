@@ -129,7 +129,7 @@ def test_a_temporary_key_is_good_until_its_end(operation, code):
     request = signed(operation, key=key, headers={"x-amz-security-token": made.session_token}, at=clock.now())
     checking = SignatureVerifier(lambda _: None, clock, skew_s=SKEW_S, temporary=keys)
     assert checking.verify(request, operation=operation).access_key_id == made.access_key_id
-    clock.time += timedelta(seconds=60)
+    clock.advance(60)
     with pytest.raises(WireError) as error:
         checking.verify(request, operation=operation)
     assert (error.value.code, error.value.http_status) == (code, 403)
