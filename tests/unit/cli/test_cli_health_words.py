@@ -1,5 +1,7 @@
 """The two matrices of `clary doctor JOB`, and what stands below them."""
 
+import json
+
 from clary.cli.health_words import health_text, is_bad
 from clary.cli.main import main
 
@@ -98,7 +100,8 @@ def test_attempts_that_ended_early_are_told_with_their_reason():
     assert "attempt 1 ended early: the link is sick" in text
 
 
-def test_findings_are_printed_as_json(capsys):
+def test_findings_are_printed_as_json(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("CLARY_HOME", str(tmp_path))
     assert main(["doctor", "--json"]) == 1
     findings = {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)}
     assert findings["service"]["is_problem"]
