@@ -139,14 +139,10 @@ def test_optimizer_states_of_flat_parameters(rank, size):
     check_optimizer_states(rank, size, use_orig_params=False)
 
 
-def test_states_in_shards_of_fsdp_are_refused(rank, size):
+def test_older_calls_for_states_in_shards_are_refused(rank, size):
     begun()
     model, optimizer = made(next(iter(two_families().values())))
-    with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
-        refused(model.state_dict, ValueError, "sm_state_dict_type")
-        refused(lambda: model.load_state_dict({}), ValueError, "sm_state_dict_type")
-        refused(lambda: FSDP.optim_state_dict(model, optimizer), ValueError, "sm_state_dict_type")
-        refused(lambda: FSDP.optim_state_dict_to_load(model, optimizer, {}), ValueError, "sm_state_dict_type")
+    refused(lambda: FSDP.sharded_optim_state_dict(model, optimizer), ValueError, "sm_state_dict_type")
     refused(lambda: FSDP.scatter_full_optim_state_dict({}, model), ValueError, "optim_state_dict_to_load")
     state.reset()
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, ShardingStrategy, _init_utils
 
+from clary.train.parallel.fsdp import sharded_optimizer, slice_groups
 from clary.train.parallel.fsdp.experts.wrapping import expert_wrapping
 from clary.train.parallel.fsdp.full_state import state_additions
 from clary.train.parallel.fsdp.session import state
@@ -43,6 +44,7 @@ def check() -> None:
         raise RuntimeError(
             f"torch.sagemaker: FSDP of torch {torch.__version__} has no {_FLATTEN}; torch 2.6 to 2.13 have it"
         )
+    slice_groups.check()
 
 
 def install() -> None:
@@ -57,6 +59,9 @@ def install() -> None:
         _replace(_init_utils, _SYNC_CHECK, lambda _: None)  # see [Note: CPUs]
     for name, addition in state_additions().items():
         _replace(fsdp, name, addition)
+    for module, name in slice_groups.ADDITIONS:
+        _replace(module, name, slice_groups.with_groups_of_slices(getattr(module, name)))
+    sharded_optimizer.install()
 
 
 def remove() -> None:
@@ -67,6 +72,7 @@ def remove() -> None:
         else:
             setattr(owner, name, original)
     _originals.clear()
+    sharded_optimizer.remove()
 
 
 def _replace(owner: Any, name: str, new: Any) -> None:

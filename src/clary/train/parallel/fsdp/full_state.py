@@ -31,6 +31,7 @@ from clary.train.parallel.fsdp.cuts import Cut, axes_of, clean_name, cuts_by_nam
 from clary.train.parallel.fsdp.experts.states import add_experts_of_others, drop_experts_of_others
 from clary.train.parallel.fsdp.gradient_norm import axis_group
 from clary.train.parallel.fsdp.layers.weights import reachable
+from clary.train.parallel.fsdp.sharded_state import check_shards, in_slices, in_units, is_in_shards
 from clary.train.parallel.tensor.collectives import TensorGroup
 
 State = dict[str, Any]
@@ -43,7 +44,7 @@ def whole_model_state(model: nn.Module, taken: State) -> State:
     """
     cuts = cuts_by_name(model)
     settings = FullyShardedDataParallel.get_state_dict_type(model)
-    if not axes_of(model) or settings.state_dict_type is StateDictType.LOCAL_STATE_DICT:
+    if not axes_of(model) or settings.state_dict_type is not StateDictType.FULL_STATE_DICT:
         return taken
     config = settings.state_dict_config
     if not getattr(config, "translate_on_save", True):
@@ -105,16 +106,16 @@ def state_additions() -> dict[str, Any]:
         if args or kwargs.get("destination") is not None:  # of a unit inside, called by the module around it
             taken: State = nn.Module.state_dict(self, *args, **kwargs)
             return taken
-        _refuse_shards(self, "model.state_dict()")
+        check_shards(self)
         config = FullyShardedDataParallel.get_state_dict_type(self).state_dict_config
         with _changed(config, {"offload_to_cpu": False} if _is_on_cpu(self) else {}):
             taken = nn.Module.state_dict(self, **kwargs)
-        return whole_model_state(self, taken)
+        return in_slices(self, taken) if is_in_shards(self) else whole_model_state(self, taken)
 
     def load_state_dict(self: Any, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        _refuse_shards(self, "model.load_state_dict()")
-        own = sliced_model_state(self, state_dict) if axes_of(self) else state_dict
-        return nn.Module.load_state_dict(self, own, *args, **kwargs)
+        if axes_of(self):
+            state_dict = (in_units if is_in_shards(self) else sliced_model_state)(self, state_dict)
+        return nn.Module.load_state_dict(self, state_dict, *args, **kwargs)
 
     return {
         "state_dict": functools.wraps(nn.Module.state_dict)(state_dict),
@@ -138,7 +139,7 @@ def _taking(original: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         model = bound.arguments["model"]
-        _refuse_shards(model, original.__name__)
+        check_shards(model)
         config = FullyShardedDataParallel.get_state_dict_type(model).optim_state_dict_config
         is_rank0_only = getattr(config, "rank0_only", False)
         axes = axes_of(model)
@@ -149,7 +150,11 @@ def _taking(original: Any) -> Any:
             changes["rank0_only"] = False
         with _changed(config, changes):
             taken: State = original(*bound.args, **bound.kwargs)
-        return whole_optimizer_state(model, taken, is_rank0_only=is_rank0_only) if axes else taken
+        if axes and is_in_shards(model):
+            return {**taken, "state": in_slices(model, taken["state"])}
+        if not axes:
+            return taken
+        return whole_optimizer_state(model, taken, is_rank0_only=is_rank0_only)
 
     return staticmethod(take)
 
@@ -183,13 +188,16 @@ def _giving(original: Any, argument: str) -> Any:
     def give(*args: Any, **kwargs: Any) -> State:
         bound = signature.bind(*args, **kwargs)
         model = bound.arguments["model"]
-        if argument == "optim_state_dict":
-            _refuse_shards(model, original.__name__)
         bound.apply_defaults()
         if bound.arguments.get("group", model) is None and axes_of(model) == {"tp"} and _shows_parameters(model):
             bound.arguments["group"] = model.process_group
         if axes_of(model):
-            bound.arguments[argument] = sliced_optimizer_state(model, bound.arguments[argument])
+            given = bound.arguments[argument]
+            if is_in_shards(model):
+                own = {**given, "state": in_units(model, given["state"])}
+            else:
+                own = sliced_optimizer_state(model, given)
+            bound.arguments[argument] = own
         made: State = original(*bound.args, **bound.kwargs)
         return made
 
@@ -231,13 +239,6 @@ def _is_on_cpu(model: nn.Module) -> bool:
 
 def _shows_parameters(model: nn.Module) -> bool:
     return all(unit._use_orig_params for unit in FullyShardedDataParallel.fsdp_modules(model))
-
-
-def _refuse_shards(model: nn.Module, call: str) -> None:
-    """Raise ValueError if the model is cut and in shards: such states do not say of which slice they are."""
-    settings = FullyShardedDataParallel.get_state_dict_type(model)
-    if settings.state_dict_type is StateDictType.SHARDED_STATE_DICT and axes_of(model):
-        raise ValueError(_no_shards(call))
 
 
 def _no_shards(call: str) -> str:

@@ -18,25 +18,32 @@ class Ranker:
 
     Args:
         shard_degree: ranks over which a parameter is cut; 0 is all that tensor parallelism leaves.
+        expert_degree: ranks that hold different experts; of one such group, none holds the same as another.
     """
 
     size: int
     shard_degree: int = 0
     tensor_degree: int = 1
     context_degree: int = 1
+    expert_degree: int = 1
 
     @property
     def num_shards(self) -> int:
         """Ranks over which a parameter is cut."""
         return self.shard_degree or self.size // self.tensor_degree
 
+    @property
+    def _num_different(self) -> int:
+        """Ranks from which on others hold the same again; degrees of experts and shards divide one another."""
+        return max(self.num_shards * self.tensor_degree, self.expert_degree)
+
     def get_rep_rank(self, rank: int) -> int:
         """Return the index of a rank among those that hold the same shard."""
-        return rank // (self.num_shards * self.tensor_degree)
+        return rank // self._num_different
 
     def get_rep_groups(self) -> list[list[int]]:
         """Return the ranks that hold the same shard, for each shard."""
-        step = self.num_shards * self.tensor_degree
+        step = self._num_different
         return [list(range(first, self.size, step)) for first in range(step)]
 
     def get_shard_groups(self) -> list[list[int]]:

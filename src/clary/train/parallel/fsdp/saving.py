@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.stateful import Stateful
 
 from clary.train.checkpoint.ranks import Ranks
 from clary.train.parallel.errors import CheckpointError
+from clary.train.parallel.fsdp.slice_groups import group_of
 from clary.train.parallel.fsdp.storage import make_writer
 
 _under_way: set[str] = set()  # paths that saves of this process write to
@@ -106,9 +108,13 @@ def plan_saving(
 ) -> Saving:
     """Agree with the other ranks on who writes what.
 
-    Raises: ValueError if neither a path nor a writer is given, or a save to this path is under way; CheckpointError
-        naming the ranks that failed.
+    Raises: ValueError if neither a path nor a writer is given, a save to this path is under way, or ranks that hold
+        different slices were to save together; CheckpointError naming the ranks that failed.
     """
+    if dist.is_initialized():
+        group = group_of(state_dict, process_group)
+        if group is not process_group:
+            process_group, coordinator_rank = group, min(dist.get_process_group_ranks(group))
     ranks = Ranks(process_group, coordinator_rank, CheckpointError, "; there is none at its path")
     if storage_writer is None:
         storage_writer = make_writer(

@@ -95,6 +95,7 @@ class State:
             self.hybrid_shard_degree,
             self.tensor_parallel_degree,
             self.context_parallel_degree,
+            self.expert_parallel_degree,
         )
 
     @property

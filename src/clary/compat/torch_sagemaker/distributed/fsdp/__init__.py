@@ -1,0 +1,1 @@
+"""What SMP v2 adds to FSDP."""

@@ -1,0 +1,19 @@
+"""Models, their optimizers and their schedulers saved in one call."""
+
+from clary.train.parallel.fsdp.export import (
+    EXPORT_KEY_IDENTITY,
+    EXPORT_KEY_MODEL,
+    EXPORT_KEY_OPTIMIZER,
+    EXPORT_KEY_SCHEDULER,
+    load_model_checkpoint,
+    save_model_checkpoint,
+)
+
+__all__ = [
+    "EXPORT_KEY_IDENTITY",
+    "EXPORT_KEY_MODEL",
+    "EXPORT_KEY_OPTIMIZER",
+    "EXPORT_KEY_SCHEDULER",
+    "load_model_checkpoint",
+    "save_model_checkpoint",
+]

@@ -1,0 +1,117 @@
+"""States in FSDP's shards of models that are cut: each rank's slices in shards, whole nowhere.
+
+Where: `full_state` asks here first. A checkpoint has a folder for each slice, saved by the ranks that hold its shards:
+
+    tp2-0/    __0_0.distcp  __1_0.distcp  .metadata      slice 0 of 2, shards 0 and 1 of it
+    tp2-1/    __0_0.distcp  __1_0.distcp  .metadata
+
+With experts that are spread, FSDP shards other parameters over more ranks than experts: over ranks of different slices.
+A state has them in shards over the ranks of one slice, so that its folder is complete; loading puts them back.
+
+[Note: whole units] Of units that FSDP does not shard, such as experts where each rank of a block holds others, torch
+gives whole tensors. Where nothing is sharded, the group of a model is its replicas, of which scripts have one rank
+save: that would wait for the others until the timeout, and is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed._state_dict_utils import _all_gather_sharded_tensor
+from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+from torch.distributed.fsdp._shard_utils import _create_chunk_sharded_tensor
+
+from clary.train.parallel.fsdp.cuts import axes_of, clean_name, cut_of
+from clary.train.parallel.fsdp.experts.states import drop_experts_of_others
+from clary.train.parallel.fsdp.session import state
+
+State = dict[str, Any]
+
+
+def is_in_shards(model: nn.Module) -> bool:
+    """Whether states of a model are asked for in FSDP's shards."""
+    return FullyShardedDataParallel.get_state_dict_type(model).state_dict_type is StateDictType.SHARDED_STATE_DICT
+
+
+def slice_group(given: Any) -> Any:
+    """Return the ranks that hold shards of this rank's slice, where `given` are those that FSDP shards a model over."""
+    return given if state.expert_groups is None else state.expert_groups.shard
+
+
+def check_shards(model: nn.Module) -> None:
+    """See that FSDP shards anything of a model that is cut, if its state is asked for in shards.
+
+    Raises: ValueError; see [Note: whole units].
+    """
+    if is_in_shards(model) and axes_of(model):
+        units: list[Any] = [one for one in FullyShardedDataParallel.fsdp_modules(model) if one._handle is not None]
+        group: Any = getattr(model, "process_group", None)
+        is_alone = group is not None and dist.get_world_size(group) == 1
+        if not is_alone and not any(one._handle.uses_sharded_strategy for one in units):
+            raise ValueError(
+                "SHARDED_STATE_DICT: FSDP shards nothing of this model (hybrid_shard_degree is 1, or NO_SHARD): save "
+                "FULL_STATE_DICT, or sm_state_dict_type(model, SMStateDictType.SM_LOCAL_STATE_DICT), or set "
+                "hybrid_shard_degree to another degree"
+            )
+
+
+def in_slices(model: nn.Module, taken: Mapping[str, Any]) -> State:
+    """Return a sharded state that FSDP gave, in shards over the ranks of one slice. Every rank calls it.
+
+    Args:
+        taken: by names of parameters; values are tensors, or dicts of such, as an optimizer has them.
+    """
+    if "ep" not in axes_of(model):
+        return dict(taken)
+    return {key: _moved(value, slice_group(None)) for key, value in taken.items()}
+
+
+def in_units(model: Any, given: Mapping[str, Any]) -> State:
+    """Return a sharded state in the shards that FSDP loads, from that of `in_slices`. Every rank calls it."""
+    if "ep" not in axes_of(model):
+        return dict(given)
+    experts = {
+        clean_name(f"{prefix}.{name}")
+        for prefix, module in model.named_modules()
+        for name in module._parameters
+        if (cut := cut_of(module, name)) is not None and cut.axis == "ep"
+    }
+    is_whole = state.expert_groups is not None and state.expert_groups.num_shards == 1
+    own = drop_experts_of_others(model, given)
+    for key, value in own.items():
+        if clean_name(key) not in experts:
+            own[key] = _moved(value, model.process_group)
+        elif is_whole:  # FSDP takes shards for those of replicas, where it shards nothing
+            own[key] = _gathered(value)
+    return own
+
+
+def empty_shards(size: torch.Size, dtype: torch.dtype, device: torch.device, group: Any) -> ShardedTensor:
+    """Return a tensor without values, in shards over a group."""
+    return _shards(torch.empty((), dtype=dtype, device=device).expand(size), group)  # one element: shards are clones
+
+
+def _gathered(value: Any) -> Any:
+    """Return a sharded tensor whole, anything else as it is."""
+    if isinstance(value, Mapping):
+        return {key: _gathered(one) for key, one in value.items()}
+    return _all_gather_sharded_tensor(value, value._process_group) if isinstance(value, ShardedTensor) else value
+
+
+def _moved(value: Any, group: Any) -> Any:
+    """Return a sharded tensor in shards over another group, anything else as it is."""
+    if isinstance(value, Mapping):
+        return {key: _moved(one, group) for key, one in value.items()}
+    if not isinstance(value, ShardedTensor) or value._process_group is group:
+        return value
+    return _shards(_gathered(value), group)
+
+
+def _shards(whole: torch.Tensor, group: Any) -> ShardedTensor:
+    num_devices = max(torch.cuda.device_count(), 1)
+    return _create_chunk_sharded_tensor(whole, dist.get_rank(group), dist.get_world_size(group), num_devices, group)

@@ -1,0 +1,16 @@
+"""`torch.sagemaker`: sharded states of models that degrees have cut, as scripts save and load them, over gloo."""
+
+from pathlib import Path
+
+import pytest
+from torch_ranks import assert_passed, names
+
+PROGRAM = Path(__file__).with_name("tsm_sharded_program.py")
+
+pytestmark = pytest.mark.xdist_group("tsm-sharded")  # a program runs once a worker: all of it on one
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("name", names(PROGRAM))
+def test_sharded_states(name: str) -> None:
+    assert_passed(PROGRAM, name, 4, CLARY_TEST_BACKEND="gloo", CLARY_TEST_FAMILIES="own")
