@@ -40,10 +40,10 @@ def run_list(options: argparse.Namespace) -> int:
     """Print one line a backup."""
     found = _backups(load_settings()).all()
     if options.json:
-        rows = [
+        facts = [
             {"name": one.path.name, "made_at": one.made_at.isoformat(), "size_bytes": one.size_bytes} for one in found
         ]
-        print(json.dumps(rows, indent=2))
+        print(json.dumps(facts, indent=2))
         return 0
     if not found:
         print("no backups yet: the service makes one a few seconds after its start")

@@ -65,7 +65,8 @@ class Commands:
 
     def of(self, name: str) -> Parser:
         """Return the parser of a command."""
-        found: Parser = self._commands.choices[name]
+        found = self._commands.choices[name]
+        assert isinstance(found, Parser), f"argparse makes parsers of the class of the one above {name}"
         return found
 
 

@@ -1,5 +1,7 @@
 """The two matrices of `clary doctor JOB`, and what stands below them."""
 
+import json
+
 from clary.cli.health_words import health_text, is_bad
 from clary.cli.main import main
 
@@ -96,6 +98,8 @@ def test_attempts_that_ended_early_are_told_with_their_reason():
     assert "attempt 1 ended early: the link is sick" in text
 
 
-def test_json_belongs_to_a_job(capsys):
-    assert main(["doctor", "--json"]) != 0
-    assert "--json belongs to: clary doctor JOB" in capsys.readouterr().err
+def test_what_the_doctor_finds_of_the_machine_is_json_too(capsys):
+    main(["doctor", "--json"])
+    findings = json.loads(capsys.readouterr().out)
+    assert all(set(finding) == {"name", "text", "is_problem"} for finding in findings)
+    assert "service" in [finding["name"] for finding in findings]
