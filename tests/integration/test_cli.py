@@ -124,7 +124,8 @@ def test_describe_says_phases_hosts_and_where_the_model_lies(service, finished_j
 def test_a_job_is_waited_for_copied_run_again_and_deleted(service, finished_job, tmp_path):
     assert service.clary("wait", finished_job).stdout == f"{finished_job} is Completed\n"
     service.clary("cp", f"{finished_job}:model", str(tmp_path))
-    assert tarfile.open(tmp_path / "model.tar.gz").getnames() == []
+    with tarfile.open(tmp_path / "model.tar.gz") as model:
+        assert model.getnames() == []
     service.clary("cp", f"{finished_job}:logs", str(tmp_path / "logs"))
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["algo-1.log", "algo-2.log"]
     assert "I am rank 0 of" in (tmp_path / "logs" / "algo-1.log").read_text()
