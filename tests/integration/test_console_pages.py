@@ -207,6 +207,50 @@ def test_a_failed_job_says_why_where_and_what_came_of_it(page, console, jobs):
     expect(page.get_by_role("img", name=re.compile("^algo-1: "))).to_be_visible()
 
 
+def test_a_job_that_does_not_exist_has_a_page_that_says_so_and_the_browser_s_log_stays_empty(page, console, jobs):
+    said = []
+    page.on("console", lambda message: said.append(message.text))
+    page.goto(f"{console.url}/console/jobs/nobody-1")
+    expect(page.get_by_role("heading", name="There is no such job")).to_be_visible()
+    expect(page.get_by_label("Loading")).to_have_count(0)
+    for tab in ("stacks", "profiles", "report"):  # of which the job has none
+        open_job(page, console, jobs.broken, tab)
+        page.wait_for_load_state("networkidle")
+    assert said == []
+
+
+def test_the_machine_stands_above_its_hosts(page, console, jobs):
+    page.goto(f"{console.url}/console/hosts")
+    machine = page.get_by_role("region", name="This machine")
+    for what in ("Hosts", "Processors", "Memory", "GPUs", "Disk"):
+        expect(machine.get_by_text(what, exact=True)).to_be_visible()
+    expect(machine.get_by_role("meter", name="Disk")).to_be_visible()
+
+
+def test_what_a_job_has_made_is_saved_and_the_job_is_run_again(page, console, jobs):
+    open_job(page, console, jobs.slow)
+    page.get_by_role("button", name="Show files").click()
+    model = page.get_by_role("link", name="model.tar.gz")
+    answer = page.request.get(model.get_attribute("href"))  # as it is opened without the page
+    assert answer.headers["content-disposition"] == 'attachment; filename="model.tar.gz"'
+    assert answer.headers["content-type"] == "application/octet-stream"
+    with page.expect_download() as saved:
+        model.click()
+    assert saved.value.suggested_filename == "model.tar.gz"
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Whole log").click()
+    assert "step 30/30 loss=0.60" in saved.value.path().read_text()
+    page.get_by_role("button", name="Run again").click()
+    dialog = page.get_by_role("dialog", name=f"Run {jobs.slow} again")
+    dialog.get_by_label("Hyperparameters").fill("learning_rate = 0.2")
+    again = unique("learns-again")
+    dialog.get_by_label("Name", exact=True).fill(again)
+    dialog.get_by_role("button", name="Run it").click()
+    expect(page.get_by_role("heading", name=again, level=1)).to_be_visible()
+    facts = wait(jobs.aws, again)
+    assert facts["HyperParameters"] == {"learning_rate": "0.2"}
+
+
 def test_logs_are_live_searched_and_by_host(page, console, jobs):
     open_job(page, console, jobs.live, "logs")
     log = page.get_by_role("log")
@@ -322,7 +366,7 @@ def test_what_hostile_jobs_say_is_text(page, console, jobs):
     page.goto(f"{console.url}/console/jobs?search=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E")
     expect(row_of(page, jobs.hostile)).to_contain_text(ATTACK)  # which its failure reason has
     page.goto(f"{console.url}/console/jobs/%3Cimg%20src=x%20onerror=alert(1)%3E")
-    expect(page.get_by_role("alert")).to_contain_text("there is no training job")
+    expect(page.get_by_role("main")).to_contain_text("Nothing is known of a job <img src=x onerror=alert(1)>")
     assert page.locator("img[src=x]").count() == 0
 
 

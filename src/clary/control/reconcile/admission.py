@@ -82,7 +82,7 @@ class Admission:
         job = JobRequest(request)
         _, image_notes = self._resolve_image(job.image)
         mapping = self.mapping(job)
-        refusal = refuse_if_too_large(Need.of(job.name, mapping), self._holdings(), capacity=self._capacity)
+        refusal = refuse_if_too_large(Need.of(job.name, mapping), self.holdings(), capacity=self._capacity)
         if refusal is not None:
             raise WireError("ResourceLimitExceeded", refusal.reason)
         self._check_runtime_limit(job)
@@ -111,7 +111,7 @@ class Admission:
     def decide_next(self, job: TrainingJob, mapping: HostMapping, *, leaving: Sequence[TrainingJob] = ()) -> Decision:
         """Decide on the next waiting job; the hosts of `leaving`, ended jobs whose hosts wait, are its to have."""
         not_counted = {job.name, *(other.name for other in leaving)}
-        holdings = [holding for holding in self._holdings() if holding.job_name not in not_counted]
+        holdings = [holding for holding in self.holdings() if holding.job_name not in not_counted]
         return decide(Need.of(job.name, mapping), holdings, capacity=self._capacity)
 
     def pending_reason(self, job: TrainingJob) -> str:
@@ -139,6 +139,12 @@ class Admission:
         if job.not_before is not None and (left_s := (job.not_before - self._hub.now_of(job)).total_seconds()) > 0:
             return f"Pauses before it is tried again: {max(1, round(left_s))} s."
         return self._market.why_wait(job)
+
+    def holdings(self) -> list[Holding]:
+        """Return what jobs hold that have hosts, or keep those of their own pool while they wait."""
+        # A job that is tried again on hosts of its own pool holds them while it waits.
+        returning = [job for job in self._hub.waiting_jobs().values() if job.pool]
+        return [self.holding(job) for job in (*self._hub.active_jobs(), *returning)]
 
     def holding(self, job: TrainingJob) -> Holding:
         """Return what a job holds that has hosts, or waits with those of its own pool."""
@@ -178,11 +184,6 @@ class Admission:
             "Instances. Please contact AWS support to request an increase for this limit. Here the limit is setting "
             "warm_pool_max_hosts.",
         )
-
-    def _holdings(self) -> list[Holding]:
-        # A job that is tried again on hosts of its own pool holds them while it waits.
-        returning = [job for job in self._hub.waiting_jobs().values() if job.pool]
-        return [self.holding(job) for job in (*self._hub.active_jobs(), *returning)]
 
     def _memory_held(self, job: TrainingJob) -> int:
         if job.plan is None:  # it waits with hosts of its own pool

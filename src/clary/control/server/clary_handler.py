@@ -29,6 +29,10 @@ from clary.control.store.damage import JobUnreadable
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
 OWNER_BODY_BYTES = 256 * 1024  # forms of pages, read on the event loop; a hundredth of it is long
+# A browser writes every answer 404 into its log as an error, and pages ask for much that is merely not there yet: the
+# console's requests carry the one header, and get the status in the other.
+QUIET = "X-Clary-Quiet"
+QUIET_STATUS = "X-Clary-Status"
 
 
 class ClaryHandler:
@@ -125,7 +129,8 @@ class ClaryHandler:
         except JobUnreadable as error:
             return error_answer(WireError("Conflict", error.message, http_status=409))
         except WireError as error:
-            return error_answer(error)
+            is_quiet = request.header(QUIET) is not None and _is_merely_absent(request, error)
+            return _quiet(error) if is_quiet else error_answer(error)
 
     async def _answer_sign_in(self, request: HttpRequest) -> HttpResponse:
         if self._access is None or self._sign_in is None:
@@ -147,3 +152,15 @@ class ClaryHandler:
         if self._console is not None and self._console.has(request.raw_path):
             return await self._console.handle(request)
         raise WireError("NotFound", f"there is nothing at {request.raw_path}", http_status=404)
+
+
+def _is_merely_absent(request: HttpRequest, error: WireError) -> bool:
+    """Whether nothing is wrong with a request but that what it asks for is not there: a page, or a session."""
+    if request.method == "GET" and request.raw_path == SESSION_PATH:
+        return error.http_status == HTTPStatus.UNAUTHORIZED
+    return error.http_status == HTTPStatus.NOT_FOUND
+
+
+def _quiet(error: WireError) -> HttpResponse:
+    answer = error_answer(error)
+    return HttpResponse(HTTPStatus.OK, [*answer.headers, (QUIET_STATUS, str(error.http_status))], answer.body)

@@ -17,6 +17,7 @@ from clary.control.server.compare_page import compare_page
 from clary.control.server.hosts_page import hosts_page
 from clary.control.server.internal_http import bearer_token, json_answer, query_of
 from clary.control.server.jobs_page import jobs_page
+from clary.control.server.machine_page import MachinePage
 from clary.control.services.call import Services
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
@@ -32,9 +33,13 @@ class ConsoleRoutes:
         services: jobs, live and stored.
         samples: what hosts measured last.
         admin_token: opens them; `access` puts it where a cookie was.
+        machine: that hosts share; None has no part of the page of hosts.
     """
 
-    def __init__(self, services: Services, samples: SampleGateway, *, admin_token: str) -> None:
+    def __init__(
+        self, services: Services, samples: SampleGateway, *, admin_token: str, machine: MachinePage | None = None
+    ) -> None:
+        self._machine = machine
         self._services = services
         self._samples = samples
         self._admin_token = admin_token
@@ -51,7 +56,7 @@ class ConsoleRoutes:
             raise WireError("MethodNotAllowed", f"{request.raw_path} is only read", http_status=405)
         query = query_of(request)
         if request.raw_path == HOSTS_PATH:
-            return json_answer(hosts_page(self._services, self._samples))
+            return json_answer(hosts_page(self._services, self._samples, self._machine))
         if request.raw_path == COMPARE_PATH:
             return json_answer(await compare_page(self._services, query))
         return json_answer(await jobs_page(self._services, query))

@@ -4,6 +4,7 @@ Where: `console_routes` gives it requests for /clary/v1/hosts.
 
     {"hosts": [{"name", "job", "state", "instance_type", "since", "health", "why", "pool", "attempt",
                 "cpu_percent", "memory_bytes", "memory_limit_bytes", "memory_percent"}],
+     "machine": as `machine_page` has it; null where nobody measures it
      "pools": [{"name", "job", "status", "is_ready", "num_hosts", "instance_type", "since", "keep_alive_s", "left_s"}]}
 
 `state` is the phase of a host, or `warm` for one that waits; what was not measured is null. A pool is that of a job
@@ -24,6 +25,7 @@ from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import HostRecord, TrainingJob
 from clary.control.jobs.warm_pools import is_parked
 from clary.control.reconcile.sample_gateway import SampleGateway
+from clary.control.server.machine_page import MachinePage
 from clary.control.services.call import Services
 
 WARM = "warm"
@@ -36,11 +38,12 @@ MEASURED = {
 }
 
 
-def hosts_page(services: Services, samples: SampleGateway) -> dict[str, Any]:
+def hosts_page(services: Services, samples: SampleGateway, machine: MachinePage | None = None) -> dict[str, Any]:
     """Return the page."""
     jobs = services.hub.active_jobs()
     last = {(values.job_name, values.host): values.values for values in samples.last_values(jobs)}
     return {
+        "machine": None if machine is None else machine.facts(),
         "hosts": [row for job in jobs for row in _hosts(job, last)],
         "pools": [_pool(services, job) for job in jobs if _has_pool(job)],
     }

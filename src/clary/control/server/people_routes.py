@@ -14,6 +14,7 @@ from clary.contract.errors import WireError
 from clary.contract.launch_plan import without_secrets
 from clary.contract.plain import to_plain
 from clary.control.jobs.billing import bill
+from clary.control.jobs.failure_hints import category, hint
 from clary.control.jobs.health import clock_words
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.job_state import job_state, job_times
@@ -24,6 +25,7 @@ from clary.control.jobs.timeline import timeline
 from clary.control.jobs.training_job import PastAttempt, TrainingJob
 from clary.control.jobs.training_status import progress_facts
 from clary.control.server.checkpoint_routes import CheckpointRoutes, checkpoint_facts
+from clary.control.server.downloads_page import DownloadsPage
 from clary.control.server.dump_page import ask_for_dump, dump_page
 from clary.control.server.health_page import health_page
 from clary.control.server.internal_http import bearer_token, json_answer, query_of, read_json
@@ -33,6 +35,7 @@ from clary.control.server.profile_page import ask_for_profile, profile_page
 from clary.control.server.profiler_report_page import profiler_report_page
 from clary.control.server.rehearsal_actions import RehearsalActions
 from clary.control.server.rehearsals_page import RehearsalPages
+from clary.control.server.rerun_action import rerun
 from clary.control.server.secret_names import hide_secrets
 from clary.control.server.series_page import series_page
 from clary.control.server.spot_actions import reclaim
@@ -62,6 +65,7 @@ class PeopleRoutes:
         checkpoints: answers for checkpoints; None has no such page.
         rehearsals: strikes jobs that were made for it; None has no such pages.
         rehearsal_pages: rehearsals that people ask for; None has no such page.
+        downloads: links to what jobs have made; None has no such page.
         shared: sentences on what the settings share; is told whether the job has a network.
     """
 
@@ -73,6 +77,7 @@ class PeopleRoutes:
         checkpoints: CheckpointRoutes | None = None,
         rehearsals: RehearsalActions | None = None,
         rehearsal_pages: RehearsalPages | None = None,
+        downloads: DownloadsPage | None = None,
         shared: Callable[[bool], Sequence[str]] = lambda _: (),
     ) -> None:
         self._services = services
@@ -80,6 +85,7 @@ class PeopleRoutes:
         self._checkpoints = checkpoints
         self._rehearsals = rehearsals
         self._rehearsal_pages = rehearsal_pages
+        self._downloads = downloads
         self._shared = shared
         self._stragglers = StragglerPages(services)
 
@@ -141,6 +147,10 @@ class PeopleRoutes:
                 return json_answer(await log_lines_page(self._services, job, query_of(request)))
             case "metric-values":
                 return json_answer(await metric_values_page(self._services, job, request.query))
+            case "downloads" if self._downloads is not None:
+                return json_answer(await self._downloads.page(job, request))
+            case "rerun" if request.method == "POST":
+                return json_answer(await rerun(self._services, job, read_json(request)))
             case "stop" if request.method == "POST":
                 return json_answer(await stop_job(self._services, job))
             case "strike" if request.method == "POST" and self._rehearsals is not None:
@@ -153,7 +163,8 @@ class PeopleRoutes:
                 return json_answer(await self._rehearsals.records(job, query_of(request)))
         known = (
             "plan, request, why, logs, log-lines, series, training, tensorboard, metric-values, stragglers, health, "
-            "dump, profile, profiler-report, checkpoints and rehearsals; stop, strike and reclaim by POST"
+            "dump, profile, profiler-report, checkpoints, downloads and rehearsals; stop, rerun, strike and reclaim by "
+            "POST"
         )
         raise WireError("NotFound", f"a job has no page {page!r}; there are {known}", http_status=404)
 
@@ -192,6 +203,8 @@ class PeopleRoutes:
             "past_attempts": [_past_attempt(attempt) for attempt in job.past_attempts],
             "failure_reason": reason,
             "cause": to_plain(job.failure),
+            "category": "" if job.failure is None else category(job.failure.verdict),
+            "hint": _hint(job),
             "timeline": [to_plain(row) for row in timeline(job)],
             "pending_reason": self._services.admission.pending_reason(job),
             "image": JobRequest(job.request).image,
@@ -330,6 +343,13 @@ def _past_attempt(attempt: PastAttempt) -> dict[str, Any]:
         "ended_at": to_plain(attempt.ended_at),
         "exits": {name: _exits(facts.exits) for name, facts in attempt.hosts.items()},
     }
+
+
+def _hint(job: TrainingJob) -> str:
+    """Return what to do about a failure, from its own words; the page `why` looks at the log too."""
+    if job.failure is None:
+        return ""
+    return hint(job.failure.message, channels=[channel.name for channel in JobRequest(job.request).channels])
 
 
 def _exits(exits: Any) -> str:

@@ -67,6 +67,7 @@ from clary.control.server.clary_handler import ClaryHandler
 from clary.control.server.connect_proxy import ConnectProxy
 from clary.control.server.console_files import ConsoleFiles
 from clary.control.server.console_routes import ConsoleRoutes
+from clary.control.server.downloads_page import DownloadsPage
 from clary.control.server.edge.body_budget import BodyBudget
 from clary.control.server.edge.connections import allowed_connections
 from clary.control.server.edge.guesses import GuessLimiter
@@ -74,6 +75,7 @@ from clary.control.server.edge.host_names import HostNames
 from clary.control.server.egress_site import egress_policy
 from clary.control.server.job_keys import JobKeys
 from clary.control.server.listener import Listener, settle
+from clary.control.server.machine_page import MachinePage
 from clary.control.server.metrics_page import MetricsPage
 from clary.control.server.ownership import cancel, database_lease, sole_owner
 from clary.control.server.people_routes import PeopleRoutes
@@ -205,6 +207,7 @@ async def run_service(
             checkpoints=checkpoints,
             rehearsals=rehearsals,
             rehearsal_pages=RehearsalPages(services, rehearsing, faults),
+            downloads=DownloadsPage(client, credentials=secrets.credentials, region=settings.region, clock=clock),
             shared=lambda has_network: shared_by_settings(settings, egress.reachable, has_network=has_network),
         )
         backups = BackupKeeper(store, life, clock, interval_s=settings.backup_interval_s)
@@ -224,7 +227,12 @@ async def run_service(
             sign_in=SignIn(sessions, admin_token=secrets.admin_token, guesses=guesses),
             guesses=guesses,
             max_body_bytes=settings.max_body_bytes,
-            console=ConsoleRoutes(services, samples, admin_token=secrets.admin_token),
+            console=ConsoleRoutes(
+                services,
+                samples,
+                admin_token=secrets.admin_token,
+                machine=MachinePage(engine.machine(), admission, hub, folder.root),
+            ),
         )
         metrics = MetricsPage(
             hub, samples, clock, token=secrets.metrics_token, access=settings.metrics_page, guesses=guesses

@@ -75,7 +75,12 @@ function leave() {
 
 function nowhere() {
   const back = link("/console/jobs", { class: "button" }, "See all jobs");
-  return empty("search", "There is no such page", "The address names nothing that the console shows.", back);
+  return element(
+    "div",
+    {},
+    element("div", { class: "page-head" }, element("h1", {}, "Not found")),
+    empty("search", "There is no such page", "The address names nothing that the console shows.", back),
+  );
 }
 
 connection.addEventListener("signed-out", () => {

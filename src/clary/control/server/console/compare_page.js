@@ -26,7 +26,15 @@ export function comparePage({ signal }) {
         page.missing.length > 0 &&
         callout("warn", "warning", "Not all of them exist", `There is no job ${page.missing.join(", ")}.`);
       if (!page.jobs.length) return refill(place, missing, none());
-      refill(place, missing, jobsTable(page), differences(page), curves);
+      const [parameters, others] = split(page.differences ?? []);
+      refill(
+        place,
+        missing,
+        parameters.length > 0 && differences(page.jobs, "Hyperparameters", parameters),
+        jobsTable(page),
+        (others.length > 0 || !parameters.length) && differences(page.jobs, "Differences", others),
+        curves,
+      );
       drawCurves(curves, page.jobs, signal);
     } catch (error) {
       if (!signal.aborted) refill(place, failure(error, load));
@@ -60,7 +68,7 @@ function jobsTable(page) {
     "Results",
     element(
       "div",
-      { class: "scroll" },
+      { class: "scroll", tabindex: "0" },
       element(
         "table",
         { class: "compare" },
@@ -77,29 +85,35 @@ function jobsTable(page) {
   );
 }
 
-function differences(page) {
-  if (!page.differences?.length)
-    return panel("Differences", empty("check", "Their requests are the same", "Nothing but the names differs."));
+/** Part what people have set from what else differs; what SDKs add for themselves is none of the first. */
+function split(items) {
+  const isSet = (item) => /^HyperParameters\.(?!sagemaker_)/.test(item.key);
+  return [items.filter(isSet), items.filter((item) => !isSet(item))];
+}
+
+function differences(jobs, title, items) {
+  if (!items.length)
+    return panel(title, empty("check", "Their requests are the same", "Nothing but the names differs."));
   const cell = (text) =>
     text === null || text === undefined
       ? element("span", { class: "faint" }, "not set")
       : typeof text === "object"
         ? JSON.stringify(text)
         : String(text);
-  const rows = page.differences.map((item) =>
+  const rows = items.map((item) =>
     element(
       "tr",
       {},
-      element("th", { scope: "row" }, item.key.replace(".", ": ")),
+      element("th", { scope: "row" }, item.key.replace(/^HyperParameters\.(?!sagemaker_)/, "").replace(".", ": ")),
       item.values.map((text) => element("td", { class: "mono" }, cell(text))),
     ),
   );
   return panel(
-    "Differences",
+    title,
     element(
       "div",
-      { class: "scroll" },
-      element("table", { class: "compare" }, jobsHead(page.jobs), element("tbody", {}, rows)),
+      { class: "scroll", tabindex: "0" },
+      element("table", { class: "compare" }, jobsHead(jobs), element("tbody", {}, rows)),
     ),
   );
 }

@@ -7,6 +7,7 @@ import { empty, failure, panel, skeleton } from "./base/places.js";
 import { repeat } from "./base/repeating.js";
 import { jobPath, link } from "./base/router.js";
 import { ago, quantity } from "./base/words.js";
+import { machinePanel } from "./machine_panel.js";
 import { poolsTable } from "./pools_table.js";
 
 const EVERY_MS = 3000;
@@ -51,12 +52,17 @@ export function hostsPage({ signal }) {
 function view(page) {
   const pooled = page.hosts.filter((host) => host.state === WARM);
   const busy = page.hosts.filter((host) => host.state !== WARM);
+  const machine = page.machine && machinePanel(page.machine);
   if (!page.hosts.length && !page.pools.length)
-    return panel(
-      "Hosts of running jobs",
-      empty("host", "No host is up", "Hosts appear here when a job gets them, and stay while a warm pool keeps them."),
-    );
+    return [
+      machine,
+      panel(
+        "Hosts of running jobs",
+        empty("host", "No host is up", "Hosts appear here when a job gets them, and stay while a warm pool keeps them."),
+      ),
+    ];
   return [
+    machine,
     busy.length > 0 &&
       panel("Hosts of running jobs", table(busy), { extra: element("span", { class: "faint number" }, busy.length) }),
     page.pools.length > 0 &&
@@ -78,7 +84,7 @@ function table(hosts) {
   );
   return element(
     "div",
-    { class: "scroll" },
+    { class: "scroll", tabindex: "0" },
     element("table", { class: "hosts-table" }, head, element("tbody", {}, hosts.map(row))),
   );
 }

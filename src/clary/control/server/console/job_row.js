@@ -1,8 +1,9 @@
 // One job in the list.
 
 import { element } from "./base/element.js";
+import { nameParts } from "./base/places.js";
 import { jobPath, link } from "./base/router.js";
-import { badge, isOver } from "./base/statuses.js";
+import { badge, isOver, phaseWord } from "./base/statuses.js";
 import { ago, count, duration, moment, number, queueWords } from "./base/words.js";
 
 const WIDE_PX = 60;
@@ -17,6 +18,7 @@ export function rowHeight() {
 
 /** Make a row; `select` is called when it is chosen for a comparison. */
 export function jobRow(job, { isMarked, isSelected, select }) {
+  const phase = phaseWord(job.status, job.secondary_status, job.state);
   const cell = (name, ...children) => element("div", { role: "cell", class: `cell-${name}` }, children);
   return element(
     "div",
@@ -33,10 +35,18 @@ export function jobRow(job, { isMarked, isSelected, select }) {
     ),
     cell(
       "name",
-      link(jobPath(job.name), { class: "cut", data: { part: "name" }, title: job.name }, job.name),
+      link(
+        jobPath(job.name),
+        { class: "name", data: { part: "name" }, title: job.name, "aria-label": job.name },
+        nameParts(job.name),
+      ),
       reason(job),
     ),
-    cell("status", badge(job.status, job.secondary_status, { state: job.state })),
+    cell(
+      "status",
+      badge(job.status, job.secondary_status, { state: job.state, withPhase: false }),
+      phase && element("span", { class: "small faint cut" }, phase),
+    ),
     cell("progress", progress(job)),
     cell("metrics", metrics(job)),
     cell(

@@ -16,7 +16,7 @@ const STATES = {
 export function poolsTable(pools) {
   return element(
     "div",
-    { class: "scroll" },
+    { class: "scroll", tabindex: "0" },
     element(
       "table",
       { class: "pools-table", "aria-label": "Pools" },

@@ -48,8 +48,8 @@ export function signInPage(said, signedIn) {
     button.disabled = false;
   };
   return element(
-    "div",
-    { class: "sign-in" },
+    "main",
+    { class: "sign-in", id: "main" },
     element(
       "form",
       { on: { submit }, "aria-label": "Sign in" },

@@ -50,7 +50,8 @@ export function ofJob(name, page = "") {
 }
 
 async function ask(method, path, body, signal) {
-  const headers = { Accept: "application/json" };
+  // What is not there is no error of the page: the browser's log stays empty, and the status comes in a header.
+  const headers = { Accept: "application/json", "X-Clary-Quiet": "1" };
   if (method !== "GET") headers["X-Clary-Csrf"] = csrf;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const patience = AbortSignal.timeout(PATIENCE_MS);
@@ -71,9 +72,10 @@ async function ask(method, path, body, signal) {
   }
   regain();
   const answer = await response.json().catch(() => ({}));
-  if (response.ok) return answer;
-  if (response.status === 401 && path !== "session") connection.dispatchEvent(new Event("signed-out"));
-  throw new ApiError(response.status, answer.__type ?? "", answer.message ?? `the service answered ${response.status}`);
+  const status = Number(response.headers.get("X-Clary-Status") ?? response.status);
+  if (response.ok && status === response.status) return answer;
+  if (status === 401 && path !== "session") connection.dispatchEvent(new Event("signed-out"));
+  throw new ApiError(status, answer.__type ?? "", answer.message ?? `the service answered ${status}`);
 }
 
 function queryText(query) {

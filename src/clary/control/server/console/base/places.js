@@ -105,6 +105,14 @@ export function copyButton(text, label = "Copy", { small = true } = {}) {
   );
 }
 
+const TAIL = 12; // letters at the end of a name that are never cut: they tell the jobs of a sweep apart
+
+/** Return the parts of a name that is cut in its middle where it has no room; they go into an element of class `name`. */
+export function nameParts(name) {
+  const at = Math.max(0, name.length - TAIL);
+  return [element("span", { class: "cut" }, name.slice(0, at)), element("span", {}, name.slice(at))];
+}
+
 let hint = null;
 
 /** Show lines beside the pointer; null hides them. */

@@ -52,7 +52,7 @@ export function statusKind(status) {
 }
 
 /** Make a badge of a status. */
-export function badge(status, secondary = "", { large = false, state = "" } = {}) {
+export function badge(status, secondary = "", { large = false, state = "", withPhase = true } = {}) {
   const [telling, phase] = tellingWords(status, secondary, state);
   const [kind, drawing] = KINDS[phase] ?? KINDS[telling] ?? KINDS.InProgress;
   return element(
@@ -60,6 +60,11 @@ export function badge(status, secondary = "", { large = false, state = "" } = {}
     { class: `badge badge-${kind}${large ? " badge-large" : ""}` },
     kind === "live" ? element("span", { class: "pulse", "aria-hidden": "true" }) : icon(drawing),
     statusWord(telling),
-    phase && element("span", { class: "badge-phase" }, phase),
+    withPhase && phase && element("span", { class: "badge-phase" }, phase),
   );
+}
+
+/** Return the finer word of AWS for what a job does, where it says more than its state. */
+export function phaseWord(status, secondary, state) {
+  return tellingWords(status, secondary, state)[1];
 }

@@ -40,7 +40,7 @@ export function certificateView(certificate, signal) {
 export function table(head, rows) {
   return element(
     "div",
-    { class: "scroll" },
+    { class: "scroll", tabindex: "0" },
     element(
       "table",
       { class: "plain-table" },

@@ -9,11 +9,13 @@ import { query, setQuery } from "../base/router.js";
 import { instant, moment } from "../base/words.js";
 import { logLine, shownText } from "./log_line.js";
 import { LogWindow } from "./log_window.js";
+import { ProgressFolding } from "./progress_folding.js";
 
 const EVERY_MS = 1000;
 const FAILED_MS = 5000;
 const TYPING_MS = 220;
 const NEAR_PX = 900; // from an end: the next stretch is asked for
+const NEAR_END_PX = 40; // as near as this one is at the end
 const BLOCK = 100; // lines that are laid out together, or not at all while they are far away
 
 /** Make the tab. */
@@ -34,6 +36,9 @@ export function logsTab({ name, facts, signal }) {
   const host = element("select", { "aria-label": "Host" }, element("option", { value: "" }, "All hosts"));
   const rank = element("select", { "aria-label": "Rank" }, element("option", { value: "" }, "All ranks"));
   const follow = toggle("Follow", true, "down", (isOn) => ((isFollowing = isOn), isOn && toEnd()));
+  const fold = toggle("Fold", true, null, (isOn) => lines.classList.toggle("log-folding", isOn));
+  fold.button.title = "Of a progress bar show the last state alone";
+  const folding = new ProgressFolding();
   const wrap = toggle("Wrap", true, null, (isOn) => lines.classList.toggle("log-wrapped", isOn));
   const first = element("button", { class: "button", type: "button", on: { click: toBegin } }, "Start");
   const copy = copyButton(
@@ -48,7 +53,7 @@ export function logsTab({ name, facts, signal }) {
     { small: false },
   );
   const lines = element("div", {
-    class: "log-lines log-wrapped",
+    class: "log-lines log-wrapped log-folding",
     role: "log",
     "aria-label": "Log lines",
     "aria-live": "off",
@@ -116,6 +121,7 @@ export function logsTab({ name, facts, signal }) {
 
   function drawAll(end = "") {
     const made = [];
+    folding.clear();
     for (let index = 0; index < log.lines.length; index += BLOCK)
       made.push(block(log.lines.slice(index, index + BLOCK)));
     refill(blocks, made.length ? made : nothing());
@@ -138,7 +144,11 @@ export function logsTab({ name, facts, signal }) {
     const made = element(
       "div",
       { class: "log-block" },
-      part.map((line) => logLine(line, { search: asked.search, hosts: log.hosts })),
+      part.map((line) => {
+        const node = logLine(line, { search: asked.search, hosts: log.hosts });
+        folding.add(line, shownText(line.text), node);
+        return node;
+      }),
     );
     made.style.setProperty("contain-intrinsic-height", `auto ${part.length * 20}px`);
     return made;
@@ -188,7 +198,10 @@ export function logsTab({ name, facts, signal }) {
     if (lines.scrollTop < NEAR_PX && log.older && !log.searchedUntil)
       change(() => log.loadOlder(), "begin").catch(() => {});
     else if (below < NEAR_PX && !log.isAtEnd) change(() => log.loadNewer(), "more").catch(() => {});
-    if (below > 40 && isFollowing && lines.matches(":hover, :focus")) follow.set(false);
+  }
+
+  function isAtEnd() {
+    return lines.scrollHeight - lines.scrollTop - lines.clientHeight <= NEAR_END_PX;
   }
 
   function toBegin() {
@@ -213,6 +226,14 @@ export function logsTab({ name, facts, signal }) {
   host.addEventListener("change", () => ask({ host: host.value }));
   rank.addEventListener("change", () => ask({ rank: rank.value }));
   lines.addEventListener("scroll", scrolled, { passive: true });
+  // Only a person ends the following: lines that are laid out late, or wrapped anew, move the end away from under it.
+  const leave = () => isFollowing && !isAtEnd() && follow.set(false);
+  for (const kind of ["wheel", "touchmove", "keydown", "pointerup"])
+    lines.addEventListener(kind, () => requestAnimationFrame(leave), { passive: true });
+  const sized = new ResizeObserver(() => isFollowing && log?.isAtEnd && (lines.scrollTop = lines.scrollHeight));
+  sized.observe(blocks);
+  sized.observe(lines);
+  signal.addEventListener("abort", () => sized.disconnect());
   signal.addEventListener("abort", () => clearTimeout(timer));
   useKeys({
     f: () => follow.set(!isFollowing),
@@ -226,7 +247,7 @@ export function logsTab({ name, facts, signal }) {
     element("div", { class: "search" }, icon("search"), search, element("kbd", { class: "wide-only" }, "/")),
     host,
     rank,
-    element("div", { class: "acts" }, first, follow.button, wrap.button, copy),
+    element("div", { class: "acts" }, first, follow.button, wrap.button, fold.button, copy),
   );
   return { element: element("div", { class: "logs" }, bar, element("div", { class: "panel log-panel" }, lines), said) };
 }

@@ -9,6 +9,7 @@ import { duration, instant, moment, number, queueWords } from "../base/words.js"
 import { sparkline } from "../charts/sparkline.js";
 import { progressBar } from "../job_row.js";
 import { checkpoints } from "./job_checkpoints.js";
+import { downloads } from "./job_downloads.js";
 import { lanes } from "./job_lanes.js";
 import { ledger } from "./job_ledger.js";
 import { rules } from "./job_rules.js";
@@ -34,10 +35,11 @@ export function overviewTab({ name, facts: current, signal }) {
     warnings: place(),
     hosts: place(),
     checkpoints: place(),
+    downloads: place(),
     facts: place(),
   };
   const wide = [places.told, places.progress, places.rules, places.lanes, places.ledger, places.hosts, places.timeline];
-  const side = [places.metrics, places.warnings, places.checkpoints, places.facts];
+  const side = [places.metrics, places.warnings, places.downloads, places.checkpoints, places.facts];
   const update = (facts) => {
     kept.show(
       places.told,
@@ -73,6 +75,7 @@ export function overviewTab({ name, facts: current, signal }) {
       notes("Warnings", facts.warnings, "warning"),
       notes("Not isolated", facts.not_isolated, "warning"),
     ]);
+    kept.show(places.downloads, [facts.is_over, facts.attempt], () => facts.attempt > 0 && downloads(facts));
     kept.show(places.checkpoints, facts.checkpoints, () => checkpoints(facts.checkpoints));
     kept.show(
       places.facts,
@@ -105,7 +108,7 @@ function told(facts) {
         "close",
         `Why it failed: ${where}`,
         facts.failure_reason,
-        [advice, facts.cause.verdict && `Verdict: ${facts.cause.verdict}.`].filter(Boolean).join(" "),
+        [facts.hint, advice, facts.cause.verdict && `Verdict: ${facts.category}.`].filter(Boolean).join(" "),
       ),
     );
   } else if (facts.failure_reason) {
@@ -190,7 +193,7 @@ function hosts(rows) {
   const SHORT_COLUMNS = 4; // words that are not broken over lines
   return element(
     "div",
-    { class: "scroll" },
+    { class: "scroll", tabindex: "0" },
     element(
       "table",
       {},

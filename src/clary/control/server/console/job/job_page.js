@@ -4,7 +4,7 @@ import { get, ofJob } from "../base/api.js";
 import { element, Kept, refill } from "../base/element.js";
 import { icon } from "../base/icons.js";
 import { useKeys } from "../base/keys.js";
-import { failure, skeleton } from "../base/places.js";
+import { empty, failure, skeleton } from "../base/places.js";
 import { repeat } from "../base/repeating.js";
 import { go, jobPath, link, listPath } from "../base/router.js";
 import { badge, isOver } from "../base/statuses.js";
@@ -19,9 +19,11 @@ import { requestTab } from "./job_request.js";
 import { stacksTab } from "./job_stacks.js";
 import { rehearsalBadge, rehearsalWord } from "./rehearsal_words.js";
 import { askRehearsal, rehearsalPath } from "./rehearse_dialog.js";
+import { askRerun } from "./rerun_dialog.js";
 import { askStop } from "./stop_dialog.js";
 
 const EVERY_MS = 2000;
+const NOT_FOUND = 404;
 const OVER_MS = 15_000; // rules and pools of a job that has ended may still change
 const TABS = {
   overview: ["Overview", overviewTab],
@@ -86,16 +88,31 @@ export function jobPage({ name, tab, signal }) {
     tabs.querySelector("[aria-selected=true]").focus();
   });
   showTab();
-  const again = repeat(load, {
+  // A job that does not exist is looked for no more: one of this name may be created, and then the page is loaded anew.
+  const looked = async () => {
+    try {
+      await load();
+    } catch (error) {
+      if (error.status !== NOT_FOUND) throw error;
+      shown?.ending.abort();
+      refill(head, element("div", { class: "page-head" }, element("h1", {}, name)));
+      tabs.hidden = true;
+      refill(body, facts ? gone(name) : unknown(name));
+      return false;
+    }
+    return undefined;
+  };
+  const again = repeat(looked, {
     everyMs: EVERY_MS,
     signal,
-    failed: (error) =>
-      !facts &&
-      error.status &&
+    failed: (error) => {
+      if (facts || !error.status) return;
+      refill(head, element("div", { class: "page-head" }, element("h1", {}, name)));
       refill(
         body,
         failure(error, () => again()),
-      ),
+      );
+    },
   });
   return {
     title: name,
@@ -105,6 +122,24 @@ export function jobPage({ name, tab, signal }) {
       showTab();
     },
   };
+}
+
+function unknown(name) {
+  return empty(
+    "search",
+    "There is no such job",
+    `Nothing is known of a job ${name}: its name is another one, it was deleted, or it belongs to another service.`,
+    link(`/console/jobs?search=${encodeURIComponent(name)}`, { class: "button" }, "Search jobs with this name"),
+  );
+}
+
+function gone(name) {
+  return empty(
+    "close",
+    "This job was deleted",
+    `${name} is gone, with its log and metrics. What it wrote to S3 is still there.`,
+    link(listPath(), { class: "button" }, "See all jobs"),
+  );
 }
 
 function tabLink(name, key, text, isSelected) {
@@ -137,7 +172,7 @@ function makeHead(facts, again) {
   const num_hosts = facts.hosts.length || Object.keys(facts.lanes ?? {}).length;
   const parts = [
     ["Created", moment(facts.created_at)],
-    ["Queued", duration(facts.times.queued_s)],
+    (facts.state === "Queued" || facts.times.queued_s >= 1) && ["Queued", duration(facts.times.queued_s)],
     facts.times.started_at && ["Started", moment(facts.times.started_at)],
     facts.times.took_s !== null && [facts.is_over ? "Took" : "At work for", duration(facts.times.took_s)],
     ["Hosts", `${num_hosts}${facts.hosts[0] ? ` × ${facts.hosts[0].instance_type}` : ""}`],
@@ -157,6 +192,12 @@ function makeHead(facts, again) {
     icon("stop"),
     "Stop",
   );
+  const rerun = element(
+    "button",
+    { class: "button", type: "button", on: { click: () => askRerun(facts) } },
+    icon("play"),
+    "Run again",
+  );
   const rehearse = element(
     "button",
     { class: "button", type: "button", on: { click: () => askRehearsal(facts, again) } },
@@ -169,7 +210,7 @@ function makeHead(facts, again) {
       { class: "page-head" },
       element("h1", {}, facts.name),
       badge(facts.status, facts.secondary_status, { large: true, state: facts.state }),
-      element("div", { class: "acts" }, rehearse, !facts.is_over && facts.status !== "Stopping" && stop),
+      element("div", { class: "acts" }, rerun, rehearse, !facts.is_over && facts.status !== "Stopping" && stop),
     ),
     element(
       "dl",

@@ -24,7 +24,7 @@ export function lastCollectives(groups = []) {
   const rows = used.slice(0, MOST_GROUPS).flatMap(rowsOf);
   const more = used.length > MOST_GROUPS && element("p", { class: "soft small" }, `${used.length - MOST_GROUPS} more`);
   return panel("Last collectives", [
-    element("div", { class: "scroll" }, element("table", { class: "calls" }, head, element("tbody", {}, rows))),
+    element("div", { class: "scroll", tabindex: "0" }, element("table", { class: "calls" }, head, element("tbody", {}, rows))),
     more,
   ]);
 }

@@ -1,9 +1,10 @@
-// One line of a log: when, who, what; what a terminal would obey is taken out, what was searched for is marked.
+// One line of a log: when, who, what; colours of a terminal are kept, all else that it would obey is taken out, and what
+// was searched for is marked.
 
 import { element } from "../base/element.js";
 import { instant } from "../base/words.js";
+import { colouredPieces, plainText } from "./ansi_text.js";
 
-const ESCAPES = /\u001b\[[0-9;?]*[ -/]*[@-~]|\u001b\][^\u0007\u001b]*(?:\u0007|\u001b\\)?/g;
 const BAD = /\b(?:traceback|fatal|critical|[a-z]*error|[a-z]*exception)\b/i;
 const WARN = /\bwarn(?:ing)?\b/i;
 const COLOURS = 8;
@@ -21,18 +22,24 @@ export function logLine(line, { search, hosts }) {
     { class: `log-line${kind}` },
     element("time", {}, instant(line.at_ms)),
     who && element("span", { class: `who line-${colour}` }, who),
-    element("span", { class: "text" }, marked(text, search)),
+    element("span", { class: "text" }, search ? marked(text, search) : coloured(lastState(line.text))),
   );
 }
 
 /** Return a line's text without escapes; of a line that was written over again and again, its last state. */
 export function shownText(text) {
-  const parts = text.replace(ESCAPES, "").replace(/\r+$/, "").split("\r");
-  return parts.at(-1);
+  return plainText(lastState(text));
+}
+
+function lastState(text) {
+  return text.replace(/\r+$/, "").split("\r").at(-1);
+}
+
+function coloured(text) {
+  return colouredPieces(text).map(({ text: part, kind }) => (kind ? element("span", { class: kind }, part) : part));
 }
 
 function marked(text, search) {
-  if (!search) return text;
   const parts = [];
   const low = text.toLowerCase();
   const wanted = search.toLowerCase();

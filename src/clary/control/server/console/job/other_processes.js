@@ -25,7 +25,7 @@ export function otherProcesses(dumps) {
   const more = others.length > MOST && element("p", { class: "soft small" }, `${others.length - MOST} more`);
   const why = [...new Set(others.map((process) => process.error).filter(Boolean))].join("; ");
   return panel("Other processes", [
-    element("div", { class: "scroll" }, element("table", {}, head, element("tbody", {}, others.slice(0, MOST).map(row)))),
+    element("div", { class: "scroll", tabindex: "0" }, element("table", {}, head, element("tbody", {}, others.slice(0, MOST).map(row)))),
     more,
     why && element("p", { class: "soft small below" }, `Without stacks: ${why}`),
   ]);

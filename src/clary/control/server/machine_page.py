@@ -1,0 +1,88 @@
+"""The machine that hosts share: what it has, what is free, and how much of it jobs hold.
+
+Where: `hosts_page` shows it above the hosts. A moment's measure: what is read lies in /proc, nothing is kept.
+
+    {"num_cpus", "cpu_free_percent", "memory_bytes", "memory_free_bytes", "num_gpus", "gpus_held",
+     "disk_bytes", "disk_free_bytes", "disk_place",
+     "max_hosts", "hosts_held", "promised_bytes", "promised_held_bytes", "num_waiting"}
+
+`cpu_free_percent` is of the time since the page was asked for last, null at first. What jobs may use of memory is
+promised out of `promised_bytes`, which settings make smaller or larger than what there is.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from clary.control.engines.local.machine_facts import free_memory_bytes
+from clary.control.reconcile.admission import Admission
+from clary.control.reconcile.hub import JobHub
+from clary.control.scheduling.machine import Machine
+
+_FULL = 100.0
+
+
+class MachinePage:
+    """Looks at this machine.
+
+    Args:
+        machine: as the engine has measured it.
+        admission: knows what jobs hold, and of how much.
+        hub: knows who waits.
+        place: folder on the disk that jobs use.
+        root: where /proc lies; tests give a folder.
+    """
+
+    def __init__(
+        self, machine: Machine, admission: Admission, hub: JobHub, place: Path, *, root: Path = Path("/")
+    ) -> None:
+        self._machine = machine
+        self._admission = admission
+        self._hub = hub
+        self._place = place
+        self._root = root
+        self._last: tuple[int, int] | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """Return the machine's part of the page."""
+        holdings, capacity = self._admission.holdings(), self._admission.capacity
+        disk = shutil.disk_usage(self._place)
+        return {
+            "num_cpus": self._machine.num_cpus,
+            "cpu_free_percent": self._cpu_free_percent(),
+            "memory_bytes": self._machine.memory_bytes,
+            "memory_free_bytes": free_memory_bytes(self._root),
+            "num_gpus": self._machine.num_gpus,
+            "gpus_held": len({index for holding in holdings for index in holding.gpu_indices}),
+            "disk_bytes": disk.total,
+            "disk_free_bytes": disk.free,
+            "disk_place": str(self._place),
+            "max_hosts": capacity.max_hosts,
+            "hosts_held": sum(holding.num_hosts for holding in holdings),
+            "promised_bytes": capacity.memory_bytes,
+            "promised_held_bytes": sum(holding.memory_bytes for holding in holdings),
+            "num_waiting": len(self._hub.waiting_jobs()),
+        }
+
+    def _cpu_free_percent(self) -> float | None:
+        """Return how much of the time since the last call processors had nothing to do."""
+        now = _idle_and_all(self._root)
+        before, self._last = self._last, now or self._last
+        if now is None or before is None or now[1] <= before[1]:
+            return None
+        return max(0.0, min(_FULL, _FULL * (now[0] - before[0]) / (now[1] - before[1])))
+
+
+def _idle_and_all(root: Path) -> tuple[int, int] | None:
+    """Return the ticks of all processors that were idle, and all; None where the kernel does not tell.
+
+    Source: proc(5), /proc/stat: user nice system idle iowait irq softirq steal.
+    """
+    try:
+        words = (root / "proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()
+        ticks = [int(word) for word in words[1:9]]
+        return ticks[3] + ticks[4], sum(ticks)
+    except (OSError, ValueError, IndexError):
+        return None
