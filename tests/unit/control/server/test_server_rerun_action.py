@@ -21,7 +21,7 @@ async def plane(tmp_path):
                 "ContainerEntrypoint": ["true"],
             },
             HyperParameters={"lr": "0.1"},
-            CheckpointConfig={"S3Uri": "s3://b/c"},
+            CheckpointConfig={"S3Uri": "s3://bucket/c"},
         )
         yield plane
 
@@ -34,7 +34,7 @@ async def rerun(plane, body, name="fit-001"):
 
 async def test_a_job_is_created_again_with_what_is_different(plane):
     made = await rerun(plane, {"name": "again", "hyperparameters": {"lr": "0.5"}, "instance_count": 2})
-    assert made == {"name": "again", "notes": ["it goes on from the checkpoints of the job before, at s3://b/c"]}
+    assert made == {"name": "again", "notes": ["it goes on from the checkpoints of the job before, at s3://bucket/c"]}
     job = await plane.job("again")
     assert job.request["HyperParameters"] == {"lr": "0.5"}
     assert job.request["ResourceConfig"]["InstanceCount"] == 2
