@@ -28,6 +28,7 @@ from clary.control.reconcile.reconciler import Reconciler
 from clary.control.reconcile.spot_market import SpotMarket
 from clary.control.services.call import Call, Services
 from clary.control.services.dispatch import dispatch
+from clary.control.services.query_desk import QueryDesk
 from clary.control.settings import Settings
 from clary.control.state_folder import RootSecrets, StateFolder
 from clary.control.store.logs import LogStore
@@ -137,6 +138,7 @@ class ControlPlane:
             work_folders=engine,
             dumps=self.dumps,
             profiles=self.profiles,
+            log_queries=QueryDesk(logs, clock),
         )
 
     @classmethod
@@ -152,6 +154,7 @@ class ControlPlane:
             plane = cls(home, store, logs, clock=clock, engine=engine or FakeEngine())
             await plane.hub.load()
             yield plane
+            await plane.services.log_queries.close()
         finally:
             await logs.close()
             await store.close()

@@ -31,12 +31,17 @@ def _own_arn(grants: Grants, params: Params) -> bool:
     return bool(params.get("ResourceArn") == grants.job_arn)
 
 
+def own_streams(grants: Grants) -> str:
+    """Return the prefix that names of a job's log streams have, and no others'."""
+    return f"{grants.job_name}/"
+
+
 def _own_stream(grants: Grants, params: Params) -> bool:
-    return str(params.get("logStreamName", "")).startswith(f"{grants.job_name}/")
+    return str(params.get("logStreamName", "")).startswith(own_streams(grants))
 
 
 def _own_streams(grants: Grants, params: Params) -> bool:
-    own = f"{grants.job_name}/"
+    own = own_streams(grants)
     names = params.get("logStreamNames") or ()
     if names:
         return all(str(name).startswith(own) for name in names) and "logStreamNamePrefix" not in params
@@ -84,6 +89,11 @@ RULES: Mapping[tuple[str, str], Rule] = {
     ("logs", "DescribeLogStreams"): _own_streams,
     ("logs", "GetLogEvents"): _own_stream,
     ("logs", "FilterLogEvents"): _own_streams,
+    # Queries of a job look at `own_streams` alone, and it sees no others' queries: `services.log_queries`.
+    ("logs", "StartQuery"): _always,
+    ("logs", "GetQueryResults"): _always,
+    ("logs", "StopQuery"): _always,
+    ("logs", "DescribeQueries"): _always,
     ("sts", "GetCallerIdentity"): _always,
     ("iam", "GetRole"): _always,  # answers of these are the same for every name
     ("iam", "GetUser"): _always,

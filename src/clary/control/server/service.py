@@ -91,6 +91,7 @@ from clary.control.server.state_routes import StateRoutes
 from clary.control.server.status_routes import StatusRoutes
 from clary.control.server.tls import ensure_certificates, server_context, service_names
 from clary.control.services.call import Services
+from clary.control.services.query_desk import QueryDesk
 from clary.control.settings import OWN_REGION, Settings
 from clary.control.shared_words import shared_by_settings
 from clary.control.state_folder import RootSecrets, ServiceRecord, StateFolder
@@ -148,6 +149,8 @@ async def run_service(
         await stack.enter_async_context(database_lease(store, folder, leave))
         logs = LogStore(folder.logs, retention_days=settings.log_retention_days)
         stack.push_async_callback(logs.close)
+        log_queries = QueryDesk(logs, clock)
+        stack.push_async_callback(log_queries.close)
         client = await stack.enter_async_context(StoreClient(object_store))
         await client.ensure_bucket(settings.default_bucket)
         notices = RuleNotices(settings.rule_webhook_url)
@@ -188,6 +191,7 @@ async def run_service(
             work_folders=engine,
             dumps=dumps,
             profiles=profiles,
+            log_queries=log_queries,
             prices=prices,
             rehearsals=rehearsing,
             temporary_keys=secrets.temporary_keys,

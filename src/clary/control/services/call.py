@@ -16,6 +16,7 @@ from clary.control.reconcile.profile_desk import ProfileDesk
 from clary.control.reconcile.queue_outlook import QueueOutlook
 from clary.control.reconcile.rehearsal_desk import RehearsalDesk
 from clary.control.scheduling.prices import PriceList, load_prices
+from clary.control.services.query_desk import QueryDesk
 from clary.control.settings import Settings
 from clary.control.store.logs import LogStore
 from clary.control.store.store import Store
@@ -66,6 +67,7 @@ class Services:
     work_folders: WorkFolders
     dumps: DumpDesk
     profiles: ProfileDesk
+    log_queries: QueryDesk
     prices: PriceList = field(default_factory=load_prices)
     temporary_keys: TemporaryKeys = field(default_factory=TemporaryKeys.forgotten)
     rehearsals: RehearsalDesk | None = None

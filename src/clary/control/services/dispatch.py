@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any
 
 from clary.contract.errors import Fault, ObjectStoreError, StoreError, WireError
-from clary.control.services import custom_metrics, ecr, iam, logs, metric_data, metrics, sts
+from clary.control.services import custom_metrics, ecr, iam, log_queries, logs, metric_data, metrics, sts
 from clary.control.services.call import Call, Handler
 from clary.control.services.experiments import (
     component_calls,
@@ -42,6 +42,10 @@ HANDLERS: Mapping[tuple[str, str], Handler] = {
     ("logs", "FilterLogEvents"): logs.filter_log_events,
     ("logs", "PutRetentionPolicy"): logs.put_retention_policy,
     ("logs", "DeleteRetentionPolicy"): logs.delete_retention_policy,
+    ("logs", "StartQuery"): log_queries.start_query,
+    ("logs", "GetQueryResults"): log_queries.get_query_results,
+    ("logs", "StopQuery"): log_queries.stop_query,
+    ("logs", "DescribeQueries"): log_queries.describe_queries,
     ("sts", "GetCallerIdentity"): sts.get_caller_identity,
     ("sts", "AssumeRole"): sts.assume_role,
     ("sts", "GetSessionToken"): sts.get_session_token,

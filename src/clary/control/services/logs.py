@@ -154,9 +154,13 @@ async def filter_log_events(call: Call) -> Mapping[str, Any]:
     return _present({"events": events, "searchedLogStreams": [], "nextToken": page.next_token})
 
 
+def is_log_group(identifier: str) -> bool:
+    """Whether a name or an ARN is that of the one log group there is."""
+    return identifier.rpartition("log-group:")[2].removesuffix(":*") == LOG_GROUP
+
+
 def _check_group(call: Call) -> None:
-    name = call.params.get("logGroupName") or call.params.get("logGroupIdentifier", "").rpartition("log-group:")[2]
-    if name.removesuffix(":*") != LOG_GROUP:
+    if not is_log_group(call.params.get("logGroupName") or call.params.get("logGroupIdentifier", "")):
         raise WireError("ResourceNotFoundException", "The specified log group does not exist.")
 
 

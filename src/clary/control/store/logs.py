@@ -21,11 +21,12 @@ from typing import Any, TypeVar
 from clary.contract.agent_protocol import LogBlock
 from clary.contract.clock import Clock, SystemClock
 from clary.contract.errors import Fault, StoreError
-from clary.control.store import log_pages, log_search, tokens
+from clary.control.store import log_pages, log_scan, log_search, tokens
 from clary.control.store.errors import BadLogQuery, StreamDamaged, StreamNotFound
 from clary.control.store.filter_patterns import compile_pattern
 from clary.control.store.log_pages import EventPage, FilteredPage, SearchKey, TimeRange
 from clary.control.store.log_retention import LogRetention
+from clary.control.store.log_scan import LogScan
 from clary.control.store.log_search import FoundLines, LinePlace, LineQuery
 from clary.control.store.stream_file import StreamView
 from clary.control.store.stream_registry import StreamRegistry, StreamSummary
@@ -304,6 +305,28 @@ class LogStore:
             return log_search.find_lines(views, replace(query, begin_ms=begin_ms)), log_search.end_of(views)
 
         return await self._run(find, threads=self._searchers)
+
+    def scan(self, prefix: str, *, start_ms: int, end_ms: int) -> LogScan:
+        """Return a scan of the lines of all streams with a prefix, from one time to another; `advance` moves it."""
+        return LogScan(prefix, TimeRange(start_ms=start_ms, end_ms=end_ms))
+
+    async def advance(self, scan: LogScan, take: log_scan.Take, *, budget_s: float) -> bool:
+        """Hand the next lines of a scan to `take`, in a thread, for about `budget_s`; return whether none is left.
+
+        Raises: StreamDamaged; what `take` raises. A scan that raised is over.
+        """
+
+        def work() -> bool:
+            if scan.steps is None:
+                kept = self._kept(scan.within)
+                scan.steps = log_scan.steps_of(
+                    self._registry.names_with(scan.prefix),
+                    lambda name: self._views([name], within=kept, after_ms=None),
+                    kept,
+                )
+            return log_scan.advance(scan.steps, take, budget_s=budget_s)
+
+        return await self._run(work, threads=self._searchers)
 
     async def _run(self, work: Callable[[], T], *, threads: ThreadPoolExecutor | None = None) -> T:
         if self._is_closed:

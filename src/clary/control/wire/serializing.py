@@ -23,6 +23,7 @@ REQUEST_ID_HEADER = "x-amzn-RequestId"
 ERROR_TYPE_HEADER = "x-amzn-ErrorType"
 QUERY_ERROR_HEADER = "x-amzn-query-error"
 RETRY_AFTER_HEADER = "x-amz-retry-after"  # milliseconds that a client should wait before it tries again
+MEMBERS = "members"  # name of what else an error says, in the details of a WireError: a document as its model has it
 RETRY_AFTER_MS = "retry_after_ms"  # name of the same in the details of a WireError
 SERVER_ERROR_STATUS = 500
 DEFAULT_ERROR_STATUS = 400
@@ -51,7 +52,8 @@ def serialize_error(
     """Return the answer that carries an error.
 
     Args:
-        error: `details["retry_after_ms"]`, where it has that, tells clients how long to wait before they try again.
+        error: `details["retry_after_ms"]`, where it has that, tells clients how long to wait before they try again;
+            `details["members"]` holds further members, which JSON protocols tell.
         protocol: of the operation, or what `routing.protocol_of` says when there is none.
         service: whose model names status code and spelling of the error, when it is known.
     """
@@ -73,7 +75,7 @@ def serialize_error(
         ).encode()
         return HttpResponse(status, headers, body)
     code = model.shape_name if model is not None else error.code
-    document = {"__type": code, "message": error.message}
+    document = {**error.details.get(MEMBERS, {}), "__type": code, "message": error.message}
     if model is not None and model.message_member != "message":
         # Generated clients read the member that the model names, everybody else reads `message`.
         document[model.message_member] = error.message

@@ -1,0 +1,100 @@
+"""Regular expressions that take time in proportion to a text, whatever the expression is.
+
+Where: `reading` makes one of each expression of a query; `conditions` asks whether it matches somewhere in a message.
+
+Python's `re` tries ways one after the other: `a.*b.*x` takes seconds for one line of 4 KiB and hours for one of 64,
+with the whole service waiting. An automaton follows all ways at once. Its states are made as texts need them; a state
+is a set of places in the expression (`expression_parts`) and the kind of the character before. A short expression
+without a choice runs in `re`, which is much faster and as bounded.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from dataclasses import dataclass, field
+
+from clary.control.insights.errors import QueryTooLarge
+from clary.control.insights.expression_parts import Edge, Parts, Surroundings, compile_parts
+
+MAX_STATES = 1_000  # of one automaton; an expression that needs more is given up
+_CACHED_CODES = 256  # characters below are looked up in one step
+
+
+@dataclass(eq=False)
+class _State:
+    """Places that may be reached now, as bits; and where characters lead."""
+
+    places: int
+    before: Edge
+    by_character: dict[str, _State] = field(default_factory=dict)
+    by_class: dict[tuple[object, ...], _State] = field(default_factory=dict)
+
+
+class Automaton:
+    """One regular expression.
+
+    Args:
+        expression: in the syntax of Python's `re`, without what looks ahead, behind or back.
+
+    Raises: BadExpression, a ValueError that says what is wrong.
+    """
+
+    def __init__(self, expression: str) -> None:
+        self.expression = expression
+        self._parts: Parts = compile_parts(expression)
+        self._plain = _compiled(expression) if self._parts.has_no_choice else None
+        self._states: dict[tuple[int, Edge], _State] = {}
+        self._found = _State(0, Edge.BORDER)
+        self._begin = self._state(self._parts.begin, Edge.BORDER)
+
+    def matches(self, text: str) -> bool:
+        """Whether it matches somewhere in a text.
+
+        Raises: QueryTooLarge where it needs more states than are allowed.
+        """
+        if self._plain is not None:
+            return self._plain.search(text) is not None
+        state, found = self._begin, self._found
+        for character in text:
+            following = state.by_character.get(character)
+            if following is None:
+                following = self._step(state, character)
+            if following is found:
+                return True
+            state = following
+        return self._parts.ends_in(state.places, Surroundings(state.before, Edge.BORDER))
+
+    def _step(self, state: _State, character: str) -> _State:
+        parts = self._parts
+        after = parts.edge_of(character)
+        kind = parts.class_of(character)
+        following = state.by_class.get((after, kind))
+        if following is None:
+            reached = parts.reached(state.places, Surroundings(state.before, after))
+            if parts.has_end(reached):
+                following = self._found
+            else:
+                # A match may begin behind any character.
+                following = self._state(parts.moved(reached, kind) | parts.begin, after)
+            state.by_class[after, kind] = following
+        if ord(character) < _CACHED_CODES:
+            state.by_character[character] = following
+        return following
+
+    def _state(self, places: int, before: Edge) -> _State:
+        known = self._states.get((places, before))
+        if known is not None:
+            return known
+        if len(self._states) >= MAX_STATES:
+            raise QueryTooLarge(
+                f"the regular expression /{self.expression[:200]}/ needs more than {MAX_STATES} states for these "
+                f"lines: make it simpler, with smaller counts"
+            )
+        return self._states.setdefault((places, before), _State(places, before))
+
+
+def _compiled(expression: str) -> re.Pattern[str]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `[[` may mean something else one day
+        return re.compile(expression, re.ASCII)

@@ -1,0 +1,28 @@
+"""Errors of log queries."""
+
+from __future__ import annotations
+
+from clary.contract.errors import ClaryError, Fault
+
+
+class MalformedQuery(ClaryError):
+    """A query that is not understood, or asks for what is not offered.
+
+    Args:
+        message: says what was expected.
+        start: number of the first character that is wrong, from 0.
+        end: number of the character behind the last one.
+    """
+
+    default_fault = Fault.USER
+
+    def __init__(self, message: str, *, start: int, end: int) -> None:
+        super().__init__(message)
+        self.start = start
+        self.end = end
+
+
+class QueryTooLarge(ClaryError):
+    """A query whose result, groups or automaton grew past a bound while it ran."""
+
+    default_fault = Fault.USER

@@ -1,0 +1,185 @@
+"""The commands of a query as data.
+
+Where: made by `reading`, planned by `planning`. Places are numbers of characters of the query's text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clary.control.insights.automaton import Automaton
+
+Number = int | float
+
+
+@dataclass(frozen=True)
+class Place:
+    """From which character to which one something stands."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field by its name, or a column by its alias."""
+
+    name: str
+    place: Place
+
+    @property
+    def label(self) -> str:
+        """What its column is called without an alias."""
+        return self.name
+
+
+@dataclass(frozen=True)
+class Bin:
+    """The time of a line, rounded down."""
+
+    width_ms: int
+    label: str  # bin(5m)
+    place: Place
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing to show or to group by."""
+
+    source: Field | Bin
+    label: str
+
+
+@dataclass(frozen=True)
+class Literal:
+    """A text or a number of the query."""
+
+    value: str | Number
+
+
+Operand = Field | Literal
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two operands and one of = != < <= > >=."""
+
+    left: Operand
+    operator: str
+    right: Operand
+
+
+@dataclass(frozen=True)
+class Like:
+    """A field that holds a text, or that a regular expression matches somewhere."""
+
+    field: Field
+    pattern: str | Automaton
+
+
+@dataclass(frozen=True)
+class In:
+    """A field that equals one of some values."""
+
+    field: Field
+    values: tuple[str | Number, ...]
+
+
+@dataclass(frozen=True)
+class IsPresent:
+    """A field that a line has."""
+
+    field: Field
+
+
+@dataclass(frozen=True)
+class Not:
+    """The opposite of a condition."""
+
+    condition: Condition
+
+
+@dataclass(frozen=True)
+class All:
+    """Conditions joined by `and`."""
+
+    conditions: tuple[Condition, ...]
+
+
+@dataclass(frozen=True)
+class Any:
+    """Conditions joined by `or`."""
+
+    conditions: tuple[Condition, ...]
+
+
+Condition = Comparison | Like | In | IsPresent | Not | All | Any
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Show these, beside what earlier ones show."""
+
+    items: tuple[Item, ...]
+    place: Place
+
+
+@dataclass(frozen=True)
+class Display:
+    """Show these and nothing else."""
+
+    items: tuple[Item, ...]
+    place: Place
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Keep lines of which a condition holds."""
+
+    condition: Condition
+    place: Place
+
+
+@dataclass(frozen=True)
+class SortKey:
+    """One thing to sort by."""
+
+    source: Field | Bin
+    is_descending: bool
+
+
+@dataclass(frozen=True)
+class Sort:
+    """Order rows."""
+
+    keys: tuple[SortKey, ...]
+    place: Place
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Keep the first rows."""
+
+    count: int
+    place: Place
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """One number made of all lines of a group."""
+
+    function: str
+    field: Field | None  # None for count(*)
+    label: str
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Make one row of each group of lines."""
+
+    aggregates: tuple[Aggregate, ...]
+    groups: tuple[Item, ...]
+    place: Place
+
+
+Command = Fields | Display | Filter | Sort | Limit | Stats

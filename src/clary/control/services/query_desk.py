@@ -1,0 +1,246 @@
+"""Queries over log lines: who has asked for which, how far they are, and what came of them.
+
+Where: `services.log_queries` answers StartQuery and its kin from here. A query looks at lines in short slices, in the
+threads of the log store. Of each client one query runs at a time, and `MAX_RUNNING` of all clients take their slices in
+turn; the others are Scheduled. Results stay in memory, bounded by number, size and age; a restart forgets them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from functools import partial
+from uuid import uuid4
+
+from clary.contract.clock import Clock
+from clary.contract.errors import ClaryError, Fault
+from clary.control.insights.evaluation import Evaluation, Row
+from clary.control.insights.lines import LogLine
+from clary.control.insights.planning import Plan
+from clary.control.store.log_records import LogRecord
+from clary.control.store.logs import LogStore
+
+MAX_RUNNING = 4
+MAX_UNFINISHED = 100  # of all clients, as AWS has it
+MAX_UNFINISHED_PER_CLIENT = 10
+MAX_KEPT_PER_CLIENT = 50
+MAX_KEPT_CHARACTERS = 64 << 20  # of the results of all clients
+KEPT_S = 3600.0
+SLICE_S = 0.05
+WORK_S = 120.0  # the time of all slices of a query; some millions of lines a minute
+WAIT_S = 900.0  # from the start of a query to its end, whatever others do
+
+_log = logging.getLogger(__name__)
+
+
+class QueryStatus(StrEnum):
+    """How far a query is, as GetQueryResults spells it."""
+
+    SCHEDULED = "Scheduled"
+    RUNNING = "Running"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+    CANCELLED = "Cancelled"
+    TIMEOUT = "Timeout"
+
+
+_UNFINISHED = (QueryStatus.SCHEDULED, QueryStatus.RUNNING)
+
+
+class TooManyQueries(ClaryError):
+    """A query more than are taken at once."""
+
+    default_fault = Fault.USER
+
+
+class QueryNotFound(ClaryError):
+    """No query of that id that the client may see."""
+
+    default_fault = Fault.USER
+
+
+@dataclass(eq=False, kw_only=True)
+class LogQuery:
+    """One query and its result."""
+
+    query_id: str
+    client: str
+    text: str
+    created_at: datetime
+    evaluation: Evaluation
+    status: QueryStatus = QueryStatus.SCHEDULED
+    reason: str = ""  # of a query that failed
+    rows: list[Row] = field(default_factory=list)
+    num_characters: int = 0
+    duration_s: float = 0.0
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing will change any more."""
+        return self.status not in _UNFINISHED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a client wants looked at."""
+
+    text: str
+    plan: Plan
+    prefix: str  # of the streams that the client may see
+    start_ms: int
+    end_ms: int
+    log: str  # what @log says
+
+
+class QueryDesk:
+    """Runs queries and keeps their results.
+
+    Args:
+        logs: whose lines are looked at.
+        clock: says when queries were asked.
+    """
+
+    def __init__(self, logs: LogStore, clock: Clock) -> None:
+        self._logs = logs
+        self._clock = clock
+        self._queries: dict[str, LogQuery] = {}  # in the order in which they were asked
+        self._turns: dict[str, asyncio.Lock] = {}  # of each client with unfinished queries
+        self._places = asyncio.Semaphore(MAX_RUNNING)
+        self._slice = asyncio.Lock()
+
+    def start(self, client: str, asked: Asked) -> str:
+        """Begin a query and return its id.
+
+        Raises: TooManyQueries.
+        """
+        self._forget_old(client)
+        unfinished = [query for query in self._queries.values() if not query.is_finished]
+        own = sum(query.client == client for query in unfinished)
+        if own >= MAX_UNFINISHED_PER_CLIENT or len(unfinished) >= MAX_UNFINISHED:
+            raise TooManyQueries(
+                f"{own} queries of yours and {len(unfinished)} of all clients are not finished; at most "
+                f"{MAX_UNFINISHED_PER_CLIENT} and {MAX_UNFINISHED} may be: wait for some, or stop them with StopQuery"
+            )
+        query = LogQuery(
+            query_id=str(uuid4()),
+            client=client,
+            text=asked.text,
+            created_at=self._clock.now(),
+            evaluation=Evaluation(asked.plan),
+        )
+        self._queries[query.query_id] = query
+        turn = self._turns.setdefault(client, asyncio.Lock())
+        query.task = asyncio.create_task(self._run(query, asked, turn), name=f"log-query:{query.query_id}")
+        # Not within the task: one that is cancelled before its first step has no such moment.
+        query.task.add_done_callback(partial(self._ended, query))
+        return query.query_id
+
+    def find(self, client: str | None, query_id: str) -> LogQuery:
+        """Return a query; None as client sees everybody's.
+
+        Raises: QueryNotFound.
+        """
+        query = self._queries.get(query_id)
+        if query is None or client not in (None, query.client) or self._is_old(query):
+            raise QueryNotFound(
+                f"no query {query_id[:100]!r}: results are kept for {KEPT_S:g} s and {MAX_KEPT_PER_CLIENT} queries a "
+                f"client, and a restart of the service forgets them; start it again"
+            )
+        return query
+
+    def queries(self, client: str | None) -> list[LogQuery]:
+        """Return the queries that a client may see, the newest first."""
+        return [
+            query
+            for query in reversed(self._queries.values())
+            if client in (None, query.client) and not self._is_old(query)
+        ]
+
+    def stop(self, query: LogQuery) -> bool:
+        """End a query; return False for one that has ended already."""
+        if query.is_finished:
+            return False
+        query.status = QueryStatus.CANCELLED
+        if query.task is not None:
+            query.task.cancel()
+        return True
+
+    async def close(self) -> None:
+        """End every query and wait until none looks at lines any more."""
+        tasks = [query.task for query in self._queries.values() if query.task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _run(self, query: LogQuery, asked: Asked, turn: asyncio.Lock) -> None:
+        started_s = self._clock.monotonic()
+        try:
+            async with asyncio.timeout(WAIT_S), turn, self._places:
+                query.status = QueryStatus.RUNNING
+                started_s = self._clock.monotonic()
+                is_whole = await self._look(query, asked)
+                query.rows = await asyncio.to_thread(query.evaluation.rows)
+                query.status = QueryStatus.COMPLETE if is_whole else QueryStatus.TIMEOUT
+        except asyncio.CancelledError:
+            query.status = QueryStatus.CANCELLED
+        except TimeoutError:
+            query.status = QueryStatus.TIMEOUT
+        except ClaryError as error:
+            query.status, query.reason = QueryStatus.FAILED, error.message
+            _log.info("query %s of log lines failed: %s", query.query_id, error.message)
+        finally:
+            query.duration_s = self._clock.monotonic() - started_s
+
+    async def _look(self, query: LogQuery, asked: Asked) -> bool:
+        """Give lines to a query; return False where its time was over before they were."""
+        scan = self._logs.scan(asked.prefix, start_ms=asked.start_ms, end_ms=asked.end_ms)
+        evaluation = query.evaluation
+
+        def take(stream: str, record: LogRecord) -> None:
+            line = LogLine(asked.log, stream, record.sequence, record.at_ms, record.ingestion_ms, record.message)
+            evaluation.take(line, size_bytes=record.size_bytes)
+
+        worked_s = 0.0
+        while worked_s < WORK_S:
+            async with self._slice:
+                began_s = self._clock.monotonic()
+                if await self._logs.advance(scan, take, budget_s=SLICE_S):
+                    return True
+                # At least a slice, whatever the clock says: a clock that stands still ends no query.
+                worked_s += max(self._clock.monotonic() - began_s, SLICE_S)
+        return False
+
+    def _ended(self, query: LogQuery, task: asyncio.Task[None]) -> None:
+        """Forget what only a running query needs, and old results where all take too much."""
+        query.task = None
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            # A defect of ours: its query must not be Running for ever.
+            query.status, query.reason = QueryStatus.FAILED, f"{type(error).__name__} within the service; see its log"
+            _log.error("query %s of log lines failed", query.query_id, exc_info=error)
+        query.evaluation.drop()
+        query.num_characters = len(query.text) + sum(len(name) + len(text) for row in query.rows for name, text in row)
+        if all(other.is_finished for other in self._queries.values() if other.client == query.client):
+            self._turns.pop(query.client, None)
+        taken = sum(other.num_characters for other in self._queries.values())
+        for other in list(self._queries.values()):
+            if taken <= MAX_KEPT_CHARACTERS:
+                return
+            if other.is_finished and other is not query:
+                taken -= other.num_characters
+                del self._queries[other.query_id]
+
+    def _forget_old(self, client: str) -> None:
+        for query in [query for query in self._queries.values() if self._is_old(query)]:
+            del self._queries[query.query_id]
+        own = [query for query in self._queries.values() if query.client == client and query.is_finished]
+        for query in own[: max(0, len(own) - MAX_KEPT_PER_CLIENT + 1)]:
+            del self._queries[query.query_id]
+
+    def _is_old(self, query: LogQuery) -> bool:
+        return query.is_finished and self._clock.now() - query.created_at > timedelta(seconds=KEPT_S)
