@@ -257,6 +257,11 @@ def test_logs_are_live_searched_and_by_host(page, console, jobs):
     expect(log).to_contain_text("loss=0.5")
     seen = int(re.findall(r"step (\d+)", log.inner_text())[-1])
     expect(log).to_contain_text(f"step {seen + 15} ")  # with nobody asking
+    page.set_viewport_size(PHONE)  # where lines wrap
+    seen = int(re.findall(r"step (\d+)", log.inner_text())[-1])
+    expect(log).to_contain_text(f"step {seen + 10} ")
+    assert log.evaluate("log => log.scrollHeight - log.scrollTop - log.clientHeight") <= 40
+    expect(page.get_by_role("button", name="Follow")).to_have_attribute("aria-pressed", "true")
     page.get_by_label("Host", exact=True).select_option("algo-2")
     expect(log).not_to_contain_text("algo-1")
     page.get_by_label("Search the log").fill("TICK-7-tock")
@@ -294,6 +299,76 @@ def test_charts_show_values_under_the_pointer_zoom_and_hide_lines(page, console,
     line.click()
     expect(loss.get_by_role("img", name="loss: chart of 0 lines")).to_be_visible()
     expect(page.get_by_role("group", name="Memory", exact=True).get_by_role("img")).to_be_visible()
+
+
+def test_curves_are_drawn_over_steps_and_smoothed(page, console, jobs):
+    open_job(page, console, jobs.slow, "charts")
+    loss = page.get_by_role("group", name="loss", exact=True)
+    expect(loss.locator("path.line")).to_have_count(1)
+    page.get_by_label("Horizontal axis").select_option("step")
+    loss.get_by_role("img").focus()
+    page.keyboard.press("ArrowLeft")
+    expect(loss).to_contain_text("step 30")  # which its log lines name
+    page.get_by_label("Smoothing").fill("0.9")
+    expect(loss.locator("path.line")).to_have_count(2)  # the values as they are stand behind
+    page.reload()
+    expect(page.get_by_label("Smoothing")).to_have_value("0.9")
+    page.goto(f"{console.url}/console/compare?jobs={jobs.slow},{jobs.fast}&axis=step&smooth=0.5")
+    expect(page.get_by_role("group", name="loss", exact=True).locator("path.line")).to_have_count(4)
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("\x1b[31mred\x1b[0m <b>", [["red", "ansi-red"], [" <b>", ""]]),
+        ("\x1b[1;38;5;2mgreen\x1b[22m on", [["green", "ansi-green ansi-bold"], [" on", "ansi-green"]]),
+        ("\x1b]0;title\x07a\x1b]8;;http://evil\x1b\\b\x1b[2Kc\x1b[>4;1md\x9be", [["abcde", ""]]),
+        ("end\x1b[", [["end", ""]]),
+    ],
+)
+def test_what_terminals_obey_is_colour_or_nothing(page, console, jobs, text, pieces):
+    page.goto(f"{console.url}/console/elsewhere")
+    script = "text => import('/console/job/ansi_text.js').then((ansi) => ansi.colouredPieces(text))"
+    assert [[one["text"], one["kind"]] for one in page.evaluate(script, text)] == pieces
+
+
+def test_of_a_progress_bar_the_last_state_is_shown(page, console, jobs):
+    page.goto(f"{console.url}/console/elsewhere")
+    shown = page.evaluate(
+        """async (texts) => {
+          const { ProgressFolding } = await import("/console/job/progress_folding.js");
+          const folding = new ProgressFolding();
+          const nodes = texts.map((text) => Object.assign(document.createElement("p"), { textContent: text }));
+          for (const node of nodes) folding.add({ host: "algo-1", rank: null }, node.textContent, node);
+          return nodes.filter((node) => !node.classList.contains("log-folded")).map((node) => node.textContent);
+        }""",
+        [
+            "train:  10%|#   | 1/10 [00:01<00:09]",
+            "loss=0.5 at 10%",
+            "train: 100%|####| 10/10 [00:10<00:00]",
+            "eval:  50%|##  | 1/2 [00:01<00:01]",
+            "train:  10%|#   | 1/10 [00:01<00:09]",  # of the next epoch
+            "train:  20%|##  | 2/10 [00:02<00:08]",
+        ],
+    )
+    assert shown == [
+        "loss=0.5 at 10%",
+        "train: 100%|####| 10/10 [00:10<00:00]",
+        "eval:  50%|##  | 1/2 [00:01<00:01]",
+        "train:  20%|##  | 2/10 [00:02<00:08]",
+    ]
+
+
+def test_names_of_a_sweep_differ_where_they_are_cut(page, console, jobs):
+    page.goto(f"{console.url}/console/elsewhere")
+    script = "names => import('/console/base/words.js').then((words) => words.endings(names))"
+    sweep = ["sweep-of-a-model-001-9f3a", "sweep-of-a-model-002-9f3b"]
+    assert page.evaluate(script, sweep) == ["\u2026001-9f3a", "\u2026002-9f3b"]
+    for others in (["learns-slow", "learns-fast"], ["one-job"], ["same-name-of-two", "same-name-of-two-more"]):
+        assert all(
+            name.endswith(given.removeprefix("\u2026"))
+            for name, given in zip(others, page.evaluate(script, others), strict=True)
+        )
 
 
 def test_numbers_of_any_size_have_an_end_of_ticks(page, console, jobs):

@@ -34,6 +34,7 @@ from clary.contract.launch_plan import LaunchPlan
 from clary.contract.plain import from_plain
 from clary.contract.stack_dumps import HostDump
 from clary.control.jobs import events, host_metrics
+from clary.control.jobs.log_steps import step_of
 from clary.control.jobs.training_job import FinalMetric, TrainingJob
 from clary.control.reconcile.dump_desk import DumpDesk
 from clary.control.reconcile.hub import JobHub
@@ -328,7 +329,10 @@ class AgentGateway:
         for block in batch.blocks:
             end_sequence += block.num_lines
             if end_sequence > self._counted[stream]:
-                values += [FinalMetric(name=found.name, value=found.value, at=found.at) for found in block.metrics]
+                step = step_of(block.text) if block.metrics else None  # such a block is one line
+                values += [
+                    FinalMetric(name=found.name, value=found.value, at=found.at, step=step) for found in block.metrics
+                ]
         if values:
             await self._metrics.add_metrics(job.name, values)
         self._counted[stream] = max(self._counted[stream], end_sequence)

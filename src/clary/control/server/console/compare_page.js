@@ -5,19 +5,22 @@ import { element, refill } from "./base/element.js";
 import { icon } from "./base/icons.js";
 import { useKeys } from "./base/keys.js";
 import { callout, empty, failure, panel, skeleton } from "./base/places.js";
-import { go, jobPath, link, listPath, query } from "./base/router.js";
+import { go, jobPath, link, listPath, query, setQuery } from "./base/router.js";
 import { badge } from "./base/statuses.js";
-import { duration, lossFirst, number } from "./base/words.js";
+import { duration, endings, lossFirst, number } from "./base/words.js";
+import { bySteps, hasSteps, queryOf, STEPS, viewControls, viewed, viewOf } from "./charts/curve_view.js";
 import { LineChart } from "./charts/line_chart.js";
+import { SharedSteps } from "./charts/shared_steps.js";
 import { SharedTime } from "./charts/shared_time.js";
 
 const POINTS = 400;
+const ZERO = 1; // times count from each job's first value
 
 /** Make the page. */
 export function comparePage({ signal }) {
   const names = (query().jobs ?? "").split(",").filter(Boolean);
   const place = element("div", { class: "stacked" }, skeleton(120, 220));
-  const curves = element("div", { class: "charts" });
+  const curves = element("div", {});
   const load = async () => {
     if (!names.length) return refill(place, none());
     try {
@@ -119,6 +122,7 @@ function differences(jobs, title, items) {
 }
 
 function jobsHead(jobs) {
+  const short = endings(jobs.map((job) => job.name));
   return element(
     "thead",
     {},
@@ -132,7 +136,7 @@ function jobsHead(jobs) {
           { scope: "col" },
           element("span", { class: `swatch line-${index % 8}` }),
           " ",
-          link(jobPath(job.name), {}, job.name),
+          link(jobPath(job.name), { title: job.name, "aria-label": job.name }, short[index]),
         ),
       ),
     ),
@@ -140,34 +144,72 @@ function jobsHead(jobs) {
 }
 
 async function drawCurves(place, jobs, signal) {
-  const zero = 1; // times count from each job's first value
   const found = await Promise.all(
     jobs.map((job) => get(ofJob(job.name, "metric-values"), { points: POINTS }, signal).catch(() => ({ metrics: {} }))),
   );
   const names = [...new Set(found.flatMap((one) => Object.keys(one.metrics)))].sort(lossFirst);
-  const shared = new SharedTime({ zero });
-  let longest = 0;
-  const charts = names.map((name) => {
-    const lines = jobs.map((job, index) => {
-      const metrics = found[index].metrics; // a metric may have any name, `constructor` too
-      const points = Object.hasOwn(metrics, name) ? metrics[name] : [];
-      const begin = Math.min(
-        ...Object.values(found[index].metrics)
-          .filter((one) => one.length)
-          .map((one) => one[0][0]),
-      );
-      const moved = points.map(([at, value]) => [at - begin + zero, value]);
-      longest = Math.max(longest, moved.at(-1)?.[0] ?? 0);
-      return { key: job.name, label: job.name, colour: index % 8, points: moved };
-    });
-    return [new LineChart({ title: name, unit: "", shared, signal }), lines.filter((line) => line.points.length)];
-  });
-  shared.setWhole(zero, longest);
+  if (!names.length) return;
+  const view = viewOf(query());
+  const curves = new Curves(names, jobs, found, signal);
+  const changed = () => {
+    setQuery(queryOf(view));
+    curves.show(view);
+  };
   refill(
     place,
-    charts.map(([chart]) => chart.element),
+    element("div", { class: "charts-head" }, element("h2", {}, "Curves"), viewControls(view, changed)),
+    curves.element,
   );
-  for (const [chart, lines] of charts) chart.setLines(lines);
+  curves.show(view);
+}
+
+/** A chart of each metric: over steps, if any job said them, else over the time since each job's first value. */
+class Curves {
+  #time = new SharedTime({ zero: ZERO });
+  #steps = new SharedSteps();
+  #charts = new Map();
+  element = element("div", { class: "charts" });
+
+  constructor(names, jobs, found, signal) {
+    Object.assign(this, { names, jobs, signal, labels: endings(jobs.map((job) => job.name)) });
+    // A metric may have any name, `constructor` too.
+    this.curves = names.map((name) => found.map((one) => (Object.hasOwn(one.metrics, name) ? one.metrics[name] : [])));
+    this.begins = found.map((one) =>
+      Math.min(...Object.values(one.metrics).flatMap((points) => points.slice(0, 1).map(([at]) => at))),
+    );
+    const all = this.curves.flatMap((curves) => curves.map((curve, index) => this.#overTime(curve, index).at(-1)?.[0]));
+    this.#time.setWhole(ZERO, Math.max(ZERO, ...all.filter((at) => at !== undefined)));
+    this.#steps.setWhole(0, Math.max(0, ...this.curves.flat().map((curve) => bySteps(curve).at(-1)?.[0] ?? 0)));
+  }
+
+  show(view) {
+    const shown = this.names.map((name, place) => {
+      const isBySteps = view.axis === STEPS && hasSteps(this.curves[place]);
+      const lines = this.curves[place].map((curve, index) => {
+        const points = isBySteps ? bySteps(curve) : this.#overTime(curve, index);
+        const line = { key: this.jobs[index].name, label: this.labels[index], colour: index % 8, points };
+        return viewed(line, view.smoothing);
+      });
+      return [this.#chart(name, isBySteps), lines.filter((line) => line.points.length)];
+    });
+    refill(
+      this.element,
+      shown.map(([chart]) => chart.element),
+    );
+    for (const [chart, lines] of shown) chart.setLines(lines);
+  }
+
+  #overTime(curve, index) {
+    return curve.map(([at, value]) => [at - this.begins[index] + ZERO, value]);
+  }
+
+  #chart(name, isBySteps) {
+    const key = JSON.stringify([name, isBySteps]);
+    const shared = isBySteps ? this.#steps : this.#time;
+    if (!this.#charts.has(key))
+      this.#charts.set(key, new LineChart({ title: name, unit: "", shared, signal: this.signal }));
+    return this.#charts.get(key);
+  }
 }
 
 function none() {

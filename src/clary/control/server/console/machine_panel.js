@@ -14,7 +14,7 @@ export function machinePanel(machine) {
     meter("Hosts", held(machine.hosts_held, machine.max_hosts, "host"), share(machine.hosts_held, machine.max_hosts)),
     meter(
       "Processors",
-      used === null ? count(machine.num_cpus, "CPU") : `${Math.round(used)} % of ${count(machine.num_cpus, "CPU")} busy`,
+      `${used === null ? "" : `${Math.round(used)} % of `}${count(machine.num_cpus, "CPU")}${used === null ? "" : " busy"}`,
       used,
     ),
     meter(
@@ -23,7 +23,7 @@ export function machinePanel(machine) {
       share(memory, machine.memory_bytes),
     ),
     meter(
-      "Memory promised to jobs",
+      "Memory promised",
       `${quantity(machine.promised_held_bytes, "B")} of ${quantity(machine.promised_bytes, "B")}`,
       share(machine.promised_held_bytes, machine.promised_bytes),
     ),
@@ -39,7 +39,9 @@ export function machinePanel(machine) {
       machine.disk_place,
     ),
   ];
-  const waiting = machine.num_waiting ? `${count(machine.num_waiting, "job")} waiting for hosts` : "no job waits for hosts";
+  const waiting = machine.num_waiting
+    ? `${count(machine.num_waiting, "job")} waiting for hosts`
+    : "no job waits for hosts";
   return panel("This machine", element("dl", { class: "meters" }, meters), {
     extra: element("span", { class: "faint" }, waiting),
   });

@@ -3,6 +3,7 @@
 const BYTES = ["B", "kB", "MB", "GB", "TB", "PB"];
 const ENDINGS = { _percent: "%", _bytes_s: "B/s", _bytes: "B", _ms: "ms", _w: "W", _c: "°C", _s: "s" };
 const ALSO_BYTES = ["memory", "disk_used"]; // measured in bytes and in percent of what there is
+const LONG_BEGIN = 10; // letters that names have in common; fewer are shown
 const DAY_MS = 86_400_000;
 const day = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
 const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
@@ -86,6 +87,15 @@ export function quantityWords(name) {
 export function lossFirst(one, other) {
   const isLoss = (name) => /loss/i.test(name);
   return isLoss(other) - isLoss(one) || one.localeCompare(other, "en", { numeric: true });
+}
+
+/** Return names without what all of them begin with, if that is long: `…003-9f3a` of `sweep-of-a-model-003-9f3a`. */
+export function endings(names) {
+  if (names.length < 2) return names;
+  let same = 0;
+  while (names.every((name) => same < name.length && name[same] === names[0][same])) same++;
+  const at = Math.max(...["-", "_", "."].map((sign) => names[0].lastIndexOf(sign, same - 1))) + 1;
+  return at < LONG_BEGIN ? names : names.map((name) => `…${name.slice(at)}`);
 }
 
 /** Return `place 3 of 205, starts in about 12 min`; empty for a job that does not wait. */

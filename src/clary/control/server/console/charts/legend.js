@@ -1,6 +1,7 @@
 // The lines of a chart by name, each with its value; a click hides one, a double click the others.
 
 import { element, refill } from "../base/element.js";
+import { nameParts } from "../base/places.js";
 
 /** Make a legend. Returns its element, `setLines(lines, hidden)` and `setValues(values by key)`. */
 export function makeLegend({ toggle }) {
@@ -27,7 +28,7 @@ export function makeLegend({ toggle }) {
             on,
           },
           element("span", { class: `swatch line-${line.colour}`, "aria-hidden": "true" }),
-          element("span", { class: "cut" }, line.label),
+          element("span", { class: "name" }, nameParts(line.label)),
           value,
         );
       }),

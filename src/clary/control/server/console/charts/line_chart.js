@@ -18,8 +18,8 @@ let numCharts = 0;
 /**
  * Make a chart.
  * Args: title; unit; shared: a `SharedTime`, so that charts of one page zoom and point together.
- * Lines are {key, label, colour, isWide, points: [[at, value], ...]} in order of time; `at` in milliseconds, or steps;
- * a wide one is seen below one that covers it.
+ * Lines are {key, label, colour, isWide, points: [[at, value], ...], raw} in order of time; `at` in milliseconds, or
+ * steps; a wide one is seen below one that covers it; `raw` are points drawn faintly behind those that were smoothed.
  */
 export class LineChart {
   #lines = [];
@@ -82,9 +82,13 @@ export class LineChart {
     if (width < 120 || !this.#lines.length) return;
     const shown = this.#lines.filter((line) => !this.#hidden.has(line.key));
     const span = this.shared.span();
-    const inside = shown.map((line) => ({ ...line, points: within(line.points, span) }));
+    const inside = shown.map((line) => ({
+      ...line,
+      points: within(line.points, span),
+      raw: within(line.raw ?? [], span),
+    }));
     const room = roomFor(
-      inside.flatMap((line) => line.points.map((point) => point[1])),
+      inside.flatMap((line) => [...line.points, ...line.raw].map((point) => point[1])),
       { isLog: this.#isLog, unit: this.unit },
     );
     this.#x = scale(span, [LEFT, width - RIGHT]);
@@ -106,13 +110,8 @@ export class LineChart {
         { id: this.clip },
         svg("rect", { x: LEFT, y: 0, width: width - LEFT - RIGHT, height: HEIGHT - BOTTOM + 2 }),
       ),
-      inside.map((line) =>
-        svg("path", {
-          "clip-path": `url(#${this.clip})`,
-          class: `line line-${line.colour}${line.isWide ? " line-wide" : ""}`,
-          d: path(line.points, this.#x, y, this.#isLog),
-        }),
-      ),
+      inside.map((line) => line.raw.length > 0 && this.#line(line.raw, `line-${line.colour} line-raw`)),
+      inside.map((line) => this.#line(line.points, `line-${line.colour}${line.isWide ? " line-wide" : ""}`)),
       inside
         .filter((line) => line.points.length === 1)
         .map((line) =>
@@ -127,6 +126,11 @@ export class LineChart {
     );
     this.reset.hidden = !this.shared.isZoomed;
     this.#point(this.shared.at);
+  }
+
+  #line(points, kind) {
+    const drawn = path(points, this.#x, this.y, this.#isLog);
+    return svg("path", { "clip-path": `url(#${this.clip})`, class: `line ${kind}`, d: drawn });
   }
 
   #room() {

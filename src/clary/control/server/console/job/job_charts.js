@@ -6,7 +6,9 @@ import { empty, failure, skeleton } from "../base/places.js";
 import { repeat } from "../base/repeating.js";
 import { query, setQuery } from "../base/router.js";
 import { lossFirst, quantityWords, unitOf } from "../base/words.js";
+import { bySteps, hasSteps, queryOf, STEPS, viewControls, viewed, viewOf } from "../charts/curve_view.js";
 import { LineChart } from "../charts/line_chart.js";
+import { SharedSteps } from "../charts/shared_steps.js";
 import { SharedTime } from "../charts/shared_time.js";
 import { picturesPart } from "./job_pictures.js";
 
@@ -36,6 +38,9 @@ export function chartsTab({ name, facts, signal }) {
   const asked = { span: "all", host: "", ...query() };
   const charts = new Map();
   const shared = new SharedTime();
+  const steps = new SharedSteps();
+  const view = viewOf(query());
+  let curves = []; // names of metrics and their points, as the program reported them
   const training = element("div", { class: "charts" });
   const system = element("div", { class: "charts" }, skeleton(190, 190));
   const trainingHead = element("div", { class: "charts-head" }, element("h2", {}, "Training"));
@@ -57,7 +62,12 @@ export function chartsTab({ name, facts, signal }) {
     "All series",
   );
   const systemHead = element("div", { class: "charts-head" }, element("h2", {}, "System"), host, more);
-  trainingHead.append(span);
+  const stepless = element("span", { class: "small faint", hidden: true }, "No steps were said: shown over time");
+  const viewSaid = () => {
+    setQuery({ span: asked.span === "all" ? "" : asked.span, host: asked.host, ...queryOf(view) });
+    if (curves.length) showTraining();
+  };
+  trainingHead.append(span, ...viewControls(view, viewSaid), stepless);
 
   async function load() {
     const { since, until } = times(facts(), asked.span);
@@ -85,23 +95,40 @@ export function chartsTab({ name, facts, signal }) {
   }
 
   function drawTraining({ metrics }) {
-    const groups = Object.entries(metrics)
+    curves = Object.entries(metrics)
       .filter(([, points]) => points.length)
-      .sort(([one], [other]) => lossFirst(one, other))
-      .map(([metric, points]) => ({
-        key: `metric ${metric}`,
+      .sort(([one], [other]) => lossFirst(one, other));
+    if (curves.length) showTraining();
+    else refill(training, noMetrics());
+  }
+
+  /** Draw the curves as they are viewed; one whose points say no steps stays over time. */
+  function showTraining() {
+    const groups = curves.map(([metric, points]) => {
+      const isBySteps = view.axis === STEPS && hasSteps([points]);
+      const line = { key: metric, label: metric, colour: 0, points: isBySteps ? bySteps(points) : points };
+      return {
+        key: `metric ${isBySteps ? STEPS : ""} ${metric}`,
         title: metric,
         unit: "",
-        lines: [{ key: metric, label: metric, colour: 0, points }],
-      }));
-    if (groups.length) draw(training, groups);
-    else refill(training, noMetrics());
+        shared: isBySteps ? steps : shared,
+        lines: [viewed(line, view.smoothing)],
+      };
+    });
+    const overSteps = groups.filter((group) => group.shared === steps).map((group) => group.lines[0].points);
+    if (overSteps.length)
+      steps.setWhole(
+        Math.min(...overSteps.map((points) => points[0][AT])),
+        Math.max(...overSteps.map((points) => points.at(-1)[AT])),
+      );
+    stepless.hidden = view.axis !== STEPS || overSteps.length > 0;
+    draw(training, groups);
   }
 
   function draw(place, groups) {
     const made = groups.map((group) => {
       const key = `${group.key} ${asked.host}`;
-      if (!charts.has(key)) charts.set(key, new LineChart({ title: group.title, unit: group.unit, shared, signal }));
+      if (!charts.has(key)) charts.set(key, new LineChart({ shared, signal, ...group }));
       return [charts.get(key), group.lines];
     });
     const elements = made.map(([chart]) => chart.element);
@@ -123,7 +150,7 @@ export function chartsTab({ name, facts, signal }) {
 
   const ask = (change) => {
     Object.assign(asked, change);
-    setQuery({ span: asked.span === "all" ? "" : asked.span, host: asked.host });
+    setQuery({ span: asked.span === "all" ? "" : asked.span, host: asked.host, ...queryOf(view) });
     shared.zoom(null);
     anew();
   };

@@ -1,0 +1,26 @@
+"""The training's step in a log line, so that values found there can be drawn over steps. Pure.
+
+Where: `reconcile.agent_gateway` asks for lines in which agents found metrics.
+
+Lines are hostile and long: only their beginning is looked at, by patterns whose time grows with its length alone.
+"""
+
+from __future__ import annotations
+
+import re
+
+MOST_CHARACTERS = 4096  # as far as agents look for metrics
+_BETWEEN = r"['\"]?[ \t]{0,3}[:=#]?[ \t]{0,3}\[?[ \t]{0,3}"
+_GLOBAL = re.compile(rf"(?<![a-z_])global[_ -]?step{_BETWEEN}(\d{{1,15}})(?![\d.])", re.IGNORECASE)
+_STEP = re.compile(rf"(?<![a-z_])(?:train[_ ])?(?:step|iteration|iter){_BETWEEN}(\d{{1,15}})(?![\d.])", re.IGNORECASE)
+_EPOCH = re.compile(r"(?<![a-z])epoch", re.IGNORECASE)
+
+
+def step_of(line: str) -> int | None:
+    """Return the step that a line names; None for none.
+
+    In a line that names an epoch only a global step counts: others mostly begin anew with each epoch.
+    """
+    begin = line[:MOST_CHARACTERS]
+    found = _GLOBAL.search(begin) or (None if _EPOCH.search(begin) else _STEP.search(begin))
+    return None if found is None else int(found[1])
