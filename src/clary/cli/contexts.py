@@ -12,7 +12,7 @@ import ipaddress
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -38,8 +38,8 @@ class RemoteService:
 
     url: str
     access_key_id: str
-    secret_access_key: str
-    admin_token: str
+    secret_access_key: str = field(repr=False)
+    admin_token: str = field(repr=False)
     region: str = Settings.region
     ca_file: str = ""  # of the authority that has signed its certificate; empty: one that this machine trusts
     plain_http: bool = False  # whether keys may go there without TLS
