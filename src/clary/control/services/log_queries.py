@@ -22,6 +22,7 @@ from clary.control.services.query_desk import Asked, LogQuery, QueryNotFound, Qu
 from clary.control.store import tokens
 from clary.control.store.errors import BadToken
 from clary.control.store.log_records import MAX_TIME_MS
+from clary.control.wire.serializing import MEMBERS
 
 LANGUAGE = "CWLI"
 OWNER = "owner"
@@ -191,7 +192,7 @@ def _milliseconds(time: int, *, is_end: bool = False) -> int:
 
 def _malformed(error: MalformedQuery) -> WireError:
     found = WireError("MalformedQueryException", f"{error.message} (characters {error.start} to {error.end})")
-    found.details["members"] = {
+    found.details[MEMBERS] = {
         "queryCompileError": {
             "location": {"startCharOffset": error.start, "endCharOffset": error.end},
             "message": error.message,

@@ -11,7 +11,7 @@ from wire_builders import REQUEST_ID, read_by_botocore, sagemaker
 from clary.contract.errors import ContractError, WireError
 from clary.contract.statuses import TrainingJobStatus
 from clary.control.wire.models import Protocol, service
-from clary.control.wire.serializing import serialize, serialize_error
+from clary.control.wire.serializing import MEMBERS, serialize, serialize_error
 
 DESCRIBE = sagemaker("DescribeTrainingJob")
 GET_ROLE = service("iam").operation("GetRole", Protocol.QUERY)
@@ -133,6 +133,15 @@ def test_json_errors_have_type_message_and_header():
     response = serialize_error(error, protocol=Protocol.JSON_1_1, request_id=REQUEST_ID, service=service("logs"))
     assert json.loads(response.body) == {"__type": error.code, "message": error.message}
     assert response.header("x-amzn-errortype") == error.code
+
+
+def test_json_errors_carry_further_members():
+    error = WireError("MalformedQueryException", "wrong")
+    error.details[MEMBERS] = {"queryCompileError": {"message": "here"}, "message": "never this one"}
+    response = serialize_error(error, protocol=Protocol.JSON_1_1, request_id=REQUEST_ID, service=service("logs"))
+    document = json.loads(response.body)
+    assert document["queryCompileError"] == {"message": "here"}
+    assert (document["__type"], document["message"]) == ("MalformedQueryException", "wrong")
 
 
 def test_modelled_errors_also_use_the_member_that_the_model_names():
