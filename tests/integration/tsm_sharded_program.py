@@ -21,6 +21,7 @@ from tsm_tensor_program import begun, full_state, optimizer_of, train_cut, wrapp
 from clary.train.parallel.fsdp import export
 from clary.train.parallel.fsdp.asynchronous import AsyncCallsQueue, async_save
 from clary.train.parallel.fsdp.loading import load
+from clary.train.parallel.fsdp.saving import save
 from clary.train.parallel.fsdp.session import init, state
 from clary.train.parallel.fsdp.storage import DistributedFileSystemReader
 from clary.train.parallel.fsdp.training import transform
@@ -243,4 +244,66 @@ def test_a_model_is_saved_and_loaded_in_one_call(rank, size):
     refused(
         lambda: export.save_model_checkpoint(model, StateDictType.FULL_STATE_DICT, str(at)), ValueError, "SHARDED_STATE"
     )
+    state.reset()
+
+
+def check_other_degrees(rank, size, name, saved, wanted, **options):
+    """What is loaded into other degrees, of the model and its optimizer, is what was saved."""
+    begun(0, saved)
+    at = folder("degrees")
+    one = made(families()[name], **options)
+    train_cut(*one[:2], steps=2)
+    save_slices(at, *one)
+    with FSDP.state_dict_type(one[0], StateDictType.FULL_STATE_DICT):
+        expected = one[0].state_dict(), FSDP.optim_state_dict(*one[:2])["state"]
+    begun(0, wanted)
+    other = made(families()[name], seed=6, **options)
+    load_slices(at, *other)
+    with FSDP.state_dict_type(other[0], StateDictType.FULL_STATE_DICT):
+        found = other[0].state_dict(), FSDP.optim_state_dict(*other[:2])["state"]
+    for key, value in expected[0].items():
+        assert torch.equal(found[0][key], value), (name, saved, wanted, key)
+        moments = expected[1].get(key, {})
+        assert all(torch.equal(found[1][key][moment], moments[moment]) for moment in moments), (key, saved, wanted)
+    state.reset()
+
+
+def test_slices_are_loaded_into_other_degrees(rank, size):
+    check_other_degrees(rank, size, "neox", 2, 4)
+    check_other_degrees(rank, size, "llama tied", 2, 1)
+    check_other_degrees(rank, size, "llama", 1, 2)
+
+
+def test_a_folder_of_another_slice_is_not_taken(rank, size):
+    begun()
+    one = made(families()["neox"])
+    at = folder("taken")
+    train_cut(*one[:2], steps=1)
+    save_slices(at, *one)
+    with FSDP.state_dict_type(one[0], SHARDED):
+        found = {"model": one[0].state_dict()}
+    other = at / f"tp2-{1 - state.tp_rank}"
+    for call in (
+        lambda: save(found, checkpoint_id=other, process_group=one[0].process_group, coordinator_rank=state.tp_rank),
+        lambda: load(found, checkpoint_id=other, process_group=one[0].process_group),
+    ):
+        refused(call, BaseException, f"holds slice tp2-{1 - state.tp_rank}")
+    load_slices(at, *one)
+    state.reset()
+
+
+def test_experts_are_loaded_into_other_degrees(rank, size):
+    state.reset()
+    init({"expert_parallel_degree": 2})
+    at = folder("experts")
+    one = wrapped_experts("fused", 5)
+    train_experts(*one[:2], rank, size)
+    save_slices(at, *one)
+    expected = full_state(one[0])
+    state.reset()
+    init({"expert_parallel_degree": 4})
+    other = wrapped_experts("fused", 6)
+    load_slices(at, *other)
+    found = full_state(other[0])
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
     state.reset()

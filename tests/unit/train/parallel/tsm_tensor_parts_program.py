@@ -5,12 +5,19 @@ from types import SimpleNamespace
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from clary.train.parallel.fsdp.cuts import Cut, cut_of, cuts_by_name, mark
 from clary.train.parallel.fsdp.layers.attention import FlashGroupedQueryAttention, FlashSelfAttention
 from clary.train.parallel.fsdp.layers.classes import TransformerLayer, become
 from clary.train.parallel.fsdp.layers.llama_attention import LlamaFlashAttention
 from clary.train.parallel.fsdp.layers.structure import find_structure, num_heads, why_not
+from clary.train.parallel.fsdp.slices import Slice, merge
 from clary.train.parallel.tensor.flash import alibi_bias, alibi_slopes
 
 _ROWS, _HEADS, _POSITIONS, _CHANNELS = 2, 4, 5, 8
@@ -166,3 +173,51 @@ def test_a_layer_has_two_classes_and_its_name():
     other = Layer()
     become(other, TransformerLayer)
     assert type(other) is type(layer)
+
+
+def saved_slices(whole, cut, degree, num_shards):
+    """Return slices, the metadata of their folders, and what lies in each, by offsets of chunks."""
+    sources, data = [], []
+    for number in range(degree):
+        own = cut.of(whole, number, degree)
+        chunks, held, at = [], {}, 0
+        for part in own.chunk(num_shards):
+            offsets = torch.Size((at, *[0] * (own.dim() - 1)))
+            chunks.append(ChunkStorageMetadata(offsets, part.shape))
+            held[offsets], at = part, at + len(part)
+        tensor = TensorStorageMetadata(TensorProperties(), own.shape, chunks)
+        sources.append((Slice("tp", number, degree, {"weight": cut}), Metadata({"key": tensor}, {"key": ("weight",)})))
+        data.append(held)
+    return sources, data
+
+
+def test_slices_are_put_together_from_those_of_any_degree():
+    for dim, parts in ((0, (12,)), (1, (12,)), (0, (12, 24)), (1, (24, 12, 12))):
+        cut = Cut("tp", dim, parts)
+        shape = [7, 7]
+        shape[dim] = sum(parts)
+        whole = torch.arange(math.prod(shape)).view(shape)
+        for degree, wanted, num_shards in ((1, 2, 3), (2, 1, 1), (2, 4, 3), (4, 3, 2), (3, 4, 5), (12, 1, 2)):
+            sources, data = saved_slices(whole, cut, degree, num_shards)
+            for number in range(wanted):
+                merged, places = merge(sources, Slice("tp", number, wanted, {"weight": cut}))
+                tensor = merged.state_dict_metadata["key"]
+                found = torch.full(tensor.size, -1)
+                for chunk in tensor.chunks:
+                    place = places["key", chunk.offsets]
+                    held = data[place.source][place.index.offset]
+                    to = tuple(slice(at, at + size) for at, size in zip(chunk.offsets, chunk.sizes, strict=True))
+                    of = tuple(slice(at, at + size) for at, size in zip(place.offsets, chunk.sizes, strict=True))
+                    assert (found[to] == -1).all()
+                    found[to] = held[of]
+                assert torch.equal(found, cut.of(whole, number, wanted)), (dim, parts, degree, wanted)
+
+
+def test_what_has_no_slices_of_another_degree_is_refused():
+    cut = Cut("tp", 0, (12,))
+    sources, _ = saved_slices(torch.zeros(12), cut, 2, 1)
+    short = TensorStorageMetadata(TensorProperties(), torch.Size([3]), [])
+    sources[1][1].state_dict_metadata["key"] = short
+    refused(lambda: merge(sources, Slice("tp", 0, 4, {"weight": cut})), ValueError, "slice tp2-1")
+    listed = Slice("ep", 0, 4, {"weight": Cut("ep", 0, ())})
+    refused(lambda: merge(sources, listed), ValueError, "FULL_STATE_DICT")

@@ -25,6 +25,7 @@ from clary.train.parallel.fsdp import sharded_optimizer, slice_groups
 from clary.train.parallel.fsdp.experts.wrapping import expert_wrapping
 from clary.train.parallel.fsdp.full_state import state_additions
 from clary.train.parallel.fsdp.session import state
+from clary.train.parallel.fsdp.slice_folders import folder_additions
 
 PostInit = Callable[[torch.nn.Module], None]
 
@@ -61,6 +62,8 @@ def install() -> None:
         _replace(fsdp, name, addition)
     for module, name in slice_groups.ADDITIONS:
         _replace(module, name, slice_groups.with_groups_of_slices(getattr(module, name)))
+    for owner, name, method in folder_additions():
+        _replace(owner, name, method)
     sharded_optimizer.install()
 
 

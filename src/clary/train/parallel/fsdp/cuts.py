@@ -90,11 +90,15 @@ def cut_of(module: nn.Module, name: str) -> Cut | None:
 
 def cuts_by_name(model: nn.Module) -> dict[str, Cut]:
     """Return the slices in a model by the full names of parameters, without those of wrappers; tied ones under each."""
+    return {name: cut for name, cut in marks_by_name(model).items() if cut.parts}
+
+
+def marks_by_name(model: nn.Module) -> dict[str, Cut]:
+    """Return what lies apart in a model likewise: slices, and parameters that are whole on one rank of an axis."""
     found = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, cut in vars(module).get(_MARKS, {}).items():
-            if cut.parts:
-                found[clean_name(f"{prefix}.{name}" if prefix else name)] = cut
+            found[clean_name(f"{prefix}.{name}" if prefix else name)] = cut
     return found
 
 

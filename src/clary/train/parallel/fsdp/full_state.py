@@ -31,7 +31,13 @@ from clary.train.parallel.fsdp.cuts import Cut, axes_of, clean_name, cuts_by_nam
 from clary.train.parallel.fsdp.experts.states import add_experts_of_others, drop_experts_of_others
 from clary.train.parallel.fsdp.gradient_norm import axis_group
 from clary.train.parallel.fsdp.layers.weights import reachable
-from clary.train.parallel.fsdp.sharded_state import check_shards, in_slices, in_units, is_in_shards
+from clary.train.parallel.fsdp.sharded_state import (
+    check_shards,
+    in_slices,
+    in_units,
+    is_in_shards,
+    note_cuts,
+)
 from clary.train.parallel.tensor.collectives import TensorGroup
 
 State = dict[str, Any]
@@ -107,6 +113,7 @@ def state_additions() -> dict[str, Any]:
             taken: State = nn.Module.state_dict(self, *args, **kwargs)
             return taken
         check_shards(self)
+        note_cuts(self)
         config = FullyShardedDataParallel.get_state_dict_type(self).state_dict_config
         with _changed(config, {"offload_to_cpu": False} if _is_on_cpu(self) else {}):
             taken = nn.Module.state_dict(self, **kwargs)
@@ -140,6 +147,7 @@ def _taking(original: Any) -> Any:
         bound.apply_defaults()
         model = bound.arguments["model"]
         check_shards(model)
+        note_cuts(model)
         config = FullyShardedDataParallel.get_state_dict_type(model).optim_state_dict_config
         is_rank0_only = getattr(config, "rank0_only", False)
         axes = axes_of(model)

@@ -59,6 +59,7 @@ class State:
     cp_process_group: Any = None
     ep_process_group: Any = None
     expert_groups: ExpertGroups | None = None
+    slice_cuts: Mapping[str, Any] = MappingProxyType({})  # by parameter, of models whose sharded states were asked for
     is_transformed = False  # `tsm.transform` has cut a model
 
     def __getattr__(self, name: str) -> Any:

@@ -26,7 +26,7 @@ from torch.distributed._state_dict_utils import _all_gather_sharded_tensor
 from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 from torch.distributed.fsdp._shard_utils import _create_chunk_sharded_tensor
 
-from clary.train.parallel.fsdp.cuts import axes_of, clean_name, cut_of
+from clary.train.parallel.fsdp.cuts import axes_of, clean_name, marks_by_name
 from clary.train.parallel.fsdp.experts.states import drop_experts_of_others
 from clary.train.parallel.fsdp.session import state
 
@@ -60,6 +60,12 @@ def check_shards(model: nn.Module) -> None:
             )
 
 
+def note_cuts(model: nn.Module) -> None:
+    """Have folders of slices say how this model is cut, if its state is asked for in shards."""
+    if is_in_shards(model) and axes_of(model):
+        state.slice_cuts = {**state.slice_cuts, **marks_by_name(model)}
+
+
 def in_slices(model: nn.Module, taken: Mapping[str, Any]) -> State:
     """Return a sharded state that FSDP gave, in shards over the ranks of one slice. Every rank calls it.
 
@@ -75,12 +81,7 @@ def in_units(model: Any, given: Mapping[str, Any]) -> State:
     """Return a sharded state in the shards that FSDP loads, from that of `in_slices`. Every rank calls it."""
     if "ep" not in axes_of(model):
         return dict(given)
-    experts = {
-        clean_name(f"{prefix}.{name}")
-        for prefix, module in model.named_modules()
-        for name in module._parameters
-        if (cut := cut_of(module, name)) is not None and cut.axis == "ep"
-    }
+    experts = marks_by_name(model)
     is_whole = state.expert_groups is not None and state.expert_groups.num_shards == 1
     own = drop_experts_of_others(model, given)
     for key, value in own.items():

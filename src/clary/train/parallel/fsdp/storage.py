@@ -10,6 +10,7 @@ from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 from clary.train.parallel.fsdp.s3 import S3FileSystem, is_s3_uri
+from clary.train.parallel.fsdp.slice_folders import has_sources
 
 Hook = Callable[[], None]
 
@@ -38,12 +39,16 @@ class DistributedFileSystemWriter(FileSystemWriter):
         self.path = self.fs.init_path(path)
         self._pre_write_hooks, self._post_write_hooks = list(pre_write_hooks), list(post_write_hooks)
 
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Make the folder no checkpoint; ranks write only after the coordinator has done so."""
-        super().set_up_storage_writer(is_coordinator, *args, **kwargs)
+    def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
+        """Make the folder no checkpoint; ranks write only after the coordinator has done so here, and it alone does.
+
+        Raises: ValueError if the folder holds another slice, which stays then.
+        """
+        planned: list[Any] = super().prepare_global_plan(plans)
         metadata = self.fs.concat_path(self.path, ".metadata")
-        if is_coordinator and self.fs.exists(metadata):
+        if self.fs.exists(metadata):
             self.fs.rm_file(metadata)
+        return planned
 
     def write_data(self, plan: Any, planner: Any) -> Any:
         """Write this rank's data between the hooks."""
@@ -81,7 +86,7 @@ class DistributedFileSystemReader(FileSystemReader):
         Raises: FileNotFoundError if it is none.
         """
         metadata = self.fs.concat_path(self.path, ".metadata")
-        if not self.fs.exists(metadata):
+        if not self.fs.exists(metadata) and not has_sources(self):
             raise FileNotFoundError(
                 f"{self.path} has no .metadata: no distributed checkpoint is there, or saving it was not finished. "
                 "Load another; after async_save, maybe_finalize_async_calls makes it one"
