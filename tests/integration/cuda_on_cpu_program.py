@@ -1,8 +1,10 @@
 """What CUDA means under CLARY_CUDA_ON_CPU=1. Functions `test_...()`; see `torch_programs`."""
 
+import ast
 import io
 import tempfile
 import threading
+import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -240,5 +242,59 @@ def test_activation_offloading_takes_its_steps_for_a_gpu():
 
 
 def test_what_has_no_meaning_says_so():
-    for call in (torch.cuda.CUDAGraph, lambda: torch.cuda.graph(None)):
-        assert "CLARY_CUDA_ON_CPU=1: torch.cuda." in str(raised(call))
+    for name in ("CUDAGraph", "graph", "MemPool", "graph_pool_handle", "make_graphed_callables"):
+        assert f"CLARY_CUDA_ON_CPU=1: torch.cuda.{name} has" in str(raised(getattr(torch.cuda, name), None))
+
+
+def test_classes_of_torch_stay_classes():
+    found = 0
+    for file in Path(torch.cuda.__file__).parent.glob("*.py"):
+        nodes = ast.parse(file.read_text()).body
+        for name in (node.name for node in nodes if isinstance(node, ast.ClassDef) and node.name[0] != "_"):
+            if hasattr(torch.cuda, name):
+                found += 1
+                assert isinstance(getattr(torch.cuda, name) | None, types.UnionType), name
+    assert found > 10
+    assert isinstance(torch.cuda.current_stream(), torch.Stream)
+    assert isinstance(torch.cuda.Event(), torch.Event)
+    assert torch.cuda.streams.Stream is torch.cuda.Stream
+
+
+def test_versions_and_generators_of_cuda_are_told():
+    assert float(torch.version.cuda) >= 11
+    assert torch.cuda.nccl.version() >= (2, 10)
+    assert torch.backends.cudnn.version() > 0
+    generator = torch.Generator("cuda").manual_seed(3)
+    assert torch.randn(2, generator=generator, device="cuda").device == CPU
+    assert isinstance(torch.default_generator, torch.Generator)
+    assert torch.cuda.default_generators[0] is torch.default_generator
+
+
+def test_hooks_of_a_backward_pass_are_on_the_cpu_too():
+    found = []
+    value = torch.ones(2, requires_grad=True)
+    value.register_hook(lambda gradient: found.append(torch.empty(2, device="cuda").device))
+    (value * 2).sum().backward()
+    torch.autograd.grad((value * 2).sum(), [value])
+    assert found == [CPU, CPU]
+
+
+def test_fsdp_takes_its_device_and_gives_whole_states():
+    from torch import distributed
+    from torch.distributed import fsdp
+
+    with tempfile.TemporaryDirectory() as folder:
+        distributed.init_process_group("nccl", init_method=f"file://{folder}/store", rank=0, world_size=1)
+        sharded = fsdp.FullyShardedDataParallel
+        for options in ({"device_id": torch.cuda.current_device()}, {"cpu_offload": fsdp.CPUOffload(True)}, {}):
+            model = sharded(
+                nn.Linear(4, 4),
+                sync_module_states=True,
+                sharding_strategy=fsdp.ShardingStrategy.FULL_SHARD,
+                **options,
+            )
+            model(torch.ones(1, 4).cuda()).sum().backward()
+            whole = fsdp.FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
+            with sharded.state_dict_type(model, fsdp.StateDictType.FULL_STATE_DICT, whole):
+                assert model.state_dict()["weight"].shape == (4, 4)
+        distributed.destroy_process_group()

@@ -19,10 +19,19 @@ break scripting, and would miss what nobody thought of.
 to bfloat16, which CPUs can do. The generator of CUDA is the CPU's. Batch norm is not synchronised.
 `torch.compile` returns what it is given.
 
+[Note: classes] What is a class in torch stays one, so that it may stand in annotations and checks. Where the CPU cannot
+do its work, making an object is refused by name. `torch._C` is not replaced.
+
+[Note: libraries] FSDP, meshes and Lightning ask whether a device is CUDA, and refuse the CPU; modes see none of it. The
+few functions that ask are replaced when their module is imported.
+
     names       the variable, and what this machine calls itself
     mode        the mode, and what it takes for CUDA                       1.
     streams     streams, events and devices that are made up               2.
-    cuda_table  the functions of `torch.cuda`                              2.
+    answers     what is asked, and answered by one thing always            2.
+    refusing    what is refused, by its name                               2.
+    cuda_table  the functions and classes of `torch.cuda`                  2.
+    libraries   parts of libraries that look for a GPU themselves          3.
     wrapping    what takes devices before modes see it                     3.
 """
 
@@ -31,7 +40,9 @@ from __future__ import annotations
 import os
 import sys
 
+from .answers import answer_for_libraries
 from .cuda_table import replace_cuda
+from .libraries import mend_libraries
 from .mode import enter_mode
 from .names import VARIABLE
 from .wrapping import leave_compiling_out, wrap_devices, wrap_distributed, wrap_parallel, wrap_precision
@@ -54,9 +65,11 @@ def register() -> None:
     print(_NOTICE, file=sys.stderr, flush=True)
     enter_mode(torch)
     replace_cuda(torch)
+    answer_for_libraries(torch)
     wrap_devices(torch)
     wrap_precision(torch)
     wrap_parallel(torch)
     leave_compiling_out(torch)
     if torch.distributed.is_available():
         wrap_distributed(torch.distributed)
+    mend_libraries()

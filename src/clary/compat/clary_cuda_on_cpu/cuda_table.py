@@ -1,20 +1,42 @@
-"""The functions of `torch.cuda`, by a table.
+"""The functions and classes of `torch.cuda`, by a table.
 
-See [Note: how], 2, of the package.
+See [Note: how], 2, and [Note: classes] of the package.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
+import pickle
+import sys
 import types
-from collections import defaultdict
 from typing import Any
 
-from .names import NAME, VARIABLE
-from .streams import Device, Event, Stream, StreamContext, current_device, set_device
+from .answers import DeviceProperties, answers_of_cuda
+from .refusing import asks_for_a_gpu, named_refusals, refusal, refused_class, refused_function
+from .streams import (
+    Device,
+    DeviceOf,
+    Event,
+    ExternalStream,
+    Stream,
+    StreamContext,
+    current_device,
+    set_device,
+)
 
-CAPABILITY = (8, 0)  # the first that has bfloat16, so that scripts which ask take that way
 _LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SM_NUM_GPUS")
+_REFUSED_CLASSES = ("CUDAGraph", "graph", "MemPool", "GreenContext", "CUDAPluggableAllocator")
+_REFUSED_FUNCTIONS = (
+    "make_graphed_callables",
+    "graph_pool_handle",
+    "use_mem_pool",
+    "change_current_allocator",
+    "caching_allocator_alloc",
+    "caching_allocator_delete",
+    "caching_allocator_disabled",
+)
+_state = types.SimpleNamespace(is_set_up=False)
 
 
 def num_devices() -> int:
@@ -24,36 +46,65 @@ def num_devices() -> int:
 
 
 def replace_cuda(torch: Any) -> None:
-    """Have every function of `torch.cuda` answer for a GPU that is made up."""
+    """Have every function and class of `torch.cuda` answer for a GPU that is made up."""
     cuda = torch.cuda
-    for name, function in _functions(torch).items():
-        setattr(cuda, name, function)
-        for part in (cuda.memory, cuda.random):  # where they come from: some scripts look there
-            if hasattr(part, name):
-                setattr(part, name, function)
+    for name, thing in {**_undecided(cuda), **_things(torch)}.items():
+        _put(name, getattr(cuda, name, None), thing)
+        setattr(cuda, name, thing)
+    torch.Stream, torch.Event = Stream, Event
+    for name, function in _of_memory().items():
+        setattr(cuda.memory, name, function)
     for name in ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool"):
         setattr(cuda, f"{name}Tensor", getattr(torch, f"{name}Tensor"))
-    for name in ("range_push", "range_pop", "mark"):
+    for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
         setattr(cuda.nvtx, name, lambda *_, **__: 0)
     cuda.nvtx.range = lambda *_, **__: StreamContext()
     cuda.profiler.start, cuda.profiler.stop = (lambda: None), (lambda: None)
 
 
-def _functions(torch: Any) -> dict[str, Any]:
-    default = torch.default_generator
+def _put(name: str, before: Any, now: Any) -> None:
+    """Replace a thing in every part of `torch.cuda` that has it: it may be asked for by either name."""
+    if before is None:
+        return
+    for place, module in list(sys.modules.items()):
+        if place.startswith("torch.cuda.") and vars(module).get(name) is before:
+            setattr(module, name, now)
+
+
+def _undecided(cuda: Any) -> dict[str, Any]:
+    """Return the functions of `torch.cuda` that stay torch's; their errors name them."""
+    found = {name: getattr(cuda, name, None) for name in cuda.__all__}
+    return {
+        name: named_refusals(thing, f"torch.cuda.{name}") for name, thing in found.items() if inspect.isfunction(thing)
+    }
+
+
+def _things(torch: Any) -> dict[str, Any]:
+    cuda, default = torch.cuda, torch.default_generator
     # Each name has an object of its own: torch.compile keeps rules by object, and refuses two for one.
-    functions: dict[str, Any] = {name: lambda *_, _answer=answer, **__: _answer for name, answer in _answers().items()}
-    functions.update(
+    things: dict[str, Any] = {
+        name: lambda *_, _answer=answer, **__: _answer for name, answer in answers_of_cuda().items()
+    }
+    things.update((name, refused_function(f"torch.cuda.{name}")) for name in _REFUSED_FUNCTIONS)
+    classes = ((name, getattr(cuda, name, None)) for name in _REFUSED_CLASSES)
+    things.update((name, refused_class(f"torch.cuda.{name}", one)) for name, one in classes if one is not None)
+    things.update(
+        init=_set_up,
+        is_initialized=lambda: _state.is_set_up,
+        _lazy_init=_lazy_init,
+        _lazy_call=lambda call, **_: call(),
         device_count=num_devices,
         current_device=current_device,
         set_device=set_device,
         device=Device,
-        device_of=lambda _: Device(None),
+        device_of=DeviceOf,
+        _CudaDeviceProperties=DeviceProperties,
         Event=Event,
         Stream=Stream,
-        ExternalStream=type("ExternalStream", (Stream,), {}),
+        ExternalStream=ExternalStream,
         stream=lambda stream: StreamContext(stream),
         StreamContext=StreamContext,
+        default_generators=(default,) * num_devices(),
         manual_seed=lambda seed: default.manual_seed(int(seed)) and None,
         manual_seed_all=lambda seed: default.manual_seed(int(seed)) and None,
         seed=lambda: default.seed() and None,
@@ -63,61 +114,30 @@ def _functions(torch: Any) -> dict[str, Any]:
         get_rng_state_all=lambda: [default.get_state()],
         set_rng_state=lambda state, device=None: default.set_state(state) and None,
         set_rng_state_all=lambda states: [default.set_state(state) for state in states] and None,
-        CUDAGraph=_refused("torch.cuda.CUDAGraph"),
-        graph=_refused("torch.cuda.graph"),
-        make_graphed_callables=_refused("torch.cuda.make_graphed_callables"),
-        _lazy_init=_refused("what was called of torch.cuda"),
         _is_clary=True,
     )
-    return functions
+    return things
 
 
-def _answers() -> dict[str, Any]:
-    """Return what functions say that say one thing always."""
-    stream = Stream()
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    properties = types.SimpleNamespace(
-        name=NAME,
-        major=CAPABILITY[0],
-        minor=CAPABILITY[1],
-        total_memory=memory,
-        multi_processor_count=os.cpu_count(),
-        is_integrated=True,
-        is_multi_gpu_board=False,
-        warp_size=32,
-    )
-    answers: dict[str, Any] = {
-        "is_available": True,
-        "device_count": None,  # asked for below, since launchers may set it later
-        "get_device_name": NAME,
-        "get_device_capability": CAPABILITY,
-        "get_device_properties": properties,
-        "is_bf16_supported": True,
-        "is_tf32_supported": True,
-        "is_current_stream_capturing": False,
-        "can_device_access_peer": True,
-        "current_stream": stream,
-        "default_stream": stream,
-        "mem_get_info": (free, memory),
-        "memory_summary": f"{NAME}: no memory of a GPU is used",
-        "memory_snapshot": [],
-        "memory_stats": defaultdict(int),
-        "list_gpu_processes": "",
-        "get_arch_list": [],
-    }
-    zeros = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_cached max_memory_cached"
-    nothing = (
-        "init synchronize empty_cache ipc_collect reset_peak_memory_stats reset_max_memory_allocated set_stream "
-        "reset_max_memory_cached reset_accumulated_memory_stats set_per_process_memory_fraction"
-    )
-    answers.update(dict.fromkeys([*zeros.split(), "utilization", "memory_usage"], 0))
-    answers.update(dict.fromkeys(nothing.split()))
-    return answers
+def _set_up() -> None:
+    _state.is_set_up = True
 
 
-def _refused(what: str) -> Any:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise RuntimeError(f"{VARIABLE}=1: {what} has no meaning on the CPU, so this part cannot be rehearsed")
+def _lazy_init() -> None:
+    what = asks_for_a_gpu(sys._getframe(1))
+    if what is not None:
+        raise refusal(what)
+    _set_up()
 
-    return refuse
+
+def _of_memory() -> dict[str, Any]:
+    """Return what `torch.cuda.memory` has for itself: records of a memory that nobody uses."""
+
+    def dump(filename: Any = "dump_snapshot.pickle", *_: Any, **__: Any) -> None:
+        with open(filename, "wb") as file:
+            pickle.dump(snapshot(), file)
+
+    def snapshot(*_: Any, **__: Any) -> dict[str, Any]:
+        return {"segments": [], "device_traces": []}
+
+    return {"_record_memory_history": lambda *_, **__: None, "_snapshot": snapshot, "_dump_snapshot": dump}

@@ -56,6 +56,11 @@ def enter_mode(torch: Any) -> None:
             return func(*args, **kwargs)
 
     CudaOnCpu().__enter__()
+    _enter_in_threads(CudaOnCpu)
+    _enter_in_backward(torch, CudaOnCpu)
+
+
+def _enter_in_threads(mode: Any) -> None:
     start = threading.Thread.start
 
     @functools.wraps(start)
@@ -63,10 +68,30 @@ def enter_mode(torch: Any) -> None:
         run = thread.run
 
         def run_in_mode() -> None:
-            with CudaOnCpu():
+            with mode():
                 run()
 
         thread.run = run_in_mode  # type: ignore[method-assign]
         start(thread)
 
     threading.Thread.start = start_in_mode  # type: ignore[assignment, method-assign]
+
+
+def _enter_in_backward(torch: Any, mode: Any) -> None:
+    """Have the hooks and functions of programs that run in a backward pass be in the mode.
+
+    torch leaves a mode while the mode handles a call, and `Tensor.backward` and `torch.autograd.grad` are such calls.
+    """
+    from torch.overrides import _get_current_function_mode_stack
+
+    graph = torch.autograd.graph
+    run = graph._engine_run_backward
+
+    @functools.wraps(run)
+    def run_in_mode(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(entered, mode) for entered in _get_current_function_mode_stack()):
+            return run(*args, **kwargs)
+        with mode():
+            return run(*args, **kwargs)
+
+    graph._engine_run_backward = torch.autograd._engine_run_backward = run_in_mode

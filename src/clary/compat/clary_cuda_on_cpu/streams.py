@@ -9,6 +9,8 @@ import time
 import types
 from typing import Any
 
+import torch
+
 _own = types.SimpleNamespace(device=0)  # the number of the device that is current
 
 
@@ -39,19 +41,35 @@ class Device:
         _own.device = self.before
 
 
-class Event:
+class DeviceOf(Device):
+    """`with torch.cuda.device_of(tensor):`; tensors are on no GPU, so the current device stays."""
+
+    def __init__(self, _: Any) -> None:
+        super().__init__(None)
+
+
+class Event(torch.Event):
     """A moment of this process's clock; all before it has been computed."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Any:
+        """Make an event of the CPU, whatever is asked for."""
+        return super().__new__(cls, device="cpu")
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.moment_s = 0.0
+
+    @property
+    def device(self) -> Any:
+        """Where the event is."""
+        return torch.device("cpu")
 
     def record(self, stream: Any = None) -> None:
         """Take the time."""
         self.moment_s = time.perf_counter()
 
-    def elapsed_time(self, end: Event) -> float:
+    def elapsed_time(self, end: Any) -> float:
         """Return the milliseconds to a later event."""
-        return 1000 * (end.moment_s - self.moment_s)
+        return float(1000 * (end.moment_s - self.moment_s))
 
     def query(self) -> bool:
         """Whether all before has been computed: it has."""
@@ -64,21 +82,32 @@ class Event:
         """Return: nothing is behind."""
 
 
-class Stream:
+class Stream(torch.Stream):
     """What is given to it has been computed when the call returns."""
 
-    device_index, cuda_stream, priority = 0, 0, 0
+    cuda_stream, priority = 0, 0
+
+    def __new__(cls, *_: Any, **__: Any) -> Any:
+        """Make a stream by the three numbers that torch does not check."""
+        return super().__new__(cls, stream_id=0, device_index=0, device_type=0)
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        import torch
+        """Take whatever is asked for."""
 
-        self.device = torch.device("cpu")
+    @property
+    def device(self) -> Any:
+        """Where the stream is."""
+        return torch.device("cpu")
 
     def record_event(self, event: Any = None) -> Any:
         """Return an event that holds this moment."""
         event = event or Event()
         event.record(self)
         return event
+
+    def is_capturing(self) -> bool:
+        """Whether a graph is being made: never."""
+        return False
 
     def query(self) -> bool:
         """Whether all before has been computed: it has."""
@@ -98,6 +127,10 @@ class Stream:
 
     def __exit__(self, *_: object) -> None:
         """Leave nothing behind."""
+
+
+class ExternalStream(Stream):
+    """A stream that another library made."""
 
 
 class StreamContext:

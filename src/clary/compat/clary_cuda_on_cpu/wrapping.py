@@ -6,6 +6,7 @@ See [Note: how], 3, of the package.
 from __future__ import annotations
 
 import functools
+import types
 from typing import Any
 
 from .mode import is_cuda, on_cpu
@@ -49,8 +50,26 @@ def wrap_devices(torch: Any) -> None:
     torch.set_default_device = functools.wraps(set_device)(lambda device: set_device(on_cpu(device)))
     torch.set_default_tensor_type = functools.wraps(set_type)(set_default_tensor_type)
     torch.Tensor.record_stream = lambda self, stream: None  # before modes see it, torch looks for a stream of its own
+    wrap_generator(torch)
     for storage in (torch.UntypedStorage, torch.TypedStorage):
         storage.cuda = lambda self, *_, **__: self
+
+
+def wrap_generator(torch: Any) -> None:
+    """Put a class in place of `torch.Generator` whose generators of CUDA are of the CPU; torch's own are of it, too."""
+    original = torch.Generator
+
+    class Kind(type(original)):  # type: ignore[misc]
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, original)
+
+    class Generator(original, metaclass=Kind):  # type: ignore[misc, valid-type]
+        __module__, __doc__ = original.__module__, original.__doc__
+
+        def __new__(cls, device: Any = "cpu") -> Any:
+            return super().__new__(cls, on_cpu(device))
+
+    torch.Generator = Generator
 
 
 def wrap_precision(torch: Any) -> None:
@@ -106,6 +125,17 @@ def leave_compiling_out(torch: Any) -> None:
     torch.nn.Module.compile = lambda self, *_, **__: None
 
 
+class ProcessGroupNCCL:
+    """The class of groups over nccl, where torch has none: no group is of it. Its options are taken and not used."""
+
+    class Options:
+        """Takes every option, and keeps what it is told."""
+
+        def __init__(self, **options: Any) -> None:
+            self.is_high_priority_stream = bool(options.get("is_high_priority_stream", False))
+            self.config = types.SimpleNamespace()
+
+
 def wrap_distributed(dist: Any) -> None:
     """Have groups over nccl be over gloo."""
 
@@ -137,3 +167,5 @@ def wrap_distributed(dist: Any) -> None:
         module.new_group = wrap_group(dist.distributed_c10d.new_group, 2)
         module.barrier = barrier_of_cpu
         module.is_nccl_available = lambda: True
+        if not hasattr(module, "ProcessGroupNCCL"):
+            module.ProcessGroupNCCL = ProcessGroupNCCL

@@ -1,0 +1,110 @@
+"""Mends parts of libraries that look for a GPU in their own way, when a program imports them.
+
+See [Note: libraries] of the package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import Any
+
+from .mode import on_cpu
+
+
+def mend_libraries() -> None:
+    """Mend what has been imported, and the rest when it is."""
+    for name, mend in _MENDS.items():
+        if name in sys.modules:
+            mend(sys.modules[name])
+    sys.meta_path.insert(0, LibraryFinder())
+
+
+class LibraryFinder(MetaPathFinder):
+    """Finds the modules of the table as Python does, with a loader that mends them; leaves all others to others."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Return the module's own spec with our loader; None for a module that is not in the table."""
+        mend = _MENDS.get(fullname)
+        spec = PathFinder.find_spec(fullname, path, target) if mend is not None else None
+        if mend is None or spec is None or spec.loader is None:
+            return None
+        spec.loader = _MendingLoader(spec.loader, mend)
+        return spec
+
+
+class _MendingLoader(Loader):
+    """Loads as another does, puts that one in its place again, and mends the module."""
+
+    def __init__(self, loader: Any, mend: Callable[[Any], None]) -> None:
+        self._loader, self._mend = loader, mend
+
+    def create_module(self, spec: ModuleSpec) -> Any:
+        """Do as the other does."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        """Have the other run the module, and mend it."""
+        module.__loader__ = self._loader
+        module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._mend(module)
+
+
+def _mend_fsdp(module: Any) -> None:
+    """Have FSDP shard over CPUs: states are synchronised there, and no device means the CPU."""
+    module._check_module_states_for_sync_module_states = lambda module_states: None
+    initialize = getattr(module, "_init_device_handle", None)
+    if initialize is None:
+        return
+
+    @functools.wraps(initialize)
+    def initialize_cpu(state: Any, root: Any, ignored_params: Any, device_id: Any, *more: Any) -> Any:
+        return initialize(state, root, ignored_params, "cpu" if device_id is None else on_cpu(device_id), *more)
+
+    module._init_device_handle = initialize_cpu
+
+
+def _mend_device_handles(module: Any) -> None:
+    """Have FSDP take its streams and events from `torch.cuda`, which has all of them; `torch.cpu` lacks some."""
+    module._FSDPDeviceHandle.from_device = classmethod(lambda cls, device: sys.modules["torch.cuda"])
+
+
+def _mend_flat_parameters(module: Any) -> None:
+    """Have FSDP leave a parameter where it is that is to be offloaded: it would free the only copy."""
+    module.FlatParamHandle.to_cpu = lambda self: contextlib.nullcontext()
+
+
+def _mend_device_mesh(module: Any) -> None:
+    """Have meshes of CUDA be meshes of CPUs: torch makes tensors and generators by their name."""
+    mesh = getattr(module, "DeviceMesh", None)
+    if mesh is None:
+        return
+    initialize = mesh.__init__
+
+    @functools.wraps(initialize)
+    def initialize_cpu(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        initialize(self, on_cpu(device_type), *args, **kwargs)
+
+    mesh.__init__ = initialize_cpu
+
+
+def _mend_lightning(module: Any) -> None:
+    """Have Lightning's accelerator take the device that it made by itself: the CPU."""
+    module.CUDAAccelerator.setup_device = lambda self, device: None
+
+
+_MENDS: dict[str, Callable[[Any], None]] = {
+    "torch.distributed.fsdp._init_utils": _mend_fsdp,
+    "torch.distributed.fsdp._common_utils": _mend_device_handles,
+    "torch.distributed.fsdp._flat_param": _mend_flat_parameters,
+    "torch.distributed.device_mesh": _mend_device_mesh,
+    "lightning.fabric.accelerators.cuda": _mend_lightning,
+    "lightning.pytorch.accelerators.cuda": _mend_lightning,
+    "lightning_fabric.accelerators.cuda": _mend_lightning,
+    "pytorch_lightning.accelerators.cuda": _mend_lightning,
+}

@@ -1,0 +1,67 @@
+"""What a CPU cannot do in place of a GPU: it is refused by its name, and classes stay classes.
+
+See [Note: classes] of the package.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import FrameType
+from typing import Any
+
+from .names import VARIABLE
+
+_CUDA_MODULES = "torch.cuda"
+
+
+def refusal(what: str) -> RuntimeError:
+    """Return the error for something of CUDA that the CPU does not have."""
+    return RuntimeError(f"{VARIABLE}=1: {what} has no meaning on the CPU, so this part cannot be rehearsed")
+
+
+def refused_function(name: str) -> Any:
+    """Return a function that refuses to be called."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise refusal(name)
+
+    return refuse
+
+
+def refused_class(name: str, original: type) -> type:
+    """Return a class in place of another; it may stand in annotations and checks, and refuses to make an object."""
+
+    def refuse(cls: Any, *_: Any, **__: Any) -> None:
+        raise refusal(name)
+
+    members = {"__new__": refuse, "__module__": original.__module__, "__doc__": original.__doc__}
+    return type(original.__name__, (original,), members)
+
+
+def named_refusals(function: Any, name: str) -> Any:
+    """Wrap a function of torch: where it reaches for a part that builds for CPUs lack, the error names it."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except AttributeError as error:
+            if "torch._C" not in str(error):
+                raise
+            raise refusal(name) from error
+
+    return call
+
+
+def asks_for_a_gpu(frame: FrameType) -> str | None:
+    """Say what needs a GPU after `torch.cuda._lazy_init`; None for a program that only wants CUDA set up.
+
+    Args:
+        frame: The frame that called it, or that called a function of torch in C++ which did.
+    """
+    module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+    if module == _CUDA_MODULES or module.startswith(f"{_CUDA_MODULES}."):
+        return f"{module}.{function}"
+    if "_lazy_init" in frame.f_code.co_names:
+        return None
+    return f"a tensor on CUDA, asked for by {function} ({frame.f_code.co_filename}:{frame.f_lineno}),"
