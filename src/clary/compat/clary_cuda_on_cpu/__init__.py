@@ -40,12 +40,7 @@ from __future__ import annotations
 import os
 import sys
 
-from .answers import answer_for_libraries
-from .cuda_table import replace_cuda
-from .libraries import mend_libraries
-from .mode import enter_mode
 from .names import VARIABLE
-from .wrapping import leave_compiling_out, wrap_devices, wrap_distributed, wrap_parallel, wrap_precision
 
 _NOTICE = (
     f"clary: {VARIABLE}=1: this process computes on the CPU, whatever it is told about CUDA. GPUs, their memory, "
@@ -62,6 +57,13 @@ def register() -> None:
 
     if getattr(torch.cuda, "_is_clary", False):
         return
+    # `import torch` of every job imports this module: what rehearsals need can fail in rehearsals alone.
+    from .answers import answer_for_libraries
+    from .cuda_table import replace_cuda
+    from .libraries import mend_libraries
+    from .mode import enter_mode
+    from .wrapping import leave_compiling_out, wrap_devices, wrap_distributed, wrap_parallel, wrap_precision
+
     print(_NOTICE, file=sys.stderr, flush=True)
     enter_mode(torch)
     replace_cuda(torch)
