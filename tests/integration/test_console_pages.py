@@ -243,7 +243,7 @@ def test_what_a_job_has_made_is_saved_and_the_job_is_run_again(page, console, jo
     page.get_by_role("button", name="Run again").click()
     dialog = page.get_by_role("dialog", name=f"Run {jobs.slow} again")
     dialog.get_by_label("Hyperparameters").fill("learning_rate = 0.2")
-    again = unique("learns-again")
+    again = unique("repeats")
     dialog.get_by_label("Name", exact=True).fill(again)
     dialog.get_by_role("button", name="Run it").click()
     expect(page.get_by_role("heading", name=again, level=1)).to_be_visible()

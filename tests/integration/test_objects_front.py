@@ -16,6 +16,7 @@ from objects_service import (
     ACCOUNT,
     BUCKET,
     MIB,
+    REGION,
     Service,
     ServiceThread,
     crc32,
@@ -305,11 +306,14 @@ def test_buckets_are_made_found_listed_and_removed(s3: Any) -> None:
     with pytest.raises(ClientError) as error:
         s3.head_bucket(Bucket=name)
     assert refusal(error) == ("404", 404)
-    s3.create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
+    with pytest.raises(ClientError) as error:
+        s3.create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
+    assert refusal(error) == ("IllegalLocationConstraintException", 400)
+    s3.create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": REGION})
     s3.head_bucket(Bucket=name)
     assert name in [bucket["Name"] for bucket in s3.list_buckets()["Buckets"]]
     with pytest.raises(ClientError) as error:
-        s3.create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
+        s3.create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": REGION})
     assert refusal(error) == ("BucketAlreadyOwnedByYou", 409)
     s3.put_object(Bucket=name, Key="k", Body=b"1")
     with pytest.raises(ClientError) as error:

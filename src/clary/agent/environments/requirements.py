@@ -51,6 +51,7 @@ from clary.contract.errors import AgentError, Fault
 from clary.contract.launch_plan import Environment
 
 INSTALL_TIMEOUT_S = 1800.0  # requirements that compile for half an hour belong into an environment of their own
+REMOVAL_TIMEOUT_S = 10.0  # of what an installation left; a host that was killed ends within one
 _SCHEME = "2"  # raised when environments are built in another way
 _POLL_S = 0.05
 _LAST_LINES = 15  # of uv's output that an error shows
@@ -285,10 +286,15 @@ def _failure(task: _Task, result: CommandResult) -> AgentError:
 
 
 def _remove(*places: Path) -> None:
+    """Remove what an installation left that was cut short; processes of its host may write there while they end."""
+    deadline_s = time.monotonic() + REMOVAL_TIMEOUT_S
     for place in places:
         with Folder.at(place.parent) as folder:
-            if not remove_tree(folder, place.name):
-                raise AgentError(f"{place} could not be removed; it is in the way of an installation")
+            while not remove_tree(folder, place.name):
+                if time.monotonic() > deadline_s:
+                    words = f"could not be removed within {REMOVAL_TIMEOUT_S:.0f} s"
+                    raise AgentError(f"{place} {words}; it is in the way of an installation")
+                time.sleep(0.05)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ Plain processes here; what strangers may do in hosts with namespaces is in `test
 """
 
 import base64
+import contextlib
 import errno
 import hashlib
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from clary.agent.environments import requirements
 from clary.agent.environments.installation import InstallationWorld
 from clary.agent.environments.package_index import local_folders, uv_index_variables, with_credentials
 from clary.agent.environments.requirements import PreparedEnvironment, prepare_environment
@@ -214,6 +216,30 @@ def test_rest_of_a_broken_installation_is_built_anew(original: Environment, tmp_
     second = prepare(original, tmp_path, "beta\n", wheels)
     assert not second.was_cached
     assert subprocess.run([second.folder / "bin" / "beta"], capture_output=True, check=True).stdout
+
+
+def test_rest_to_which_a_host_that_ends_still_writes_is_removed(
+    original: Environment, tmp_path: Path, wheels: Path
+) -> None:
+    rest = prepare(original, tmp_path, "beta\n", wheels).folder
+    rest.with_suffix(".complete").unlink()
+    under = rest.with_suffix(".building") / "layer"
+    under.mkdir(parents=True)
+    writing, has_ended = threading.Event(), threading.Event()
+
+    def write() -> None:
+        for number in range(5_000):
+            under.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                (under / str(number)).touch()
+            writing.set()
+        has_ended.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(write)
+        writing.wait(10.0)
+        requirements._remove(rest.with_suffix(".building"))
+        assert has_ended.wait(10.0)
 
 
 def test_builders_at_the_same_time_install_once(original: Environment, tmp_path: Path, wheels: Path) -> None:
