@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -124,6 +125,7 @@ async def test_store_serves_at_start_and_leaves_nothing_at_stop(tmp_path: Path) 
     assert list(Path("/tmp").glob(f"seaweedfs-s3-{port}.sock"))
     await store.stop()
     assert not list(Path("/tmp").glob(f"seaweedfs-*{port}.sock"))
+    assert not list(Path(tempfile.gettempdir()).glob(f"weed.*.{process.pid}")), "logs that nobody removes"
     assert not process.is_alive()
     assert not store.is_ready
     with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):

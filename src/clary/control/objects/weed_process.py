@@ -38,6 +38,8 @@ MEMORY_LIMIT = "512MiB"
 REPORTER_ADDRESS = "off"
 KILL_TIMEOUT_S = 5.0
 SOCKET_PREFIX = "/tmp/seaweedfs-"  # noqa: S108 - fixed in weed
+# Without it weed also writes files below /tmp at every start, which nobody removes.
+LOG_OPTION = "-logtostderr=true"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +172,7 @@ def command(program: str, *, data_folder: Path, ports: dict[str, int], bucket: s
         "s3.allowDeleteBucketNotEmpty": "false",
         "bucket": bucket,
     }
-    return [program, "mini", *(f"-{name}={value}" for name, value in options.items())]
+    return [program, LOG_OPTION, "mini", *(f"-{name}={value}" for name, value in options.items())]
 
 
 def terminate(process: ProcessId, *, grace_s: float) -> bool:

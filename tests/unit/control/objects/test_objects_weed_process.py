@@ -53,7 +53,7 @@ def test_missing_program_is_said_with_what_to_install(monkeypatch: pytest.Monkey
 def test_command_line_names_every_port_and_nothing_leaves_the_machine() -> None:
     ports = {"s3": 1, "filer": 2, "volume": 3, "master": 4, "admin": 5}
     command = weed_process.command("weed", data_folder=Path("/data"), ports=ports, bucket="clary")
-    assert command[:2] == ["weed", "mini"]
+    assert command[:3] == ["weed", "-logtostderr=true", "mini"]
     expected = {"-s3.port=1", "-filer.port=2", "-volume.port=3", "-master.port=4", "-admin.port=5", "-dir=/data"}
     assert expected | {"-ip.bind=127.0.0.1", "-master.telemetry=false", "-s3.autoCreateBucket=false"} <= set(command)
 
