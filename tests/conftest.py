@@ -2,7 +2,8 @@
 
 from hypothesis import settings
 
-pytest_plugins = ["leftovers_check"]  # after every test: nothing of it is left on the machine
+# After every test nothing of it is left on the machine; what tests need is there, or said.
+pytest_plugins = ["leftovers_check", "needs"]
 
 # An example's time says how busy the machine is, not whether the code is right; pytest's own timeout ends a hang.
 settings.register_profile("clary", deadline=None)

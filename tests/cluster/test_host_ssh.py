@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import shutil
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -36,7 +35,7 @@ with paramiko.SSHClient() as client:
 pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="sshd has to be started by root"),
-    pytest.mark.skipif(not os.path.exists(SSHD), reason="openssh-server is not installed"),
+    pytest.mark.needs("sshd"),
 ]
 
 
@@ -83,7 +82,7 @@ def test_sessions_have_what_the_host_wrote_to_etc_environment(hosts):
     assert "FROM_MASTER" not in Path("/etc/environment").read_text(), "the machine's own file is untouched"
 
 
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed")
+@pytest.mark.needs("mpirun")
 def test_mpirun_starts_ranks_on_the_other_host(hosts):
     command = "mpirun --allow-run-as-root --host algo-1:1,algo-2:1 -np 2 -mca oob_tcp_if_include eth0 hostname"
     output = run_on_first(hosts, command)
@@ -95,7 +94,7 @@ def test_password_and_foreign_keys_are_refused(hosts):
     assert "Permission denied (publickey)" in run_on_first(hosts, command)
 
 
-@pytest.mark.skipif(not TRAIN_PYTHON.exists(), reason="the environment of training programs is not installed")
+@pytest.mark.needs("train")
 def test_paramiko_knows_the_other_hosts_key_and_gets_in(hosts):
     output = run_on_first(hosts, f"{TRAIN_PYTHON} -c {shlex.quote(PARAMIKO_CLIENT)}")
     assert "paramiko reached algo-2" in output, output

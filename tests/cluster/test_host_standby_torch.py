@@ -39,7 +39,7 @@ print(x.grad.sum().item(), numpy.random.random())
 pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="the interpreter lies where only root may read"),
-    pytest.mark.skipif(not TRAIN_PYTHON.exists(), reason=f"{TRAIN_PYTHON} is not here: make quickstart"),
+    pytest.mark.needs("train"),
 ]
 
 

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import pytest
 from playwright.sync_api import expect
 
-CHROMIUM = Path("/usr/bin/chromium")
+from needs import NEEDS, require
+
+CHROMIUM = NEEDS["chromium"].path
 ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -97,11 +98,10 @@ class Console:
 
 
 def launch(playwright):
-    """Start the browser, or skip with what to install."""
-    if not CHROMIUM.exists():
-        pytest.skip(f"needs {CHROMIUM}: apt-get install chromium")
+    """Start the browser; a test is skipped where there is none."""
+    require("chromium")
     expect.set_options(timeout=PATIENCE_MS)
-    return playwright.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
+    return playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
 
 
 def open_job(page, console, name, tab=""):

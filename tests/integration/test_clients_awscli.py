@@ -1,17 +1,16 @@
 """AWS CLI v1 (PyPI) and v2 (Debian), unmodified."""
 
 import json
-import shutil
 import subprocess
 import time
 
 import pytest
-from running_service import ROOT
+
+from needs import NEEDS, require
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(240), pytest.mark.xdist_group("service")]
 
-V1 = str(ROOT / ".venvs/awscli1/bin/aws")
-V2 = "/usr/bin/aws"
+V1, V2 = NEEDS["awscli1"].path, NEEDS["awscli2"].path
 GROUP = "/aws/sagemaker/TrainingJobs"
 
 
@@ -28,8 +27,7 @@ def run(service, command, *arguments, check=True, timeout=120, cwd=None):
 
 @pytest.fixture(params=[V1, V2], ids=["v1", "v2"])
 def aws(request, service):
-    if shutil.which(request.param) is None:
-        pytest.skip(f"{request.param} is not installed (make test installs it where it can)")
+    require("awscli1" if request.param == V1 else "awscli2")
 
     def call(*arguments, **options):
         return run(service, request.param, *arguments, **options)
@@ -118,9 +116,8 @@ def test_who_am_i_is_a_session_of_the_execution_role(aws):
     assert ":assumed-role/ClaryExecutionRole/" in identity["Arn"]
 
 
+@pytest.mark.needs("awscli2")
 def test_v2_follows_a_log_while_the_job_runs(service):
-    if shutil.which(V2) is None:
-        pytest.skip("AWS CLI v2 is not installed (make test installs it where it can)")
     name = f"cli-follow-{time.time_ns() % 10**9}"
     run(
         service,

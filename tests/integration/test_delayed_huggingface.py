@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 from torch_ranks import ROOT, names
 
+from needs import python_of
+
 PROGRAM = Path(__file__).with_name("delayed_huggingface_program.py")
 UNIT_RUNNER = ROOT / "tests/unit/train/torch_programs.py"
-HF_PYTHON = ROOT / ".venvs/hf/bin/python"
+HF_PYTHON = python_of("hf")
 LIMIT_S = 200  # transformers is imported in seconds, in a minute on a machine that is busy
 
 pytestmark = [
     pytest.mark.clients,
     pytest.mark.timeout(LIMIT_S),
-    pytest.mark.skipif(not HF_PYTHON.exists(), reason=f"{HF_PYTHON} is not there: make .venvs/hf.stamp"),
+    pytest.mark.needs("hf"),
 ]
 
 

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 from collective_groups import ROOT
 
-PYTHON = ROOT / ".venvs/deepspeed/bin/python"
+from needs import python_of
+
+PYTHON = python_of("deepspeed")
 PROGRAM = ROOT / "tests/integration/deepspeed_program.py"
 NUM_RANKS = 2
 pytestmark = [
     pytest.mark.timeout(300),
-    pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON} is not there: make .venvs/deepspeed.stamp"),
+    pytest.mark.needs("deepspeed"),
 ]
 
 

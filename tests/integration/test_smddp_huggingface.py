@@ -5,15 +5,17 @@ import shutil
 
 import pytest
 from program_jobs import failure_of, model_of, run, script_request
-from running_service import CLIENTS, ROOT, SETTINGS, start_service
+from running_service import CLIENTS, SETTINGS, start_service
 from test_clients_boto3 import Clients, unique
 
-HF_PYTHON = ROOT / ".venvs/hf/bin/python"
+from needs import python_of
+
+HF_PYTHON = python_of("hf")
 pytestmark = [
     pytest.mark.clients,
     pytest.mark.timeout(600),
     pytest.mark.xdist_group("service"),
-    pytest.mark.skipif(not HF_PYTHON.exists(), reason=f"{HF_PYTHON} is not there: make .venvs/hf.stamp"),
+    pytest.mark.needs("hf"),
 ]
 
 SIZE = 4

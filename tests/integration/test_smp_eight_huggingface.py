@@ -4,13 +4,15 @@ from pathlib import Path
 
 import pytest
 from test_smp_core import VARIABLES
-from torch_ranks import ROOT, names, outcomes
+from torch_ranks import names, outcomes
+
+from needs import python_of
 
 PROGRAM = Path(__file__).with_name("smp_eight_huggingface_program.py")
-PYTHON = ROOT / ".venvs/hf/bin/python"
+PYTHON = python_of("hf")
 GANG_LIMIT_S = 400.0
 
-pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="no transformers: make .venvs/hf.stamp")
+pytestmark = pytest.mark.needs("hf")
 
 
 @pytest.mark.timeout(GANG_LIMIT_S + 50)

@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 from test_smp_core import VARIABLES
-from torch_ranks import ROOT, assert_passed, names
+from torch_ranks import assert_passed, names
+
+from needs import python_of
 
 PROGRAM = Path(__file__).with_name("smp_huggingface_program.py")
-PYTHON = ROOT / ".venvs/hf/bin/python"
+PYTHON = python_of("hf")
 
-pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="no transformers: make .venvs/hf.stamp")
+pytestmark = pytest.mark.needs("hf")
 
 
 @pytest.mark.timeout(200)

@@ -6,12 +6,12 @@ Small versions of `python -m benchmarks parity`.
 from dataclasses import replace
 
 import pytest
-from benchmarks.bench_parity import MINILM, PYTHON, QUICK_GPT2, QUICK_MINILM, TOLERANCE, Curve, train
+from benchmarks.bench_parity import QUICK_GPT2, QUICK_MINILM, TOLERANCE, Curve, train
 from benchmarks.parity_runs import docstrings, sentence_pairs
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("smp-real-runs")]
-needs_transformers = pytest.mark.skipif(not PYTHON.exists(), reason="no transformers: make .venvs/hf.stamp")
-needs_minilm = pytest.mark.skipif(not MINILM.is_dir(), reason=f"no {MINILM}: make .venvs/minilm.stamp")
+needs_transformers = pytest.mark.needs("hf")
+needs_minilm = pytest.mark.needs("minilm")
 LIMIT_S = 180.0
 
 

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 from test_smp_core import VARIABLES
-from torch_ranks import ROOT, assert_passed, names
+from torch_ranks import assert_passed, names
+
+from needs import python_of
 
 PROGRAM = Path(__file__).with_name("smp_trainer_program.py")
-PYTHON = ROOT / ".venvs/trainer/bin/python"
+PYTHON = python_of("trainer")
 
-pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="no transformers of 4.28: make .venvs/trainer.stamp")
+pytestmark = pytest.mark.needs("trainer")
 
 
 @pytest.mark.timeout(200)

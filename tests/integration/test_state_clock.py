@@ -15,7 +15,7 @@ STEPS = [60, -60, 3600, -3600, DAY_S, -DAY_S]
 COMPILER = find_compiler()
 
 
-@pytest.mark.skipif(COMPILER is None, reason="needs a C compiler: clocks jump by a small library")
+@pytest.mark.needs("compiler")
 def test_a_wall_clock_that_is_set_ends_nobody_early_or_late_and_bills_nothing(tmp_path):
     clock = FaultClock(tmp_path, COMPILER)
     # This process and the object store sign by the machine's clock, which does not jump with that of the service.

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch_ranks
-from torch_ranks import ROOT, assert_passed, names
+from torch_ranks import assert_passed, names
+
+from needs import python_of
 
 PROGRAM = Path(__file__).with_name("tensor_huggingface_program.py")
-PYTHON = ROOT / ".venvs/hf/bin/python"
-OLDER_PYTHON = ROOT / ".venvs/trainer/bin/python"
+PYTHON = python_of("hf")
+OLDER_PYTHON = python_of("trainer")
 OF_ALL_VERSIONS = [
     "test_gpt2",
     "test_gpt2_with_scores_scaled_by_layer",
@@ -26,7 +28,7 @@ OF_ALL_VERSIONS = [
 pytestmark = pytest.mark.xdist_group("tensor-huggingface")  # a program runs once a worker: all of them on one
 
 
-@pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON} is missing: `make .venvs/hf.stamp` makes it")
+@pytest.mark.needs("hf")
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", names(PROGRAM))
 def test_tensor_huggingface(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,9 +36,7 @@ def test_tensor_huggingface(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_passed(PROGRAM, name, 2, CLARY_TEST_BACKEND="gloo", CLARY_TEST_TRANSFORMERS="newest")
 
 
-@pytest.mark.skipif(
-    not OLDER_PYTHON.exists(), reason=f"{OLDER_PYTHON} is missing: `make .venvs/trainer.stamp` makes it"
-)
+@pytest.mark.needs("trainer")
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", OF_ALL_VERSIONS)
 def test_tensor_huggingface_of_the_time_of_smp_v1(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 from program_jobs import members_of, object_at
-from running_service import ROOT, SDK3_PYTHON
+from running_service import SDK3_PYTHON
 from test_clients_boto3 import Clients, job_request, log_of, unique, wait
 from test_training_metrics_jobs import page_of
+
+from needs import python_of
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(360), pytest.mark.xdist_group("service")]
 
 LIMIT_S = 200
-WANDB_PYTHON = ROOT / ".venvs/wandb/bin/python"
+WANDB_PYTHON = python_of("wandb")
 FOLDER = Path(__file__).parent
 READS_RUNS = """
 import json, sys, mlflow
@@ -63,7 +65,7 @@ def test_mlflow_finds_its_runs_in_the_artifact_and_their_values_are_the_jobs(ser
     assert any(path.endswith("artifacts/note.txt") for path in members_of(results))
 
 
-@pytest.mark.skipif(not WANDB_PYTHON.exists(), reason=f"{WANDB_PYTHON} is not there: make .venvs/wandb.stamp")
+@pytest.mark.needs("wandb")
 @pytest.mark.parametrize("arguments", [(), ("login",)], ids=["plain", "login"])
 def test_wandb_works_offline_its_run_is_in_the_artifact_and_its_values_are_the_jobs(service, arguments):
     metrics, lines, results = tracked(service, WANDB_PYTHON, "wandb_program.py", *arguments)

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 from program_jobs import BUCKET, members_of, object_at, script_request
-from running_service import ROOT
 from test_clients_boto3 import Clients, job_request, unique, wait
 from training_program import PIXEL, STEPS
 
 from clary.control.state_folder import StateFolder
+from needs import python_of
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(360), pytest.mark.xdist_group("service")]
 
 LIMIT_S = 120
-HF_PYTHON = ROOT / ".venvs/hf/bin/python"
+HF_PYTHON = python_of("hf")
 PROGRAM = Path(__file__).with_name("training_program.py").read_text()
 
 
@@ -116,7 +116,7 @@ def test_what_a_program_writes_of_its_training_is_seen_while_it_runs_and_afterwa
     assert "100 %" in service.clary("describe", name).stdout
 
 
-@pytest.mark.skipif(not HF_PYTHON.exists(), reason=f"{HF_PYTHON} is not there: make .venvs/hf.stamp")
+@pytest.mark.needs("hf")
 def test_a_trainer_of_transformers_reports_its_progress_without_a_line_of_code(service):
     aws, name = Clients(service), unique("trainer")
     program = Path(__file__).with_name("huggingface_progress_program.py")

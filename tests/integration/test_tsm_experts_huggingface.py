@@ -4,15 +4,17 @@ from pathlib import Path
 
 import pytest
 import torch_ranks
-from torch_ranks import ROOT, assert_passed, names
+from torch_ranks import assert_passed, names
+
+from needs import python_of
 
 PROGRAM = Path(__file__).with_name("tsm_experts_huggingface_program.py")
-PYTHON = ROOT / ".venvs/hf/bin/python"
+PYTHON = python_of("hf")
 
 pytestmark = pytest.mark.xdist_group("tsm-experts-huggingface")  # a program runs once a worker: all of them on one
 
 
-@pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON} is missing: `make .venvs/hf.stamp` makes it")
+@pytest.mark.needs("hf")
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", names(PROGRAM))
 def test_experts_of_huggingface(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

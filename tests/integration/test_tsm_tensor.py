@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch_ranks
-from torch_ranks import ROOT, assert_passed, names
+from torch_ranks import assert_passed, names
+
+from needs import python_of
 
 TRAINING = Path(__file__).with_name("tsm_tensor_program.py")
 STATES = Path(__file__).with_name("tsm_tensor_states_program.py")
-PYTHON = ROOT / ".venvs/hf/bin/python"
-_NEEDS_TRANSFORMERS = pytest.mark.skipif(
-    not PYTHON.exists(), reason=f"{PYTHON} is missing: `make .venvs/hf.stamp` makes it"
-)
+PYTHON = python_of("hf")
 
 pytestmark = [pytest.mark.timeout(200)]
 
@@ -39,7 +38,7 @@ def test_states(name: str) -> None:
     assert_passed(STATES, name, 4, **variables("own"))
 
 
-@_NEEDS_TRANSFORMERS
+@pytest.mark.needs("hf")
 @pytest.mark.xdist_group("tsm-tensor-transformers")
 @pytest.mark.parametrize("name", names(TRAINING))
 def test_training_of_transformers_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +46,7 @@ def test_training_of_transformers_models(name: str, monkeypatch: pytest.MonkeyPa
     assert_passed(TRAINING, name, 2, **variables("transformers"))
 
 
-@_NEEDS_TRANSFORMERS
+@pytest.mark.needs("hf")
 @pytest.mark.xdist_group("tsm-tensor-transformers-states")
 @pytest.mark.parametrize("name", names(STATES))
 def test_states_of_transformers_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

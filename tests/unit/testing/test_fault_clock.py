@@ -19,7 +19,7 @@ for _ in sys.stdin:
 """
 
 
-@pytest.mark.skipif(find_compiler() is None, reason="no C compiler: clocks do not jump here")
+@pytest.mark.needs("compiler")
 def test_the_time_of_day_jumps_at_once_and_sleep_and_monotonic_time_do_not(tmp_path):
     clock = FaultClock(tmp_path, find_compiler())
     command = [sys.executable, "-S", "-c", SCRIPT]

@@ -1,0 +1,73 @@
+"""What tests need on a machine beside the service's environment, and what becomes of them where it is missing.
+
+A plugin that tests/conftest.py names. `@pytest.mark.needs("hf")` says what a test needs; `make test` brings all of it.
+Where it is missing the test is skipped with what brings it. In CI (the variable CI is true) it fails: a part that is
+not there must not pass for one that works.
+"""
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from clary.testing.fault_clock import find_compiler
+
+ROOT = Path(__file__).resolve().parents[1]
+VENVS = ROOT / ".venvs"
+
+
+@dataclass(frozen=True)
+class Need:
+    """A program or a file, and the command that brings it."""
+
+    path: str  # absolute, or the name of a program in PATH
+    brought_by: str
+
+    @property
+    def is_met(self) -> bool:
+        return shutil.which(self.path) is not None or Path(self.path).exists()
+
+
+def _environment(name: str) -> Need:
+    return Need(str(VENVS / name / "bin/python"), f"make .venvs/{name}.stamp")
+
+
+def _system(path: str) -> Need:
+    return Need(path, "make .venvs/system.stamp")
+
+
+NEEDS = {
+    **{name: _environment(name) for name in ("train", "hf", "trainer", "wandb", "deepspeed")},
+    "minilm": Need(str(VENVS / "minilm"), "make .venvs/minilm.stamp"),
+    "awscli1": Need(str(VENVS / "awscli1/bin/aws"), "make .venvs/awscli1.stamp"),
+    "awscli2": _system("/usr/bin/aws"),
+    "chromium": _system("/usr/bin/chromium"),
+    "sshd": _system("/usr/sbin/sshd"),
+    "mpirun": _system("mpirun"),
+    "compiler": _system(find_compiler() or "cc"),
+}
+
+
+def python_of(environment: str) -> Path:
+    """Return the interpreter of an environment of NEEDS, there or not."""
+    return Path(NEEDS[environment].path)
+
+
+def require(name: str) -> None:
+    """Skip the test that runs if what it needs is missing; fail it in CI."""
+    need = NEEDS[name]
+    if need.is_met:
+        return
+    words = f"{need.path} is missing: `{need.brought_by}` brings it"
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"{words}; in CI everything that tests need has to be there", pytrace=False)
+    pytest.skip(words)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        for name in mark.args:
+            require(name)
