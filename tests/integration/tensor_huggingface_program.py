@@ -409,7 +409,8 @@ def test_what_is_not_supported_is_kept_or_refused_with_a_reason(rank, size):
             (lambda: model(ids, token_type_ids=ids), "GPT2LMHeadModel takes no token_type_ids"),
             (lambda: model(inputs_embeds=torch.zeros(1, 2, 32)), "takes no inputs_embeds"),
             (lambda: model(ids, output_attentions=True), "takes no output_attentions"),
-            (lambda: blocks(ids[:1], use_cache=True), "takes no past_key_values under tensor parallelism: set use_"),
+            (lambda: blocks(ids[:1], use_cache=True), " under tensor parallelism: set use_cache=False"),
+            (lambda: model(ids, past_key_values=object()), " under tensor parallelism: set use_cache=False"),
         ):
             failure = raised(call)
             assert isinstance(failure, ValueError)

@@ -111,7 +111,8 @@ def test_llama_attention_with_positions_of_its_own_and_of_the_model():
     close(attention(hidden, attention_mask=mask)[0], own[0])
     later = attention(torch.cat((hidden[:, :-1], torch.zeros(_ROWS, 1, 32)), 1))[0]
     close(later[:, :-1], own[0][:, :-1])
-    refused(lambda: attention(hidden, past_key_value=object()), ValueError, "use_cache=False")
+    for name in ("past_key_value", "past_key_values", "cache"):
+        refused(lambda name=name: attention(hidden, **{name: object()}), ValueError, "use_cache=False")
     config.rope_scaling = {"type": "linear"}
     refused(lambda: attention(hidden), ValueError, "rope_scaling")
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from clary.train.parallel.caches import given_cache
 from clary.train.parallel.fsdp.context.batches import next_labels, part_loss
 from clary.train.parallel.fsdp.context.interception import (
     COMMUNICATIONS,
@@ -103,8 +104,9 @@ class _Hooks:
         tokens = given.get("inputs_embeds") if tokens is None else tokens
         if tokens is None:
             raise ValueError("context parallelism: the model was called without input_ids and inputs_embeds")
-        if given.get("past_key_values") is not None:
-            raise ValueError("context parallelism: past_key_values is given; caches of keys are not for parts")
+        cache = given_cache(_by_name(bound))
+        if cache is not None:
+            raise ValueError(f"context parallelism: {cache} is given; caches of keys are not for parts")
         _check_mask(given.get("attention_mask"))
         if given.get("attention_mask") is not None:
             given["attention_mask"] = None

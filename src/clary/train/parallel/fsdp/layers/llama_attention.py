@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from clary.train.parallel.caches import given_cache
 from clary.train.parallel.fsdp.layers.attention import FlashGroupedQueryAttention
 from clary.train.parallel.tensor.flash import attend
 from clary.train.parallel.tensor.rotary import Rotary
@@ -62,8 +63,7 @@ class LlamaFlashAttention(nn.Module):
 
         Raises: ValueError for what cannot be done: caches, attention probabilities, scaled positions.
         """
-        cache = past_key_value if past_key_value is not None else others.get("past_key_values")
-        if cache is not None or output_attentions:
+        if past_key_value is not None or given_cache(others) is not None or output_attentions:
             raise ValueError(
                 "LlamaFlashAttention keeps no cache and returns no probabilities: call the model with use_cache=False "
                 "and output_attentions=False"

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from clary.train.parallel import runtime
+from clary.train.parallel.caches import CACHES
 from clary.train.parallel.tensor.collectives import gather_whole
 from clary.train.parallel.tensor.layout import current_layout
 from clary.train.parallel.tensor.registry import Arguments, NotSupportedError
@@ -29,7 +30,7 @@ def model_forward_hook(model_class: Any) -> Callable[..., Arguments]:
         refuse(
             who,
             given,
-            "past_key_values",
+            *CACHES,
             "inputs_embeds",
             "token_type_ids",
             "encoder_hidden_states",
@@ -67,7 +68,7 @@ def block_forward_hook(block_class: Any, *, takes_positions: bool = False) -> Ca
     def hook(*args: Any, **kwargs: Any) -> Arguments:
         given = by_name(signature, args, kwargs)
         who = block_class.__name__
-        refuse(who, given, "past_key_values", "layer_past", "encoder_hidden_states", "output_attentions", "head_mask")
+        refuse(who, given, *CACHES, "encoder_hidden_states", "output_attentions", "head_mask")
         mask = layer_mask(given.get("attention_mask"), given["hidden_states"], who)
         positions = (given.get("position_ids"),) if takes_positions else ()
         return ((given["hidden_states"], mask, *positions),), {}
@@ -75,9 +76,17 @@ def block_forward_hook(block_class: Any, *, takes_positions: bool = False) -> Ca
     return hook
 
 
-def block_return_hook(*, always_tuple: bool = False) -> Callable[[Any], Any]:
-    """Return what turns a layer's result into that of a block: the hidden states, or a tuple with no attentions."""
-    returns_tuple = always_tuple or not is_newer()
+def block_return_hook(block_class: Any, *, is_tuple_unless_said: bool = False) -> Callable[[Any], Any]:
+    """Return what turns a layer's result into that of a block: the hidden states, or a tuple with no attentions.
+
+    A block whose `forward` is annotated to return a tensor does so; for others the version of transformers decides.
+
+    Args:
+        block_class: the class of transformers that is replaced.
+        is_tuple_unless_said: whether a block without that annotation returns a tuple in every version.
+    """
+    said = inspect.signature(block_class.forward).return_annotation
+    returns_tuple = said not in (torch.Tensor, "torch.Tensor") and (is_tuple_unless_said or not is_newer())
 
     def hook(output: Any) -> Any:
         return (output[0], None) if returns_tuple else output[0]
@@ -132,7 +141,7 @@ def refuse(who: str, given: Mapping[str, Any], *names: str) -> None:
         if isinstance(value, list | tuple) and all(one is None for one in value):  # one a layer, of older versions
             continue
         if value is not None and value is not False and not (isinstance(value, int) and value == 0):
-            hint = ": set use_cache=False" if name in ("past_key_values", "layer_past") else ""
+            hint = ": set use_cache=False" if name in CACHES else ""
             raise ValueError(f"{who} takes no {name} under tensor parallelism{hint}")
 
 

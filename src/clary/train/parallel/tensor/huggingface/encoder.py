@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from clary.train.parallel.caches import CACHES
 from clary.train.parallel.tensor.huggingface.causal import by_name, check_activation, layer_mask, refuse
 from clary.train.parallel.tensor.huggingface.translation import Translation, linear
 from clary.train.parallel.tensor.registry import Arguments, NotSupportedError, Registration, Translations
@@ -40,7 +41,7 @@ def encoder_registration(
             who,
             given,
             "encoder_hidden_states",
-            "past_key_values",
+            *CACHES,
             "output_attentions",
             "output_hidden_states",
             "head_mask",

@@ -66,7 +66,7 @@ def get_hf_gpt2_transformer_layer_hooks() -> tuple[Any, Any, Any]:
     """Return the hooks of constructor, call and result under which a GPT2Block is registered."""
     from transformers.models.gpt2 import modeling_gpt2
 
-    return _block_init_hook, block_forward_hook(modeling_gpt2.GPT2Block), block_return_hook()
+    return _block_init_hook, block_forward_hook(modeling_gpt2.GPT2Block), block_return_hook(modeling_gpt2.GPT2Block)
 
 
 def registrations(modeling: Any) -> list[Registration]:
@@ -87,7 +87,7 @@ def registrations(modeling: Any) -> list[Registration]:
             DistributedTransformerLayer,
             _block_init_hook,
             block_forward_hook(modeling.GPT2Block),
-            block_return_hook(),
+            block_return_hook(modeling.GPT2Block),
             arguments_of=lambda block: ((block.attn.config, block.attn.layer_idx), {}),
             to_distributed=lambda state, config: TRANSLATION.layer_to_ours(state),
             translations=_translations,

@@ -67,7 +67,7 @@ def registrations(modeling: Any) -> list[Registration]:
             DistributedTransformerLayer,
             _block_init_hook,
             block_forward_hook(modeling.GPTJBlock, takes_positions=True),
-            block_return_hook(always_tuple=True),
+            block_return_hook(modeling.GPTJBlock, is_tuple_unless_said=True),
             arguments_of=lambda block: ((block.attn.config, block.attn.layer_idx), {}),
             to_distributed=lambda state, config: TRANSLATION.layer_to_ours(state),
             translations=_translations,

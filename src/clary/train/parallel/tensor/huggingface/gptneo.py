@@ -66,7 +66,7 @@ def registrations(modeling: Any) -> list[Registration]:
             DistributedTransformerLayer,
             _block_init_hook,
             block_forward_hook(modeling.GPTNeoBlock),
-            block_return_hook(always_tuple=True),
+            block_return_hook(modeling.GPTNeoBlock, is_tuple_unless_said=True),
             arguments_of=lambda block: ((block.attn.attention.config, block.attn.layer_id), {}),
             to_distributed=lambda state, config: TRANSLATION.layer_to_ours(state),
             translations=_translations,

@@ -91,7 +91,7 @@ def registrations(modeling: Any) -> list[Registration]:
             DistributedTransformerLayer,
             _block_init_hook,
             block_forward_hook(modeling.GPTNeoXLayer, takes_positions=True),
-            block_return_hook(),
+            block_return_hook(modeling.GPTNeoXLayer),
             arguments_of=lambda block: ((block.attention.config, block.attention.layer_idx), {}),
             to_distributed=lambda state, config: TRANSLATION.layer_to_ours(state, num_heads=config.num_attention_heads),
             translations=lambda config: _translations_of(config.num_attention_heads, has_blocks_alone=True),
