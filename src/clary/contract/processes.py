@@ -2,7 +2,8 @@
 
 Where: the service's record, the engine's agents, the object store, the census of a host: everything that is counted or
 signalled later by its id. Linux only.
-Source: proc(5) for /proc/PID/stat; pidfd_open(2), which closes the gap between the check and the signal.
+Source: proc(5) for /proc/PID/stat; pidfd_open(2), which closes the gap between the check and the signal; Linux,
+fs/binfmt_elf.c (`create_elf_tables`) for the moment in which arguments are not there yet.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +19,9 @@ from typing import NamedTuple
 _STATE_FIELD, _PARENT_FIELD, _FLAGS_FIELD, _START_TIME_FIELD = 0, 1, 6, 19
 _ENDED_STATES = frozenset("ZX")
 _EXITING_FLAGS = 0x4 | 0x200  # PF_EXITING, PF_DUMPCORE of linux/sched.h
+_KERNEL_THREAD_FLAG = 0x200000  # PF_KTHREAD of linux/sched.h
+_EXEC_LIMIT_S = 0.5  # a starting program on a busy machine; a whole scan waits no longer
+_EXEC_POLL_S = 0.0005
 
 
 class ProcessEntry(NamedTuple):
@@ -26,6 +31,7 @@ class ProcessEntry(NamedTuple):
     state: str  # one letter, as in proc(5)
     started_at: int  # clock ticks since the machine started; with the pid it names a process for good
     is_exiting: bool = False  # whether its end has begun; it takes long where there is much memory to free, or a dump
+    is_kernel_thread: bool = False
 
     @property
     def has_ended(self) -> bool:
@@ -94,6 +100,7 @@ def parse_stat(line: bytes) -> ProcessEntry:
         state=fields[_STATE_FIELD].decode(),
         started_at=int(fields[_START_TIME_FIELD]),
         is_exiting=bool(int(fields[_FLAGS_FIELD]) & _EXITING_FLAGS),
+        is_kernel_thread=bool(int(fields[_FLAGS_FIELD]) & _KERNEL_THREAD_FLAG),
     )
 
 
@@ -126,3 +133,49 @@ def live_descendants(ancestor: int) -> dict[int, ProcessEntry]:
         if not entries[pid].has_ended:
             found[pid] = entries[pid]
     return found
+
+
+def exec_deadline() -> float:
+    """Return until when (monotonic seconds) a scan that begins now waits for programs that are being started."""
+    return time.monotonic() + _EXEC_LIMIT_S
+
+
+def read_arguments(pid: int, deadline: float | None = None) -> list[str]:
+    """Return the arguments of a process; empty if it has ended, is a kernel thread, or may not be seen.
+
+    `execve` tells the parent of its success before /proc/PID/cmdline says anything. A process in that moment is waited
+    for: who looks for processes by their arguments would miss one that was just started.
+
+    Args:
+        deadline: of `exec_deadline`, shared by all processes of one scan; None begins one.
+    """
+    text = _arguments(pid, exec_deadline() if deadline is None else deadline)
+    return [part.decode(errors="replace") for part in text.split(b"\0")[:-1]]
+
+
+def read_variables(pid: int, deadline: float | None = None) -> list[bytes]:
+    """Return the variables, each `NAME=value`, with which a process was started; as `read_arguments`."""
+    text = _read(pid, "environ")
+    if not text and _arguments(pid, exec_deadline() if deadline is None else deadline):
+        time.sleep(_EXEC_POLL_S)  # variables are laid out just behind the arguments
+        text = _read(pid, "environ")
+    return [item for item in text.split(b"\0") if item]
+
+
+def _arguments(pid: int, deadline: float) -> bytes:
+    while not (text := _read(pid, "cmdline")):
+        entry = read_entry(pid)
+        if entry is None or entry.has_ended or entry.is_exiting or entry.is_kernel_thread:
+            return b""
+        if time.monotonic() > deadline:
+            return b""
+        time.sleep(_EXEC_POLL_S)
+    return text
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from clary.contract.processes import ProcessEntry, ProcessId, read_process_list
+from clary.contract.processes import ProcessEntry, ProcessId, read_process_list, read_variables
 from clary.control.engines.local.cleaning import mount_entries
 from clary.control.engines.local.leftover_things import Kind, Thing
 from clary.control.engines.local.machine_census import listening_sockets, names_in, socket_inodes, user_name
@@ -122,11 +122,7 @@ def socket_paths(pids: Iterable[int]) -> set[str]:
 
 def environment_of(pid: int) -> dict[str, str]:
     """Return the variables with which a process was started; empty for one that is gone or of another user."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            pairs = file.read().decode(errors="surrogateescape").split("\0")
-    except OSError:
-        return {}
+    pairs = [item.decode(errors="surrogateescape") for item in read_variables(pid)]
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
 

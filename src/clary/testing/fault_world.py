@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clary.contract.processes import ProcessId
+from clary.contract.processes import ProcessId, exec_deadline, read_arguments
 from clary.control.settings import SETTINGS_FILE
 from clary.testing.fault_clients import FaultClients
 from clary.testing.fault_clock import FaultClock, find_compiler
@@ -163,12 +163,12 @@ class FaultWorld:
         """Return job name -> pid -> command line of every living process that names a job of this folder."""
         found: dict[str, dict[int, str]] = {}
         name = re.compile(rf"fault-\d+-{self.run}-\d{{5}}")
+        deadline = exec_deadline()
         for path in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                match = name.search(command)
-                if match and int(path.name) != os.getpid():
-                    found.setdefault(match.group(), {})[int(path.name)] = command.strip()
+            command = " ".join(read_arguments(int(path.name), deadline))
+            match = name.search(command)
+            if match and int(path.name) != os.getpid():
+                found.setdefault(match.group(), {})[int(path.name)] = command
         return found
 
     def programs(self, job_name: str) -> list[ProcessId]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clary.contract.processes import ProcessId, read_entry
+from clary.contract.processes import ProcessId, read_arguments, read_entry
 from clary.control.engines.local import cleaning, killing
 from clary.control.engines.local.agent_processes import MARK_VARIABLE
 from clary.control.engines.local.attempt_record import hosts_folder
@@ -161,7 +161,7 @@ class Gang:
 
     def _ranks_of(self, host: str) -> list[ProcessId]:
         below = killing.descendants(self.agent(host))
-        return [item for item in below if any(part.endswith(PROGRAM) for part in killing.command_line(item))]
+        return [item for item in below if any(part.endswith(PROGRAM) for part in read_arguments(item.pid))]
 
     def _log(self) -> list[str]:
         streams = self._logs.describe_log_streams(logGroupName=LOG_GROUP, logStreamNamePrefix=f"{self.name}/")

@@ -2,10 +2,12 @@
 
 import os
 import subprocess
+import sys
+import time
 
 import pytest
 
-from clary.contract.processes import live_descendants, parse_stat, read_process_list
+from clary.contract.processes import live_descendants, parse_stat, read_arguments, read_process_list, read_variables
 
 
 @pytest.mark.parametrize("name", [b"sh", b"a b", b") R 1 (", b"((", b"x\n)"])
@@ -42,3 +44,29 @@ def test_descendants_are_found_through_every_generation_and_zombies_are_not():
         shell.wait()
         shell.stdout.close()
         dead.wait()
+
+
+def test_programs_that_were_just_started_have_their_arguments_and_variables():
+    """The parent goes on before they are laid out: without waiting, four of five reads here found nothing."""
+    command = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()", "marked"]
+    for _ in range(50):
+        with subprocess.Popen(command, stdin=subprocess.PIPE, env={"OF_A_TEST": "yes"}) as process:
+            assert read_arguments(process.pid) == command
+            process.stdin.close()
+        with subprocess.Popen(command, stdin=subprocess.PIPE, env={"OF_A_TEST": "yes"}) as process:
+            assert b"OF_A_TEST=yes" in read_variables(process.pid)
+            process.stdin.close()
+
+
+def test_a_scan_does_not_wait_for_processes_that_never_have_arguments():
+    ended = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    before = time.monotonic()
+    assert read_arguments(ended.pid) == []
+    for pid, entry in read_process_list().items():
+        if entry.is_kernel_thread:
+            assert read_arguments(pid) == []
+            assert read_variables(pid) == []
+    assert time.monotonic() - before < 0.5
+    ended.wait()
+    assert read_arguments(ended.pid) == []

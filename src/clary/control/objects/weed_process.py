@@ -16,7 +16,7 @@ from pathlib import Path
 
 from clary.contract.errors import ContractError, ObjectStoreError
 from clary.contract.plain import from_plain, to_plain
-from clary.contract.processes import ProcessId
+from clary.contract.processes import ProcessId, exec_deadline, read_arguments
 
 HOST = "127.0.0.1"
 # Every server of `weed mini` also listens on its port + 10000 (gRPC), and its worker dials the admin server there even
@@ -84,9 +84,10 @@ def find_running(data_folder: Path) -> StoreRecord | None:
         own = os.stat(data_folder)
     except OSError:
         return None
+    deadline = exec_deadline()
     for pid in (int(name) for name in os.listdir("/proc") if name.isdecimal()):
+        arguments = read_arguments(pid, deadline)
         try:
-            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
             is_ours = "mini" in arguments and os.path.samestat(os.stat(f"/proc/{pid}/cwd"), own)
         except OSError:
             continue

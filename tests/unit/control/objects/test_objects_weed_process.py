@@ -78,7 +78,7 @@ def test_a_store_without_a_record_is_found_by_its_folder_and_ports(tmp_path: Pat
     other.mkdir()
     ports = {name: number for number, name in enumerate(weed_process.PORT_NAMES, start=20000)}
     arguments = weed_process.command("weed", data_folder=folder, ports=ports, bucket="clary")[1:]
-    command = [sys.executable, "-S", "-c", "input()", *arguments]
+    command = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()", *arguments]
     with subprocess.Popen(command, cwd=other, stdin=subprocess.PIPE) as stranger:
         assert weed_process.find_running(folder) is None  # of another container, where that path is another folder
         stranger.stdin.close()  # type: ignore[union-attr]
@@ -97,7 +97,7 @@ async def test_what_a_killed_service_had_just_started_is_ended_before_another(tm
     path.parent.mkdir()
     ports = {name: number for number, name in enumerate(weed_process.PORT_NAMES, start=20000)}
     arguments = weed_process.command("weed", data_folder=folder, ports=ports, bucket="clary")[1:]
-    command = [sys.executable, "-S", "-c", "input()", *arguments]
+    command = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()", *arguments]
     if record == "damaged":
         path.write_text("{")
     if record == "of a dead process":

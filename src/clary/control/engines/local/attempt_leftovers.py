@@ -14,7 +14,7 @@ from pathlib import Path
 
 from clary.contract.cgroup_names import host_cgroup_name, rules_cgroup_name
 from clary.contract.errors import EngineError
-from clary.contract.processes import ProcessId
+from clary.contract.processes import ProcessId, exec_deadline, read_arguments
 from clary.control.engines.local import anchors, attempt_record, cleaning, killing, machine_census
 from clary.control.engines.local.agent_processes import MARK_VARIABLE
 from clary.control.engines.local.attempt_record import AttemptRecord
@@ -137,9 +137,10 @@ def _plain_attempt(folder: Path) -> tuple[str, float, float] | None:
 def _anchors_below(jobs: Path) -> list[tuple[ProcessId, Path]]:
     """Return the anchors whose networks were made for attempts below `jobs`, with the attempts' folders."""
     found = []
+    deadline = exec_deadline()
     for name in os.listdir("/proc"):
         process = ProcessId.of(int(name)) if name.isdigit() else None
-        command = killing.command_line(process) if process is not None else []
+        command = read_arguments(process.pid, deadline) if process is not None else []
         if process is not None and len(command) > 1 and command[-2] == anchors.ANCHOR_COMMAND[-1]:
             folder = Path(command[-1]).parent
             if folder.is_relative_to(jobs):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from clary.contract.errors import EngineError
-from clary.contract.processes import ProcessId
+from clary.contract.processes import ProcessId, exec_deadline, read_arguments
 from clary.control.engines.local import attempt_leftovers, attempt_record, killing
 from clary.control.engines.local.agent_processes import MARK_VARIABLE
 from clary.control.engines.local.attempt_record import AttemptRecord, NetworkReady
@@ -23,8 +23,9 @@ MAX_KILL_ROUNDS = 20  # a round catches what was forked during the one before
 def adopted_agents(mark: str) -> dict[str, ProcessId]:
     """Return agents that a service started and did not live to record, by host name."""
     found = {}
+    deadline = exec_deadline()
     for process in killing.with_variable(MARK_VARIABLE, mark):
-        command = killing.command_line(process)
+        command = read_arguments(process.pid, deadline)
         if "clary.agent" in command and "--host" in command[:-1]:
             found[command[command.index("--host") + 1]] = process
     return found
@@ -78,7 +79,7 @@ def end_processes(folder: Path, record: AttemptRecord) -> list[str]:
         left = killing.wait_until_gone({*below, *_found(folder, record, ready)}, timeout_s=LEAVE_TIMEOUT_S)
         for _ in range(MAX_KILL_ROUNDS):
             for process in left:
-                command = " ".join(killing.command_line(process))[:100]
+                command = " ".join(read_arguments(process.pid))[:100]
                 if killing.kill(process):
                     killed.append(f"process {process.pid} ({command})")
             left = _found(folder, record, ready)

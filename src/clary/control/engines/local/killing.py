@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterable
 
-from clary.contract.processes import ProcessId, live_descendants
+from clary.contract.processes import ProcessId, exec_deadline, live_descendants, read_variables
 
 KILL_TIMEOUT_S = 10.0  # SIGKILL to exit; longer means a process stuck in the kernel
 
@@ -83,25 +83,12 @@ def with_variable(name: str, value: str) -> list[ProcessId]:
     """Return the processes that were started with this environment variable; only those of the own user can be seen."""
     wanted = f"{name}={value}".encode()
     found = []
+    deadline = exec_deadline()
     for pid in _pids():
         process = ProcessId.of(pid)
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                variables = file.read().split(b"\0")
-        except OSError:
-            continue
-        if process is not None and wanted in variables and process.is_alive():
+        if process is not None and wanted in read_variables(pid, deadline) and process.is_alive():
             found.append(process)
     return found
-
-
-def command_line(process: ProcessId) -> list[str]:
-    """Return the arguments of a process; empty if it is gone."""
-    try:
-        with open(f"/proc/{process.pid}/cmdline", "rb") as file:
-            return [part.decode(errors="replace") for part in file.read().split(b"\0")[:-1]]
-    except OSError:
-        return []
 
 
 def _pids() -> list[int]:

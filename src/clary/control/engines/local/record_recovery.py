@@ -13,8 +13,8 @@ import os
 from pathlib import Path
 
 from clary.contract.errors import EngineError
-from clary.contract.processes import ProcessId
-from clary.control.engines.local import anchors, attempt_record, cleaning, killing
+from clary.contract.processes import ProcessId, exec_deadline, read_arguments, read_variables
+from clary.control.engines.local import anchors, attempt_record, cleaning
 from clary.control.engines.local.agent_processes import AGENT_LOG, MARK_VARIABLE
 from clary.control.engines.local.attempt_record import RECORD_FILE, AttemptRecord
 from clary.control.engines.local.network_spec import READY_FILE
@@ -64,9 +64,10 @@ def find(folder: Path) -> AttemptRecord | None:
     """Return the record of the agents that run for an attempt; None if none does."""
     agents: dict[str, ProcessId] = {}
     mark = ""
+    deadline = exec_deadline()
     for name in os.listdir("/proc"):
         process = ProcessId.of(int(name)) if name.isdecimal() else None
-        if process is None or "clary.agent" not in (command := killing.command_line(process)):
+        if process is None or "clary.agent" not in (command := read_arguments(process.pid, deadline)):
             continue
         host = command[command.index("--host") + 1] if "--host" in command[:-1] else ""
         if host and _output_of(process) == str(folder / host / AGENT_LOG):
@@ -95,19 +96,17 @@ def _output_of(process: ProcessId) -> str:
 
 
 def _mark_of(process: ProcessId) -> str:
-    try:
-        variables = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return ""
     prefix = f"{MARK_VARIABLE}=".encode()
+    variables = read_variables(process.pid)
     return next((item.removeprefix(prefix).decode() for item in variables if item.startswith(prefix)), "")
 
 
 def _anchors_of(folder: Path) -> list[ProcessId]:
     found = []
+    deadline = exec_deadline()
     for name in os.listdir("/proc"):
         process = ProcessId.of(int(name)) if name.isdecimal() else None
-        command = killing.command_line(process) if process is not None else []
+        command = read_arguments(process.pid, deadline) if process is not None else []
         is_anchor = len(command) > 1 and command[-2] == anchors.ANCHOR_COMMAND[-1]
         if process is not None and is_anchor and Path(command[-1]).parent == folder:
             found.append(process)

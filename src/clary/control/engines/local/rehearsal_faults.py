@@ -13,6 +13,7 @@ from typing import Any
 
 from clary.contract.errors import EngineError
 from clary.contract.launch_plan import Isolation, LaunchPlan
+from clary.contract.processes import exec_deadline, read_arguments, read_variables
 from clary.control.engines.local import attempt_record, disk_faults, killing, network_faults, rehearsal_records
 from clary.control.engines.local.engine import JOBS_FOLDER, LocalEngine
 from clary.control.engines.local.machine_facts import free_memory_bytes
@@ -97,10 +98,12 @@ def _kill_rank(folder: Path, rank: int) -> None:
     record = attempt_record.read_record(attempt_record.hosts_folder(folder))
     agents = {} if record is None or record.boot_id != attempt_record.boot_id() else record.agents
     below = [process for agent in agents.values() for process in killing.descendants(agent)]
-    wanted = f"RANK={rank}".encode()
-    ours = [process for process in below if wanted in _variables(process.pid)]
+    wanted, deadline = f"RANK={rank}".encode(), exec_deadline()
+    ours = [process for process in below if wanted in read_variables(process.pid, deadline)]
     if not ours and rank == 0:  # one process without a rank
-        ours = [process for process in below if any(_RANK_SHIM in part for part in killing.command_line(process))]
+        ours = [
+            process for process in below if any(_RANK_SHIM in part for part in read_arguments(process.pid, deadline))
+        ]
     try:
         for process in ours:
             killing.kill(process)
@@ -108,11 +111,3 @@ def _kill_rank(folder: Path, rank: int) -> None:
         raise EngineError(f"rank {rank} of {folder} could not be killed: {error}") from error
     if not ours:
         raise EngineError(f"no process of rank {rank} runs")
-
-
-def _variables(pid: int) -> list[bytes]:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return file.read().split(b"\0")
-    except OSError:
-        return []
