@@ -3,7 +3,7 @@
 On two cores beside others a test may fail for what ran beside it. Such a failure is worth knowing and mending, but says
 little about a change: it is run again in a process of its own with nothing beside it, and decides there. Its name is
 printed last, so that nobody takes the run for a clean one. More than MOST_REPEATED failures are no accident and are
-not tried again.
+not tried again. Each run ends with its slowest tests and its total time.
 """
 
 from __future__ import annotations
@@ -12,16 +12,26 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 MOST_REPEATED = 5
+NUM_SLOWEST = 10
 _TESTS_FAILED = 1  # pytest's own exit code
 
 
 def main(arguments: list[str]) -> int:
     """Run pytest with `arguments`; return 0 if every test passed, at the latest when it ran alone."""
+    started = time.monotonic()
+    try:
+        return _run(arguments)
+    finally:
+        print(f"tests took {(time.monotonic() - started) / 60:.1f} min in all", flush=True)
+
+
+def _run(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="clary-tests-") as cache:
-        pytest = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}"]
+        pytest = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}", f"--durations={NUM_SLOWEST}"]
         code = subprocess.run([*pytest, *arguments], check=False).returncode
         failed = _failed(Path(cache))
         if code != _TESTS_FAILED or not 0 < len(failed) <= MOST_REPEATED or not all(map(_is_test, failed)):

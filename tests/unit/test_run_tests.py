@@ -1,5 +1,6 @@
 """`make test` runs what failed once more, alone: exactly that, whatever its name and its group."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,8 @@ def test_what_fails_alone_too_fails_the_run(tmp_path: Path) -> None:
     assert code == 1
     assert runs.count("never") == 2
     assert "passed alone" not in output
+    assert "slowest 10 durations" in output
+    assert re.search(r"^tests took \d+\.\d min in all$", output, re.MULTILINE)
 
 
 def test_workers_that_find_different_tests_fail_the_run_and_nothing_is_repeated(tmp_path: Path) -> None:
