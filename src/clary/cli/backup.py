@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from clary.cli.connection import connect, find_running
+from clary.cli.contexts import require_local
 from clary.cli.tables import table
 from clary.contract.errors import ClaryError, Fault
 from clary.control.server.ownership import sole_owner
@@ -38,7 +39,7 @@ def add_parser(commands: Any) -> None:
 
 def run_list(options: argparse.Namespace) -> int:
     """Print one line a backup."""
-    found = _backups(load_settings()).all()
+    found = _backups(_settings()).all()
     if options.json:
         facts = [
             {"name": one.path.name, "made_at": one.made_at.isoformat(), "size_bytes": one.size_bytes} for one in found
@@ -55,7 +56,7 @@ def run_list(options: argparse.Namespace) -> int:
 
 def run_make(options: argparse.Namespace) -> int:
     """Have the running service make a backup."""
-    _backups(load_settings())  # says so of a database that is no file
+    _backups(_settings())  # says so of a database that is no file
     made = connect().post("backup", {})
     print(json.dumps(made, indent=2) if options.json else f"backup made: {made['path']}")
     return 0
@@ -63,7 +64,7 @@ def run_make(options: argparse.Namespace) -> int:
 
 def run_restore(options: argparse.Namespace) -> int:
     """Put a backup in the place of the database."""
-    settings = load_settings()
+    settings = _settings()
     folder = StateFolder(settings.home_folder)
     if find_running(settings) is not None:
         raise ClaryError("the service runs and has the database open; end it first: clary down", fault=Fault.USER)
@@ -78,6 +79,13 @@ def run_restore(options: argparse.Namespace) -> int:
         print(f"  the former one is {aside}")
     print("  jobs that were created since are unknown; hosts of theirs that still run are taken back at the start")
     return 0
+
+
+def _settings() -> Settings:
+    """Return this machine's settings; raises ClaryError while another service is chosen, whose files are not here."""
+    settings = load_settings()
+    require_local(settings, "backup")
+    return settings
 
 
 def _backups(settings: Settings) -> Backups:

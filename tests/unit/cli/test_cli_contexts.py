@@ -104,10 +104,22 @@ def test_keys_do_not_go_over_a_network_in_the_clear_unless_that_is_allowed(home)
         contexts.RemoteService(**{**SERVICE, "url": here}).check("x")
 
 
-@pytest.mark.parametrize("command", ["up", "down", "doctor"])
+@pytest.mark.parametrize(
+    "command", ["up", "down", "doctor", "backup", "backup list", "backup make", "backup restore", "backup restore x"]
+)
 def test_what_acts_on_this_machine_is_refused_for_a_service_elsewhere(office, command, capsys):
-    assert main(["--context", "office", command]) == 2
-    assert f"clary {command} acts on this machine" in capsys.readouterr().err
+    for chosen in (["--context", "office"], []):
+        assert main([*chosen, *command.split()]) == 2
+        assert f"clary {command.split()[0]} acts on this machine" in capsys.readouterr().err
+        assert main(["context", "use", "office"]) == 0
+
+
+def test_a_restore_that_was_meant_for_a_service_elsewhere_leaves_the_database_here_alone(office, home):
+    home.mkdir(exist_ok=True)
+    database = home / "clary.db"
+    database.write_bytes(b"here")
+    assert main(["--context", "office", "backup", "restore"]) == 2
+    assert database.read_bytes() == b"here"
 
 
 def test_a_command_asks_the_service_of_its_context_with_its_token(home, tmp_path, capsys):
