@@ -6,16 +6,19 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
+import sysconfig
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
-from host_world import DEADLINE_S, HostWorld, python, shell
+from host_world import DEADLINE_S, HostWorld, process, python, shell
 from host_worlds import ISOLATED, world_of
 
 from clary.agent.host.call_filter import refused_calls
 from clary.agent.host.closed_files import find_closed
+from clary.agent.host.interpreter_folders import interpreter_binds
 from clary.agent.host.sandbox import Bind
 from clary.agent.host.shown_folders import links_on_the_way, shown_folders
 
@@ -125,6 +128,77 @@ def test_what_not_everybody_may_read_is_not_read_by_programs(world, planted):
     assert [path for path, word in said.items() if word == "read"] == []
     passwords = world.run("cut -d: -f2 /etc/shadow 2>/dev/null | sort -u").split()
     assert passwords in ([], ["*"])
+
+
+IMPORT = """
+import json, sys
+import of_project, of_base
+said = {"imported": [of_project.__file__, of_base.__file__], "prefix": sys.prefix}
+for path in sys.argv[1:]:
+    try: said[path] = open(path, "rb").read(9).decode()
+    except OSError as error: said[path] = type(error).__name__
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture
+def owned_environment():
+    """A virtual environment in root's own 0700 folder, its base and a project of its .pth file, with closed files."""
+    parent = Path(tempfile.mkdtemp(prefix="clary-owned-", dir="/root"))
+    try:
+        base, project, environment = parent / "base", parent / "project", parent / "env"
+        library = f"lib/python{sysconfig.get_python_version()}"
+        (base / "bin").mkdir(parents=True)
+        (base / "lib").mkdir()
+        real = Path(sys.base_prefix)
+        (base / library).symlink_to(real / library)  # what it needs is shown besides, as the folder of another image
+        shutil.copy(os.path.realpath(sys.executable), base / "bin/python3")
+        site = environment / library / "site-packages"
+        (environment / "bin").mkdir(parents=True)
+        site.mkdir(parents=True)
+        (environment / "bin/python").symlink_to(base / "bin/python3")
+        (environment / "pyvenv.cfg").write_text(f"home = {base}/bin\ninclude-system-site-packages = false\n")
+        (project / "deep").mkdir(parents=True)
+        (site / "project.pth").write_text(f"{project}\n{base}/more\n{real}\n")
+        (base / "more").mkdir()
+        (project / "of_project.py").write_text("")
+        (base / "more/of_base.py").write_text("")
+        for folder, names in ((project, (".env", "deep/key")), (base, (".netrc", "more/key"))):
+            for name in names:
+                (folder / name).write_text("of the machine")
+                (folder / name).chmod(0o600)
+        yield environment
+    finally:
+        shutil.rmtree(parent)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a host with users of its own")
+def test_closed_files_beside_an_environments_packages_are_not_read_and_imports_go_on(owned_environment):
+    world = HostWorld("root")
+    try:
+        parent, python_program = owned_environment.parent, str(owned_environment / "bin/python")
+        binds = (
+            *interpreter_binds(owned_environment, python_program),
+            Bind(source=str(owned_environment), target=str(owned_environment), overlay=True),
+        )
+        closed = [str(parent / name) for name in ("project/.env", "project/deep/key", "base/.netrc", "base/more/key")]
+        spec = process(python_program, "-c", IMPORT, *closed)
+        program, listener = world.start(spec, sandbox=world.sandbox(binds=binds))
+        assert program.wait(DEADLINE_S).exits[0].exit_code == 0, listener.text()
+        said = json.loads(listener.text())
+        assert said.pop("imported") == [f"{parent}/project/of_project.py", f"{parent}/base/more/of_base.py"]
+        assert said.pop("prefix") == str(owned_environment)
+        assert said == dict.fromkeys(closed, "PermissionError")
+        assert not [sentence for sentence in program.not_isolated if str(parent) in sentence]
+        (parent / "project").chmod(0o700)
+        program, listener = world.start(shell("true"), sandbox=world.sandbox(binds=binds))
+        assert program.wait(DEADLINE_S) is not None
+        told = [sentence for sentence in program.not_isolated if str(parent) in sentence]
+        assert len(told) == 1
+        assert f"chmod -R o+rX {parent}/project" in told[0]
+    finally:
+        world.close()
 
 
 WRITABLE = """

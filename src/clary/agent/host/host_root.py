@@ -22,7 +22,7 @@ from clary.agent.host.bind_places import copy_content, opened_mount, opened_moun
 from clary.agent.host.late_binds import ML_FOLDER, show_late_roots
 from clary.agent.host.machine_view import LAYERS_FOLDER, PRIVATE_FOLDERS, MachineView
 from clary.agent.host.mount_table import is_within, submounts
-from clary.agent.host.program_users import ProgramUsers, strange_owner
+from clary.agent.host.program_users import ProgramUsers, closed_to_others, strange_owner
 from clary.agent.host.shown_folders import links_on_the_way, shown_folders
 
 _VAR_TMP = "/var/tmp"  # noqa: S108 - the program's own, as /tmp is
@@ -212,6 +212,11 @@ class _HostRoot:
                 f"Files: what the program changes in {bind['target']} it changes in the machine's {bind['source']}, "
                 f"because no private layer could be laid over it ({self._view.refusal})."
             )
+        if bind.get("keeps_owners", False):
+            kernel.mount(source, target, flags=kernel.MS_BIND | kernel.MS_REC)
+            if self._users is not None and (said := closed_to_others(source, target=bind["target"])):
+                self._not_isolated.append(said)
+            return True
         if said := self._view.bind(source, target):
             self._not_isolated.append(f"Files: {bind['target']} belongs to nobody; {said}.")
         elif self._users is not None and (said := strange_owner(source)):

@@ -25,6 +25,9 @@ _MAX_PATH_FILES = 200
 def interpreter_binds(environment_folder: Path, python: str, *, hidden: Path | None = None) -> tuple[Bind, ...]:
     """Return how a host shows what an environment is made of, besides its folder.
 
+    These are folders of whoever made the environment, a project of theirs among them (`pip install -e`), with files
+    that not everybody may read; so they keep their owners.
+
     Args:
         environment_folder: the environment's own folder.
         python: its interpreter.
@@ -36,7 +39,7 @@ def interpreter_binds(environment_folder: Path, python: str, *, hidden: Path | N
         folder for folder in dict.fromkeys(wanted) if not is_within(str(folder.resolve()), str(environment_folder))
     ]
     return tuple(
-        Bind(source=str(folder.resolve()), target=str(folder), read_only=True)
+        Bind(source=str(folder.resolve()), target=str(folder), read_only=True, keeps_owners=True)
         for folder in folders
         if folder.is_dir() and not _is_shown_anyway(folder, hidden)
     )

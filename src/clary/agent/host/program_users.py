@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Mapping
 from typing import Any
 
 from clary.agent.host import kernel
 from clary.contract.mapped_users import NUM_IDS, MappedUsers, first_id_of, make_mapped_namespaces
+
+_OPEN_FOLDER = 0o005
 
 
 class ProgramUsers:
@@ -95,6 +98,23 @@ def strange_owner(path: str) -> str:
             return (
                 f"Files: {path} belongs to user {status.st_uid} and group {status.st_gid}, beyond the {NUM_IDS} that "
                 "programs have; they can read there what everybody can, and change what everybody may."
+            )
+    return ""
+
+
+def closed_to_others(path: str, *, target: str) -> str:
+    """Return a sentence if a folder that stays its owner's is closed to programs as a whole, else an empty text.
+
+    Args:
+        path: the folder on the machine.
+        target: where programs see it.
+    """
+    with contextlib.suppress(OSError):
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+        if mode & _OPEN_FOLDER != _OPEN_FOLDER:
+            return (
+                f"Files: programs can use nothing in {target}, a folder of the interpreter or of its .pth files: its "
+                f"mode is {mode:04o}, and programs read there what everybody may. `chmod -R o+rX {target}` opens it."
             )
     return ""
 

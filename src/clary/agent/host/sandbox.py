@@ -34,6 +34,8 @@ class Bind:
     with `copied_otherwise` it is copied to the target instead, which has to be a place of the host's own.
     With `kept_as` the overlay's layer, which holds what was changed, is found at `host_folder/<kept_as>` once the host
     has ended by itself or by order; where the kernel refuses the overlay, no host is made.
+    With `keeps_owners` the source stays its owners': programs with users of their own read there what everybody may, at
+    every moment. Without it the machine's root counts as theirs.
     """
 
     source: str
@@ -43,6 +45,7 @@ class Bind:
     overlay: bool = False
     copied_otherwise: bool = False
     kept_as: str = ""  # one folder name; not for binds that come late
+    keeps_owners: bool = False  # not for binds that come late
 
 
 @dataclass(frozen=True, kw_only=True)

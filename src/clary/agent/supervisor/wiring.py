@@ -423,7 +423,7 @@ class HostSteps:
         home, image = service_home(plan), Path(python).parent.parent
         binds = interpreter_binds(image, python, hidden=home)
         if not (image / "pyvenv.cfg").exists() and needs_overlay(image, hidden=home):
-            binds = (*binds, Bind(source=str(image.resolve()), target=str(image), read_only=True))
+            binds = (*binds, Bind(source=str(image.resolve()), target=str(image), read_only=True, keeps_owners=True))
         inside = inside_tree(plan, self._tree)
         # The job's own variables do not count: what is installed is kept for others who ask for the same.
         bare = replace(plan, user_environment={})
@@ -466,7 +466,7 @@ class HostSteps:
         binds += interpreter_binds(image, self._plan.environment.python, hidden=home)
         prefix, environment_folder = environment.base_prefix, environment.folder
         if prefix and needs_overlay(Path(prefix), hidden=home) and all(bind.target != prefix for bind in binds):
-            binds.append(Bind(source=prefix, target=prefix, read_only=True))
+            binds.append(Bind(source=prefix, target=prefix, read_only=True, keeps_owners=True))
         if prefix or needs_overlay(environment_folder, hidden=home):
             # An overlay: pip inside the job changes what the job sees, and no other job.
             binds.append(Bind(source=str(environment_folder), target=str(environment_folder), overlay=True))

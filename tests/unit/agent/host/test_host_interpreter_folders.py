@@ -59,9 +59,9 @@ def test_an_environment_brings_its_base_and_the_folders_of_its_pth_files(elsewhe
     (environment / "pyvenv.cfg").write_text(f"home = {base}/bin\nversion = 3.11.7\n")
     (site / "more.pth").write_text(f"import os\n{packages}\n/no/such/folder\nrelative\n{site}\n")
     binds = interpreter_binds(environment, str(environment / "bin/python"))
-    assert [(bind.source, bind.target, bind.read_only) for bind in binds] == [
-        (str(base), str(base), True),
-        (str(packages), str(packages), True),
+    assert [(bind.source, bind.target, bind.read_only, bind.keeps_owners) for bind in binds] == [
+        (str(base), str(base), True, True),
+        (str(packages), str(packages), True, True),
     ]
     assert needs_overlay(environment)
     assert not needs_overlay(Path("/usr"))
