@@ -5,8 +5,8 @@ numpy is imported when the first value is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 from clary.train.debugger.errors import (
     ConfigurationError,
@@ -18,8 +18,27 @@ from clary.train.debugger.modes import ModeKeys
 from clary.train.debugger.reduction_config import ALL, NORMS
 from clary.train.debugger.tensor_files import TensorEntry
 
-if TYPE_CHECKING:
-    from clary.train.debugger.trial import Trial
+
+class StepReader(Protocol):
+    """What a tensor asks of its trial. Steps without a mode are global ones."""
+
+    def refresh(self) -> None:
+        """Read what was saved since the last time."""
+
+    def steps_among(self, steps: Iterable[int], mode: ModeKeys, *, with_incomplete: bool) -> list[int]:
+        """Return those of `steps` that were saved in `mode`, as that mode counts them."""
+
+    def known_global_step(self, mode: ModeKeys, mode_step: int) -> int | None:
+        """Return the global step of a step, None if no file has told it yet."""
+
+    def global_step(self, mode: ModeKeys, mode_step: int) -> int:
+        """Return the global step of a step that `check_step` took."""
+
+    def check_step(self, step: int, mode: ModeKeys) -> None:
+        """Raise StepNotYetAvailable, StepUnavailable or NoMoreData for a step that has no values."""
+
+    def values_of(self, step: int, worker: str, entry: TensorEntry) -> bytes:
+        """Return the bytes of a worker's tensor at a step."""
 
 
 class Tensor:
@@ -28,7 +47,7 @@ class Tensor:
     `worker=None` asks for the first worker that has saved the tensor at the step.
     """
 
-    def __init__(self, name: str, trial: Trial) -> None:
+    def __init__(self, name: str, trial: StepReader) -> None:
         self.name, self.trial = name, trial
         self._entries: dict[int, dict[str, TensorEntry]] = {}  # by global step and worker
 

@@ -22,9 +22,9 @@ import torch.distributed as dist
 from clary.train._native import core as core_module
 from clary.train._native.interface import Core
 from clary.train.collective.adapters.torch import calls, collectives, completion, devices, staging, tensors, work
+from clary.train.collective.adapters.torch.backend_name import BACKEND
 from clary.train.collective.adapters.torch.collectives import Collectives
 from clary.train.collective.adapters.torch.completion import CompletionThread
-from clary.train.collective.adapters.torch.registration import BACKEND
 from clary.train.collective.adapters.torch.untraced import keep_untraced
 from clary.train.collective.adapters.torch.work import JointWork
 

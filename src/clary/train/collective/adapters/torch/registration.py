@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from clary.train.collective.adapters.torch.backend_name import BACKEND
+
 if TYPE_CHECKING:
     from clary.train.collective.adapters.torch.process_group import SmddpProcessGroup
 
-BACKEND = "smddp"
 _DEVICES = ["cpu", "cuda"]
 
 
