@@ -1,11 +1,13 @@
 """Places that a request names and agents use: S3 addresses, the source of the code, the folder of checkpoints.
 
 Where: the service refuses a request by these rules when it comes, agents hold plans against the same ones before they
-open anything. Pure; each rule returns what is wrong, or None.
+open anything. Each rule returns what is wrong, or None. Pure, but for
+`real_folder_problem`, which follows links of the machine.
 """
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 from pathlib import PurePosixPath
@@ -31,7 +33,9 @@ _SYSTEM = frozenset(
     )
 )
 _OF_CLARY = OPT_ML / ".clary"
-_SETTINGS = OPT_ML / "input" / "config"
+_INPUT = OPT_ML / "input"
+_SETTINGS = _INPUT / "config"
+_CHECKPOINTS_EXAMPLE, _MIRRORED_EXAMPLE = "/opt/ml/checkpoints", "/opt/ml/output/tensors"
 
 
 def bucket_problem(bucket: str) -> str | None:
@@ -68,24 +72,43 @@ def code_source_problem(source: str) -> str | None:
     )
 
 
-def checkpoint_folder(local_path: str) -> PurePosixPath:
-    """Return CheckpointConfig.LocalPath without detours."""
+def local_folder(local_path: str) -> PurePosixPath:
+    """Return a LocalPath without detours."""
     return PurePosixPath("/" * local_path.startswith("/") + posixpath.normpath(local_path).lstrip("/"))
 
 
-def checkpoint_folder_problem(local_path: str) -> str | None:
-    """Return why a path cannot be CheckpointConfig.LocalPath: it would cover what the host itself works with."""
-    path = checkpoint_folder(local_path)
+def local_folder_problem(member: str, local_path: str, *, is_mirrored: bool = False) -> str | None:
+    """Return why a path cannot be a LocalPath, in a sentence: it would cover what the host itself works with.
+
+    Args:
+        member: of the request, as "CheckpointConfig.LocalPath".
+        is_mirrored: whether all that lies there is stored as it is, so that it must not be input or the system's.
+    """
+    example = _MIRRORED_EXAMPLE if is_mirrored else _CHECKPOINTS_EXAMPLE
+    path = local_folder(local_path)
     if not path.is_absolute() or "\0" in local_path:
         reason = "it must be an absolute path"
     elif PurePosixPath(OPT_ML).is_relative_to(path):
         reason = "it holds /opt/ml itself; name a folder of its own"
     elif any(path.is_relative_to(place) for place in _OF_THE_KERNEL) and not path.is_relative_to(_SHARED_MEMORY):
-        reason = "the host needs what is there; name a folder of its own, as /opt/ml/checkpoints"
-    elif path in _SYSTEM:
-        reason = "it would hide a folder of the system; name a folder of its own, as /opt/ml/checkpoints"
+        reason = f"the host needs what is there; name a folder of its own, as {example}"
+    elif path in _SYSTEM or (is_mirrored and any(path.is_relative_to(place) for place in _SYSTEM)):
+        reason = f"it would hide a folder of the system; name a folder of its own, as {example}"
     elif path.is_relative_to(_OF_CLARY) or path.is_relative_to(_SETTINGS) or _SETTINGS.is_relative_to(path):
-        reason = "it holds what Clary and the job tell each other; name a folder of its own, as /opt/ml/checkpoints"
+        reason = f"it holds what Clary and the job tell each other; name a folder of its own, as {example}"
+    elif is_mirrored and path.is_relative_to(_INPUT):
+        reason = f"it holds input of the job; name a folder of its own, as {example}"
     else:
         return None
-    return f"CheckpointConfig.LocalPath {local_path[:200]!a} cannot be used: {reason}."
+    return f"{member} {local_path[:200]!a} cannot be used: {reason}."
+
+
+def real_folder_problem(member: str, local_path: str, *, is_mirrored: bool = False) -> str | None:
+    """Return the same of a path on this machine, whose links lead to the same places inside of hosts.
+
+    So /var/run is /run. What lies below /opt/ml is the host's own, whatever the machine has there.
+    """
+    problem = local_folder_problem(member, local_path, is_mirrored=is_mirrored)
+    if problem is not None or local_folder(local_path).is_relative_to(OPT_ML):
+        return problem
+    return local_folder_problem(member, os.path.realpath(local_path), is_mirrored=is_mirrored)

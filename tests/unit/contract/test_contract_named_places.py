@@ -2,7 +2,7 @@
 
 import pytest
 
-from clary.contract.named_places import checkpoint_folder_problem, code_source_problem, s3_uri_problem
+from clary.contract.named_places import code_source_problem, local_folder_problem, real_folder_problem, s3_uri_problem
 
 REFUSED_URIS = (
     *("https://b/p", "file:///etc", "/etc", "", "s3:/b", "S3://b/p"),
@@ -53,7 +53,8 @@ COVERING = (
 
 @pytest.mark.parametrize("path", COVERING)
 def test_checkpoints_cover_nothing_that_a_host_works_with(path):
-    assert checkpoint_folder_problem(path).startswith("CheckpointConfig.LocalPath ")
+    assert local_folder_problem("CheckpointConfig.LocalPath", path).startswith("CheckpointConfig.LocalPath ")
+    assert local_folder_problem("Hook", path, is_mirrored=True).startswith("Hook ")
 
 
 @pytest.mark.parametrize(
@@ -71,4 +72,19 @@ def test_checkpoints_cover_nothing_that_a_host_works_with(path):
     ],
 )
 def test_any_other_folder_may_hold_checkpoints(path):
-    assert checkpoint_folder_problem(path) is None
+    assert local_folder_problem("CheckpointConfig.LocalPath", path) is None
+
+
+@pytest.mark.parametrize("path", ["//etc/x", "/usr/src/app/runs", "/opt/ml/input/data/train", "//opt/ml/input/x"])
+def test_what_is_stored_as_it_is_is_no_input_and_no_part_of_the_system(path):
+    assert local_folder_problem("Hook", path) is None
+    assert local_folder_problem("Hook", path, is_mirrored=True).startswith("Hook ")
+
+
+def test_links_of_the_machine_lead_to_places_that_are_refused(tmp_path):
+    (tmp_path / "link").symlink_to("/run")
+    for path in ("/var/run/x", str(tmp_path / "link/x")):
+        assert local_folder_problem("Hook", path) is None
+        assert "the host needs what is there" in real_folder_problem("Hook", path)
+    assert real_folder_problem("Hook", str(tmp_path / "folder"), is_mirrored=True) is None
+    assert real_folder_problem("Hook", "/opt/ml/output/tensors", is_mirrored=True) is None

@@ -7,7 +7,6 @@ place. Plain processes see the machine's own files, so that for them LocalPath i
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
@@ -31,7 +30,7 @@ from clary.contract.clock import SystemClock
 from clary.contract.errors import AgentError, Fault
 from clary.contract.launch_plan import Isolation, LaunchPlan
 from clary.contract.ml_tree import OPT_ML, MlTree
-from clary.contract.named_places import checkpoint_folder, checkpoint_folder_problem
+from clary.contract.named_places import local_folder, real_folder_problem
 from clary.contract.step_counts import FOLDER as STEP_COUNTS_FOLDER
 
 _BOUND_FOLDER = "checkpoints"  # beside the host's tree
@@ -254,11 +253,10 @@ class HostCheckpoints:
 def _checked_path(local_path: str | None) -> PurePosixPath:
     """Return LocalPath. Raises: AgentError (fault USER) where it would hide the program's own world."""
     text = local_path or str(OPT_ML / "checkpoints")
-    # Links of the machine lead to the same places inside of hosts, such as /var/run to /run.
-    problem = checkpoint_folder_problem(text) or checkpoint_folder_problem(os.path.realpath(text))
+    problem = real_folder_problem("CheckpointConfig.LocalPath", text)
     if problem is not None:
         raise AgentError(problem, fault=Fault.USER)
-    return checkpoint_folder(text)
+    return local_folder(text)
 
 
 def _size_in_words(size_bytes: int) -> str:

@@ -14,9 +14,11 @@ from clary.agent.host.leftovers import remove_tree
 from clary.agent.host.sandbox import Bind
 from clary.agent.object_store import ObjectStore
 from clary.contract.beneath import Folder
+from clary.contract.errors import AgentError, Fault
 from clary.contract.job_rules import MirrorPlan
 from clary.contract.launch_plan import Endpoint, Isolation, LaunchPlan
 from clary.contract.ml_tree import OPT_ML, MlTree
+from clary.contract.named_places import local_folder, real_folder_problem
 
 _BOUND_FOLDER = "mirrored"  # beside the host's tree
 _STORE_ATTEMPTS = 4  # they span 2 to 4 seconds; the next round tries again
@@ -40,7 +42,13 @@ class MirroredPlace:
         return self.home.joinpath(*self.below)
 
     def make(self) -> None:
-        """Make the folder, empty where it lies beside the tree; only safe while no program runs. Raises: OSError."""
+        """Make the folder, empty where it lies beside the tree; only safe while no program runs.
+
+        Raises: AgentError (fault USER) where it would hide or store the program's own world; OSError.
+        """
+        problem = real_folder_problem(f"LocalPath of {self.plan.what}", self.plan.local_path, is_mirrored=True)
+        if problem is not None:
+            raise AgentError(problem, fault=Fault.USER)
         if self.bind is not None:
             remove_tree(str(self.path))  # of the job that had this host before
         with Folder.at(self.home, create=True) as home:
@@ -64,7 +72,7 @@ def mirrored_places(plan: LaunchPlan, tree: MlTree, host_folder: Path) -> tuple[
     """Return a place for each mirror of a plan."""
     places = []
     for number, mirror in enumerate(plan.mirrors):
-        path, bind = Path(mirror.local_path), None
+        path, bind = Path(local_folder(mirror.local_path)), None
         if path.is_relative_to(OPT_ML) and path != OPT_ML:
             home, below = tree.root, path.relative_to(OPT_ML).parts
         elif plan.isolation is Isolation.NAMESPACES:

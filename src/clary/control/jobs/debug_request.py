@@ -10,21 +10,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import PurePosixPath
 from typing import Any
 
 from clary.contract.debug_parameters import OF_COLLECTIONS, OF_HOOKS, parameter_problem
 from clary.contract.errors import WireError
 from clary.contract.job_rules import MirrorPlan, RulePlan
-from clary.contract.ml_tree import OPT_ML
-from clary.contract.named_places import s3_uri_problem
+from clary.contract.named_places import local_folder_problem, s3_uri_problem
 from clary.control.jobs.rule_actions import STOP_TRAINING, UNSENDABLE, actions_of, stops
 
 DEBUG_MEMBERS = {"DebugHookConfig": "debug-output", "TensorBoardOutputConfig": "tensorboard-output"}
 _WORDS = {"DebugHookConfig": "tensors", "TensorBoardOutputConfig": "TensorBoard events"}
 _OTHER_TRIAL = "other_trial_"
-_SYSTEM = ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys", "usr")
-_TAKEN = (*(PurePosixPath("/", name) for name in _SYSTEM), OPT_ML / "input", OPT_ML / ".clary")
 _NOT_OF_THE_RULE = ("rule_to_invoke", "source_s3_uri", "action_json")
 
 
@@ -36,10 +32,10 @@ def check(request: Mapping[str, Any]) -> None:
         if uri is not None and (problem := s3_uri_problem(uri)) is not None:
             raise _refusal(f"{member}.S3OutputPath must be s3://bucket/prefix, got {uri!r}: {problem}.")
         path = (config or {}).get("LocalPath")
-        if path is not None and (not path.startswith("/") or ".." in path.split("/") or not path.isprintable()):
+        if path is not None and (".." in path.split("/") or not path.isprintable()):
             raise _refusal(f"{member}.LocalPath must be the whole path of a folder, got {path!r}.")
-        if path is not None and _is_taken(PurePosixPath(path)):
-            raise _refusal(f"{member}.LocalPath must be a folder of its own, as below /opt/ml/output, got {path!r}.")
+        if path is not None and (problem := local_folder_problem(f"{member}.LocalPath", path, is_mirrored=True)):
+            raise _refusal(problem)
     _check_hook(request.get("DebugHookConfig") or {})
     configs = request.get("DebugRuleConfigurations") or ()
     doubled = [name for name, n in Counter(item["RuleConfigurationName"] for item in configs).items() if n > 1]
@@ -58,11 +54,6 @@ def check(request: Mapping[str, Any]) -> None:
         unknown = [action.name for action in actions if action.name not in (STOP_TRAINING, *UNSENDABLE)]
         if unknown:
             raise _refusal(f"Rule {name!r} has an action {unknown[0]!r}; expected stoptraining, email or sms.")
-
-
-def _is_taken(path: PurePosixPath) -> bool:
-    """Whether a folder at this place would hide what the job needs, or have it sent to S3."""
-    return OPT_ML.is_relative_to(path) or any(path.is_relative_to(taken) for taken in _TAKEN)
 
 
 def _check_hook(config: Mapping[str, Any]) -> None:

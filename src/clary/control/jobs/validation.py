@@ -14,7 +14,7 @@ from clary.contract.distribution import refusals
 from clary.contract.distribution import warnings as distribution_warnings
 from clary.contract.errors import WireError
 from clary.contract.launch_plan import InputMode
-from clary.contract.named_places import checkpoint_folder_problem, s3_uri_problem
+from clary.contract.named_places import local_folder_problem, s3_uri_problem
 from clary.contract.platform_keys import warnings as key_warnings
 from clary.control import instance_choice
 from clary.control.instance_choice import settled
@@ -147,7 +147,7 @@ def _check_places(request: Mapping[str, Any]) -> None:
     for member, uri in places.items():
         _check_address(member, uri)
     local_path = JobRequest(request).checkpoint_local_path
-    problem = None if local_path is None else checkpoint_folder_problem(local_path)
+    problem = None if local_path is None else local_folder_problem("CheckpointConfig.LocalPath", local_path)
     if problem is not None:
         raise WireError("ValidationException", problem)
 

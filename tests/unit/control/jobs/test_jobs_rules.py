@@ -55,13 +55,17 @@ def statuses(job):
     return [(row["RuleConfigurationName"], row["RuleEvaluationStatus"]) for row in rows_of(job, RuleKind.DEBUG)]
 
 
-TAKEN = ("/", "/opt", "/opt/ml", "/opt/ml/", "/usr/share", "/proc", "/opt/ml/input/data/train")
+TAKEN = (
+    *("/", "/opt", "/opt/ml", "/opt/ml/", "/usr/share", "/proc", "/opt/ml/input/data/train", "/opt/ml/input"),
+    *("//proc", "//etc", "//opt/ml", "//opt/ml/input", "///opt//ml/.clary", "/./etc/x", "/run/x", "/etc/x", "/usr/x"),
+)
 REFUSALS = [
     (request_with(hook=hook(S3OutputPath="https://b/t")), "DebugHookConfig.S3OutputPath must be s3://bucket/prefix"),
-    (request_with(hook=hook(LocalPath="tensors")), "DebugHookConfig.LocalPath must be the whole path of a folder"),
+    (request_with(hook=hook(LocalPath="tensors")), "DebugHookConfig.LocalPath 'tensors' cannot be used: it must be an"),
     (request_with(hook=hook(LocalPath="/opt/ml/../x")), "LocalPath must be the whole path of a folder"),
     (request_with(hook=hook(LocalPath="/data/\0x")), "LocalPath must be the whole path of a folder"),
-    *((request_with(hook=hook(LocalPath=path)), "LocalPath must be a folder of its own") for path in TAKEN),
+    *((request_with(hook=hook(LocalPath=path)), f"DebugHookConfig.LocalPath {path!r} cannot be used") for path in TAKEN),
+    (request_with(TensorBoardOutputConfig=hook(LocalPath="//etc")), "TensorBoardOutputConfig.LocalPath '//etc' cannot"),
     (request_with(hook=hook(HookParameters={"save_intervall": "5"})), "HookParameters has 'save_intervall'; it may"),
     (request_with(hook=hook(HookParameters={"include_workers": "two"})), "expected 'one' or 'all'"),
     (request_with(hook=hook(CollectionConfigurations=[{}])), "CollectionConfigurations[0] has no CollectionName"),
