@@ -64,7 +64,7 @@ REFUSALS = [
     (request_with(hook=hook(LocalPath="tensors")), "DebugHookConfig.LocalPath 'tensors' cannot be used: it must be an"),
     (request_with(hook=hook(LocalPath="/opt/ml/../x")), "LocalPath must be the whole path of a folder"),
     (request_with(hook=hook(LocalPath="/data/\0x")), "LocalPath must be the whole path of a folder"),
-    *((request_with(hook=hook(LocalPath=path)), f"DebugHookConfig.LocalPath {path!r} cannot be used") for path in TAKEN),
+    *((request_with(hook=hook(LocalPath=path)), f"DebugHookConfig.LocalPath {path!r} cannot") for path in TAKEN),
     (request_with(TensorBoardOutputConfig=hook(LocalPath="//etc")), "TensorBoardOutputConfig.LocalPath '//etc' cannot"),
     (request_with(hook=hook(HookParameters={"save_intervall": "5"})), "HookParameters has 'save_intervall'; it may"),
     (request_with(hook=hook(HookParameters={"include_workers": "two"})), "expected 'one' or 'all'"),
