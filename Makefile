@@ -6,7 +6,7 @@ BIN := .venv/bin
 STAMPS := .venvs
 TEST_WORKERS ?= 2
 FUZZ_SECONDS ?= 60
-SYSTEM_PACKAGES := awscli chromium gcc iproute2 libc6-dev libgtest-dev openmpi-bin openssh-client openssh-server postgresql
+SYSTEM_PACKAGES := awscli chromium fish gcc iproute2 libc6-dev libgtest-dev openmpi-bin openssh-client openssh-server postgresql zsh
 NATIVE_SOURCES := CMakeLists.txt $(shell find native -type f)
 NATIVE_BUILD := build/native
 SANITIZERS ?= none address,undefined thread
@@ -182,7 +182,8 @@ $(STAMPS)/deepspeed.stamp: $(STAMPS)/train.stamp | $(STAMPS)/native.stamp
 		"from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder; ShareMemCommBuilder().load(verbose=False)"
 	touch $@
 
-# AWS CLI v2, Chromium, PostgreSQL, Open MPI, ssh, iproute2 and a C compiler for the tests; needs root, and says what to install without it.
+# AWS CLI v2, Chromium, PostgreSQL, Open MPI, ssh, iproute2, shells and a C compiler for the tests; needs root, and says what to
+# install without it.
 $(STAMPS)/system.stamp: | $(STAMPS)/native.stamp
 	mkdir -p $(STAMPS)
 	sh tools/install_system_packages.sh $(SYSTEM_PACKAGES)

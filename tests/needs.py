@@ -46,6 +46,8 @@ NEEDS = {
     "chromium": _system("/usr/bin/chromium"),
     "sshd": _system("/usr/sbin/sshd"),
     "mpirun": _system("mpirun"),
+    "zsh": _system("zsh"),
+    "fish": _system("fish"),
     "compiler": _system(find_compiler() or "cc"),
 }
 

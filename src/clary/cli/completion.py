@@ -16,6 +16,10 @@ SHELLS = ("bash", "zsh", "fish")
 NUM_JOBS = 200  # the newest, that are offered
 _TAKES_JOB = ("job", "jobs", "words")  # places in which the name of a job is meant
 _TAKES_SOURCE = "source"  # JOB:WHAT
+# A zsh whose user has never called compinit has no completion at all, and nothing for bash's to be built on.
+_ZSH_START = """(( $+functions[compdef] )) || { autoload -U compinit && compinit -i }
+autoload -U +X bashcompinit && bashcompinit
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +52,7 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
     nodes = [_node(path, below) for path, below in parsers_below(parser)]
     if shell == "fish":
         return _fish(nodes, parser)
-    bash = _bash(nodes)
-    return f"autoload -U +X bashcompinit && bashcompinit\n{bash}" if shell == "zsh" else bash
+    return _ZSH_START + _bash(nodes) if shell == "zsh" else _bash(nodes)
 
 
 def _node(path: str, parser: argparse.ArgumentParser) -> _Node:
@@ -67,37 +70,47 @@ def _node(path: str, parser: argparse.ArgumentParser) -> _Node:
 
 
 def _bash(nodes: Sequence[_Node]) -> str:
+    """Return the script for bash, which zsh reads too.
+
+    zsh has variables of its own that look like any others: `path` is tied to PATH, `words` is the line that is
+    completed. So each name here has our own begin.
+    """
     paths = "|".join(f'"{node.path}"' for node in nodes if node.path)
     cases = []
     for node in nodes:
         lines = [f'    "{node.path}")']
         lines += [
-            f'      if [[ $before == {option} ]]; then words="{" ".join(listed)}"; jobs=0; return; fi'
+            f"      if [[ $clary_before == {option} ]]; then"
+            f' clary_offered="{" ".join(listed)}"; clary_jobs=0; return; fi'
             for option, listed in node.choices
         ]
-        lines += [f'      words="{" ".join(node.words)}"', f"      jobs={int(node.takes_job)}", "      ;;"]
+        lines += [
+            f'      clary_offered="{" ".join(node.words)}"',
+            f"      clary_jobs={int(node.takes_job)}",
+            "      ;;",
+        ]
         cases.append("\n".join(lines))
-    return f"""# Completion for clary; in bash: source <(clary completion bash)
+    return f"""# Completion for clary; in bash: source <(clary completion bash); in zsh: source <(clary completion zsh)
 _clary_words() {{
   case "$1" in
 {chr(10).join(cases)}
   esac
 }}
 _clary() {{
-  local current="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}"
-  local path="" longer word words="" jobs=0 i
-  for ((i = 1; i < COMP_CWORD; i++)); do
-    word="${{COMP_WORDS[i]}}"
-    longer="${{path:+$path }}$word"
-    case "$longer" in
-      {paths}) path="$longer" ;;
+  local clary_current="${{COMP_WORDS[COMP_CWORD]}}" clary_before="${{COMP_WORDS[COMP_CWORD-1]}}"
+  local clary_at="" clary_longer clary_word clary_offered="" clary_jobs=0 clary_i
+  for ((clary_i = 1; clary_i < COMP_CWORD; clary_i++)); do
+    clary_word="${{COMP_WORDS[clary_i]}}"
+    clary_longer="${{clary_at:+$clary_at }}$clary_word"
+    case "$clary_longer" in
+      {paths}) clary_at="$clary_longer" ;;
     esac
   done
-  _clary_words "$path"
-  if [[ $jobs == 1 && $current != -* ]]; then
-    words="$words $(clary jobs --names -n {NUM_JOBS} 2>/dev/null)"
+  _clary_words "$clary_at"
+  if [[ $clary_jobs == 1 && $clary_current != -* ]]; then
+    clary_offered="$clary_offered $(clary jobs --names -n {NUM_JOBS} 2>/dev/null)"
   fi
-  COMPREPLY=($(compgen -W "$words" -- "$current"))
+  COMPREPLY=($(compgen -W "$clary_offered" -- "$clary_current"))
 }}
 complete -o default -F _clary clary
 """
@@ -105,11 +118,22 @@ complete -o default -F _clary clary
 
 def _fish(nodes: Sequence[_Node], parser: argparse.ArgumentParser) -> str:
     helps = {path: (below.description or "").replace("'", "") for path, below in parsers_below(parser)}
-    lines = ["# Completion for clary; in fish: clary completion fish | source", "complete -c clary -f"]
+    paths = " ".join(f"'{node.path}'" for node in nodes if node.path)
+    lines = [
+        "# Completion for clary; in fish: clary completion fish | source",
+        "function __clary_at -a wanted",  # whether the words so far lead to this command; options lie between them
+        "  set -l at ''",
+        "  for word in (commandline -opc)[2..-1]",
+        "    set -l longer (string trim -- $at' '$word)",
+        f"    contains -- $longer {paths}; and set at $longer",
+        "  end",
+        '  test "$at" = "$wanted"',
+        "end",
+    ]
     for node in nodes:
-        seen = [f"__fish_seen_subcommand_from {word}" for word in node.path.split()]
-        condition = "; and ".join(seen) if seen else "__fish_use_subcommand"
-        start = f"complete -c clary -n '{condition}'"
+        start = f"complete -c clary -n '__clary_at \\'{node.path}\\''"
+        if node.takes_job or not node.path:
+            lines.append(f"{start} -f")  # no files where a command or a job is meant
         for word in node.words:
             below = f"{node.path} {word}".strip()
             if word.startswith("--"):
