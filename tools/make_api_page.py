@@ -6,11 +6,13 @@ Run: `python tools/make_api_page.py`; with `--check` it changes nothing and fail
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
 from clary.control.jobs.members.judging import TABLES
 from clary.control.jobs.members.member import Member, Outcome, Rule
+from clary.control.jobs.members.told_defaults import TOLD, TOLD_OTHERWISE
 
 TARGET = Path(__file__).parent.parent / "docs/api.md"
 HEAD = """# What becomes of each member of a request
@@ -24,12 +26,31 @@ what its absence says, unless its row says otherwise.
 
 Rules on several members together, such as InstanceGroups beside InstanceType, refuse in words of their own.
 """
+DEFAULTS = """
+## Defaults that Describe tells
+
+DescribeTrainingJob, and Search as far as its structure has them, tell these members where the request left them out.
+
+| member | told |
+|---|---|
+"""
+OTHERWISE = """
+These have a default too, and go by rules of their own:
+
+| member | rule |
+|---|---|
+"""
+PROFILER = """
+`ProfilingStatus` is Enabled with a ProfilerConfig or with profiler rules, and Disabled without them or with
+DisableProfiler. A ProfilerConfig that says `DisableProfiler: true` and nothing else, which SDK v2 sends for
+`disable_profiler=True`, is not told: the SDK's own tests expect none of the real service.
+"""
 COLUMNS = "| member | decision | what it does, or what is said |\n|---|---|---|\n"
 
 
 def page() -> str:
     """Return the text of the page."""
-    return HEAD + "".join(_section(operation, members) for operation, members in TABLES.items())
+    return HEAD + "".join(_section(operation, members) for operation, members in TABLES.items()) + _defaults()
 
 
 def main() -> int:
@@ -47,6 +68,12 @@ def main() -> int:
 
 def _section(operation: str, members: tuple[Member, ...]) -> str:
     return f"\n## {operation}\n\n{COLUMNS}" + "".join(_row(member) for member in members)
+
+
+def _defaults() -> str:
+    told = "".join(f"| `{path}` | `{json.dumps(value)}` |\n" for path, value in TOLD.items())
+    otherwise = "".join(f"| `{path}` | {why} |\n" for path, why in TOLD_OTHERWISE.items())
+    return DEFAULTS + told + OTHERWISE + otherwise + PROFILER
 
 
 def _row(member: Member) -> str:

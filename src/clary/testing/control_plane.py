@@ -78,13 +78,16 @@ def request_of(name: str = "job", *, num_hosts: int = 1, **members: Any) -> dict
 class ControlPlane:
     """Everything between the wire and the hosts; `passes` moves it."""
 
-    def __init__(self, home: Path, store: Store, logs: LogStore, *, clock: FakeClock, engine: FakeEngine) -> None:
+    def __init__(
+        self, store: Store, logs: LogStore, *, clock: FakeClock, engine: FakeEngine, settings: Settings
+    ) -> None:
+        home = Path(settings.home)
         self.clock = clock
         self.engine = engine
         self.store = store
         self.logs = logs
         self.objects = FakeObjects()
-        self.settings = Settings(home=str(home))
+        self.settings = settings
         self.hub = JobHub(store, clock)
         self.past = PastDurations()
         self.hub.listen(self.past.note)
@@ -144,14 +147,25 @@ class ControlPlane:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, home: Path, *, clock: FakeClock | None = None, engine: FakeEngine | None = None
+        cls,
+        home: Path,
+        *,
+        clock: FakeClock | None = None,
+        engine: FakeEngine | None = None,
+        settings: Settings | None = None,
     ) -> AsyncIterator[ControlPlane]:
         """Open a state folder; opening one again is a restart of the service, with the hosts that the engine has."""
         clock = clock or FakeClock()
         store = await Store.open(f"sqlite:///{home / 'clary.db'}")
         logs = LogStore(home / "logs", clock=clock)
         try:
-            plane = cls(home, store, logs, clock=clock, engine=engine or FakeEngine())
+            plane = cls(
+                store,
+                logs,
+                clock=clock,
+                engine=engine or FakeEngine(),
+                settings=settings or Settings(home=str(home)),
+            )
             await plane.hub.load()
             yield plane
             await plane.services.log_queries.close()

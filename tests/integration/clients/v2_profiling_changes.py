@@ -47,7 +47,7 @@ def refusal(change):
 def profiling():
     """Return how the service says that the job is profiled."""
     facts = job.describe()
-    return [facts["ProfilingStatus"], facts["ProfilerConfig"]]
+    return [facts["ProfilingStatus"], facts.get("ProfilerConfig")]
 
 
 until(lambda: job.describe()["SecondaryStatus"], lambda status: status == "Training")

@@ -13,6 +13,7 @@ from typing import Any
 from clary.contract.launch_plan import Channel, InputMode, MetricDefinition, Output
 from clary.control.file_systems import folder_below
 from clary.control.instance_choice import settled
+from clary.control.jobs.members.told_defaults import MAX_RUNTIME_S
 
 DEFAULT_GROUP = "homogeneousCluster"
 DEFAULT_CHECKPOINT_PATH = "/opt/ml/checkpoints"
@@ -109,7 +110,7 @@ class JobRequest:
     @property
     def max_runtime_s(self) -> int:
         """MaxRuntimeInSeconds."""
-        return int(self._section("StoppingCondition").get("MaxRuntimeInSeconds", 86400))
+        return int(self._section("StoppingCondition").get("MaxRuntimeInSeconds", MAX_RUNTIME_S))
 
     @property
     def max_wait_s(self) -> int | None:

@@ -63,3 +63,11 @@ def test_rules_that_cannot_be_evaluated_are_warned_of_by_name():
 def test_an_update_with_no_rules_keeps_those_there_are():
     assert merged_rules([rule("a")], []) == [rule("a")]
     assert merged_rules([], [rule("a")]) == [rule("a")]
+
+
+def test_an_interval_is_warned_of_where_settings_measure_nothing():
+    request = {"ProfilerConfig": {"ProfilingIntervalInMilliseconds": 100}}
+    assert profiler_warnings(request) == ()
+    (sentence,) = profiler_warnings(request, is_measured=False)
+    assert "metrics_interval_s = 0" in sentence
+    assert profiler_warnings({"ProfilerConfig": {}}, is_measured=False) == ()

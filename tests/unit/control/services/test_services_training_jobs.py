@@ -13,6 +13,7 @@ from clary.contract.errors import WireError
 from clary.contract.statuses import TrainingJobStatus
 from clary.control.jobs.training_job import FinalMetric
 from clary.control.services.dispatch import HANDLERS
+from clary.control.settings import Settings
 from clary.control.store.errors import JobNotFound
 from clary.control.wire.models import Protocol, service
 from clary.control.wire.serializing import serialize
@@ -139,15 +140,20 @@ async def test_describe_of_a_stopped_job_while_and_after_it_stops(plane):
 
 
 async def test_describe_fills_in_what_the_real_service_fills_in(plane):
-    source = {"DataSource": {"S3DataSource": {"S3Uri": "s3://other/p"}}}
+    source = {"DataSource": {"S3DataSource": {"S3Uri": "s3://other/p", "S3DataType": "S3Prefix"}}}
+    sharded = {"DataSource": {"S3DataSource": {"S3Uri": "s3://other/p", "S3DataDistributionType": "ShardedByS3Key"}}}
     await plane.create(
-        InputDataConfig=[{"ChannelName": "a", **source}, {"ChannelName": "b", "CompressionType": "Gzip", **source}],
-        ProfilerConfig={"S3OutputPath": "s3://other/prof", "DisableProfiler": True},
+        InputDataConfig=[{"ChannelName": "a", **source}, {"ChannelName": "b", "CompressionType": "Gzip", **sharded}],
+        StoppingCondition={"MaxPendingTimeInSeconds": 7200},
+        CheckpointConfig={"S3Uri": "s3://bucket/checkpoints"},
+        DebugHookConfig={"S3OutputPath": "s3://bucket/tensors"},
     )
     answer = await described(plane)
     first, second = answer["InputDataConfig"]
     assert (first["CompressionType"], first["RecordWrapperType"]) == ("None", "None")
+    assert first["DataSource"]["S3DataSource"]["S3DataDistributionType"] == "FullyReplicated"
     assert second["CompressionType"] == "Gzip"
+    assert second["DataSource"]["S3DataSource"]["S3DataDistributionType"] == "ShardedByS3Key"
     assert answer["AlgorithmSpecification"]["TrainingInputMode"] == "File"
     assert answer["AlgorithmSpecification"]["EnableSageMakerMetricsTimeSeries"] is False
     assert answer["OutputDataConfig"] == {
@@ -155,7 +161,50 @@ async def test_describe_fills_in_what_the_real_service_fills_in(plane):
         "CompressionType": "GZIP",
         "S3OutputPath": "s3://bucket/out",
     }
-    assert answer["ProfilingStatus"] == "Disabled"
+    assert answer["StoppingCondition"] == {"MaxRuntimeInSeconds": 86_400, "MaxPendingTimeInSeconds": 7200}
+    # Told as they were sent: the SDK's own tests compare them with the request.
+    assert answer["CheckpointConfig"] == {"S3Uri": "s3://bucket/checkpoints"}
+    assert answer["DebugHookConfig"] == {"S3OutputPath": "s3://bucket/tensors"}
+
+
+async def test_a_job_without_channels_and_profiler_is_told_as_the_real_service_tells_it(plane):
+    await plane.create()
+    answer = await described(plane)
+    assert (answer["InputDataConfig"], answer["ProfilingStatus"]) == ([], "Disabled")
+    assert "ProfilerConfig" not in answer
+
+
+PROFILED = {"S3OutputPath": "s3://other/prof"}
+
+
+@pytest.mark.parametrize(
+    ("config", "told", "status"),
+    [
+        (PROFILED, {**PROFILED, "ProfilingIntervalInMilliseconds": 500}, "Enabled"),
+        ({"ProfilingIntervalInMilliseconds": 100}, {"ProfilingIntervalInMilliseconds": 100}, "Enabled"),
+        ({**PROFILED, "DisableProfiler": True}, {**PROFILED, "DisableProfiler": True}, "Disabled"),
+        ({"DisableProfiler": True}, None, "Disabled"),  # disable_profiler=True of SDK v2, and what its test expects
+    ],
+)
+async def test_the_profiler_s_configuration_and_status(plane, config, told, status):
+    await plane.create(ProfilerConfig=config)
+    answer = await described(plane)
+    assert (answer.get("ProfilerConfig"), answer["ProfilingStatus"]) == (told, status)
+
+
+async def test_the_interval_that_is_told_is_the_one_that_hosts_are_given(tmp_path):
+    async with ControlPlane.open(tmp_path, settings=Settings(home=str(tmp_path), metrics_interval_s=2)) as plane:
+        await plane.create(ProfilerConfig=PROFILED)
+        assert (await described(plane))["ProfilerConfig"]["ProfilingIntervalInMilliseconds"] == 2000
+        await plane.passes()
+        assert (await plane.job()).plan["metrics_interval_s"] == 2
+        assert (await described(plane))["ProfilerConfig"]["ProfilingIntervalInMilliseconds"] == 2000
+
+
+async def test_no_interval_is_told_where_hosts_do_not_measure_themselves(tmp_path):
+    async with ControlPlane.open(tmp_path, settings=Settings(home=str(tmp_path), metrics_interval_s=0)) as plane:
+        await plane.create(ProfilerConfig=PROFILED)
+        assert (await described(plane))["ProfilerConfig"] == PROFILED
 
 
 async def test_loose_files_of_a_model_lie_below_a_prefix_without_a_slash(plane):

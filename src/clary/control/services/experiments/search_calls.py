@@ -167,7 +167,12 @@ async def _shown_jobs(call: Call, page: Sequence[_Found]) -> list[dict[str, Any]
 
 
 def _job_record(call: Call, job: TrainingJob, tags: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    return {**describe(job, call.services.prices, now=job.now(call.services.clock)), "Tags": _tags(tags, job.arn)}
+    return {**_described(call, job), "Tags": _tags(tags, job.arn)}
+
+
+def _described(call: Call, job: TrainingJob) -> dict[str, Any]:
+    services = call.services
+    return describe(job, services.prices, services.settings, now=job.now(services.clock))
 
 
 async def _experiments(call: Call, expression: Mapping[str, Any] | None) -> list[_Found]:
@@ -231,8 +236,7 @@ async def _source_detail(call: Call, thing: Tracked) -> dict[str, Any]:
     job = await job_components.job_of(call, thing)
     if job is None:
         return {"SourceArn": thing.source}
-    members = for_search(describe(job, call.services.prices, now=job.now(call.services.clock)))
-    return {"SourceArn": thing.source, "TrainingJob": members}
+    return {"SourceArn": thing.source, "TrainingJob": for_search(_described(call, job))}
 
 
 async def _tracked(call: Call, query: TrackedQuery) -> tuple[list[Tracked], dict[str, dict[str, str]]]:

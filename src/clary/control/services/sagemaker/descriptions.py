@@ -14,23 +14,28 @@ from typing import Any
 from clary.contract.statuses import SecondaryStatus
 from clary.control.jobs.billing import bill
 from clary.control.jobs.job_request import JobRequest
+from clary.control.jobs.members.told_defaults import with_defaults
 from clary.control.jobs.rule_evaluations import RuleKind, rows_of
 from clary.control.jobs.training_job import TrainingJob, WarmPool
+from clary.control.reconcile.planning import metrics_interval_s
 from clary.control.scheduling.prices import PriceList
+from clary.control.settings import Settings
 from clary.control.wire.fitting import fit
 
 REQUEST_SHAPE = "CreateTrainingJobRequest"
 DESCRIPTION_SHAPE = "DescribeTrainingJobResponse"
 SEARCH_SHAPE = "TrainingJob"
-FALSE_UNLESS_SENT = ("EnableNetworkIsolation", "EnableInterContainerTrafficEncryption", "EnableManagedSpotTraining")
 
 
-def describe(job: TrainingJob, prices: PriceList, *, now: datetime, pending_reason: str = "") -> dict[str, Any]:
+def describe(
+    job: TrainingJob, prices: PriceList, settings: Settings, *, now: datetime, pending_reason: str = ""
+) -> dict[str, Any]:
     """Return the members of DescribeTrainingJob.
 
     Args:
         job: the record.
         prices: of hosts; their share for spot capacity makes billable time less than training time.
+        settings: say how often hosts measure themselves where neither request nor plan does.
         now: for what still goes on: the hosts of a warm pool wait.
         pending_reason: what a waiting job waits for now; replaces the stored message, which may be older.
     """
@@ -51,6 +56,7 @@ def describe(job: TrainingJob, prices: PriceList, *, now: datetime, pending_reas
         or None,
         "DebugRuleEvaluationStatuses": rows_of(job, RuleKind.DEBUG) or None,
         "ProfilerRuleEvaluationStatuses": rows_of(job, RuleKind.PROFILER) or None,
+        **_profiler(job, settings),
     }
     price = prices.of_job(JobRequest(job.request))
     billed = bill(job, price, now=job.modified_at) if job.is_terminal else None
@@ -63,9 +69,6 @@ def describe(job: TrainingJob, prices: PriceList, *, now: datetime, pending_reas
         description["WarmPoolStatus"] = warm_pool_status(job.warm_pool, now=now)
     if job.secondary_status is SecondaryStatus.FAILED and job.failure is not None:
         description["FailureReason"] = job.failure.reason
-    if "ProfilerConfig" in job.request:
-        is_off = job.request["ProfilerConfig"].get("DisableProfiler", False)
-        description["ProfilingStatus"] = "Disabled" if is_off else "Enabled"
     return {name: value for name, value in description.items() if value is not None}
 
 
@@ -98,19 +101,22 @@ def warm_pool_status(pool: WarmPool, *, now: datetime) -> dict[str, Any]:
 
 
 def _request_with_defaults(request: Mapping[str, Any]) -> dict[str, Any]:
-    echo = fit(DESCRIPTION_SHAPE, request).document
-    echo["OutputDataConfig"] = {"KmsKeyId": "", "CompressionType": "GZIP", **(request.get("OutputDataConfig") or {})}
-    for name in FALSE_UNLESS_SENT:
-        echo.setdefault(name, False)
-    if request.get("InputDataConfig"):
-        echo["InputDataConfig"] = [
-            {"CompressionType": "None", "RecordWrapperType": "None", **channel}
-            for channel in request["InputDataConfig"]
-        ]
-    specification = {"EnableSageMakerMetricsTimeSeries": False, **(request.get("AlgorithmSpecification") or {})}
-    specification.setdefault("TrainingInputMode", "File")
-    echo["AlgorithmSpecification"] = specification
-    return echo
+    return with_defaults(fit(DESCRIPTION_SHAPE, request).document)
+
+
+def _profiler(job: TrainingJob, settings: Settings) -> dict[str, Any]:
+    """Return what is told of the profiler: a configuration that only switches it off is none."""
+    request = JobRequest(job.request)
+    config = job.request.get("ProfilerConfig")
+    if request.is_profiler_disabled:
+        is_all = set(config or ()) == {"DisableProfiler"}
+        return {"ProfilingStatus": "Disabled", "ProfilerConfig": None if is_all else config}
+    if config is None:
+        has_rules = bool(job.request.get("ProfilerRuleConfigurations"))
+        return {"ProfilingStatus": "Enabled" if has_rules else "Disabled"}
+    interval_s = (job.plan or {}).get("metrics_interval_s", metrics_interval_s(request, settings))
+    interval = {"ProfilingIntervalInMilliseconds": round(interval_s * 1000)} if interval_s else {}
+    return {"ProfilingStatus": "Enabled", "ProfilerConfig": {**interval, **config}}
 
 
 def _transitions(job: TrainingJob, pending_reason: str) -> list[dict[str, Any]]:

@@ -45,11 +45,22 @@ def check_profiler(request: Mapping[str, Any]) -> None:
         raise _refusal(f"A training job has at most {MAX_RULES} profiler rules; {len(rules)} were asked for.")
 
 
-def profiler_warnings(request: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return sentences on rules that will end in Error, or not be evaluated."""
+def profiler_warnings(request: Mapping[str, Any], *, is_measured: bool = True) -> tuple[str, ...]:
+    """Return sentences on rules that will end in Error, or not be evaluated, and on an interval that is not kept.
+
+    Args:
+        request: of the job.
+        is_measured: whether hosts measure themselves at all: setting metrics_interval_s.
+    """
     rules = configured_rules(request.get("ProfilerRuleConfigurations") or ())
     found = [f"profiler rule {rule.name}: {rule.error}" for rule in rules if rule.error]
-    if rules and (request.get("ProfilerConfig") or {}).get("DisableProfiler"):
+    config = request.get("ProfilerConfig") or {}
+    if not is_measured and config.get("ProfilingIntervalInMilliseconds"):
+        found.append(
+            "ProfilerConfig.ProfilingIntervalInMilliseconds has no effect: with setting metrics_interval_s = 0 hosts "
+            "do not measure themselves"
+        )
+    if rules and config.get("DisableProfiler"):
         found.append("profiler rules are not evaluated while ProfilerConfig.DisableProfiler is true")
     return tuple(found)
 

@@ -66,7 +66,7 @@ async def create_training_job(call: Call) -> Mapping[str, Any]:
         warnings=(
             *_unknown(call),
             *validation.warnings(request, site),
-            *profiler_warnings(request),
+            *profiler_warnings(request, is_measured=bool(call.services.settings.metrics_interval_s)),
             *metric_warnings,
             *notes,
         ),
@@ -126,7 +126,9 @@ async def describe_training_job(call: Call) -> Mapping[str, Any]:
     """Say all that is known of a job."""
     job = await find_job(call)
     reason = call.services.admission.pending_reason(job)
-    description = describe(job, call.services.prices, now=job.now(call.services.clock), pending_reason=reason)
+    services = call.services
+    now = job.now(services.clock)
+    description = describe(job, services.prices, services.settings, now=now, pending_reason=reason)
     if (progress := progress_info(await job_progress(call.services, job))) is not None:
         description["ProgressInfo"] = progress
     return description

@@ -1,0 +1,76 @@
+"""Members that DescribeTrainingJob tells with AWS's default where the request left them out.
+
+Where: `services.sagemaker.descriptions` fills them in, `docs/api.md` lists them. `jobs.job_request` reads requests with
+the same defaults. A default that botocore's model documents and that stands in neither table here fails a test.
+Source: CreateTrainingJob (AWS API reference); answers of the real service that are public, and what the integration
+tests of SageMaker's Python SDK assert of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from copy import copy
+from typing import Any
+
+MAX_RUNTIME_S = 86_400
+
+# Structures that every description has, whatever is left of a stored request.
+ALWAYS_TOLD = ("OutputDataConfig", "AlgorithmSpecification", "StoppingCondition")
+
+TOLD: Mapping[str, Any] = {
+    "AlgorithmSpecification.TrainingInputMode": "File",
+    "AlgorithmSpecification.EnableSageMakerMetricsTimeSeries": False,
+    "InputDataConfig": [],
+    "InputDataConfig[].CompressionType": "None",
+    "InputDataConfig[].RecordWrapperType": "None",
+    "InputDataConfig[].DataSource.S3DataSource.S3DataDistributionType": "FullyReplicated",
+    "OutputDataConfig.KmsKeyId": "",
+    "OutputDataConfig.CompressionType": "GZIP",
+    "ResourceConfig.InstancePlacementConfig.EnableMultipleJobs": False,
+    "StoppingCondition.MaxRuntimeInSeconds": MAX_RUNTIME_S,
+    "EnableNetworkIsolation": False,
+    "EnableInterContainerTrafficEncryption": False,
+    "EnableManagedSpotTraining": False,
+}
+
+_FILLED_ON_HOSTS = "the real service tells it as it was sent; the file below /opt/ml/input/config has it"
+_NO_FILES = "the real service tells it as it was sent; rules write no files here"
+# Documented defaults that are not filled in like those, and why.
+TOLD_OTHERWISE: Mapping[str, str] = {
+    "CheckpointConfig.LocalPath": _FILLED_ON_HOSTS,
+    "DebugHookConfig.LocalPath": _FILLED_ON_HOSTS,
+    "TensorBoardOutputConfig.LocalPath": "told as it was sent, as those of checkpoints and tensors are",
+    "DebugRuleConfigurations[].LocalPath": _NO_FILES,
+    "ProfilerRuleConfigurations[].LocalPath": _NO_FILES,
+    "ProfilerConfig.ProfilingIntervalInMilliseconds": (
+        "told as hosts use it: 500 unless setting metrics_interval_s says otherwise; not with DisableProfiler"
+    ),
+}
+
+
+def with_defaults(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a request, as far as the model can say it, with the defaults of what it leaves out."""
+    told = {name: {} for name in ALWAYS_TOLD} | dict(request)
+    for path, default in TOLD.items():
+        _fill(told, tuple(path.split(".")), default)
+    return told
+
+
+def _fill(holder: dict[str, Any], steps: tuple[str, ...], default: Any) -> None:
+    """Set a member in every structure that its path leads to; structures on the way are copied, none is made."""
+    step, *rest = steps
+    if not rest:
+        if holder.get(step) is None:
+            holder[step] = copy(default)
+        return
+    name = step.removesuffix("[]")
+    if holder.get(name) is None:
+        return
+    if step.endswith("[]"):
+        holder[name] = [dict(item) for item in holder[name]]
+        inner: Iterator[dict[str, Any]] = iter(holder[name])
+    else:
+        holder[name] = dict(holder[name])
+        inner = iter((holder[name],))
+    for structure in inner:
+        _fill(structure, tuple(rest), default)

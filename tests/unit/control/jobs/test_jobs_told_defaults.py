@@ -1,0 +1,56 @@
+"""Which defaults Describe tells: every one that botocore documents is decided on."""
+
+import re
+
+import botocore.session
+import pytest
+
+from clary.control.jobs.members.told_defaults import ALWAYS_TOLD, TOLD, TOLD_OTHERWISE, with_defaults
+from clary.control.services.sagemaker.descriptions import DESCRIPTION_SHAPE
+
+REQUEST_SHAPE = "CreateTrainingJobRequest"
+MODEL = botocore.session.get_session().get_service_model("sagemaker")
+# Sentences of the model that name a default of a member, not of something around it.
+NAMES_A_DEFAULT = re.compile(r"\b(the default (is|value is|directory is)|default is|defaults to)\b", re.IGNORECASE)
+REFUSED = ("ServerlessJobConfig", "MlflowConfig", "ModelPackageConfig")  # no job has them
+
+
+def members_of(shape, prefix="", under_way=()):
+    """Yield the path and the shape of every member of a structure."""
+    if shape.type_name == "list":
+        yield from members_of(shape.member, f"{prefix}[]", under_way)
+    elif shape.type_name == "structure" and shape.name not in under_way:
+        for name, member in shape.members.items():
+            path = f"{prefix}.{name}" if prefix else name
+            yield path, member
+            yield from members_of(member, path, (*under_way, shape.name))
+
+
+def test_every_default_that_the_model_documents_is_decided_on():
+    documented = {
+        path
+        for path, member in members_of(MODEL.shape_for(REQUEST_SHAPE))
+        if NAMES_A_DEFAULT.search(re.sub("<[^>]+>", "", member.documentation)) and not path.startswith(REFUSED)
+    }
+    assert len(documented) > 5, "the model is written otherwise: this test reads nothing"
+    assert documented - set(TOLD) - set(TOLD_OTHERWISE) == set()
+
+
+def test_every_default_that_is_told_is_a_member_of_the_answer():
+    known = {path for path, _ in members_of(MODEL.shape_for(DESCRIPTION_SHAPE))}
+    assert set(TOLD) - known == set()
+
+
+def test_what_is_there_stays_and_nothing_is_changed_in_place():
+    channel = {"ChannelName": "a", "DataSource": {"S3DataSource": {"S3Uri": "s3://b/p"}}, "CompressionType": "Gzip"}
+    request = {"InputDataConfig": [channel], "ResourceConfig": {"InstanceCount": 1}}
+    told = with_defaults(request)
+    assert told["InputDataConfig"][0]["CompressionType"] == "Gzip"
+    assert told["InputDataConfig"][0]["DataSource"]["S3DataSource"]["S3DataDistributionType"] == "FullyReplicated"
+    assert channel["DataSource"] == {"S3DataSource": {"S3Uri": "s3://b/p"}}
+    assert told["ResourceConfig"] == {"InstanceCount": 1}  # no structure is made where none was
+
+
+@pytest.mark.parametrize("name", ALWAYS_TOLD)
+def test_a_description_has_its_structures_whatever_a_store_has_lost(name):
+    assert with_defaults({})[name]
