@@ -136,6 +136,59 @@ finally:
     other.kill()
 os._exit(0)
 """
+ON_THE_LAN = f"""
+import asyncio, json, os, socket, subprocess, sys
+sys.path.insert(0, {SOURCE!r})
+from clary.control.engines.local.engine import LocalEngine
+from clary.control.server.connect_proxy import ConnectProxy
+from clary.control.server.edge.connection_table import counted_address
+from clary.control.settings import Settings
+from clary.testing.launch_plans import make_hosts, make_plan
+
+HOST = "10.9.0.1"
+made = ("link add a0 type veth peer name b0", "addr add 10.9.0.1/24 dev a0", "link set a0 up", "link set b0 up")
+for command in ("link set lo up", *made):
+    subprocess.run(["ip", *command.split()], check=True)
+FROM_A_HOST = '''
+import os, socket, sys
+sys.path.insert(0, {SOURCE!r})
+from clary.control.engines.local import namespaces
+namespaces.setns(os.open(sys.argv[1], os.O_RDONLY), namespaces.CLONE_NEWNET)
+assert socket.create_connection(("127.0.0.1", int(sys.argv[2])), timeout=10).recv(10) == b"reached"
+'''
+
+async def main():
+    counted = []
+    async def serve(reader, writer):
+        counted.append(counted_address(writer.get_extra_info("peername"), writer.get_extra_info("sockname")))
+        writer.write(b"reached")
+        writer.close()
+    server = await asyncio.start_server(serve, HOST, 0)
+    port = server.sockets[0].getsockname()[1]
+    engine = LocalEngine(Settings(home=sys.argv[1]), f"http://{{HOST}}:{{port}}")
+    for name in ("one", "two"):
+        plan = await engine.launch(make_plan(hosts=make_hosts(1), job_name=name))
+        inside = await asyncio.create_subprocess_exec(
+            sys.executable, "-S", "-c", FROM_A_HOST, plan.network.namespace_paths["algo-1"], str(port)
+        )
+        assert await inside.wait() == 0
+    reader, _ = await asyncio.open_connection(HOST, port)
+    await reader.read()
+    proxy = ConnectProxy(HOST, tls_port=port, own_names=frozenset({{"sagemaker.amazonaws.com"}}))
+    proxy_port = await proxy.start()
+    for source in ("127.64.1.2", HOST):
+        reader, writer = await asyncio.open_connection(HOST, proxy_port, local_addr=(source, 0))
+        writer.write(b"CONNECT sagemaker.amazonaws.com:443 HTTP/1.1\\r\\n\\r\\n")
+        assert (await asyncio.wait_for(reader.readline(), 10)).split()[1] == b"200"
+        assert await asyncio.wait_for(reader.readexactly(9), 10) == b"\\r\\nreached"
+        writer.close()
+    await proxy.close()
+    for name in ("one", "two"):
+        await engine.release(name, 1)
+    print(json.dumps(counted))
+
+asyncio.run(main())
+"""
 CLOUD = ["169.254.169.254/32", "100.100.100.200/32", "168.63.129.16/32", "192.0.0.192/32", "192.168.77.5/32"]
 CLOUD += ["172.17.0.2/32", "93.184.216.34/32", "fd00:ec2::254/128", "2606:2800:220::1/128", "64:ff9b::a09:2/128"]
 REFUSED = [
@@ -188,3 +241,19 @@ def test_hosts_reach_named_places_under_their_own_addresses_and_nothing_else(wor
     assert "reached" not in (world["hosts"]["10.9.0.2:22"], world["hosts"]["8.8.4.4:443"])
     assert "reached" not in world["isolated"], "EnableNetworkIsolation"
     assert "192.168.77.5" not in world["lo"], "programs that ask for their addresses do not see it"
+
+
+def test_a_service_on_the_lan_tells_jobs_from_its_owner(tmp_path):
+    done = subprocess.run(
+        ["unshare", "-n", sys.executable, "-c", ON_THE_LAN, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=WORLD_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    one, two, owner, job_by_proxy, owner_by_proxy = json.loads(done.stdout.splitlines()[-1])
+    assert one.startswith("127.")
+    assert two.startswith("127.")
+    assert len({one, two, "127.0.0.1"}) == 3
+    assert (owner, job_by_proxy, owner_by_proxy) == ("127.0.0.1", "127.64.1.2", "127.0.0.1")

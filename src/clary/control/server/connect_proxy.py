@@ -30,7 +30,7 @@ from clary.control.egress.policy import Decision, EgressPolicy
 from clary.control.egress.resolver import Resolver
 from clary.control.egress.tunnels import close
 from clary.control.server.acceptor import Acceptor
-from clary.control.server.edge.connection_table import OWN_ADDRESSES, ConnectionTable
+from clary.control.server.edge.connection_table import OWN_ADDRESSES, ConnectionTable, counted_address
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,8 @@ class ConnectProxy:
         self._resolver.close()
 
     async def _serve_logged(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        arrival = self._table.arrive(writer, _peer_text(writer))
+        address = counted_address(writer.get_extra_info("peername"), writer.get_extra_info("sockname"))
+        arrival = self._table.arrive(writer, address)
         if arrival.evicted is not None:
             log.debug("proxy: %s: one that had sent no request was closed", arrival.reason)
             arrival.evicted.transport.abort()

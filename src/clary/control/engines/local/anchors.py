@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import logging
 import socket
 import sys
 import time
@@ -19,12 +20,15 @@ from urllib.parse import urlsplit
 from clary.contract.errors import EngineError
 from clary.contract.launch_plan import HostPlan, LaunchPlan, NetworkPlan
 from clary.contract.mapped_users import MappedUsers
+from clary.control.egress import own_addresses
 from clary.control.egress.outlets import Outlet
 from clary.control.engines.local import agent_processes
 from clary.control.engines.local.agent_processes import LastingProcess
 from clary.control.engines.local.attempt_record import NetworkReady, read_ready
 from clary.control.engines.local.fabric import EXIT_FAILED, EXIT_HELD
 from clary.control.engines.local.network_spec import SPEC_FILE, HostSpec, NetworkSpec, RelaySpec, read_spec, write_spec
+
+log = logging.getLogger(__name__)
 
 ANCHOR_LOG = "anchor.log"
 ANCHOR_TIMEOUT_S = 30.0  # to make a network; measured: 0.15 s for 3 hosts
@@ -127,8 +131,21 @@ def source_of(folder: Path) -> str:
 
 
 def _with_source(relay: RelaySpec, source: str) -> RelaySpec:
-    # Only what ends on loopback can come from there.
-    return relay._replace(source_address=source) if relay.target_address.startswith("127.") else relay
+    """Return a relay whose connections come from an address of loopback, if what they end at can be reached from there.
+
+    That is loopback and, where setting `host` is an address of this machine, the service itself: packets to it stay on
+    the loopback interface. A place of the owner's network knows its clients by the machine's address.
+    """
+    is_local = relay.target_address.startswith("127.") or (relay.rides_restarts and _is_own(relay.target_address))
+    return relay._replace(source_address=source) if is_local else relay
+
+
+def _is_own(address: str) -> bool:
+    try:
+        return own_addresses.is_own(ipaddress.IPv4Address(address))
+    except OSError as error:
+        log.warning("connections of jobs to %s count as this machine's own: %s", address, error)
+        return False
 
 
 def ensure_anchor(spec: NetworkSpec, *, start: Start) -> NetworkReady:

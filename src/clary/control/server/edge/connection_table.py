@@ -15,9 +15,26 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-OWN_ADDRESSES = frozenset({"127.0.0.1", "::1"})  # jobs come from other addresses of the loopback network
+_LOOPBACK = "127.0.0.1"
+OWN_ADDRESSES = frozenset({_LOOPBACK, "::1"})  # jobs come from other addresses of the loopback network
 
 Key = TypeVar("Key")
+
+
+def counted_address(peer: object, end: object) -> str:
+    """Return the address by which a client counts; empty for one that has none.
+
+    A client on this machine that comes to another address of it than loopback, such as setting `host`, has that address
+    on both ends: it is the owner's as one on loopback is.
+
+    Args:
+        peer: the client's end of the connection, as the socket names it.
+        end: the service's end.
+    """
+    if not isinstance(peer, tuple):
+        return ""
+    address = str(peer[0])
+    return _LOOPBACK if isinstance(end, tuple) and address == end[0] else address.removeprefix("::ffff:")
 
 
 @dataclass(frozen=True)

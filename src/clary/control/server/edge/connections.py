@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from aiohttp import web
 
-from clary.control.server.edge.connection_table import ConnectionTable
+from clary.control.server.edge.connection_table import ConnectionTable, counted_address
 
 HEAD_DEADLINE_S = 10.0  # from the first byte of a request to the end of its headers; and for the first byte of all
 MAX_HEAD_BYTES = 64 * 1024  # request line and headers
@@ -64,8 +64,8 @@ class GuardedConnection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection in, or refuse it with 503."""
-        peer = transport.get_extra_info("peername")
-        arrival = self._guarded_by.table.arrive(self, peer[0] if isinstance(peer, tuple) else "")
+        address = counted_address(transport.get_extra_info("peername"), transport.get_extra_info("sockname"))
+        arrival = self._guarded_by.table.arrive(self, address)
         if arrival.reason:
             self._guarded_by.tell(
                 f"{arrival.reason}: a connection was {'refused' if not arrival.is_accepted else 'closed'}"

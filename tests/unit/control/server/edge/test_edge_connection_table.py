@@ -1,6 +1,6 @@
 """Who has a place among the connections, and who gives way."""
 
-from clary.control.server.edge.connection_table import ConnectionTable
+from clary.control.server.edge.connection_table import ConnectionTable, counted_address
 
 OWN, JOB, OTHER = "127.0.0.1", "127.80.0.1", "10.0.0.1"
 
@@ -65,3 +65,13 @@ def test_what_has_left_leaves_nothing_behind():
         table.unsettle(key)
     assert len(table) == 0
     filled(table, JOB, 4)
+
+
+def test_a_client_on_this_machine_is_the_owners_whichever_address_of_it_it_comes_to():
+    assert counted_address(("192.0.2.2", 4000), ("192.0.2.2", 8080)) == OWN
+    assert counted_address(("2001:db8::1", 4000, 0, 0), ("2001:db8::1", 8080, 0, 0)) == OWN
+    assert counted_address(("127.0.0.1", 4000), ("127.0.0.1", 8080)) == OWN
+    assert counted_address((JOB, 4000), ("192.0.2.2", 8080)) == JOB
+    assert counted_address((f"::ffff:{JOB}", 4000, 0, 0), ("::ffff:127.0.0.1", 8080, 0, 0)) == JOB
+    assert counted_address(("192.0.2.7", 4000), ("192.0.2.2", 8080)) == "192.0.2.7"
+    assert counted_address("", None) == ""
