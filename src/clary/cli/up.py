@@ -12,6 +12,7 @@ from typing import Any
 
 from clary.cli.connection import Connection, find_running
 from clary.cli.contexts import require_local
+from clary.cli.service_start import wait_until_ready
 from clary.contract.errors import ClaryError
 from clary.control.egress.entries import parse_entry
 from clary.control.engines.images import why_default_fails
@@ -22,8 +23,6 @@ from clary.control.settings import Settings, load_settings, unknown_variables, v
 from clary.control.shared_words import shared_by_settings
 from clary.control.state_folder import StateFolder
 
-START_TIMEOUT_S = 60.0
-POLL_S = 0.05
 LOG_TAIL_LINES = 15
 
 
@@ -53,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     folder = StateFolder(settings.home_folder)
     folder.create()
     for sentence in unknown_variables(os.environ):
-        print(f"clary: {sentence}", file=sys.stderr)
+        _say(sentence)
     if options.foreground:
         os.execv(sys.executable, _command(options))  # noqa: S606 - the same interpreter, our own module
     running = find_running(settings)
@@ -118,19 +117,23 @@ def _start(settings: Settings, folder: StateFolder, options: argparse.Namespace)
             start_new_session=True,
             cwd="/",
         )
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        exit_code = process.poll()
-        if exit_code is not None:
-            raise ClaryError(f"the service ended at once with exit code {exit_code}{_why(folder)}")
+
+    def find_ready() -> Connection | None:
         connection = find_running(settings)
-        if connection is not None and connection.record.pid == process.pid and connection.is_healthy():
-            # The service outlives this command on purpose.
-            process.returncode = 0
-            return connection
-        time.sleep(POLL_S)
-    process.terminate()
-    raise ClaryError(f"the service did not answer within {START_TIMEOUT_S:.0f} s{_why(folder)}")
+        is_it = connection is not None and connection.record.pid == process.pid and connection.is_healthy()
+        return connection if is_it else None
+
+    try:
+        connection = wait_until_ready(process, log=folder.service_log, find_ready=find_ready, say=_say)
+    except ClaryError as error:
+        raise ClaryError(f"{error.message}{_why(folder)}", fault=error.fault) from error
+    # The service outlives this command on purpose.
+    process.returncode = 0
+    return connection
+
+
+def _say(sentence: str) -> None:
+    print(f"clary: {sentence}", file=sys.stderr, flush=True)
 
 
 def _why(folder: StateFolder) -> str:

@@ -1,7 +1,7 @@
 """How long a start is waited for: as long as the process shows life, which a machine under load makes slow to show.
 
-Where: `seaweed.EmbeddedStore` asks while it tries whether objects can be written. The decision is pure; `signs_of`
-reads what it is made of. Linux only.
+Where: `seaweed.EmbeddedStore` asks while it tries whether objects can be written, `clary up` while it waits for the
+service that has started the store. The decision is pure; `signs_of` reads what it is made of. Linux only.
 Source: proc(5) for /proc/PID/stat; kernel Documentation/scheduler/sched-stats.rst for schedstat.
 """
 
@@ -32,11 +32,13 @@ class StartPatience:
     Args:
         now_s: monotonic time of the start.
         silence_s: a process that does nothing for so long is given up.
+        longest_s: so is one that is still not ready then.
     """
 
-    def __init__(self, now_s: float, *, silence_s: float) -> None:
+    def __init__(self, now_s: float, *, silence_s: float, longest_s: float = LONGEST_START_S) -> None:
         self._started_s = self._sign_s = now_s
         self.silence_s = silence_s
+        self._longest_s = longest_s
         self._at_sign = Signs(busy_s=0.0, log_bytes=0)
 
     def why_over(self, now_s: float, signs: Signs) -> str | None:
@@ -52,8 +54,8 @@ class StartPatience:
             self._sign_s, self._at_sign = now_s, signs
         if now_s - self._sign_s >= self.silence_s:
             return f"it has neither computed nor logged for {self.silence_s:g} s"
-        if now_s - self._started_s >= LONGEST_START_S:
-            return f"it is busy, but {LONGEST_START_S:g} s have passed"
+        if now_s - self._started_s >= self._longest_s:
+            return f"it is busy, but {self._longest_s:g} s have passed"
         return None
 
 

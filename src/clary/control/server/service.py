@@ -86,6 +86,7 @@ from clary.control.server.rehearsals_page import RehearsalPages
 from clary.control.server.sessions import Sessions
 from clary.control.server.sign_in import SignIn
 from clary.control.server.spot_actions import SpotRoutes
+from clary.control.server.start_notes import noted
 from clary.control.server.state_files import keep_files
 from clary.control.server.state_routes import StateRoutes
 from clary.control.server.status_routes import StatusRoutes
@@ -142,7 +143,7 @@ async def run_service(
         stack.callback(journal.close)
         ports = choose_ports(settings, _former_service(folder))
         urls = ports.urls(settings)
-        object_store, file_keepers = await _object_store(stack, settings, folder, secrets)
+        object_store, file_keepers = await _object_store(stack, settings, folder, secrets, leave=leave)
         life = DatabaseLife(folder.root, keep=settings.num_backups, begins_anew=begins_anew)
         store = await Store.open(settings.resolved_database_url, life=life)
         stack.push_async_callback(store.close)
@@ -399,7 +400,7 @@ async def _listen(
 
 
 async def _object_store(
-    stack: AsyncExitStack, settings: Settings, folder: StateFolder, secrets: RootSecrets
+    stack: AsyncExitStack, settings: Settings, folder: StateFolder, secrets: RootSecrets, *, leave: asyncio.Event
 ) -> tuple[Endpoint, Sequence[Callable[[], None]]]:
     """Return where objects are kept, and what looks after the files of an embedded store."""
     if settings.s3_endpoint_url:
@@ -413,7 +414,8 @@ async def _object_store(
     embedded = EmbeddedStore(
         folder.root, credentials=secrets.store_credentials, region=settings.region, bucket=settings.default_bucket
     )
-    endpoint = await embedded.start()
+    words = f"the object store, as long as that shows life (its log is run/seaweed.log in {folder.root})"
+    endpoint = await noted(embedded.start(), what=words, leave=leave)
     stack.push_async_callback(embedded.stop)
     return endpoint, (embedded.keep_record,)
 

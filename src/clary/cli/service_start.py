@@ -1,0 +1,90 @@
+"""Waits for a service that `clary up` has started, as long as it shows life, and says meanwhile what it does.
+
+Where: `up`. The service judges by itself what it waits for, the object store above all, and ends where that fails. So
+this gives up only a service that has fallen silent, or one that takes longer than the store may take twice: what an
+earlier service left is tried before another is started.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from clary.contract.errors import ClaryError, Fault
+from clary.control.objects.start_patience import LONGEST_START_S, StartPatience, signs_of
+
+SILENCE_S = 60.0  # longer than the store may be silent, and than its end takes: the service has the first word
+LONGEST_WAIT_S = 2 * LONGEST_START_S + SILENCE_S
+NOTE_INTERVAL_S = 10.0
+POLL_S = 0.05
+END_GRACE_S = 20.0  # a service that is told to leave while it starts ends its object store first
+MAX_LINE_BYTES = 400  # of the end of the log's last line
+
+Ready = TypeVar("Ready")
+
+
+def wait_until_ready(
+    process: subprocess.Popen[bytes],
+    *,
+    log: Path,
+    find_ready: Callable[[], Ready | None],
+    say: Callable[[str], None],
+) -> Ready:
+    """Return what `find_ready` finds, as soon as it does; whatever comes before that ends the service.
+
+    Args:
+        process: the service.
+        log: where it writes, and nobody else does.
+        find_ready: asked often.
+        say: takes a sentence now and then.
+    Raises: ClaryError: the service ended, or was given up.
+    """
+    try:
+        return _wait(process, log, find_ready, say)
+    except BaseException:
+        _end(process, say)
+        raise
+
+
+def _wait(
+    process: subprocess.Popen[bytes], log: Path, find_ready: Callable[[], Ready | None], say: Callable[[str], None]
+) -> Ready:
+    began_s = time.monotonic()
+    patience = StartPatience(began_s, silence_s=SILENCE_S, longest_s=LONGEST_WAIT_S)
+    next_note_s = began_s + NOTE_INTERVAL_S
+    while (exit_code := process.poll()) is None:
+        found = find_ready()
+        if found is not None:
+            return found
+        now_s = time.monotonic()
+        if (why := patience.why_over(now_s, signs_of(process.pid, log))) is not None:
+            raise ClaryError(
+                f"the service did not answer within {now_s - began_s:.0f} s and is ended: {why}",
+                fault=Fault.INFRASTRUCTURE,
+            )
+        if now_s >= next_note_s:
+            next_note_s = now_s + NOTE_INTERVAL_S
+            say(f"the service has been starting for {now_s - began_s:.0f} s; it said last: {_last_line(log)}")
+        time.sleep(POLL_S)
+    raise ClaryError(f"the service ended after {time.monotonic() - began_s:.1f} s with exit code {exit_code}")
+
+
+def _end(process: subprocess.Popen[bytes], say: Callable[[str], None]) -> None:
+    process.terminate()
+    try:
+        process.wait(END_GRACE_S)
+    except subprocess.TimeoutExpired:
+        say(f"the service did not end within {END_GRACE_S:.0f} s and is killed")
+        process.kill()
+        process.wait()
+
+
+def _last_line(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 2 * MAX_LINE_BYTES))
+        lines = file.read().splitlines()
+    return lines[-1][-MAX_LINE_BYTES:].decode("utf-8", "replace") if lines else "nothing"

@@ -1,0 +1,48 @@
+"""A step of the start that may take minutes: said in the log while it lasts, and left when the service shall leave.
+
+Where: `service.run_service`, around the start of the object store. `clary up` shows the last line of the log, and takes
+lines for signs of life; so only a step that is judged by itself is noted here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from clary.contract.errors import ClaryError
+
+NOTE_INTERVAL_S = 10.0
+
+Outcome = TypeVar("Outcome")
+
+_log = logging.getLogger(__name__)
+
+
+async def noted(
+    step: Coroutine[Any, Any, Outcome], *, what: str, leave: asyncio.Event, interval_s: float = NOTE_INTERVAL_S
+) -> Outcome:
+    """Return what a step returns; say now and then in the log that the start waits for it.
+
+    Args:
+        step: is cancelled, and its end awaited, when this is cancelled or `leave` is set.
+        what: it waits for, in words.
+        leave: set when the service is to leave.
+        interval_s: between two lines of the log.
+    Raises: ClaryError: the service is to leave before the step is done; and what the step raises.
+    """
+    began_s = time.monotonic()
+    work = asyncio.ensure_future(step)
+    leaving = asyncio.ensure_future(leave.wait())
+    try:
+        while not (await asyncio.wait((work, leaving), timeout=interval_s, return_when=asyncio.FIRST_COMPLETED))[0]:
+            _log.info("the start waits for %s, for %.0f s until now", what, time.monotonic() - began_s)
+        if not work.done():
+            raise ClaryError(f"the service was told to leave while it waited for {what}")
+        return work.result()
+    finally:
+        for task in (work, leaving):
+            task.cancel()
+        await asyncio.gather(work, leaving, return_exceptions=True)

@@ -1,0 +1,105 @@
+"""`clary up` waits for a service as long as that shows life, says meanwhile what it does, and ends one it gives up."""
+
+import argparse
+import subprocess
+import sys
+import time
+
+import pytest
+
+from clary.cli import service_start, up
+from clary.contract.errors import ClaryError
+from clary.control.objects.start_patience import LONGEST_START_S
+
+# What a service does whose object store takes its time: it logs, and writes its address down when it is ready.
+SLOW = """
+import sys, time
+from pathlib import Path
+for second in range(int(sys.argv[2])):
+    print("INFO the object store does not serve yet:", second, flush=True)
+    time.sleep(0.3)
+Path(sys.argv[1]).touch()
+time.sleep(60)
+"""
+SILENT = "import time; time.sleep(60)"
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('here', flush=True); time.sleep(60)"
+)
+
+
+@pytest.fixture
+def started(tmp_path):
+    """Start programs in place of the service; end what a test leaves."""
+    processes = []
+
+    def start(code, *arguments):
+        with (tmp_path / "service.log").open("ab") as log:
+            process = subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=log, stderr=log)
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def wait(process, tmp_path, *, said=None):
+    ready = tmp_path / "ready"
+    say = said.append if said is not None else lambda _: None
+    return service_start.wait_until_ready(
+        process, log=tmp_path / "service.log", find_ready=lambda: ready if ready.exists() else None, say=say
+    )
+
+
+def test_a_start_that_logs_is_waited_for_past_the_silence_and_what_it_does_is_said(tmp_path, started, monkeypatch):
+    monkeypatch.setattr(service_start, "SILENCE_S", 2.0)
+    monkeypatch.setattr(service_start, "NOTE_INTERVAL_S", 0.5)
+    said = []
+    process = started(SLOW, str(tmp_path / "ready"), "15")  # more than twice the silence
+    assert wait(process, tmp_path, said=said) == tmp_path / "ready"
+    assert process.poll() is None
+    assert any("it said last: INFO the object store does not serve yet: " in sentence for sentence in said), said
+
+
+def test_a_silent_start_is_given_up_and_ended(tmp_path, started, monkeypatch):
+    monkeypatch.setattr(service_start, "SILENCE_S", 1.0)
+    process = started(SILENT)
+    with pytest.raises(ClaryError, match=r"did not answer within \d+ s and is ended: it has neither"):
+        wait(process, tmp_path)
+    assert process.poll() is not None
+
+
+def test_a_start_that_shows_life_for_ever_has_an_end(tmp_path, started, monkeypatch):
+    monkeypatch.setattr(service_start, "LONGEST_WAIT_S", 1.5)
+    process = started("while True: pass")
+    with pytest.raises(ClaryError, match=r"it is busy, but 1\.5 s have passed"):
+        wait(process, tmp_path)
+    assert process.poll() is not None
+
+
+def test_a_service_that_does_not_leave_is_killed_and_that_is_said(tmp_path, started, monkeypatch):
+    monkeypatch.setattr(service_start, "SILENCE_S", 1.0)
+    monkeypatch.setattr(service_start, "END_GRACE_S", 0.3)
+    process = started(STUBBORN)
+    while not (tmp_path / "service.log").read_text():
+        time.sleep(0.02)
+    said = []
+    with pytest.raises(ClaryError, match="neither computed nor logged"):
+        wait(process, tmp_path, said=said)
+    assert process.poll() is not None
+    assert said[-1] == "the service did not end within 0 s and is killed"
+
+
+def test_a_service_is_waited_for_longer_than_its_store_may_take_to_be_found_dead_and_started_anew():
+    assert service_start.LONGEST_WAIT_S > 2 * LONGEST_START_S
+    assert service_start.SILENCE_S > 30.0 + 10.0  # the store's silence, and the grace of its end
+
+
+def test_up_says_what_the_log_of_a_service_that_ended_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CLARY_HOME", str(tmp_path))
+    ending = [sys.executable, "-c", "import sys; print('the port is taken'); sys.exit(3)"]
+    monkeypatch.setattr(up, "_command", lambda _: ending)
+    options = argparse.Namespace(foreground=False, new_database=False, new_keys=False, json=False)
+    with pytest.raises(ClaryError, match=r"ended after .* s with exit code 3; end of .*service\.log:\n  the port"):
+        up.run(options)
