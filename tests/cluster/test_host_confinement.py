@@ -16,6 +16,7 @@ import pytest
 from host_world import DEADLINE_S, HostWorld, process, python, shell
 from host_worlds import ISOLATED, world_of
 
+from clary.agent.host import closed_files
 from clary.agent.host.call_filter import refused_calls
 from clary.agent.host.closed_files import find_closed
 from clary.agent.host.interpreter_folders import interpreter_binds
@@ -341,7 +342,7 @@ def test_keys_of_the_session_stay_outside(world):
         libc.syscall(250, 3, key, 0, 0, 0)  # KEYCTL_REVOKE
 
 
-def test_closed_files_are_found_anew_where_folders_have_changed(tmp_path):
+def test_closed_files_are_found_anew_where_folders_have_changed(tmp_path, monkeypatch):
     tree, cache = tmp_path / "tree", tmp_path / "cache"
     (tree / "deep" / "skipped").mkdir(parents=True)
     for name, mode in (("open", 0o644), ("closed", 0o640), ("deep/closed", 0o600), ("deep/skipped/closed", 0o600)):
@@ -360,6 +361,12 @@ def test_closed_files_are_found_anew_where_folders_have_changed(tmp_path):
     (tree / "deep" / "closed").unlink()
     os.mkfifo(tree / "deep" / "pipe")
     assert found() == ["closed", "deep/new", "deep/pipe"]
+    monkeypatch.setattr(closed_files, "_RACY_NS", 0)  # as if the folder had rested for some seconds
+    found()
+    (tree / "open").chmod(0o600)
+    (tree / "open").write_text("a secret by now")
+    assert found() == ["closed", "deep/new", "deep/pipe"], "its folder has not changed"
+    assert found(whole_s=0) == found() == ["closed", "deep/new", "deep/pipe", "open"]
     assert subprocess.run(["stat", "-c", "%a", cache], capture_output=True, text=True, check=True).stdout == "700\n"
 
 

@@ -3,12 +3,13 @@
 Where: `machine_view` asks for each system folder that it gives to programs as their own. Sockets, pipes and devices
 count as closed, too: they lead to the machine's processes. Everything in /etc is looked at for every host, in a few
 milliseconds. What packages fill is large, so there folders are looked at, and the files of those that have changed
-since they were read: a file that is new or replaced changes its folder, and one that is closed later has been open to
-everybody before. Even that takes a tenth of a second for /usr; so what was found is good for a few seconds, and the
-agent of a job looks once, beside its other work, while the job is being prepared (`refresh`).
+since they were read: a file that is new or replaced changes its folder. One that is closed in place does not; it has
+been open to everybody before, and is found when everything is looked at again, every few minutes (150,000 files: a
+second). Even folders take a tenth of a second for /usr; so what was found is good for a few seconds, and the agent of a
+job looks once, beside its other work, while the job is being prepared (`refresh`).
 
     /var/cache/clary/NAME.json           [what is closed], as fresh as the file is
-    /var/cache/clary/NAME-folders.json   {folder: ctime in ns}
+    /var/cache/clary/NAME-folders.json   {"looked_at": when at everything, in s, "folders": {folder: ctime in ns}}
 """
 
 from __future__ import annotations
@@ -24,13 +25,19 @@ from typing import Any
 CACHE_FOLDER = "/var/cache/clary"
 UNCACHED = ("/etc",)
 FRESH_S = 10.0  # a file that was made in /usr since then may be seen
+WHOLE_S = 600.0  # a file of /usr that was closed in place since then may be seen
 _JUST_NOW_S = 1.0  # agents of several hosts begin at the same moment
 _OPEN_FOLDER = 0o005
 _RACY_NS = 2_000_000_000  # a folder may change once more within one tick of its clock, unseen
 
 
 def find_closed(
-    folder: str, *, skipped: Collection[str], cache_folder: str = CACHE_FOLDER, fresh_s: float = FRESH_S
+    folder: str,
+    *,
+    skipped: Collection[str],
+    cache_folder: str = CACHE_FOLDER,
+    fresh_s: float = FRESH_S,
+    whole_s: float = WHOLE_S,
 ) -> list[str]:
     """Return the paths below `folder` that not everybody may read or enter.
 
@@ -39,6 +46,7 @@ def find_closed(
         skipped: folders that are not looked into.
         cache_folder: where the folders that are not in `UNCACHED` are noted.
         fresh_s: how long what was noted is taken for true.
+        whole_s: how long files are taken to be as open as they were, in folders that have not changed.
     """
     if folder in UNCACHED:
         search = _Search(folder, skipped)
@@ -48,7 +56,8 @@ def find_closed(
     known, age_s = _read(f"{cache}.json")
     if isinstance(known, list) and 0 <= age_s < fresh_s:
         return known
-    return _look_again(folder, skipped, cache=cache, closed=known if isinstance(known, list) else [])
+    closed = known if isinstance(known, list) else []
+    return _look_again(folder, skipped, cache=cache, closed=closed, whole_s=whole_s)
 
 
 def refresh(folder: str, *, skipped: Collection[str], cache_folder: str = CACHE_FOLDER) -> None:
@@ -57,15 +66,23 @@ def refresh(folder: str, *, skipped: Collection[str], cache_folder: str = CACHE_
     known, age_s = _read(f"{cache}.json")
     if isinstance(known, list) and 0 <= age_s < _JUST_NOW_S:
         return
-    _look_again(folder, skipped, cache=cache, closed=known if isinstance(known, list) else [])
+    closed = known if isinstance(known, list) else []
+    _look_again(folder, skipped, cache=cache, closed=closed, whole_s=WHOLE_S)
 
 
-def _look_again(folder: str, skipped: Collection[str], *, cache: str, closed: list[str]) -> list[str]:
+def _look_again(folder: str, skipped: Collection[str], *, cache: str, closed: list[str], whole_s: float) -> list[str]:
     search = _Search(folder, skipped)
-    stamps, _ = _read(f"{cache}-folders.json")
-    if isinstance(stamps, dict) and folder in stamps:
+    noted, _ = _read(f"{cache}-folders.json")
+    stamps, looked_at = (noted.get("folders"), noted.get("looked_at")) if isinstance(noted, dict) else (None, None)
+    if (
+        isinstance(stamps, dict)
+        and folder in stamps
+        and isinstance(looked_at, float)
+        and 0 <= time.time() - looked_at < whole_s
+    ):
         search.go_on(stamps, closed)
     else:
+        looked_at = time.time()
         search.look_into(folder)
     found = sorted(search.closed)
     with contextlib.suppress(OSError):  # the next host looks at everything again
@@ -76,7 +93,7 @@ def _look_again(folder: str, skipped: Collection[str], *, cache: str, closed: li
                 os.unlink(f"{cache}-folders.json")
         _write(f"{cache}.json", found)
         if search.has_looked:
-            _write(f"{cache}-folders.json", search.stamps)
+            _write(f"{cache}-folders.json", {"looked_at": looked_at, "folders": search.stamps})
     return found
 
 
