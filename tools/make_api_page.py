@@ -22,7 +22,9 @@ Written by `python tools/make_api_page.py` from `src/clary/control/jobs/members`
 Each member of a request is honoured, accepted with a warning, or refused. A warning stands in the first lines of the
 job's log and below `warnings` in `clary describe`. A refusal is a ValidationException that says what to change, and no
 job is made. A row for a structure decides on everything inside of it. A member with `false`, zero or nothing in it says
-what its absence says, unless its row says otherwise.
+what its absence says, unless its row says otherwise. How this machine and its environment differ from what the request
+names (CPUs, memory, GPUs, versions of an image) stands below `emulation`, apart from warnings; an instance type that
+nobody knows is a warning.
 
 Rules on several members together, such as InstanceGroups beside InstanceType, refuse in words of their own.
 """

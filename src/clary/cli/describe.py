@@ -146,12 +146,13 @@ def describe(facts: dict[str, Any], *, width: int | None = None) -> str:
         lines += ["", "alarms", *alarms]
     if (facts.get("stragglers") or {}).get("is_found"):
         lines += ["", "stragglers", *[f"  {line}" for line in verdict_lines(facts["stragglers"])]]
-    for label, key in (("warnings", "warnings"), ("not isolated", "not_isolated")):
+    for label, key in NOTES:
         if facts.get(key):
             lines += ["", label, *[f"  - {_harmless(text)}" for text in facts[key]]]
     return "\n".join(lines)
 
 
+NOTES = (("warnings", "warnings"), ("emulation", "emulation"), ("not isolated", "not_isolated"))
 LABELS = (
     ("waits for", "pending_reason"),
     ("failure", "failure_reason"),

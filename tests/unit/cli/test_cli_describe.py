@@ -86,6 +86,16 @@ def test_what_a_program_says_reaches_no_terminal_as_its_codes():
     assert "  - algo-1: \\x1b[2J" in describe(said)
 
 
+def test_how_this_machine_differs_stands_under_a_heading_of_its_own():
+    text = describe(described(warnings=["the disk is full"], emulation=["ml.m5.large has 4 CPUs", "torch 2.8"]))
+    lines = text.splitlines()
+    assert lines[lines.index("warnings") :] == [
+        *("warnings", "  - the disk is full", ""),
+        *("emulation", "  - ml.m5.large has 4 CPUs", "  - torch 2.8"),
+    ]
+    assert "emulation" not in describe(described(warnings=["the disk is full"])), "no heading over nothing"
+
+
 def test_a_loss_that_is_no_number_is_null_in_json_and_nan_for_people(monkeypatch, capsys):
     class FakeConnection:
         """Answers with one job."""

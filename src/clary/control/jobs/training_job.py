@@ -202,6 +202,7 @@ class TrainingJob:
     final_metrics: tuple[FinalMetric, ...] = ()
     rule_evaluations: tuple[RuleEvaluation, ...] = ()  # what was told of rules; `rule_evaluations.evaluations_of` reads
     warnings: tuple[str, ...] = ()  # shown by describe and in the first log lines
+    emulation: tuple[str, ...] = ()  # likewise, under a heading of its own: how this machine differs from AWS's
     pending_reason: str = ""  # what the job waits for, in words
     model_artifacts_uri: str | None = None  # set when uploaded
     is_released: bool = True  # false while an attempt's hosts may still exist, those of a warm pool included

@@ -7,6 +7,7 @@ the decision that starts a job. The policies are `scheduling`'s; this holds what
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -41,6 +42,14 @@ from clary.control.settings import Settings
 ResolveImage = Callable[[str], tuple[Environment, tuple[str, ...]]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Admitted:
+    """What users should know of a job that can run here."""
+
+    warnings: tuple[str, ...]
+    emulation: tuple[str, ...]  # how this machine and its environment differ from what the request names
+
+
 class Admission:
     """Knows the machine, the settings and what runs.
 
@@ -73,8 +82,8 @@ class Admission:
         """What the machine gives to all jobs together."""
         return self._capacity
 
-    def admit(self, request: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return notes on how the request maps to this machine.
+    def admit(self, request: Mapping[str, Any]) -> Admitted:
+        """Return what there is to say on how the request maps to this machine.
 
         Raises: WireError(ResourceLimitExceeded) for what can never fit or may not run so long, ValidationException for
             an unknown image, disks of a rehearsal or file systems that can not be had here.
@@ -90,7 +99,7 @@ class Admission:
         self._check_disks(request, mapping)
         for channel in job.channels:
             require_folder(located(channel, self._settings.file_systems), home=self._settings.home_folder)
-        return (*mapping.notes, *image_notes)
+        return Admitted(warnings=mapping.warnings, emulation=(*mapping.notes, *image_notes))
 
     def environment(self, image: str) -> Environment:
         """Return the environment that stands for an image."""

@@ -144,7 +144,7 @@ def build_plan(
         network_isolation=request.has_network_isolation,
         shows_whole_machine=settings.machine_view == "whole",
         visible_folders=tuple(folder for folder in settings.visible_folders.split(":") if folder),
-        warnings=job.warnings,
+        warnings=(*job.warnings, *job.emulation),
     )
 
 

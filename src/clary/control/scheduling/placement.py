@@ -73,7 +73,8 @@ class HostMapping:
 
     hosts: tuple[HostShare, ...]
     num_gpus: int  # distinct GPUs of this machine that the job holds; fewer than its hosts want when they share
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # how they differ from what the request names: this machine stands for others
+    warnings: tuple[str, ...] = ()  # of types that nobody knows
 
     @property
     def memory_bytes(self) -> int:
@@ -98,7 +99,8 @@ def map_hosts(
     """Divide `machine` among the hosts of one job.
 
     Processes per host are the type's GPUs (or NeuronCores, or one), lowered to what the machine has when
-    `clamp_processes` is set. Every difference from the real type is said in `notes`.
+    `clamp_processes` is set. Every difference from the real type is said in `notes`; what is guessed of a type that
+    is not in the catalogue, which may be a slip, in `warnings`.
 
     Args:
         groups: in the request's order, which numbers the hosts.
@@ -108,10 +110,11 @@ def map_hosts(
     gpus_by_group, num_gpus, notes = _divide_gpus(groups, shapes, machine)
     given = _divide_memory(groups, shapes, capacity)
     hosts: list[HostShare] = []
+    warnings: list[str] = []
     for group, gpus_per_host in zip(groups, gpus_by_group, strict=True):
         shape = shapes[group.instance_type]
         if shape.explanation:
-            notes.append(shape.explanation)
+            (notes if shape.is_known else warnings).append(shape.explanation)
         processes = _processes(shape, gpus_per_host, machine, settings, notes)
         resources = _cpus_and_link(shape, machine, notes)
         sizes = given[len(hosts) : len(hosts) + group.num_hosts]
@@ -128,7 +131,12 @@ def map_hosts(
             )
             for index, size in enumerate(sizes, start=len(hosts))
         )
-    return HostMapping(hosts=tuple(hosts), num_gpus=num_gpus, notes=tuple(dict.fromkeys(notes)))
+    return HostMapping(
+        hosts=tuple(hosts),
+        num_gpus=num_gpus,
+        notes=tuple(dict.fromkeys(notes)),
+        warnings=tuple(dict.fromkeys(warnings)),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -219,6 +219,7 @@ class PeopleRoutes:
             "checkpoints": checkpoint_facts(job),
             "rules": [to_plain(item) for kind in RuleKind for item in evaluations_of(readable(job), kind)],
             "warnings": [*job.warnings, *_unreadable(job), *_notes(hosts)],
+            "emulation": list(job.emulation),
             "not_isolated": self._not_isolated(job),
         }
 

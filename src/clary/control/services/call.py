@@ -10,6 +10,7 @@ from clary.contract.clock import Clock
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.permissions.grants import Grants
 from clary.control.permissions.temporary_keys import TemporaryKeys
+from clary.control.reconcile.admission import Admitted
 from clary.control.reconcile.dump_desk import DumpDesk
 from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.profile_desk import ProfileDesk
@@ -36,10 +37,10 @@ class ObjectLookup(Protocol):
 
 
 class Admission(Protocol):
-    """Says before a job is stored whether it could ever run here, and with what notes."""
+    """Says before a job is stored whether it could ever run here, and how."""
 
-    def admit(self, request: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return notes for describe; raises WireError(ResourceLimitExceeded | ValidationException)."""
+    def admit(self, request: Mapping[str, Any]) -> Admitted:
+        """Return what describe says of it; raises WireError(ResourceLimitExceeded | ValidationException)."""
 
     def pending_reason(self, job: TrainingJob) -> str:
         """Return what a waiting job waits for, or an empty string."""

@@ -65,6 +65,7 @@ def running_job(**changes):
         plan=to_plain(make_plan(hosts=make_hosts(2))),
         log_streams=("job-1/algo-1-1", "job-1/algo-2-1"),
         warnings=("mind the gap",),
+        emulation=("ml.p4d.24xlarge has 8 GPUs",),
     )
     return replace(job, **changes)
 

@@ -54,6 +54,7 @@ async def test_facts_of_a_live_job_name_hosts_times_exits_and_notes():
     assert first["exits"] == "rank 0: 3, rank 1: signal 9"
     assert (first["phase"], first["processes_per_host"], first["timings_s"]) == ("running", 1, {"code": 0.5})
     assert facts["warnings"] == ["mind the gap", "algo-1: a word", "algo-2: a word"]
+    assert facts["emulation"] == ["ml.p4d.24xlarge has 8 GPUs"]
     assert facts["not_isolated"] == ["the clock"]
     assert facts["image"] == "image:1"
     assert facts["environment"] == "default (/env/bin/python)"

@@ -1,5 +1,6 @@
 """What is checked when a job is created or updated, instead of an hour later: buckets, patterns, time, members."""
 
+import json
 import time
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import pytest
 from clary.contract.errors import ObjectStoreError, WireError
 from clary.control.services.call import Call
 from clary.control.services.dispatch import dispatch
+from clary.control.store.job_documents import job_of, row_of
 from clary.testing.control_plane import ControlPlane, request_of
 
 
@@ -130,8 +132,28 @@ async def test_more_time_than_the_quota_is_refused_in_the_real_service_s_words(p
 
 async def test_an_unknown_type_is_warned_of_with_the_nearest_name(plane):
     await plane.create(ResourceConfig={"InstanceType": "ml.m5.larg", "InstanceCount": 1, "VolumeSizeInGB": 1})
-    sentence = (await plane.job()).warnings[0]
+    (sentence,) = (await plane.job()).warnings
     assert sentence.startswith("ml.m5.larg is not in the catalogue (did you mean ml.m5.large?)")
+
+
+async def test_how_this_machine_differs_from_the_type_is_no_warning(plane):
+    await plane.create(
+        ResourceConfig={"InstanceType": "ml.c5.18xlarge", "InstanceCount": 1, "VolumeSizeInGB": 1},
+        VpcConfig={"Subnets": ["s"], "SecurityGroupIds": ["g"]},
+    )
+    job = await plane.job()
+    assert [sentence.split()[0] for sentence in job.warnings] == ["VpcConfig"]
+    assert any(sentence.startswith("ml.c5.18xlarge has 72 CPUs") for sentence in job.emulation)
+    await plane.passes()
+    plan = (await plane.job()).plan
+    assert plan["warnings"] == [*job.warnings, *job.emulation], "the log begins with all of it"
+
+
+async def test_jobs_that_an_older_release_stored_say_nothing_of_emulation(plane):
+    await plane.create()
+    document = json.loads(row_of(await plane.job())["document"])
+    del document["emulation"]
+    assert job_of(json.dumps(document)).emulation == ()
 
 
 async def test_warnings_of_members_are_kept_with_the_job(plane):

@@ -18,6 +18,7 @@ from clary.control.jobs.members.member import Site
 from clary.control.jobs.status_rows import MESSAGES
 from clary.control.jobs.training_job import EndCause, RestartRule, StatusTransition, TrainingJob
 from clary.control.jobs.training_status import progress_info
+from clary.control.reconcile.admission import Admitted
 from clary.control.reconcile.planning import metrics_interval_s
 from clary.control.services.call import Call
 from clary.control.services.experiments import job_components
@@ -46,7 +47,7 @@ async def create_training_job(call: Call) -> Mapping[str, Any]:
     validation.check(request, site)
     check_profiler(request)
     metric_warnings = await check_metrics(JobRequest(request))
-    request, notes = _admit(call, request)
+    request, admitted = _admit(call, request)
     await _check_inputs_exist(call, request)
     placing = await job_components.place(call, request)
     await require_output_buckets(call, JobRequest(request))
@@ -68,8 +69,9 @@ async def create_training_job(call: Call) -> Mapping[str, Any]:
             *validation.warnings(request, site),
             *profiler_warnings(request, is_measured=bool(call.services.settings.metrics_interval_s)),
             *metric_warnings,
-            *notes,
+            *admitted.warnings,
         ),
+        emulation=admitted.emulation,
         restart_rule=_restart_rule(JobRequest(request), call.services.settings),
     )
     try:
@@ -85,8 +87,8 @@ async def create_training_job(call: Call) -> Mapping[str, Any]:
     return {"TrainingJobArn": arn}
 
 
-def _admit(call: Call, request: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """Return the request with the first of its instance preferences that can run here, and notes on it."""
+def _admit(call: Call, request: Mapping[str, Any]) -> tuple[Mapping[str, Any], Admitted]:
+    """Return the request with the first of its instance preferences that can run here, and what is said of it."""
     refusal: WireError | None = None
     for candidate in instance_choice.candidates(request):
         try:

@@ -71,8 +71,9 @@ export function overviewTab({ name, facts: current, signal }) {
       () => facts.metrics.length > 0 && panel("Last metrics", metrics(facts.metrics, curves)),
     );
     kept.show(places.hosts, facts.hosts, () => facts.hosts.length > 0 && panel("Hosts", hosts(facts.hosts)));
-    kept.show(places.warnings, [facts.warnings, facts.not_isolated], () => [
+    kept.show(places.warnings, [facts.warnings, facts.emulation, facts.not_isolated], () => [
       notes("Warnings", facts.warnings, "warning"),
+      notes("Emulation", facts.emulation, "system"),
       notes("Not isolated", facts.not_isolated, "warning"),
     ]);
     kept.show(places.downloads, [facts.is_over, facts.attempt], () => facts.attempt > 0 && downloads(facts));
